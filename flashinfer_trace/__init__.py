@@ -1,0 +1,62 @@
+"""The dataset of GPU-kernel Definitions whose references are proven against the real CUDA kernels.
+
+    >>> import flashinfer_trace
+    >>> definition = flashinfer_trace.load("rmsnorm_h7168")
+    >>> inputs = flashinfer_trace.make_inputs(definition, {"batch_size": 4}, seed=0)
+    >>> output = definition.run(**inputs)
+
+Importing the package imports no torch: only `make_inputs` and ``Definition.run`` do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from flashinfer_trace.dataset import DatasetError, definitions, find_root, load
+from flashinfer_trace.definition import Axis, Definition, InputError, TensorSpec
+
+if TYPE_CHECKING:
+    import torch
+
+__version__ = "0.1.0"
+__all__ = [
+    "Axis",
+    "DatasetError",
+    "Definition",
+    "InputError",
+    "TensorSpec",
+    "definitions",
+    "find_root",
+    "load",
+    "make_inputs",
+]
+
+
+def make_inputs(
+    definition: Definition,
+    axes: Mapping[str, int] | None = None,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+) -> dict[str, Any]:
+    """Valid inputs of a Definition, by name.
+
+    The same (definition, axes, seed, kind of device) gives the same inputs in every process; no global random state
+    is read or changed. CPU and CUDA draw from different generators, so their elements differ.
+
+    Args:
+        definition: a Definition of a known family.
+        axes: values of variable axes; the family chooses the others (and the index structure) from the seed.
+        seed: any integer from 0 to 2**63 - 1.
+        device: where the tensors are made.
+
+    Returns:
+        Tensors with the declared shapes and dtypes, Python numbers for scalars; every constraint holds.
+
+    Raises:
+        InputError: an axis is unknown or its value cannot be had.
+        ImportError: torch is not installed (``pip install flashinfer-trace[verify]``).
+    """
+    from flashinfer_trace.families import family_of
+
+    return family_of(definition).inputs_for_axes(definition, axes or {}, seed, device)

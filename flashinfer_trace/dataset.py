@@ -1,0 +1,76 @@
+"""Finds and loads Definitions, from a checkout or from the installed package."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from flashinfer_trace.definition import Definition
+
+__all__ = ["DatasetError", "definition_paths", "definitions", "find_root", "load"]
+
+#: Points the library at another dataset: a directory with definitions/, schema/, reference/ and evidence/.
+ROOT_VARIABLE = "FLASHINFER_TRACE_ROOT"
+
+
+class DatasetError(LookupError):
+    """No dataset, or no such Definition. The message says where it looked and what comes closest."""
+
+
+def find_root() -> Path:
+    """The dataset root: a directory that holds ``definitions/``, ``schema/``, ``reference/`` and ``evidence/``.
+
+    In this order: ``$FLASHINFER_TRACE_ROOT``, the checkout the package is imported from, the copy in the wheel.
+
+    Raises:
+        DatasetError: none of them holds a dataset.
+    """
+    package = Path(__file__).resolve().parent
+    override = os.environ.get(ROOT_VARIABLE)
+    candidates = [Path(override).resolve()] if override else [package.parent, package / "data"]
+    for candidate in candidates:
+        if (candidate / "definitions").is_dir() and (candidate / "schema").is_dir():
+            return candidate
+    looked = ", ".join(str(c) for c in candidates)
+    raise DatasetError(f"no dataset (definitions/ and schema/) in {looked}; set {ROOT_VARIABLE} or reinstall")
+
+
+def definition_paths(root: Path | None = None, op_type: str | None = None) -> list[Path]:
+    """Every Definition file of the dataset, sorted; of one op_type if given."""
+    return sorted((root or find_root()).glob(f"definitions/{op_type or '*'}/*.json"))
+
+
+def load(name: str, root: Path | None = None) -> Definition:
+    """The Definition of that name.
+
+    Raises:
+        DatasetError: there is none; the message offers the closest names.
+    """
+    root = root or find_root()
+    paths = {path.stem: path for path in definition_paths(root)}
+    if name in paths:
+        return _read(paths[name], paths[name].stat().st_mtime_ns)
+    close = difflib.get_close_matches(name, paths, n=3, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(close)}?" if close else "; `flashinfer-trace list` shows all names"
+    raise DatasetError(f"no Definition named {name!r} among {len(paths)} in {root / 'definitions'}{hint}")
+
+
+def definitions(op_type: str | None = None, tag: str | None = None, root: Path | None = None) -> Iterator[Definition]:
+    """Definitions in order of op_type and name.
+
+    Args:
+        op_type: only this op_type, for example ``gemm``.
+        tag: only Definitions that carry this tag, for example ``status:verified``.
+    """
+    for path in definition_paths(root, op_type):
+        definition = _read(path, path.stat().st_mtime_ns)
+        if tag is None or tag in definition.tags:
+            yield definition
+
+
+@functools.lru_cache(maxsize=1024)
+def _read(path: Path, _modified: int) -> Definition:
+    return Definition.from_file(path)

@@ -1,0 +1,72 @@
+"""Brings Definitions in line with ``reference/`` and ``evidence/``, changing nothing else in their files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from flashinfer_trace.dataset import definition_paths
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.files import write_text
+from flashinfer_trace.naming import family_of, load_naming
+from flashinfer_trace.reference import ReferenceError, render, sha256
+
+__all__ = ["definition_text", "embed_all", "has_evidence"]
+
+
+def embed_all(root: Path, write: bool) -> list[tuple[Path, str]]:
+    """Renders every Definition's reference and sets its status tag to what the evidence says.
+
+    Args:
+        root: the dataset root.
+        write: write the changed files; otherwise only report.
+
+    Returns:
+        The files that change, each with a word on what changes.
+
+    Raises:
+        ReferenceError: a Definition has no family in schema/naming.json, or its reference cannot be rendered.
+        InputError: a file is not a Definition.
+    """
+    naming = load_naming(root)
+    changed = []
+    for path in definition_paths(root):
+        definition = Definition.from_file(path)
+        family = family_of(definition, naming)
+        if family is None:
+            raise ReferenceError(f"{path}: no family in schema/naming.json fits this name; add its pattern there")
+        reference = render(root, definition.op_type, family, definition.const_axes)
+        status = "status:verified" if has_evidence(root, definition, sha256(reference)) else "status:unverified"
+        tags = [status if tag.startswith("status:") else tag for tag in definition.tags]
+        changes = []
+        if reference != definition.reference:
+            changes.append("reference")
+        if tags != list(definition.tags):
+            changes.append(status)
+        if not changes:
+            continue
+        changed.append((path, " and ".join(changes)))
+        if write:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            data["reference"], data["tags"] = reference, tags
+            write_text(path, definition_text(data))
+    return changed
+
+
+def has_evidence(root: Path, definition: Definition, reference_sha256: str) -> bool:
+    """Whether the ledger holds a passed run of a real kernel for this hash of the reference."""
+    path = root / "evidence" / definition.op_type / f"{definition.name}.json"
+    if not path.is_file():
+        return False
+    try:
+        ledger: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        passed = [entry for entry in ledger["entries"] if entry["result"] == "passed"]
+        return ledger["reference_sha256"] == reference_sha256 and bool(passed)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ReferenceError(f"{path}: not an evidence file ({error!r}); record it again on a GPU") from error
+
+
+def definition_text(data: dict[str, Any]) -> str:
+    """The file form of a Definition: two spaces, keys in the order given, a newline at the end."""
+    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"

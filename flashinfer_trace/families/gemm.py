@@ -1,0 +1,118 @@
+"""Linear layers without bias in bf16: C = A @ B.T."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, summation_error
+from flashinfer_trace.harness.family import Family, Kernel, Plan, PlanRequest
+from flashinfer_trace.harness.inputs import Draws, sizes
+
+KINDS = ("normal", "integers", "large", "tiny", "positive")
+
+
+def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    return st.fixed_dictionaries(
+        {"m": sizes(*request.range("m", 0, 40, 512)), "values": st.sampled_from(KINDS)}
+    )
+
+
+def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    return {"m": axes.get("m", 8), "values": "normal"}
+
+
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, Any]:
+    """Activations of the planned kind; weights of standard deviation 1/sqrt(k), or small integers with integers.
+
+    ``positive``: every term of every sum has the same sign, which shows an accumulator that truncates or is too short.
+    """
+    n, k = definition.const_axes["n"], definition.const_axes["k"]
+    kind = plan["values"]
+    if kind == "positive":
+        return {
+            "A": draws.normal([plan["m"], k]).abs_().to(torch.bfloat16),
+            "B": draws.normal([n, k], scale=k**-0.5).abs_().to(torch.bfloat16),
+        }
+    a = draws.values([plan["m"], k], torch.bfloat16, kind)
+    b = draws.values([n, k], torch.bfloat16, "integers" if kind == "integers" else "normal", k**-0.5)
+    return {"A": a, "B": b}
+
+
+def oracle(definition: Definition, inputs: dict[str, Any]) -> dict[str, Expected]:
+    """float64 product as (B @ A.T).T, with |A||B| beside it.
+
+    Integer inputs: every partial sum is an integer below 2^24, exact in float32 in any order.
+    """
+    a, b = inputs["A"].double(), inputs["B"].double()
+    magnitude = (b.abs() @ a.abs().T).T
+    whole = bool((a == a.round()).all() and (b == b.round()).all())
+    exact = whole and a.numel() > 0 and float(magnitude.max()) < 2**24
+    return {"C": Expected((b @ a.T).T, {"magnitude": magnitude, "length": torch.tensor(float(a.shape[1]))}, exact)}
+
+
+def product_bound(expected: Expected) -> torch.Tensor:
+    inside = summation_error(expected.parts["magnitude"], int(expected.parts["length"]))
+    return rounding_error(expected.value, torch.bfloat16) * (1 + 2**-8) + inside
+
+
+PRODUCT = ErrorBound(
+    product_bound, "one bf16 rounding, u = 2^-9, of a float32 sum: 8 sqrt(k) 2^-24 |A||B|; exact for integer inputs"
+)
+
+
+def run_cublas(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+    torch.matmul(inputs["A"], inputs["B"].T, out=outputs["C"])
+    return outputs  # type: ignore[no-any-return]
+
+
+def run_fused_a(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+    import sgl_kernel
+
+    sgl_kernel.dsv3_fused_a_gemm(inputs["A"], inputs["B"].T, output=outputs["C"])
+    return outputs  # type: ignore[no-any-return]
+
+
+def run_router(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+    import sgl_kernel
+
+    return {"C": sgl_kernel.dsv3_router_gemm(inputs["A"], inputs["B"], out_dtype=torch.bfloat16)}
+
+
+FEW_ROWS = {"m": (1, 16)}
+
+FAMILIES = (
+    Family(
+        name="gemm",
+        op_type="gemm",
+        twin={"n": 48, "k": 64},
+        plans=plans,
+        plan_for_axes=plan_for_axes,
+        make_inputs=make_inputs,
+        oracle=oracle,
+        compare={"C": PRODUCT},
+        kernels=(
+            Kernel("torch.matmul", "torch", run_cublas, variant="cuBLAS"),
+            Kernel(
+                "sgl_kernel.dsv3_fused_a_gemm",
+                "sglang-kernel",
+                run_fused_a,
+                min_capability=(9, 0),
+                limits=FEW_ROWS,
+                const_axes={"n": 2112, "k": 7168},
+            ),
+            Kernel(
+                "sgl_kernel.dsv3_router_gemm",
+                "sglang-kernel",
+                run_router,
+                min_capability=(9, 0),
+                limits=FEW_ROWS,
+                const_axes={"n": 256, "k": 7168},
+            ),
+        ),
+    ),
+)

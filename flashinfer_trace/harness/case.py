@@ -1,0 +1,215 @@
+"""One case: inputs -> reference, oracle and, if asked, a real kernel -> what each output was worth."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.harness.compare import Comparison, Expected, Policy, correctly_rounded, norm_error, unit_roundoff
+from flashinfer_trace.harness.family import Family, Kernel, Plan
+from flashinfer_trace.harness.inputs import clone_inputs, torch_dtype
+
+__all__ = ["CaseResult", "case_line", "evaluate", "poisoned_outputs", "reference_outputs", "run_case"]
+
+#: A reference may be worse than a kernel by this factor before it counts as less accurate: two correctly rounded
+#: results of one value differ by as much in their Frobenius norm.
+CLOSENESS = 1.05
+
+
+@dataclass
+class CaseResult:
+    """What one case showed.
+
+    Attributes:
+        plan, seed: repeat it.
+        reference, kernel: comparison of each output with the oracle.
+        vacuous: why the case proves nothing, or an empty string.
+        failures: one line each; empty if the case passed.
+    """
+
+    plan: Plan
+    seed: int
+    reference: dict[str, Comparison] = field(default_factory=dict)
+    kernel: dict[str, Comparison] = field(default_factory=dict)
+    vacuous: str = ""
+    failures: list[str] = field(default_factory=list)
+
+
+def run_case(
+    definition: Definition,
+    family: Family,
+    plan: Plan,
+    seed: int,
+    device: str | torch.device,
+    kernel: Kernel | None = None,
+) -> CaseResult:
+    """Runs one case on `device`.
+
+    The reference must meet the family's policies; a kernel must meet its own, leave every input alone that it does not
+    declare in place, and (where errors can be measured) must not be closer to the oracle than the reference.
+    """
+    result = CaseResult(plan, seed)
+    inputs = family.inputs(definition, plan, seed, device)
+    expected = family.oracle(definition, inputs)
+    actual = reference_outputs(definition, inputs, seed)
+    policies = family.policies()
+    result.vacuous = vacuity(definition, expected, {**policies, **family.policies(kernel)})
+    result.failures += wrong_types(definition, actual, "reference")
+    result.reference = evaluate(policies, actual, expected)
+    result.failures += describe("reference", result.reference, policies)
+    if kernel is not None:
+        outputs, failures = kernel_outputs(definition, kernel, inputs)
+        policies = family.policies(kernel)
+        result.failures += failures
+        result.failures += wrong_types(definition, outputs, kernel.label)
+        result.kernel = evaluate(policies, outputs, expected)
+        result.failures += describe(kernel.label, result.kernel, policies)
+        result.failures += less_accurate_reference(result, expected, actual)
+    return result
+
+
+def reference_outputs(definition: Definition, inputs: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
+    """The embedded reference's outputs, in full float32 products; a sampler draws from a generator seeded here."""
+    pristine = clone_inputs(dict(inputs))
+    with deterministic_draws(seed), full_precision_products(), torch.no_grad():
+        outputs = definition.name_outputs(definition.compiled(*(inputs[name] for name in definition.inputs)))
+    changed = [name for name in inputs if not same_bits(inputs[name], pristine[name])]
+    if changed:
+        raise AssertionError(
+            f"{definition.name}: the reference changed its inputs {changed}; it must not write to them"
+        )
+    return outputs
+
+
+def kernel_outputs(
+    definition: Definition, kernel: Kernel, inputs: Mapping[str, Any]
+) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """Outputs of a kernel on copies of the inputs, into poisoned memory, and a line for each input it spoiled."""
+    own = clone_inputs(dict(inputs))
+    poisoned = poisoned_outputs(definition, inputs)
+    poison_allocator(poisoned)
+    outputs = dict(kernel.call(definition, own, poisoned))
+    if any(isinstance(value, torch.Tensor) and value.is_cuda for value in own.values()):
+        torch.cuda.synchronize()
+    spoiled = [name for name in inputs if name not in kernel.in_place and not same_bits(own[name], inputs[name])]
+    return outputs, [f"{kernel.label} changed input {name}, which it does not declare in place" for name in spoiled]
+
+
+def poisoned_outputs(definition: Definition, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Output tensors full of NaN (integers: their smallest value): an element that is never written shows."""
+    shapes = definition.output_shapes(definition.bind_axes(inputs))
+    device = next(value.device for value in inputs.values() if isinstance(value, torch.Tensor))
+    outputs = {}
+    for name, shape in shapes.items():
+        dtype = torch_dtype(definition.outputs[name].dtype)
+        poison = math.nan if dtype.is_floating_point else torch.iinfo(dtype).min
+        outputs[name] = torch.full(shape or (), poison, dtype=dtype, device=device)
+    return outputs
+
+
+def poison_allocator(outputs: Mapping[str, torch.Tensor]) -> None:
+    """Frees poisoned blocks of the outputs' sizes, so that a kernel that allocates its results likely gets those."""
+    blocks = [torch.empty_like(tensor).copy_(tensor) for tensor in outputs.values()]
+    del blocks
+
+
+def evaluate(
+    policies: Mapping[str, Policy], actual: Mapping[str, torch.Tensor], expected: Mapping[str, Expected]
+) -> dict[str, Comparison]:
+    """Each output against the oracle."""
+    return {name: policies[name].compare(actual[name], expected[name]) for name in expected}
+
+
+def vacuity(definition: Definition, expected: Mapping[str, Expected], policies: Mapping[str, Policy]) -> str:
+    """Why the case could not fail, or an empty string: an empty output, or one that zeros would pass."""
+    for name, want in expected.items():
+        dtype = torch_dtype(definition.outputs[name].dtype)
+        shape = want.parts["samples"].shape if "samples" in want.parts else want.value.shape
+        if math.prod(shape) == 0:
+            return f"{name} is empty"
+        if policies[name].compare(torch.zeros(shape, dtype=dtype, device=want.value.device), want).passed:
+            return f"a zero {name} would pass"
+    return ""
+
+
+def wrong_types(definition: Definition, outputs: Mapping[str, torch.Tensor], who: str) -> list[str]:
+    """One line for each output whose dtype is not the declared one, or that is missing."""
+    lines = []
+    for spec in definition.outputs.values():
+        dtype = outputs[spec.name].dtype if spec.name in outputs else None
+        if dtype != torch_dtype(spec.dtype):
+            lines.append(f"{who}: output {spec.name} is {dtype}; the Definition says {spec.dtype}")
+    return lines
+
+
+def describe(who: str, comparisons: Mapping[str, Comparison], policies: Mapping[str, Policy]) -> list[str]:
+    """One line for each output that failed, with the reason of its bound."""
+    return [
+        f"{who}: output {name}: {comparison}; bound: {policies[name].reason}"
+        for name, comparison in comparisons.items()
+        if not comparison.passed
+    ]
+
+
+def less_accurate_reference(
+    result: CaseResult, expected: Mapping[str, Expected], actual: Mapping[str, torch.Tensor]
+) -> list[str]:
+    """A line for each output in which the kernel is closer to the oracle than the reference."""
+    lines = []
+    for name, want in expected.items():
+        if not want.value.is_floating_point() or want.value.shape != actual[name].shape:
+            continue
+        best = norm_error(correctly_rounded(want.value, actual[name].dtype), want.value)
+        limit = CLOSENESS * max(result.kernel[name].error, best) + 4 * unit_roundoff(torch.float32)
+        if result.reference[name].error > limit:
+            lines.append(
+                f"reference: output {name} is farther from the oracle "
+                f"(relative norm {result.reference[name].error:.3g}) "
+                f"than the kernel ({result.kernel[name].error:.3g}); compute it in float32 and round once"
+            )
+    return lines
+
+
+def same_bits(a: Any, b: Any) -> bool:
+    """Bitwise equality, so that NaN in unused memory compares equal to itself."""
+    if not isinstance(a, torch.Tensor):
+        return bool(a == b)
+    flat_a, flat_b = a.detach().reshape(-1), b.detach().reshape(-1)
+    return torch.equal(flat_a.contiguous().view(torch.uint8), flat_b.contiguous().view(torch.uint8))
+
+
+@contextmanager
+def deterministic_draws(seed: int) -> Iterator[None]:
+    """Seeds torch's global generators for a sampling reference and puts them back."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def full_precision_products() -> Iterator[None]:
+    """float32 products in float32 on a GPU, never TF32, whatever the process was set to."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def case_line(definition: Definition, plan: Plan, seed: int, device: str, kernel: Kernel | None, full: bool) -> str:
+    """The command that repeats a case."""
+    target = f"--kernel '{kernel.label}'" if kernel else "--against oracle"
+    size = " --full" if full and kernel is None else ""
+    plan_text = json.dumps(plan, separators=(",", ":"), sort_keys=True)
+    return (
+        f"flashinfer-trace verify {definition.name} {target} --device {device}{size} --plan '{plan_text}' --seed {seed}"
+    )

@@ -1,0 +1,160 @@
+"""The record that a family of Definitions gives the harness, and nothing about any family in particular."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition, InputError
+from flashinfer_trace.harness.compare import Expected, Policy
+from flashinfer_trace.harness.inputs import Draws
+
+__all__ = ["Family", "Kernel", "Plan", "PlanRequest"]
+
+#: Everything about a case but its elements, as small JSON values: variable axes, sequence lengths, kinds of values.
+#: (definition, plan, seed, kind of device) repeats a case exactly.
+Plan = dict[str, Any]
+Inputs = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What plans may be drawn.
+
+    Attributes:
+        definition: at the sizes to be run (a family's small twin, or the real one).
+        limits: inclusive limits of variable axes that a kernel imposes, e.g. ``{"m": (1, 16)}``.
+        large: sizes for a GPU; otherwise sizes that a CPU runs in milliseconds.
+    """
+
+    definition: Definition
+    limits: Mapping[str, tuple[int, int]]
+    large: bool
+
+    def range(self, axis: str, low: int, small_high: int, large_high: int) -> tuple[int, int]:
+        """Limits of an axis: the family's for this scale, cut to what the kernel takes."""
+        kernel_low, kernel_high = self.limits.get(axis, (low, large_high))
+        return max(low, kernel_low), min(large_high if self.large else small_high, kernel_high)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One real implementation of a family.
+
+    Attributes:
+        path: dotted path of the public function or class, e.g. ``flashinfer.norm.rmsnorm``.
+        library: the distribution it comes from, as pip names it; its version goes into the evidence.
+        call: (definition, inputs, outputs) -> outputs by name. `outputs` are poisoned tensors (NaN, or a sentinel)
+            of the declared shapes, for kernels that take ``out=``; a kernel that returns its results ignores them.
+            Imports its library itself.
+        variant: distinguishes two uses of one path, e.g. a backend.
+        min_capability, max_capability: inclusive range of CUDA compute capabilities.
+        limits: inclusive limits of variable axes.
+        const_axes: the only sizes it is built for; empty for any.
+        supports: (definition) -> why it does not compute that one, or None.
+        in_place: inputs that it overwrites; every other input must come out unchanged.
+        compare: policies by output that differ from the family's, with their own reasons.
+    """
+
+    path: str
+    library: str
+    call: Callable[[Definition, Inputs, dict[str, torch.Tensor]], Mapping[str, torch.Tensor]]
+    variant: str = ""
+    min_capability: tuple[int, int] = (7, 5)
+    max_capability: tuple[int, int] = (99, 9)
+    limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    const_axes: Mapping[str, int] = field(default_factory=dict)
+    supports: Callable[[Definition], str | None] = lambda definition: None
+    in_place: tuple[str, ...] = ()
+    compare: Mapping[str, Policy] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """Short unique name within a family: the path, and the variant in brackets."""
+        return f"{self.path}[{self.variant}]" if self.variant else self.path
+
+    def unsupported(self, definition: Definition) -> str | None:
+        """Why this kernel does not compute this Definition, or None if it does."""
+        for axis, value in self.const_axes.items():
+            if definition.const_axes.get(axis) != value:
+                return f"needs {axis} = {value}"
+        return self.supports(definition)
+
+    def unavailable(self, capability: tuple[int, int]) -> str | None:
+        """Why it cannot run on a GPU of this compute capability, or None."""
+        if self.min_capability <= capability <= self.max_capability:
+            return None
+        low, high = (".".join(map(str, c)) for c in (self.min_capability, self.max_capability))
+        return f"needs compute capability {low} to {high}, this GPU has {capability[0]}.{capability[1]}"
+
+
+@dataclass(frozen=True)
+class Family:
+    """Everything the harness must know of one family.
+
+    Attributes:
+        name: the key in schema/naming.json.
+        op_type: the directory of its Definitions.
+        twin: small values of const axes, for CPU tests.
+        plans: hypothesis strategy of plans; draws axes and structure, never elements.
+        plan_for_axes: (definition, axes given by a user, draws) -> a plan with these axes.
+        make_inputs: (definition, plan, draws) -> valid inputs.
+        oracle: (definition, inputs) -> what each output must be, in float64, computed another way.
+        compare: policy of each output.
+        kernels: the real implementations.
+        unverified: why Definitions of this family have no evidence (e.g. all kernels need a GPU nobody ran);
+            empty if kernels run.
+    """
+
+    name: str
+    op_type: str
+    twin: Mapping[str, int]
+    plans: Callable[[PlanRequest], st.SearchStrategy[Plan]]
+    plan_for_axes: Callable[[Definition, Mapping[str, int], Draws], Plan]
+    make_inputs: Callable[[Definition, Plan, Draws], Inputs]
+    oracle: Callable[[Definition, Inputs], dict[str, Expected]]
+    compare: Mapping[str, Policy]
+    kernels: tuple[Kernel, ...]
+    unverified: str = ""
+
+    def inputs(self, definition: Definition, plan: Plan, seed: int, device: str | torch.device) -> Inputs:
+        """The inputs of one case, checked against the Definition's shapes, dtypes and constraints."""
+        inputs = self.make_inputs(definition, plan, Draws(seed, device))
+        definition.check_inputs(inputs)
+        return inputs
+
+    def inputs_for_axes(
+        self, definition: Definition, axes: Mapping[str, int], seed: int, device: str | torch.device
+    ) -> Inputs:
+        """Inputs with these values of variable axes; the rest is chosen from the seed.
+
+        Raises:
+            InputError: an axis is not variable, is negative, or the inputs cannot have that value.
+        """
+        unknown = [axis for axis in axes if axis not in definition.var_axes]
+        if unknown:
+            raise InputError(f"{definition.name}: {unknown} are not variable axes; those are {definition.var_axes}")
+        negative = [f"{axis} = {value}" for axis, value in axes.items() if value < 0]
+        if negative:
+            raise InputError(f"{definition.name}: {negative[0]}; sizes are zero or more")
+        plan = self.plan_for_axes(definition, axes, Draws(seed, "cpu"))
+        inputs = self.inputs(definition, plan, seed, device)
+        actual = definition.bind_axes(inputs)
+        wrong = [
+            f"{axis} = {value} (it would be {actual[axis]})" for axis, value in axes.items() if actual[axis] != value
+        ]
+        if wrong:
+            raise InputError(f"{definition.name}: no valid inputs with {', '.join(wrong)} and axes {dict(axes)}")
+        return inputs
+
+    def kernels_of(self, definition: Definition) -> list[Kernel]:
+        """The real kernels that compute this Definition."""
+        return [kernel for kernel in self.kernels if kernel.unsupported(definition) is None]
+
+    def policies(self, kernel: Kernel | None = None) -> dict[str, Policy]:
+        """Policies by output, for the reference or for one kernel."""
+        return {**self.compare, **(kernel.compare if kernel else {})}

@@ -1,0 +1,98 @@
+"""Building blocks of valid inputs. Everything is drawn from one seeded generator, never from global random state."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+__all__ = ["VALUE_KINDS", "Draws", "indptr", "sizes", "split", "torch_dtype"]
+
+#: How the elements of a floating-point input are distributed: see `Draws.values`.
+VALUE_KINDS = ("normal", "integers", "large", "tiny", "constant_rows")
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a format name (``bfloat16``)."""
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+class Draws:
+    """A stream of random tensors: the same seed and kind of device give the same stream in every process."""
+
+    def __init__(self, seed: int, device: str | torch.device) -> None:
+        self.device = torch.device(device)
+        self.generator = torch.Generator(device=self.device).manual_seed(seed)
+        self._host = torch.Generator().manual_seed(seed)
+
+    def normal(self, shape: Sequence[int], dtype: torch.dtype = torch.float32, scale: float = 1.0) -> torch.Tensor:
+        """Normal values of standard deviation `scale`, rounded to `dtype`."""
+        values = torch.randn(tuple(shape), generator=self.generator, device=self.device)
+        return values.mul_(scale).to(dtype)
+
+    def uniform(self, shape: Sequence[int], low: float = 0.0, high: float = 1.0) -> torch.Tensor:
+        """float32 values, uniform in [low, high)."""
+        return torch.rand(tuple(shape), generator=self.generator, device=self.device).mul_(high - low).add_(low)
+
+    def integers(self, shape: Sequence[int], low: int, high: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        """Integers, uniform in low..high inclusive."""
+        return torch.randint(low, high + 1, tuple(shape), generator=self.generator, device=self.device).to(dtype)
+
+    def permutation(self, n: int) -> torch.Tensor:
+        """A random order of 0..n-1 (int64)."""
+        return torch.randperm(n, generator=self.generator, device=self.device)
+
+    def host_integers(self, count: int, low: int, high: int) -> list[int]:
+        """`count` integers in low..high inclusive, the same on every kind of device: for index structures."""
+        return torch.randint(low, high + 1, (count,), generator=self._host).tolist()  # type: ignore[no-any-return]
+
+    def values(self, shape: Sequence[int], dtype: torch.dtype, kind: str, scale: float = 1.0) -> torch.Tensor:
+        """A matrix of activations or weights.
+
+        Kinds: ``normal``; ``integers`` (-4..4: products and short sums are exact, so a kernel must round correctly);
+        ``large`` (1000 times as big), ``tiny`` (1/1000); ``constant_rows`` (each row one value: its mean square is
+        that value's square).
+        """
+        if kind == "integers":
+            return self.integers(shape, -4, 4).to(dtype)
+        if kind == "constant_rows":
+            return self.normal([*shape[:-1], 1], torch.float32, scale).expand(*shape).to(dtype)
+        factor = {"normal": 1.0, "large": 1000.0, "tiny": 0.001}[kind]
+        return self.normal(shape, dtype, scale * factor)
+
+
+def sizes(low: int, high: int) -> st.SearchStrategy[int]:
+    """Sizes from low to high inclusive, with weight on the ends, small numbers and neighbours of powers of two."""
+    corners = {low, high, *range(low, min(low + 4, high + 1))}
+    power = 8
+    while power <= high + 1:
+        corners |= {size for size in (power - 1, power, power + 1) if low <= size <= high}
+        power *= 2
+    return st.one_of(st.sampled_from(sorted(corners)), st.integers(low, high))
+
+
+def indptr(lengths: Sequence[int], device: str | torch.device) -> torch.Tensor:
+    """Offsets of consecutive segments: int32 [len(lengths) + 1], starting with 0."""
+    offsets = [0]
+    for length in lengths:
+        offsets.append(offsets[-1] + length)
+    return torch.tensor(offsets, dtype=torch.int32, device=device)
+
+
+def split(total: int, parts: int, draws: Draws) -> list[int]:
+    """`total` as `parts` non-negative integers, at random, with empty parts likely: uneven batches."""
+    if parts == 0:
+        return []
+    cuts = sorted(draws.host_integers(parts - 1, 0, total)) if parts > 1 else []
+    edges = [0, *cuts, total]
+    return [end - start for start, end in itertools.pairwise(edges)]
+
+
+def clone_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The same inputs in memory of their own, so that a kernel may overwrite them."""
+    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}

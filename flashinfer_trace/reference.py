@@ -1,0 +1,191 @@
+"""Renders, compiles and embeds the references under ``reference/``.
+
+A family keeps one source file, ``reference/<op_type>/<family>.py``, which people edit, lint and type-check as plain
+Python. A Definition embeds a *rendering* of it: module constants named after const axes (``HIDDEN_SIZE`` for the axis
+``hidden_size``) take the Definition's values, and functions imported from a sibling file (``from ._shared import f``)
+are copied in, so that every embedded reference stands alone.
+
+Nothing here imports torch; only the compiled reference does, when it is first run.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import hashlib
+import linecache
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ReferenceError", "compile_reference", "render", "sha256", "source_path", "substitute_constants"]
+
+#: What a reference may import. The validator checks it statically, the compiled namespace enforces it again.
+ALLOWED_MODULES = ("math", "torch")
+
+#: Builtins that a reference may use: values, iteration and errors; nothing that reaches files, modules or frames.
+ALLOWED_BUILTINS = (
+    *("abs", "all", "any", "bool", "dict", "divmod", "enumerate", "filter", "float", "frozenset", "int", "isinstance"),
+    *(
+        "iter",
+        "len",
+        "list",
+        "map",
+        "max",
+        "min",
+        "next",
+        "pow",
+        "range",
+        "reversed",
+        "round",
+        "set",
+        "slice",
+        "sorted",
+    ),
+    *("str", "sum", "tuple", "zip", "ArithmeticError", "AssertionError", "IndexError", "KeyError", "TypeError"),
+    *("ValueError", "ZeroDivisionError"),
+)
+
+
+class ReferenceError(ValueError):
+    """A reference source is missing, malformed, or cannot be rendered. The message names the file and the mend."""
+
+
+def sha256(reference: str) -> str:
+    """The hash that evidence is bound to: SHA-256 of the embedded reference, UTF-8, as 64 hex digits."""
+    return hashlib.sha256(reference.encode()).hexdigest()
+
+
+def source_path(root: Path, op_type: str, family: str) -> Path:
+    """Where the source of a family lives under a dataset root."""
+    return root / "reference" / op_type / f"{family}.py"
+
+
+def render(root: Path, op_type: str, family: str, const_axes: Mapping[str, int]) -> str:
+    """The text that a Definition of `family` with these const axes embeds.
+
+    Raises:
+        ReferenceError: the source is missing, is not Python, or imports a sibling function that does not exist.
+    """
+    path = source_path(root, op_type, family)
+    return substitute_constants(_standalone_source(path, _modification_time(path)), const_axes, label=str(path))
+
+
+def substitute_constants(source: str, const_axes: Mapping[str, int], label: str = "reference") -> str:
+    """`source` with each module constant that is named after an axis (upper case) set to the axis's value.
+
+    Constants that belong to no axis (an epsilon, a block size) and axes without a constant are left alone.
+
+    Raises:
+        ReferenceError: `source` is not Python.
+    """
+    lines = source.splitlines(keepends=True)
+    for node in _parse(source, label).body:
+        if not (isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)):
+            continue
+        axis = node.targets[0].id.lower()
+        if node.targets[0].id.isupper() and axis in const_axes and isinstance(node.value, ast.Constant):
+            line, value = node.value.lineno - 1, node.value
+            text = lines[line].encode()
+            end = value.end_col_offset or len(text)
+            lines[line] = (text[: value.col_offset] + str(const_axes[axis]).encode() + text[end:]).decode()
+    return "".join(lines)
+
+
+def compile_reference(source: str, label: str) -> Callable[..., Any]:
+    """The ``run`` function of an embedded reference, in a namespace of its own with few builtins.
+
+    The namespace is a fence against accidents (a stray ``open``, an import of numpy), not a sandbox against an
+    attacker: `flashinfer-trace validate` is what refuses a hostile reference.
+
+    Args:
+        source: the embedded reference.
+        label: shown as the file name in tracebacks, for example the Definition's name.
+
+    Raises:
+        ReferenceError: `source` is not Python or defines no ``run``.
+    """
+    filename = f"<reference of {label}>"
+    namespace: dict[str, Any] = {"__builtins__": _restricted_builtins(), "__name__": f"reference_{label}"}
+    exec(compile(_parse(source, label), filename, "exec"), namespace)
+    run = namespace.get("run")
+    if not callable(run):
+        raise ReferenceError(f"{label}: the reference defines no run(); add `def run(<inputs in declared order>):`")
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    return run  # type: ignore[no-any-return]
+
+
+def _restricted_builtins() -> dict[str, Any]:
+    names: dict[str, Any] = {name: getattr(builtins, name) for name in ALLOWED_BUILTINS}
+
+    def guarded_import(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.split(".")[0] not in ALLOWED_MODULES:
+            raise ImportError(f"a reference may import {' and '.join(ALLOWED_MODULES)} only, not {name}")
+        return builtins.__import__(name, *args, **kwargs)
+
+    return {**names, "__import__": guarded_import}
+
+
+def _parse(source: str, label: str) -> ast.Module:
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = getattr(error, "lineno", None)
+        raise ReferenceError(f"{label}{f':{line}' if line else ''}: the reference is not Python: {error}") from error
+
+
+def _modification_time(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError as error:
+        raise ReferenceError(
+            f"{path}: cannot read the family's reference ({error.strerror}); write it there or correct the name"
+        ) from error
+
+
+@functools.lru_cache(maxsize=256)
+def _standalone_source(path: Path, _modified: int) -> str:
+    """The family's source with sibling imports replaced by the functions themselves (cached by modification time)."""
+    source = path.read_text(encoding="utf-8")
+    module = _parse(source, str(path))
+    imports = [node for node in module.body if isinstance(node, ast.ImportFrom) and node.level == 1]
+    if not imports:
+        return source
+    lines = source.splitlines(keepends=True)
+    functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
+    if not functions:
+        raise ReferenceError(f"{path}: the reference defines no function; add `def run(...)`")
+    at = min(node.lineno for node in functions) - 1
+    helpers = "\n\n".join(_helper_source(path, node) for node in imports)
+    lines.insert(at, helpers + "\n\n")
+    for node in imports:
+        for line in range(node.lineno - 1, node.end_lineno or node.lineno):
+            lines[line] = ""
+    return _squeeze_blank_lines("".join(lines))
+
+
+def _helper_source(path: Path, node: ast.ImportFrom) -> str:
+    """The functions that one sibling import names, and those they call, in the order of their file."""
+    sibling = path.with_name(f"{node.module}.py")
+    if not sibling.is_file():
+        raise ReferenceError(f"{path}:{node.lineno}: imports from {sibling.name}, which is not beside it")
+    text = sibling.read_text(encoding="utf-8")
+    available = {f.name: f for f in _parse(text, str(sibling)).body if isinstance(f, ast.FunctionDef)}
+    wanted, queue = set[str](), [alias.name for alias in node.names]
+    while queue:
+        name = queue.pop()
+        if name not in available:
+            raise ReferenceError(f"{path}:{node.lineno}: {sibling.name} has no function {name}")
+        if name not in wanted:
+            wanted.add(name)
+            queue += [n.id for n in ast.walk(available[name]) if isinstance(n, ast.Name) and n.id in available]
+    segments = [ast.get_source_segment(text, available[name]) for name in available if name in wanted]
+    return "\n\n".join(f"{segment}\n" for segment in segments)
+
+
+def _squeeze_blank_lines(text: str) -> str:
+    """At most two blank lines in a row: what removed imports leave behind is closed."""
+    while "\n\n\n\n" in text:
+        text = text.replace("\n\n\n\n", "\n\n\n")
+    return text

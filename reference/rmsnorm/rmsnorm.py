@@ -1,0 +1,18 @@
+"""Root-mean-square normalisation (Zhang and Sennrich, 2019): output = x / sqrt(mean(x^2) + EPS) * weight.
+
+Computed in float32 with one rounding, at the end, to the dtype of the input. A row of zeros gives zeros.
+"""
+
+import torch
+
+HIDDEN_SIZE = 7168
+EPS = 1e-6
+
+
+def run(hidden_states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """hidden_states [batch_size, hidden_size], weight [hidden_size] -> output [batch_size, hidden_size]."""
+    assert hidden_states.shape[-1] == HIDDEN_SIZE
+    assert weight.shape == (HIDDEN_SIZE,)
+    x = hidden_states.float()
+    inverse_rms = torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + EPS)
+    return (x * inverse_rms * weight.float()).to(hidden_states.dtype)

@@ -1,0 +1,52 @@
+"""Options of the GPU runs, hypothesis profiles, and one GPU per pytest-xdist worker."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+#: Cases for each (Definition, kernel) on a GPU; also hypothesis's max_examples elsewhere.
+PROFILES = {"ci": 55, "dev": 20, "nightly": 400}
+
+for name, examples in PROFILES.items():
+    hypothesis.settings.register_profile(
+        name, max_examples=examples, deadline=None, derandomize=name == "ci", print_blob=True
+    )
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("real kernels")
+    group.addoption("--require-gpu", action="store_true", help="fail, instead of skipping, where there is no GPU")
+    group.addoption("--examples", type=int, help="real cases for each (Definition, kernel); default: the profile's")
+    group.addoption("--seed", type=int, default=0, help="seed of the GPU cases")
+    group.addoption("--record-evidence", type=Path, metavar="DIR", help="record what passes under DIR")
+
+
+@pytest.fixture(scope="session")
+def examples(request: pytest.FixtureRequest) -> int:
+    chosen = request.config.getoption("--examples")
+    return chosen or hypothesis.settings().max_examples
+
+
+def worker_device(worker: str, count: int) -> str:
+    """The GPU of a pytest-xdist worker: gw0 takes the first, gw1 the second, and round again."""
+    number = int(worker.removeprefix("gw")) if worker.startswith("gw") else 0
+    return f"cuda:{number % count}"
+
+
+@pytest.fixture(scope="session")
+def cuda_device(request: pytest.FixtureRequest) -> str:
+    """This worker's GPU; without one the test is skipped with the reason, or fails under --require-gpu."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        reason = "no CUDA device: torch.cuda.is_available() is False"
+        if request.config.getoption("--require-gpu"):
+            pytest.fail(f"--require-gpu: {reason}")
+        pytest.skip(reason)
+    device = worker_device(os.environ.get("PYTEST_XDIST_WORKER", ""), torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device

@@ -1,0 +1,72 @@
+"""Every policy, of references and of kernels, rejects every applicable mutant of a correct output."""
+
+from __future__ import annotations
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+import flashinfer_trace
+from flashinfer_trace.families import family_of
+from flashinfer_trace.harness.case import evaluate, reference_outputs, vacuity
+from flashinfer_trace.harness.family import PlanRequest
+from flashinfer_trace.harness.mutants import MUTANTS, applicable
+from flashinfer_trace.harness.verify import prepare
+
+#: One Definition of each family: their twins are alike.
+FIRST = {family_of(definition).name: definition for definition in flashinfer_trace.definitions()}
+FAMILIES = {name: family_of(definition) for name, definition in FIRST.items()}
+CASES = 12
+
+
+def correct_cases(family, policies):
+    """Real cases of the family's twin: (plan, reference outputs, outputs for other elements, expected)."""
+    definition = prepare(FIRST[family.name], family, "cpu", full=False)
+    cases = []
+
+    @hypothesis.settings(max_examples=4 * CASES, database=None, deadline=None, phases=[hypothesis.Phase.generate])
+    @hypothesis.seed(7)
+    @hypothesis.given(family.plans(PlanRequest(definition, {}, large=False)), st.integers(0, 2**31 - 1))
+    def collect(plan, seed):
+        if len(cases) >= CASES:
+            return
+        inputs = family.inputs(definition, plan, seed, "cpu")
+        expected = family.oracle(definition, inputs)
+        if vacuity(definition, expected, policies):
+            return
+        other = family.inputs(definition, plan, seed + 1, "cpu")
+        outputs = reference_outputs(definition, inputs, seed)
+        cases.append((plan, outputs, reference_outputs(definition, other, seed + 1), expected))
+
+    collect()
+    return cases
+
+
+TARGETS = [
+    pytest.param(family, kernel, id=f"{family.name}-{kernel.label if kernel else 'reference'}")
+    for family in FAMILIES.values()
+    for kernel in (None, *[kernel for kernel in family.kernels if kernel.compare])
+]
+
+
+@pytest.mark.parametrize(("family", "kernel"), TARGETS)
+def test_policies_reject_every_mutant(family, kernel):
+    policies = family.policies(kernel)
+    cases = correct_cases(family, policies)
+    assert len(cases) >= CASES // 2, "too few real cases to judge the policies by"
+    accepted, applied = [], set()
+    for plan, outputs, other, expected in cases:
+        assert all(c.passed for c in evaluate(policies, outputs, expected).values()), "the correct output fails"
+        for name, want in expected.items():
+            for mutant in MUTANTS:
+                mutated = applicable(mutant, outputs[name], other[name], want)
+                if mutated is None:
+                    continue
+                applied.add((name, mutant.name))
+                if policies[name].compare(mutated, want).passed:
+                    accepted.append(f"{name}, {mutant.name}, plan {plan}")
+    floating = [name for name, output in cases[0][1].items() if output.is_floating_point()]
+    for name in floating:
+        missing = {mutant.name for mutant in MUTANTS} - {m for n, m in applied if n == name}
+        assert not missing, f"{name}: no case applied the mutants {missing}"
+    assert not accepted, "accepted:\n" + "\n".join(accepted)

@@ -1,0 +1,24 @@
+"""Every Definition's reference against its family's float64 oracle, at the sizes of the small twin."""
+
+from __future__ import annotations
+
+import pytest
+
+import flashinfer_trace
+from flashinfer_trace.families import all_families, family_of
+from flashinfer_trace.harness.verify import verify
+
+DEFINITIONS = {definition.name: definition for definition in flashinfer_trace.definitions()}
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_reference_meets_the_oracle(name):
+    definition = DEFINITIONS[name]
+    report = verify(definition, family_of(definition), examples=15, seed=1)
+    assert report.status == "passed", report.message
+    assert report.cases >= 15
+
+
+def test_every_family_of_the_naming_data_has_a_record_and_a_definition():
+    families = {family.name for family in all_families()}
+    assert families == {family_of(definition).name for definition in DEFINITIONS.values()}
