@@ -89,11 +89,11 @@ def embed(check: bool) -> None:
     """
     from flashinfer_trace.embedding import embed_all
     from flashinfer_trace.naming import NamingError
-    from flashinfer_trace.reference import ReferenceError as UnusableReferenceError
+    from flashinfer_trace.reference import ReferenceSourceError
 
     try:
         changed = embed_all(_root(), write=not check)
-    except (UnusableReferenceError, NamingError, InputError) as error:
+    except (ReferenceSourceError, NamingError, InputError) as error:
         raise click.ClickException(str(error)) from error
     for path, what in changed:
         click.echo(f"{path}: {what} {'is out of date; run `flashinfer-trace embed`' if check else 'updated'}")

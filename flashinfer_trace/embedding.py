@@ -10,7 +10,7 @@ from flashinfer_trace.dataset import definition_paths
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.files import write_text
 from flashinfer_trace.naming import family_of, load_naming
-from flashinfer_trace.reference import ReferenceError, render, sha256
+from flashinfer_trace.reference import ReferenceSourceError, render, sha256
 
 __all__ = ["definition_text", "embed_all", "has_evidence"]
 
@@ -26,7 +26,7 @@ def embed_all(root: Path, write: bool) -> list[tuple[Path, str]]:
         The files that change, each with a word on what changes.
 
     Raises:
-        ReferenceError: a Definition has no family in schema/naming.json, or its reference cannot be rendered.
+        ReferenceSourceError: a Definition has no family in schema/naming.json, or its reference cannot be rendered.
         InputError: a file is not a Definition.
     """
     naming = load_naming(root)
@@ -35,7 +35,7 @@ def embed_all(root: Path, write: bool) -> list[tuple[Path, str]]:
         definition = Definition.from_file(path)
         family = family_of(definition, naming)
         if family is None:
-            raise ReferenceError(f"{path}: no family in schema/naming.json fits this name; add its pattern there")
+            raise ReferenceSourceError(f"{path}: no family in schema/naming.json fits this name; add its pattern there")
         reference = render(root, definition.op_type, family, definition.const_axes)
         status = "status:verified" if has_evidence(root, definition, sha256(reference)) else "status:unverified"
         tags = [status if tag.startswith("status:") else tag for tag in definition.tags]
@@ -64,7 +64,7 @@ def has_evidence(root: Path, definition: Definition, reference_sha256: str) -> b
         passed = [entry for entry in ledger["entries"] if entry["result"] == "passed"]
         return ledger["reference_sha256"] == reference_sha256 and bool(passed)
     except (ValueError, KeyError, TypeError) as error:
-        raise ReferenceError(f"{path}: not an evidence file ({error!r}); record it again on a GPU") from error
+        raise ReferenceSourceError(f"{path}: not an evidence file ({error!r}); record it again on a GPU") from error
 
 
 def definition_text(data: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ReferenceError", "compile_reference", "render", "sha256", "source_path", "substitute_constants"]
+__all__ = ["ReferenceSourceError", "compile_reference", "render", "sha256", "source_path", "substitute_constants"]
 
 #: What a reference may import. The validator checks it statically, the compiled namespace enforces it again.
 ALLOWED_MODULES = ("math", "torch")
@@ -48,7 +48,7 @@ ALLOWED_BUILTINS = (
 )
 
 
-class ReferenceError(ValueError):
+class ReferenceSourceError(ValueError):
     """A reference source is missing, malformed, or cannot be rendered. The message names the file and the mend."""
 
 
@@ -66,7 +66,7 @@ def render(root: Path, op_type: str, family: str, const_axes: Mapping[str, int])
     """The text that a Definition of `family` with these const axes embeds.
 
     Raises:
-        ReferenceError: the source is missing, is not Python, or imports a sibling function that does not exist.
+        ReferenceSourceError: the source is missing, is not Python, or imports a sibling function that does not exist.
     """
     path = source_path(root, op_type, family)
     return substitute_constants(_standalone_source(path, _modification_time(path)), const_axes, label=str(path))
@@ -78,7 +78,7 @@ def substitute_constants(source: str, const_axes: Mapping[str, int], label: str 
     Constants that belong to no axis (an epsilon, a block size) and axes without a constant are left alone.
 
     Raises:
-        ReferenceError: `source` is not Python.
+        ReferenceSourceError: `source` is not Python.
     """
     lines = source.splitlines(keepends=True)
     for node in _parse(source, label).body:
@@ -104,14 +104,16 @@ def compile_reference(source: str, label: str) -> Callable[..., Any]:
         label: shown as the file name in tracebacks, for example the Definition's name.
 
     Raises:
-        ReferenceError: `source` is not Python or defines no ``run``.
+        ReferenceSourceError: `source` is not Python or defines no ``run``.
     """
     filename = f"<reference of {label}>"
     namespace: dict[str, Any] = {"__builtins__": _restricted_builtins(), "__name__": f"reference_{label}"}
     exec(compile(_parse(source, label), filename, "exec"), namespace)
     run = namespace.get("run")
     if not callable(run):
-        raise ReferenceError(f"{label}: the reference defines no run(); add `def run(<inputs in declared order>):`")
+        raise ReferenceSourceError(
+            f"{label}: the reference defines no run(); add `def run(<inputs in declared order>):`"
+        )
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     return run  # type: ignore[no-any-return]
 
@@ -132,14 +134,16 @@ def _parse(source: str, label: str) -> ast.Module:
         return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None)
-        raise ReferenceError(f"{label}{f':{line}' if line else ''}: the reference is not Python: {error}") from error
+        raise ReferenceSourceError(
+            f"{label}{f':{line}' if line else ''}: the reference is not Python: {error}"
+        ) from error
 
 
 def _modification_time(path: Path) -> int:
     try:
         return path.stat().st_mtime_ns
     except OSError as error:
-        raise ReferenceError(
+        raise ReferenceSourceError(
             f"{path}: cannot read the family's reference ({error.strerror}); write it there or correct the name"
         ) from error
 
@@ -155,7 +159,7 @@ def _standalone_source(path: Path, _modified: int) -> str:
     lines = source.splitlines(keepends=True)
     functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
     if not functions:
-        raise ReferenceError(f"{path}: the reference defines no function; add `def run(...)`")
+        raise ReferenceSourceError(f"{path}: the reference defines no function; add `def run(...)`")
     at = min(node.lineno for node in functions) - 1
     helpers = "\n\n".join(_helper_source(path, node) for node in imports)
     lines.insert(at, helpers + "\n\n")
@@ -169,14 +173,14 @@ def _helper_source(path: Path, node: ast.ImportFrom) -> str:
     """The functions that one sibling import names, and those they call, in the order of their file."""
     sibling = path.with_name(f"{node.module}.py")
     if not sibling.is_file():
-        raise ReferenceError(f"{path}:{node.lineno}: imports from {sibling.name}, which is not beside it")
+        raise ReferenceSourceError(f"{path}:{node.lineno}: imports from {sibling.name}, which is not beside it")
     text = sibling.read_text(encoding="utf-8")
     available = {f.name: f for f in _parse(text, str(sibling)).body if isinstance(f, ast.FunctionDef)}
     wanted, queue = set[str](), [alias.name for alias in node.names]
     while queue:
         name = queue.pop()
         if name not in available:
-            raise ReferenceError(f"{path}:{node.lineno}: {sibling.name} has no function {name}")
+            raise ReferenceSourceError(f"{path}:{node.lineno}: {sibling.name} has no function {name}")
         if name not in wanted:
             wanted.add(name)
             queue += [n.id for n in ast.walk(available[name]) if isinstance(n, ast.Name) and n.id in available]

@@ -49,7 +49,7 @@ class Draws:
 
     def host_integers(self, count: int, low: int, high: int) -> list[int]:
         """`count` integers in low..high inclusive, the same on every kind of device: for index structures."""
-        return torch.randint(low, high + 1, (count,), generator=self._host).tolist()  # type: ignore[no-any-return]
+        return torch.randint(low, high + 1, (count,), generator=self._host).tolist()
 
     def values(self, shape: Sequence[int], dtype: torch.dtype, kind: str, scale: float = 1.0) -> torch.Tensor:
         """A matrix of activations or weights.

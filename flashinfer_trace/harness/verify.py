@@ -116,12 +116,12 @@ def verify(
             result = run_case(sized, family, plan, element_seed, device, kernel)
         except Exception as error:
             raise CaseFailure(f"{type(error).__name__}: {error}\n  repeat: {line}") from error
-        seen.add(key)
         if on_case is not None:
             on_case(result)
         if result.failures:
-            axes = f"plan {plan}"
+            axes = f"axes {sized.bind_axes(family.inputs(sized, plan, element_seed, device))}"
             raise CaseFailure("\n  ".join([*result.failures, axes, f"repeat: {line}"]))
+        seen.add(key)
         _count(report, result, family, kernel)
 
     try:

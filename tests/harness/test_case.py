@@ -1,0 +1,173 @@
+"""One case at a time, with kernels that lie: the harness must notice each lie, and say how to repeat it."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import flashinfer_trace
+from flashinfer_trace.cli import main
+from flashinfer_trace.families import family_of
+from flashinfer_trace.harness.case import case_line, run_case
+from flashinfer_trace.harness.family import Kernel
+from flashinfer_trace.harness.verify import prepare, verify
+
+PLAN = {"batch_size": 4, "values": "normal", "zero_row": False}
+LOADED = flashinfer_trace.load("rmsnorm_h512")
+FAMILY = family_of(LOADED)
+DEFINITION = prepare(LOADED, FAMILY, "cpu", full=False)
+
+
+def honest(definition, inputs, outputs):
+    outputs["output"].copy_(definition.compiled(inputs["hidden_states"], inputs["weight"]))
+    return outputs
+
+
+def spoils_an_input(definition, inputs, outputs):
+    result = honest(definition, inputs, outputs)
+    inputs["weight"][0] += 1
+    return result
+
+
+def forgets_an_element(definition, inputs, outputs):
+    correct = definition.compiled(inputs["hidden_states"], inputs["weight"])
+    outputs["output"][:, 1:] = correct[:, 1:]
+    return outputs
+
+
+def wrong_dtype(definition, inputs, outputs):
+    return {"output": honest(definition, inputs, outputs)["output"].float()}
+
+
+def skips_the_weight(definition, inputs, outputs):
+    return {"output": definition.compiled(inputs["hidden_states"], torch.ones_like(inputs["weight"]))}
+
+
+def crashes(definition, inputs, outputs):
+    raise RuntimeError("CUDA error: misaligned address")
+
+
+def kernel(call, **changes) -> Kernel:
+    return Kernel("toy.kernel", "toy", call, **changes)
+
+
+def failures(call, **changes) -> str:
+    return "\n".join(run_case(DEFINITION, FAMILY, PLAN, 3, "cpu", kernel(call, **changes)).failures)
+
+
+def test_an_honest_kernel_passes():
+    result = run_case(DEFINITION, FAMILY, PLAN, 3, "cpu", kernel(honest))
+    assert not result.failures
+    assert not result.vacuous
+    assert 0 < result.kernel["output"].ratio <= 1
+
+
+def test_a_spoiled_input_is_named_unless_declared():
+    assert "changed input weight, which it does not declare in place" in failures(spoils_an_input)
+    assert not failures(spoils_an_input, in_place=("weight",))
+
+
+def test_an_element_that_is_never_written_is_nan():
+    text = failures(forgets_an_element)
+    assert "toy.kernel: output output: worst error is inf x its bound at [0, 0]: got nan" in text
+    assert FAMILY.compare["output"].reason in text
+
+
+def test_a_wrong_dtype_is_named():
+    assert "toy.kernel: output output is torch.float32; the Definition says bfloat16" in failures(wrong_dtype)
+
+
+def test_a_wrong_value_is_named():
+    assert "toy.kernel: output output: worst error" in failures(skips_the_weight)
+
+
+def test_a_reference_that_is_worse_than_the_kernel_fails():
+    # The same mathematics with one rounding too many.
+    rounded_twice = DEFINITION.reference.replace("* inverse_rms *", "* inverse_rms.bfloat16().float() *")
+    assert rounded_twice != DEFINITION.reference
+    loose = dataclasses.replace(FAMILY.compare["output"], bound=lambda expected: expected.value.abs() * 0.1 + 1e-6)
+    family = dataclasses.replace(FAMILY, compare={"output": loose})
+    worse = dataclasses.replace(DEFINITION, reference=rounded_twice)
+    correct = DEFINITION.compiled
+    result = run_case(
+        worse, family, PLAN, 3, "cpu", kernel(lambda d, i, o: {"output": correct(i["hidden_states"], i["weight"])})
+    )
+    assert "reference: output output is farther from the oracle" in "\n".join(result.failures)
+
+
+def test_a_reference_that_writes_to_its_inputs_fails():
+    reference = DEFINITION.reference.replace("x = hidden_states.float()", "x = hidden_states.mul_(1.5).float()")
+    definition = dataclasses.replace(DEFINITION, reference=reference)
+    with pytest.raises(AssertionError, match=r"the reference changed its inputs \['hidden_states'\]"):
+        run_case(definition, FAMILY, PLAN, 3, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        ({**PLAN, "batch_size": 0}, "output is empty"),
+        ({**PLAN, "batch_size": 1, "zero_row": True}, "a zero output would pass"),
+    ],
+)
+def test_vacuous_cases_are_recognised(plan, reason):
+    assert run_case(DEFINITION, FAMILY, plan, 3, "cpu").vacuous == reason
+
+
+def test_vacuous_cases_never_count():
+    only_empty = dataclasses.replace(
+        FAMILY, plans=lambda request: FAMILY.plans(request).map(lambda p: {**p, "batch_size": 0})
+    )
+    report = verify(LOADED, only_empty, examples=5)
+    assert report.status == "failed"
+    assert report.cases == 0
+    assert report.vacuous > 0
+    assert "only 0 of 5 cases prove something" in report.message
+
+
+def test_a_crash_is_a_failure_that_can_be_repeated():
+    report = verify(LOADED, FAMILY, kernel=kernel(crashes), examples=5)
+    assert report.status == "failed"
+    assert "RuntimeError: CUDA error: misaligned address" in report.message
+    assert "repeat: flashinfer-trace verify rmsnorm_h512 --kernel toy.kernel --device cpu --plan" in report.message
+
+
+def test_a_report_counts_distinct_cases_and_keeps_the_worst():
+    report = verify(LOADED, FAMILY, kernel=kernel(honest), examples=25, seed=4)
+    assert (report.status, report.message) == ("passed", "")
+    assert report.cases >= 25
+    summary = report.outputs["output"]
+    assert 0 < summary.kernel_worst <= 1
+    assert summary.kernel_worst == summary.reference_worst  # the same function on the same inputs
+    again = verify(LOADED, FAMILY, kernel=kernel(honest), examples=25, seed=4)
+    assert (again.cases, again.outputs) == (report.cases, report.outputs)
+
+
+def test_the_printed_line_repeats_the_case():
+    line = case_line(LOADED, PLAN, 3, "cpu", None, full=False)
+    program, *arguments = shlex.split(line)
+    assert program == "flashinfer-trace"
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    assert "1 passed, 0 failed" in result.output
+
+
+def test_large_plans_respect_the_limits_of_a_kernel():
+    from hypothesis import given, settings
+
+    from flashinfer_trace.harness.family import PlanRequest
+
+    sizes = set()
+
+    @settings(max_examples=60, database=None)
+    @given(FAMILY.plans(PlanRequest(DEFINITION, {"batch_size": (1, 16)}, large=True)))
+    def collect(plan):
+        sizes.add(plan["batch_size"])
+
+    collect()
+    assert min(sizes) >= 1
+    assert max(sizes) <= 16
+    assert len(sizes) > 5

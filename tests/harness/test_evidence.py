@@ -1,0 +1,81 @@
+"""The ledger: what it refuses, what it keeps, and that it is valid against its schema."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import jsonschema
+import pytest
+import torch
+
+import flashinfer_trace
+from flashinfer_trace.embedding import has_evidence
+from flashinfer_trace.harness import evidence
+from flashinfer_trace.harness.family import Kernel
+from flashinfer_trace.harness.verify import OutputSummary, Report
+
+DEFINITION = flashinfer_trace.load("rmsnorm_h512")
+KERNEL = Kernel("pytest.kernel", "pytest", lambda definition, inputs, outputs: outputs)
+REPORT = Report(
+    DEFINITION.name,
+    "pytest.kernel",
+    "cuda",
+    cases=60,
+    vacuous=2,
+    outputs={"output": OutputSummary("why", 0.9, 1.5e-3, 0.95, 1.6e-3)},
+)
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch):
+    properties = SimpleNamespace(name="Test GPU", major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+
+
+def entries(path):
+    return json.loads(path.read_text())["entries"]
+
+
+def test_a_recorded_run_is_valid_and_carries_the_status(tmp_path):
+    path = evidence.record(tmp_path / "evidence", DEFINITION, KERNEL, REPORT)
+    document = json.loads(path.read_text())
+    schema = json.loads((flashinfer_trace.find_root() / "schema" / "evidence.schema.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(document)
+    assert document["reference_sha256"] == DEFINITION.reference_sha256
+    assert document["entries"][0]["outputs"]["output"]["kernel_worst"] == 0.95
+    assert has_evidence(tmp_path, DEFINITION, DEFINITION.reference_sha256)
+    assert not has_evidence(tmp_path, DEFINITION, "0" * 64)
+    assert [p.name for p in path.parent.iterdir()] == ["rmsnorm_h512.json"]
+
+
+def test_a_second_run_replaces_the_first_and_leaves_other_kernels(tmp_path):
+    other = dataclasses.replace(KERNEL, variant="fa3")
+    for kernel in (KERNEL, other, KERNEL):
+        path = evidence.record(tmp_path, DEFINITION, kernel, REPORT)
+    assert [entry["kernel"]["variant"] for entry in entries(path)] == ["", "fa3"]
+
+
+def test_evidence_for_an_older_reference_is_dropped(tmp_path):
+    old = dataclasses.replace(DEFINITION, reference=DEFINITION.reference + "\n# older\n")
+    evidence.record(tmp_path, old, dataclasses.replace(KERNEL, variant="old"), REPORT)
+    path = evidence.record(tmp_path, DEFINITION, KERNEL, REPORT)
+    assert [entry["kernel"]["variant"] for entry in entries(path)] == [""]
+
+
+@pytest.mark.parametrize(("change", "word"), [({"status": "failed"}, "failed"), ({"device": "cpu"}, "on cpu")])
+def test_what_is_not_evidence(tmp_path, change, word):
+    with pytest.raises(ValueError, match=f"{word}.* is not evidence"):
+        evidence.record(tmp_path, DEFINITION, KERNEL, dataclasses.replace(REPORT, **change))
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_half_written(tmp_path, monkeypatch):
+    path = evidence.record(tmp_path, DEFINITION, KERNEL, REPORT)
+    before = path.read_text()
+    broken = dataclasses.replace(REPORT, outputs={"output": OutputSummary("why", float("nan"))})
+    with pytest.raises(ValueError, match="JSON compliant"):
+        evidence.record(tmp_path, DEFINITION, KERNEL, broken)
+    assert path.read_text() == before
+    assert [p.name for p in path.parent.iterdir()] == [path.name]

@@ -1,0 +1,182 @@
+"""Definition: shapes, binding, constraints on actual inputs, running, and small twins."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import flashinfer_trace
+from flashinfer_trace import Definition, InputError
+from flashinfer_trace.reference import ReferenceSourceError, compile_reference, render, substitute_constants
+
+SCALE = {
+    "name": "scale_h4",
+    "op_type": "scale",
+    "description": "Rows times a factor.",
+    "tags": ["status:unverified", "stage:decode"],
+    "axes": {
+        "rows": {"type": "var", "description": "Rows."},
+        "ends": {"type": "var", "description": "Offsets: one more than rows."},
+        "hidden_size": {"type": "const", "value": 4, "description": "Features."},
+    },
+    "constraints": ["ends == rows + 1", "offsets[-1].item() == rows"],
+    "inputs": {
+        "x": {"shape": ["rows", "hidden_size"], "dtype": "float32", "description": "Values."},
+        "offsets": {"shape": ["ends"], "dtype": "int32", "description": "Offsets."},
+        "factor": {"shape": None, "dtype": "float32", "description": "Factor."},
+    },
+    "outputs": {"y": {"shape": ["rows", "hidden_size"], "dtype": "float32", "description": "Scaled."}},
+    "reference": "HIDDEN_SIZE = 4\n\n\ndef run(x, offsets, factor):\n    return x * factor\n",
+}
+
+
+@pytest.fixture
+def scale() -> Definition:
+    return Definition.from_dict(SCALE)
+
+
+def inputs_for(rows: int) -> dict:
+    return {"x": torch.ones(rows, 4), "offsets": torch.arange(rows + 1, dtype=torch.int32), "factor": 2.0}
+
+
+def test_round_trip(scale):
+    assert scale.to_dict() == SCALE
+
+
+def test_shapes_need_every_variable_axis(scale):
+    assert scale.output_shapes({"rows": 3}) == {"y": (3, 4)}
+    assert scale.input_shapes({"rows": 3, "ends": 4}) == {"x": (3, 4), "offsets": (4,), "factor": None}
+    with pytest.raises(InputError, match="offsets needs a value for axis ends"):
+        scale.input_shapes({"rows": 3})
+
+
+def test_bind_axes(scale):
+    assert scale.bind_axes(inputs_for(3)) == {"rows": 3, "ends": 4}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": torch.ones(3, 5)}, r"input x has 5 in dimension 1; axis hidden_size is 4 \(a constant\)"),
+        ({"x": torch.ones(3)}, r"input x has shape \(3,\); expected 2 dimensions"),
+        ({"x": torch.ones(3, 4, dtype=torch.float64)}, "input x is float64; the Definition says float32"),
+        ({"x": torch.ones(2, 4)}, "ends == rows \\+ 1.*ends = 4.*rows = 2"),
+        ({"offsets": torch.tensor([0, 1, 2, 9], dtype=torch.int32)}, "offsets\\[-1\\]"),
+        ({"extra": 1}, r"unknown inputs \['extra'\]"),
+    ],
+)
+def test_inputs_that_do_not_fit(scale, change, message):
+    with pytest.raises(InputError, match=message):
+        scale.check_inputs({**inputs_for(3), **change})
+
+
+def test_missing_input_is_named(scale):
+    with pytest.raises(InputError, match=r"missing inputs \['factor'\]"):
+        scale.run(x=torch.ones(1, 4), offsets=torch.tensor([0, 1], dtype=torch.int32))
+
+
+def test_axis_that_two_inputs_disagree_on():
+    data = {**SCALE, "constraints": [], "axes": {**SCALE["axes"]}}
+    data["inputs"] = {**SCALE["inputs"], "offsets": {**SCALE["inputs"]["offsets"], "shape": ["rows"]}}
+    data["axes"].pop("ends")
+    with pytest.raises(InputError, match=r"input offsets has 4 in dimension 0; axis rows is 3 .from input x."):
+        Definition.from_dict(data).bind_axes(inputs_for(3))
+
+
+def test_axis_that_only_a_constraint_determines():
+    data = {**SCALE, "constraints": ["ends == rows + 1"]}
+    data["inputs"] = {name: spec for name, spec in SCALE["inputs"].items() if name != "offsets"}
+    inputs = {"x": torch.ones(3, 4), "factor": 2.0}
+    assert Definition.from_dict(data).bind_axes(inputs) == {"rows": 3, "ends": 4}
+    with pytest.raises(InputError, match="nothing determines the axes"):
+        Definition.from_dict({**data, "constraints": []}).bind_axes(inputs)
+
+
+def test_run_takes_positions_and_names(scale):
+    inputs = inputs_for(2)
+    assert torch.equal(scale.run(**inputs), torch.full((2, 4), 2.0))
+    assert torch.equal(scale.run(inputs["x"], inputs["offsets"], factor=3.0), torch.full((2, 4), 3.0))
+
+
+def test_not_a_definition(tmp_path):
+    path = tmp_path / "broken.json"
+    path.write_text("{")
+    with pytest.raises(InputError, match=r"broken\.json: cannot be read"):
+        Definition.from_file(path)
+    with pytest.raises(InputError, match="not a Definition"):
+        Definition.from_dict({"name": "x"})
+
+
+def test_small_twin_replaces_axes_and_constants():
+    definition = flashinfer_trace.load("rmsnorm_h7168")
+    twin = definition.with_const_axes({"hidden_size": 8})
+    assert twin.const_axes == {"hidden_size": 8}
+    assert "HIDDEN_SIZE = 8\n" in twin.reference
+    assert twin.run(torch.ones(2, 8).bfloat16(), torch.ones(8).bfloat16()).shape == (2, 8)
+    with pytest.raises(InputError, match="not const axes"):
+        definition.with_const_axes({"batch_size": 8})
+
+
+@pytest.mark.parametrize("definition", [*flashinfer_trace.definitions()], ids=lambda definition: definition.name)
+def test_make_inputs_is_deterministic_and_leaves_global_random_state_alone(definition):
+    from flashinfer_trace.families import family_of
+
+    family = family_of(definition)
+    twin = definition.with_const_axes({a: v for a, v in family.twin.items() if a in definition.const_axes})
+    state = torch.get_rng_state()
+    first, second = (flashinfer_trace.make_inputs(twin, seed=5) for _ in range(2))
+    other = flashinfer_trace.make_inputs(twin, seed=6)
+    assert torch.equal(torch.get_rng_state(), state)
+    twin.check_inputs(first)
+    assert list(first) == list(definition.inputs)
+    same = [bits(first[name]) == bits(second[name]) for name in first]
+    assert all(same)
+    assert any(bits(first[name]) != bits(other[name]) for name in first)
+
+
+def bits(value) -> object:
+    return value.contiguous().view(torch.uint8).numpy().tobytes() if isinstance(value, torch.Tensor) else value
+
+
+def test_make_inputs_honours_axes_and_rejects_unknown_ones():
+    definition = flashinfer_trace.load("rmsnorm_h512")
+    assert flashinfer_trace.make_inputs(definition, {"batch_size": 3})["hidden_states"].shape == (3, 512)
+    with pytest.raises(InputError, match=r"\['rows'\] are not variable axes"):
+        flashinfer_trace.make_inputs(definition, {"rows": 3})
+    with pytest.raises(InputError, match="batch_size = -1; sizes are zero or more"):
+        flashinfer_trace.make_inputs(definition, {"batch_size": -1})
+
+
+def test_reference_namespace_is_bare():
+    run = compile_reference("def run(x):\n    return open(x)\n", "hostile")
+    with pytest.raises(NameError, match="open"):
+        run("/etc/passwd")
+    with pytest.raises(ImportError, match="may import math and torch only, not os"):
+        compile_reference("import os\n\n\ndef run():\n    return os\n", "hostile")
+    with pytest.raises(ReferenceSourceError, match=r"defines no run\(\)"):
+        compile_reference("x = 1\n", "empty")
+
+
+def test_constants_are_substituted_only_where_they_name_an_axis():
+    source = 'A = 1  # first\nEPS = 1e-6\nB = "x"\n\n\ndef run():\n    A = 3\n    return A\n'
+    assert substitute_constants(source, {"a": 20, "c": 5}) == source.replace("A = 1 ", "A = 20 ")
+
+
+def test_sibling_functions_are_copied_in(tmp_path):
+    directory = tmp_path / "reference" / "toy"
+    directory.mkdir(parents=True)
+    (directory / "_shared.py").write_text(
+        "import torch\n\n\ndef inner(x):\n    return x + 1\n\n\ndef unused(x):\n    return x\n\n\n"
+        "def outer(x):\n    return inner(x) * 2\n"
+    )
+    (directory / "toy.py").write_text(
+        '"""Toy."""\n\nimport torch\n\nfrom ._shared import outer\n\nN = 1\n\n\ndef run(x):\n    return outer(x) + N\n'
+    )
+    rendered = render(tmp_path, "toy", "toy", {"n": 7})
+    assert "unused" not in rendered and "_shared" not in rendered
+    assert rendered.index("def inner") < rendered.index("def outer") < rendered.index("def run")
+    assert "\n\n\n\n" not in rendered
+    assert compile_reference(rendered, "toy")(3) == 15
+    (directory / "toy.py").write_text("from ._shared import gone\n\n\ndef run(x):\n    return gone(x)\n")
+    with pytest.raises(ReferenceSourceError, match=r"toy\.py:1: _shared\.py has no function gone"):
+        render(tmp_path, "toy", "toy", {})

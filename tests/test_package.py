@@ -1,0 +1,95 @@
+"""What users of the package rely on: a light import, the data in the wheel, flashinfer-bench, clean code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import flashinfer_trace
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run(*command: str, cwd: Path = ROOT) -> str:
+    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout}{result.stderr}"
+    return result.stdout
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import flashinfer_trace",
+        "import flashinfer_trace; list(flashinfer_trace.definitions())",
+        "from click.testing import CliRunner; from flashinfer_trace.cli import main; "
+        "assert CliRunner().invoke(main, ['validate']).exit_code == 0",
+    ],
+)
+def test_no_torch_and_no_cuda_package_is_imported(statement):
+    heavy = "{'torch', 'numpy', 'hypothesis', 'flashinfer', 'sgl_kernel'}"
+    run(
+        sys.executable, "-c", f"{statement}\nimport sys\nloaded = {heavy} & set(sys.modules)\nassert not loaded, loaded"
+    )
+
+
+def test_import_takes_less_than_150_ms():
+    code = "import time; start = time.perf_counter(); import flashinfer_trace; print(time.perf_counter() - start)"
+    assert min(float(run(sys.executable, "-c", code)) for _ in range(5)) < 0.150
+
+
+def test_validate_takes_less_than_2_s():
+    code = (
+        "import time; start = time.perf_counter(); from flashinfer_trace.cli import main\n"
+        "try: main(['validate'])\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "print(time.perf_counter() - start)"
+    )
+    assert min(float(run(sys.executable, "-c", code).splitlines()[-1]) for _ in range(2)) < 2.0
+
+
+def test_the_wheel_carries_the_dataset(tmp_path):
+    shutil.copytree(
+        ROOT,
+        tmp_path / "source",
+        ignore=shutil.ignore_patterns(".git", ".whl", ".venv", "*cache*", ".hypothesis"),
+    )
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path), cwd=tmp_path / "source")
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import flashinfer_trace\n"
+        "assert flashinfer_trace.__file__.startswith(sys.argv[1]), flashinfer_trace.__file__\n"
+        "from flashinfer_trace.validation import validate_paths\n"
+        "root = flashinfer_trace.find_root()\n"
+        "result = validate_paths([root / 'definitions'], root)\n"
+        "assert not result.problems, result.problems\n"
+        "print(result.checked)\n"
+    )
+    checked = run(sys.executable, "-c", code, str(tmp_path / "site"), cwd=tmp_path)
+    assert int(checked) == len(list(flashinfer_trace.definitions()))
+
+
+def test_every_definition_loads_in_flashinfer_bench():
+    bench = pytest.importorskip("flashinfer_bench.data", reason="pip install --no-deps flashinfer-bench==0.1.2")
+    for definition in flashinfer_trace.definitions():
+        assert definition.path is not None
+        loaded = bench.Definition(**json.loads(definition.path.read_text()))
+        assert loaded.const_axes == definition.const_axes
+        assert list(loaded.inputs) == list(definition.inputs)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy",)],
+    ids=["ruff check", "ruff format", "mypy"],
+)
+def test_code_quality(command):
+    run(sys.executable, "-m", *command)
