@@ -17,9 +17,7 @@ KINDS = ("normal", "integers", "large", "tiny", "positive")
 
 
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    return st.fixed_dictionaries(
-        {"m": sizes(*request.range("m", 0, 40, 512)), "values": st.sampled_from(KINDS)}
-    )
+    return st.fixed_dictionaries({"m": sizes(*request.range("m", 0, 40, 512)), "values": st.sampled_from(KINDS)})
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:

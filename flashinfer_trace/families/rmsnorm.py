@@ -65,12 +65,15 @@ def oracle(definition: Definition, inputs: dict[str, Any]) -> dict[str, Expected
 def normalised_bound(expected: Expected) -> torch.Tensor:
     """One bf16 rounding of a value that float32 carried with a few roundings and a sum of squares."""
     magnitude = expected.value.abs()
-    inside = summation_error(magnitude, expected.parts["length"]) / 2 + magnitude * ROUNDINGS * unit_roundoff(torch.float32)
+    inside = summation_error(magnitude, expected.parts["length"]) / 2 + magnitude * ROUNDINGS * unit_roundoff(
+        torch.float32
+    )
     return rounding_error(expected.value, torch.bfloat16) * (1 + 2**-8) + inside
 
 
 NORMALISED = ErrorBound(
-    normalised_bound, "one bf16 rounding, u = 2^-9, of a float32 value: half the error of its sum of squares, 6 roundings"
+    normalised_bound,
+    "one bf16 rounding, u = 2^-9, of a float32 value: half the error of its sum of squares, 6 roundings",
 )
 RESIDUAL = ErrorBound(normalised_bound, "the sum of two bf16 numbers is exact in float64: correctly rounded to bf16")
 

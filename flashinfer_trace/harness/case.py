@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -207,9 +208,7 @@ def full_precision_products() -> Iterator[None]:
 
 def case_line(definition: Definition, plan: Plan, seed: int, device: str, kernel: Kernel | None, full: bool) -> str:
     """The command that repeats a case."""
-    target = f"--kernel '{kernel.label}'" if kernel else "--against oracle"
+    target = f"--kernel {shlex.quote(kernel.label)}" if kernel else "--against oracle"
     size = " --full" if full and kernel is None else ""
-    plan_text = json.dumps(plan, separators=(",", ":"), sort_keys=True)
-    return (
-        f"flashinfer-trace verify {definition.name} {target} --device {device}{size} --plan '{plan_text}' --seed {seed}"
-    )
+    text = shlex.quote(json.dumps(plan, separators=(",", ":"), sort_keys=True))
+    return f"flashinfer-trace verify {definition.name} {target} --device {device}{size} --plan {text} --seed {seed}"
