@@ -59,7 +59,7 @@ def product_bound(expected: Expected) -> torch.Tensor:
 
 
 PRODUCT = ErrorBound(
-    product_bound, "one bf16 rounding, u = 2^-9, of a float32 sum: 8 sqrt(k) 2^-24 |A||B|; exact for integer inputs"
+    product_bound, "one bf16 rounding, u = 2^-8, of a float32 sum: 8 sqrt(k) 2^-24 |A||B|; exact for integer inputs"
 )
 
 

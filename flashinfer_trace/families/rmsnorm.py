@@ -73,7 +73,7 @@ def normalised_bound(expected: Expected) -> torch.Tensor:
 
 NORMALISED = ErrorBound(
     normalised_bound,
-    "one bf16 rounding, u = 2^-9, of a float32 value: half the error of its sum of squares, 6 roundings",
+    "one bf16 rounding, u = 2^-8, of a float32 value: half the error of its sum of squares, 6 roundings",
 )
 RESIDUAL = ErrorBound(normalised_bound, "the sum of two bf16 numbers is exact in float64: correctly rounded to bf16")
 

@@ -1,0 +1,1 @@
+"""Programs of the project that are not part of the installed package."""
