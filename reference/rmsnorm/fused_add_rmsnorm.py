@@ -17,6 +17,8 @@ def run(hidden_states: torch.Tensor, residual: torch.Tensor, weight: torch.Tenso
     assert residual.shape[-1] == HIDDEN_SIZE
     assert weight.shape == (HIDDEN_SIZE,)
     x = hidden_states.float() + residual.float()
-    inverse_rms = torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + EPS)
-    output = (x * inverse_rms * weight.float()).to(hidden_states.dtype)
-    return output, x.to(residual.dtype)
+    residual_out = x.to(residual.dtype)
+    mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / HIDDEN_SIZE
+    # In place on the sum: new memory for each step would take most of the time.
+    output = x.mul_(torch.rsqrt(mean_square + EPS)).mul_(weight.float()).to(hidden_states.dtype)
+    return output, residual_out

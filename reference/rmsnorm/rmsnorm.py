@@ -13,6 +13,7 @@ def run(hidden_states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """hidden_states [batch_size, hidden_size], weight [hidden_size] -> output [batch_size, hidden_size]."""
     assert hidden_states.shape[-1] == HIDDEN_SIZE
     assert weight.shape == (HIDDEN_SIZE,)
-    x = hidden_states.float()
-    inverse_rms = torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + EPS)
-    return (x * inverse_rms * weight.float()).to(hidden_states.dtype)
+    x = hidden_states.to(torch.float32, copy=True)
+    mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / HIDDEN_SIZE
+    # In place on the float32 copy: new memory for each step would take most of the time.
+    return x.mul_(torch.rsqrt(mean_square + EPS)).mul_(weight.float()).to(hidden_states.dtype)

@@ -87,7 +87,7 @@ def test_a_wrong_value_is_named():
 
 def test_a_reference_that_is_worse_than_the_kernel_fails():
     # The same mathematics with one rounding too many.
-    rounded_twice = DEFINITION.reference.replace("* inverse_rms *", "* inverse_rms.bfloat16().float() *")
+    rounded_twice = DEFINITION.reference.replace(".mul_(weight.float())", ".bfloat16().float().mul_(weight.float())")
     assert rounded_twice != DEFINITION.reference
     loose = dataclasses.replace(FAMILY.compare["output"], bound=lambda expected: expected.value.abs() * 0.1 + 1e-6)
     family = dataclasses.replace(FAMILY, compare={"output": loose})
@@ -100,7 +100,9 @@ def test_a_reference_that_is_worse_than_the_kernel_fails():
 
 
 def test_a_reference_that_writes_to_its_inputs_fails():
-    reference = DEFINITION.reference.replace("x = hidden_states.float()", "x = hidden_states.mul_(1.5).float()")
+    copies = "x = hidden_states.to(torch.float32, copy=True)"
+    assert copies in DEFINITION.reference
+    reference = DEFINITION.reference.replace(copies, "x = hidden_states.mul_(1.5).float()")
     definition = dataclasses.replace(DEFINITION, reference=reference)
     with pytest.raises(AssertionError, match=r"the reference changed its inputs \['hidden_states'\]"):
         run_case(definition, FAMILY, PLAN, 3, "cpu")

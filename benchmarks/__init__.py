@@ -1,0 +1,1 @@
+"""How fast the references are, beside what they replace."""

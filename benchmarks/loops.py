@@ -1,0 +1,160 @@
+"""The straightforward way to compute each family: a Python loop over rows, requests or tokens.
+
+These are baselines for benchmarks/references.py, written as one would first write them. tests/test_benchmarks.py holds
+them to the same oracles as the references, so that a ratio never compares two different functions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+EPS = 1e-6
+BLOCK = 128
+
+
+def rmsnorm(hidden_states: Tensor, weight: Tensor) -> Tensor:
+    rows = [x / torch.sqrt((x * x).mean() + EPS) * weight.float() for x in hidden_states.float()]
+    return torch.stack(rows).to(hidden_states.dtype) if rows else torch.empty_like(hidden_states)
+
+
+def fused_add_rmsnorm(hidden_states: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    total = hidden_states.float() + residual.float()
+    return rmsnorm(total, weight).to(hidden_states.dtype), total.to(residual.dtype)
+
+
+def gemm(a: Tensor, b: Tensor) -> Tensor:
+    weights = b.float()
+    rows = [weights @ row for row in a.float()]
+    return torch.stack(rows).to(a.dtype) if rows else a.new_empty(0, b.shape[0])
+
+
+def mla_prefill(
+    q_nope: Tensor,
+    q_pe: Tensor,
+    ckv_cache: Tensor,
+    kpe_cache: Tensor,
+    qo_indptr: Tensor,
+    kv_indptr: Tensor,
+    kv_indices: Tensor,
+    *rest: Any,
+) -> tuple[Tensor, Tensor]:
+    """One query and one head at a time."""
+    *last_page_len, sm_scale = rest
+    output = torch.zeros_like(q_nope)
+    lse = torch.full(q_nope.shape[:2], -math.inf, device=q_nope.device)
+    for b in range(len(qo_indptr) - 1):
+        pages = kv_indices[kv_indptr[b] : kv_indptr[b + 1]].long()
+        if not len(pages):
+            continue
+        unused = ckv_cache.shape[1] - int(last_page_len[0][b]) if last_page_len else 0
+        kv_len = len(pages) * ckv_cache.shape[1] - unused
+        ckv = ckv_cache[pages].flatten(0, 1)[:kv_len].float()
+        kpe = kpe_cache[pages].flatten(0, 1)[:kv_len].float()
+        start, stop = int(qo_indptr[b]), int(qo_indptr[b + 1])
+        for i in range(start, stop):
+            seen = kv_len - (stop - i) + 1
+            for head in range(q_nope.shape[1]) if seen > 0 else ():
+                logits = ckv[:seen] @ q_nope[i, head].float() + kpe[:seen] @ q_pe[i, head].float()
+                logits = logits * sm_scale
+                lse[i, head] = torch.logsumexp(logits, 0) / math.log(2)
+                output[i, head] = (torch.softmax(logits, 0) @ ckv[:seen]).to(output.dtype)
+    return output, lse
+
+
+def mla_decode(q_nope: Tensor, q_pe: Tensor, ckv_cache: Tensor, kpe_cache: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    one_query_each = torch.arange(q_nope.shape[0] + 1)
+    return mla_prefill(q_nope, q_pe, ckv_cache, kpe_cache, one_query_each, *rest)
+
+
+def kept(row: Tensor, top_k: int | None = None, top_p: float | None = None, min_p: float | None = None) -> Tensor:
+    """The row with what the filters drop set to zero, not renormalised."""
+    if top_k is not None:
+        threshold = torch.sort(row, descending=True).values[min(max(top_k, 1), len(row)) - 1]
+        row = torch.where(row >= threshold, row, 0.0)
+    if top_p is not None:
+        descending = torch.sort(row.double() / row.double().sum() if top_k else row.double(), descending=True).values
+        reached = min(int((descending.cumsum(0) < top_p).sum()), len(row) - 1)
+        threshold = torch.sort(row, descending=True).values[reached]
+        row = torch.where(row >= threshold, row, 0.0)
+    if min_p is not None:
+        row = torch.where(row >= row.max() * min_p, row, 0.0)
+    return row
+
+
+def sampler(*filters: str) -> Callable[..., Tensor]:
+    def run(probs: Tensor, *limits: Tensor) -> Tensor:
+        rows = [kept(row, **dict(zip(filters, own, strict=True))) for row, *own in zip(probs, *limits, strict=True)]
+        tokens = [torch.multinomial(row, 1)[0] for row in rows]
+        return torch.stack(tokens).int() if tokens else probs.new_empty(0, dtype=torch.int32)
+
+    return run
+
+
+def renormaliser(name: str) -> Callable[..., Tensor]:
+    def run(probs: Tensor, limits: Tensor) -> Tensor:
+        rows = [kept(row, **{name: limit}) for row, limit in zip(probs, limits, strict=True)]
+        return torch.stack([(row.double() / row.double().sum()).float() for row in rows]) if rows else probs.clone()
+
+    return run
+
+
+def moe(
+    routing_logits: Tensor,
+    routing_bias: Tensor,
+    hidden_states: Tensor,
+    hidden_states_scale: Tensor,
+    gemm1_weights: Tensor,
+    gemm1_weights_scale: Tensor,
+    gemm2_weights: Tensor,
+    gemm2_weights_scale: Tensor,
+    local_expert_offset: int,
+    routed_scaling_factor: float,
+    top_k: int = 8,
+    groups: int = 8,
+    kept_groups: int = 4,
+) -> Tensor:
+    """One token and one of its experts at a time; weights dequantised anew each time."""
+
+    def dequantise(codes: Tensor, scales: Tensor) -> Tensor:
+        return codes.float() * scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+
+    output = torch.zeros(hidden_states.shape, device=hidden_states.device)
+    for t, logits in enumerate(routing_logits):
+        scores = torch.sigmoid(logits)
+        choice = (scores + routing_bias.float()).view(groups, -1)
+        best = torch.topk(choice.topk(2, 1).values.sum(1), kept_groups).indices
+        allowed = torch.full_like(choice, -math.inf)
+        allowed[best] = choice[best]
+        experts = torch.topk(allowed.flatten(), top_k).indices
+        weights = scores[experts] / scores[experts].sum() * routed_scaling_factor
+        x = hidden_states[t].float() * hidden_states_scale[:, t].repeat_interleave(BLOCK)
+        for expert, weight in zip(experts.tolist(), weights, strict=True):
+            e = expert - int(local_expert_offset)
+            if 0 <= e < len(gemm1_weights):
+                up, gate = (dequantise(gemm1_weights[e], gemm1_weights_scale[e]) @ x).chunk(2)
+                hidden = gate * torch.sigmoid(gate) * up
+                output[t] += weight * (dequantise(gemm2_weights[e], gemm2_weights_scale[e]) @ hidden)
+    return output.to(torch.bfloat16)
+
+
+LOOPS: dict[str, Callable[..., Any]] = {
+    "rmsnorm": rmsnorm,
+    "fused_add_rmsnorm": fused_add_rmsnorm,
+    "gemm": gemm,
+    "mla_paged_decode": mla_decode,
+    "mla_paged_decode_ps1": mla_decode,
+    "mla_paged_prefill_causal": mla_prefill,
+    "mla_paged_prefill_causal_ps1": mla_prefill,
+    "top_k_sampling_from_probs": sampler("top_k"),
+    "top_p_sampling_from_probs": sampler("top_p"),
+    "top_k_top_p_sampling_from_probs": sampler("top_k", "top_p"),
+    "min_p_sampling_from_probs": sampler("min_p"),
+    "top_k_renorm_probs": renormaliser("top_k"),
+    "top_p_renorm_probs": renormaliser("top_p"),
+    "moe_fp8_block_scale_ds_routing": moe,
+}

@@ -1,0 +1,50 @@
+"""The benchmark's loops compute what the references compute, and its command runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import flashinfer_trace
+from benchmarks import references
+from benchmarks.loops import LOOPS
+from flashinfer_trace.families import family_of
+from flashinfer_trace.harness.case import evaluate
+from flashinfer_trace.harness.verify import prepare
+
+FIRST = {family_of(definition).name: definition for definition in flashinfer_trace.definitions()}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_the_loop_meets_the_oracle_of_the_family(name):
+    family = family_of(FIRST[name])
+    definition = prepare(FIRST[name], family, "cpu", full=False)
+    inputs = family.inputs_for_axes(definition, {}, seed=3, device="cpu")
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        outputs = definition.name_outputs(LOOPS[name](*inputs.values()))
+    comparisons = evaluate(family.policies(), outputs, family.oracle(definition, inputs))
+    assert all(comparison.passed for comparison in comparisons.values()), str(comparisons)
+
+
+def test_every_family_has_a_loop():
+    assert set(LOOPS) == set(FIRST)
+
+
+def test_the_command_prints_a_ratio_and_takes_an_older_reference(capsys, tmp_path):
+    definition = flashinfer_trace.load("rmsnorm_h512")
+    older = tmp_path / "older.py"
+    older.write_text(definition.reference)
+    common = ["rmsnorm_h512", "--axes", "batch_size=4", "--repeat", "2"]
+    for extra in ([], ["--baseline", str(older)], ["--baseline", str(definition.path)], ["--no-baseline"]):
+        assert references.main([*common, *extra]) == 0
+        line = capsys.readouterr().out.splitlines()[-1]
+        assert "rmsnorm_h512  batch_size=4" in line
+        assert ("x " in line) == (extra != ["--no-baseline"])
+
+
+def test_a_missed_target_is_exit_1(capsys, monkeypatch):
+    workload = references.Workload("rmsnorm_h512", {"batch_size": 4}, seconds=1e-9)
+    monkeypatch.setattr(references, "TARGETS", (workload,))
+    assert references.main(["--repeat", "1"]) == 1
+    assert "MISSED: 1e-09 s" in capsys.readouterr().out
