@@ -35,7 +35,7 @@ def validate(paths: tuple[Path, ...], output_format: str) -> None:
     missing = [path for path in paths if not path.exists() and not path.is_symlink()]
     if missing:
         raise click.UsageError(f"no such file or directory: {missing[0]}")
-    result = validate_paths(list(paths) or [root / "definitions"], root)
+    result = validate_paths(list(paths) or [root], root)
     if output_format == "json":
         click.echo(format_json(result))
     else:

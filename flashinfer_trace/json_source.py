@@ -1,0 +1,319 @@
+"""Reads JSON files that anybody may have written, and knows on which line each value stands.
+
+Own code, because no library gives all of it: the standard library's parser has neither positions nor duplicate keys
+and recurses; json-source-map (1.0.5, 2022) has positions, but recurses too and drops duplicate keys silently.
+Here the standard library's C parser makes the data, after one linear pass of a tokeniser bounded the nesting. Only when
+somebody asks for a line (a problem was found) a second, iterative pass over the tokens maps JSON pointers to lines.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["JsonDocument", "JsonProblem", "JsonSourceError", "escape_pointer", "load", "parse"]
+
+#: Largest file, in bytes. The largest Definition has about 20 KiB.
+MAX_BYTES = 4 * 1024 * 1024
+#: Deepest nesting. A Definition has 4 levels, evidence 6.
+MAX_DEPTH = 32
+#: Most values (commas and containers) in one file: bounds the time of everything that comes after.
+MAX_VALUES = 20_000
+#: Largest magnitude of an integer: what every JSON reader (JavaScript, jq) keeps exactly.
+MAX_INTEGER = 2**53
+#: Most problems found in the values of one file; more of the same help nobody.
+MAX_PROBLEMS = 100
+#: Longest part of a JSON pointer in a report.
+MAX_POINTER_PART = 120
+
+# Every alternative matches in linear time: an unterminated string runs to the end of the text, without backtracking.
+_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[][{}:,]|[^][{}:,"\s]+', re.DOTALL)
+_STRUCTURE = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[][{},]', re.DOTALL)
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_BYTE_ORDER_MARK = "\ufeff"
+
+
+class JsonSourceError(ValueError):
+    """The file has no usable data at all.
+
+    Attributes:
+        problem: what is wrong and where.
+    """
+
+    def __init__(self, problem: JsonProblem) -> None:
+        super().__init__(f"line {problem.line}: {problem.message}{f' ({problem.hint})' if problem.hint else ''}")
+        self.problem = problem
+
+
+@dataclass(frozen=True)
+class JsonProblem:
+    """One thing wrong with a file below the level of any schema.
+
+    Attributes:
+        rule: file-unreadable, file-kind, file-size, json-encoding, json-syntax, json-nesting, json-number or
+            json-duplicate-key.
+        line: line counted from 1.
+        pointer: JSON pointer, "" for the whole file.
+        message, hint: what is wrong, and the mend.
+    """
+
+    rule: str
+    line: int
+    pointer: str
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True)
+class JsonDocument:
+    """Data of one JSON file.
+
+    Attributes:
+        data: as ``json.loads`` gives it; of a duplicate key the last value, and None for a refused number.
+        text: the source.
+        problems: what is wrong without making the data unusable: byte-order mark, duplicate keys, refused numbers.
+    """
+
+    data: Any
+    text: str = field(repr=False)
+    problems: tuple[JsonProblem, ...] = ()
+
+    @functools.cached_property
+    def lines(self) -> dict[str, int]:
+        """JSON pointer -> line, counted from 1: of a member the line of its key, of an item the line it begins on."""
+        return {token.pointer: token.line for token in _scan(self.text)}
+
+    def line_of(self, pointer: str) -> int:
+        """Line of `pointer`, or of the nearest value around it that exists."""
+        while pointer and pointer not in self.lines:
+            pointer = pointer.rpartition("/")[0]
+        return self.lines.get(pointer, 1)
+
+
+def escape_pointer(key: str) -> str:
+    """One key as a part of a JSON pointer (RFC 6901), cut at 120 characters.
+
+    Uncut, one huge key around many values would make every pointer huge.
+    """
+    return key[:MAX_POINTER_PART].replace("~", "~0").replace("/", "~1")
+
+
+def load(path: Path) -> JsonDocument:
+    """Reads and parses one file. Never blocks on a FIFO and never reads more than the size limit.
+
+    Raises:
+        JsonSourceError: it cannot be read, is no regular file, or has no usable JSON.
+    """
+    # Without O_NONBLOCK, opening a FIFO would wait for a writer forever.
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        if stat.S_ISDIR(os.stat(path).st_mode):
+            raise _error("file-kind", "is a directory, not a JSON file", "remove it or rename it")
+        descriptor = os.open(path, flags)
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise _error("file-kind", "is not a regular file", "replace it by a plain JSON file")
+            raw = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        if isinstance(error, JsonSourceError):
+            raise
+        reason = "symbolic links in a loop" if getattr(error, "errno", 0) == errno.ELOOP else _reason(error)
+        raise _error("file-unreadable", f"cannot be read: {reason}", "check the path and its permissions") from None
+    return parse(raw)
+
+
+def parse(raw: bytes) -> JsonDocument:
+    """Parses the bytes of one file.
+
+    Raises:
+        JsonSourceError: too large, not UTF-8, nested too deeply, or not JSON.
+    """
+    if len(raw) > MAX_BYTES:
+        raise _error("file-size", f"is larger than {MAX_BYTES // 1024**2} MiB", "a Definition has a few KiB")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        message = f"byte 0x{raw[error.start]:02x} at offset {error.start} is not UTF-8"
+        raise _error("json-encoding", message, "save the file as UTF-8", line) from None
+    problems: list[JsonProblem] = []
+    if text.startswith(_BYTE_ORDER_MARK):
+        text = text.removeprefix(_BYTE_ORDER_MARK)
+        hint = "save the file as UTF-8 without a mark"
+        problems.append(JsonProblem("json-encoding", 1, "", "begins with a byte-order mark", hint))
+    _check_structure(text)
+    data, suspicious = _decode(text)
+    if suspicious or _SURROGATE.search(text):
+        problems += _problems_in_values(text)
+    if any(problem.rule == "json-encoding" and problem.pointer for problem in problems):
+        raise JsonSourceError(next(p for p in problems if p.rule == "json-encoding" and p.pointer))
+    return JsonDocument(data, text, tuple(problems))
+
+
+def _check_structure(text: str) -> None:
+    """Bounds nesting and number of values before a recursive parser sees the text."""
+    depth = values = 0
+    for match in _STRUCTURE.finditer(text):
+        character = match.group()
+        if character in ("{", "["):
+            depth += 1
+            values += 1
+        elif character in ("}", "]"):
+            depth -= 1
+        elif character == ",":
+            values += 1
+        if depth > MAX_DEPTH or values > MAX_VALUES:
+            what = f"nested deeper than {MAX_DEPTH} levels" if depth > MAX_DEPTH else f"more than {MAX_VALUES} values"
+            line = text.count("\n", 0, match.start()) + 1
+            raise _error("json-nesting", what, "a Definition has 4 levels and a few hundred values", line)
+
+
+def _decode(text: str) -> tuple[Any, bool]:
+    """The data, and whether something needs a second look (duplicate keys, refused numbers)."""
+    suspicious = False
+
+    def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal suspicious
+        result = dict(pairs)
+        suspicious = suspicious or len(result) != len(pairs)
+        return result
+
+    def number(literal: str) -> int | float | None:
+        nonlocal suspicious
+        value = _number(literal)
+        suspicious = suspicious or value is None
+        return value
+
+    try:
+        data = json.loads(text, object_pairs_hook=members, parse_int=number, parse_float=number, parse_constant=number)
+    except json.JSONDecodeError as error:
+        hint = _syntax_hint(text, error)
+        raise _error("json-syntax", f"not JSON: {error.msg}, column {error.colno}", hint, error.lineno) from None
+    return data, suspicious
+
+
+def _number(literal: str) -> int | float | None:
+    """The value of a number's text, None if it is refused: not finite, or not exact in every JSON reader."""
+    if len(literal) > 64:
+        return None
+    if literal.lstrip("-").isdecimal():
+        integer = int(literal)
+        return integer if abs(integer) <= MAX_INTEGER else None
+    try:
+        value = float(literal)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _syntax_hint(text: str, error: json.JSONDecodeError) -> str:
+    before, after = text[: error.pos].rstrip()[-1:], text[error.pos : error.pos + 2]
+    if not text.strip():
+        return "the file is empty"
+    if before == "," or after[:1] in ("}", "]") or "trailing comma" in error.msg:  # the words of Python 3.13
+        return "no comma before a closing bracket"
+    if after[:1] == "'":
+        return "strings take double quotes"
+    if after in ("//", "/*") or after[:1] == "#":
+        return "JSON has no comments"
+    if "control character" in error.msg:
+        return r"write a line break in a string as \n"
+    if "Extra data" in error.msg:
+        return "one file holds one object"
+    return ""
+
+
+@dataclass(frozen=True)
+class _Token:
+    """One value: its pointer, its line, its text (a bracket for containers), and whether its key was seen before."""
+
+    pointer: str
+    line: int
+    text: str
+    key: str | None = None
+    duplicate: bool = False
+
+
+def _scan(text: str) -> Iterator[_Token]:
+    """Values of a valid JSON text in order of appearance; iterative, so that no nesting overflows a stack."""
+    line, position = 1, 0
+    # One entry a container: pointer, next index (None in an object), keys seen.
+    stack: list[tuple[str, int | None, set[str]]] = []
+    key: str | None = None
+    key_line = 1
+    for match in _TOKEN.finditer(text):
+        token = match.group()
+        line += text.count("\n", position, match.start())
+        position = match.start()
+        if token in (":", ","):
+            continue
+        if token in ("}", "]"):
+            stack.pop()
+            continue
+        duplicate = False
+        pointer = ""
+        this_line, this_key = line, key
+        if stack:
+            parent, index, keys = stack[-1]
+            if index is None and key is None:
+                key, key_line = json.loads(token, strict=False), line
+                continue
+            if index is None:
+                assert key is not None
+                pointer, this_line = f"{parent}/{escape_pointer(key)}", key_line
+                duplicate = key in keys
+                keys.add(key)
+                key = None
+            else:
+                pointer = f"{parent}/{index}"
+                stack[-1] = (parent, index + 1, keys)
+        yield _Token(pointer, this_line, token, this_key, duplicate)
+        if token in ("{", "["):
+            stack.append((pointer, None if token == "{" else 0, set()))
+
+
+def _problems_in_values(text: str) -> list[JsonProblem]:
+    problems: list[JsonProblem] = []
+    for token in _scan(text):
+        if len(problems) >= MAX_PROBLEMS:
+            break
+        if token.duplicate:
+            message = f"the key {_short(token.key or '')} appears twice in one object"
+            problems.append(JsonProblem("json-duplicate-key", token.line, token.pointer, message, "keep one of them"))
+        if any(part is not None and _has_lone_surrogate(part) for part in (token.key, _string(token.text))):
+            message = r"a \ud8xx escape without its other half is no character"
+            problems.append(JsonProblem("json-encoding", token.line, token.pointer, message, "write the character"))
+        if token.text[0] in "-0123456789NI" and _number(token.text) is None:
+            message = f"the number {_short(token.text)} is not finite or beyond 2**53"
+            hint = "JSON has no NaN or Infinity, and readers keep integers exactly only up to 2**53"
+            problems.append(JsonProblem("json-number", token.line, token.pointer, message, hint))
+    return problems
+
+
+def _string(token: str) -> str | None:
+    return json.loads(token, strict=False) if token.startswith('"') and "\\u" in token else None
+
+
+def _has_lone_surrogate(value: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= 40 else f"{value[:37]}..."
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _error(rule: str, message: str, hint: str, line: int = 1) -> JsonSourceError:
+    return JsonSourceError(JsonProblem(rule, line, "", message, hint))

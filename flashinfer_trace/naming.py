@@ -1,0 +1,210 @@
+"""Names of Definitions: which family a name belongs to, and which name the const axes give.
+
+The conventions are data, ``schema/naming.json``, so that other tools can use them. Importing this imports no torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Family", "Naming", "NamingError", "TagNamespace", "derive_name", "family_of", "load_naming"]
+
+_PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9_]*)\}")
+#: One underscore-separated part of a pattern that holds a placeholder: an abbreviation, then the placeholder.
+_PART = re.compile(r"(?P<abbreviation>[a-z]*)\{(?P<axis>[a-z][a-z0-9_]*)\}(?P<rest>.*)")
+#: No leading zeros (they would give one Definition two names) and no more digits than an axis can have.
+_INTEGER = "(0|[1-9][0-9]{0,18})"
+
+
+class NamingError(ValueError):
+    """schema/naming.json is missing or malformed, or a name cannot be derived. The message says where and why."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family of Definitions.
+
+    Attributes:
+        name: the family's name, also the stem of its file in ``reference/<op_type>/``.
+        op_type: op_type of its Definitions.
+        pattern: the name, with a placeholder ``{axis}`` for each const axis in it.
+        where: const axes that must have exactly these values.
+    """
+
+    name: str
+    op_type: str
+    pattern: str
+    where: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Const axes that the pattern or ``where`` reads."""
+        return (*_PLACEHOLDER.findall(self.pattern), *(axis for axis, _ in self.where))
+
+    def matches(self, name: str, op_type: str, const_axes: Mapping[str, int]) -> bool:
+        """Whether a Definition with this name, op_type and const axes belongs to the family."""
+        return (
+            op_type == self.op_type
+            and _pattern_regex(self.pattern).fullmatch(name) is not None
+            and all(const_axes.get(axis) == value for axis, value in self.where)
+        )
+
+
+@dataclass(frozen=True)
+class TagNamespace:
+    """What the tags ``name:value`` of one namespace may be.
+
+    Attributes:
+        name: what stands before the colon.
+        description: what the namespace says.
+        values: the only values, empty if `pattern` decides.
+        pattern: regular expression that a whole value must match, empty if `values` decides.
+        examples: whole tags.
+        required: every Definition carries one.
+        repeatable: a Definition may carry several.
+    """
+
+    name: str
+    description: str
+    values: tuple[str, ...] = ()
+    pattern: str = ""
+    examples: tuple[str, ...] = ()
+    required: bool = False
+    repeatable: bool = True
+
+    def accepts(self, value: str) -> bool:
+        """Whether `value` may follow the colon."""
+        return value in self.values if self.values else re.fullmatch(self.pattern, value) is not None
+
+
+@dataclass(frozen=True)
+class Naming:
+    """The conventions of schema/naming.json.
+
+    Attributes:
+        families: by name, in file order: the first that matches wins.
+        abbreviations: abbreviation -> axes it may stand for.
+        namespaces: tag namespaces by name.
+        flags: tags without a namespace -> what they say.
+    """
+
+    families: Mapping[str, Family]
+    abbreviations: Mapping[str, tuple[str, ...]]
+    namespaces: Mapping[str, TagNamespace]
+    flags: Mapping[str, str]
+
+
+def load_naming(root: Path) -> Naming:
+    """Reads ``schema/naming.json`` under a dataset root (cached until the file changes).
+
+    Raises:
+        NamingError: it is missing, not JSON, or breaks the conventions (unknown abbreviation, bad pattern).
+    """
+    path = Path(root) / "schema" / "naming.json"
+    try:
+        return _load(path, path.stat().st_mtime_ns)
+    except OSError as error:
+        raise NamingError(f"{path}: cannot be read ({error.strerror}); is {root} a dataset root?") from error
+
+
+def family_of(definition_like: Any, naming: Naming) -> str | None:
+    """Name of the family that a Definition belongs to, None if none matches.
+
+    Args:
+        definition_like: a Definition, or its JSON as a mapping; it needs name, op_type and axes.
+        naming: from `load_naming`.
+    """
+    if isinstance(definition_like, Mapping):
+        name, op_type = definition_like.get("name"), definition_like.get("op_type")
+        const_axes = _const_axes(definition_like.get("axes"))
+    else:
+        name, op_type, const_axes = definition_like.name, definition_like.op_type, definition_like.const_axes
+    if not (isinstance(name, str) and isinstance(op_type, str)):
+        return None
+    for family in naming.families.values():
+        if family.matches(name, op_type, const_axes):
+            return family.name
+    return None
+
+
+def derive_name(family: Family, const_axes: Mapping[str, int]) -> str:
+    """The name that a Definition of `family` with these const axes must have.
+
+    Raises:
+        NamingError: the pattern names a const axis that is not given.
+    """
+    missing = [axis for axis in _PLACEHOLDER.findall(family.pattern) if axis not in const_axes]
+    if missing:
+        raise NamingError(f"the name {family.pattern} needs the const axis {missing[0]}")
+    return _PLACEHOLDER.sub(lambda match: str(const_axes[match.group(1)]), family.pattern)
+
+
+def _const_axes(axes: Any) -> dict[str, int]:
+    if not isinstance(axes, Mapping):
+        return {}
+    return {
+        name: axis["value"]
+        for name, axis in axes.items()
+        if isinstance(axis, Mapping) and axis.get("type") == "const" and type(axis.get("value")) is int
+    }
+
+
+@functools.lru_cache(maxsize=512)
+def _pattern_regex(pattern: str) -> re.Pattern[str]:
+    # re.split with one group alternates literal text and axis names.
+    parts = _PLACEHOLDER.split(pattern)
+    return re.compile("".join(_INTEGER if i % 2 else re.escape(part) for i, part in enumerate(parts)))
+
+
+@functools.lru_cache(maxsize=32)
+def _load(path: Path, _modified: int) -> Naming:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        abbreviations = {name: tuple(axes) for name, axes in data["abbreviations"].items()}
+        families = {
+            name: Family(name, entry["op_type"], entry["pattern"], tuple(entry.get("where", {}).items()))
+            for name, entry in data["families"].items()
+        }
+        namespaces = {
+            name: TagNamespace(
+                name=name,
+                description=entry["description"],
+                values=tuple(entry.get("values", ())),
+                pattern=entry.get("pattern", ""),
+                examples=tuple(entry.get("examples", ())),
+                required=entry.get("required", False),
+                repeatable=entry.get("repeatable", True),
+            )
+            for name, entry in data["tags"]["namespaces"].items()
+        }
+        for namespace in namespaces.values():
+            re.compile(namespace.pattern)
+        naming = Naming(families, abbreviations, namespaces, dict(data["tags"]["flags"]))
+        for family in families.values():
+            _check_pattern(family, abbreviations)
+    except (KeyError, AttributeError, TypeError, ValueError, RecursionError, re.error) as error:
+        if isinstance(error, NamingError):
+            raise NamingError(f"{path}: {error}") from None
+        raise NamingError(f"{path}: malformed ({error!r}); schema/naming.schema.json says how it must be") from error
+    return naming
+
+
+def _check_pattern(family: Family, abbreviations: Mapping[str, tuple[str, ...]]) -> None:
+    """Each placeholder follows an abbreviation that may stand for its axis, so that names read the same everywhere."""
+    # Underscores inside a placeholder belong to the axis's name.
+    for part in re.split(r"_(?![^{]*\})", family.pattern):
+        if "{" not in part and "}" not in part:
+            continue
+        match = _PART.fullmatch(part)
+        if match is None or match["rest"]:
+            raise NamingError(f"family {family.name}: the part {part!r} of the pattern is not <abbreviation>{{axis}}")
+        if match["axis"] not in abbreviations.get(match["abbreviation"], ()):
+            raise NamingError(
+                f"family {family.name}: {match['abbreviation']!r} does not stand for {match['axis']} in abbreviations"
+            )

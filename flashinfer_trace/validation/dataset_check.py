@@ -1,0 +1,189 @@
+"""Checks files of a dataset: the one entry point of the validator."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from flashinfer_trace.json_source import JsonDocument, JsonSourceError, load
+from flashinfer_trace.naming import Naming, NamingError, load_naming
+from flashinfer_trace.validation import definition_rules, reference_rules
+from flashinfer_trace.validation.candidate import Candidate
+from flashinfer_trace.validation.evidence_rules import Evidence, check_evidence_file, check_verified
+from flashinfer_trace.validation.files import DatasetFiles
+from flashinfer_trace.validation.problems import Report, Result, quote
+from flashinfer_trace.validation.schemas import SchemaFileError, Schemas, check_schema
+
+__all__ = ["validate_paths"]
+
+
+def validate_paths(paths: Sequence[Path], root: Path) -> Result:
+    """Checks Definitions and evidence files and reports every problem at once.
+
+    It never raises for what a file contains, runs no reference, imports no torch, and reads at most 4 MiB of each file.
+
+    Args:
+        paths: files and directories. The root (also meant by no path at all) stands for the whole dataset: Definitions,
+            evidence and conventions. A file or directory outside the root is checked as Definitions.
+        root: the dataset root, a directory with definitions/, schema/, reference/ and evidence/.
+
+    Returns:
+        Number of Definitions that were checked (and of evidence files among `paths`), and the problems in order of file
+        and line.
+    """
+    check = _DatasetCheck(root)
+    for path in paths or [root]:
+        check.add(Path(path))
+    return check.run()
+
+
+class _DatasetCheck:
+    def __init__(self, root: Path) -> None:
+        self.files = DatasetFiles(root)
+        self.root = self.files.root
+        self.schemas = Schemas(self.root)
+        self.reports: dict[Path, Report] = {}
+        self.definition_paths: dict[Path, None] = {}
+        self.evidence_paths: dict[Path, None] = {}
+        self.context_paths: dict[Path, None] = {}  # evidence that nobody named: checked, but not counted
+        self.first_of_name: dict[str, Path] = {}
+        self.evidence: dict[Path, Evidence | None] = {}
+
+    def report_of(self, path: Path) -> Report:
+        """The report of one file; the same one for every call."""
+        if path not in self.reports:
+            self.reports[path] = Report(path, self.root)
+        return self.reports[path]
+
+    def add(self, path: Path) -> None:
+        """Queues what `path` stands for."""
+        path = self.files.locate(path)
+        if path == self.root:
+            self._check_conventions()
+            self._queue(self.files.definitions, self.definition_paths)
+            if self.files.evidence.exists():
+                self._queue(self.files.evidence, self.context_paths)
+        elif self.files.is_below(path, self.files.evidence):
+            self._queue(path, self.evidence_paths)
+        elif self.files.is_below(path, self.root / "schema") and path.name in ("schema", "naming.json"):
+            self._check_conventions()
+        else:
+            self._queue(path, self.definition_paths)
+
+    def _queue(self, path: Path, queue: dict[Path, None]) -> None:
+        queue.update(dict.fromkeys(self.files.json_files(path, self.report_of)))
+
+    def run(self) -> Result:
+        """Checks everything that was queued."""
+        for path in self.definition_paths:
+            self._check_definition(path)
+        for path in (*self.evidence_paths, *self.context_paths):
+            self._evidence_of(path)
+        problems = sorted(problem for report in self.reports.values() for problem in report.problems)
+        return Result(len(self.definition_paths | self.evidence_paths), problems)
+
+    def _load(self, path: Path) -> JsonDocument | None:
+        report = self.report_of(path)
+        try:
+            document = load(path)
+        except JsonSourceError as error:
+            found = error.problem
+            report.add(found.rule, found.message, found.hint, found.pointer, found.line)
+            return None
+        report.document = document
+        for problem in document.problems:
+            report.add(problem.rule, problem.message, problem.hint, problem.pointer, problem.line)
+        return document
+
+    def _check_definition(self, path: Path) -> None:
+        document = self._load(path)
+        if document is None:
+            return
+        report, data = self.report_of(path), document.data
+        schema = self._schema("definition")
+        if schema is not None:
+            check_schema(schema, data, report)
+        candidate = Candidate(data) if isinstance(data, dict) else None
+        # Beyond the schema's sizes there is nothing worth saying, and comparing all with all would take long.
+        if candidate is None or not candidate.has_sane_size:
+            return
+        self._check_path(candidate, path, report)
+        definition_rules.check_identifiers(candidate, report)
+        definition_rules.check_descriptions(candidate, report)
+        definition_rules.check_constraints(candidate, report)
+        family = None
+        if self.naming is not None:
+            family = definition_rules.check_name(candidate, self.naming, report)
+            definition_rules.check_tags(candidate, self.naming, report)
+        reference = reference_rules.parse_reference(candidate, report)
+        constants = [name for name, _, _ in reference.constants] if reference else []
+        definition_rules.check_axes(candidate, family, constants, report)
+        if reference is not None:
+            reference_rules.check_reference(reference, candidate, report)
+            if family is not None and not candidate.malformed_axes:
+                reference_rules.check_rendering(reference.source, candidate, family, self.root, report)
+        if candidate.is_verified and candidate.name and candidate.op_type:
+            evidence_path = self.files.evidence / candidate.op_type / f"{candidate.name}.json"
+            evidence = self._evidence_of(evidence_path) if os.path.lexists(evidence_path) else None
+            check_verified(candidate, evidence, evidence_path, self.root, report)
+
+    def _check_path(self, candidate: Candidate, path: Path, report: Report) -> None:
+        if candidate.name is None or candidate.op_type is None:
+            return
+        expected = Path(candidate.op_type) / f"{candidate.name}.json"
+        inside = self.files.is_below(path, self.files.definitions)
+        actual = path.relative_to(self.files.definitions) if inside else Path(path.parent.name) / path.name
+        if actual != expected:
+            message = f"the Definition belongs at definitions/{expected.as_posix()}"
+            report.add("file-path", message, "move the file, or correct op_type or name", "/name")
+        others = [other for other in self.files.stems.get(candidate.name, []) if inside and other != path]
+        first = self.first_of_name.setdefault(candidate.name, path)
+        if first != path:
+            others.insert(0, first)
+        if others:
+            shown = self.report_of(others[0]).file
+            report.add("name-duplicate", f"{shown} has the name {quote(candidate.name)} too", "rename one", "/name")
+
+    def _evidence_of(self, path: Path) -> Evidence | None:
+        """Checks an evidence file once; None if it is unusable."""
+        if path not in self.evidence:
+            self.evidence[path] = None
+            files = list(self.files.json_files(path, self.report_of))
+            document, schema = self._load(path) if files else None, self._schema("evidence")
+            if document is not None and schema is not None:
+                report = self.report_of(path)
+                self.evidence[path] = check_evidence_file(path, self.root, document.data, schema, report)
+        return self.evidence[path]
+
+    def _schema(self, name: str) -> Any:
+        """A compiled schema, None (and one problem) if its file is unusable."""
+        try:
+            return getattr(self.schemas, name)
+        except SchemaFileError as error:
+            hint = "restore it from version control"
+            self.report_of(error.path).add("dataset-schema", error.reason, hint, line=error.line)
+            return None
+
+    @cached_property
+    def naming(self) -> Naming | None:
+        """The conventions, None (and one problem) if they are unusable."""
+        try:
+            return load_naming(self.root)
+        except NamingError as error:
+            message = str(error).replace(f"{self.root}/", "")
+            path = self.root / "schema" / "naming.json"
+            self.report_of(path).add("dataset-schema", message, "see schema/naming.schema.json")
+            return None
+
+    def _check_conventions(self) -> None:
+        """Checks schema/naming.json by its own schema, and that every schema compiles."""
+        document = self._load(self.root / "schema" / "naming.json")
+        schema = self._schema("naming")
+        if document is not None and schema is not None:
+            check_schema(schema, document.data, self.report_of(self.root / "schema" / "naming.json"), "dataset-schema")
+        for name in ("definition", "evidence"):
+            self._schema(name)
+        _ = self.naming

@@ -1,0 +1,191 @@
+"""Checks against the JSON schemas, with messages that say the mend."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from flashinfer_trace.json_source import JsonSourceError, load
+from flashinfer_trace.validation.problems import Report, pointer_of, quote
+
+__all__ = ["SchemaFileError", "Schemas", "check_schema"]
+
+#: Most schema problems reported for one file: a hostile file could have thousands.
+MAX_PROBLEMS = 100
+
+_LENGTH_KEYWORDS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
+_VALUE_KEYWORDS = {"enum", "const", "minimum", "maximum", "oneOf", "anyOf"}
+
+
+class Schemas:
+    """The schemas of one dataset root, each compiled once and only when it is needed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @cached_property
+    def definition(self) -> Any:
+        """Validator of Definitions."""
+        return self._compile("definition.schema.json")
+
+    @cached_property
+    def evidence(self) -> Any:
+        """Validator of evidence files."""
+        return self._compile("evidence.schema.json")
+
+    @cached_property
+    def naming(self) -> Any:
+        """Validator of schema/naming.json."""
+        return self._compile("naming.schema.json")
+
+    def _compile(self, name: str) -> Any:
+        from jsonschema import Draft202012Validator, SchemaError, validators
+
+        path = self.root / "schema" / name
+        try:
+            schema = load(path).data
+            Draft202012Validator.check_schema(schema)
+        except JsonSourceError as error:
+            raise SchemaFileError(path, error.problem.line, error.problem.message) from None
+        except SchemaError as error:
+            raise SchemaFileError(path, 1, f"not a JSON schema: {error.message[:200]}") from None
+        extend: Any = validators.extend  # it has no annotations
+        # 8.0 is an integer to JSON Schema, but a float to Python, and prints as 8.0 in a name.
+        types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, instance: type(instance) is int)
+        return extend(Draft202012Validator, {"pattern": _check_pattern}, type_checker=types)(schema)
+
+
+class SchemaFileError(ValueError):
+    """A file under schema/ cannot be used.
+
+    Attributes:
+        path, line, reason: which, where and why.
+    """
+
+    def __init__(self, path: Path, line: int, reason: str) -> None:
+        super().__init__(f"{path}:{line}: {reason}")
+        self.path = path
+        self.line = line
+        self.reason = reason
+
+
+def _check_pattern(_validator: Any, pattern: str, instance: Any, _schema: Any) -> Iterator[Any]:
+    from jsonschema import ValidationError
+
+    # JSON Schema means ECMAScript, where $ is the very end; in Python it also matches before a last line break.
+    if isinstance(instance, str) and not re.search(re.sub(r"\$$", r"\\Z", pattern), instance):
+        yield ValidationError(f"does not match {pattern}")
+
+
+def check_schema(validator: Any, data: Any, report: Report, rule: str | None = None) -> set[str]:
+    """Reports every violation of a schema.
+
+    Args:
+        validator: one of `Schemas`.
+        data: the parsed JSON.
+        report: where problems go.
+        rule: the rule of every problem; without it, the rule that fits the keyword (schema-type, ...).
+
+    Returns:
+        The pointers of the violations.
+    """
+    pointers = set()
+    known = {problem.pointer for problem in report.problems if problem.rule == "json-number"}
+    for error in itertools.islice(validator.iter_errors(data), MAX_PROBLEMS):
+        for found, pointer, message, hint in _translate(error):
+            # What has the wrong type is not one of the allowed values either; the type says it all.
+            if found == "schema-value" and pointer in pointers:
+                continue
+            pointers.add(pointer)
+            # A refused number has become null: that its type is wrong is no second problem.
+            if pointer not in known:
+                report.add(rule or found, message, hint, pointer)
+    return pointers
+
+
+def _translate(error: Any) -> Iterator[tuple[str, str, str, str]]:
+    """(rule, pointer, message, hint) of one jsonschema error; several for several unknown or missing fields."""
+    keyword, value, instance = error.validator, error.validator_value, error.instance
+    path = list(error.absolute_path)
+    pointer = pointer_of(*path)
+    where = _place(path)
+    description = error.schema.get("description", "") if isinstance(error.schema, dict) else ""
+    if "propertyNames" in error.absolute_schema_path:
+        name = pointer_of(*path, instance)
+        if keyword == "pattern":
+            yield "schema-pattern", name, f"the name {quote(instance)} must match {value}", _example(error)
+        else:
+            yield "schema-length", name, f"the name {quote(instance)} is too long", f"at most {value} characters"
+    elif keyword == "required":
+        # jsonschema gives one error for each missing field, and names it only in the message.
+        missing = re.match(r"'([^']*)'", error.message)
+        field = missing.group(1) if missing else "a field"
+        yield "schema-required", pointer, f"{where} lacks the field {field!r}", _field_help(error, field)
+    elif keyword == "not":
+        yield "schema-unknown-field", f"{pointer}/value", f"{where} is a var axis and has a value", _AXIS_HINT
+    elif keyword == "additionalProperties":
+        fields = error.schema.get("properties", {})
+        for unknown in [key for key in instance if key not in fields][:MAX_PROBLEMS]:
+            hint = f"the fields are {', '.join(fields)}"
+            yield "schema-unknown-field", pointer_of(*path, unknown), f"{where} has no field {quote(unknown)}", hint
+    elif keyword == "type":
+        expected = value if isinstance(value, str) else " or ".join(value)
+        message = f"{where} is {_kind(instance)}, must be {expected}"
+        yield "schema-type", pointer, message, _example(error) or description
+    elif keyword == "pattern":
+        yield "schema-pattern", pointer, f"{where} is {quote(instance)}, must match {value}", _example(error)
+    elif keyword == "enum":
+        yield "schema-value", pointer, f"{where} is {quote(instance)}", f"one of {', '.join(map(str, value))}"
+    elif keyword in _VALUE_KEYWORDS:
+        message = f"{where} is {_brief(instance)}, violates {keyword} {_brief(value)}"
+        yield "schema-value", pointer, message, description
+    elif keyword in _LENGTH_KEYWORDS:
+        message = f"{where} has {len(instance)} {_unit(keyword)}, {_bound(keyword)} {value}"
+        yield "schema-length", pointer, message, description
+    else:
+        yield "schema-value", pointer, f"{where} violates {keyword}", description
+
+
+def _place(path: list[str | int]) -> str:
+    """The last part of a path in words: a field, or an item as ``tags[2]``."""
+    if not path:
+        return "the file"
+    last = path[-1]
+    return f"{str(path[-2])[:60]}[{last}]" if isinstance(last, int) and len(path) > 1 else str(last)[:60]
+
+
+_AXIS_HINT = 'remove the value, or write "type": "const"'
+
+
+def _example(error: Any) -> str:
+    examples = error.schema.get("examples") if isinstance(error.schema, dict) else None
+    return f"for example {quote(examples[0])}" if examples else ""
+
+
+def _field_help(error: Any, field: str) -> str:
+    properties = error.schema.get("properties", {})
+    if "if" in error.schema_path or field not in properties:
+        return "a const axis has an integer value" if field == "value" else ""
+    return str(properties[field].get("description", ""))
+
+
+def _kind(instance: Any) -> str:
+    names = {bool: "boolean", dict: "object", list: "array", str: "string", int: "integer", float: "number"}
+    return "null" if instance is None else names.get(type(instance), type(instance).__name__)
+
+
+def _brief(value: Any) -> str:
+    return json.dumps(value)[:60] if isinstance(value, (str, int, float, bool)) else _kind(value)
+
+
+def _unit(keyword: str) -> str:
+    return {"L": "characters", "I": "items", "P": "members"}[keyword[3]]
+
+
+def _bound(keyword: str) -> str:
+    return "must have at least" if keyword.startswith("min") else "may have at most"

@@ -1,0 +1,85 @@
+"""Datasets in temporary directories, made from fixtures and from small edits of a valid Definition."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flashinfer_trace.naming import family_of, load_naming
+from flashinfer_trace.validation import Problem, validate_paths
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+FIXTURES = REPOSITORY / "schema" / "tests"
+
+
+def read_fixture(path: Path) -> dict[str, Any]:
+    """One file of schema/tests."""
+    fixture: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return fixture
+
+
+MINIMAL = read_fixture(FIXTURES / "valid" / "minimal.json")["definition"]
+
+
+class Dataset:
+    """A dataset root with the real schema/ and whatever a test writes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "definitions").mkdir(parents=True)
+        shutil.copytree(REPOSITORY / "schema", root / "schema", ignore=shutil.ignore_patterns("tests"))
+
+    def write(self, relative: str, content: Any) -> Path:
+        """Writes one file: bytes, text, or anything else as JSON."""
+        path = self.root / relative
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            # newline="" keeps the line ends that a fixture has.
+            with path.open("w", encoding="utf-8", newline="") as file:
+                file.write(content if isinstance(content, str) else json.dumps(content, indent=2))
+        return path
+
+    def add(self, definition: dict[str, Any], source: str | None = None) -> Path:
+        """Writes a Definition where it belongs, and its reference as the source of its family."""
+        self.write_source(definition, source)
+        return self.write(f"definitions/{definition['op_type']}/{definition['name']}.json", definition)
+
+    def write_source(self, definition: dict[str, Any], source: str | None = None) -> None:
+        """Makes reference/ render what the Definition embeds."""
+        family = family_of(definition, load_naming(self.root))
+        if family and isinstance(definition.get("reference"), str):
+            self.write(f"reference/{definition['op_type']}/{family}.py", source or definition["reference"])
+
+    def problems(self, *paths: Path) -> list[Problem]:
+        """What the validator says of these paths, by default of everything."""
+        return validate_paths(list(paths) or [self.root], self.root).problems
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Iterator[Dataset]:
+    yield Dataset(tmp_path / "dataset")
+
+
+@pytest.fixture
+def minimal() -> dict[str, Any]:
+    """The smallest valid Definition, a copy to be changed."""
+    return copy.deepcopy(MINIMAL)
+
+
+@pytest.fixture
+def rules_after(dataset: Dataset, minimal: dict[str, Any]) -> Callable[[Callable[[dict[str, Any]], object]], list[str]]:
+    """Changes the smallest Definition and gives the rules that it then breaks."""
+
+    def check(change: Callable[[dict[str, Any]], object]) -> list[str]:
+        change(minimal)
+        return [problem.rule for problem in dataset.problems(dataset.add(minimal))]
+
+    return check
