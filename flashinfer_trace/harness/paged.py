@@ -1,0 +1,105 @@
+"""Building blocks of paged key-value caches: the pages that requests have, and the entries that nobody may read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from flashinfer_trace.harness.inputs import Draws, indptr
+
+__all__ = ["UNUSED_KINDS", "PageTable", "allocate_pages", "distinct_pages", "spoil_unused"]
+
+#: What entries hold that no request has: NaN, or large values as a former request may have left them.
+UNUSED_KINDS = ("nan", "stale")
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """Pages of each request, as serving engines pass them.
+
+    Attributes:
+        lengths: tokens of each request.
+        page_size: tokens of a page.
+        num_pages: pages of the cache.
+        pages: page indices of each request, in order; all pages but the last are full.
+    """
+
+    lengths: tuple[int, ...]
+    page_size: int
+    num_pages: int
+    pages: tuple[tuple[int, ...], ...]
+
+    def indptr(self, device: str | torch.device) -> torch.Tensor:
+        """Offsets of the requests in `indices`: int32 [batch_size + 1]."""
+        return indptr([len(pages) for pages in self.pages], device)
+
+    def indices(self, device: str | torch.device) -> torch.Tensor:
+        """Page indices of all requests: int32 [number of pages that they have]."""
+        return torch.tensor([page for pages in self.pages for page in pages], dtype=torch.int32, device=device)
+
+    def last_page_len(self, device: str | torch.device) -> torch.Tensor:
+        """Tokens in the last page of each request, 0 for a request without pages: int32 [batch_size]."""
+        last = [(length - 1) % self.page_size + 1 if length else 0 for length in self.lengths]
+        return torch.tensor(last, dtype=torch.int32, device=device)
+
+    def used(self, device: str | torch.device) -> torch.Tensor:
+        """Which entries of the cache hold a token of some request: bool [num_pages, page_size]."""
+        used = torch.zeros(self.num_pages * self.page_size, dtype=torch.bool, device=device)
+        for request, length in enumerate(self.lengths):
+            used[self.slots(request, device)[:length]] = True
+        return used.view(self.num_pages, self.page_size)
+
+    def slots(self, request: int, device: str | torch.device) -> torch.Tensor:
+        """Where the tokens of a request are in the cache, flattened to [num_pages * page_size]: int64 [length]."""
+        first = torch.tensor(self.pages[request], dtype=torch.int64, device=device) * self.page_size
+        offsets = torch.arange(self.page_size, device=device)
+        return (first[:, None] + offsets).flatten()[: self.lengths[request]]
+
+
+def distinct_pages(lengths: Sequence[int], page_size: int, shared_prefix: int = 0) -> int:
+    """Pages that a cache needs for requests of these lengths whose first `shared_prefix` pages are the same."""
+    common = [min(shared_prefix, length // page_size) for length in lengths]
+    own = sum(math.ceil(length / page_size) - shared for length, shared in zip(lengths, common, strict=True))
+    return max(common, default=0) + own
+
+
+def allocate_pages(
+    lengths: Sequence[int], page_size: int, num_pages: int, shared_prefix: int, draws: Draws
+) -> PageTable:
+    """Pages in random order, as after a while of serving.
+
+    Args:
+        lengths: tokens of each request; 0 gives a request without pages.
+        page_size: tokens of a page.
+        num_pages: pages of the cache; fewer than `distinct_pages` makes requests share pages at random.
+        shared_prefix: so many first pages are the same for all requests (cut to the full pages of each: the last,
+            partial page belongs to one request).
+        draws: where the order comes from.
+
+    Raises:
+        ValueError: tokens, but no pages to hold them.
+    """
+    needed = distinct_pages(lengths, page_size, shared_prefix)
+    if needed and not num_pages:
+        raise ValueError(f"num_pages = 0 cannot hold {sum(lengths)} tokens")
+    if needed <= num_pages:
+        pool = draws.permutation(num_pages).tolist()
+    else:
+        pool = draws.host_integers(needed, 0, num_pages - 1)
+    prefix_pages = max((min(shared_prefix, length // page_size) for length in lengths), default=0)
+    prefix, free = pool[:prefix_pages], iter(pool[prefix_pages:])
+    pages = []
+    for length in lengths:
+        own = prefix[: min(shared_prefix, length // page_size)]
+        own = own + [next(free) for _ in range(math.ceil(length / page_size) - len(own))]
+        pages.append(tuple(own))
+    return PageTable(tuple(lengths), page_size, num_pages, tuple(pages))
+
+
+def spoil_unused(cache: torch.Tensor, used: torch.Tensor, kind: str) -> None:
+    """Overwrites the entries of a cache [num_pages, page_size, ...] that are not `used`: see `UNUSED_KINDS`."""
+    unused = ~used
+    cache[unused] = math.nan if kind == "nan" else cache[unused] * 1000

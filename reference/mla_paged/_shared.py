@@ -1,0 +1,39 @@
+"""Shared by the mla_paged references."""
+
+import math
+
+import torch
+
+
+def gather(cache: torch.Tensor, pages: torch.Tensor, kv_len: int) -> torch.Tensor:
+    """The first `kv_len` entries of these pages of cache [num_pages, page_size, dim] -> float32 [kv_len, dim].
+
+    What follows them in the last page is cut off, not masked: it may hold NaN, and 0 * NaN is NaN.
+    """
+    return cache.index_select(0, pages).flatten(0, 1)[:kv_len].float()
+
+
+def attend(
+    q_nope: torch.Tensor,
+    q_pe: torch.Tensor,
+    ckv: torch.Tensor,
+    kpe: torch.Tensor,
+    sm_scale: float,
+    last_key: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries q_nope, q_pe [queries, heads, dim] on the keys ckv, kpe [kv_len, dim] of one request (kv_len >= 1).
+
+    last_key [queries] is the last key that each query may attend to (negative: none); None: all may attend to all.
+    Returns output [queries, heads, head_dim_ckv] and lse [queries, heads], base 2, both float32.
+    """
+    logits = (q_nope.float() @ ckv.T + q_pe.float() @ kpe.T) * sm_scale
+    if last_key is not None:
+        hidden = torch.arange(ckv.shape[0], device=ckv.device) > last_key[:, None]
+        logits = logits.masked_fill(hidden[:, None, :], -math.inf)
+    # A row without keys has the maximum -inf; subtracting 0 instead keeps its weights at exp(-inf) = 0.
+    maximum = logits.amax(dim=-1, keepdim=True).nan_to_num(neginf=0.0)
+    weights = torch.exp(logits - maximum)
+    total = weights.sum(dim=-1, keepdim=True)
+    output = (weights @ ckv) / torch.where(total > 0, total, 1.0)
+    lse = (maximum + torch.log(total)) * math.log2(math.e)
+    return output, lse.squeeze(-1)

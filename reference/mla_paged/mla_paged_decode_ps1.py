@@ -1,0 +1,52 @@
+"""DeepSeek multi-head latent attention (MLA) of one new token a request over a paged cache, one token a page.
+
+Every query head h of a request attends to the same latent keys, k_j = [ckv_j | kpe_j], and reads the values ckv_j:
+logit_hj = (q_nope_h . ckv_j + q_pe_h . kpe_j) * sm_scale, p_h = softmax_j(logit_h), output_h = sum_j p_hj ckv_j and
+lse_h = log2(sum_j exp(logit_hj)). (DeepSeek-V2, section 2.1, with the key up-projection absorbed into q_nope and the
+value up-projection left to the caller.) sm_scale belongs to the heads before absorption: 1/sqrt(128 + 64).
+
+Request b has the entries kv_indices[kv_indptr[b] : kv_indptr[b + 1]] of the cache, one token a page, in this order.
+Requests may share pages; pages that none names are never read.
+A request without keys gives output 0 and lse -inf.
+Everything is float32; output is rounded once, at the end, to the dtype of q_nope.
+"""
+
+import math
+
+import torch
+
+from ._shared import attend, gather
+
+NUM_QO_HEADS = 16
+HEAD_DIM_CKV = 512
+HEAD_DIM_KPE = 64
+PAGE_SIZE = 1
+
+
+def run(
+    q_nope: torch.Tensor,
+    q_pe: torch.Tensor,
+    ckv_cache: torch.Tensor,
+    kpe_cache: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    sm_scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries [batch_size, heads, dim] and caches [num_pages, page_size, dim] -> output and lse [batch_size, heads]."""
+    assert q_nope.shape[1:] == (NUM_QO_HEADS, HEAD_DIM_CKV)
+    assert q_pe.shape[1:] == (NUM_QO_HEADS, HEAD_DIM_KPE)
+    assert ckv_cache.shape[1:] == (PAGE_SIZE, HEAD_DIM_CKV)
+    assert kpe_cache.shape[1:] == (PAGE_SIZE, HEAD_DIM_KPE)
+    output = torch.zeros_like(q_nope)
+    lse = torch.full(q_nope.shape[:2], -math.inf, dtype=torch.float32, device=q_nope.device)
+    pages = kv_indptr.tolist()
+    for b in range(q_nope.shape[0]):
+        own_pages = kv_indices[pages[b] : pages[b + 1]]
+        kv_len = own_pages.shape[0]
+        if kv_len == 0:
+            continue
+        ckv, kpe = gather(ckv_cache, own_pages, kv_len), gather(kpe_cache, own_pages, kv_len)
+        own_output, own_lse = attend(q_nope[b : b + 1], q_pe[b : b + 1], ckv, kpe, sm_scale)
+        output[b : b + 1] = own_output.to(output.dtype)
+        lse[b : b + 1] = own_lse
+    return output, lse

@@ -1,0 +1,63 @@
+"""DeepSeek multi-head latent attention (MLA), causal, of several new tokens a request over a paged cache.
+
+Every query head h of a request attends to the same latent keys, k_j = [ckv_j | kpe_j], and reads the values ckv_j:
+logit_hj = (q_nope_h . ckv_j + q_pe_h . kpe_j) * sm_scale, p_h = softmax_j(logit_h), output_h = sum_j p_hj ckv_j and
+lse_h = log2(sum_j exp(logit_hj)). (DeepSeek-V2, section 2.1, with the key up-projection absorbed into q_nope and the
+value up-projection left to the caller.) sm_scale belongs to the heads before absorption: 1/sqrt(128 + 64).
+
+Request b has the pages kv_indices[kv_indptr[b] : kv_indptr[b + 1]], in this order; all are full but the last, which
+holds kv_last_page_len[b] entries (1 to page_size; 0 for a request without pages, whose length is 0 whatever stands
+there). Requests may share pages; pages that none names, and entries after the last one, are never read: they may hold
+NaN.
+Queries are aligned with the end of the keys: query i of a request attends to the keys j <= kv_len - q_len + i. One
+that may attend to nothing gives output 0 and lse -inf. Queries go in blocks whose logits fit 128 MiB.
+Everything is float32; output is rounded once, at the end, to the dtype of q_nope.
+"""
+
+import math
+
+import torch
+
+from ._shared import attend, gather
+
+NUM_QO_HEADS = 16
+HEAD_DIM_CKV = 512
+HEAD_DIM_KPE = 64
+PAGE_SIZE = 64
+
+
+def run(
+    q_nope: torch.Tensor,
+    q_pe: torch.Tensor,
+    ckv_cache: torch.Tensor,
+    kpe_cache: torch.Tensor,
+    qo_indptr: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_last_page_len: torch.Tensor,
+    sm_scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries [total_q, heads, dim] and caches [num_pages, page_size, dim] -> output and lse [total_q, heads]."""
+    assert q_nope.shape[1:] == (NUM_QO_HEADS, HEAD_DIM_CKV)
+    assert q_pe.shape[1:] == (NUM_QO_HEADS, HEAD_DIM_KPE)
+    assert ckv_cache.shape[1:] == (PAGE_SIZE, HEAD_DIM_CKV)
+    assert kpe_cache.shape[1:] == (PAGE_SIZE, HEAD_DIM_KPE)
+    output = torch.zeros_like(q_nope)
+    lse = torch.full(q_nope.shape[:2], -math.inf, dtype=torch.float32, device=q_nope.device)
+    pages = kv_indptr.tolist()
+    last_page_len = kv_last_page_len.tolist()
+    queries = qo_indptr.tolist()
+    for b in range(len(queries) - 1):
+        own_pages = kv_indices[pages[b] : pages[b + 1]]
+        if own_pages.shape[0] == 0:
+            continue
+        kv_len = (own_pages.shape[0] - 1) * PAGE_SIZE + last_page_len[b]
+        ckv, kpe = gather(ckv_cache, own_pages, kv_len), gather(kpe_cache, own_pages, kv_len)
+        block = max(1, 2**25 // (NUM_QO_HEADS * kv_len))
+        for start in range(queries[b], queries[b + 1], block):
+            stop = min(start + block, queries[b + 1])
+            last_key = torch.arange(start, stop, device=ckv.device) - queries[b + 1] + kv_len
+            own_output, own_lse = attend(q_nope[start:stop], q_pe[start:stop], ckv, kpe, sm_scale, last_key)
+            output[start:stop] = own_output.to(output.dtype)
+            lse[start:stop] = own_lse
+    return output, lse
