@@ -1,0 +1,170 @@
+"""Mixture of experts with fp8 block scales and DeepSeek-V3 routing: what is drawn, and the record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.moe.kernels import KERNELS, REFERENCE
+from flashinfer_trace.families.moe.oracle import in_groups, oracle
+from flashinfer_trace.harness.family import Family, Plan, PlanRequest
+from flashinfer_trace.harness.inputs import Draws, sizes
+from flashinfer_trace.harness.quantised import BLOCK, CODE_SIGMA, normal_codes, quantise_groups, varied_scales
+
+#: ``random``; ``ties``: logits and biases of a few values; ``local``: every choice on this rank; ``one_expert``: one
+#: local expert for all tokens, their other choices elsewhere; ``elsewhere``: none here (such a case is vacuous).
+ROUTINGS = (*("random", "local", "ties", "one_expert") * 3, "elsewhere")
+#: ``large`` biases dwarf the scores, as those of trained models may: s + bias then loses bits in float32.
+BIASES = ("zero", "small", "large")
+VALUES = {"normal": 1.0, "large": 300.0, "tiny": 0.01}
+FACTORS = (2.5, 1.0, 0.75)
+#: Logits of tied experts. No two pairs of their sigmoids have almost equal sums.
+TIED_LOGITS = (-1.0, 0.0, 2.0)
+#: Rows of logits beyond those asked for, to replace undecidable ones.
+SPARE_ROWS = 16
+#: Smallest gap between a chosen and a refused score, over 1 + |bias|: several float32 roundings of a sum of two.
+GAP = 2.0**-18
+FEW_TOKENS = 16
+
+
+def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    """Few tokens choose local experts only: otherwise most would choose none here, and show nothing."""
+    ranks = request.definition.const_axes["num_experts"] // request.definition.const_axes["num_local_experts"]
+
+    def few_stay_local(plan: Plan) -> Plan:
+        few = plan["seq_len"] < FEW_TOKENS and plan["routing"] != "elsewhere"
+        return {**plan, "routing": "local"} if few else plan
+
+    return st.fixed_dictionaries(
+        {
+            "seq_len": sizes(*request.range("seq_len", 0, 96, 300)),
+            "routing": st.sampled_from(ROUTINGS),
+            "bias": st.sampled_from(BIASES),
+            "values": st.sampled_from(tuple(VALUES)),
+            "zero_row": st.booleans(),
+            "rank": st.integers(0, ranks - 1),
+            "factor": st.sampled_from(FACTORS),
+        }
+    ).map(few_stay_local)
+
+
+def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    plan = {"seq_len": axes.get("seq_len", 8), "routing": "random", "bias": "small", "values": "normal"}
+    return {**plan, "zero_row": False, "rank": 0, "factor": 2.5}
+
+
+def draw_bias(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
+    """bfloat16 [num_experts]. Large ones are 32 or 32.25: neighbours in bfloat16."""
+    shape = [definition.const_axes["num_experts"]]
+    if plan["bias"] == "large" and plan["routing"] != "one_expert":
+        return (draws.integers(shape, 0, 1).float() * 0.25 + 32).to(torch.bfloat16)
+    if plan["bias"] == "small" and plan["routing"] not in ("one_expert", "ties"):
+        return draws.normal(shape, torch.bfloat16, 0.05)
+    return torch.zeros(shape, dtype=torch.bfloat16, device=draws.device)
+
+
+def decidable(definition: Definition, logits: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Rows whose choice float32 cannot change: at each boundary an exact tie, or a gap beyond its rounding errors.
+
+    Equal logits with equal biases tie in any arithmetic; almost equal scores do not.
+    """
+    axes = definition.const_axes
+    choice = in_groups(torch.sigmoid(logits.double()) + bias.double(), axes["n_group"])
+    group_scores = choice.topk(2, dim=2).values.sum(dim=2)
+    order = group_scores.argsort(dim=1, descending=True, stable=True)
+    kept = torch.zeros_like(group_scores, dtype=torch.bool).scatter_(1, order[:, : axes["topk_group"]], True)
+    candidates = choice.masked_fill(~kept.unsqueeze(2), -torch.inf).flatten(1)
+    smallest = GAP * (1 + float(bias.double().abs().max()))
+    clear = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
+    for scores, count in ((group_scores, axes["topk_group"]), (candidates, axes["top_k"])):
+        if count < scores.shape[1]:
+            ordered = scores.sort(dim=1, descending=True).values
+            gap = ordered[:, count - 1] - ordered[:, count]
+            clear &= (gap == 0) | (gap > smallest)
+    return clear
+
+
+def draw_logits(definition: Definition, plan: Plan, bias: torch.Tensor, draws: Draws) -> torch.Tensor:
+    """float32 [seq_len, num_experts]; undecidable rows are replaced by the first decidable one."""
+    axes, count = definition.const_axes, plan["seq_len"]
+    shape = [count + SPARE_ROWS, axes["num_experts"]]
+    first = plan["rank"] * axes["num_local_experts"]
+    here = slice(first, first + axes["num_local_experts"])
+    if plan["routing"] == "ties":
+        levels = torch.tensor(TIED_LOGITS, device=draws.device)
+        logits = levels[draws.integers(shape, 0, len(TIED_LOGITS) - 1)]
+    else:
+        logits = draws.normal(shape)
+    if plan["routing"] == "local":
+        logits -= 4
+        logits[:, here] += 8
+    elif plan["routing"] in ("one_expert", "elsewhere"):
+        logits[:, here] -= 8
+    if plan["routing"] == "one_expert":
+        # Its group must stay with one good expert: experts elsewhere are weak, though better than the others here.
+        logits -= 3
+        logits[:, first + axes["num_local_experts"] // 2] += 19
+    clear = decidable(definition, logits, bias)
+    assert clear.any(), "no row of logits leaves the choice of experts clear"
+    rows = torch.arange(len(logits), device=draws.device)
+    return logits[torch.where(clear, rows, clear.int().argmax())][:count].contiguous()
+
+
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, Any]:
+    """Weights like trained ones, activations quantised from normal values whose blocks differ in size."""
+    axes = definition.const_axes
+    experts, hidden_size, size = axes["num_local_experts"], axes["hidden_size"], axes["intermediate_size"]
+    bias = draw_bias(definition, plan, draws)
+    logits = draw_logits(definition, plan, bias, draws)
+    blocks = torch.exp2(draws.uniform([plan["seq_len"], hidden_size // BLOCK], -0.5, 0.5)) * VALUES[plan["values"]]
+    hidden = draws.normal([plan["seq_len"], hidden_size]) * blocks.repeat_interleave(BLOCK, dim=1)
+    if plan["zero_row"] and plan["seq_len"]:
+        hidden[plan["seq_len"] // 2] = 0
+    codes, scales = quantise_groups(hidden)
+    shapes = definition.input_shapes({"seq_len": plan["seq_len"]})
+
+    def scales_of(name: str, features: int) -> torch.Tensor:
+        shape = shapes[name]
+        assert shape is not None
+        return varied_scales(draws, shape, 1 / (CODE_SIGMA * features**0.5))
+
+    return {
+        "routing_logits": logits,
+        "routing_bias": bias,
+        "hidden_states": codes,
+        "hidden_states_scale": scales.T.contiguous(),
+        "gemm1_weights": normal_codes(draws, [experts, 2 * size, hidden_size]),
+        "gemm1_weights_scale": scales_of("gemm1_weights_scale", hidden_size),
+        "gemm2_weights": normal_codes(draws, [experts, hidden_size, size]),
+        "gemm2_weights_scale": scales_of("gemm2_weights_scale", size),
+        "local_expert_offset": plan["rank"] * experts,
+        "routed_scaling_factor": plan["factor"],
+    }
+
+
+FAMILIES = (
+    Family(
+        name="moe_fp8_block_scale_ds_routing",
+        op_type="moe",
+        twin={
+            "num_experts": 32,
+            "num_local_experts": 8,
+            "hidden_size": 512,
+            "intermediate_size": 256,
+            "gemm1_out_size": 512,
+            "num_hidden_blocks": 4,
+            "num_intermediate_blocks": 2,
+            "num_gemm1_out_blocks": 4,
+        },
+        plans=plans,
+        plan_for_axes=plan_for_axes,
+        make_inputs=make_inputs,
+        oracle=oracle,
+        compare={"output": REFERENCE},
+        kernels=KERNELS,
+    ),
+)

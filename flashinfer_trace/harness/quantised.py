@@ -1,0 +1,140 @@
+"""Building blocks for fp8 block-scaled matrices and for routing: inputs, exact products, models of rounding errors.
+
+Rounding models. An error of rounding to nearest is close to uniform between plus and minus half the distance of
+neighbouring numbers, so a third of that half-distance squared is its variance (and its sub-Gaussian variance proxy: a
+weighted sum of independent such errors exceeds L times the root of its summed proxies with probability at most
+2 exp(-L^2 / 2), Hoeffding's inequality for sub-Gaussian terms). Functions here return such variances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from flashinfer_trace.harness.inputs import Draws
+
+__all__ = [
+    "BLOCK",
+    "blocks_of",
+    "blockwise_product",
+    "chosen_by_rank",
+    "dequantised",
+    "e4m3_variance",
+    "float_variance",
+    "group_scales",
+    "normal_codes",
+    "quantise_groups",
+    "varied_scales",
+]
+
+BLOCK = 128
+E4M3_MAX = 448.0
+#: Standard deviation of `normal_codes`, in units of one code's value: 4 sigma is the largest e4m3 number.
+CODE_SIGMA = E4M3_MAX / 4
+#: Smallest maximum that a group is scaled by, as in the quantisers of sgl-kernel and of DeepSeek.
+SMALLEST_MAXIMUM = 1e-10
+_CHUNK = 1 << 24
+
+
+def blocks_of(values: torch.Tensor) -> torch.Tensor:
+    """[rows, n] -> [rows, n / BLOCK, BLOCK], for no rows too."""
+    return values.reshape(values.shape[0], values.shape[1] // BLOCK, BLOCK)
+
+
+# Inputs
+
+
+def normal_codes(draws: Draws, shape: Sequence[int]) -> torch.Tensor:
+    """float8_e4m3fn codes that look like trained weights: close to normal, standard deviation CODE_SIGMA, no NaN.
+
+    Random bytes index the 256 quantiles of the normal distribution, two at a time: a gigabyte takes seconds on a CPU.
+    The number of elements is a multiple of 8.
+    """
+    quantiles = torch.special.ndtri((torch.arange(256, dtype=torch.float64) + 0.5) / 256) * CODE_SIGMA
+    table = quantiles.float().to(torch.float8_e4m3fn).view(torch.uint8)
+    pairs = torch.cartesian_prod(table, table).view(torch.int16).flatten().to(draws.device)
+    codes = torch.empty(tuple(shape), dtype=torch.uint8, device=draws.device)
+    for part in torch.split(codes.view(-1).view(torch.int16), _CHUNK):
+        words = torch.empty(part.numel() // 4, dtype=torch.int64, device=draws.device)
+        words.random_(-(2**63), None, generator=draws.generator)
+        part.copy_(pairs.index_select(0, words.view(torch.int16).to(torch.int32).add_(1 << 15)))
+    return codes.view(torch.float8_e4m3fn)
+
+
+def varied_scales(draws: Draws, shape: Sequence[int], typical: float) -> torch.Tensor:
+    """float32 scales, log-uniform within a factor of sqrt(2) of `typical`: varied, so that a transposed one shows."""
+    return torch.exp2(draws.uniform(shape, -0.5, 0.5)).mul_(typical)
+
+
+def group_scales(values: torch.Tensor) -> torch.Tensor:
+    """Scale of each BLOCK consecutive values of a row, largest magnitude / 448: [rows, n] -> [rows, n / BLOCK]."""
+    return blocks_of(values).abs().amax(dim=2).clamp_min(SMALLEST_MAXIMUM) / E4M3_MAX
+
+
+def quantise_groups(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32 [rows, n] -> float8_e4m3fn codes [rows, n] and scales [rows, n / BLOCK], rounded to nearest."""
+    scales = group_scales(values)
+    codes = blocks_of(values) / scales.unsqueeze(2)
+    return codes.clamp(-E4M3_MAX, E4M3_MAX).flatten(1).to(torch.float8_e4m3fn), scales
+
+
+# Exact arithmetic
+
+
+def dequantised(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Codes [rows, columns] times their BLOCK x BLOCK scales [rows / BLOCK, columns / BLOCK]."""
+    rows, columns = scales.shape
+    blocks = codes.to(dtype).view(rows, BLOCK, columns, BLOCK) * scales.to(dtype)[:, None, :, None]
+    return blocks.view(codes.shape)
+
+
+def blockwise_product(
+    x: torch.Tensor, x_scales: torch.Tensor | None, codes: torch.Tensor, scales: torch.Tensor
+) -> torch.Tensor:
+    """x @ weights.T in float64, scaled after the products: each block's product of codes, its scales, then the sum.
+
+    Args:
+        x: float64 [rows, n]; codes as values where x_scales is given.
+        x_scales: [rows, n / BLOCK], or None.
+        codes, scales: weights [m, n] and their BLOCK x BLOCK scales.
+    """
+    partial = torch.einsum("tbk,mbk->tbm", blocks_of(x), blocks_of(codes.double()))
+    partial *= scales.double().T.repeat_interleave(BLOCK, dim=1)
+    if x_scales is not None:
+        partial *= x_scales.double().unsqueeze(2)
+    return partial.sum(dim=1)
+
+
+def chosen_by_rank(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """Which of the last axis are among the `count` largest, by counting ranks; of equals the lower indices."""
+    mine, other = scores.unsqueeze(-1), scores.unsqueeze(-2)
+    index = torch.arange(scores.shape[-1], device=scores.device)
+    ahead = (other > mine) | ((other == mine) & (index < index.unsqueeze(1)))
+    return ahead.sum(dim=-1) < count
+
+
+# Models of rounding errors
+
+
+def float_variance(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Variance of one rounding of `values` (float64) to a binary floating-point dtype, subnormals included."""
+    info = torch.finfo(dtype)
+    spacing = torch.exp2(_exponent(values.abs().clamp_min(info.smallest_normal))) * info.eps
+    return spacing.square() / 12
+
+
+def e4m3_variance(values: torch.Tensor) -> torch.Tensor:
+    """Variance of rounding `values` [rows, n] (float64) to e4m3 in groups of BLOCK along a row.
+
+    Three mantissa bits; below 2^-6 in units of the group's scale the spacing stays 2^-9. Values are taken 1/64 larger,
+    for kernels that quantise what was rounded before.
+    """
+    scale = group_scales(values).repeat_interleave(BLOCK, dim=1)
+    spacing = torch.exp2(_exponent((values.abs() / scale * (1 + 2**-6)).clamp_min(2.0**-6)) - 3)
+    return (spacing * scale).square() / 12
+
+
+def _exponent(values: torch.Tensor) -> torch.Tensor:
+    """Exponent of the leading bit of positive values, exactly."""
+    return (torch.frexp(values).exponent - 1).to(values.dtype)
