@@ -53,7 +53,7 @@ class Kernel:
             Imports its library itself.
         variant: distinguishes two uses of one path, e.g. a backend.
         min_capability, max_capability: inclusive range of CUDA compute capabilities.
-        limits: inclusive limits of variable axes.
+        limits: inclusive limits of variable axes, or of other quantities that the family's plans draw.
         const_axes: the only sizes it is built for; empty for any.
         supports: (definition) -> why it does not compute that one, or None.
         in_place: inputs that it overwrites; every other input must come out unchanged.

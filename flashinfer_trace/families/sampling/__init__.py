@@ -1,0 +1,187 @@
+"""Sampling from probabilities under top-k, top-p and min-p, and renormalisation by top-k and top-p."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.sampling.oracles import renorm_oracle, sampling_oracle
+from flashinfer_trace.families.sampling.rows import make_inputs, plan_for_axes, renorm_plans, sampling_plans
+from flashinfer_trace.harness.compare import Policy, unit_roundoff
+from flashinfer_trace.harness.distribution import Distribution, Renormalised
+from flashinfer_trace.harness.family import Family, Kernel
+
+U = unit_roundoff(torch.float32)
+
+#: Most roundings that any term of a row's sum passes through in a block of 1024 threads: 129280 / 1024 = 127 serial
+#: additions, 5 across a warp, 31 across warps, and a few across blocks; worst case of non-negative terms, hence linear.
+SUM = 192 * U
+
+#: Both the references and the oracle sum in float64: at most 2^17 roundings of 2^-53 each.
+FLOAT64 = 2.0**-35
+
+EXACT_SUPPORT = Distribution("chi-square of alpha 1e-8; which tokens are kept involves no sum: exact support")
+REFERENCE_SUPPORT = Distribution("chi-square of alpha 1e-8; support exact but for float64 sums: 2^-35", FLOAT64)
+TOP_P_SUPPORT = Distribution("chi-square of alpha 1e-8; support decided by a float32 sum of 192 roundings", SUM)
+TOP_K_TOP_P_SUPPORT = Distribution(
+    "chi-square of alpha 1e-8; support decided by a float32 sum of a row scaled by another: 2 x 192 + 4 roundings",
+    2 * SUM + 4 * U,
+)
+
+REFERENCE_RENORM = Renormalised("one float32 rounding of a float64 quotient; float64 sums", U * (1 + 2**-20), FLOAT64)
+RENORM_TOP_K = Renormalised("float32 sum of 192 roundings, approximate reciprocal, product; exact support", SUM + 4 * U)
+RENORM_TOP_P = Renormalised(
+    "float32 sum of 192 roundings, approximate reciprocal, product; threshold: two such sums",
+    SUM + 4 * U,
+    2 * SUM + 4 * U,
+)
+#: The default of flashinfer's top-p renormalisation adds to the bins of a histogram with atomics: up to 129280 numbers
+#: one after another in any order, whose partial sums average half the final one; once for the row, once for the mass.
+RENORM_ATOMIC = Renormalised(
+    "float32 sum of 192 roundings, approximate reciprocal, product; threshold: bins of up to 129280 serial additions",
+    SUM + 4 * U,
+    129280 * U,
+)
+
+
+def seed_of(inputs: Mapping[str, Any]) -> int:
+    """A seed for the kernel's generator that repeats with the inputs and differs between cases."""
+    total = sum(int(value[:1].reshape(-1).view(torch.int32).sum()) for value in inputs.values())
+    return total % (1 << 31)
+
+
+def sampler(name: str, **options: Any) -> Callable[..., dict[str, torch.Tensor]]:
+    """An adapter of flashinfer.sampling.<name>, which takes the inputs in the Definition's order."""
+
+    def run(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+        import flashinfer.sampling
+
+        arguments = [inputs[key] for key in definition.inputs]
+        function = getattr(flashinfer.sampling, name)
+        return {"samples": function(*arguments, seed=seed_of(inputs), offset=0, **options)}
+
+    return run
+
+
+def renormaliser(name: str, **options: Any) -> Callable[..., dict[str, torch.Tensor]]:
+    """An adapter of flashinfer.sampling.<name>."""
+
+    def run(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+        import flashinfer.sampling
+
+        arguments = [inputs[key] for key in definition.inputs]
+        return {"renorm_probs": getattr(flashinfer.sampling, name)(*arguments, **options)}
+
+    return run
+
+
+def sgl_renormaliser(name: str) -> Callable[..., dict[str, torch.Tensor]]:
+    """An adapter of the op itself: sgl_kernel's Python function calls flashinfer's instead where that is installed."""
+
+    def run(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+        import sgl_kernel  # noqa: F401
+
+        parameter = next(inputs[key] for key in definition.inputs if key != "probs")
+        getattr(torch.ops.sgl_kernel, name).default(inputs["probs"], outputs["renorm_probs"], parameter, 0)
+        return outputs  # type: ignore[no-any-return]
+
+    return run
+
+
+def sampling_family(name: str, reference: Policy, kernel: Policy, **options: Any) -> Family:
+    path = f"flashinfer.sampling.{name}"
+    run = sampler(name, **options)
+    return Family(
+        name=name,
+        op_type="sampling",
+        twin={"vocab_size": 64},
+        plans=sampling_plans,
+        plan_for_axes=plan_for_axes,
+        make_inputs=make_inputs,
+        oracle=sampling_oracle,
+        compare={"samples": reference},
+        kernels=(Kernel(path, "flashinfer-python", run, compare={"samples": kernel}),),
+    )
+
+
+def renorm_family(name: str, kernels: tuple[Kernel, ...]) -> Family:
+    return Family(
+        name=name,
+        op_type="sampling",
+        twin={"vocab_size": 64},
+        plans=renorm_plans,
+        plan_for_axes=plan_for_axes,
+        make_inputs=make_inputs,
+        oracle=renorm_oracle,
+        compare={"renorm_probs": REFERENCE_RENORM},
+        kernels=kernels,
+    )
+
+
+# sgl-kernel builds an older flashinfer. Its top-k keeps the largest value for k = 0 and returns the row unscaled for k
+# beyond the vocabulary, negative, or beyond the number of positive values; its top-p takes p as absolute mass. On rows
+# that sum to 1, with k > 0, both agree with the newer one.
+SUMS_TO_ONE = {"row_sum": (1, 1)}
+
+# A defect of flashinfer 0.6.12 for p > 1, which keeps the whole row by the mathematics, in its own search below 2048
+# tokens and in sgl-kernel: the radix search of include/flashinfer/air_top_p.cuh never reaches p times the sum, falls
+# through its loop over groups of 32 bins with the last group already added, adds it again and may stop at that group's
+# first bin. Measured on an H200: (0.5, 0.25, 0.125, ...) with p = 1.5 keeps 0.5 alone.
+AT_MOST_ONE = {"top_p": (0, 1)}
+
+FAMILIES = (
+    sampling_family("top_k_sampling_from_probs", EXACT_SUPPORT, EXACT_SUPPORT),
+    sampling_family("top_p_sampling_from_probs", REFERENCE_SUPPORT, TOP_P_SUPPORT),
+    sampling_family(
+        "top_k_top_p_sampling_from_probs", REFERENCE_SUPPORT, TOP_K_TOP_P_SUPPORT, filter_apply_order="top_k_first"
+    ),
+    sampling_family("min_p_sampling_from_probs", EXACT_SUPPORT, EXACT_SUPPORT),
+    renorm_family(
+        "top_k_renorm_probs",
+        (
+            Kernel(
+                "flashinfer.sampling.top_k_renorm_probs",
+                "flashinfer-python",
+                renormaliser("top_k_renorm_probs"),
+                compare={"renorm_probs": RENORM_TOP_K},
+            ),
+            Kernel(
+                "torch.ops.sgl_kernel.top_k_renorm_probs",
+                "sglang-kernel",
+                sgl_renormaliser("top_k_renorm_probs"),
+                limits={**SUMS_TO_ONE, "top_k": (1, 1 << 30)},
+                compare={"renorm_probs": RENORM_TOP_K},
+            ),
+        ),
+    ),
+    renorm_family(
+        "top_p_renorm_probs",
+        (
+            Kernel(
+                "flashinfer.sampling.top_p_renorm_probs",
+                "flashinfer-python",
+                renormaliser("top_p_renorm_probs"),
+                limits=AT_MOST_ONE,
+                compare={"renorm_probs": RENORM_ATOMIC},
+            ),
+            Kernel(
+                "flashinfer.sampling.top_p_renorm_probs",
+                "flashinfer-python",
+                renormaliser("top_p_renorm_probs", is_deterministic=True),
+                variant="is_deterministic",
+                limits=AT_MOST_ONE,
+                compare={"renorm_probs": RENORM_TOP_P},
+            ),
+            Kernel(
+                "torch.ops.sgl_kernel.top_p_renorm_probs",
+                "sglang-kernel",
+                sgl_renormaliser("top_p_renorm_probs"),
+                limits=SUMS_TO_ONE,
+                compare={"renorm_probs": RENORM_TOP_P},
+            ),
+        ),
+    ),
+)

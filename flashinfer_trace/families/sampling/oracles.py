@@ -1,0 +1,147 @@
+"""What sampling kernels must produce, from the distinct values of each row instead of its sorted elements."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.sampling.rows import UNIT
+from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.harness.distribution import signed_margin
+
+__all__ = ["renorm_oracle", "sampling_oracle"]
+
+
+class Ranking(NamedTuple):
+    """Of each token, float64 [rows, vocab_size]: how many tokens are strictly more probable, and their mass."""
+
+    tokens: torch.Tensor
+    mass: torch.Tensor
+
+
+def rank(probs: torch.Tensor) -> Ranking:
+    """Counts and masses above, from each row's distinct values and how often they occur."""
+    if not len(probs):
+        return Ranking(probs.double(), probs.double())
+    counts, masses = [], []
+    for row in probs:
+        values, level, multiplicity = torch.unique(row, return_inverse=True, return_counts=True)
+        counts.append(above_each(multiplicity.double())[level])
+        masses.append(above_each(values.double() * multiplicity)[level])
+    return Ranking(torch.stack(counts), torch.stack(masses))
+
+
+def above_each(amounts: torch.Tensor) -> torch.Tensor:
+    """Sums of what comes after each element, float64."""
+    after = amounts.flip(0).cumsum(0)
+    return torch.cat([after.new_zeros(1), after[:-1]]).flip(0)
+
+
+def summed_exactly(probs: torch.Tensor) -> torch.Tensor:
+    """Rows [rows, 1] whose float32 sums are exact in any order: multiples of UNIT / 2 that sum to at most 2."""
+    units = probs.double() * (2 / UNIT)
+    return ((units == units.round()).all(dim=-1) & (probs.double().sum(dim=-1) <= 2)).unsqueeze(-1)
+
+
+def power_of_two(total: torch.Tensor) -> torch.Tensor:
+    """Where dividing by `total`, or multiplying p by it, does not round."""
+    return torch.frexp(total).mantissa == 0.5
+
+
+def certainly(keep: torch.Tensor) -> torch.Tensor:
+    """Margins of a decision that involves no rounding."""
+    return torch.where(keep, torch.inf, -torch.inf).double()
+
+
+def top_k_keep(ranking: Ranking, top_k: torch.Tensor) -> torch.Tensor:
+    """Fewer than k tokens above; a negative k is a huge unsigned one."""
+    k = top_k.double().unsqueeze(-1)
+    return (k < 0) | (ranking.tokens < k)
+
+
+def top_p_margin(
+    probs: torch.Tensor, ranking: Ranking, top_p: torch.Tensor, among: torch.Tensor, absolute: bool
+) -> torch.Tensor:
+    """Margins of top-p among the tokens that passed a filter; p is absolute mass, or a share of what passed."""
+    total = torch.where(among, probs.double(), 0.0).sum(dim=-1, keepdim=True)
+    p = top_p.double().unsqueeze(-1)
+    exact = summed_exactly(probs) & (power_of_two(total) | absolute)
+    return torch.where(among, signed_margin(ranking.mass, p if absolute else p * total, exact), -torch.inf)
+
+
+def support_margin(inputs: dict[str, Any]) -> torch.Tensor:
+    """Margins of a sampling family's tokens, told apart by its parameters; only positive probabilities are drawn."""
+    probs = inputs["probs"]
+    if "min_p" in inputs:
+        largest = probs.double().amax(dim=-1, keepdim=True)
+        threshold = (largest * inputs["min_p"].double().unsqueeze(-1)).float()
+        # At a threshold of 0 tokens of probability 0 are kept: rounding may let one be drawn, so they are undecidable.
+        drawable = torch.where(probs > 0, torch.inf, 0.0).double()
+        return torch.where(probs >= threshold, drawable, -torch.inf)
+    ranking, positive = rank(probs), probs > 0
+    if "top_p" not in inputs:
+        return certainly(top_k_keep(ranking, inputs["top_k"]) & positive)
+    if "top_k" not in inputs:
+        return top_p_margin(probs, ranking, inputs["top_p"], positive, absolute=True)
+    among = top_k_keep(ranking, inputs["top_k"]) & positive
+    return top_p_margin(probs, ranking, inputs["top_p"], among, absolute=False)
+
+
+def first_draw(probs: torch.Tensor) -> torch.Tensor:
+    """Chance of each token in a draw that is not scaled by the row's sum: its part of [0, 1), in order of index.
+
+    Mass beyond 1 has no part; what is missing to 1 belongs to the last token of positive probability.
+    """
+    end = probs.double().cumsum(dim=-1).clamp(max=1.0)
+    part = torch.diff(end, dim=-1, prepend=torch.zeros_like(end[:, :1]))
+    index = torch.arange(probs.shape[-1], device=probs.device)
+    last = torch.where(probs > 0, index, 0).amax(dim=-1, keepdim=True)
+    return part.scatter_add(1, last, 1.0 - end[:, -1:])
+
+
+def probabilities(inputs: dict[str, Any], keep: torch.Tensor) -> torch.Tensor:
+    """Chance of each token: in proportion among the kept ones; rejection draws once from the whole row before."""
+    probs = inputs["probs"]
+    weight = torch.where(keep, probs.double(), 0.0)
+    value = weight / weight.sum(dim=-1, keepdim=True).clamp_min(1e-300)
+    if ("top_k" in inputs) != ("top_p" in inputs):
+        first = torch.where(keep, first_draw(probs), 0.0)
+        value = first + (1.0 - first.sum(dim=-1, keepdim=True)) * value
+    return value
+
+
+def sampling_oracle(definition: Definition, inputs: dict[str, Any]) -> dict[str, Expected]:
+    """Probabilities [rows, vocab_size] of the distinct rows; successive equal rows are draws of one distribution."""
+    values = [inputs[name].reshape(len(inputs["probs"]), -1) for name in definition.inputs]
+    changes = torch.stack([(value[1:] != value[:-1]).any(dim=-1) for value in values]).any(dim=0)
+    group = torch.nn.functional.pad(changes.long().cumsum(0), (1, 0))[: len(inputs["probs"])]
+    first = torch.cat([changes.new_ones(1), changes]).nonzero().flatten()[: len(inputs["probs"])]
+    distinct = {name: inputs[name][first] for name in definition.inputs}
+    margin = support_margin(distinct)
+    value = probabilities(distinct, (margin > 0) & (distinct["probs"] > 0))
+    nothing = (value.sum(dim=-1) == 0).nonzero().flatten()
+    # What is drawn where nothing can be: token 0; in min-p, where a row of zeros keeps all its tokens, the last one.
+    zeros = (distinct["probs"].amax(dim=-1) <= 0)[nothing]
+    token = torch.where(zeros & ("min_p" in inputs), value.shape[-1] - 1, 0)
+    value[nothing], margin[nothing] = 0.0, -torch.inf
+    value[nothing, token], margin[nothing, token] = 1.0, torch.inf
+    return {"samples": Expected(value, {"group": group, "margin": margin, "samples": group})}
+
+
+def renorm_oracle(definition: Definition, inputs: dict[str, Any]) -> dict[str, Expected]:
+    """Each kept probability over the sum of the kept ones."""
+    probs = inputs["probs"]
+    ranking = rank(probs)
+    if "top_k" in inputs:
+        margin = certainly(top_k_keep(ranking, inputs["top_k"]))
+    else:
+        margin = top_p_margin(probs, ranking, inputs["top_p"], torch.ones_like(probs, dtype=torch.bool), absolute=False)
+        # The largest value is always kept: it is what p <= 0 leaves.
+        margin = torch.where(ranking.tokens == 0, torch.inf, margin)
+    weight = torch.where(margin > 0, probs.double(), 0.0)
+    total = weight.sum(dim=-1, keepdim=True)
+    scaled = total > 0
+    parts = {"margin": margin, "probs": probs.double(), "scaled": scaled}
+    return {"renorm_probs": Expected(weight / torch.where(scaled, total, 1.0), parts)}

@@ -1,0 +1,158 @@
+"""Plans and inputs of the sampling families: a few distinct rows of probabilities, each drawn from many times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.harness.family import Plan, PlanRequest
+from flashinfer_trace.harness.inputs import Draws, sizes
+
+__all__ = ["UNIT", "make_inputs", "plan_for_axes", "renorm_plans", "sampling_plans"]
+
+#: Kinds of rows. ``normal``: softmax of normal logits; ``peaked``: one token of 0.6; ``zipf``: 1 / rank^1.1 in random
+#: order; ``uniform``: all tied; ``few_valued``: five values, one of them 0; ``dyadic``: multiples of UNIT that sum to
+#: 1, with ties, so that float32 sums are exact in any order; ``one_hot``; ``zero``.
+ORDINARY = ("normal", "peaked", "zipf", "few_valued", "dyadic")
+KINDS = (*ORDINARY, "uniform", "one_hot", "zero")
+UNIT = 2.0**-20
+
+#: SGLang's "no top-k" is 2^30.
+NO_TOP_K = 1 << 30
+
+#: ``boundary`` stands for a cumulative mass of the row, in descending order.
+TOP_P = (0.05, 0.3, 0.5, 0.9, 0.95, 0.999, 1.0, 1.5, "boundary")
+MIN_P = (0.0, 0.02, 0.1, 0.5, 1.0, 1.5, -0.5)
+
+
+def top_ks(vocab_size: int, low: int) -> st.SearchStrategy[int]:
+    """k small, around the vocabulary's size and beyond; 0 and -1 where `low` allows them."""
+    corners = [1, 2, vocab_size // 2, vocab_size - 1, vocab_size, vocab_size + 1, NO_TOP_K, 0, -1]
+    small = st.integers(2, min(50, vocab_size // 2))
+    return st.one_of(small, st.sampled_from([k for k in corners if k >= low]))
+
+
+@st.composite
+def row_specs(draw: st.DrawFn, request: PlanRequest, ordinary: bool) -> dict[str, Any]:
+    """What one row is: its kind, its sum and its parameters. `ordinary` ones prove something for certain."""
+    definition = request.definition
+    vocab_size = definition.const_axes["vocab_size"]
+    lowest_k = request.limits.get("top_k", (-1, NO_TOP_K))[0]
+    unscaled = request.limits.get("row_sum") == (1, 1)
+    spec: dict[str, Any] = {"row": draw(st.sampled_from(ORDINARY if ordinary else KINDS))}
+    spec["sum"] = 1.0 if unscaled else draw(st.sampled_from((1.0, 1.0, 1.0, 0.5, 2.0)))
+    if "top_k" in definition.inputs:
+        small = st.integers(2, vocab_size // 4) if vocab_size <= 1024 else st.integers(2, 200)
+        spec["top_k"] = draw(small if ordinary else top_ks(vocab_size, lowest_k))
+    if "top_p" in definition.inputs:
+        usual = st.sampled_from((0.5, 0.9, 0.95, 0.999, "boundary"))
+        highest_p = request.limits.get("top_p", (0, 2))[1]
+        allowed = [p for p in (0.0, *TOP_P) if isinstance(p, str) or p <= highest_p]
+        spec["top_p"] = draw(usual if ordinary else st.sampled_from(allowed))
+    if "min_p" in definition.inputs:
+        spec["min_p"] = draw(st.sampled_from((0.02, 0.1) if ordinary else MIN_P))
+    # Where nothing is kept the samplers return token 0, but for a row with one token of (nearly) all the mass: their
+    # search ends at 1 with that token. The interface asks for k > 0 and p > 0; this corner is left out.
+    if spec.get("top_k") == 0 or spec.get("top_p") == 0:
+        spec["row"], spec["sum"] = "few_valued", 1.0
+        if spec.get("top_k", 0) > 0:
+            spec["top_k"] = max(spec["top_k"], 8)
+    return spec
+
+
+def plans(request: PlanRequest, counts: tuple[int, ...], total: int) -> st.SearchStrategy[Plan]:
+    """`counts` rows, `total` draws over all of them (0: one draw each); the first row is an ordinary one."""
+
+    @st.composite
+    def build(draw: st.DrawFn) -> Plan:
+        rows = draw(st.sampled_from(counts) if total else sizes(counts[0], counts[-1]))
+        extra = min(rows, 8) - 1
+        specs = [draw(row_specs(request, True)), *(draw(row_specs(request, False)) for _ in range(extra))]
+        return {"rows": rows, "draws": total // rows if total else 1, "specs": specs}
+
+    return build()
+
+
+def sampling_plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    """Enough draws to see a temperature of 1.1 on a normal row: 1 GB on a GPU, at most 64 MB on a CPU."""
+    vocab_size = request.definition.const_axes["vocab_size"]
+    return plans(request, (1, 2, 4), 2048 if request.large else min(8192, 2**24 // vocab_size))
+
+
+def renorm_plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    return plans(request, (1, 48 if request.large else 12), 0)
+
+
+def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    """One draw of each of batch_size rows, with parameters as served."""
+    usual = {"row": "normal", "sum": 1.0, "top_k": 50, "top_p": 0.9, "min_p": 0.1}
+    spec = {key: value for key, value in usual.items() if key in ("row", "sum") or key in definition.inputs}
+    return {"rows": axes.get("batch_size", 8), "draws": 1, "specs": [spec]}
+
+
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, Any]:
+    """Rows and parameters as planned, each repeated `draws` times in succession; rows beyond the specs start over."""
+    vocab_size = definition.const_axes["vocab_size"]
+    specs = [plan["specs"][row % len(plan["specs"])] for row in range(plan["rows"])]
+    rows = [make_row(spec["row"], vocab_size, draws) * spec["sum"] for spec in specs]
+    probs = torch.stack(rows) if rows else torch.zeros(0, vocab_size, device=draws.device)
+    repeat = plan["draws"]
+    inputs: dict[str, Any] = {"probs": probs.repeat_interleave(repeat, dim=0)}
+    for name in definition.inputs:
+        if name == "probs":
+            continue
+        values = [
+            cumulative_mass(row, draws) if spec[name] == "boundary" else spec[name]
+            for row, spec in zip(rows, specs, strict=True)
+        ]
+        dtype = torch.int32 if name == "top_k" else torch.float32
+        inputs[name] = torch.tensor(values, dtype=dtype, device=draws.device).repeat_interleave(repeat)
+    return inputs
+
+
+def make_row(kind: str, vocab_size: int, draws: Draws) -> torch.Tensor:
+    """One row that sums to 1 (to 0 for ``zero``), float32 [vocab_size]; no token's place depends on its probability."""
+    order = draws.permutation(vocab_size)
+    row = torch.zeros(vocab_size, dtype=torch.float64, device=draws.device)
+    if kind == "zero":
+        return row.float()
+    if kind == "one_hot":
+        # Never token 0, which is also what a sampler returns that found nothing.
+        row[draws.integers((1,), 1, vocab_size - 1)] = 1.0
+        return row.float()
+    if kind == "dyadic":
+        return dyadic_row(vocab_size, draws)[order]
+    if kind == "normal":
+        row = torch.softmax(draws.normal((vocab_size,), scale=2.5).double(), dim=-1)
+    elif kind == "peaked":
+        row = torch.softmax(draws.normal((vocab_size,), scale=2.0).double(), dim=-1) * 0.4
+        row[order[0]] += 0.6
+    elif kind == "zipf":
+        row = torch.arange(1, vocab_size + 1, device=draws.device).double().pow(-1.1)[order]
+    elif kind == "uniform":
+        row = torch.ones_like(row)
+    else:
+        levels = torch.tensor([0.0, 1.0, 2.0, 5.0, 11.0], dtype=torch.float64, device=draws.device)
+        row = levels[draws.integers((vocab_size,), 0, 4)]
+    return (row / row.sum()).float()
+
+
+def dyadic_row(vocab_size: int, draws: Draws) -> torch.Tensor:
+    """Multiples of UNIT that sum to exactly 1: six tied levels with about half the mass, five tokens with the rest."""
+    step = max(int(1 / UNIT) // (8 * vocab_size), 1)
+    units = draws.integers((vocab_size,), 1, 6).double() * step
+    rest = 1 / UNIT - units.sum()
+    shares = torch.tensor([0.5, 0.25, 0.125, 0.0625], dtype=torch.float64, device=draws.device)
+    units[:4] += (rest * shares).floor()
+    units[4] += 1 / UNIT - units.sum()
+    return (units * UNIT).float()
+
+
+def cumulative_mass(row: torch.Tensor, draws: Draws) -> float:
+    """The mass of a random number of the largest tokens, rounded to float32: of a dyadic row it is exact."""
+    largest = torch.topk(row, min(40, len(row))).values.double()
+    return float(largest.cumsum(0)[draws.host_integers(1, 0, len(largest) - 1)[0]].float())

@@ -1,0 +1,27 @@
+"""Top-k sampling: one token of each row, among its k most probable ones, in proportion to their probabilities.
+
+Support: token i is kept if fewer than k tokens are strictly more probable and probs[i] > 0. So all tokens tied with the
+k-th are kept, and the support may be larger than k. k >= vocab_size and k < 0 (read as unsigned) keep every token of
+positive probability; k = 0 keeps none.
+
+Draw: rows sum to 1. The kernels sample by rejection and do not scale the first draw by the row's sum: of a row that
+sums to more than 1, the first draw reaches only the tokens whose cumulative mass, in order of index, begins below 1; of
+one that sums to less, the missing mass falls to its last token of positive probability. A first draw outside the
+support is drawn again from the support, in proportion. Where nothing is kept (k = 0, a row of zeros) the token is 0.
+"""
+
+import torch
+
+from ._shared import draw_by_rejection, top_k_threshold
+
+VOCAB_SIZE = 129280
+
+
+def run(probs: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
+    """probs [batch_size, vocab_size] float32, top_k [batch_size] int32 -> samples [batch_size] int32.
+
+    Draws from torch's global generator of the device.
+    """
+    assert probs.shape[-1] == VOCAB_SIZE
+    keep = (probs >= top_k_threshold(probs, top_k)) & (probs > 0)
+    return draw_by_rejection(probs, keep).squeeze(-1).to(torch.int32)
