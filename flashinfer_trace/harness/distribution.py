@@ -76,7 +76,8 @@ class Distribution:
     Chernoff's bound of the binomial tails. Each of the five tests takes a fifth of alpha.
 
     `Expected.value` holds the probabilities, float64 [rows, vocab_size]; its parts ``group`` [batch_size], the row that
-    each sample was drawn from, ``margin`` [rows, vocab_size], and ``samples``, any tensor of the samples' shape.
+    each sample was drawn from, ``margin`` [rows, vocab_size], ``samples``, any tensor of the samples' shape, and,
+    unless it equals `value`, ``chance`` [rows, vocab_size]: at most this often a token is drawn if a kernel keeps it.
 
     Power (measured in tests/harness/test_distribution.py): 2048 draws of a row reject a missing token of probability
     0.02, and a temperature of 1.1 on normal logits of standard deviation 2.5, with probability above 0.95; in a
@@ -108,7 +109,8 @@ class Distribution:
         undecided = (margin >= -self.window) & ~certain
         weight = torch.where(certain, value, 0.0)
         # Rounding may also let a draw fall through to a token at the threshold, hence the window in its share.
-        share = torch.where(undecided, value, 0.0).sum(dim=-1) + self.window
+        chance = expected.parts.get("chance", value)
+        share = (torch.where(undecided, chance, 0.0).sum(dim=-1) + self.window).clamp(max=1.0)
         count = torch.bincount(group * vocab_size + token, minlength=rows * vocab_size).view(rows, vocab_size)
         stray = torch.where(certain, 0, count).sum(dim=-1)
         count = torch.where(certain, count, 0)

@@ -32,13 +32,13 @@ class PlanRequest:
     """
 
     definition: Definition
-    limits: Mapping[str, tuple[int, int]]
+    limits: Mapping[str, tuple[float, float]]
     large: bool
 
     def range(self, axis: str, low: int, small_high: int, large_high: int) -> tuple[int, int]:
         """Limits of an axis: the family's for this scale, cut to what the kernel takes."""
         kernel_low, kernel_high = self.limits.get(axis, (low, large_high))
-        return max(low, kernel_low), min(large_high if self.large else small_high, kernel_high)
+        return max(low, int(kernel_low)), min(large_high if self.large else small_high, int(kernel_high))
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Kernel:
     variant: str = ""
     min_capability: tuple[int, int] = (7, 5)
     max_capability: tuple[int, int] = (99, 9)
-    limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     const_axes: Mapping[str, int] = field(default_factory=dict)
     supports: Callable[[Definition], str | None] = lambda definition: None
     in_place: tuple[str, ...] = ()

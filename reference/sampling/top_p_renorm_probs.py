@@ -5,7 +5,8 @@ descending order, the token that reaches that mass is the last one, also when it
 with it are kept. p is a share of the row's sum here, unlike in top-p sampling, where it is absolute mass. p > 1 keeps
 the whole row, p = 1 too but for rounding; p <= 0 keeps the largest value and its ties.
 
-(flashinfer 0.6.12 drops tokens for p > 1 in vocabularies of 2048 tokens and more: a defect of its search.)
+flashinfer 0.6.12 may drop more than rounding explains for p >= 1 in vocabularies of 2048 tokens and more: where its
+search does not reach p times its rounded sum, it counts the last group of bins twice. That is a defect, not a rule.
 
 A kept sum of at most 1e-8 is not scaled: a row of zeros gives zeros. Computed in float64, rounded once to float32; a
 kernel that sums in float32 may decide differently for a token whose mass above lies within its summation error of the

@@ -144,6 +144,20 @@ def test_draws_of_another_row_are_rejected() -> None:
     assert not POLICY.compare(samples.roll(256), expectation(value, 256)).passed
 
 
+def test_a_token_at_the_threshold_is_drawn_as_often_as_if_it_were_kept() -> None:
+    kept = torch.tensor([[0.6, 0.4, 0.0]], dtype=torch.float64)
+    margin = torch.tensor([[math.inf, math.inf, 0.0]], dtype=torch.float64)
+    without = expectation(kept, 2000, margin)
+    chance = {**without.parts, "chance": torch.tensor([[0.6, 0.4, 0.1]], dtype=torch.float64)}
+    with_it = Expected(kept, chance)
+    drawn = sample(torch.tensor([[0.6, 0.4, 0.1]], dtype=torch.float64), 2000, seeded(8))
+    policy = Distribution("test", window=1e-6)
+    assert policy.compare(drawn, with_it).passed
+    assert not policy.compare(drawn, without).passed
+    too_often = sample(torch.tensor([[0.6, 0.4, 0.5]], dtype=torch.float64), 2000, seeded(9))
+    assert not policy.compare(too_often, with_it).passed
+
+
 def test_repeated_draws_are_rejected() -> None:
     """The same uniform number for each draw of a row: every sample is in the support, all are equal."""
     assert not POLICY.compare(torch.ones(512, dtype=torch.int32), expectation(ROW[None], 512)).passed

@@ -126,11 +126,12 @@ def renorm_family(name: str, kernels: tuple[Kernel, ...]) -> Family:
 # that sum to 1, with k > 0, both agree with the newer one.
 SUMS_TO_ONE = {"row_sum": (1, 1)}
 
-# A defect of flashinfer 0.6.12 for p > 1, which keeps the whole row by the mathematics, in its own search below 2048
-# tokens and in sgl-kernel: the radix search of include/flashinfer/air_top_p.cuh never reaches p times the sum, falls
-# through its loop over groups of 32 bins with the last group already added, adds it again and may stop at that group's
-# first bin. Measured on an H200: (0.5, 0.25, 0.125, ...) with p = 1.5 keeps 0.5 alone.
-AT_MOST_ONE = {"top_p": (0, 1)}
+# A defect of flashinfer 0.6.12 for p >= 1, which keeps the whole row by the mathematics, in its own search below 2048
+# tokens and in sgl-kernel: where the radix search of include/flashinfer/air_top_p.cuh does not reach p times the sum
+# (always for p > 1; for p = 1 when its rounded parts add up to less than its rounded total), it falls through its loop
+# over groups of 32 bins with the last group already added, adds it again, and may stop at that group's first bin.
+# Measured on an H200: (0.5, 0.25, 0.125, ...) with p = 1.5 keeps 0.5 alone; Zipf rows with p = 1 lose their tail.
+BELOW_ONE = {"top_p": (0, 0.999)}
 
 FAMILIES = (
     sampling_family("top_k_sampling_from_probs", EXACT_SUPPORT, EXACT_SUPPORT),
@@ -164,7 +165,7 @@ FAMILIES = (
                 "flashinfer.sampling.top_p_renorm_probs",
                 "flashinfer-python",
                 renormaliser("top_p_renorm_probs"),
-                limits=AT_MOST_ONE,
+                limits=BELOW_ONE,
                 compare={"renorm_probs": RENORM_ATOMIC},
             ),
             Kernel(
@@ -172,7 +173,7 @@ FAMILIES = (
                 "flashinfer-python",
                 renormaliser("top_p_renorm_probs", is_deterministic=True),
                 variant="is_deterministic",
-                limits=AT_MOST_ONE,
+                limits=BELOW_ONE,
                 compare={"renorm_probs": RENORM_TOP_P},
             ),
             Kernel(

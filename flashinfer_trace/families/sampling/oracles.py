@@ -112,6 +112,18 @@ def probabilities(inputs: dict[str, Any], keep: torch.Tensor) -> torch.Tensor:
     return value
 
 
+def chance_if_kept(inputs: dict[str, Any], keep: torch.Tensor) -> torch.Tensor:
+    """A bound of each token's chance where rounding lets a kernel keep it: its first draw, and its share of the kept.
+
+    A token just behind the threshold has no part in `probabilities`, but may be as probable as the one before it.
+    """
+    probs: torch.Tensor = inputs["probs"].double()
+    chance = probs / torch.where(keep, probs, 0.0).sum(dim=-1, keepdim=True).clamp_min(1e-300)
+    if ("top_k" in inputs) != ("top_p" in inputs):
+        chance = chance + first_draw(inputs["probs"])
+    return chance.clamp(max=1.0)
+
+
 def sampling_oracle(definition: Definition, inputs: dict[str, Any]) -> dict[str, Expected]:
     """Probabilities [rows, vocab_size] of the distinct rows; successive equal rows are draws of one distribution."""
     values = [inputs[name].reshape(len(inputs["probs"]), -1) for name in definition.inputs]
@@ -120,14 +132,16 @@ def sampling_oracle(definition: Definition, inputs: dict[str, Any]) -> dict[str,
     first = torch.cat([changes.new_ones(1), changes]).nonzero().flatten()[: len(inputs["probs"])]
     distinct = {name: inputs[name][first] for name in definition.inputs}
     margin = support_margin(distinct)
-    value = probabilities(distinct, (margin > 0) & (distinct["probs"] > 0))
+    keep = (margin > 0) & (distinct["probs"] > 0)
+    value, chance = probabilities(distinct, keep), chance_if_kept(distinct, keep)
     nothing = (value.sum(dim=-1) == 0).nonzero().flatten()
     # What is drawn where nothing can be: token 0; in min-p, where a row of zeros keeps all its tokens, the last one.
     zeros = (distinct["probs"].amax(dim=-1) <= 0)[nothing]
     token = torch.where(zeros & ("min_p" in inputs), value.shape[-1] - 1, 0)
     value[nothing], margin[nothing] = 0.0, -torch.inf
     value[nothing, token], margin[nothing, token] = 1.0, torch.inf
-    return {"samples": Expected(value, {"group": group, "margin": margin, "samples": group})}
+    parts = {"group": group, "margin": margin, "chance": chance, "samples": group}
+    return {"samples": Expected(value, parts)}
 
 
 def renorm_oracle(definition: Definition, inputs: dict[str, Any]) -> dict[str, Expected]:

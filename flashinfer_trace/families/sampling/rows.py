@@ -41,7 +41,7 @@ def row_specs(draw: st.DrawFn, request: PlanRequest, ordinary: bool) -> dict[str
     """What one row is: its kind, its sum and its parameters. `ordinary` ones prove something for certain."""
     definition = request.definition
     vocab_size = definition.const_axes["vocab_size"]
-    lowest_k = request.limits.get("top_k", (-1, NO_TOP_K))[0]
+    lowest_k = int(request.limits.get("top_k", (-1, NO_TOP_K))[0])
     unscaled = request.limits.get("row_sum") == (1, 1)
     spec: dict[str, Any] = {"row": draw(st.sampled_from(ORDINARY if ordinary else KINDS))}
     spec["sum"] = 1.0 if unscaled else draw(st.sampled_from((1.0, 1.0, 1.0, 0.5, 2.0)))
