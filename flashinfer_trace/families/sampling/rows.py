@@ -101,13 +101,15 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, A
     rows = [make_row(spec["row"], vocab_size, draws) * spec["sum"] for spec in specs]
     probs = torch.stack(rows) if rows else torch.zeros(0, vocab_size, device=draws.device)
     repeat = plan["draws"]
+    # p is a share of the row's sum where rows are renormalised, absolute mass where they are sampled from.
+    sums = [spec["sum"] if "renorm_probs" in definition.outputs else 1.0 for spec in specs]
     inputs: dict[str, Any] = {"probs": probs.repeat_interleave(repeat, dim=0)}
     for name in definition.inputs:
         if name == "probs":
             continue
         values = [
-            cumulative_mass(row, draws) if spec[name] == "boundary" else spec[name]
-            for row, spec in zip(rows, specs, strict=True)
+            cumulative_mass(row / total, draws) if spec[name] == "boundary" else spec[name]
+            for row, total, spec in zip(rows, sums, specs, strict=True)
         ]
         dtype = torch.int32 if name == "top_k" else torch.float32
         inputs[name] = torch.tensor(values, dtype=dtype, device=draws.device).repeat_interleave(repeat)
