@@ -92,32 +92,42 @@ def verification(root: Path) -> str:
 
 
 def accuracy(root: Path) -> str:
-    """The text of docs/accuracy.md."""
-    lines = [ACCURACY]
+    """The text of docs/accuracy.md: one section for the families that are compared alike."""
     members: dict[str, tuple[Family, list[Definition]]] = {}
     for definition in definitions(root=root):
         family = family_of(definition)
         members.setdefault(family.name, (family, []))[1].append(definition)
+    alike: dict[str, list[tuple[Family, list[Definition]]]] = {}
     for family, of_family in members.values():
-        lines += [f"## {family.name}", ""]
-        for output, policy in family.compare.items():
-            lines += [f"`{output}`, reference: {policy.reason}.", ""]
-        for kernel in family.kernels:
-            lines += [f"`{o}`, `{kernel.label}`: {policy.reason}.\n" for o, policy in kernel.compare.items()]
+        alike.setdefault("\n".join(reasons(family)), []).append((family, of_family))
+    lines = [ACCURACY]
+    for text, families in alike.items():
+        lines += [f"## {', '.join(family.name for family, _ in families)}", "", text]
         rows = [
             row
+            for family, of_family in families
             for kernel in family.kernels
             for output in family.compare
-            if (row := accuracy_row(root, of_family, kernel, output))
+            if (row := accuracy_row(root, family, of_family, kernel, output))
         ]
-        headings = ["Output", "Kernel", "Definitions", "Kernel: error / bound", "relative norm"]
+        headings = ["Family", "Output", "Kernel", "Definitions", "Kernel: error / bound", "relative norm"]
         headings += ["Reference: error / bound", "relative norm"]
-        lines += table(headings, rows, "llrrrrr") if rows else ["No kernel of this family has been run yet."]
+        lines += table(headings, rows, "lllrrrrr") if rows else ["No kernel of this family has been run yet."]
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 
 
-def accuracy_row(root: Path, of_family: list[Definition], kernel: Kernel, output: str) -> list[str] | None:
+def reasons(family: Family) -> list[str]:
+    """Paragraphs on why each output of a family is bounded as it is: the reference first, then what kernels add."""
+    lines = [f"`{output}`, reference: {policy.reason}.\n" for output, policy in family.compare.items()]
+    for kernel in family.kernels:
+        lines += [f"`{output}`, `{kernel.label}`: {policy.reason}.\n" for output, policy in kernel.compare.items()]
+    return lines
+
+
+def accuracy_row(
+    root: Path, family: Family, of_family: list[Definition], kernel: Kernel, output: str
+) -> list[str] | None:
     """Worst figures of one output and kernel over a family's Definitions; None if it was never run."""
     found = [
         entry["outputs"][output]
@@ -128,7 +138,8 @@ def accuracy_row(root: Path, of_family: list[Definition], kernel: Kernel, output
     if not found:
         return None
     figures = [max(f[key] for f in found) for key in FIGURES]
-    return [f"`{output}`", f"`{kernel.label}`", str(len(found)), *(f"{figure:.3g}" for figure in figures)]
+    names = [family.name, f"`{output}`", f"`{kernel.label}`"]
+    return [*names, str(len(found)), *(f"{figure:.3g}" for figure in figures)]
 
 
 FIGURES = ("kernel_worst", "kernel_error", "reference_worst", "reference_error")

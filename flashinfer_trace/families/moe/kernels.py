@@ -33,7 +33,7 @@ def bound(model: str, reason: str, shrink: float | None = None) -> ErrorBound:
 
 REFERENCE = bound(
     "float32",
-    "one bf16 rounding, u = 2^-9, and 8 standard deviations of float32 sums of n terms, n u sqrt(sum of squares) each, "
+    "one bf16 rounding, u = 2^-8, and 8 standard deviations of float32 sums of n terms, n u sqrt(sum of squares) each, "
     "carried through silu and W2",
 )
 HOPPER = bound(
