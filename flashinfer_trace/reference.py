@@ -13,8 +13,8 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
-import hashlib
 import linecache
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,8 @@ class ReferenceSourceError(ValueError):
 
 def sha256(reference: str) -> str:
     """The hash that evidence is bound to: SHA-256 of the embedded reference, UTF-8, as 64 hex digits."""
+    import hashlib  # here, because loading it takes a tenth of what importing the whole package does
+
     return hashlib.sha256(reference.encode()).hexdigest()
 
 
@@ -131,7 +133,9 @@ def _restricted_builtins() -> dict[str, Any]:
 
 def _parse(source: str, label: str) -> ast.Module:
     try:
-        return ast.parse(source)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an invalid escape in a string is the linter's matter
+            return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None)
         raise ReferenceSourceError(

@@ -54,7 +54,7 @@ def test_every_policy_rejects_every_mutant(name, logits):
         assert all(c.passed for c in evaluate(policies, outputs, expected).values())
         for output, want in expected.items():
             for mutant in MUTANTS:
-                wrong = applicable(mutant, outputs[output], stale[output], want)
+                wrong = applicable(mutant, outputs[output], stale[output], want, policies[output])
                 assert wrong is not None, f"{mutant.name} does not apply to {output}"
                 assert not policies[output].compare(wrong, want).passed, f"{kernel}: {output}, {mutant.name}"
 
