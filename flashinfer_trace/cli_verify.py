@@ -80,6 +80,8 @@ def verify(
         raise click.UsageError("--record needs --device cuda: only a run of the real kernel is evidence")
     if axes and plan:
         raise click.UsageError("--axes and --plan both fix the case; give one of them")
+    if device == "cpu" and not full:
+        torch.set_num_threads(1)  # twins are small: more threads only wait for each other
     against = "kernel" if kernel_label else against
     root = dataset.find_root()
     jobs = _jobs(_select(names, root), against, kernel_label)
