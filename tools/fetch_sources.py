@@ -1,0 +1,331 @@
+"""Brings the pinned sources of sglang, sgl-kernel and FlashInfer here, for the tools that read them.
+
+python -m tools.fetch_sources                        # the default release of tools/sources.toml, to .sources/
+python -m tools.fetch_sources --sglang 0.5.15        # another release, with the kernel libraries it requires
+python -m tools.fetch_sources --from ~/checkouts     # copies git checkouts or unpacked wheels instead
+
+Only .py files are kept (.sources/sglang, .sources/sgl_kernel, .sources/flashinfer), nothing is installed or imported.
+.sources/manifest.json says what is there; what it names is not fetched again. After an interruption the same command
+goes on: finished libraries stay, a half-fetched wheel is found out by its hash and fetched again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from flashinfer_trace.files import write_json
+from tools.kernel_tracing.sources import package_hash, package_version
+from tools.source_archives import PACKAGES, FetchError, copy_checkout, file_hash, required_versions, unpack_wheel
+
+PINS = Path(__file__).with_name("sources.toml")
+# The sources are only read, so that one fixed platform serves every machine: what is fetched never depends on it.
+PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (39, 35, 34, 31, 28, 27, 24, 17)] + ["manylinux2014_x86_64"]
+PYTHON = "3.12"
+NO_NETWORK = ("ConnectionError", "NameResolution", "Timeout", "ProxyError", "SSLError", "Max retries", "IncompleteRead")
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One library to bring.
+
+    Attributes:
+        name: how traces call it: sglang, sgl-kernel, flashinfer-python.
+        distribution: its name on PyPI.
+        version: the exact version.
+        sha256, size: of the wheel; None if tools/sources.toml does not know this release.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    sha256: str | None = None
+    size: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status: 0 all sources are there, 1 they could not be brought, 2 wrong usage, 130 interrupted."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dest", type=Path, default=Path(".sources"), metavar="DIR", help="default: .sources")
+    origin = parser.add_mutually_exclusive_group()
+    origin.add_argument("--sglang", metavar="VERSION", help="another release of sglang than the default")
+    origin.add_argument("--from", dest="checkouts", type=Path, metavar="DIR", help="copy from here, fetch nothing")
+    options = parser.parse_args(arguments)
+    console = Console(stderr=True)
+    try:
+        if options.checkouts is None:
+            changed = fetch(options.dest, options.sglang, console=console)
+        else:
+            changed = take(options.dest, options.checkouts)
+    except FetchError as error:
+        print(f"fetch_sources: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("fetch_sources: interrupted; what is finished stays, the same command goes on", file=sys.stderr)
+        return 130
+    for name, entry in read_manifest(options.dest).items():
+        state = "brought" if name in changed else "already there"
+        print(f"{options.dest / PACKAGES[name]}: {entry['distribution']} {entry['version']}, {state}")
+    return 0
+
+
+def fetch(dest: Path, sglang: str | None = None, pins: Path = PINS, console: Console | None = None) -> list[str]:
+    """Brings one release to `dest` and returns the names of the libraries that had to be fetched.
+
+    Raises FetchError, whose message names the file and the mend.
+    """
+    default, releases = read_pins(pins)
+    version = sglang or default
+    known = releases.get(version)
+    with writing(dest):
+        dest.mkdir(parents=True, exist_ok=True)
+        manifest = read_manifest(dest)
+        changed: list[str] = []
+        wanted = known or [Pin("sglang", "sglang", version)]
+        for pin in wanted:
+            entry = manifest.get(pin.name)
+            if entry is None or not is_current(dest, pin, entry):
+                entry = bring(dest, pin, console)
+                changed.append(pin.name)
+            if pin.name == "sglang" and not known:
+                # An unknown release says in its metadata which kernel libraries belong to it.
+                wanted += [Pin(name, *needs) for name, needs in sorted(entry["requires"].items())]
+        for name in set(manifest) - {pin.name for pin in wanted}:
+            write_manifest(dest, name, None)
+        remove(dest / ".wheels")
+    return changed
+
+
+def take(dest: Path, checkouts: Path) -> list[str]:
+    """Copies the .py files of git checkouts or unpacked wheels below `checkouts` to `dest`; returns the names."""
+    if not checkouts.is_dir():
+        raise FetchError(f"{checkouts}: no such directory; --from wants the directory that holds the checkouts")
+    if dest.resolve() == checkouts.resolve():
+        raise FetchError(f"{dest}: --dest and --from are the same directory; give another --dest")
+    with writing(dest):
+        dest.mkdir(parents=True, exist_ok=True)
+        for name, package in PACKAGES.items():
+            staging = dest / f".partial-{package}"
+            remove(staging)
+            origin = copy_checkout(checkouts, package, staging)
+            entry = {"distribution": name, "version": package_version(origin, name), "wheel_sha256": None}
+            install(dest, name, staging, entry)
+    return list(PACKAGES)
+
+
+def bring(dest: Path, pin: Pin, console: Console | None) -> dict[str, Any]:
+    """Fetches one wheel, checks it, unpacks its .py files, deletes it, and returns its manifest entry."""
+    wheels = dest / ".wheels"
+    wheels.mkdir(exist_ok=True)
+    wheel = wheels / f"{pin.distribution}-{pin.version}.whl"
+    if wheel.exists() and (pin.sha256 is None or file_hash(wheel) != pin.sha256):
+        # Left by an interruption: only a matching hash shows that it is whole.
+        wheel.unlink()
+    if not wheel.exists():
+        room = shutil.disk_usage(dest).free
+        if pin.size is not None and room < pin.size * 1.1:
+            raise FetchError(
+                f"{wheel}: no space for {pin}: {pin.size / 1e6:.0f} MB are needed (only until it is unpacked), "
+                f"{room / 1e6:.0f} MB are free; make room or choose another --dest"
+            )
+        download(pin, wheel, console)
+    found = file_hash(wheel)
+    if pin.sha256 is not None and found != pin.sha256:
+        wheel.unlink()
+        raise FetchError(
+            f"{wheel}: the wheel of {pin} has sha256 {found}, tools/sources.toml says {pin.sha256}; it was deleted. "
+            f"Run again; if it stays so, the package index serves another file (a mirror, a proxy) or the pin is wrong"
+        )
+    package = PACKAGES[pin.name]
+    staging = dest / f".partial-{package}"
+    remove(staging)
+    try:
+        unpack_wheel(wheel, package, staging)
+        entry: dict[str, Any] = {"distribution": pin.distribution, "version": pin.version, "wheel_sha256": found}
+        if pin.name == "sglang" and pin.sha256 is None:
+            requires = required_versions(wheel)
+            entry["requires"] = {name: list(needs) for name, needs in requires.items()}
+        install(dest, pin.name, staging, entry)
+    except FetchError:
+        wheel.unlink()  # what cannot be unpacked would only be found again
+        raise
+    finally:
+        remove(staging)
+    wheel.unlink()
+    return entry
+
+
+def download(pin: Pin, target: Path, console: Console | None = None) -> None:
+    """Runs `pip download` of exactly one wheel, shows how far it is, and renames the wheel to `target`."""
+    staging = target.with_name(f".partial-{pin.name}")
+    remove(staging)
+    staging.mkdir()
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
+    command += ["--disable-pip-version-check", "--progress-bar=off", f"--python-version={PYTHON}"]
+    command += [f"--platform={platform}" for platform in PLATFORMS]
+    command += ["--dest", str(staging / "done"), f"{pin.distribution}=={pin.version}"]
+    # pip collects in TMPDIR: below the destination its growth can be watched, and the disk is the one asked for.
+    environment = os.environ | {"TMPDIR": str(staging)}
+    log = staging / "pip.log"
+    progress = Progress(
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console
+    )
+    try:
+        with log.open("wb") as output, progress:
+            task = progress.add_task(str(pin), total=pin.size)
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+            try:
+                while True:
+                    try:
+                        process.wait(0.2)
+                        break
+                    except subprocess.TimeoutExpired:
+                        progress.update(task, completed=_size(staging))
+            finally:
+                process.kill()
+                process.wait()
+            progress.update(task, completed=_size(staging / "done"))
+        found = sorted((staging / "done").glob("*.whl"))
+        if process.returncode or len(found) != 1:
+            raise FetchError(explain(pin, target, log.read_text(encoding="utf-8", errors="replace")))
+        os.replace(found[0], target)
+    finally:
+        remove(staging)
+
+
+def explain(pin: Pin, target: Path, output: str) -> str:
+    """What a failed `pip download` means, with the mend."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    offered = next((line for line in lines if "(from versions:" in line), "").partition("(from versions:")[2]
+    versions = [word.strip() for word in offered.rstrip(") ").split(",") if word.strip() not in ("", "none")]
+    if "No space left" in output or "Errno 28" in output:
+        return f"{target}: no space left while {pin} was fetched; make room or choose another --dest"
+    if versions:
+        return (
+            f"{target}: the package index has no wheel of {pin} for {PLATFORMS[-1]} and Python {PYTHON}; "
+            f"the newest that it offers: {', '.join(versions[-5:])}"
+        )
+    # Without retries pip keeps the reason to itself, and only says that it found no version at all.
+    if offered or any(sign in output for sign in NO_NETWORK):
+        return (
+            f"{target}: no network: pip could not reach the package index for {pin}, or it has no such project. "
+            f"Check the connection, PIP_INDEX_URL and the proxy, then run again; or copy the sources with --from DIR"
+        )
+    if "No module named pip" in output:
+        return f"{sys.executable}: has no pip; run `{sys.executable} -m ensurepip`, or copy the sources with --from DIR"
+    return f"{target}: pip could not fetch {pin}: {' / '.join(lines[-3:]) or 'it said nothing'}"
+
+
+def install(dest: Path, name: str, staging: Path, entry: dict[str, Any]) -> None:
+    """Puts the unpacked package in place of an old one; the manifest names it only when it is whole."""
+    package = PACKAGES[name]
+    write_manifest(dest, name, None)
+    remove(dest / package)
+    os.replace(staging, dest / package)
+    entry["sha256"] = package_hash(dest / package)
+    write_manifest(dest, name, entry)
+
+
+def is_current(dest: Path, pin: Pin, entry: dict[str, Any]) -> bool:
+    """Whether the library is there as the manifest says, and the manifest says what is wanted."""
+    if (entry.get("distribution"), entry.get("version")) != (pin.distribution, pin.version):
+        return False
+    if entry.get("wheel_sha256") is None or (pin.sha256 is not None and entry["wheel_sha256"] != pin.sha256):
+        return False
+    if pin.name == "sglang" and pin.sha256 is None and not isinstance(entry.get("requires"), dict):
+        return False
+    package = dest / PACKAGES[pin.name]
+    return package.is_dir() and package_hash(package) == entry.get("sha256")
+
+
+def read_manifest(dest: Path) -> dict[str, dict[str, Any]]:
+    """Library -> what is there; empty if there is no manifest, or none that can be read (then all is fetched again)."""
+    try:
+        sources = json.loads((dest / "manifest.json").read_text(encoding="utf-8"))["sources"]
+        return {name: sources[name] for name in PACKAGES if isinstance(sources.get(name), dict)}
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def write_manifest(dest: Path, name: str, entry: dict[str, Any] | None) -> None:
+    """Sets or removes the entry of one library."""
+    entries = read_manifest(dest) | ({} if entry is None else {name: entry})
+    if entry is None:
+        entries.pop(name, None)
+    write_json(dest / "manifest.json", {"sources": {name: entries[name] for name in PACKAGES if name in entries}})
+
+
+def read_pins(path: Path) -> tuple[str, dict[str, list[Pin]]]:
+    """The default release, and the libraries of every release that tools/sources.toml knows."""
+    # tomllib is in the standard library since Python 3.11; tomli is the same for 3.10.
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        document = toml.loads(path.read_text(encoding="utf-8"))
+        releases = {}
+        for version, libraries in document["releases"].items():
+            releases[version] = [
+                Pin(name, pin["distribution"], pin["version"], pin["sha256"], pin.get("size"))
+                for name, pin in ((name, libraries[name]) for name in PACKAGES)
+            ]
+        if document["default"] not in releases:
+            raise FetchError(f"{path}: the default release {document['default']} is not among the releases")
+        return document["default"], releases
+    except OSError as error:
+        raise FetchError(f"{path}: {error.strerror}; restore it from the repository") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FetchError(f"{path}: not usable as pins ({error!r}); restore it from the repository") from None
+
+
+@contextmanager
+def writing(dest: Path) -> Iterator[None]:
+    """Turns what goes wrong while writing to `dest` into a FetchError."""
+    try:
+        yield
+    except OSError as error:
+        place = error.filename2 or error.filename or dest
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise FetchError(f"{place}: no space left; make room or choose another --dest") from None
+        reason = error.strerror or error
+        raise FetchError(
+            f"{place}: {reason}; {dest} must be a directory that you may write to, choose another --dest"
+        ) from None
+
+
+def remove(path: Path) -> None:
+    """Removes a file or a directory, if there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _size(directory: Path) -> int:
+    """Bytes in a directory that another process is writing to."""
+    total = 0
+    for path in directory.rglob("*"):
+        try:
+            total += path.stat().st_size
+        except FileNotFoundError:  # renamed meanwhile
+            continue
+    return total
+
+
+if __name__ == "__main__":
+    sys.exit(main())

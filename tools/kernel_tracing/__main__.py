@@ -1,0 +1,168 @@
+"""Which kernels a model calls, by static analysis of the sources that `python -m tools.fetch_sources` brings.
+
+python -m tools.kernel_tracing --model deepseek                      # -> tools/kernel_traces.md and .json
+python -m tools.kernel_tracing --model llama --out llama.md --json llama.json
+python -m tools.kernel_tracing --model deepseek --kernel rmsnorm     # one kernel, to the terminal
+python -m tools.kernel_tracing --verify tools/kernel_traces.json     # check a trace against the sources
+python -m tools.kernel_tracing --diff old.json new.json              # what changed
+
+Exit status: 0 done, 1 the trace is not as it should be (wrong frames, no kernel, files that do not parse), 2 wrong
+usage or no sources.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from flashinfer_trace.files import write_text
+from tools.kernel_tracing.roots import RootsError
+from tools.kernel_tracing.rules.platforms import PLATFORMS
+from tools.kernel_tracing.sources import SourcesError, find_sources
+from tools.kernel_tracing.trace import Progress as Report
+from tools.kernel_tracing.trace import trace
+
+HERE = Path("tools")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        if options.verify is not None:
+            return _verify(options.verify, options.sources)
+        if options.diff is not None:
+            old, new = (_load(path) for path in options.diff)
+            print(importlib.import_module("tools.kernel_tracing.diff").diff(old, new))
+            return 0
+        return _trace(options)
+    except (SourcesError, RootsError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tools.kernel_tracing", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument(
+        "--model", default="deepseek", help="name of the model's file in sglang/srt/models, without .py"
+    )
+    parser.add_argument("--sources", type=Path, default=Path(".sources"), metavar="DIR", help="where the sources are")
+    parser.add_argument(
+        "--entry", action="append", default=[], metavar="MODULE:CLASS", help="an entry class, instead of EntryClass"
+    )
+    parser.add_argument("--platform", choices=PLATFORMS, default="cuda", help="branches of others are left out")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the report (default: tools/kernel_traces.md)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the data (default: tools/kernel_traces.json)")
+    parser.add_argument("--kernel", default="", metavar="NAME", help="only this kernel, printed unless --out is given")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--verify", type=Path, metavar="FILE", help="check every frame of a trace against the sources")
+    action.add_argument("--diff", type=Path, nargs=2, metavar=("OLD", "NEW"), help="what changed between two traces")
+    return parser
+
+
+def _trace(options: argparse.Namespace) -> int:
+    sources = find_sources(options.sources)
+    with _progress() as report:
+        document = trace(sources, options.model, options.entry, options.platform, options.kernel, report)
+    problems = document.pop("problems")
+    for problem in problems:
+        print(f"{problem['file']}:{problem['line']}: {problem['reason']}; it is left out", file=sys.stderr)
+    if not document["kernels"]:
+        wanted = f"no call of a kernel named {options.kernel!r}" if options.kernel else "no call of any kernel"
+        print(f"error: {wanted} was found from {options.model} on {options.platform}", file=sys.stderr)
+        return 1
+    report_text = importlib.import_module("tools.kernel_tracing.render").render(document)
+    if options.kernel and options.out is None and options.json is None:
+        print(report_text)
+    else:
+        _write(options.out, HERE / "kernel_traces.md", options.json is None or options.out is not None, report_text)
+        _write(
+            options.json, HERE / "kernel_traces.json", options.out is None or options.json is not None, dumps(document)
+        )
+    chains = sum(len(kernel["chains"]) for kernel in document["kernels"])
+    print(
+        f"{len(document['kernels'])} kernels, {chains} chains, {len(document['unresolved'])} unresolved calls",
+        file=sys.stderr,
+    )
+    return 1 if problems else 0
+
+
+def _write(path: Path | None, default: Path, wanted: bool, text: str) -> None:
+    if wanted:
+        target = path or default
+        if not target.parent.is_dir():
+            raise OSError(f"{target}: no directory {target.parent}")
+        write_text(target, text)
+
+
+def _verify(path: Path, sources: Path) -> int:
+    find_sources(sources)  # a missing tree is reported as such, not as one problem a frame
+    problems: list[str] = importlib.import_module("tools.kernel_tracing.check").check(_load(path), sources)
+    for problem in problems:
+        print(problem)
+    print(f"{path}: {len(problems)} problems" if problems else f"{path}: every frame checked", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise OSError(f"{path}: not JSON: {error}") from error
+    return document
+
+
+def dumps(document: dict[str, Any]) -> str:
+    """The document as JSON: one line a kernel's field and one line a chain, so that diffs stay readable and small."""
+    lines = ["{"]
+    for key in ("sources", "model", "platform"):
+        lines.append(f'"{key}": {_compact(document[key])},')
+    lines.append('"kernels": [')
+    for number, kernel in enumerate(document["kernels"]):
+        lines.append(" {")
+        for key, value in kernel.items():
+            if key != "chains":
+                lines.append(f'  "{key}": {_compact(value)},')
+        chains = ",\n   ".join(_compact(chain) for chain in kernel["chains"])
+        lines.append(f'  "chains": [\n   {chains}]')
+        lines.append(" }" + "," * (number < len(document["kernels"]) - 1))
+    lines.append("],")
+    unresolved = ",\n ".join(_compact(call) for call in document["unresolved"])
+    lines.append(f'"unresolved": [{unresolved}]')
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+@contextmanager
+def _progress() -> Iterator[Report]:
+    """A progress bar on the terminal's error stream."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading sources", total=None)
+
+        def report(phase: str, done: int, total: int) -> None:
+            bar.update(task, description=phase, completed=done, total=total)
+
+        yield report
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""Decisions: whether a test is decided by the platform or by constants, and what a test says about a name."""
+
+from __future__ import annotations
+
+import ast
+from typing import Literal
+
+from tools.kernel_tracing import expressions
+from tools.kernel_tracing.frame import Frame
+from tools.kernel_tracing.index import ClassInfo
+from tools.kernel_tracing.syntax import dotted_name
+from tools.kernel_tracing.values import ClassValue, Constant, Container, Instance, ModuleValue, Unknown, Value, ValueSet
+
+Truth = Literal["true", "false", "open", "waits"]
+
+
+def truth(frame: Frame, node: ast.expr) -> Truth:
+    """Whether a test is decided by the platform or by constants of modules.
+
+    Only names of modules, results of functions and `not`, `and`, `or` of these decide. Parameters and fields never
+    do: the sources may set them in ways that are not seen.
+    """
+    if isinstance(node, ast.Constant):
+        return "true" if node.value else "false"
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        inverse: dict[Truth, Truth] = {"true": "false", "false": "true"}
+        decided = truth(frame, node.operand)
+        return inverse.get(decided, decided)
+    if isinstance(node, ast.BoolOp):
+        parts = [truth(frame, operand) for operand in node.values]
+        decisive: Truth = "false" if isinstance(node.op, ast.And) else "true"
+        if decisive in parts:
+            return decisive
+        return "open" if "open" in parts else "waits" if "waits" in parts else parts[-1]
+    if isinstance(node, ast.Call):
+        predicate = frame.solver.platform.predicate(dotted_name(node.func).rpartition(".")[2])
+        if predicate is not None:
+            return "true" if predicate else "false"
+    elif isinstance(node, ast.Attribute):
+        constant = frame.solver.platform.constant(dotted_name(node))
+        if constant is not None:
+            return "true" if constant else "false"
+        if not any(isinstance(value, ModuleValue) for value in expressions.evaluate(frame, node.value)):
+            return "open"
+    elif isinstance(node, ast.Compare):
+        constant = frame.solver.platform.constant(dotted_name(node.left))
+        is_none = [isinstance(part, ast.Constant) and part.value is None for part in node.comparators]
+        if constant is not None and is_none == [True] and isinstance(node.ops[0], (ast.Is, ast.IsNot)):
+            return "true" if constant == isinstance(node.ops[0], ast.IsNot) else "false"
+        return "open"
+    elif not isinstance(node, ast.Name):
+        return "open"
+    values = expressions.evaluate(frame, node)
+    if not values:
+        known = (isinstance(node, ast.Name) and node.id in frame.module.bindings) or isinstance(node, ast.Call)
+        return "waits" if known and frame.solver.waits((frame.context, node), frame.context) else "open"
+    decided_by = [value.literal for value in values if isinstance(value, Constant)]
+    if (
+        len(values) != 1
+        or len(decided_by) != 1
+        or not all(literal is None or isinstance(literal, bool) for literal in decided_by)
+    ):
+        return "open"
+    return "true" if decided_by.pop() else "false"
+
+
+def narrow(frame: Frame, test: ast.expr, negated: bool) -> bool:
+    """Apply what a test says about a local name; False if no value passes."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return narrow(frame, test.operand, not negated)
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or if negated else ast.And):
+        passes = [narrow(frame, operand, negated) for operand in test.values]  # every one narrows
+        return all(passes)
+    if not isinstance(test, ast.Call) or dotted_name(test.func) != "isinstance" or len(test.args) != 2:
+        return True
+    name = test.args[0]
+    if not isinstance(name, ast.Name):
+        return True
+    values = frame.lookup(name.id)
+    wanted = _classes(frame, expressions.evaluate(frame, test.args[1]))
+    if wanted is None or not values:
+        return True
+    kept: set[Value] = set()
+    for value in values:
+        if isinstance(value, Instance):
+            if any(cls in wanted for cls in frame.solver.index.mro(value.info)) != negated:
+                kept.add(value)
+        elif isinstance(value, Unknown) and not negated:
+            kept.update(frame.universe.make(Instance, cls) for cls in wanted)
+        elif not isinstance(value, Constant) or negated:
+            kept.add(value)
+    frame.environment[name.id] = frozenset(kept)
+    return bool(kept)
+
+
+def _classes(frame: Frame, values: ValueSet) -> list[ClassInfo] | None:
+    """The classes of isinstance's second argument; None if any of them is not traced or not known."""
+    found: list[ClassInfo] = []
+    for value in values:
+        if isinstance(value, ClassValue):
+            found.append(value.info)
+        elif isinstance(value, Container):
+            inner = _classes(frame, frame.elements(frozenset((value,))))
+            if inner is None:
+                return None
+            found += inner
+        else:
+            return None
+    return found or None

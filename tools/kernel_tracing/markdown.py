@@ -1,0 +1,48 @@
+"""Markdown that shows any text as it is: escapes, code spans, tables, links to source lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from urllib.parse import quote
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~$&])")
+
+
+def escape(text: str) -> str:
+    """Text in which nothing is taken for Markdown or HTML, and which stays on its line."""
+    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+
+
+def code(text: str) -> str:
+    """A code span; with a longer fence where the text has backticks. Pipes are escaped, as tables want it."""
+    text = " ".join(text.split())
+    if not text:
+        return ""
+    fence = "`" * (max((len(run) for run in re.findall("`+", text)), default=0) + 1)
+    padding = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{padding}{text}{padding}{fence}".replace("|", "\\|")
+
+
+def link(label: str, target: str) -> str:
+    """A link; the label is plain text, in which only what would end or nest it is escaped: calls stay readable."""
+    label = re.sub(r"([\\`*_\[\]<>|~$&])", r"\\\1", " ".join(label.split()))
+    # Inside a name an underscore is no emphasis.
+    label = re.sub(r"(?<=\w)\\_(?=\w)", "_", label)
+    return f"[{label}]({target})"
+
+
+def source_link(label: str, file: str, line: int, base: str) -> str:
+    """A link to one line of a source file below `base`."""
+    return link(label, f"{base}{quote(file)}#L{line}")
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of a table; the cells are Markdown already."""
+    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+    return lines + [f"| {' | '.join(row)} |" for row in rows]
+
+
+def slug(text: str) -> str:
+    """What an anchor may be called."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"

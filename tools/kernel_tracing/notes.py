@@ -1,0 +1,92 @@
+"""The report's notes, derived from the conditions in the trace: nothing here knows a condition by name."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tools.kernel_tracing.markdown import code, escape, table
+
+# More names than this make a table cell unreadable.
+LONGEST_LIST = 12
+
+
+def split_condition(text: str) -> list[str]:
+    """The parts of a condition that must all hold: split at `;`, `,` and `and`, never inside brackets or quotes."""
+    parts, depth, quote, start, position = [], 0, "", 0, 0
+    while position < len(text):
+        character = text[position]
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        elif character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth = max(0, depth - 1)
+        elif depth == 0 and (match := re.match(r"[;,]\s+| and ", text[position:])):
+            parts.append(text[start:position])
+            position = start = position + len(match[0])
+            continue
+        position += 1
+    return [part.strip() for part in [*parts, text[start:]] if part.strip()]
+
+
+def notes(kernels: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Lines on what is reached only under a condition, by quantisation, and approximately."""
+    always: list[str] = []
+    chains: dict[str, int] = defaultdict(int)
+    required: dict[str, list[str]] = defaultdict(list)
+    sometimes: dict[str, list[str]] = defaultdict(list)
+    ops: dict[str, set[str]] = defaultdict(set)
+    reasons: dict[str, set[tuple[Any, ...]]] = defaultdict(set)
+    approximate: dict[str, set[str]] = defaultdict(set)
+    for kernel in kernels:
+        per_chain = []
+        for chain in kernel["chains"]:
+            conditions = {part for frame in chain for part in split_condition(frame["condition"])}
+            per_chain.append(conditions)
+            for condition in conditions:
+                chains[condition] += 1
+                ops[condition].update(kernel["ops"])
+            for frame in chain:
+                if frame.get("approximate"):
+                    reasons[frame["approximate"]].add((frame["file"], frame["line"], frame["function"], frame["call"]))
+                    approximate[frame["approximate"]].add(kernel["name"])
+        common = set.intersection(*per_chain) if per_chain else set()
+        if any(not conditions for conditions in per_chain):
+            always.append(kernel["name"])
+        for condition in set().union(*per_chain):
+            (required if condition in common else sometimes)[condition].append(kernel["name"])
+    lines = [f"Reached by at least one chain without any condition: {_names(always)}."]
+    lines += ["", "### Conditions", ""]
+    rows = [
+        (f"**{escape(condition)}**", _names(required[condition]), _names(sometimes[condition]), str(chains[condition]))
+        for condition in sorted(chains)
+    ]
+    header = ("Condition", "Every chain needs it", "Some chains need it", "Chains")
+    lines += table(header, rows) if rows else ["No chain has a condition."]
+    lines += ["", "### Quantisation variants", ""]
+    variants = [
+        (f"**{escape(condition)}**", _names([*required[condition], *sometimes[condition]]), _names(ops[condition]))
+        for condition in sorted(chains)
+        if "quant" in condition.lower()
+    ]
+    lines += table(("Variant", "Kernels", "Ops"), variants) if variants else ["No chain depends on a quantisation."]
+    lines += ["", "### Approximate hops", ""]
+    if not reasons:
+        return [*lines, "No hop over-approximates."]
+    hops = [
+        (escape(reason), str(len(reasons[reason])), _names(approximate[reason]))
+        for reason in sorted(reasons, key=lambda reason: (-len(reasons[reason]), reason))
+    ]
+    return [*lines, *table(("Why a hop may not happen", "Call sites", "Kernels"), hops)]
+
+
+def _names(names: Iterable[str]) -> str:
+    ordered = sorted(set(names), key=lambda name: (name.lower(), name))
+    shown = ", ".join(code(name) for name in ordered[:LONGEST_LIST])
+    rest = len(ordered) - LONGEST_LIST
+    return f"{shown} and {rest} more" if rest > 0 else shown or "none"

@@ -1,0 +1,128 @@
+"""Where tracing stops: functions whose implementation is native.
+
+sgl_kernel and flashinfer are libraries of kernels: a function of theirs is a kernel if its body, or a function of the
+library that it refers to, ends in a native call (`torch.ops`, a Triton launch, a loaded module). What does not
+(queries, helpers, planning) is neither a kernel nor entered.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from tools.kernel_tracing.index import ClassInfo, FunctionInfo, Index
+from tools.kernel_tracing.rules.libraries import LIBRARIES
+from tools.kernel_tracing.syntax import dotted_name, walk
+
+if TYPE_CHECKING:
+    from tools.kernel_tracing.frame import Frame
+
+# Names that load or build native code, in any library.
+_NATIVE = {"build_and_load", "load_inline", "load_module", "cdll", "CDLL", "compile_ops"}
+# Methods of wrapper classes that plan on the host or manage workspaces.
+_PLANNING = ("plan", "begin_forward", "end_forward", "reset_workspace", "__init__", "get_", "set_", "is_", "estimate")
+# Functions that ask or build but launch nothing.
+_QUERIES = ("get_", "is_", "can_", "has_", "gen_", "supports_", "should_", "_get_", "_is_")
+
+
+def is_library(module: str) -> bool:
+    """Whether a module belongs to a library of kernels."""
+    return module.partition(".")[0] in LIBRARIES
+
+
+def kernel_of(frame: Frame, function: FunctionInfo) -> str | None:
+    """The kernel's name if calling this function is calling a kernel; "" if it is neither that nor to be entered.
+
+    None for all functions that are to be entered.
+    """
+    if not is_library(function.module.name):
+        if is_triton(function):
+            return ""  # called without a grid: from inside another kernel
+        return None
+    name = function.qualname
+    terminal = name.rpartition(".")[2]
+    if function.owner is not None and terminal.startswith(_PLANNING):
+        return ""
+    if terminal.startswith(_QUERIES):
+        return ""
+    return name if is_native(frame.solver.index, function) else ""
+
+
+def is_triton(function: FunctionInfo) -> bool:
+    """Whether a function is compiled by Triton."""
+    return "jit" in function.decorators
+
+
+_cache_name = "_native_functions"
+
+
+def is_native(index: Index, function: FunctionInfo) -> bool:
+    """Whether a library function's implementation is native, directly or by what it refers to."""
+    cache: dict[FunctionInfo, bool] = index.__dict__.setdefault(_cache_name, {})
+    if function not in cache:
+        cache[function] = False  # recursion ends here
+        cache[function] = _is_native(index, function, cache)
+    return cache[function]
+
+
+def _is_native(index: Index, function: FunctionInfo, cache: dict[FunctionInfo, bool]) -> bool:
+    references: dict[str, ast.Name | ast.Attribute] = {}
+    local_imports: dict[str, tuple[str, str]] = {}
+    for node in walk(function.node):
+        if isinstance(node, ast.Attribute):
+            path = dotted_name(node)
+            if node.attr in _NATIVE or path.startswith(_NATIVE_PATHS):
+                return True
+            if path:
+                references[path] = node
+        elif isinstance(node, ast.Name):
+            references[node.id] = node
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+            return True  # kernel[grid](...)
+        elif isinstance(node, ast.ImportFrom):
+            for item in node.names:
+                local_imports[item.asname or item.name] = (function.module.absolute(node), item.name)
+    for path, reference in references.items():
+        for symbol in _symbols(index, function, path, reference, local_imports):
+            if isinstance(symbol, FunctionInfo):
+                if is_library(symbol.module.name) and is_native(index, symbol):
+                    return True
+            elif isinstance(symbol, ClassInfo) and is_library(symbol.module.name):
+                methods = [method for name, method in symbol.methods.items() if name != "__init__"]
+                if any(is_native(index, method) for method in methods):
+                    return True
+    return False
+
+
+_NATIVE_PATHS = ("torch.ops.", "self._cached_module", "cute.")
+
+
+def _symbols(
+    index: Index,
+    function: FunctionInfo,
+    path: str,
+    node: ast.Name | ast.Attribute,
+    local_imports: dict[str, tuple[str, str]],
+) -> list[object]:
+    """What a library function refers to: something of its module, a local import, or a method of its own class."""
+    first, _, rest = path.partition(".")
+    if first in ("self", "cls") and function.owner is not None:
+        method = class_attribute(function.owner, rest) if "." not in rest else None
+        return [method] if method else []
+    if first in local_imports:
+        return list(index.imported(*local_imports[first])) if not rest else []
+    return list(index.resolve(function.module, node)) if first in function.module.bindings else []
+
+
+def class_attribute(info: ClassInfo, name: str) -> FunctionInfo | None:
+    """A method of a library class, also by a name assigned in the class: `run_return_lse = partialmethod(run, ...)`."""
+    if name in info.methods:
+        return info.methods[name]
+    for statement in info.node.body:
+        if isinstance(statement, ast.Assign) and any(
+            isinstance(target, ast.Name) and target.id == name for target in statement.targets
+        ):
+            for node in walk(statement):
+                if isinstance(node, ast.Name) and node.id in info.methods:
+                    return info.methods[node.id]
+    return None

@@ -1,0 +1,49 @@
+"""Annotations of plain data: what is declared a number or a tensor calls nothing, whatever seems to flow there."""
+
+from __future__ import annotations
+
+import ast
+
+_DATA = {
+    "int",
+    "float",
+    "bool",
+    "bytes",
+    "complex",
+    "None",
+    "Tensor",
+    "dtype",
+    "device",
+    "Size",
+    "ndarray",
+    "Generator",
+}
+_GENERIC = {"Optional", "Union", "List", "list", "Tuple", "tuple", "Dict", "dict", "Set", "set", "Sequence", "Iterable"}
+_TEXT = {"str"}  # data inside containers; alone it may be the key of a registry
+
+
+def is_data(annotation: ast.expr | None, inside: bool = False) -> bool:
+    """Whether an annotation admits nothing but numbers, tensors and containers of these."""
+    if isinstance(annotation, ast.Constant):
+        if annotation.value is None or annotation.value is Ellipsis:
+            return True
+        if isinstance(annotation.value, str):
+            try:
+                return is_data(ast.parse(annotation.value, mode="eval").body, inside)
+            except SyntaxError:
+                return False
+        return False
+    if isinstance(annotation, (ast.Name, ast.Attribute)):
+        name = annotation.id if isinstance(annotation, ast.Name) else annotation.attr
+        return name in _DATA or (inside and name in _TEXT)
+    if isinstance(annotation, ast.BinOp):
+        return is_data(annotation.left, inside) and is_data(annotation.right, inside)
+    if isinstance(annotation, ast.Subscript):
+        outer = (
+            annotation.value.attr
+            if isinstance(annotation.value, ast.Attribute)
+            else getattr(annotation.value, "id", "")
+        )
+        parts = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
+        return outer in _GENERIC and all(is_data(part, outer not in ("Optional", "Union")) for part in parts)
+    return False

@@ -1,0 +1,112 @@
+"""Decorators: libraries' decorators keep the function they decorate; those in the sources are called.
+
+Registering decorators (`@register_attention_backend("triton")`) work by being called: the registry is a dict that
+their body fills. That happens when the decorated module runs, so once such a decorator is defined, all modules
+that use it are interpreted.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from tools.kernel_tracing.index import FunctionInfo
+from tools.kernel_tracing.rules import custom_ops
+from tools.kernel_tracing.syntax import walk
+from tools.kernel_tracing.values import EMPTY, Constant, External, Function, Method, Unknown, ValueSet
+
+if TYPE_CHECKING:
+    from tools.kernel_tracing.frame import Frame
+
+# Decorators that the language or the index handles itself.
+_SKIPPED = {"property", "cached_property", "staticmethod", "classmethod", "setter", "deleter", "abstractmethod", "jit"}
+
+
+def decorate(frame: Frame, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, plain: ValueSet) -> ValueSet:
+    """What a definition binds after its decorators have been applied."""
+    from tools.kernel_tracing import calls, expressions
+    from tools.kernel_tracing.frame import Arguments
+
+    values = plain
+    for decorator in reversed(node.decorator_list):
+        target = decorator.func if isinstance(decorator, ast.Call) else decorator
+        terminal = target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "")
+        if terminal in _SKIPPED:
+            continue
+        if custom_ops.is_custom_op_decorator(terminal):
+            custom_ops.register_decorated(frame, decorator, values)
+            continue
+        found = expressions.evaluate(frame, target)
+        site = (frame.module.name, decorator.lineno)
+        result: ValueSet = EMPTY
+        for value in found:
+            if not isinstance(value, (Function, Method)):
+                continue
+            if isinstance(decorator, ast.Call):
+                result |= _apply_factory(frame, value, decorator, values, site)
+            else:
+                closure = value.closure if isinstance(value, Function) else None
+                receiver = value.receiver if isinstance(value, Method) else None
+                result |= calls.enter(
+                    frame, value.info, receiver, closure, Arguments([values]), None, variant=("decorates", site)
+                )
+        kept = frozenset(v for v in result if not isinstance(v, (Unknown, Constant, External)))
+        values = kept or values
+    return values
+
+
+def _apply_factory(
+    frame: Frame, factory: Function | Method, decorator: ast.Call, values: ValueSet, site: tuple[str, int]
+) -> ValueSet:
+    """`@factory(arguments)`: call the factory, then what it returns with the decorated object."""
+    from tools.kernel_tracing import calls, expressions
+    from tools.kernel_tracing.frame import Arguments
+
+    arguments = Arguments(
+        [expressions.evaluate(frame, argument) for argument in decorator.args],
+        {keyword.arg: expressions.evaluate(frame, keyword.value) for keyword in decorator.keywords if keyword.arg},
+    )
+    closure = factory.closure if isinstance(factory, Function) else None
+    receiver = factory.receiver if isinstance(factory, Method) else None
+    made = calls.enter(frame, factory.info, receiver, closure, arguments, None, variant=("decorates", site))
+    result: ValueSet = EMPTY
+    for inner in made:
+        if isinstance(inner, Function):
+            result |= calls.enter(
+                frame, inner.info, None, inner.closure, Arguments([values]), None, variant=("decorates", site)
+            )
+        elif isinstance(inner, Method):
+            result |= calls.enter(
+                frame, inner.info, inner.receiver, None, Arguments([values]), None, variant=("decorates", site)
+            )
+    return result
+
+
+def is_registering(function: FunctionInfo) -> bool:
+    """Whether a decorator files away what it decorates.
+
+    It returns a function of its own, or its argument, and its body stores into a subscript or calls `register*`.
+    """
+    if isinstance(function.node, (ast.Module, ast.Lambda)):
+        return False
+    body = function.node.body
+    own = {node.name for node in body if isinstance(node, ast.FunctionDef)} | set(function.parameters)
+    if not any(isinstance(n, ast.Return) and isinstance(n.value, ast.Name) and n.value.id in own for n in body):
+        return False
+    for node in walk(function.node):
+        if isinstance(node, ast.Assign) and any(isinstance(target, ast.Subscript) for target in node.targets):
+            return True
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name.startswith("register"):
+                return True
+    return False
+
+
+def load_users(frame: Frame, function: FunctionInfo) -> None:
+    """Interpret the modules that register something by this decorator."""
+    index = frame.solver.index
+    for user in index.users_of_decorator(function.qualname):
+        module = index.module(user)
+        if module is not None and function in index.lookup(module, function.qualname):
+            frame.solver.start_module(module)

@@ -1,0 +1,277 @@
+"""Calls of what is not traced: builtins, functools, torch. A rule each for those that pass calls or values on."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tools.kernel_tracing.rules import custom_ops
+from tools.kernel_tracing.values import (
+    EMPTY,
+    ClassValue,
+    Constant,
+    Container,
+    Function,
+    Instance,
+    Method,
+    NativeModule,
+    Partial,
+    Super,
+    Unknown,
+    ValueSet,
+)
+
+if TYPE_CHECKING:
+    from tools.kernel_tracing.frame import Arguments, Frame
+
+Rule = Callable[["Frame", "Arguments", ast.expr], ValueSet]
+
+
+def call(frame: Frame, path: str, arguments: Arguments, node: ast.expr, approximate: str = "") -> ValueSet:
+    """Call something external, by dotted path."""
+    if path.startswith("torch.ops."):
+        return _torch_op(frame, path, arguments, node, approximate)
+    rule = _RULES.get(path)
+    if rule is not None:
+        return rule(frame, arguments, node)
+    call_back(frame, arguments, node, path)
+    return frame.universe.any
+
+
+def call_back(frame: Frame, arguments: Arguments, node: ast.expr, name: str) -> None:
+    """Whatever an unknown function is, it may call the functions that it is given."""
+    from tools.kernel_tracing import calls
+    from tools.kernel_tracing.frame import Arguments as Given
+
+    for values in [*arguments.positional, *arguments.keywords.values()]:
+        for value in values:
+            if isinstance(value, (Function, Method, Partial)):
+                calls.call_one(frame, value, Given(star=frame.universe.dull), node, f"passed to {name}")
+
+
+def _torch_op(frame: Frame, path: str, arguments: Arguments, node: ast.expr, approximate: str) -> ValueSet:
+    from tools.kernel_tracing import calls
+
+    implementations = custom_ops.implementation(frame, path)
+    if implementations:
+        found: ValueSet = EMPTY
+        for implementation in implementations:
+            found |= calls.call_one(frame, implementation, arguments, node, approximate)
+        return found
+    parts = path.split(".")
+    if len(parts) > 3 and frame.solver.waits(("custom op", parts[3]), frame.context):
+        return EMPTY
+    if len(parts) > 3 and not frame.solver.platform.name_is_foreign(parts[2], parts[3]):
+        frame.solver.add_kernel_call(frame.context, node, ".".join(parts[:4]), parts[3], frame.guards, approximate)
+    return frame.universe.any
+
+
+def _getattr(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
+    from tools.kernel_tracing import attributes
+
+    found: ValueSet = arguments.get(2)
+    for name in arguments.get(1):
+        if isinstance(name, Constant) and isinstance(name.literal, str):
+            found |= attributes.load(frame, arguments.get(0), name.literal, node)
+        else:
+            found |= frame.universe.any
+    return found
+
+
+def _setattr(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
+    from tools.kernel_tracing import attributes
+
+    for name in arguments.get(1):
+        if isinstance(name, Constant) and isinstance(name.literal, str):
+            attributes.store(frame, arguments.get(0), name.literal, arguments.get(2))
+    return frame.universe.dull
+
+
+def _super(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
+    function = frame.context.function
+    receiver = frame.context.receiver
+    context = frame.context.closure
+    while receiver is None and context is not None:
+        function, receiver, context = context.function, context.receiver, context.closure
+    if function.owner is None or not isinstance(receiver, (Instance, ClassValue)):
+        return frame.universe.any
+    after = function.owner
+    for value in arguments.get(0):
+        if isinstance(value, ClassValue):
+            after = value.info
+    return frame.universe.one(Super, after, receiver)
+
+
+def _type(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
+    found: ValueSet = EMPTY
+    for value in arguments.get(0):
+        if isinstance(value, Instance):
+            found |= frame.universe.one(ClassValue, value.info)
+    return found or frame.universe.any
+
+
+def _first(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
+    """Functions that return their first argument, or something that behaves like it."""
+    return arguments.get(0) or frame.universe.any
+
+
+def _decorator_factory(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
+    """`torch.compile(f)` and `torch.compile(**options)(f)`: the function stays what it is."""
+    callables = frozenset(v for v in arguments.get(0) if not isinstance(v, (Unknown, Constant)))
+    return callables or frame.universe.one(*_IDENTITY)
+
+
+def _new_list(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
+    container = frame.container(node, "List")
+    for values in [*arguments.positional, *arguments.keywords.values()]:
+        frame.put(container, "*", frame.elements(values))
+    return frozenset((container,))
+
+
+def _module_list(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
+    """ModuleList(layers): a list. Sequential(a, b): a list of its arguments, which calls them in order."""
+    container = frame.container(node, "ModuleList")
+    for values in arguments.positional:
+        frame.put(container, "*", frame.elements(values))
+        frame.put(container, "*", frozenset(value for value in values if isinstance(value, Instance)))
+    return frozenset((container,))
+
+
+def _new_dict(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
+    from tools.kernel_tracing.rules import containers
+
+    container = frame.container(node, "Dict")
+    containers.update(frame, container, arguments.get(0))
+    for key, values in arguments.keywords.items():
+        frame.put(container, key, values)
+    return frozenset((container,))
+
+
+def _zip(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
+    row, rows = frame.container((node, "row"), "Tuple"), frame.container(node, "List")
+    for position, values in enumerate(arguments.positional):
+        frame.put(row, position, frame.elements(values))
+    frame.put(rows, "*", frozenset((row,)))
+    return frozenset((rows,))
+
+
+def _enumerate(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
+    row, rows = frame.container((node, "row"), "Tuple"), frame.container(node, "List")
+    frame.put(row, 0, frame.universe.dull)
+    frame.put(row, 1, frame.elements(arguments.get(0)))
+    frame.put(rows, "*", frozenset((row,)))
+    return frozenset((rows,))
+
+
+def _map(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
+    from tools.kernel_tracing import calls
+    from tools.kernel_tracing.frame import Arguments as Given
+
+    container = frame.container(node, "List")
+    elements = [frame.elements(values) for values in arguments.positional[1:]]
+    for function in arguments.get(0):
+        frame.put(container, "*", calls.call_one(frame, function, Given(elements), node))
+    return frozenset((container,))
+
+
+def _filter(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
+    return arguments.get(1)
+
+
+def _element(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
+    return frame.elements(arguments.get(0)) | arguments.get(1)
+
+
+def _partial(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
+    found: ValueSet = EMPTY
+    for function in arguments.get(0):
+        if isinstance(function, Unknown):
+            found |= frozenset((function,))
+        else:
+            found |= frame.universe.one(
+                Partial, function, tuple(arguments.positional[1:]), tuple(sorted(arguments.keywords.items()))
+            )
+    return found
+
+
+def _method_type(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
+    found: ValueSet = EMPTY
+    for function in arguments.get(0):
+        found |= frame.universe.one(Partial, function, (arguments.get(1),), ())
+    return found
+
+
+def _namespace(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
+    """A bare object that attributes are hung on."""
+    from tools.kernel_tracing.attributes import NAMESPACE
+
+    return frozenset((frame.container(node, NAMESPACE),))
+
+
+def _native_module(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
+    return frame.universe.one(NativeModule, frame.function)
+
+
+def _import_module(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
+    from tools.kernel_tracing.expressions import module_value
+
+    found: ValueSet = EMPTY
+    for name in arguments.get(0):
+        if isinstance(name, Constant) and isinstance(name.literal, str):
+            found |= module_value(frame, name.literal)
+    return found or frame.universe.any
+
+
+def _nothing(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
+    return frame.universe.dull
+
+
+def _bool(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
+    return frame.universe.dull
+
+
+from tools.kernel_tracing.values import External  # noqa: E402
+
+_IDENTITY = (External, "identity")
+_RULES: dict[str, Rule] = {
+    "identity": _first,
+    "builtins.getattr": _getattr,
+    "builtins.setattr": _setattr,
+    "builtins.super": _super,
+    "builtins.type": _type,
+    "builtins.map": _map,
+    "builtins.filter": _filter,
+    "builtins.zip": _zip,
+    "builtins.enumerate": _enumerate,
+    "builtins.next": _element,
+    "builtins.dict": _new_dict,
+    "builtins.isinstance": _nothing,
+    "builtins.hasattr": _nothing,
+    "builtins.print": _nothing,
+    "functools.partial": _partial,
+    "functools.wraps": lambda frame, arguments, node: frame.universe.one(*_IDENTITY),
+    "types.MethodType": _method_type,
+    "importlib.import_module": _import_module,
+    "tvm_ffi.cpp.load_inline": _native_module,
+    "tvm_ffi.cpp.load": _native_module,
+    "torch.utils.cpp_extension.load": _native_module,
+    "torch.utils.cpp_extension.load_inline": _native_module,
+    "torch.nn.ModuleList": _module_list,
+    "torch.nn.Sequential": _module_list,
+    "torch.nn.ModuleDict": _new_dict,
+    "torch.nn.Module": _namespace,
+    "types.SimpleNamespace": _namespace,
+}
+for _path in ("list", "tuple", "set", "sorted", "reversed", "frozenset", "iter"):
+    _RULES[f"builtins.{_path}"] = _new_list
+for _path in ("copy.copy", "copy.deepcopy", "typing.cast", "functools.cache", "weakref.ref", "weakref.proxy"):
+    _RULES[_path] = _first
+_RULES["typing.cast"] = lambda frame, arguments, node: arguments.get(1)
+for _path in ("torch.compile", "functools.lru_cache", "torch.no_grad", "torch.inference_mode", "torch.jit.script"):
+    _RULES[_path] = _decorator_factory
+for _path in ("min", "max", "len", "range", "int", "float", "str", "bool", "sum", "abs", "any", "all", "round", "id"):
+    _RULES[f"builtins.{_path}"] = _bool
+_RULES["collections.deque"] = _RULES["queue.Queue"] = _new_list
+_RULES["collections.defaultdict"] = _RULES["collections.OrderedDict"] = _new_dict
+__all__ = ["Container", "call"]

@@ -1,0 +1,36 @@
+"""torch.nn.Module: calling an instance runs `__call__`, or else `forward`, including a forward set from outside."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from tools.kernel_tracing.values import EMPTY, Instance, ValueSet
+
+if TYPE_CHECKING:
+    from tools.kernel_tracing.frame import Arguments, Frame
+
+
+def call_instance(
+    frame: Frame, callee: Instance, arguments: Arguments, node: ast.expr, approximate: str = ""
+) -> ValueSet:
+    """Call an instance."""
+    from tools.kernel_tracing import attributes
+
+    name = "__call__"
+    if attributes.find_method(frame, callee.info, name) is None:
+        # A class with an untraced base gets __call__ from it; nn.Module's runs forward.
+        name = "forward"
+        if attributes.find_method(frame, callee.info, name) is None:
+            replaced = frame.read(("field", callee.info, name))
+            return _call_all(frame, replaced, arguments, node, approximate) if replaced else frame.universe.any
+    return _call_all(frame, attributes.load_one(frame, callee, name, node), arguments, node, approximate)
+
+
+def _call_all(frame: Frame, callees: ValueSet, arguments: Arguments, node: ast.expr, approximate: str) -> ValueSet:
+    from tools.kernel_tracing import calls
+
+    found: ValueSet = EMPTY
+    for callee in callees:
+        found |= calls.call_one(frame, callee, arguments, node, approximate)
+    return found

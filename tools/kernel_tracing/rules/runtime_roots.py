@@ -1,0 +1,44 @@
+"""Natural roots: where the serving runtime, rather than a model, starts work that reaches kernels.
+
+Given by module and class patterns of the framework and the methods that its event loop calls. Chains that pass a
+model's forward end there; all others end at one of these.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RuntimeRoot:
+    """Methods of matching classes that the runtime calls."""
+
+    module: str  # regular expression for the whole module name
+    classes: str  # regular expression for the whole class name
+    methods: str  # regular expression for the whole method name
+    ends_chains: bool = True  # False: chains go on to callers, where there are any
+
+
+RUNTIME_ROOTS = (
+    RuntimeRoot(r"sglang\.srt\.model_executor\.model_runner", r"ModelRunner", r"sample"),
+    RuntimeRoot(r"sglang\.srt\.model_executor\.model_runner", r"ModelRunner", r"forward|initialize", ends_chains=False),
+    RuntimeRoot(r"sglang\.srt\.managers\.tp_worker", r"TpModelWorker", r"forward_batch_generation", False),
+    RuntimeRoot(r"sglang\.srt\.speculative\.\w+", r"\w+Worker(V2)?", r"forward_batch_generation"),
+    RuntimeRoot(
+        r"sglang\.srt\.managers\.schedule_batch",
+        r"ScheduleBatch",
+        r"prepare_for_\w+|mix_with_running|retract_decode",
+        False,
+    ),
+    RuntimeRoot(r"sglang\.srt\.layers\.quantization\..+", r"\w+Method(\w*)", r"process_weights_after_loading"),
+    RuntimeRoot(r"sglang\.srt\.mem_cache\.(memory_pool|allocator)", r"\w+(Pool|Cache|Allocator)", r"[a-z]\w*", False),
+)
+
+# What the runtime calls on a model, besides its constructor.
+MODEL_METHODS = r"forward\w*|load_\w+|post_load\w*|get_\w+|set_\w+|start_layer|end_layer"
+
+
+def matching(module: str) -> list[RuntimeRoot]:
+    """Rules that apply to a module."""
+    return [rule for rule in RUNTIME_ROOTS if re.fullmatch(rule.module, module)]

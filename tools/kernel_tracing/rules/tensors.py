@@ -1,0 +1,14 @@
+"""Tensors are data: subclasses of torch.Tensor and torch.nn.Parameter hold weights, and what is hung on them
+(weight loaders, shapes, flags) decides nothing about the calls of a forward pass."""
+
+from __future__ import annotations
+
+from tools.kernel_tracing.index import ClassInfo, Index
+
+_BASES = {"torch.Tensor", "torch.nn.Parameter", "torch.nn.parameter.Parameter", "torch.nn.UninitializedParameter"}
+_BASES |= {"torch.nn.parameter.UninitializedParameter"}
+
+
+def is_tensor(index: Index, info: ClassInfo) -> bool:
+    """Whether instances of a class are tensors."""
+    return not _BASES.isdisjoint(index.external_bases(info))

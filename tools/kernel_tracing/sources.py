@@ -1,0 +1,127 @@
+"""Source trees: which file defines a module, and the version and hash of each library.
+
+Both layouts are understood: unpacked wheels (`sglang/srt/...`, `sgl_kernel/...`, `flashinfer/...`) and git
+checkouts (`sglang/python/sglang/...`, `sglang/sgl-kernel/python/sgl_kernel/...`, `flashinfer/flashinfer/...`).
+Whatever the layout, `file` in a trace is the path below the directory that holds the package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# Distribution name, its package, and where a checkout keeps it (below the directory that holds the checkouts).
+DISTRIBUTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("sglang", "sglang", ("sglang/python/sglang",)),
+    ("sgl-kernel", "sgl_kernel", ("sgl-kernel/python/sgl_kernel", "sglang/sgl-kernel/python/sgl_kernel")),
+    ("flashinfer-python", "flashinfer", ("flashinfer/flashinfer", "flashinfer-python/flashinfer")),
+)
+# What a package must have to be taken for whole: a half-unpacked wheel lacks one of these.
+REQUIRED = {"sglang": ("srt/models", "srt/layers"), "sgl_kernel": ("__init__.py",), "flashinfer": ("__init__.py",)}
+_VERSION = re.compile(r"^_*version_*\s*(?::\s*\w+\s*)?=.*?['\"]([0-9][^'\"]*)['\"]", re.M)
+
+
+class SourcesError(Exception):
+    """The source tree is missing or incomplete; the message says what to do."""
+
+
+@dataclass
+class SourceTree:
+    """The packages found below one directory, and the modules in them."""
+
+    packages: dict[str, Path]
+    modules: dict[str, Path] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)  # module -> file, as traces name it
+    _texts: dict[str, str] = field(default_factory=dict, repr=False)
+    _lines: dict[str, list[bytes]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        for package, root in sorted(self.packages.items()):
+            for path in sorted(root.rglob("*.py")):
+                parts = (package, *path.relative_to(root).parts)
+                name = ".".join(parts)[: -len(".py")].removesuffix(".__init__")
+                self.modules[name] = path
+                self.files[name] = "/".join(parts)
+
+    def is_package(self, module: str) -> bool:
+        """Whether `module` is a directory with an __init__.py."""
+        return self.modules[module].name == "__init__.py"
+
+    def text(self, module: str) -> str:
+        """The module's source text (a byte order mark removed, undecodable bytes replaced)."""
+        if module not in self._texts:
+            self._texts[module] = self.modules[module].read_text(encoding="utf-8-sig", errors="replace")
+        return self._texts[module]
+
+    def lines(self, module: str) -> list[bytes]:
+        """The module's lines, in UTF-8: syntax trees count columns in its bytes."""
+        if module not in self._lines:
+            self._lines[module] = self.text(module).encode().splitlines()
+        return self._lines[module]
+
+    def describe(self) -> dict[str, dict[str, str]]:
+        """Version and hash of each library, for the header of a trace."""
+        described = {}
+        for distribution, package, _ in DISTRIBUTIONS:
+            if package in self.packages:
+                root = self.packages[package]
+                described[distribution] = {"version": package_version(root, distribution), "sha256": package_hash(root)}
+        return described
+
+
+def find_sources(root: Path, packages: Sequence[str] | None = None) -> SourceTree:
+    """The source tree below `root`.
+
+    Raises SourcesError if the directory, the sglang package or an essential part of a package is missing.
+    `packages` names other top-level packages to trace instead (tests use it).
+    """
+    hint = "fetch them with `python -m tools.fetch_sources --dest DIR`, then pass --sources DIR"
+    if not root.is_dir():
+        raise SourcesError(f"{root}: no such directory; {hint}")
+    if packages is not None:
+        return SourceTree({name: root / name for name in packages})
+    found = {}
+    for _, package, checkouts in DISTRIBUTIONS:
+        for place in (*checkouts, package):
+            if (root / place / "__init__.py").is_file() or (root / place / REQUIRED[package][0]).exists():
+                found[package] = root / place
+                break
+    if "sglang" not in found:
+        raise SourcesError(f"{root}: no sglang package (neither sglang/srt nor sglang/python/sglang/srt); {hint}")
+    for package, directory in found.items():
+        for part in REQUIRED[package]:
+            if not (directory / part).exists():
+                raise SourcesError(f"{directory}: incomplete, {part} is missing; remove {directory} and {hint}")
+    return SourceTree(found)
+
+
+def package_version(root: Path, distribution: str) -> str:
+    """The version as the wheel's metadata, version.py, _version.py or pyproject.toml says, else "unknown"."""
+    stem = distribution.replace("-", "_")
+    for metadata in sorted(root.parent.glob("*.dist-info")):
+        name, _, version = metadata.name.removesuffix(".dist-info").partition("-")
+        if name.lower() == stem:
+            return version
+    for place in ("_version.py", "version.py", "_build_meta.py", "../pyproject.toml", "../version.txt"):
+        path = root / place
+        if path.is_file():
+            text = path.read_text(encoding="utf-8", errors="replace")
+            match = _VERSION.search(text)
+            if match:
+                return match[1]
+            if path.suffix == ".txt" and text.strip():
+                return text.strip()
+    return "unknown"
+
+
+def package_hash(root: Path) -> str:
+    """SHA-256 over the sorted relative paths and contents of the package's .py files."""
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()

@@ -1,0 +1,198 @@
+"""The trace: everything together, as the document that schema/kernel_traces.schema.json describes."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tools.kernel_tracing import interpreter, roots
+from tools.kernel_tracing.chains import Chain, Chains
+from tools.kernel_tracing.conditions import Conditions, guard_texts
+from tools.kernel_tracing.index import Index
+from tools.kernel_tracing.kernels import Kernel, collect
+from tools.kernel_tracing.rules import unresolved
+from tools.kernel_tracing.rules.platforms import Platform
+from tools.kernel_tracing.solver import Context, Edge, Solver
+from tools.kernel_tracing.sources import SourceTree
+from tools.kernel_tracing.values import Instance
+
+MAX_CALL = 70
+Progress = Callable[[str, int, int], None]
+
+
+def trace(
+    sources: SourceTree,
+    model: str,
+    entries: Sequence[str] = (),
+    platform: str = "cuda",
+    kernel: str = "",
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Trace a model.
+
+    Args:
+        sources: the source tree.
+        model: name of the model's file, without `.py`: `deepseek` means deepseek.py, deepseek_v2.py, ...
+        entries: entry classes, as MODULE:CLASS, instead of those of the model's files.
+        platform: branches of other platforms are left out.
+        kernel: if given, only kernels of this name.
+        progress: called with a phase, and how much of how much is done.
+
+    Returns: the document; `problems`, which is not part of the schema, lists files that do not parse.
+
+    Raises: roots.RootsError for an unknown model or entry.
+    """
+    # Calls nest as deeply as the traced program's do. The trees of a whole program are never garbage: collecting
+    # would walk millions of live nodes again and again.
+    limit, collecting = sys.getrecursionlimit(), gc.isenabled()
+    sys.setrecursionlimit(max(limit, 100_000))
+    gc.disable()
+    try:
+        return _trace(sources, model, entries, Platform(platform), kernel, progress)
+    finally:
+        sys.setrecursionlimit(limit)
+        if collecting:
+            gc.enable()
+
+
+def _trace(
+    sources: SourceTree,
+    model: str,
+    entries: Sequence[str],
+    platform: Platform,
+    wanted: str,
+    progress: Progress | None,
+) -> dict[str, Any]:
+    index = Index(sources)
+    classes = roots.find_entries(index, model, entries)
+    solver = Solver(index, platform, interpreter.interpret)
+    if progress is not None:
+        solver.on_progress = lambda contexts, waiting: progress("resolving calls", contexts - waiting, contexts)
+    ends, fallbacks = roots.start(solver, classes)
+    solver.solve()
+    files = {info.module.file for info in classes} | roots.companions(index, classes)
+    chains = Chains(solver, ends, fallbacks, lambda context: context.function.module.file in files)
+    conditions = Conditions(solver)
+    kernels = [one for one in collect(solver) if not wanted or wanted in (one.name, one.name.rpartition(".")[2])]
+    writer = _Writer(solver, conditions, files)
+    documents = []
+    for number, one in enumerate(kernels):
+        if progress is not None:
+            progress("following chains", number, len(kernels))
+        found, omitted = chains.of(one)
+        if found:
+            documents.append(writer.kernel(one, found, omitted))
+    return {
+        "sources": sources.describe(),
+        "model": model,
+        "platform": platform.name,
+        "kernels": documents,
+        "unresolved": unresolved.report(solver, writer.frame),
+        "problems": index.problems,
+    }
+
+
+class _Writer:
+    """Turns kernels and chains into JSON objects."""
+
+    def __init__(self, solver: Solver, conditions: Conditions, files: set[str]) -> None:
+        self.solver = solver
+        self.conditions = conditions
+        self.files = files
+        self._texts: dict[ast.AST, str] = {}
+        self._frames: dict[Edge, dict[str, Any]] = {}
+
+    def kernel(self, kernel: Kernel, chains: list[Chain], omitted: int) -> dict[str, Any]:
+        """One kernel of the document."""
+        written = {str(frames): frames for frames in (self.chain(chain) for chain in chains)}
+        ordered = sorted(written.values(), key=self._order)
+        sites = {str(site): site for site in ({key: frames[0][key] for key in _SITE} for frames in ordered)}
+        document: dict[str, Any] = {
+            "name": kernel.name,
+            "source": kernel.source,
+            "category": kernel.category,
+            "definition": {"file": kernel.file, "line": kernel.line},
+            "call_sites": list(sites.values()),
+            "ops": sorted({op for frames in ordered if (op := self._op(frames))}),
+            "chains": ordered,
+        }
+        if omitted:
+            document["omitted_chains"] = omitted
+        return document
+
+    def _order(self, frames: list[dict[str, Any]]) -> tuple[Any, ...]:
+        """Chains that end in the model come first, then short ones."""
+        outside = frames[-1]["file"] not in self.files
+        return (outside, len(frames), [(frame["file"], frame["line"], frame["function"]) for frame in frames])
+
+    def _op(self, frames: list[dict[str, Any]]) -> str:
+        """What the model calls on the way to the kernel: the name called by the frame nearest to the kernel."""
+        for position, frame in enumerate(frames):
+            if frame["file"] in self.files:
+                calling = frames[position + 1] if position == 0 and len(frames) > 1 else frame
+                return re.split(r"[(\[]", calling["call"], maxsplit=1)[0].rpartition(".")[2] or calling["call"]
+        return ""
+
+    def chain(self, chain: Chain) -> list[dict[str, Any]]:
+        """The frames of one chain."""
+        call = chain.kernel_call
+        first = self.frame(call.caller, call.call)
+        first["condition"] = " and ".join(dict.fromkeys(guard_texts(call.guards)))
+        if call.approximate:
+            first["approximate"] = call.approximate
+        return [first, *(self._edge(edge) for edge in chain.edges)]
+
+    def _edge(self, edge: Edge) -> dict[str, Any]:
+        known = self._frames.get(edge)
+        if known is None:
+            known = self.frame(edge.caller, edge.call)
+            known["condition"] = self.conditions.of_edge(edge)
+            reason = edge.approximate or self._approximation(edge.callee)
+            if reason:
+                known["approximate"] = reason
+            self._frames[edge] = known
+        return known
+
+    def _approximation(self, callee: Context) -> str:
+        receiver = callee.receiver
+        if isinstance(receiver, Instance) and receiver.info not in self.solver.constructed:
+            base = self.solver.expanded.get(receiver.info)
+            if base is not None:
+                return f"any subclass of {base}, which is all that the annotation says"
+        return ""
+
+    def frame(self, context: Context, node: ast.AST) -> dict[str, Any]:
+        """File, line, function and text of a call."""
+        line = getattr(node, "lineno", 1) if isinstance(node, ast.Call) else getattr(node, "end_lineno", 1)
+        return {
+            "file": context.function.module.file,
+            "line": line,
+            "function": context.function.qualname,
+            "call": self._text(context, node),
+        }
+
+    def _text(self, context: Context, node: ast.AST) -> str:
+        text = self._texts.get(node)
+        if text is None:
+            lines = self.solver.index.sources.lines(context.function.module.name)
+            text = " ".join(_segment(lines, node).split())
+            if len(text) > MAX_CALL:
+                text = text[: MAX_CALL - 3].rstrip() + "..."
+            self._texts[node] = text
+        return text
+
+
+_SITE = ("file", "line", "function")
+
+
+def _segment(lines: list[bytes], node: ast.AST) -> str:
+    """The source of a node; columns count bytes of UTF-8."""
+    first, last = getattr(node, "lineno", 1) - 1, getattr(node, "end_lineno", 1) - 1
+    chosen = list(lines[first : last + 1])
+    chosen[-1] = chosen[-1][: getattr(node, "end_col_offset", 0)]
+    chosen[0] = chosen[0][getattr(node, "col_offset", 0) :]
+    return b" ".join(chosen).decode(errors="replace")

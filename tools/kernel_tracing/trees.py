@@ -1,0 +1,144 @@
+"""Chains as trees: what chains have in common from the kernel upwards is shown once.
+
+A subtree (all the callers above one frame) that occurs again, under the same or another kernel, is not repeated: its
+first occurrence gets an anchor, the others refer to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tools.kernel_tracing.markdown import code, escape, link, source_link
+
+# No-break spaces: Markdown neither strips nor collapses them, so that the tree keeps its shape.
+GAP = "\u00a0"
+Frame = Mapping[str, Any]
+# What makes two frames the same.
+Key = tuple[str, int, str, str, str, str]
+
+
+@dataclass
+class Node:
+    """One frame and what calls into its function.
+
+    Attributes:
+        key: the frame.
+        callers: the frames that follow it in the chains.
+        root: whether a chain ends here.
+        shape: number of the set of callers; equal numbers mean equal subtrees. Set by Forest.
+    """
+
+    key: Key
+    callers: dict[Key, Node] = field(default_factory=dict)
+    root: bool = False
+    shape: int = -1
+
+    def sorted_callers(self) -> list[Node]:
+        """The callers, in the order of the report."""
+        return [self.callers[key] for key in sorted(self.callers)]
+
+
+def frame_key(frame: Frame) -> Key:
+    """The frame's identity, in the order that frames are sorted by."""
+    extra = (frame.get("condition", ""), frame.get("approximate", ""))
+    return (frame["file"], frame["line"], frame["function"], frame["call"], *extra)
+
+
+def merge(chains: Iterable[Iterable[Frame]]) -> list[Node]:
+    """The chains of one kernel as trees, one a call site, the kernel call at the root."""
+    top = Node(("", 0, "", "", "", ""))
+    for chain in chains:
+        node = top
+        for frame in chain:
+            key = frame_key(frame)
+            node = node.callers.setdefault(key, Node(key))
+        node.root = True
+    return top.sorted_callers()
+
+
+class Forest:
+    """Renders the trees of all kernels, in the order in which they will stand in the report."""
+
+    def __init__(self, trees: Iterable[list[Node]], base: str) -> None:
+        """Args:
+        trees: of each kernel, all of them: what is repeated can only be known beforehand.
+        base: the address that the paths of files are below.
+        """
+        self.base = base
+        self._shapes: dict[tuple[tuple[Key, bool, int], ...], int] = {(): 0}
+        self._visits: dict[int, int] = {}
+        self._sizes = {0: 0}
+        self._anchors: dict[int, str] = {}
+        for nodes in trees:
+            for node in nodes:
+                self._intern(node)
+                self._count(node)
+
+    def _intern(self, root: Node) -> None:
+        order = [root]
+        for node in order:
+            order.extend(node.callers.values())
+        for node in reversed(order):
+            callers = node.sorted_callers()
+            shape = tuple((caller.key, caller.root, caller.shape) for caller in callers)
+            node.shape = self._shapes.setdefault(shape, len(self._shapes))
+            self._sizes[node.shape] = sum(1 + self._sizes[caller.shape] for caller in callers)
+
+    def _count(self, root: Node) -> None:
+        stack = [root]
+        while stack:
+            node = stack.pop()
+            self._visits[node.shape] = self._visits.get(node.shape, 0) + 1
+            if self._visits[node.shape] == 1:
+                stack.extend(node.callers.values())
+
+    def _shared(self, node: Node) -> bool:
+        """Whether a reference to the node's callers is shorter than they are, and used."""
+        return self._sizes[node.shape] > 1 and self._visits[node.shape] > 1
+
+    def lines(self, root: Node, source: str) -> list[str]:
+        """One kernel call and its callers, a line each."""
+        lines: list[str] = []
+        stack: list[tuple[Node, str, str]] = [(root, "", "")]
+        while stack:
+            node, branch, indent = stack.pop()
+            line = branch + self._frame(node.key) + (f" **({escape(source)})**" if node is root else "")
+            line += " ▪" if node.root else ""
+            callers = node.sorted_callers()
+            known = self._anchors.get(node.shape) if self._shared(node) else None
+            if known is None and self._shared(node):
+                self._anchors[node.shape] = f"callers-{len(self._anchors) + 1}"
+                line += f' <a id="{self._anchors[node.shape]}"></a>'
+            lines.append(line)
+            if known is not None:
+                callers_of = link(f"callers of {node.key[2]}", f"#{known}")
+                lines.append(f"{indent}└─>{GAP}as above: {callers_of}")
+                continue
+            for number, caller in reversed(list(enumerate(callers, 1))):
+                last = number == len(callers)
+                below = indent + (GAP * 4 if last else f"│{GAP * 3}")
+                stack.append((caller, f"{indent}{'└─>' if last else '├─>'}{GAP}", below))
+        # A backslash at the end of a line is a line break, inside one paragraph.
+        return [f"{line}\\" for line in lines[:-1]] + lines[-1:]
+
+    def _frame(self, key: Key) -> str:
+        file, line, function, call, condition, approximate = key
+        text = f"{source_link(callee(call), file, line, self.base)} in {code(function)}"
+        if condition:
+            text += f" **if {escape(condition)}**"
+        if approximate:
+            text += f" *(approximate: {escape(approximate)})*"
+        return text
+
+
+def callee(call: str) -> str:
+    """What a call's text calls: `self.layers[i](x, y)` -> `self.layers[i]()`."""
+    depth = 0
+    for position, character in enumerate(call):
+        if character == "(" and depth == 0 and position > 0:
+            return f"{call[:position]}()"
+        depth += character in "([{"
+        depth -= character in ")]}"
+    return call
