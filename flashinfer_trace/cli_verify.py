@@ -112,11 +112,15 @@ def verify(
 
 def _check_device(device: str, torch: Any) -> None:
     try:
-        kind = torch.device(device).type
+        parsed = torch.device(device)
     except RuntimeError as error:
         raise click.UsageError(f"--device {device}: {str(error).splitlines()[0]}") from error
-    if kind == "cuda" and not torch.cuda.is_available():
+    if parsed.type not in ("cpu", "cuda"):
+        raise click.UsageError(f"--device {device}: verify runs on cpu, cuda or cuda:N")
+    if parsed.type == "cuda" and not torch.cuda.is_available():
         raise click.UsageError("--device cuda: torch sees no CUDA device here; run on a machine with one, or use cpu")
+    if parsed.type == "cuda" and (parsed.index or 0) >= torch.cuda.device_count():
+        raise click.UsageError(f"--device {device}: there are {torch.cuda.device_count()} CUDA devices, from cuda:0")
 
 
 def _select(names: tuple[str, ...], root: Path) -> list[Definition]:

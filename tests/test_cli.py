@@ -89,6 +89,7 @@ def test_list_and_show(invoke):
         (["show", "rmsnorm_h513"], "did you mean"),
         (["verify", "nothing*"], "no Definition matches 'nothing*'"),
         (["verify", "rmsnorm_h512", "--device", "abacus"], "--device abacus"),
+        (["verify", "rmsnorm_h512", "--device", "meta"], "verify runs on cpu, cuda or cuda:N"),
         (["verify", "rmsnorm_h512", "--record"], "--record needs --device cuda"),
         (["verify", "rmsnorm_h512", "--axes", "batch_size"], "--axes takes k=v"),
         (["verify", "rmsnorm_h512", "--axes", "rows=3"], "['rows'] are not variable axes"),
