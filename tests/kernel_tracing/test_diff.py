@@ -119,3 +119,8 @@ def test_two_kernels_of_one_name_are_kept_apart_by_their_definitions(old, new):
     twin["definition"] = {"file": "sgl_kernel/moe.py", "line": 3}
     new["kernels"].append(twin)
     assert "definition: sgl_kernel/gemm.py:7 -> sgl_kernel/gemm.py:7, sgl_kernel/moe.py:3\n" in diff(old, new)
+
+
+def test_chains_left_out(old, new):
+    new["kernels"][0]["omitted_chains"] = 7
+    assert "      chains left out: 0 -> 7\n" in diff(old, new)

@@ -9,6 +9,92 @@ from synthetic import Hop, check, trace_files
 
 HOPS = [
     Hop(
+        "forwards of several modules, each wrapped by a function that hooks them",
+        {
+            "models/tiny.py": """
+                from torch import nn
+                from sgl_kernel import good, other
+                class First(nn.Module):
+                    def forward(self, x):
+                        return good(x)
+                class Second(nn.Module):
+                    def forward(self, x):
+                        return other(x)
+                def hook(module):
+                    original = module.forward
+                    def forward(*args):
+                        module.forward = original
+                        result = module(*args)
+                        module.forward = forward
+                        return result
+                    module.forward = forward
+                class Tiny(nn.Module):
+                    def __init__(self):
+                        self.first = First()
+                        self.second = Second()
+                        for module in (self.first, self.second):
+                            hook(module)
+                    def only_second(self, x):
+                        return self.second(x)
+                    def forward(self, x):
+                        return self.first(x)
+                EntryClass = Tiny
+            """
+        },
+        {"good": ("First.forward", "Tiny.forward")},
+        pruned=("other",),
+    ),
+    Hop(
+        "names that __getattr__ passes on do not mix",
+        {
+            "models/tiny.py": """
+                from torch import nn
+                from sgl_kernel import good, other, wrong
+                class Inner:
+                    def apply(self, x):
+                        return good(x)
+                    def check(self, x):
+                        return wrong(x)
+                class Wrapper:
+                    def __init__(self, inner):
+                        self.inner = inner
+                    def __getattr__(self, name):
+                        return getattr(self.inner, name)
+                class Tiny(nn.Module):
+                    def __init__(self):
+                        self.method = Wrapper(Inner())
+                        self.check = self.method.check
+                    def forward(self, x):
+                        return self.method.apply(x)
+                EntryClass = Tiny
+            """
+        },
+        {"good": ("Inner.apply", "Tiny.forward")},
+    ),
+    Hop(
+        "a platform's flag behind a function that is annotated as bool",
+        {
+            "models/tiny.py": """
+                from torch import nn
+                from sglang.srt.utils import is_hip
+                from sgl_kernel import good, wrong
+                _is_hip = is_hip()
+                def is_special() -> bool:
+                    if _is_hip:
+                        return torch.special()
+                    return False
+                _is_special = is_special()
+                class Tiny(nn.Module):
+                    def forward(self, x):
+                        if _is_special:
+                            return wrong(x)
+                        return good(x)
+                EntryClass = Tiny
+            """
+        },
+        {"good": ("Tiny.forward",)},
+    ),
+    Hop(
         "attribute holding a module, called through nn.Module",
         {
             "models/tiny.py": """

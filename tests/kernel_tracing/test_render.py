@@ -155,6 +155,14 @@ def test_order_of_kernels_and_chains_in_the_trace_does_not_matter_for_the_trees(
     assert render(trace(GEMM, NORM)) == render(json.loads(json.dumps(trace(GEMM, NORM))))
 
 
+def test_chains_that_were_left_out_are_counted():
+    assert "\n2 chains from 1 call site.\n" in render(trace(GEMM))
+    assert "\n2 chains from 1 call site; 12 more are left out for their number.\n" in render(
+        trace(GEMM | {"omitted_chains": 12})
+    )
+    assert "; about 2.0e+22 more are" in render(trace(GEMM | {"omitted_chains": 2 * 10**22}))
+
+
 def test_breakdown_by_library():
     text = section(render(trace(GEMM, NORM)), "By source library")
     titles = ["sgl-kernel (1)", "flashinfer (0)", "triton (1)", "torch.ops (0)", "jit (0)"]
@@ -182,6 +190,10 @@ def test_notes_are_derived_from_the_conditions():
     assert "No hop over-approximates." in text
     guess = kernel("g", [[frame(LAYER, 1, "f", "g()", "", "any override"), ENTRY]])
     assert "| any override | 1 | `g` |" in render(trace(guess))
+    guard = kernel("h", [[frame(LAYER, 1, "f", "h()", "x.ndim == 2 and quantization=a or quantization=b"), ENTRY]])
+    text = section(render(trace(guard)), "Conditional paths")
+    first, second = text.split("### Conditions in the sources")
+    assert "**quantization=a or quantization=b**" in first and "**x.ndim == 2**" in second
     names = [kernel(f"k{n:02}", [[frame(LAYER, n, "f", "g()")]]) for n in range(1, LONGEST_LIST + 4)]
     assert f"`k{LONGEST_LIST:02}` and 3 more." in render(trace(*names))
 
@@ -190,7 +202,7 @@ def test_nothing_found():
     report = render(trace())
     assert report.count("No kernel was found.") == 3
     assert "0 kernels, 0 call chains over 0 call sites" in report
-    assert "No chain has a condition." in report and "without any condition: none." in report
+    assert report.count("\n\nNone.\n") == 7 and "without any condition: none." in report
 
 
 def test_odd_characters_stay_text():
@@ -250,6 +262,8 @@ def test_callee(call, expected):
         ("a=1, b in (1, 2); c and d('x, y')", ["a=1", "b in (1, 2)", "c", "d('x, y')"]),
         ("MoE layer and android", ["MoE layer", "android"]),
         ("x) and y", ["x)", "y"]),
+        ("(a) and (b or c) and (d)(e)", ["a", "b or c", "(d)(e)"]),
+        ("a and (b or very.long...", ["a"]),
     ],
 )
 def test_split_condition(text, expected):
@@ -258,4 +272,5 @@ def test_split_condition(text, expected):
 
 def test_escape_and_code():
     assert escape("a\nb  *c*") == "a b \\*c\\*"
+    assert escape("_a_b_ f(x)[0] <T>") == r"\_a_b\_ f(x)\[0\] \<T\>"
     assert (code("a`b"), code("`a`"), code("a|b"), code("")) == ("``a`b``", "`` `a` ``", "`a\\|b`", "")

@@ -73,7 +73,7 @@ def load_one(frame: Frame, owner: Value, name: str, node: ast.expr) -> ValueSet:
     if isinstance(owner, Container):
         return frame.universe.one(ContainerMethod, owner, name) if name in containers.METHODS else frame.universe.dull
     if isinstance(owner, NativeModule):
-        return frame.universe.one(NativeFunction, owner.loader, name)
+        return frame.universe.one(NativeFunction, boundaries.native_loader(owner.loaders, name), name)
     if isinstance(owner, EnumMember):
         return _load_instance(frame, frame.universe.make(Instance, owner.owner), name, node)
     if isinstance(owner, (Function, Method)) and name in ("__wrapped__", "__func__", "__get__"):
@@ -106,7 +106,9 @@ def _load_instance(frame: Frame, owner: Instance, name: str, node: ast.expr) -> 
     if found:
         return found
     if (getattr_method := _method(frame, order, "__getattr__")) is not None:
-        return calls.enter(frame, getattr_method, owner, None, Arguments([frame.constant(name)]), node)
+        # Apart for each name, or asking for one would answer with all that were ever asked for.
+        asked, variant = Arguments([frame.constant(name)]), ("getattr", name)
+        return calls.enter(frame, getattr_method, owner, None, asked, node, variant=variant)
     if frame.solver.waits(("field", owner.info, name), frame.context):
         return EMPTY
     return frame.universe.any
@@ -286,7 +288,7 @@ def instances(frame: Frame, base: ClassInfo) -> ValueSet:
         candidates = [base]
     found = []
     for info in candidates:
-        if info is base or not is_foreign(frame, info):
+        if info is base or not (is_foreign(frame, info) or boundaries.is_test(info.module.name)):
             found.append(frame.universe.make(Instance, info))
             if len(candidates) > 1:
                 frame.solver.expanded.setdefault(info, base.name)

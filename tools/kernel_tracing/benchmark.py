@@ -90,10 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     if problems := label_problems(labels, options.sources):
         print("\n".join(problems), file=sys.stderr)
-        print(
-            f"{len(problems)} labels do not fit {options.sources}: is it the release they were made for?",
-            file=sys.stderr,
-        )
+        print(f"{len(problems)} problems: is {options.sources} the release the labels were made for?", file=sys.stderr)
         return 1
     command = "python -m tools.kernel_tracing.benchmark --sources DIR"
     measured = []
@@ -196,9 +193,8 @@ def label_problems(labels: Iterable[Label], sources: Path) -> list[str]:
             problems.append(f"{place}: no call of `{label.call}` starts on this line")
         elif caller != label.caller:
             problems.append(f"{place}: `{label.call}` is called in {caller}, not in {label.caller}")
-        problems += [
-            f"{place}: {name} is not defined" for name in sorted(label.callees | label.also) if name not in known
-        ]
+        missing = [name for name in sorted(label.callees | label.also) if name not in known]
+        problems += [f"{place}: {name} is defined nowhere" for name in missing]
         problems += [f"{place}: {name} is both in callees and in also" for name in sorted(label.callees & label.also)]
     return problems
 
@@ -235,7 +231,7 @@ class Definitions:
         return found is not None and qualname in found.names
 
     def locate(self, dotted: str, depth: int = 8) -> str:
-        """ "package.module:Class.method" of a dotted name; the name itself if the tree does not define it."""
+        """Turns package.module.Class.method into package.module:Class.method; leaves names unknown to the tree."""
         parts = dotted.split(".")
         for cut in range(len(parts) - 1, 0, -1):
             module = ".".join(parts[:cut])

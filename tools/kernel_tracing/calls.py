@@ -23,6 +23,7 @@ from tools.kernel_tracing.values import (
     Launch,
     Method,
     NativeFunction,
+    NativeModule,
     Partial,
     Unknown,
     Value,
@@ -172,7 +173,8 @@ def enter(
     """Enter a function: bind arguments, record the edge, return its results."""
     if boundaries.is_library(function.module.name) or "abstractmethod" in function.decorators:
         return frame.universe.any if boundaries.is_library(function.module.name) else EMPTY
-    if frame.solver.is_foreign(function):
+    predicate = frame.solver.platform.predicate(function.qualname)
+    if predicate is None and frame.solver.is_foreign(function):
         return frame.universe.dull
     has_self = receiver is not None and function.owner is not None and "staticmethod" not in function.decorators
     bound = _bind(frame, function, arguments, skip=1 if has_self or receiver is not None else 0)
@@ -185,8 +187,30 @@ def enter(
         for name, values in chosen.items():
             frame.write(("parameter", context, name), values)
         frame.solver.start(context)
-        found |= frame.universe.dull if dull else frame.read(("return", context))
+        returned = frame.read(("return", context))
+        found |= _booleans(frame, returned) if dull else returned
+    if predicate is not None:
+        return frame.constant(predicate)
+    if any(isinstance(value, NativeModule) for value in found):
+        return frozenset(_loaded(frame, function, value) for value in found)
     return found
+
+
+def _booleans(frame: Frame, values: ValueSet) -> ValueSet:
+    """Of plain data, only True and False count: they decide tests."""
+    if not values:
+        return frame.universe.dull
+    return frozenset(
+        value if isinstance(value, Constant) and isinstance(value.literal, bool) else frame.universe.opaque
+        for value in values
+    )
+
+
+def _loaded(frame: Frame, function: FunctionInfo, value: Value) -> Value:
+    """What a function returns, where it is a native module that it loaded itself: by whose call, too."""
+    if isinstance(value, NativeModule) and value.loaders == (function,):
+        return frame.universe.make(NativeModule, (function, frame.function))
+    return value
 
 
 def _decides(value: Value, function: FunctionInfo) -> bool:

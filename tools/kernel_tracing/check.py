@@ -135,8 +135,9 @@ class _Checker:
             elif position == 0:
                 if not self._calls_kernel(frame, sites, kernel):
                     yield f"{_place(frame)}: `{frame['call']}` does not call {kernel['name']}"
-            elif not self._enters(frame, sites, chain[position - 1]):
-                inner = chain[position - 1]
+            elif self._frame(inner := chain[position - 1])[1]:
+                continue  # where the call should lead is wrong itself, and was told
+            elif not self._enters(frame, sites, inner):
                 yield (
                     f"{_place(frame)}: `{frame['call']}` in {frame['function']} cannot be seen to enter "
                     f"{inner['function']} of {inner['file']}, which encloses the frame before"
@@ -194,7 +195,11 @@ class _Checker:
     def _calls_kernel(self, frame: Mapping[str, Any], sites: list[Site], kernel: Mapping[str, Any]) -> bool:
         name = _last(kernel["name"])
         callees = [site.node.func if isinstance(site.node, ast.Call) else site.node for site in sites]
-        if any(last_name(callee) == name for callee in callees):
+        # torch.ops.library.operator.overload
+        overloads = [
+            callee.value for callee in callees if isinstance(callee, ast.Attribute) and callee.attr == "default"
+        ]
+        if any(last_name(callee) == name for callee in (*callees, *overloads)):
             return True
         file, line = kernel["definition"]["file"], kernel["definition"]["line"]
         if not file:
@@ -223,7 +228,10 @@ def _matches(text: str, call: str) -> bool:
 def _defined_on(source: SourceFile, line: int) -> set[str]:
     """The names that a definition or an assignment on this line gives."""
     names = set()
-    for node in ast.walk(source.tree):
+    statements: list[ast.AST] = [source.tree]
+    for node in statements:
+        # Definitions are statements: expressions need no look.
+        statements += [part for part in ast.iter_child_nodes(node) if isinstance(part, (ast.stmt, ast.ExceptHandler))]
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and line in _lines(node):
             names.add(node.name)
         elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.lineno == line:

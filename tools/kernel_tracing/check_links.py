@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from tools.kernel_tracing.check_classes import Classes
 from tools.kernel_tracing.check_source import Binding, FunctionNode, Site, SourceFile, Sources, last_name
 from tools.kernel_tracing.check_values import is_value, value_parts
 
@@ -47,8 +48,7 @@ class Links:
 
     def __init__(self, sources: Sources) -> None:
         self.sources = sources
-        self._bases: dict[str, set[str]] = {}
-        self._families: dict[str, set[str]] = {}
+        self.classes = Classes(sources)
         self._suppliers: dict[str, list[Binding]] = {}
         self._escaped: dict[str, bool] = {}
         self._expanded: dict[tuple[str, str, int, str, int], list[tuple[int, Binding]]] = {}
@@ -70,12 +70,14 @@ class Links:
                 if verdict is not None:
                     return verdict or self._lent(file, site.scope, target)
                 found = self.reaches([Binding(file, site.scope, callee.value)], target, objects=True)
-                return bool(found or approximate or self._only_family(target))
+                return bool(found or approximate or self.classes.only_family(target.name, target.owner))
             if callee.attr == "apply" and target.name in APPLIES and target.owner:
                 return bool(self.reaches([Binding(file, site.scope, callee.value)], target, objects=True))
             if callee.attr == "apply":
                 entered = self._methods(self.resolve(file, site.scope, last_name(callee.value)), APPLIES)
                 return bool(self.reaches(entered, target, objects=False))
+            if ast.unparse(callee.value).startswith("torch.ops.") and self._registered(callee.attr, target):
+                return True
         arguments: list[ast.expr] = []
         if isinstance(node, ast.Call):
             arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
@@ -83,14 +85,39 @@ class Links:
         found = self.reaches(start, target, objects=target.name in CALLS | CONSTRUCTORS)
         if found:
             return True
-        own = self._class_of(file, site.scope)
+        own = self.classes.class_of(file, site.scope)
         if isinstance(callee, ast.Name) and callee.id == "cls" and own and target.name in CONSTRUCTORS:
-            return self._related(own, target.owner)
+            return self.classes.related(own, target.owner)
         # A callback that the callee is given, if it is named and not called here.
         if any(self._is_given(Binding(file, site.scope, argument), target) for argument in arguments):
             return True
-        # Callbacks may travel farther than the search for values goes.
-        return found is None and self._escapes(target)
+        name = last_name(callee)
+        suppliers = [*self.resolve(file, site.scope, name), *self._attribute(name)] if name else []
+        values = [one for one in suppliers if isinstance(one.node, ast.expr)]
+        # An object that is called runs what was assigned to its forward.
+        if values and not any(isinstance(one.node, ast.FunctionDef) for one in suppliers):
+            patches = (one for one in self._attribute("forward") if isinstance(one.node, ast.expr))
+            if any(self._is_given(one, target) for one in patches):
+                return True
+        # Callbacks may travel farther than the search for values goes: it must be declared that this is one.
+        declared = (last_name(part) for one in values if one.file == file for part in ast.walk(one.node))
+        return found is None and "Callable" in declared and self._escapes(target)
+
+    def _registered(self, operator: str, target: Target) -> bool:
+        """Whether a call or a decorator registers the target as the torch operator of that name."""
+        source = self.sources.get(target.file)
+        definition = source.definitions.get(target.function) if source else None
+        if source is None or definition is None:
+            return False
+        for call in (call for calls in source.calls.values() for _, call in calls):
+            parts = [*call.args, *(keyword.value for keyword in call.keywords)]
+            texts = [str(part.value) for part in parts if isinstance(part, ast.Constant)]
+            if any(text == operator or text.endswith(f"::{operator}") for text in texts) and (
+                call in definition.decorator_list or target.name in map(last_name, parts)
+            ):
+                return True
+        # Registered by a decorator under its own name.
+        return target.name == operator and bool(definition.decorator_list)
 
     def _is_given(self, argument: Binding, target: Target) -> bool:
         if self._names(argument.node, argument, target):
@@ -128,73 +155,26 @@ class Links:
 
     def _lent(self, file: str, scope: str, target: Target) -> bool:
         """Whether the method around `scope` is called as `Class.method(self)` by a class related to the target's."""
-        own = self._class_of(file, scope)
+        own = self.classes.class_of(file, scope)
         method = scope.partition(f"{own}.")[2].partition(".")[0]
         for source in self.sources.mentioning(f"{own}.{method}"):
             for place, call in source.calls.get(method, ()):
                 given = call.args[:1]
                 if isinstance(call.func, ast.Attribute) and last_name(call.func.value) == own and given:
-                    owner = self._class_of(source.name, place)
-                    if last_name(given[0]) == "self" and owner and self._related(owner, target.owner):
+                    owner = self.classes.class_of(source.name, place)
+                    if last_name(given[0]) == "self" and owner and self.classes.related(owner, target.owner):
                         return True
         return False
 
     # A method called on self, super or a class: the classes must be related.
 
     def _receiver(self, receiver: ast.expr, site: Site, file: str, target: Target) -> bool | None:
-        own = self._class_of(file, site.scope)
+        own = self.classes.class_of(file, site.scope)
         if isinstance(receiver, ast.Name) and receiver.id in ("self", "cls") and own:
-            return self._related(own, target.owner)
+            return self.classes.related(own, target.owner)
         if isinstance(receiver, ast.Call) and last_name(receiver.func) == "super" and own:
-            return own != target.owner and self._related(own, target.owner)
+            return own != target.owner and self.classes.related(own, target.owner)
         return None
-
-    def _class_of(self, file: str, scope: str) -> str:
-        """The innermost class around a scope."""
-        source = self.sources.get(file)
-        parts = scope.split(".")
-        for end in range(len(parts), 0, -1):
-            if source is not None and source.is_class(".".join(parts[:end])):
-                return parts[end - 1]
-        return ""
-
-    def _related(self, one: str, other: str) -> bool:
-        """Whether some class has both in its hierarchy (a mixin and its host have, too)."""
-        return bool(self._descendants(one) & self._descendants(other))
-
-    def _descendants(self, name: str) -> set[str]:
-        """The class and everything that inherits from it, by bare names."""
-        if name not in self._families:
-            family, waiting = {name}, [name]
-            while waiting:
-                for derived in self._derived(waiting.pop()) - family:
-                    family.add(derived)
-                    waiting.append(derived)
-            self._families[name] = family
-        return self._families[name]
-
-    def _derived(self, name: str) -> set[str]:
-        if name not in self._bases:
-            found = set()
-            for source in self.sources.mentioning(name):
-                for node in source.definitions.values():
-                    if isinstance(node, ast.ClassDef) and any(last_name(base) == name for base in node.bases):
-                        found.add(node.name)
-                for scope, call in source.calls.get("type", ()):
-                    # type("Name", (Base, Mixin), {}) makes a class, too.
-                    if len(call.args) == 3 and name in (last_name(part) for part in ast.walk(call.args[1])):
-                        found.add(f"type() in {source.name}:{scope}:{call.lineno}")
-            self._bases[name] = found
-        return self._bases[name]
-
-    def _only_family(self, target: Target) -> bool:
-        """Whether nothing but the target's own class hierarchy has a method of that name."""
-        for source in self.sources.mentioning(f"def {target.name}"):
-            for qualified in source.definitions:
-                parent, _, name = qualified.rpartition(".")
-                if name == target.name and not self._related(parent.rpartition(".")[2] or qualified, target.owner):
-                    return False
-        return True
 
     # Values.
 
@@ -235,7 +215,7 @@ class Links:
 
     def _inherits(self, name: str, target: Target) -> bool:
         # A subclass has the target's method; a base is what an annotation names instead of the class.
-        return name in self._descendants(target.owner) or target.owner in self._descendants(name)
+        return name in self.classes.descendants(target.owner) or target.owner in self.classes.descendants(name)
 
     def _names(self, node: ast.AST, binding: Binding, target: Target) -> bool:
         """Whether an expression names the target itself: a bound method, a lambda, a method's name as a string."""
@@ -247,8 +227,8 @@ class Links:
             if isinstance(part, ast.Attribute) and part.attr == target.name and target.owner:
                 if not isinstance(part.value, ast.Name) or part.value.id not in ("self", "cls"):
                     return target.name not in CALLS | CONSTRUCTORS
-                own = self._class_of(binding.file, binding.scope)
-                if self._related(own, target.owner):
+                own = self.classes.class_of(binding.file, binding.scope)
+                if self.classes.related(own, target.owner):
                     return True
             if isinstance(part, ast.Constant) and part.value == target.name and target.name not in CALLS:
                 return True
@@ -299,9 +279,9 @@ class Links:
     def _of_object(self, node: ast.Attribute, file: str, scope: str) -> list[Binding]:
         """What an attribute is given: on self by the classes related to the own one, if they do."""
         everywhere = self._attribute(node.attr)
-        own = self._class_of(file, scope)
+        own = self.classes.class_of(file, scope)
         if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls") and own:
-            near = [one for one in everywhere if self._related(self._class_of(one.file, one.scope), own)]
+            near = [one for one in everywhere if self.classes.related(self.classes.class_of(one.file, one.scope), own)]
             if near:
                 return near
         # What is written nearby comes first: the search ends sooner.
@@ -325,7 +305,7 @@ class Links:
         vararg = node.args.vararg.arg if node.args.vararg else ""
         position = positional.index(binding.parameter) if binding.parameter in positional else len(positional)
         parts = [part for part in binding.scope.split(".") if part != "<lambda>"]
-        method = self._class_of(source.name, binding.scope) and positional[:1] in (["self"], ["cls"])
+        method = self.classes.class_of(source.name, binding.scope) and positional[:1] in (["self"], ["cls"])
         name = self._called_name(node, parts)
         found = False
         for other in self.sources.mentioning(name) if name else ():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -297,8 +297,7 @@ class _Reader(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        for line in sorted({node.lineno, node.func.end_lineno or node.lineno}):
-            self._site(node, line)
+        self._site(node, node.lineno)
         called = last_name(node.func)
         self.source.calls[called].append((self.scope, node))
         for keyword in node.keywords:
@@ -325,7 +324,7 @@ class _AttributeReader(_Reader):
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if isinstance(node.ctx, ast.Load):
-            self.found[node.end_lineno or node.lineno].append(Site(node, self.functions, self.scope))
+            self.found[node.lineno].append(Site(node, self.functions, self.scope))
         self.generic_visit(node)
 
 
@@ -348,6 +347,7 @@ class Sources:
                     break
         self._files: dict[str, SourceFile | None] = {}
         self._texts: dict[str, str] | None = None
+        self._mentions: dict[str, list[str]] = {}
 
     def path(self, file: str) -> Path | None:
         """Where a file of a trace is, None if it is not there or leads out of its package."""
@@ -368,7 +368,7 @@ class Sources:
                 self._files[file] = None
         return self._files[file]
 
-    def mentioning(self, name: str) -> Iterator[SourceFile]:
+    def mentioning(self, name: str) -> list[SourceFile]:
         """The files whose text contains `name`, in order."""
         if self._texts is None:
             self._texts = {}
@@ -376,9 +376,9 @@ class Sources:
                 for path in sorted(root.rglob("*.py")):
                     file = f"{package}/{path.relative_to(root).as_posix()}"
                     self._texts[file] = path.read_text(encoding="utf-8-sig", errors="replace")
-        for file, text in self._texts.items():
-            if name in text and (source := self.get(file)) is not None:
-                yield source
+        if name not in self._mentions:
+            self._mentions[name] = [file for file, text in self._texts.items() if name in text]
+        return [source for file in self._mentions[name] if (source := self.get(file)) is not None]
 
     def module_file(self, module: str) -> str | None:
         """The file of a dotted module."""

@@ -77,7 +77,10 @@ def _changes(old: list[Mapping[str, Any]], new: list[Mapping[str, Any]]) -> list
     totals = [sum(counter.values()) for counter in chains]
     if totals[0] != totals[1]:
         details.append(f"chains: {totals[0]} -> {totals[1]}")
-    elif chains[0] != chains[1] and not details:
+    omitted = [sum(kernel.get("omitted_chains", 0) for kernel in kernels) for kernels in (old, new)]
+    if omitted[0] != omitted[1]:
+        details.append(f"chains left out: {omitted[0]} -> {omitted[1]}")
+    if totals[0] == totals[1] and chains[0] != chains[1] and not details:
         details.append(f"chains: {(chains[1] - chains[0]).total()} of {totals[0]} changed")
     return details
 

@@ -66,9 +66,12 @@ class FunctionInfo:
 
     @property
     def tested_parameters(self) -> dict[str, ast.expr | None]:
-        """Parameters that decide what is called: those called in the body, and those tested with isinstance.
+        """Parameters that decide what is called: those called, tested with isinstance, or given a nested function.
 
-        For the latter, the expression that names the class.
+        And those that a function only passes on, to one that may test them; of modules, also where it does more.
+
+        For those tested, the expression that names the class. `module.forward = forward`, a function made here, wraps
+        what that one module had: merged, every patched module would call all others' methods.
         """
         return self._facts[1]
 
@@ -79,6 +82,11 @@ class FunctionInfo:
         names = {*self.parameters, *(argument.arg for argument in self.node.args.kwonlyargs)} - {"self", "cls"}
         found: dict[str, ast.expr | None] = {}
         yields = False
+        last = self.node.body[-1]
+        if isinstance(last, ast.Return) and isinstance(last.value, ast.Call) and len(self.node.body) <= 2:
+            given = [*last.value.args, *(keyword.value for keyword in last.value.keywords)]
+            found |= dict.fromkeys(value.id for value in given if isinstance(value, ast.Name))
+        made = {node.name for node in self.node.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
         for node, nested in walk_scopes(self.node):
             if isinstance(node, ast.Call):
                 if isinstance(node.func, ast.Name):
@@ -86,6 +94,15 @@ class FunctionInfo:
                         found[node.func.id] = None
                     elif node.func.id == "isinstance" and len(node.args) == 2 and isinstance(node.args[0], ast.Name):
                         found.setdefault(node.args[0].id, node.args[1])
+            elif isinstance(node, ast.Return) and isinstance(node.value, ast.Call):
+                passed = {value.id for value in node.value.args if isinstance(value, ast.Name)} & names
+                for name in passed:
+                    if dotted_name(self.annotations.get(name, node)).rpartition(".")[2] == "Module":
+                        found[name] = None
+            elif made and isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id in made:
+                for target in node.targets:
+                    if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+                        found[target.value.id] = None
             elif not nested and isinstance(node, (ast.Yield, ast.YieldFrom)):
                 yields = True
         return yields, {name: found[name] for name in sorted(found) if name in names}

@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterable, Sequence
 from urllib.parse import quote
 
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~$&])")
+# Inside a word an underscore is no emphasis: names stay readable.
+_SPECIAL = re.compile(r"[\\`*\[\]<>|~$&]|(?<!\w)_|_(?!\w)")
 
 
 def escape(text: str) -> str:
-    """Text in which nothing is taken for Markdown or HTML, and which stays on its line."""
-    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+    """Text in which nothing is taken for Markdown or HTML, and which stays on its line; not for its beginning."""
+    return _SPECIAL.sub(lambda match: f"\\{match[0]}", " ".join(text.split()))
 
 
 def code(text: str) -> str:
@@ -25,11 +26,8 @@ def code(text: str) -> str:
 
 
 def link(label: str, target: str) -> str:
-    """A link; the label is plain text, in which only what would end or nest it is escaped: calls stay readable."""
-    label = re.sub(r"([\\`*_\[\]<>|~$&])", r"\\\1", " ".join(label.split()))
-    # Inside a name an underscore is no emphasis.
-    label = re.sub(r"(?<=\w)\\_(?=\w)", "_", label)
-    return f"[{label}]({target})"
+    """A link; `target` is already an address."""
+    return f"[{escape(label)}]({target})"
 
 
 def source_link(label: str, file: str, line: int, base: str) -> str:

@@ -11,10 +11,15 @@ from tools.kernel_tracing.markdown import code, escape, table
 
 # More names than this make a table cell unreadable.
 LONGEST_LIST = 12
+# `quantization=fp8`, `MoE layer`: how a server is configured or which layer it is; no expression of the source.
+_CONFIGURATION = re.compile(r"[\w ]+(=[\w.-]+)?( or [\w ]+(=[\w.-]+)?)*")
 
 
 def split_condition(text: str) -> list[str]:
-    """The parts of a condition that must all hold: split at `;`, `,` and `and`, never inside brackets or quotes."""
+    """The parts of a condition that must all hold: split at `;`, `,` and `and`, never inside brackets or quotes.
+
+    A part that was cut for its length is left out: nobody can say what it stands for.
+    """
     parts, depth, quote, start, position = [], 0, "", 0, 0
     while position < len(text):
         character = text[position]
@@ -31,7 +36,14 @@ def split_condition(text: str) -> list[str]:
             position = start = position + len(match[0])
             continue
         position += 1
-    return [part.strip() for part in [*parts, text[start:]] if part.strip()]
+    return [_unwrap(part.strip()) for part in [*parts, text[start:]] if part.strip() and "..." not in part]
+
+
+def _unwrap(part: str) -> str:
+    """Without brackets around the whole."""
+    inner = part[1:-1]
+    whole = part.startswith("(") and part.endswith(")") and not re.search(r"[()]", inner)
+    return inner.strip() if whole and inner.strip() else part
 
 
 def notes(kernels: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -61,13 +73,15 @@ def notes(kernels: Iterable[Mapping[str, Any]]) -> list[str]:
         for condition in set().union(*per_chain):
             (required if condition in common else sometimes)[condition].append(kernel["name"])
     lines = [f"Reached by at least one chain without any condition: {_names(always)}."]
-    lines += ["", "### Conditions", ""]
-    rows = [
-        (f"**{escape(condition)}**", _names(required[condition]), _names(sometimes[condition]), str(chains[condition]))
-        for condition in sorted(chains)
-    ]
     header = ("Condition", "Every chain needs it", "Some chains need it", "Chains")
-    lines += table(header, rows) if rows else ["No chain has a condition."]
+    for title, configured in (("Configurations and layers", True), ("Conditions in the sources", False)):
+        lines += ["", f"### {title}", ""]
+        rows = [
+            (f"**{escape(part)}**", _names(required[part]), _names(sometimes[part]), str(chains[part]))
+            for part in sorted(chains)
+            if bool(_CONFIGURATION.fullmatch(part)) == configured
+        ]
+        lines += table(header, rows) if rows else ["None."]
     lines += ["", "### Quantisation variants", ""]
     variants = [
         (f"**{escape(condition)}**", _names([*required[condition], *sometimes[condition]]), _names(ops[condition]))

@@ -117,10 +117,21 @@ def _chains(kernels: list[Mapping[str, Any]], anchors: Mapping[int, str], base: 
         for kernel in by_category[category]:
             count = len(kernel["chains"])
             lines += ["", f'<a id="{anchors[id(kernel)]}"></a>', "", f"#### {escape(kernel['name'])}"]
-            lines += ["", f"{count} chain{'s' * (count != 1)} from {len(trees[id(kernel)])} call site(s)."]
+            sites = len(trees[id(kernel)])
+            counts = f"{count} chain{'s' * (count != 1)} from {sites} call site{'s' * (sites != 1)}"
+            omitted = kernel.get("omitted_chains", 0)
+            lines += [
+                "",
+                f"{counts}; {_number(omitted)} more are left out for their number." if omitted else f"{counts}.",
+            ]
             for node in trees[id(kernel)]:
                 lines += ["", *forest.lines(node, kernel["source"])]
     return lines if kernels else ["No kernel was found."]
+
+
+def _number(number: int) -> str:
+    """Chains multiply: their number may have twenty digits, which nobody reads."""
+    return str(number) if number < 10**6 else f"about {number:.1e}"
 
 
 def _libraries(kernels: list[Mapping[str, Any]], anchors: Mapping[int, str], base: str) -> list[str]:

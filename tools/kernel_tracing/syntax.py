@@ -17,7 +17,11 @@ def walk_scopes(root: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
         if node is not root:
             yield node, nested
             nested = nested or isinstance(node, _SCOPES)
-        for name in node._fields:
+        kind = type(node)
+        fields = _FIELDS.get(kind)
+        if fields is None:
+            fields = _FIELDS[kind] = tuple(name for name in node._fields if name not in _LEAVES)
+        for name in fields:
             value = getattr(node, name, None)
             if type(value) is list:
                 for item in value:
@@ -27,6 +31,9 @@ def walk_scopes(root: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
                 pending.append((value, nested))
 
 
+# Fields that hold no expression or statement, whatever the node.
+_LEAVES = {"arg", "attr", "conversion", "ctx", "id", "is_async", "kind", "level", "module", "op", "ops", "type_comment"}
+_FIELDS: dict[type[ast.AST], tuple[str, ...]] = {}
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 

@@ -169,16 +169,19 @@ class Launch(Value):
 
 
 class NativeModule(Value):
-    """What a JIT loader returns: every function of it is a kernel. `loader` is the function that loads it."""
+    """What a JIT loader returns: every function of it is a kernel.
 
-    __slots__ = ("loader",)
+    `loaders`: the function that loads it, then the one that called that.
+    """
 
-    def __init__(self, loader: FunctionInfo) -> None:
-        self.loader = loader
+    __slots__ = ("loaders",)
+
+    def __init__(self, loaders: tuple[FunctionInfo, ...]) -> None:
+        self.loaders = loaders
 
 
 class NativeFunction(Value):
-    """A function of a NativeModule."""
+    """A function of a NativeModule; `loader` is the function that names it in what it loads."""
 
     __slots__ = ("loader", "name")
 

@@ -8,6 +8,7 @@ library that it refers to, ends in a native call (`torch.ops`, a Triton launch, 
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tools.kernel_tracing.index import ClassInfo, FunctionInfo, Index
@@ -28,6 +29,11 @@ _QUERIES = ("get_", "is_", "can_", "has_", "gen_", "supports_", "should_", "_get
 def is_library(module: str) -> bool:
     """Whether a module belongs to a library of kernels."""
     return module.partition(".")[0] in LIBRARIES
+
+
+def is_test(module: str) -> bool:
+    """Whether a module is a test of the framework, whose stand-ins no model ever meets."""
+    return not {"test", "tests"}.isdisjoint(module.split("."))
 
 
 def kernel_of(frame: Frame, function: FunctionInfo) -> str | None:
@@ -51,6 +57,15 @@ def kernel_of(frame: Frame, function: FunctionInfo) -> str | None:
 def is_triton(function: FunctionInfo) -> bool:
     """Whether a function is compiled by Triton."""
     return "jit" in function.decorators
+
+
+def native_loader(loaders: Sequence[FunctionInfo], name: str) -> FunctionInfo:
+    """The function that has a JIT kernel built: a shared loader gets the kernel's name from its caller."""
+    for loader in loaders:
+        strings = (node.value for node in walk(loader.node) if isinstance(node, ast.Constant))
+        if any(isinstance(string, str) and name in string for string in strings):
+            return loader
+    return loaders[0]
 
 
 _cache_name = "_native_functions"

@@ -210,7 +210,7 @@ def _namespace(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
 
 
 def _native_module(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
-    return frame.universe.one(NativeModule, frame.function)
+    return frame.universe.one(NativeModule, (frame.function,))
 
 
 def _import_module(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
@@ -221,6 +221,19 @@ def _import_module(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueS
         if isinstance(name, Constant) and isinstance(name.literal, str):
             found |= module_value(frame, name.literal)
     return found or frame.universe.any
+
+
+def _isinstance(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
+    """Decided if all that is tested are instances of known classes, of which all or none pass."""
+    classes = frame.elements(arguments.get(1)) | arguments.get(1)
+    wanted = {value.info for value in classes if isinstance(value, ClassValue)}
+    if not wanted or not all(isinstance(value, (ClassValue, Container)) for value in classes):
+        return frame.universe.dull
+    passes = {
+        not wanted.isdisjoint(frame.solver.index.mro(value.info)) if isinstance(value, Instance) else None
+        for value in arguments.get(0)
+    }
+    return frame.constant(passes.pop()) if passes in ({True}, {False}) else frame.universe.dull
 
 
 def _nothing(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
@@ -246,9 +259,12 @@ _RULES: dict[str, Rule] = {
     "builtins.enumerate": _enumerate,
     "builtins.next": _element,
     "builtins.dict": _new_dict,
-    "builtins.isinstance": _nothing,
+    "builtins.isinstance": _isinstance,
     "builtins.hasattr": _nothing,
     "builtins.print": _nothing,
+    "inspect.signature": _nothing,
+    "inspect.isclass": _nothing,
+    "inspect.getsource": _nothing,
     "functools.partial": _partial,
     "functools.wraps": lambda frame, arguments, node: frame.universe.one(*_IDENTITY),
     "types.MethodType": _method_type,
@@ -273,5 +289,6 @@ for _path in ("torch.compile", "functools.lru_cache", "torch.no_grad", "torch.in
 for _path in ("min", "max", "len", "range", "int", "float", "str", "bool", "sum", "abs", "any", "all", "round", "id"):
     _RULES[f"builtins.{_path}"] = _bool
 _RULES["collections.deque"] = _RULES["queue.Queue"] = _new_list
-_RULES["collections.defaultdict"] = _RULES["collections.OrderedDict"] = _new_dict
+for _path in ("collections.defaultdict", "collections.OrderedDict", "typing.DefaultDict", "typing.OrderedDict"):
+    _RULES[_path] = _new_dict
 __all__ = ["Container", "call"]
