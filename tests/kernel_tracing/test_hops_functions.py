@@ -37,6 +37,27 @@ EntryClass = Tiny
         {"good": ("fast_linear", "Tiny.forward"), "other": ("slow_linear", "Tiny.forward")},
     ),
     Hop(
+        "function wrapped by torch.compile or torch.compiler.disable, which do not call it",
+        _model("""
+import torch
+class Tiny(nn.Module):
+    def __init__(self):
+        self.first = torch.compiler.disable(first)
+        self.second = torch.compile(dynamic=True)(second)
+        self.third = torch.compile(third)
+    def forward(self, x):
+        return self.second(self.first(x))
+def first(x):
+    return good(x)
+def second(x):
+    return other(x)
+def third(x):
+    return wrong(x)
+EntryClass = Tiny
+"""),
+        {"good": ("first", "Tiny.forward"), "other": ("second", "Tiny.forward")},
+    ),
+    Hop(
         "callback passed as an argument",
         _model("""
 class Communicator:

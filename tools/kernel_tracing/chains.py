@@ -1,22 +1,24 @@
 """Chains: paths of calls from a kernel call up to a root.
 
-All paths would be too many to read: hops multiply (every linear layer, times every quantisation, times every
-kernel's dispatch). A kernel's chains are chosen so that nothing that is on any path is missing: one shortest chain
-through every pair of a kernel call and a call in the model's own files, then one through every hop not shown
-yet. A limit per kernel keeps traces readable; how many acyclic paths are left out is counted, never silent.
+All paths would be too many to read: hops multiply (every linear layer, times every quantisation, times every kernel's
+dispatch). A kernel has one shortest chain through every pair of a call of it and a call in the model's own files, so
+that nothing the model does with it is missing, then some through hops that are not shown yet. How many acyclic paths
+are left out is counted, never silent.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tools.kernel_tracing.kernels import Kernel
 from tools.kernel_tracing.roots import is_draft
 from tools.kernel_tracing.solver import Context, Edge, KernelCall, Solver
 
-MAX_CHAINS = 16
+# More chains of a kernel, besides those through each of the model's calls.
+MAX_MORE = 8
 _DRAFT_PENALTY = 1000
 
 
@@ -47,6 +49,7 @@ class _Tree:
 
     edges: list[Edge]
     parent: dict[Context, Edge]
+    depth: dict[Context, int]
 
 
 class Chains:
@@ -65,15 +68,16 @@ class Chains:
         self._trees: dict[tuple[Context, bool], _Tree] = {}
         self._counts: dict[bool, dict[Context, int]] = {True: {}, False: {}}
         self._up: dict[Context, list[Edge]] = defaultdict(list)
-        for edge in sorted(solver.edges.values(), key=_edge_order):
+        edges = _credible(solver.edges.values())
+        for edge in sorted(edges, key=_edge_order):
             self._up[edge.callee].append(edge)
         # Distance down from the nearest end, over contexts that an end reaches.
-        self._to_end = self._distances(self.ends, solver)
-        self._to_fallback = self._distances(self.fallbacks, solver)
+        self._to_end = self._distances(self.ends, edges)
+        self._to_fallback = self._distances(self.fallbacks, edges)
 
-    def _distances(self, roots: Iterable[Context], solver: Solver) -> dict[Context, int]:
+    def _distances(self, roots: Iterable[Context], edges: Iterable[Edge]) -> dict[Context, int]:
         down: dict[Context, list[Context]] = defaultdict(list)
-        for edge in solver.edges.values():
+        for edge in edges:
             down[edge.caller].append(edge.callee)
         # Draft models reuse the layers of the main one: a chain ends in them only if it must.
         distance: dict[Context, int] = {}
@@ -95,56 +99,50 @@ class Chains:
         reaching = [call for call in calls if call.caller in self._to_end]
         ways = _Ways(self.ends, self._to_end) if reaching else _Ways(self.fallbacks, self._to_fallback)
         calls = reaching or [call for call in calls if call.caller in ways.distance]
-        primary: dict[tuple[object, ...], Chain] = {}
-        shown: set[tuple[object, ...]] = set()
-        for call in calls:
-            for chain in self._through_anchors(call, ways):
-                if primary.setdefault(_frames(chain), chain) is chain:
-                    shown |= {_hop(edge) for edge in chain.edges}
-        secondary: dict[tuple[object, ...], Chain] = {}
-        for call in calls:
-            if len(primary) + len(secondary) >= MAX_CHAINS:
-                break
-            for chain in self._through_hops(call, ways, shown):
-                if _frames(chain) not in primary:
-                    secondary.setdefault(_frames(chain), chain)
-        kept = _spread([*primary.values(), *secondary.values()], MAX_CHAINS)
-        total = sum(self._count(call.caller, ways) for call in calls)
-        return kept, max(0, total - len(kept))
-
-    def _through_anchors(self, call: KernelCall, ways: _Ways) -> Iterator[Chain]:
-        """A shortest chain through every call in the model's files that leads to the kernel call, nearest first."""
-        tree = self._tree(call.caller, ways)
-        if call.caller in ways.stops:
-            yield Chain(call, ())
+        kept: dict[tuple[object, ...], Chain] = {}
         anchors: set[tuple[object, ...]] = set()
-        first = _place(call.caller, call.call) if self.in_model(call.caller) else None
-        anchor_of: dict[Context, tuple[object, ...] | None] = {call.caller: first}
-        for edge in tree.edges:
-            below = anchor_of[edge.callee]
-            anchor = below or (_place(edge.caller, edge.call) if self.in_model(edge.caller) else None)
-            if tree.parent.get(edge.caller) is edge:
-                anchor_of[edge.caller] = anchor
-            if len(anchors) <= MAX_CHAINS and (anchor or ()) not in anchors:
-                chain = self._chain(call, edge, tree, ways)
-                # Without a call in the model the chain must end here, or it says nothing yet.
-                if chain is not None and (anchor is not None or edge.caller in ways.stops):
-                    anchors.add(anchor or ())
-                    yield chain
+        shown: set[tuple[object, ...]] = set()
+        primary = (chain for call in calls for chain in self._through_anchors(call, ways, anchors))
+        more = (chain for call in calls for chain in self._through_hops(call, ways, shown))
+        for chain in itertools.chain(primary, itertools.islice(more, MAX_MORE)):
+            kept.setdefault(_frames(chain), chain)
+            shown |= {_hop(edge) for edge in chain.edges}
+        total = sum(self._count(call.caller, ways) for call in calls)
+        return list(kept.values()), max(0, total - len(kept))
 
-    def _through_hops(self, call: KernelCall, ways: _Ways, shown: set[tuple[object, ...]]) -> Iterator[Chain]:
-        """A shortest chain through every hop that no chain shows yet."""
+    def _through_anchors(self, call: KernelCall, ways: _Ways, seen: set[tuple[object, ...]]) -> Iterator[Chain]:
+        """A shortest chain through every call in the model's files that leads to the kernel call, nearest first."""
+        site = _place(call.caller, call.call)
+        if call.caller in ways.stops and (site, None) not in seen:
+            seen.add((site, None))
+            yield Chain(call, ())
         tree = self._tree(call.caller, ways)
-        count = 0
+        anchors: dict[Context, tuple[object, ...] | None] = {call.caller: site if self.in_model(call.caller) else None}
+        found = []
         for edge in tree.edges:
-            if _hop(edge) not in shown:
+            anchor = anchors[edge.callee]
+            if anchor is None and self.in_model(edge.caller):
+                anchor = _place(edge.caller, edge.call)
+            if tree.parent.get(edge.caller) is edge:
+                anchors[edge.caller] = anchor
+            # Without a call in the model the chain must end here, or it says nothing yet.
+            if (site, anchor) not in seen and (anchor is not None or edge.caller in ways.stops):
+                found.append((tree.depth[edge.callee] + ways.distance[edge.caller], edge, anchor))
+        for _, edge, anchor in sorted(found, key=lambda item: item[0]):
+            if (site, anchor) not in seen:
                 chain = self._chain(call, edge, tree, ways)
                 if chain is not None:
-                    shown |= {_hop(other) for other in chain.edges}
+                    seen.add((site, anchor))
                     yield chain
-                    count += 1
-                    if count >= MAX_CHAINS:
-                        return
+
+    def _through_hops(self, call: KernelCall, ways: _Ways, seen: set[tuple[object, ...]]) -> Iterator[Chain]:
+        """A shortest chain through every hop that no chain of the kernel shows yet, nearest first."""
+        tree = self._tree(call.caller, ways)
+        for edge in tree.edges:
+            if _hop(edge) not in seen:
+                chain = self._chain(call, edge, tree, ways)
+                if chain is not None:
+                    yield chain
 
     def _chain(self, call: KernelCall, edge: Edge, tree: _Tree, ways: _Ways) -> Chain | None:
         """The kernel call, a shortest path to a hop, and one from there to a root; None if it would meet itself."""
@@ -159,7 +157,7 @@ class Chains:
         key = (start, ways.stops is self.ends)
         tree = self._trees.get(key)
         if tree is None:
-            tree = self._trees[key] = _Tree([], {})
+            tree = self._trees[key] = _Tree([], {}, {start: 0})
             pending = deque([start])
             while pending:
                 context = pending.popleft()
@@ -170,6 +168,7 @@ class Chains:
                         tree.edges.append(edge)
                         if edge.caller not in tree.parent:
                             tree.parent[edge.caller] = edge
+                            tree.depth[edge.caller] = tree.depth[context] + 1
                             pending.append(edge.caller)
         return tree
 
@@ -219,6 +218,12 @@ class Chains:
         return bool(at)
 
 
+def _credible(edges: Collection[Edge]) -> list[Edge]:
+    """Edges without those of functions given to a call that is known: it does with them what it does, no more."""
+    known = {(edge.caller, edge.call) for edge in edges if not edge.given_to}
+    return [edge for edge in edges if not edge.given_to or (edge.caller, edge.call) not in known]
+
+
 def _place(context: Context, call: object) -> tuple[str, int, int, str]:
     return (
         context.function.module.file,
@@ -250,18 +255,3 @@ def _frames(chain: Chain) -> tuple[object, ...]:
 def _repeats(chain: Chain) -> bool:
     contexts = [chain.kernel_call.caller, *(edge.caller for edge in chain.edges)]
     return len(set(contexts)) != len(contexts)
-
-
-def _spread(chains: list[Chain], limit: int) -> list[Chain]:
-    """At most `limit` chains, taken in turn from each kernel call, so that every call site keeps some."""
-    if len(chains) <= limit:
-        return chains
-    groups: dict[tuple[object, ...], list[Chain]] = defaultdict(list)
-    for chain in chains:
-        groups[_place(chain.kernel_call.caller, chain.kernel_call.call)].append(chain)
-    kept: list[Chain] = []
-    turn = 0
-    while len(kept) < max(limit, len(groups)):
-        kept += [group[turn] for group in groups.values() if turn < len(group)]
-        turn += 1
-    return kept

@@ -22,6 +22,8 @@ from tools.kernel_tracing.values import EMPTY, Universe, Value, ValueSet
 # Contexts are interpreted at their first call, so that results are there when the caller goes on; deeper than
 # this they wait in the work list instead.
 MAX_DEPTH = 80
+# How the reason of an approximate edge begins if its callee was given to an unknown function.
+GIVEN_TO = "passed to "
 
 
 @dataclass(eq=False)
@@ -54,6 +56,11 @@ class Edge:
     callee: Context
     guards: tuple[Guard, ...]
     approximate: str = ""
+
+    @property
+    def given_to(self) -> bool:
+        """Whether the callee was only given to something unknown, which may call it."""
+        return self.approximate.startswith(GIVEN_TO)
 
 
 @dataclass(eq=False)

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import ast
-import gc
-import re
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from tools.kernel_tracing import interpreter, roots
-from tools.kernel_tracing.chains import Chain, Chains
-from tools.kernel_tracing.conditions import Conditions, guard_texts
-from tools.kernel_tracing.index import Index
-from tools.kernel_tracing.kernels import Kernel, collect
+from tools.kernel_tracing.analysis import Analysis, Progress, analyse
+from tools.kernel_tracing.chains import Chain
+from tools.kernel_tracing.conditions import guard_texts
+from tools.kernel_tracing.kernels import Kernel
+from tools.kernel_tracing.ops import op_name
 from tools.kernel_tracing.rules import unresolved
-from tools.kernel_tracing.rules.platforms import Platform
-from tools.kernel_tracing.solver import Context, Edge, Solver
+from tools.kernel_tracing.solver import Context, Edge
 from tools.kernel_tracing.sources import SourceTree
 from tools.kernel_tracing.values import Instance
 
 MAX_CALL = 70
-Progress = Callable[[str, int, int], None]
+__all__ = ["Progress", "Writer", "document", "trace"]
 
 
 def trace(
@@ -46,63 +42,36 @@ def trace(
 
     Raises: roots.RootsError for an unknown model or entry.
     """
-    # Calls nest as deeply as the traced program's do. The trees of a whole program are never garbage: collecting
-    # would walk millions of live nodes again and again.
-    limit, collecting = sys.getrecursionlimit(), gc.isenabled()
-    sys.setrecursionlimit(max(limit, 100_000))
-    gc.disable()
-    try:
-        return _trace(sources, model, entries, Platform(platform), kernel, progress)
-    finally:
-        sys.setrecursionlimit(limit)
-        if collecting:
-            gc.enable()
+    return document(analyse(sources, model, entries, platform, progress), kernel, progress)
 
 
-def _trace(
-    sources: SourceTree,
-    model: str,
-    entries: Sequence[str],
-    platform: Platform,
-    wanted: str,
-    progress: Progress | None,
-) -> dict[str, Any]:
-    index = Index(sources)
-    classes = roots.find_entries(index, model, entries)
-    solver = Solver(index, platform, interpreter.interpret)
-    if progress is not None:
-        solver.on_progress = lambda contexts, waiting: progress("resolving calls", contexts - waiting, contexts)
-    ends, fallbacks = roots.start(solver, classes)
-    solver.solve()
-    files = {info.module.file for info in classes} | roots.companions(index, classes)
-    chains = Chains(solver, ends, fallbacks, lambda context: context.function.module.file in files)
-    conditions = Conditions(solver)
-    kernels = [one for one in collect(solver) if not wanted or wanted in (one.name, one.name.rpartition(".")[2])]
-    writer = _Writer(solver, conditions, files)
+def document(analysis: Analysis, kernel: str = "", progress: Progress | None = None) -> dict[str, Any]:
+    """The document of an analysis; arguments and result as of `trace`."""
+    kernels = [one for one in analysis.kernels if not kernel or kernel in (one.name, one.name.rpartition(".")[2])]
+    writer = Writer(analysis)
     documents = []
     for number, one in enumerate(kernels):
         if progress is not None:
             progress("following chains", number, len(kernels))
-        found, omitted = chains.of(one)
+        found, omitted = analysis.chains.of(one)
         if found:
             documents.append(writer.kernel(one, found, omitted))
     return {
-        "sources": sources.describe(),
-        "model": model,
-        "platform": platform.name,
+        "sources": analysis.solver.index.sources.describe(),
+        "model": analysis.model,
+        "platform": analysis.platform.name,
         "kernels": documents,
-        "unresolved": unresolved.report(solver, writer.frame),
-        "problems": index.problems,
+        "unresolved": unresolved.report(analysis.solver, writer.frame),
+        "problems": analysis.solver.index.problems,
     }
 
 
-class _Writer:
+class Writer:
     """Turns kernels and chains into JSON objects."""
 
-    def __init__(self, solver: Solver, conditions: Conditions, files: set[str]) -> None:
-        self.solver = solver
-        self.conditions = conditions
-        self.files = files
+    def __init__(self, analysis: Analysis) -> None:
+        self.analysis = analysis
+        self.solver = analysis.solver
         self._texts: dict[ast.AST, str] = {}
         self._frames: dict[Edge, dict[str, Any]] = {}
 
@@ -117,7 +86,7 @@ class _Writer:
             "category": kernel.category,
             "definition": {"file": kernel.file, "line": kernel.line},
             "call_sites": list(sites.values()),
-            "ops": sorted({op for frames in ordered if (op := self._op(frames))}),
+            "ops": sorted({op for chain in chains if (op := self.op(kernel, chain))}),
             "chains": ordered,
         }
         if omitted:
@@ -126,15 +95,15 @@ class _Writer:
 
     def _order(self, frames: list[dict[str, Any]]) -> tuple[Any, ...]:
         """Chains that end in the model come first, then short ones."""
-        outside = frames[-1]["file"] not in self.files
+        outside = frames[-1]["file"] not in self.analysis.files
         return (outside, len(frames), [(frame["file"], frame["line"], frame["function"]) for frame in frames])
 
-    def _op(self, frames: list[dict[str, Any]]) -> str:
-        """What the model calls on the way to the kernel: the name called by the frame nearest to the kernel."""
-        for position, frame in enumerate(frames):
-            if frame["file"] in self.files:
-                calling = frames[position + 1] if position == 0 and len(frames) > 1 else frame
-                return re.split(r"[(\[]", calling["call"], maxsplit=1)[0].rpartition(".")[2] or calling["call"]
+    def op(self, kernel: Kernel, chain: Chain) -> str:
+        """What the model calls on the way to the kernel; "" for a chain that does not pass the model's files."""
+        for position, context in enumerate([chain.kernel_call.caller, *(edge.caller for edge in chain.edges)]):
+            if self.analysis.in_model(context):
+                calls = [chain.kernel_call.call, *(edge.call for edge in chain.edges)]
+                return op_name(calls, position, kernel.name)
         return ""
 
     def chain(self, chain: Chain) -> list[dict[str, Any]]:
@@ -150,7 +119,7 @@ class _Writer:
         known = self._frames.get(edge)
         if known is None:
             known = self.frame(edge.caller, edge.call)
-            known["condition"] = self.conditions.of_edge(edge)
+            known["condition"] = self.analysis.conditions.of_edge(edge)
             reason = edge.approximate or self._approximation(edge.callee)
             if reason:
                 known["approximate"] = reason

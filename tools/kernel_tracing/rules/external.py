@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tools.kernel_tracing.rules import custom_ops
+from tools.kernel_tracing.solver import GIVEN_TO
 from tools.kernel_tracing.values import (
     EMPTY,
     ClassValue,
@@ -47,7 +48,7 @@ def call_back(frame: Frame, arguments: Arguments, node: ast.expr, name: str) -> 
     for values in [*arguments.positional, *arguments.keywords.values()]:
         for value in values:
             if isinstance(value, (Function, Method, Partial)):
-                calls.call_one(frame, value, Given(star=frame.universe.dull), node, f"passed to {name}")
+                calls.call_one(frame, value, Given(star=frame.universe.dull), node, f"{GIVEN_TO}{name}")
 
 
 def _torch_op(frame: Frame, path: str, arguments: Arguments, node: ast.expr, approximate: str) -> ValueSet:
@@ -284,7 +285,9 @@ for _path in ("list", "tuple", "set", "sorted", "reversed", "frozenset", "iter")
 for _path in ("copy.copy", "copy.deepcopy", "typing.cast", "functools.cache", "weakref.ref", "weakref.proxy"):
     _RULES[_path] = _first
 _RULES["typing.cast"] = lambda frame, arguments, node: arguments.get(1)
-for _path in ("torch.compile", "functools.lru_cache", "torch.no_grad", "torch.inference_mode", "torch.jit.script"):
+for _path in ("compile", "compiler.disable", "compiler.allow_in_graph", "_dynamo.disable", "jit.script", "jit.ignore"):
+    _RULES[f"torch.{_path}"] = _decorator_factory
+for _path in ("torch.no_grad", "torch.inference_mode", "functools.lru_cache"):
     _RULES[_path] = _decorator_factory
 for _path in ("min", "max", "len", "range", "int", "float", "str", "bool", "sum", "abs", "any", "all", "round", "id"):
     _RULES[f"builtins.{_path}"] = _bool

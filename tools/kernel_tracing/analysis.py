@@ -1,0 +1,103 @@
+"""One analysis: a model's solved call graph, with what the kernel trace and the op trace read from it."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+from tools.kernel_tracing import interpreter, roots
+from tools.kernel_tracing.chains import Chains
+from tools.kernel_tracing.conditions import Conditions
+from tools.kernel_tracing.index import ClassInfo, Index
+from tools.kernel_tracing.kernels import Kernel, collect
+from tools.kernel_tracing.rules.platforms import Platform
+from tools.kernel_tracing.solver import Context, Solver
+from tools.kernel_tracing.sources import SourceTree
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(eq=False)
+class Analysis:
+    """A solved call graph.
+
+    Attributes:
+        model: name of the model's file, without `.py`.
+        platform: the platform whose branches were kept.
+        solver: contexts, edges and kernel calls.
+        entries: the model's entry classes.
+        ends: contexts where chains end: forward of the entries, and what the runtime calls for itself.
+        fallbacks: contexts where chains end that reach none of `ends`.
+        files: the model's own files.
+    """
+
+    model: str
+    platform: Platform
+    solver: Solver
+    entries: list[ClassInfo]
+    ends: list[Context]
+    fallbacks: list[Context]
+    files: frozenset[str]
+
+    def in_model(self, context: Context) -> bool:
+        """Whether a context's function stands in the model's own files."""
+        return context.function.module.file in self.files
+
+    @cached_property
+    def kernels(self) -> list[Kernel]:
+        """All kernels that are called, ordered by name."""
+        return collect(self.solver)
+
+    @cached_property
+    def chains(self) -> Chains:
+        """The chains of these kernels."""
+        return Chains(self.solver, self.ends, self.fallbacks, self.in_model)
+
+    @cached_property
+    def conditions(self) -> Conditions:
+        """When a hop is taken."""
+        return Conditions(self.solver)
+
+
+def analyse(
+    sources: SourceTree,
+    model: str,
+    entries: Sequence[str] = (),
+    platform: str = "cuda",
+    progress: Progress | None = None,
+) -> Analysis:
+    """Solve the call graph of a model; the arguments are those of `tools.kernel_tracing.trace.trace`.
+
+    Raises: roots.RootsError for an unknown model or entry.
+    """
+    with _deep():
+        index = Index(sources)
+        classes = roots.find_entries(index, model, entries)
+        solver = Solver(index, Platform(platform), interpreter.interpret)
+        if progress is not None:
+            solver.on_progress = lambda contexts, waiting: progress("resolving calls", contexts - waiting, contexts)
+        ends, fallbacks = roots.start(solver, classes)
+        solver.solve()
+    files = frozenset({info.module.file for info in classes} | roots.companions(index, classes))
+    return Analysis(model, solver.platform, solver, classes, ends, fallbacks, files)
+
+
+@contextmanager
+def _deep() -> Iterator[None]:
+    """Calls nest as deeply as the traced program's do.
+
+    The trees of a whole program are never garbage: collecting would walk millions of live nodes again and again.
+    """
+    limit, collecting = sys.getrecursionlimit(), gc.isenabled()
+    sys.setrecursionlimit(max(limit, 100_000))
+    gc.disable()
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
+        if collecting:
+            gc.enable()
