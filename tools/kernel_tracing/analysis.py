@@ -32,7 +32,7 @@ class Analysis:
         entries: the model's entry classes.
         ends: contexts where chains end: forward of the entries, and what the runtime calls for itself.
         fallbacks: contexts where chains end that reach none of `ends`.
-        files: the model's own files.
+        files: the models' files, which are one library: models inherit from and call each other.
     """
 
     model: str
@@ -44,7 +44,7 @@ class Analysis:
     files: frozenset[str]
 
     def in_model(self, context: Context) -> bool:
-        """Whether a context's function stands in the model's own files."""
+        """Whether a context's function stands in a model's file."""
         return context.function.module.file in self.files
 
     @cached_property
@@ -82,7 +82,7 @@ def analyse(
             solver.on_progress = lambda contexts, waiting: progress("resolving calls", contexts - waiting, contexts)
         ends, fallbacks = roots.start(solver, classes)
         solver.solve()
-    files = frozenset({info.module.file for info in classes} | roots.companions(index, classes))
+    files = frozenset({info.module.file for info in classes} | roots.model_files(index))
     return Analysis(model, solver.platform, solver, classes, ends, fallbacks, files)
 
 

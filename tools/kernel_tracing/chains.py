@@ -68,7 +68,7 @@ class Chains:
         self._trees: dict[tuple[Context, bool], _Tree] = {}
         self._counts: dict[bool, dict[Context, int]] = {True: {}, False: {}}
         self._up: dict[Context, list[Edge]] = defaultdict(list)
-        edges = _credible(solver.edges.values())
+        self.edges = edges = _credible(solver.edges.values())
         for edge in sorted(edges, key=_edge_order):
             self._up[edge.callee].append(edge)
         # Distance down from the nearest end, over contexts that an end reaches.
@@ -95,7 +95,7 @@ class Chains:
 
     def of(self, kernel: Kernel) -> tuple[list[Chain], int]:
         """The kernel's chains, and how many acyclic paths they leave out."""
-        calls = sorted(kernel.calls, key=lambda call: _place(call.caller, call.call))
+        calls = sorted(kernel.calls, key=lambda call: place(call.caller, call.call))
         reaching = [call for call in calls if call.caller in self._to_end]
         ways = _Ways(self.ends, self._to_end) if reaching else _Ways(self.fallbacks, self._to_fallback)
         calls = reaching or [call for call in calls if call.caller in ways.distance]
@@ -112,7 +112,7 @@ class Chains:
 
     def _through_anchors(self, call: KernelCall, ways: _Ways, seen: set[tuple[object, ...]]) -> Iterator[Chain]:
         """A shortest chain through every call in the model's files that leads to the kernel call, nearest first."""
-        site = _place(call.caller, call.call)
+        site = place(call.caller, call.call)
         if call.caller in ways.stops and (site, None) not in seen:
             seen.add((site, None))
             yield Chain(call, ())
@@ -122,7 +122,7 @@ class Chains:
         for edge in tree.edges:
             anchor = anchors[edge.callee]
             if anchor is None and self.in_model(edge.caller):
-                anchor = _place(edge.caller, edge.call)
+                anchor = place(edge.caller, edge.call)
             if tree.parent.get(edge.caller) is edge:
                 anchors[edge.caller] = anchor
             # Without a call in the model the chain must end here, or it says nothing yet.
@@ -224,7 +224,8 @@ def _credible(edges: Collection[Edge]) -> list[Edge]:
     return [edge for edge in edges if not edge.given_to or (edge.caller, edge.call) not in known]
 
 
-def _place(context: Context, call: object) -> tuple[str, int, int, str]:
+def place(context: Context, call: object) -> tuple[str, int, int, str]:
+    """File, line, column and enclosing function of a call."""
     return (
         context.function.module.file,
         getattr(call, "lineno", 0),
@@ -240,16 +241,16 @@ def _matches(place: tuple[str, int, str], context: Context, call: object) -> boo
 
 
 def _edge_order(edge: Edge) -> tuple[object, ...]:
-    return (bool(edge.approximate), *_place(edge.caller, edge.call))
+    return (bool(edge.approximate), *place(edge.caller, edge.call))
 
 
 def _hop(edge: Edge) -> tuple[object, ...]:
-    return (*_place(edge.caller, edge.call), edge.callee.function.module.file, edge.callee.function.qualname)
+    return (*place(edge.caller, edge.call), edge.callee.function.module.file, edge.callee.function.qualname)
 
 
 def _frames(chain: Chain) -> tuple[object, ...]:
-    places = [_place(chain.kernel_call.caller, chain.kernel_call.call)]
-    return (*places, *(_place(edge.caller, edge.call) for edge in chain.edges))
+    places = [place(chain.kernel_call.caller, chain.kernel_call.call)]
+    return (*places, *(place(edge.caller, edge.call) for edge in chain.edges))
 
 
 def _repeats(chain: Chain) -> bool:

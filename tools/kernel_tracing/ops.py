@@ -6,12 +6,19 @@ The op of a chain is named by its frame nearest to the kernel in the model's own
 - `dsv3_fused_a_gemm(x, self.fused_qkv_a_proj_with_mqa.weight.T)` is a way to compute `fused_qkv_a_proj_with_mqa`;
 - `dsv3_router_gemm(x, self.weight)` is the module itself, so the op is the call that entered it: `gate`;
 - a kernel that is given no weight of a module is an op of its own: `merge_state_v2`.
+
+What runs outside the model's forward (sampling, loading, scheduling) is named by what the chain's root calls.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tools.kernel_tracing.chains import Chain
+from tools.kernel_tracing.solver import Context
 
 OWN_WEIGHT = "self"
 _WEIGHT = re.compile(r"self\.(?:(?P<module>\w+)\.)?weight(?:_\w+)?(?:\.T|\.t\(\))?")
@@ -42,12 +49,13 @@ def _may_be_weight(node: ast.expr) -> bool:
     return isinstance(node, (ast.Attribute, ast.Call))
 
 
-def op_name(calls: list[ast.AST], position: int, kernel: str) -> str:
+def op_name(calls: Sequence[ast.AST], position: int, kernel: str) -> str:
     """The op of a chain.
 
     Args:
         calls: the calls of the chain, the kernel's first.
-        position: which of them is the nearest in the model's files.
+        position: which of them is the op's: the nearest in the model's files, or the last of a chain that does not
+            end in the model's forward.
         kernel: the kernel's name.
     """
     if position > 0:
@@ -56,3 +64,27 @@ def op_name(calls: list[ast.AST], position: int, kernel: str) -> str:
     if owner == OWN_WEIGHT and len(calls) > 1:
         return called_name(calls[1])
     return owner if owner and owner != OWN_WEIGHT else kernel.rpartition(".")[2]
+
+
+@dataclass(frozen=True)
+class Use:
+    """What one chain says of an op: which call it is, and whether the model's forward makes it.
+
+    Attributes:
+        op: the op's name.
+        position: the frame that calls it, counted from the kernel.
+        in_forward: whether the chain ends in the model's forward.
+    """
+
+    op: str
+    position: int
+    in_forward: bool
+
+
+def use(chain: Chain, kernel: str, in_model: Callable[[Context], bool]) -> Use:
+    """The op of one chain: see the module's documentation; outside the model's forward, what the root calls."""
+    callers = [chain.kernel_call.caller, *(edge.caller for edge in chain.edges)]
+    calls = [chain.kernel_call.call, *(edge.call for edge in chain.edges)]
+    in_forward = in_model(callers[-1]) and callers[-1].function.qualname.endswith(".forward")
+    position = next(index for index, caller in enumerate(callers) if in_model(caller)) if in_forward else len(calls) - 1
+    return Use(op_name(calls, position, kernel), position, in_forward)

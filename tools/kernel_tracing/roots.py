@@ -132,13 +132,6 @@ def is_draft(context: Context) -> bool:
     )
 
 
-def companions(index: Index, entries: Sequence[ClassInfo]) -> set[str]:
-    """Files that belong to the entries' models: their own, and packages named after them (`deepseek_common/`)."""
-    found = set()
-    for info in entries:
-        package, _, stem = info.module.name.rpartition(".")
-        family = re.sub(rf"{_VARIANTS}$", "", stem)
-        for name, file in index.sources.files.items():
-            if name.startswith((f"{package}.{family}_common.", f"{package}.{family}.")):
-                found.add(file)
-    return found
+def model_files(index: Index) -> set[str]:
+    """The files of all models."""
+    return {file for name, file in index.sources.files.items() if name.startswith(f"{MODELS}.")}

@@ -10,7 +10,7 @@ from tools.kernel_tracing.analysis import Analysis, Progress, analyse
 from tools.kernel_tracing.chains import Chain
 from tools.kernel_tracing.conditions import guard_texts
 from tools.kernel_tracing.kernels import Kernel
-from tools.kernel_tracing.ops import op_name
+from tools.kernel_tracing.ops import use
 from tools.kernel_tracing.rules import unresolved
 from tools.kernel_tracing.solver import Context, Edge
 from tools.kernel_tracing.sources import SourceTree
@@ -86,7 +86,7 @@ class Writer:
             "category": kernel.category,
             "definition": {"file": kernel.file, "line": kernel.line},
             "call_sites": list(sites.values()),
-            "ops": sorted({op for chain in chains if (op := self.op(kernel, chain))}),
+            "ops": sorted({use(chain, kernel.name, self.analysis.in_model).op for chain in chains}),
             "chains": ordered,
         }
         if omitted:
@@ -97,14 +97,6 @@ class Writer:
         """Chains that end in the model come first, then short ones."""
         outside = frames[-1]["file"] not in self.analysis.files
         return (outside, len(frames), [(frame["file"], frame["line"], frame["function"]) for frame in frames])
-
-    def op(self, kernel: Kernel, chain: Chain) -> str:
-        """What the model calls on the way to the kernel; "" for a chain that does not pass the model's files."""
-        for position, context in enumerate([chain.kernel_call.caller, *(edge.caller for edge in chain.edges)]):
-            if self.analysis.in_model(context):
-                calls = [chain.kernel_call.call, *(edge.call for edge in chain.edges)]
-                return op_name(calls, position, kernel.name)
-        return ""
 
     def chain(self, chain: Chain) -> list[dict[str, Any]]:
         """The frames of one chain."""

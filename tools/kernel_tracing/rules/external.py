@@ -203,6 +203,11 @@ def _method_type(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet
     return found
 
 
+def _reference(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
+    """`weakref.ref(x)`: calling it gives x."""
+    return frame.universe.one(Partial, frame.universe.make(*_IDENTITY), (arguments.get(0),), ())
+
+
 def _namespace(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
     """A bare object that attributes are hung on."""
     from tools.kernel_tracing.attributes import NAMESPACE
@@ -269,6 +274,7 @@ _RULES: dict[str, Rule] = {
     "functools.partial": _partial,
     "functools.wraps": lambda frame, arguments, node: frame.universe.one(*_IDENTITY),
     "types.MethodType": _method_type,
+    "weakref.ref": _reference,
     "importlib.import_module": _import_module,
     "tvm_ffi.cpp.load_inline": _native_module,
     "tvm_ffi.cpp.load": _native_module,
@@ -282,7 +288,7 @@ _RULES: dict[str, Rule] = {
 }
 for _path in ("list", "tuple", "set", "sorted", "reversed", "frozenset", "iter"):
     _RULES[f"builtins.{_path}"] = _new_list
-for _path in ("copy.copy", "copy.deepcopy", "typing.cast", "functools.cache", "weakref.ref", "weakref.proxy"):
+for _path in ("copy.copy", "copy.deepcopy", "typing.cast", "functools.cache", "weakref.proxy"):
     _RULES[_path] = _first
 _RULES["typing.cast"] = lambda frame, arguments, node: arguments.get(1)
 for _path in ("compile", "compiler.disable", "compiler.allow_in_graph", "_dynamo.disable", "jit.script", "jit.ignore"):

@@ -5,10 +5,21 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from tools.kernel_tracing.syntax import dotted_name
 from tools.kernel_tracing.values import EMPTY, Instance, ValueSet
 
 if TYPE_CHECKING:
     from tools.kernel_tracing.frame import Arguments, Frame
+    from tools.kernel_tracing.index import Index
+    from tools.kernel_tracing.solver import Context
+
+
+def is_forward(index: Index, context: Context) -> bool:
+    """Whether a context is the forward of an nn.Module."""
+    if not isinstance(context.receiver, Instance) or context.function.qualname.rpartition(".")[2] != "forward":
+        return False
+    bases = [base for info in index.mro(context.receiver.info) for base in info.node.bases]
+    return any(dotted_name(base).rpartition(".")[2] == "Module" for base in bases)
 
 
 def call_instance(

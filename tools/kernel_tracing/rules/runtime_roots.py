@@ -17,22 +17,73 @@ class RuntimeRoot:
     module: str  # regular expression for the whole module name
     classes: str  # regular expression for the whole class name
     methods: str  # regular expression for the whole method name
+    group: str  # what the work belongs to
+    when: str  # when the runtime calls them
     ends_chains: bool = True  # False: chains go on to callers, where there are any
 
 
 RUNTIME_ROOTS = (
-    RuntimeRoot(r"sglang\.srt\.model_executor\.model_runner", r"ModelRunner", r"sample"),
-    RuntimeRoot(r"sglang\.srt\.model_executor\.model_runner", r"ModelRunner", r"forward|initialize", ends_chains=False),
-    RuntimeRoot(r"sglang\.srt\.managers\.tp_worker", r"TpModelWorker", r"forward_batch_generation", False),
-    RuntimeRoot(r"sglang\.srt\.speculative\.\w+", r"\w+Worker(V2)?", r"forward_batch_generation"),
+    RuntimeRoot(
+        r"sglang\.srt\.model_executor\.model_runner",
+        r"ModelRunner",
+        r"sample",
+        group="sampling",
+        when="after every forward, on the last pipeline stage",
+    ),
+    RuntimeRoot(
+        r"sglang\.srt\.model_executor\.model_runner",
+        r"ModelRunner",
+        r"initialize",
+        group="utilities",
+        when="once, when the server starts",
+        ends_chains=False,
+    ),
+    RuntimeRoot(
+        r"sglang\.srt\.model_executor\.model_runner",
+        r"ModelRunner",
+        r"forward",
+        group="utilities",
+        when="around every forward",
+        ends_chains=False,
+    ),
+    RuntimeRoot(
+        r"sglang\.srt\.managers\.tp_worker",
+        r"TpModelWorker",
+        r"forward_batch_generation",
+        group="utilities",
+        when="around every batch",
+        ends_chains=False,
+    ),
+    RuntimeRoot(
+        r"sglang\.srt\.speculative\.\w+",
+        r"\w+Worker(V2)?",
+        r"forward_batch_generation",
+        group="speculative decoding",
+        when="every batch, with speculative decoding",
+    ),
     RuntimeRoot(
         r"sglang\.srt\.managers\.schedule_batch",
         r"ScheduleBatch",
         r"prepare_for_\w+|mix_with_running|retract_decode",
-        False,
+        group="KV-cache I/O",
+        when="when a batch is scheduled",
+        ends_chains=False,
     ),
-    RuntimeRoot(r"sglang\.srt\.layers\.quantization\..+", r"\w+Method(\w*)", r"process_weights_after_loading"),
-    RuntimeRoot(r"sglang\.srt\.mem_cache\.(memory_pool|allocator)", r"\w+(Pool|Cache|Allocator)", r"[a-z]\w*", False),
+    RuntimeRoot(
+        r"sglang\.srt\.layers\.quantization\..+",
+        r"\w+Method(\w*)",
+        r"process_weights_after_loading",
+        group="quantisation",
+        when="once, after the weights are loaded",
+    ),
+    RuntimeRoot(
+        r"sglang\.srt\.mem_cache\.(memory_pool|allocator)",
+        r"\w+(Pool|Cache|Allocator)",
+        r"[a-z]\w*",
+        group="KV-cache I/O",
+        when="when the KV cache is allocated, read, written or freed",
+        ends_chains=False,
+    ),
 )
 
 # What the runtime calls on a model, besides its constructor.
@@ -42,3 +93,13 @@ MODEL_METHODS = r"forward\w*|load_\w+|post_load\w*|get_\w+|set_\w+|start_layer|e
 def matching(module: str) -> list[RuntimeRoot]:
     """Rules that apply to a module."""
     return [rule for rule in RUNTIME_ROOTS if re.fullmatch(rule.module, module)]
+
+
+def occasion(module: str, class_name: str, method: str) -> tuple[str, str]:
+    """Group and time of the work that the runtime starts by this method."""
+    for rule in matching(module):
+        if re.fullmatch(rule.classes, class_name) and re.fullmatch(rule.methods, method):
+            return rule.group, rule.when
+    if method == "__init__":
+        return "utilities", "once, when the server starts"
+    return "weight loading", "once, while the weights are loaded"

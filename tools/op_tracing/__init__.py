@@ -1,0 +1,1 @@
+"""A model's ops in execution order, each with the kernels that can implement it."""
