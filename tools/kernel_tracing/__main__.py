@@ -16,19 +16,14 @@ import argparse
 import importlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-from flashinfer_trace.files import write_text
 from tools.kernel_tracing.roots import RootsError
 from tools.kernel_tracing.rules.platforms import PLATFORMS
 from tools.kernel_tracing.sources import SourcesError, find_sources
-from tools.kernel_tracing.trace import Progress as Report
+from tools.kernel_tracing.terminal import load, progress, write
 from tools.kernel_tracing.trace import trace
 
 HERE = Path("tools")
@@ -41,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.verify is not None:
             return _verify(options.verify, options.sources)
         if options.diff is not None:
-            old, new = (_load(path) for path in options.diff)
+            old, new = (load(path) for path in options.diff)
             print(importlib.import_module("tools.kernel_tracing.diff").diff(old, new))
             return 0
         return _trace(options)
@@ -71,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _trace(options: argparse.Namespace) -> int:
     sources = find_sources(options.sources)
-    with _progress() as report:
+    with progress() as report:
         document = trace(sources, options.model, options.entry, options.platform, options.kernel, report)
     problems = document.pop("problems")
     for problem in problems:
@@ -84,10 +79,10 @@ def _trace(options: argparse.Namespace) -> int:
     if options.kernel and options.out is None and options.json is None:
         print(report_text)
     else:
-        _write(options.out, HERE / "kernel_traces.md", options.json is None or options.out is not None, report_text)
-        _write(
-            options.json, HERE / "kernel_traces.json", options.out is None or options.json is not None, dumps(document)
-        )
+        if options.json is None or options.out is not None:
+            write(options.out or HERE / "kernel_traces.md", report_text)
+        if options.out is None or options.json is not None:
+            write(options.json or HERE / "kernel_traces.json", dumps(document))
     chains = sum(len(kernel["chains"]) for kernel in document["kernels"])
     print(
         f"{len(document['kernels'])} kernels, {chains} chains, {len(document['unresolved'])} unresolved calls",
@@ -96,29 +91,13 @@ def _trace(options: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def _write(path: Path | None, default: Path, wanted: bool, text: str) -> None:
-    if wanted:
-        target = path or default
-        if not target.parent.is_dir():
-            raise OSError(f"{target}: no directory {target.parent}")
-        write_text(target, text)
-
-
 def _verify(path: Path, sources: Path) -> int:
     find_sources(sources)  # a missing tree is reported as such, not as one problem a frame
-    problems: list[str] = importlib.import_module("tools.kernel_tracing.check").check(_load(path), sources)
+    problems: list[str] = importlib.import_module("tools.kernel_tracing.check").check(load(path), sources)
     for problem in problems:
         print(problem)
     print(f"{path}: {len(problems)} problems" if problems else f"{path}: every frame checked", file=sys.stderr)
     return 1 if problems else 0
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise OSError(f"{path}: not JSON: {error}") from error
-    return document
 
 
 def dumps(document: dict[str, Any]) -> str:
@@ -143,25 +122,6 @@ def dumps(document: dict[str, Any]) -> str:
 
 def _compact(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-
-
-@contextmanager
-def _progress() -> Iterator[Report]:
-    """A progress bar on the terminal's error stream."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("reading sources", total=None)
-
-        def report(phase: str, done: int, total: int) -> None:
-            bar.update(task, description=phase, completed=done, total=total)
-
-        yield report
 
 
 if __name__ == "__main__":

@@ -65,6 +65,7 @@ class Chains:
         self.ends = dict.fromkeys(ends)
         self.fallbacks = dict.fromkeys(fallbacks)
         self.in_model = in_model
+        self._found: dict[Kernel, tuple[list[Chain], int]] = {}
         self._trees: dict[tuple[Context, bool], _Tree] = {}
         self._counts: dict[bool, dict[Context, int]] = {True: {}, False: {}}
         self._up: dict[Context, list[Edge]] = defaultdict(list)
@@ -95,6 +96,11 @@ class Chains:
 
     def of(self, kernel: Kernel) -> tuple[list[Chain], int]:
         """The kernel's chains, and how many acyclic paths they leave out."""
+        if kernel not in self._found:
+            self._found[kernel] = self._find(kernel)
+        return self._found[kernel]
+
+    def _find(self, kernel: Kernel) -> tuple[list[Chain], int]:
         calls = sorted(kernel.calls, key=lambda call: place(call.caller, call.call))
         reaching = [call for call in calls if call.caller in self._to_end]
         ways = _Ways(self.ends, self._to_end) if reaching else _Ways(self.fallbacks, self._to_fallback)

@@ -93,11 +93,11 @@ def _ops(kernels: list[Mapping[str, Any]], anchors: Mapping[int, str]) -> list[s
     rows = [
         (
             link(kernel["name"], f"#{anchors[id(kernel)]}"),
-            ", ".join(code(op) for op in kernel["ops"]) or "none: it runs outside the model's forward",
+            ", ".join(code(op) for op in kernel["ops"]) or "none",
         )
         for kernel in kernels
     ]
-    return table(("Kernel", "Ops of the model"), rows) if rows else ["No kernel was found."]
+    return table(("Kernel", "Ops"), rows) if rows else ["No kernel was found."]
 
 
 def _chains(kernels: list[Mapping[str, Any]], anchors: Mapping[int, str], base: str) -> list[str]:

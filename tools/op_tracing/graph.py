@@ -117,13 +117,13 @@ class Graph:
         for call in sorted(self._calls(contexts), key=lambda call: order.get(call, (len(order), ""))):
             kernels = [one for context in contexts for one in self._kernels[context] if one.call is call]
             for kernel in kernels:
-                site = self._site(kernel.caller, call, guard_texts(kernel.guards))
-                owner = weight_owner(call)
+                owner, terminal = weight_owner(call), kernel.name.rpartition(".")[2]
+                path = [f"{terminal} path"] if owner else []
+                site = self._site(kernel.caller, call, [*path, *guard_texts(kernel.guards)])
                 if owner == OWN_WEIGHT:
                     own[site] = None
                 else:
-                    name = owner or kernel.name.rpartition(".")[2]
-                    _add(items, _Item(name, "op", sites={site: None}))
+                    _add(items, _Item(owner or terminal, "op", sites={site: None}))
             edges = [edge for context in contexts for edge in self._edges[context] if edge.call is call]
             for item in self._entered(edges):
                 _add(items, item)

@@ -52,7 +52,6 @@ RUNTIME_ROOTS = (
         r"forward_batch_generation",
         group="utilities",
         when="around every batch",
-        ends_chains=False,
     ),
     RuntimeRoot(
         r"sglang\.srt\.speculative\.\w+",
@@ -67,7 +66,6 @@ RUNTIME_ROOTS = (
         r"prepare_for_\w+|mix_with_running|retract_decode",
         group="KV-cache I/O",
         when="when a batch is scheduled",
-        ends_chains=False,
     ),
     RuntimeRoot(
         r"sglang\.srt\.layers\.quantization\..+",

@@ -1,0 +1,127 @@
+"""A model's ops in execution order, each with the kernels that can implement it, by static analysis.
+
+python -m tools.op_tracing --model deepseek --traces tools/kernel_traces.json   # -> tools/op_traces.md and .json
+python -m tools.op_tracing --model llama --out llama.md --json llama.json
+python -m tools.op_tracing --model deepseek --html deepseek.html                # a page to look at, nothing else
+
+Exit status: 0 done, 1 the op trace and the kernel traces disagree (nothing is written) or files do not parse, 2 wrong
+usage or no sources.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flashinfer_trace import definitions
+from tools.kernel_tracing.analysis import analyse
+from tools.kernel_tracing.roots import RootsError
+from tools.kernel_tracing.rules.platforms import PLATFORMS
+from tools.kernel_tracing.sources import SourcesError, find_sources
+from tools.kernel_tracing.terminal import load, progress, write
+from tools.kernel_tracing.trace import document
+from tools.op_tracing.check import check
+from tools.op_tracing.definitions import covered
+from tools.op_tracing.render import render
+from tools.op_tracing.trace import trace
+
+HERE = Path("tools")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        return _trace(options)
+    except (SourcesError, RootsError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tools.op_tracing", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument(
+        "--model", default="deepseek", help="name of the model's file in sglang/srt/models, without .py"
+    )
+    parser.add_argument("--sources", type=Path, default=Path(".sources"), metavar="DIR", help="where the sources are")
+    parser.add_argument(
+        "--traces", type=Path, metavar="FILE", help="kernel traces of the model to check against (default: made anew)"
+    )
+    parser.add_argument(
+        "--entry", action="append", default=[], metavar="MODULE:CLASS", help="an entry class, instead of EntryClass"
+    )
+    parser.add_argument("--platform", choices=PLATFORMS, default="cuda", help="branches of others are left out")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the report (default: tools/op_traces.md)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the data (default: tools/op_traces.json)")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="a page that needs no network")
+    return parser
+
+
+def _trace(options: argparse.Namespace) -> int:
+    given = None if options.traces is None else _traces(options.traces, options)
+    with progress() as report:
+        analysis = analyse(find_sources(options.sources), options.model, options.entry, options.platform, report)
+        ops = trace(analysis, report)
+        kernels = given or document(analysis, progress=report)
+    problems = kernels.pop("problems", [])
+    for problem in problems:
+        print(f"{problem['file']}:{problem['line']}: {problem['reason']}; it is left out", file=sys.stderr)
+    violations = check(ops, kernels)
+    for violation in violations:
+        print(violation, file=sys.stderr)
+    if violations:
+        print(f"error: the op trace and the kernel traces disagree in {len(violations)} places", file=sys.stderr)
+        return 1
+    known = covered(definitions())
+    default = options.out is options.json is options.html is None
+    if options.out or default:
+        write(options.out or HERE / "op_traces.md", render(ops, kernels, known))
+    if options.json or default:
+        write(options.json or HERE / "op_traces.json", dumps(ops))
+    used = len(kernels["kernels"])
+    print(f"{len(ops['ops'])} ops, {len(ops['non_model_ops'])} outside the model, {used} kernels", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def _traces(path: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """The kernel traces given, which must be of the same model."""
+    traces = load(path)
+    if (traces.get("model"), traces.get("platform")) != (options.model, options.platform):
+        raise OSError(
+            f"{path}: kernel traces of {traces.get('model')} on {traces.get('platform')}, not of {options.model} on "
+            f"{options.platform}; leave --traces out, or write them: "
+            f"python -m tools.kernel_tracing --model {options.model} --json FILE"
+        )
+    return traces
+
+
+def dumps(trace: dict[str, Any]) -> str:
+    """The document as JSON: one line a list element of the outer lists, one line a node of the graph."""
+    lines = []
+    for key, value in trace.items():
+        if key == "graph":
+            text = _graph(value, " ")
+        elif isinstance(value, list):
+            text = "[" + ",".join(f"\n {_compact(element)}" for element in value) + "]"
+        else:
+            text = _compact(value)
+        lines.append(f"{json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _graph(node: dict[str, Any], indent: str) -> str:
+    head = _compact({key: value for key, value in node.items() if key != "children"}).removesuffix("}")
+    children = ",".join(f"\n{indent}{_graph(child, indent + ' ')}" for child in node["children"])
+    return f'{head},"children":[{children}]}}'
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
