@@ -1,4 +1,7 @@
-"""Writes docs/verification.md and docs/accuracy.md from the dataset, the family records and the evidence.
+"""Writes docs/verification.md, accuracy.md and coverage.md, and tools/op_traces.md, from what they are generated from.
+
+That is the dataset, the family records, the evidence, and the committed traces of kernels and ops; no sources of SGLang
+are needed.
 
 python -m tools.generate_docs            # write them
 python -m tools.generate_docs --check    # exit 1 if one is out of date
@@ -17,6 +20,9 @@ from flashinfer_trace import Definition, definitions, find_root
 from flashinfer_trace.families import family_of
 from flashinfer_trace.files import write_text
 from flashinfer_trace.harness.family import Family, Kernel
+from tools.op_tracing.coverage import coverage
+from tools.op_tracing.definitions import covered
+from tools.op_tracing.render import render
 
 VERIFICATION = """# Verification
 
@@ -49,8 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     root = find_root()
     stale = []
-    for name, text in (("verification.md", verification(root)), ("accuracy.md", accuracy(root))):
-        path = root / "docs" / name
+    for path, text in documents(root).items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             stale.append(path)
             if not options.check:
@@ -58,6 +63,20 @@ def main(arguments: list[str] | None = None) -> int:
     for path in stale:
         print(f"{path}: {'out of date; run `python -m tools.generate_docs`' if options.check else 'written'}")
     return 1 if options.check and stale else 0
+
+
+def documents(root: Path) -> dict[Path, str]:
+    """Every generated document and its text."""
+    kernels = json.loads((root / "tools" / "kernel_traces.json").read_text(encoding="utf-8"))
+    ops = json.loads((root / "tools" / "op_traces.json").read_text(encoding="utf-8"))
+    dataset = list(definitions(root=root))
+    runs = {one.name: [entry["kernel"]["path"] for entry in entries(root, one)] for one in dataset}
+    return {
+        root / "docs" / "verification.md": verification(root),
+        root / "docs" / "accuracy.md": accuracy(root),
+        root / "docs" / "coverage.md": coverage(kernels, dataset, runs),
+        root / "tools" / "op_traces.md": render(ops, kernels, covered(dataset)),
+    }
 
 
 def verification(root: Path) -> str:
