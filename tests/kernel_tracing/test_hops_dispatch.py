@@ -55,7 +55,7 @@ HOPS = [
             "good": ("Tiny.forward_mla", "Tiny.forward"),
             "other": ("Tiny.choose", "handle_default", "Tiny.forward"),
         },
-        conditions={"good": "method == Method.MLA"},
+        conditions={"good": "Method.MLA"},
     ),
     Hop(
         "decorator registry in modules that nothing imports",
@@ -210,7 +210,7 @@ HOPS = [
             "good": ("fused_triton", "Runner.run", "Tiny.forward"),
             "other": ("fused_marlin", "Runner.run", "Tiny.forward"),
         },
-        conditions={"good": "fused=none, triton", "other": "fused=none, marlin"},
+        conditions={"good": "a=none and b=triton", "other": "a=none and b=marlin"},
     ),
     Hop(
         "platform method stored in an attribute",

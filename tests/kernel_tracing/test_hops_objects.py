@@ -281,7 +281,7 @@ HOPS = [
             "good": ("First.decode", "Backend.forward", "Tiny.forward"),
             "other": ("Second.decode", "Backend.forward", "Tiny.forward"),
         },
-        conditions={"good": "forward of First"},
+        conditions={"good": "backend=First"},
         approximate=("good", "other"),
     ),
     Hop(

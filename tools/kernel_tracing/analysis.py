@@ -60,7 +60,7 @@ class Analysis:
     @cached_property
     def conditions(self) -> Conditions:
         """When a hop is taken."""
-        return Conditions(self.solver)
+        return Conditions(self.solver, [*self.ends, *self.fallbacks])
 
 
 def analyse(

@@ -1,26 +1,29 @@
-"""Conditions: what must hold for a hop, as the sources say it.
+"""Conditions: what must hold for a hop, in the field's terms.
 
-Three kinds: the key of the registry that chooses a class or function ("attention_backend=trtllm_mla",
-"quantization=fp8"), the class behind a field that may hold several ("MoE layer"), and the text of the tests
-around the call.
+Three kinds: what chooses the class or function that a call enters (`choices`: "attention_backend=trtllm_mla",
+"speculative=EAGLE"), the class behind a field that may hold several ("MoE layer", "quant_method=X"), and the tests
+around and before the call (`guards`).
 """
 
 from __future__ import annotations
 
 import ast
-import re
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import defaultdict, deque
+from collections.abc import Sequence
 
+from tools.kernel_tracing.chains import Chain
+from tools.kernel_tracing.choices import Choices, Labels
+from tools.kernel_tracing.condition_text import Part, join, named, setting, summarise
+from tools.kernel_tracing.guards import Tests
 from tools.kernel_tracing.index import ClassInfo, FunctionInfo
 from tools.kernel_tracing.rules import registries
-from tools.kernel_tracing.solver import Context, Edge, Guard, Solver
-from tools.kernel_tracing.values import ClassValue, Container, Function, Instance, Method, ValueSet
+from tools.kernel_tracing.solver import Context, Edge, Solver
+from tools.kernel_tracing.values import ClassValue, Instance
 
-# A class that many keys may choose is not distinguished by any of them.
-MAX_KEYS = 3
-MAX_GUARDS = 2
-MAX_LENGTH = 300
+__all__ = ["Conditions", "summarise"]
+
+# A class that more keys may choose is named itself.
+MAX_KEYS = 5
 
 
 class Conditions:
@@ -28,113 +31,109 @@ class Conditions:
 
     def __init__(self, solver: Solver) -> None:
         self.solver = solver
-        self._names: dict[Container, str] = {}
-        self.keys: dict[ClassInfo | FunctionInfo, dict[str, None]] = defaultdict(dict)
-        self._callees: dict[tuple[Context, ast.AST], list[Context]] = defaultdict(list)
-        for caller, call, callee in solver.edges:
-            self._callees[caller, call].append(callee)
-        self._read_registries()
-        self._inherit()
+        self.tests = Tests(solver)
+        self.choices = Choices(solver, self.tests)
+        self._live = self._reaching()
+        self._parts: dict[Edge, list[Part]] = {}
 
-    def _read_registries(self) -> None:
-        """Keys of dicts that have a name, for what is stored under them and for what it makes."""
-        for key, values in self.solver.cells():
-            if isinstance(key, tuple) and key[0] in ("global", "class"):
-                for value in values:
-                    if isinstance(value, Container) and value.label in ("Dict", "List"):
-                        self._names.setdefault(value, str(key[2]))
-        returned: dict[FunctionInfo, list[ClassInfo]] = defaultdict(list)
-        for context in self.solver.contexts.values():
-            for value in self.solver.peek(("return", context)):
-                if isinstance(value, Instance):
-                    returned[context.function].append(value.info)
-        for key, values in self.solver.cells():
-            if isinstance(key, tuple) and key[0] == "item" and key[1] in self._names and isinstance(key[2], str):
-                dimension = registries.dimension(self._names[key[1]])
-                if key[2] != "*" and dimension:
-                    self._label(f"{dimension}={key[2]}", values, returned)
+    def _reaching(self) -> set[Context]:
+        """Contexts from which some kernel is called."""
+        callers: dict[Context, list[Context]] = defaultdict(list)
+        for caller, _, callee in self.solver.edges:
+            callers[callee].append(caller)
+        live = {call.caller for call in self.solver.kernel_calls.values()}
+        pending = deque(live)
+        while pending:
+            for caller in callers.get(pending.popleft(), ()):
+                if caller not in live:
+                    live.add(caller)
+                    pending.append(caller)
+        return live
 
-    def _label(self, label: str, values: ValueSet, returned: dict[FunctionInfo, list[ClassInfo]]) -> None:
-        for value in values:
-            if isinstance(value, ClassValue):
-                self.keys[value.info][label] = None
-            elif isinstance(value, (Function, Method)):
-                self.keys[value.info][label] = None
-                for info in returned.get(value.info, []):
-                    self.keys[info][label] = None
+    def of_chain(self, chain: Chain) -> list[str]:
+        """The condition of each frame, the kernel call's first.
 
-    def _inherit(self) -> None:
-        """What a chosen class constructs is chosen by the same key: Fp8Config makes Fp8LinearMethod."""
-        for _ in range(2):
-            found: dict[ClassInfo, dict[str, None]] = defaultdict(dict)
-            for info, makers in self.solver.constructed.items():
-                if info in self.keys:
-                    continue
-                for maker in makers:
-                    if isinstance(maker.receiver, (Instance, ClassValue)) and maker.receiver.info is not info:
-                        found[info] |= self.keys.get(maker.receiver.info, {})
-                    if maker.receiver is None and maker.function in self.keys:
-                        found[info] |= self.keys[maker.function]
-            for info, labels in found.items():
-                if labels:
-                    self.keys[info] |= labels
+        A choice is said once, at the hop nearest to the root that makes it; what chooses the root's class stands with
+        the last frame.
+        """
+        call = chain.kernel_call
+        hops = [self.tests.parts(call.guards, call.caller), *(self.of_edge(edge) for edge in chain.edges)]
+        hops[-1] = [*self._labels(chain.root), *hops[-1]]
+        said: dict[str, set[str]] = {}
+        texts = []
+        for parts in reversed(hops):
+            kept = []
+            for part in parts:
+                if part.dimension and not part.negated and not part.subject.count("("):
+                    known = said.get(part.dimension)
+                    if known is not None and known <= set(part.values):
+                        continue
+                kept.append(part)
+            for part in kept:
+                if part.dimension and not part.negated:
+                    said[part.dimension] = set(part.values)
+            texts.append(join(kept))
+        return texts[::-1]
 
-    def of_edge(self, edge: Edge) -> str:
-        """The condition of one hop."""
-        parts = [self._choice(edge)] if self._choice(edge) else []
-        return _join([*parts, *guard_texts(edge.guards)])
+    def of_edge(self, edge: Edge) -> list[Part]:
+        """What must hold for one hop."""
+        parts = self._parts.get(edge)
+        if parts is None:
+            parts = self._parts[edge] = [*self._choice(edge), *self.tests.parts(edge.guards, edge.caller)]
+        return parts
 
-    def _choice(self, edge: Edge) -> str:
+    def _labels(self, context: Context) -> list[Part]:
+        info = _receiver(context)
+        return _settings(self.choices.of(info)) if info is not None else []
+
+    def _choice(self, edge: Edge) -> list[Part]:
         """What chooses this callee among those that the call may enter."""
-        others = self._callees[edge.caller, edge.call]
-        if len(others) < 2:
-            return ""
-        callee = edge.callee
-        keys = self.keys.get(callee.function, {})
-        receivers = {context.receiver for context in others}
-        if isinstance(callee.receiver, (Instance, ClassValue)) and len(receivers) > 1:
-            keys = self.keys.get(callee.receiver.info, keys)
-            if not 0 < len(keys) <= MAX_KEYS:
-                return (
-                    registries.kind(callee.receiver.info.name)
-                    or f"{_callee_name(edge.call)} of {callee.receiver.info.name}"
-                )
-        registered = registration(callee.function)
-        if not keys and registered and len({context.function for context in others}) > 1:
-            return registered
-        return " or ".join(keys) if 0 < len(keys) <= MAX_KEYS else ""
+        callee, info = edge.callee, _receiver(edge.callee)
+        others = [other for other in self.tests.callees[edge.caller, edge.call] if self._counts(other)]
+        if len({_receiver(other) for other in others}) > 1 and info is not None:
+            found = _settings(_telling(self.choices.of(info), others, self.choices))
+            if found or callee not in others:
+                return found
+            kind = registries.kind(info.name)
+            if kind:
+                return [named("layer", kind, kind)]
+            return [setting(_field(edge.call, info), [info.name])]
+        if len({other.function for other in others}) > 1 and callee.function in self.choices.registered:
+            return _settings(self.choices.of(callee.function))
+        if info is not None and info is not _receiver(edge.caller) and info in self.choices.constructed:
+            return _settings(self.choices.of(info))
+        return []
+
+    def _counts(self, context: Context) -> bool:
+        """Whether an alternative matters: it reaches a kernel, or something chooses it."""
+        info = _receiver(context)
+        return context in self._live or (info is not None and bool(self.choices.of(info)))
 
 
-def _callee_name(call: ast.AST) -> str:
+def _receiver(context: Context) -> ClassInfo | None:
+    return context.receiver.info if isinstance(context.receiver, (Instance, ClassValue)) else None
+
+
+def _settings(labels: Labels) -> list[Part]:
+    return [setting(dimension, values) for dimension, values in labels.items() if len(values) <= MAX_KEYS]
+
+
+def _telling(labels: Labels, others: Sequence[Context], choices: Choices) -> Labels:
+    """Labels that not all alternatives share."""
+    found = [choices.of(info) for info in map(_receiver, others) if info is not None]
+    return {
+        dimension: values
+        for dimension, values in labels.items()
+        if any(other.get(dimension) != values for other in found)
+    }
+
+
+def _field(call: ast.AST, info: ClassInfo) -> str:
+    """What holds the receiver: `quant_method` in `self.quant_method.apply(x)`, `layer` in `layer(x)`."""
     target = call.func if isinstance(call, ast.Call) else call
+    if isinstance(target, ast.Attribute) and isinstance(target.value, (ast.Attribute, ast.Name)):
+        holder = target.value.attr if isinstance(target.value, ast.Attribute) else target.value.id
+        return holder if holder != "self" and target.attr not in info.annotations else target.attr
     if isinstance(target, ast.Attribute):
         return target.attr
     return getattr(target, "id", "call")
-
-
-def registration(function: FunctionInfo) -> str:
-    """`register_fused_func("none", "triton")` for a function so decorated."""
-    for decorator in getattr(function.node, "decorator_list", []):
-        if not isinstance(decorator, ast.Call):
-            continue
-        keys = [str(argument.value) for argument in decorator.args if isinstance(argument, ast.Constant)]
-        name = ast.unparse(decorator.func).rpartition(".")[2]
-        if keys and len(keys) == len(decorator.args) and name.startswith("register"):
-            return f"{name.removeprefix('register_')}={', '.join(keys)}"
-    return ""
-
-
-def guard_texts(guards: Iterable[Guard]) -> list[str]:
-    """The innermost tests around a call, as source text."""
-    texts = []
-    for guard in list(guards)[-MAX_GUARDS:]:
-        text = re.sub(r"\s+", " ", ast.unparse(guard.test))
-        if guard.negated:
-            text = text.removeprefix("not ") if text.startswith("not ") and " " not in text[4:] else f"not ({text})"
-        texts.append(text if len(text) <= 90 else text[:87] + "...")
-    return texts
-
-
-def _join(parts: list[str]) -> str:
-    text = " and ".join(dict.fromkeys(parts))
-    return text if len(text) <= MAX_LENGTH else text[: MAX_LENGTH - 3] + "..."

@@ -29,6 +29,14 @@ def interpret(solver: Solver, context: Context) -> None:
 
 def block(frame: Frame, body: Sequence[ast.stmt]) -> bool:
     """Walk statements; True if control cannot leave at the end."""
+    guards = frame.guards
+    leaves = _statements(frame, body)
+    frame.guards = guards
+    return leaves
+
+
+def _statements(frame: Frame, body: Sequence[ast.stmt]) -> bool:
+    """The same, for a block that always runs: what its early returns say holds after it, too."""
     for statement in body:
         handler = _HANDLERS.get(type(statement))
         if handler is not None and handler(frame, statement):
@@ -127,21 +135,26 @@ def _if(frame: Frame, node: ast.If) -> bool:
     if truth == "waits":
         return False
     if truth == "true":
-        return block(frame, node.body)
+        return _statements(frame, node.body)
     if truth == "false":
-        return block(frame, node.orelse)
+        return _statements(frame, node.orelse)
     expressions.evaluate(frame, node.test)
     before, guards = frame.environment, frame.guards
-    branches, leaves = [], []
+    branches: list[tuple[Environment, tuple[Guard, ...]]] = []
+    left = ""
     for body, negated in ((node.body, False), (node.orelse, True)):
         frame.environment = dict(before)
         if decisions.narrow(frame, node.test, negated):
             frame.guards = (*guards, Guard(node.test, negated))
-            leaves.append(block(frame, body))
-            if not leaves[-1]:
-                branches.append(frame.environment)
+            if _statements(frame, body):
+                left = "raise" if isinstance(body[-1], ast.Raise) else "return"
+            else:
+                branches.append((frame.environment, frame.guards[len(guards) :]))
         frame.guards = guards
-    frame.environment = join(*branches) if branches else before
+    if left and len(branches) == 1:  # what follows runs under what the other branch needs
+        taken, *inner = branches[0][1]
+        frame.guards = (*guards, Guard(taken.test, taken.negated, left), *inner)
+    frame.environment = join(*(environment for environment, _ in branches)) if branches else before
     return not branches
 
 
@@ -192,7 +205,7 @@ def _with(frame: Frame, node: ast.With | ast.AsyncWith) -> bool:
                 entered.append(frozenset((manager,)))
         if item.optional_vars is not None:
             store(frame, item.optional_vars, union(entered))
-    return block(frame, node.body)
+    return _statements(frame, node.body)
 
 
 def _try(frame: Frame, node: ast.Try) -> bool:

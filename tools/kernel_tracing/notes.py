@@ -2,48 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from tools.kernel_tracing.condition_text import TEST, rank, split_condition
 from tools.kernel_tracing.markdown import code, escape, table
 
 # More names than this make a table cell unreadable.
 LONGEST_LIST = 12
-# `quantization=fp8`, `MoE layer`: how a server is configured or which layer it is; no expression of the source.
-_CONFIGURATION = re.compile(r"[\w ]+(=[\w.-]+)?( or [\w ]+(=[\w.-]+)?)*")
-
-
-def split_condition(text: str) -> list[str]:
-    """The parts of a condition that must all hold: split at `;`, `,` and `and`, never inside brackets or quotes.
-
-    A part that was cut for its length is left out: nobody can say what it stands for.
-    """
-    parts, depth, quote, start, position = [], 0, "", 0, 0
-    while position < len(text):
-        character = text[position]
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "'\"":
-            quote = character
-        elif character in "([{":
-            depth += 1
-        elif character in ")]}":
-            depth = max(0, depth - 1)
-        elif depth == 0 and (match := re.match(r"[;,]\s+| and ", text[position:])):
-            parts.append(text[start:position])
-            position = start = position + len(match[0])
-            continue
-        position += 1
-    return [_unwrap(part.strip()) for part in [*parts, text[start:]] if part.strip() and "..." not in part]
-
-
-def _unwrap(part: str) -> str:
-    """Without brackets around the whole."""
-    inner = part[1:-1]
-    whole = part.startswith("(") and part.endswith(")") and not re.search(r"[()]", inner)
-    return inner.strip() if whole and inner.strip() else part
 
 
 def notes(kernels: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -79,7 +46,7 @@ def notes(kernels: Iterable[Mapping[str, Any]]) -> list[str]:
         rows = [
             (f"**{escape(part)}**", _names(required[part]), _names(sometimes[part]), str(chains[part]))
             for part in sorted(chains)
-            if bool(_CONFIGURATION.fullmatch(part)) == configured
+            if (rank(part) != TEST) == configured
         ]
         lines += table(header, rows) if rows else ["None."]
     lines += ["", "### Quantisation variants", ""]

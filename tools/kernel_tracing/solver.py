@@ -41,10 +41,14 @@ class Context:
 
 @dataclass(frozen=True)
 class Guard:
-    """A test that encloses a call, and whether it must fail."""
+    """A test that encloses a call, and whether it must fail.
+
+    `early`: nothing encloses the call, but what leaves before it does: "return" (or the end of a loop's turn), "raise".
+    """
 
     test: ast.expr
     negated: bool
+    early: str = ""
 
 
 @dataclass(eq=False)

@@ -8,7 +8,6 @@ from typing import Any
 
 from tools.kernel_tracing.analysis import Analysis, Progress, analyse
 from tools.kernel_tracing.chains import Chain
-from tools.kernel_tracing.conditions import guard_texts
 from tools.kernel_tracing.kernels import Kernel
 from tools.kernel_tracing.ops import use
 from tools.kernel_tracing.rules import unresolved
@@ -73,7 +72,7 @@ class Writer:
         self.analysis = analysis
         self.solver = analysis.solver
         self._texts: dict[ast.AST, str] = {}
-        self._frames: dict[Edge, dict[str, Any]] = {}
+        self._frames: dict[tuple[Edge, str], dict[str, Any]] = {}
 
     def kernel(self, kernel: Kernel, chains: list[Chain], omitted: int) -> dict[str, Any]:
         """One kernel of the document."""
@@ -101,21 +100,20 @@ class Writer:
     def chain(self, chain: Chain) -> list[dict[str, Any]]:
         """The frames of one chain."""
         call = chain.kernel_call
-        first = self.frame(call.caller, call.call)
-        first["condition"] = " and ".join(dict.fromkeys(guard_texts(call.guards)))
+        first, *conditions = self.analysis.conditions.of_chain(chain)
+        frames = [{**self.frame(call.caller, call.call), "condition": first}]
         if call.approximate:
-            first["approximate"] = call.approximate
-        return [first, *(self._edge(edge) for edge in chain.edges)]
+            frames[0]["approximate"] = call.approximate
+        return [*frames, *(self._edge(edge, text) for edge, text in zip(chain.edges, conditions, strict=True))]
 
-    def _edge(self, edge: Edge) -> dict[str, Any]:
-        known = self._frames.get(edge)
+    def _edge(self, edge: Edge, condition: str) -> dict[str, Any]:
+        known = self._frames.get((edge, condition))
         if known is None:
-            known = self.frame(edge.caller, edge.call)
-            known["condition"] = self.analysis.conditions.of_edge(edge)
+            known = {**self.frame(edge.caller, edge.call), "condition": condition}
             reason = edge.approximate or self._approximation(edge.callee)
             if reason:
                 known["approximate"] = reason
-            self._frames[edge] = known
+            self._frames[edge, condition] = known
         return known
 
     def _approximation(self, callee: Context) -> str:

@@ -1,0 +1,162 @@
+"""Conditions as text: the parts of one, how they are joined, split again, and summarised over a chain."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+MAX_LENGTH = 300
+# Rank of a part in a condition: how the server is configured; which layer, path, mode or GPU; the sources' own tests.
+CONFIGURATION, KIND, TEST = range(3)
+_MEMBER = re.compile(r"[A-Z]\w*\.[A-Z]\w*( or \w+)*")
+_SETTING = re.compile(r"[\w ]+=[^\s()=]+( or [^\s()=]+)*|speculative decoding")
+_NAMED_KIND = re.compile(r"[\w-]+ layer|GPU: [\w ]+")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One thing that must hold.
+
+    Attributes:
+        text: as written in the trace.
+        rank: CONFIGURATION, KIND or TEST.
+        dimension: what is chosen: `quantization`, `AttnForwardMethod`, `GPU`; "" for a test of the sources.
+        values: what it must be (or, negated, must not be).
+        subject: the expression that is tested; two tests of the same subject and dimension limit each other.
+        negated: whether it must be none of the values.
+    """
+
+    text: str
+    rank: int = TEST
+    dimension: str = ""
+    values: tuple[str, ...] = ()
+    subject: str = ""
+    negated: bool = False
+
+
+def setting(dimension: str, values: Iterable[str], subject: str = "", negated: bool = False) -> Part:
+    """`quantization=fp8 or int8`."""
+    ordered = tuple(dict.fromkeys(values))
+    return Part(
+        _negate(f"{dimension}={' or '.join(ordered)}", negated, len(ordered)),
+        CONFIGURATION,
+        dimension,
+        ordered,
+        subject,
+        negated,
+    )
+
+
+def member(enum: str, values: Iterable[str], subject: str = "", negated: bool = False) -> Part:
+    """`ForwardMode.DECODE or IDLE`."""
+    ordered = tuple(dict.fromkeys(values))
+    text = _negate(f"{enum}.{' or '.join(ordered)}", negated, len(ordered))
+    return Part(text, KIND, enum, ordered, subject, negated)
+
+
+def named(dimension: str, value: str, text: str, negated: bool = False) -> Part:
+    """`MoE layer`, `GPU: sm90`."""
+    return Part(_negate(text, negated, 1), KIND, dimension, (value,), value, negated)
+
+
+def _negate(text: str, negated: bool, count: int) -> str:
+    if not negated:
+        return text
+    return f"not ({text})" if count > 1 else f"not {text}"
+
+
+def join(parts: Iterable[Part]) -> str:
+    """One hop's condition; parts that do not fit are dropped whole, the last ones first, and `...` says so."""
+    ordered = sorted(merge(parts), key=lambda part: part.rank)
+    return _bounded([part.text for part in ordered], MAX_LENGTH)
+
+
+def merge(parts: Iterable[Part]) -> list[Part]:
+    """Without repetitions and without what other parts imply: E.A says that it is not E.B."""
+    found = list({part.text: part for part in parts}.values())
+    chosen = {(part.dimension, part.subject) for part in found if part.dimension and not part.negated}
+    kept: list[Part] = []
+    refused: dict[tuple[str, str], int] = {}
+    for part in found:
+        key = (part.dimension, part.subject)
+        if part.negated and part.dimension:
+            if key in chosen:
+                continue
+            if key in refused and part.rank in (CONFIGURATION, KIND):
+                earlier = kept[refused[key]]
+                values = (*earlier.values, *part.values)
+                make = setting if part.rank == CONFIGURATION else member
+                kept[refused[key]] = make(part.dimension, values, part.subject, negated=True)
+                continue
+            if part.subject:
+                refused[key] = len(kept)
+        kept.append(part)
+    return kept
+
+
+def _bounded(texts: list[str], limit: int) -> str:
+    kept: list[str] = []
+    for text in texts:
+        if kept and len(" and ".join([*kept, text])) > limit:
+            return " and ".join([*kept, "..."])
+        kept.append(text)
+    return " and ".join(kept)
+
+
+def split_condition(text: str) -> list[str]:
+    """The parts of a condition that must all hold: split at `;`, `,` and `and`, never inside brackets or quotes.
+
+    A part that was cut for its length is left out: nobody can say what it stands for.
+    """
+    return [_unwrap(part) for part in _split(text) if "..." not in part]
+
+
+def _split(text: str) -> list[str]:
+    parts, depth, quote, start, position = [], 0, "", 0, 0
+    while position < len(text):
+        character = text[position]
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        elif character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth = max(0, depth - 1)
+        elif depth == 0 and (match := re.match(r"[;,]\s+| and ", text[position:])):
+            parts.append(text[start:position])
+            position = start = position + len(match[0])
+            continue
+        position += 1
+    return [part.strip() for part in [*parts, text[start:]] if part.strip()]
+
+
+def _unwrap(part: str) -> str:
+    """Without brackets around the whole."""
+    inner = part[1:-1]
+    whole = part.startswith("(") and part.endswith(")") and not re.search(r"[()]", inner)
+    return inner.strip() if whole and inner.strip() else part
+
+
+def summarise(conditions: Iterable[str], limit: int = MAX_LENGTH) -> str:
+    """The condition of a whole chain, from those of its frames, the kernel call's first.
+
+    Args:
+        conditions: conditions of the frames, as in a trace.
+        limit: characters; parts that do not fit are dropped whole, and `...` says so.
+
+    Returns: what must all hold, without repetitions: first how the server is configured, then which layer, path, mode
+    and GPU, then the sources' own tests from the model to the kernel; "" if nothing must.
+    """
+    parts = dict.fromkeys(part for text in reversed(list(conditions)) for part in _split(text) if part != "...")
+    return _bounded(sorted(parts, key=rank), limit)
+
+
+def rank(part: str) -> int:
+    """CONFIGURATION, KIND or TEST of one part of a condition."""
+    plain = part.removeprefix("not ").strip()
+    plain = _unwrap(plain)
+    if _SETTING.fullmatch(plain):
+        return CONFIGURATION
+    return KIND if _MEMBER.fullmatch(plain) or _NAMED_KIND.fullmatch(plain) else TEST

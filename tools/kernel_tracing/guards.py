@@ -1,0 +1,400 @@
+"""Guards: what the tests around a call say, in the field's terms where they ask for a choice.
+
+Read are: members of enumerations, compared or asked for by a predicate of the enumeration, however a local name, a
+module's flag or a function of one line passes it on; settings compared with strings; GPU generations. All else
+stays what the source says.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+
+from tools.kernel_tracing.condition_text import Part, member, merge, named, setting
+from tools.kernel_tracing.index import ClassInfo, FunctionInfo, Index, Module, Symbol
+from tools.kernel_tracing.rules import gpu_generations, registries
+from tools.kernel_tracing.solver import Context, Guard, Solver
+from tools.kernel_tracing.syntax import dotted_name, walk_scopes
+from tools.kernel_tracing.values import Constant
+
+# Tests of the source's own, for each hop; the innermost say most.
+MAX_GUARDS = 2
+# Longer ones are cut.
+MAX_TEST = 90
+# More values than this say less than the name of the predicate.
+MAX_MEMBERS = 6
+_MAX_DEPTH = 4
+_ENUMS = {"Enum", "IntEnum", "StrEnum", "Flag", "IntFlag"}
+_INVERSE: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Eq: ast.NotEq,
+    ast.Is: ast.IsNot,
+    ast.In: ast.NotIn,
+    ast.Lt: ast.GtE,
+    ast.Gt: ast.LtE,
+}
+_INVERSE |= {after: before for before, after in _INVERSE.items()}
+
+
+class Tests:
+    """Reads tests, with what the solved analysis knows of the functions that they call."""
+
+    def __init__(self, solver: Solver) -> None:
+        self.solver = solver
+        self.index = solver.index
+        self.callees: dict[tuple[Context, ast.AST], list[Context]] = defaultdict(list)
+        for caller, call, callee in solver.edges:
+            self.callees[caller, call].append(callee)
+        self.settings = [
+            name
+            for module in self.index.parsed()
+            for info in module.classes.values()
+            if info.name == registries.SETTINGS_CLASS
+            for name in info.annotations
+        ]
+        self._assigned: dict[FunctionInfo, dict[str, ast.expr]] = {}
+
+    def parts(self, guards: Sequence[Guard], context: Context) -> list[Part]:
+        """What the guards of a call in this context say: every choice, and the innermost other tests."""
+        chosen: list[Part] = []
+        around: list[list[Part]] = []
+        before: list[list[Part]] = []
+        for guard in guards:
+            found = self.read(guard.test, guard.negated, context.function, context)
+            chosen += [part for part in found if part.dimension]
+            if guard.early != "raise":
+                texts = [part for part in found if not part.dimension]
+                (before if guard.early else around).append(texts)
+        kept = [texts for texts in around if texts][-MAX_GUARDS:]
+        early = [texts for texts in before if texts][len(kept) - MAX_GUARDS :] if len(kept) < MAX_GUARDS else []
+        return merge([*chosen, *(part for texts in (*early, *kept) for part in texts)])
+
+    def read(
+        self, test: ast.expr, negated: bool, function: FunctionInfo, context: Context | None, depth: int = 0
+    ) -> list[Part]:
+        """Parts that must all hold for a test to hold (or, negated, to fail); none if the platform decides it."""
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            return self.read(test.operand, not negated, function, context, depth)
+        if isinstance(test, ast.BoolOp):
+            # What the platform decides says nothing more.
+            operands = [operand for operand in test.values if self._decided(operand, function) is None]
+            if isinstance(test.op, ast.Or) == negated:
+                return [part for operand in operands for part in self.read(operand, negated, function, context, depth)]
+            if len(operands) == 1:
+                return self.read(operands[0], negated, function, context, depth)
+            either = [self.read(operand, negated, function, context, depth) for operand in operands]
+            return _united(either) or [_text(ast.BoolOp(test.op, operands) if operands else test, negated)]
+        if self._decided(test, function) is not None:
+            return []
+        return self._choice(test, negated, function, context, depth) or [_text(test, negated)]
+
+    def _decided(self, test: ast.expr, function: FunctionInfo) -> bool | None:
+        """Truth of a flag that the platform decides."""
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            inner = self._decided(test.operand, function)
+            return None if inner is None else not inner
+        if isinstance(test, ast.Call):
+            return self.solver.platform.predicate(dotted_name(test.func).rpartition(".")[2])
+        if not isinstance(test, ast.Name) or test.id in self._locals(function):
+            return None
+        module, name = self._origin(function.module, test.id)
+        values = self.solver.peek(("global", module.name, name))
+        literals = [value.literal for value in values if isinstance(value, Constant)]
+        if len(values) == len(literals) == 1 and isinstance(literals[0], bool) and name not in module.rebound:
+            return literals[0]
+        return None
+
+    def _origin(self, module: Module, name: str, depth: int = 0) -> tuple[Module, str]:
+        """The module that defines a name that may be imported."""
+        for node in module.bindings.get(name, []):
+            if isinstance(node, ast.ImportFrom) and depth < 10:
+                source = self.index.module(module.absolute(node))
+                original = next(item.name for item in node.names if (item.asname or item.name) == name)
+                if source is not None and original in source.bindings:
+                    return self._origin(source, original, depth + 1)
+        return module, name
+
+    def _locals(self, function: FunctionInfo) -> dict[str, ast.expr]:
+        """Names that a function assigns exactly once, with what it assigns; parameters have no expression."""
+        if function not in self._assigned:
+            counts: dict[str, list[ast.expr | None]] = defaultdict(list)
+            if not isinstance(function.node, ast.Module):
+                for parameter in (*function.parameters, *(one.arg for one in function.node.args.kwonlyargs)):
+                    counts[parameter].append(None)
+                for node, nested in walk_scopes(function.node):
+                    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and not nested:
+                        counts[node.id].append(None)
+                    elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and not nested:
+                        counts[node.targets[0].id].append(node.value)
+            self._assigned[function] = {
+                name: next((value for value in found if value is not None), ast.Constant(None))
+                for name, found in counts.items()
+                if len(found) <= 2
+            }
+            for name, found in counts.items():
+                if len(found) > 2 or found == [None]:
+                    self._assigned[function][name] = ast.Constant(None)
+        return self._assigned[function]
+
+    def _choice(
+        self, test: ast.expr, negated: bool, function: FunctionInfo, context: Context | None, depth: int
+    ) -> list[Part]:
+        """What one comparison, call or name says about a choice; empty if it is none."""
+        if isinstance(test, ast.Compare) and len(test.ops) == 1:
+            return self._comparison(test, negated, function)
+        if isinstance(test, ast.Name):
+            generation = gpu_generations.generation(test.id)
+            return [named("GPU", generation, f"GPU: {generation}", negated)] if generation else self._named(
+                test, negated, function, context, depth
+            )
+        if isinstance(test, ast.Attribute):
+            generation = gpu_generations.generation(test.attr)
+            return [named("GPU", generation, f"GPU: {generation}", negated)] if generation else []
+        if not isinstance(test, ast.Call):
+            return []
+        generation = gpu_generations.generation(dotted_name(test.func).rpartition(".")[2])
+        if generation:
+            return [named("GPU", generation, f"GPU: {generation}", negated)]
+        called = self._called(test, function, context)
+        if called is None:
+            return []
+        subject = ast.unparse(test.func.value) if isinstance(test.func, ast.Attribute) else ""
+        if called.owner is not None and self.is_enum(called.owner):
+            members = self._members(called, test)
+            return self._enum(called.owner, members, subject, negated) if members else []
+        return self._one_line(test, called, negated, function, context, depth)
+
+    def _called(self, call: ast.Call, function: FunctionInfo, context: Context | None) -> FunctionInfo | None:
+        """The one function that a call in a test enters."""
+        found = {callee.function for callee in self.callees.get((context, call), [])} if context else set()
+        if len(found) == 1:
+            return found.pop()
+        if isinstance(call.func, ast.Attribute) and dotted_name(call.func.value) == "self" and function.owner:
+            return function.owner.methods.get(call.func.attr)
+        return None
+
+    def _named(
+        self, test: ast.Name, negated: bool, function: FunctionInfo, context: Context | None, depth: int
+    ) -> list[Part]:
+        """A name that is assigned once stands for what it was given, if that is a choice."""
+        if depth >= _MAX_DEPTH:
+            return []
+        value = self._locals(function).get(test.id)
+        if value is None:
+            module, name = self._origin(function.module, test.id)
+            given = [node.value for node in module.bindings.get(name, []) if isinstance(node, ast.Assign)]
+            if len(given) != 1 or name in module.rebound:
+                return []
+            value, function, context = given[0], module.body, None
+        if isinstance(value, ast.Constant):
+            return []
+        found = self.read(value, negated, function, context, depth + 1)
+        return found if all(part.dimension for part in found) else []
+
+    def _one_line(
+        self,
+        call: ast.Call,
+        called: FunctionInfo,
+        negated: bool,
+        function: FunctionInfo,
+        context: Context | None,
+        depth: int,
+    ) -> list[Part]:
+        """A function that only returns a test says what that says, if it is a choice."""
+        value = returned(called)
+        callees = self.callees.get((context, call), []) if context else []
+        if value is None or depth >= _MAX_DEPTH or not callees:
+            return []
+        found = self.read(value, negated, called, callees[0], depth + 1)
+        if len(found) != 1 or not found[0].dimension:
+            return []
+        arguments = ", ".join(ast.unparse(argument) for argument in call.args)
+        part = found[0]
+        return [Part(part.text, part.rank, part.dimension, part.values, f"{part.subject}({arguments})", part.negated)]
+
+    def _comparison(self, test: ast.Compare, negated: bool, function: FunctionInfo) -> list[Part]:
+        operator, right = test.ops[0], test.comparators[0]
+        negated ^= isinstance(operator, (ast.NotEq, ast.IsNot, ast.NotIn))
+        subject = ast.unparse(test.left)
+        if isinstance(operator, (ast.Eq, ast.Is, ast.NotEq, ast.IsNot)):
+            choices: Sequence[ast.expr] = [right]
+        elif isinstance(operator, (ast.In, ast.NotIn)):
+            choices = self._elements(right, function)
+        else:
+            choices = []
+        owners = {self._enum_of(choice, function) for choice in choices}
+        if len(owners) == 1 and (owner := owners.pop()) is not None:
+            members = [choice.attr for choice in choices if isinstance(choice, ast.Attribute)]
+            return self._enum(owner, members, subject, negated)
+        literals = [choice.value for choice in choices if isinstance(choice, ast.Constant)]
+        texts = [literal for literal in literals if isinstance(literal, str)]
+        dimension = registries.asked(subject, self.settings) if 0 < len(texts) <= MAX_MEMBERS else ""
+        if dimension and len(texts) == len(choices):
+            return [setting(dimension, texts, subject, negated)]
+        return self._capability(test, negated ^ isinstance(operator, (ast.NotEq, ast.IsNot, ast.NotIn)))
+
+    def _elements(self, node: ast.expr, function: FunctionInfo) -> Sequence[ast.expr]:
+        """Elements of a literal, or of a module's constant that is one."""
+        if isinstance(node, ast.Name) and node.id not in self._locals(function):
+            module, name = self._origin(function.module, node.id)
+            given = [one.value for one in module.bindings.get(name, []) if isinstance(one, ast.Assign)]
+            node = given[0] if len(given) == 1 else node
+        return node.elts if isinstance(node, (ast.List, ast.Tuple, ast.Set)) else []
+
+    def _capability(self, test: ast.Compare, negated: bool) -> list[Part]:
+        left, right = test.left, test.comparators[0]
+        operator = _OPERATORS.get(_INVERSE.get(type(test.ops[0]), ast.Eq) if negated else type(test.ops[0]), "")
+        major = isinstance(left, ast.Subscript) and isinstance(left.slice, ast.Constant) and left.slice.value == 0
+        target = left.value if isinstance(left, ast.Subscript) else left
+        name = dotted_name(target.func if isinstance(target, ast.Call) else target).rpartition(".")[2]
+        if not isinstance(right, ast.Constant) or not isinstance(right.value, int):
+            return []
+        text = gpu_generations.compared(name, operator, right.value, major)
+        return [named("GPU", text, f"GPU: {text}")] if text else []
+
+    def is_enum(self, info: ClassInfo) -> bool:
+        """Whether a class is an enumeration."""
+        return any(path.rpartition(".")[2] in _ENUMS for path in self.index.external_bases(info))
+
+    def _enum_of(self, node: ast.expr, function: FunctionInfo) -> ClassInfo | None:
+        """E, for `E.MEMBER`."""
+        if not isinstance(node, ast.Attribute):
+            return None
+        for symbol in symbols(self.index, function, node.value):
+            if isinstance(symbol, ClassInfo) and self.is_enum(symbol) and node.attr in _values(symbol):
+                return symbol
+        return None
+
+    def _members(self, predicate: FunctionInfo, call: ast.Call | None, depth: int = 0) -> list[str]:
+        """Members of an enumeration of which a predicate of it is true; empty if that is not plain."""
+        value = returned(predicate)
+        owner = predicate.owner
+        if value is None or owner is None or depth > _MAX_DEPTH:
+            return []
+        return self._true_of(value, predicate, _true_flags(predicate, call), depth) or []
+
+    def _true_of(self, test: ast.expr, predicate: FunctionInfo, flags: set[str], depth: int) -> list[str] | None:
+        """The same for one expression; None if it is not understood."""
+        if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or):
+            found = [self._true_of(operand, predicate, flags, depth) for operand in test.values]
+            return None if None in found else [name for names in found for name in names or []]
+        if isinstance(test, ast.BoolOp) and len(test.values) == 2 and isinstance(test.values[0], ast.Name):
+            # `include_v2 and self == E.V2`: a parameter that lets more members in.
+            return self._true_of(test.values[1], predicate, flags, depth) if test.values[0].id in flags else []
+        if isinstance(test, ast.Compare) and len(test.ops) == 1 and dotted_name(test.left) == "self":
+            right = test.comparators[0]
+            if isinstance(test.ops[0], (ast.Eq, ast.Is)) and isinstance(right, ast.Attribute):
+                return [right.attr]
+            if isinstance(test.ops[0], ast.In):
+                elements = self._elements(right, predicate)
+                names = [one.attr for one in elements if isinstance(one, ast.Attribute)]
+                return names if names and len(names) == len(elements) else None
+        if isinstance(test, ast.Call) and isinstance(test.func, ast.Attribute) and predicate.owner is not None:
+            other = predicate.owner.methods.get(test.func.attr)
+            if other is not None and dotted_name(test.func.value) == "self":
+                return self._members(other, test, depth + 1) or None
+        return None
+
+    def _enum(self, owner: ClassInfo, members: Sequence[str], subject: str, negated: bool) -> list[Part]:
+        """Members as a part: of a setting `moe_runner_backend=triton`, else `AttnForwardMethod.MLA`."""
+        if len(members) > MAX_MEMBERS:
+            return []
+        values = _values(owner)
+        if "from_string" in owner.methods or all(isinstance(value, str) for value in values.values()):
+            dimension = registries.enum_dimension(owner.name, self.settings)
+            spelled = [value if isinstance(value := values.get(name), str) else name for name in members]
+            return [setting(dimension, spelled, subject, negated)]
+        parts = [member(owner.name, members, subject, negated)]
+        if not negated and registries.is_speculative(owner.name, members):
+            parts.append(named("speculative", registries.SPECULATIVE, registries.SPECULATIVE))
+        return parts
+
+
+_OPERATORS = {ast.GtE: ">=", ast.Gt: ">", ast.Lt: "<", ast.LtE: "<=", ast.Eq: "=="}
+
+
+def returned(function: FunctionInfo) -> ast.expr | None:
+    """What a function returns that does nothing else."""
+    if isinstance(function.node, ast.Lambda):
+        return function.node.body
+    body = [
+        node
+        for node in getattr(function.node, "body", [])
+        if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    ]
+    return body[0].value if len(body) == 1 and isinstance(body[0], ast.Return) else None
+
+
+def symbols(index: Index, function: FunctionInfo, expression: ast.expr) -> Sequence[Symbol]:
+    """What a dotted name means in a function, whose own imports come first."""
+    first = dotted_name(expression).partition(".")[0]
+    if first and first == dotted_name(expression):
+        for node, _ in walk_scopes(function.node):
+            if isinstance(node, ast.ImportFrom):
+                for item in node.names:
+                    if (item.asname or item.name) == first:
+                        return index.imported(function.module.absolute(node), item.name)
+    return index.resolve(function.module, expression)
+
+
+def _true_flags(predicate: FunctionInfo, call: ast.Call | None) -> set[str]:
+    """Parameters of a predicate that a call sets to True."""
+    if call is None:
+        return set()
+    given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+    given |= dict(zip(predicate.parameters[1:], call.args, strict=False))
+    return {name for name, value in given.items() if not (isinstance(value, ast.Constant) and not value.value)}
+
+
+def _values(owner: ClassInfo) -> dict[str, object]:
+    """Members of an enumeration, and their values where these are literals."""
+    return {
+        target.id: node.value.value if isinstance(node.value, ast.Constant) else None
+        for node in owner.node.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name) and not target.id.startswith("_")
+    }
+
+
+def _united(either: Sequence[list[Part]]) -> list[Part]:
+    """One part for alternatives that are all values of the same choice; empty if they are not."""
+    firsts = [parts[0] for parts in either if len(parts) == 1]
+    keys = {(part.dimension, part.subject, part.rank) for part in firsts}
+    if len(firsts) != len(either) or len(keys) != 1 or any(part.negated for part in firsts):
+        return []
+    dimension, subject, _ = keys.pop()
+    values = [value for part in firsts for value in part.values]
+    if not dimension or dimension == "GPU" or len(values) > MAX_MEMBERS:
+        return []
+    return [(member if "." in firsts[0].text.partition("=")[0] else setting)(dimension, values, subject)]
+
+
+def _text(test: ast.expr, negated: bool) -> Part:
+    """A test as the source has it, on one line."""
+    if negated and isinstance(test, ast.Compare) and len(test.ops) == 1:
+        test, negated = ast.Compare(test.left, [_INVERSE[type(test.ops[0])]()], test.comparators), False
+    text = re.sub(r"\s+", " ", ast.unparse(test))
+    if len(text) > MAX_TEST:
+        text = _cut(text)
+    if negated:
+        text = f"not {text}" if re.fullmatch(r"[\w.]+(\([\w., ]*\))?", text) else f"not ({text})"
+    elif isinstance(test, (ast.BoolOp, ast.IfExp)):
+        text = f"({text})"
+    return Part(text)
+
+
+def _cut(text: str) -> str:
+    """The beginning of a long text, with its brackets and quotes closed."""
+    closers, quote = "", ""
+    for character in text[: MAX_TEST - 3]:
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        elif character in "([{":
+            closers = ")]}"["([{".index(character)] + closers
+        elif character in ")]}":
+            closers = closers[1:]
+    return text[: MAX_TEST - 3] + "..." + quote + closers

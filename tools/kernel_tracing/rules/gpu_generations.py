@@ -1,0 +1,25 @@
+"""GPU generations: names of predicates and of numbers by which the sources ask for one."""
+
+from __future__ import annotations
+
+import re
+
+_PREDICATE = re.compile(
+    r"_*(?:is_)?(?:cuda_|nvidia_)?(sm\d+\w?|ampere|ada|hopper|blackwell)(?:_(?:supported|with_\w+|or_\w+))?"
+)
+_NUMBER = re.compile(r"_?(?:get_)?(?:device_)?(?:sm|sm_version|capability)")
+_ORDER = {">=": "{} or newer", ">": "newer than {}", "<": "older than {}", "<=": "{} or older", "==": "{}"}
+
+
+def generation(name: str) -> str:
+    """`sm100` for `_is_sm100_supported`, `hopper` for `is_hopper_with_cuda_12_3`, else ""."""
+    match = _PREDICATE.fullmatch(name)
+    return match[1] if match else ""
+
+
+def compared(name: str, operator: str, number: int, major: bool) -> str:
+    """`sm90 or newer` for `device_sm >= 90`; `major`: the number is the first of a pair, 9; "" for anything else."""
+    if not _NUMBER.fullmatch(name) or operator not in _ORDER:
+        return ""
+    number = number * 10 if major else number
+    return _ORDER[operator].format(f"sm{number}") if 50 <= number < 200 else ""
