@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TypeAlias
 
 from tools.kernel_tracing.condition_text import CONFIGURATION
@@ -27,9 +27,11 @@ _ROUNDS = 4
 class Choices:
     """What chooses each class and function of one solved analysis."""
 
-    def __init__(self, solver: Solver, tests: Tests) -> None:
+    def __init__(self, solver: Solver, tests: Tests, roots: Collection[ClassInfo] = ()) -> None:
+        """`roots`: classes that the runtime also makes where the analysis does not see it."""
         self.solver = solver
         self.tests = tests
+        self.roots = roots
         self.registered: dict[ClassInfo | FunctionInfo, Labels] = {}
         self.constructed: dict[ClassInfo, Labels] = {}
         self._values: dict[str, dict[str, None]] = defaultdict(dict)  # of each registry
@@ -150,12 +152,15 @@ class Choices:
         entered = set()
         for edge in self.solver.edges.values():
             made = edge.callee.receiver
-            if isinstance(made, Instance) and edge.callee.function.qualname.endswith(".__init__"):
-                if edge.caller in self.solver.constructed.get(made.info, {}):
-                    entered.add((made.info, edge.caller))
-                    sites[made.info].append((edge.caller, self._labels(edge.guards, edge.caller.function, edge.caller)))
+            if not isinstance(made, Instance) or not edge.callee.function.qualname.endswith(".__init__"):
+                continue
+            if edge.caller in self.solver.constructed.get(made.info, {}):
+                entered.add((made.info, edge.caller))
+                sites[made.info].append((edge.caller, self._labels(edge.guards, edge.caller.function, edge.caller)))
         for info, makers in self.solver.constructed.items():
             sites[info] += [(maker, {}) for maker in makers if (info, maker) not in entered]
+        for info in [info for info in sites if self._is_made_elsewhere(info)]:
+            sites.pop(info)
         for _ in range(_ROUNDS):
             found: dict[ClassInfo, Labels] = {}
             for info, places in sites.items():
@@ -170,6 +175,23 @@ class Choices:
                 break
             self.constructed = found
 
+    def _is_made_elsewhere(self, info: ClassInfo) -> bool:
+        """Whether the runtime makes a class in code that no root reaches, such as its scheduler.
+
+        Only asked of classes that the runtime calls, made by others that it calls: their makers are not all seen.
+        """
+        makers = self.solver.constructed.get(info, {})
+        if info not in self.roots or not any(_owner(maker) in self.roots for maker in makers):
+            return False
+        seen = {info.module.name, *(maker.function.module.name for maker in makers)}
+        sources, call = self.solver.index.sources, f" {info.name}("
+        package = info.module.name.partition(".")[0] + "."
+        return any(
+            call in sources.text(name).replace(f"class{call}", "") if call in sources.text(name) else False
+            for name in sources.modules
+            if name.startswith(package) and name not in seen
+        )
+
     def _maker(self, maker: Context, info: ClassInfo) -> Labels:
         receiver = maker.receiver
         if isinstance(receiver, (Instance, ClassValue)) and receiver.info is not info:
@@ -180,6 +202,10 @@ class Choices:
                 return self.of(context.function)
             context = context.closure
         return {}
+
+
+def _owner(context: Context) -> ClassInfo | None:
+    return context.receiver.info if isinstance(context.receiver, Instance) else None
 
 
 def _either(sites: Sequence[Labels]) -> Labels:

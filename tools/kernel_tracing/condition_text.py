@@ -9,7 +9,7 @@ from dataclasses import dataclass
 MAX_LENGTH = 300
 # Rank of a part in a condition: how the server is configured; which layer, path, mode or GPU; the sources' own tests.
 CONFIGURATION, KIND, TEST = range(3)
-_MEMBER = re.compile(r"[A-Z]\w*\.[A-Z]\w*( or \w+)*")
+_MEMBER = re.compile(r"[A-Z]\w*\.([A-Z]\w*( or \w+)*|\w+\(\))")
 _SETTING = re.compile(r"[\w ]+=[^\s()=]+( or [^\s()=]+)*|speculative decoding")
 _NAMED_KIND = re.compile(r"[\w-]+ layer|GPU: [\w ]+")
 
@@ -48,9 +48,11 @@ def setting(dimension: str, values: Iterable[str], subject: str = "", negated: b
     )
 
 
-def member(enum: str, values: Iterable[str], subject: str = "", negated: bool = False) -> Part:
-    """`ForwardMode.DECODE or IDLE`."""
+def member(enum: str, values: Iterable[str], subject: str = "", negated: bool = False, predicate: str = "") -> Part:
+    """`ForwardMode.DECODE or IDLE`; with a predicate, `ForwardMode.is_extend()`."""
     ordered = tuple(dict.fromkeys(values))
+    if predicate:
+        return Part(_negate(f"{enum}.{predicate}()", negated, 1), KIND, enum, ordered, subject, negated)
     text = _negate(f"{enum}.{' or '.join(ordered)}", negated, len(ordered))
     return Part(text, KIND, enum, ordered, subject, negated)
 
@@ -83,13 +85,13 @@ def merge(parts: Iterable[Part]) -> list[Part]:
         if part.negated and part.dimension:
             if key in chosen:
                 continue
-            if key in refused and part.rank in (CONFIGURATION, KIND):
+            if key in refused and not part.text.endswith("()"):
                 earlier = kept[refused[key]]
                 values = (*earlier.values, *part.values)
                 make = setting if part.rank == CONFIGURATION else member
                 kept[refused[key]] = make(part.dimension, values, part.subject, negated=True)
                 continue
-            if part.subject:
+            if part.subject and not part.text.endswith("()") and part.dimension != "GPU":
                 refused[key] = len(kept)
         kept.append(part)
     return kept
@@ -151,6 +153,32 @@ def summarise(conditions: Iterable[str], limit: int = MAX_LENGTH) -> str:
     """
     parts = dict.fromkeys(part for text in reversed(list(conditions)) for part in _split(text) if part != "...")
     return _bounded(sorted(parts, key=rank), limit)
+
+
+def contradictions(conditions: Iterable[str]) -> list[tuple[str, str]]:
+    """Pairs of parts of a chain's conditions that cannot both hold: a setting with two values, or one it must not have.
+
+    A hop may be over-approximated: such a chain is drawn, but no configuration takes it.
+    """
+    found: list[tuple[str, str]] = []
+    known: list[tuple[str, str, set[str], bool]] = []
+    for part in dict.fromkeys(part for text in conditions for part in _split(text)):
+        plain = _unwrap(part.removeprefix("not ").strip())
+        if rank(plain) == CONFIGURATION and "=" in plain:
+            dimension, _, values = plain.partition("=")
+            one = (part, dimension, set(values.split(" or ")), part.startswith("not "))
+            found += [(other[0], part) for other in known if other[1] == dimension and _excludes(other, one)]
+            known.append(one)
+    return found
+
+
+def _excludes(one: tuple[str, str, set[str], bool], other: tuple[str, str, set[str], bool]) -> bool:
+    if one[3] and other[3]:
+        return False
+    if one[3] or other[3]:
+        refused, chosen = (one[2], other[2]) if one[3] else (other[2], one[2])
+        return chosen <= refused
+    return not one[2] & other[2]
 
 
 def rank(part: str) -> int:

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tools.kernel_tracing.chains import Chain
 from tools.kernel_tracing.choices import Choices, Labels
 from tools.kernel_tracing.condition_text import Part, join, named, setting, summarise
 from tools.kernel_tracing.guards import Tests
 from tools.kernel_tracing.index import ClassInfo, FunctionInfo
+from tools.kernel_tracing.roots import is_draft
 from tools.kernel_tracing.rules import registries
 from tools.kernel_tracing.solver import Context, Edge, Solver
 from tools.kernel_tracing.values import ClassValue, Instance
 
 __all__ = ["Conditions", "summarise"]
 
+SPECULATIVE = named("speculative", registries.SPECULATIVE, registries.SPECULATIVE)
 # A class that more keys may choose is named itself.
 MAX_KEYS = 5
 
@@ -29,10 +31,11 @@ MAX_KEYS = 5
 class Conditions:
     """Conditions of the hops of one solved analysis."""
 
-    def __init__(self, solver: Solver) -> None:
+    def __init__(self, solver: Solver, roots: Iterable[Context] = ()) -> None:
+        """`roots`: contexts that the runtime enters."""
         self.solver = solver
         self.tests = Tests(solver)
-        self.choices = Choices(solver, self.tests)
+        self.choices = Choices(solver, self.tests, {info for root in roots if (info := _receiver(root)) is not None})
         self._live = self._reaching()
         self._parts: dict[Edge, list[Part]] = {}
 
@@ -59,6 +62,8 @@ class Conditions:
         call = chain.kernel_call
         hops = [self.tests.parts(call.guards, call.caller), *(self.of_edge(edge) for edge in chain.edges)]
         hops[-1] = [*self._labels(chain.root), *hops[-1]]
+        if is_draft(chain.root):
+            hops[-1].insert(0, SPECULATIVE)
         said: dict[str, set[str]] = {}
         texts = []
         for parts in reversed(hops):
@@ -66,7 +71,7 @@ class Conditions:
             for part in parts:
                 if part.dimension and not part.negated and not part.subject.count("("):
                     known = said.get(part.dimension)
-                    if known is not None and known <= set(part.values):
+                    if known is not None and (known <= set(part.values) or part == SPECULATIVE):
                         continue
                 kept.append(part)
             for part in kept:
@@ -97,7 +102,7 @@ class Conditions:
             kind = registries.kind(info.name)
             if kind:
                 return [named("layer", kind, kind)]
-            return [setting(_field(edge.call, info), [info.name])]
+            return [_class_choice(edge.call, callee.function, info)]
         if len({other.function for other in others}) > 1 and callee.function in self.choices.registered:
             return _settings(self.choices.of(callee.function))
         if info is not None and info is not _receiver(edge.caller) and info in self.choices.constructed:
@@ -128,12 +133,27 @@ def _telling(labels: Labels, others: Sequence[Context], choices: Choices) -> Lab
     }
 
 
-def _field(call: ast.AST, info: ClassInfo) -> str:
-    """What holds the receiver: `quant_method` in `self.quant_method.apply(x)`, `layer` in `layer(x)`."""
+def _class_choice(call: ast.AST, callee: FunctionInfo, info: ClassInfo) -> Part:
+    """What the place that holds the receiver must hold: `quant_method=X` for `self.quant_method.apply(x)`.
+
+    A function stored in a field is named itself: `op=Attention.prepare` for `op.run(x)`.
+    """
     target = call.func if isinstance(call, ast.Call) else call
-    if isinstance(target, ast.Attribute) and isinstance(target.value, (ast.Attribute, ast.Name)):
-        holder = target.value.attr if isinstance(target.value, ast.Attribute) else target.value.id
-        return holder if holder != "self" and target.attr not in info.annotations else target.attr
+    name = callee.qualname.rpartition(".")[2]
     if isinstance(target, ast.Attribute):
-        return target.attr
-    return getattr(target, "id", "call")
+        holder = _name(target.value)
+        if holder in ("", "self"):
+            return setting(target.attr, [info.name])
+        if target.attr != name and name not in ("forward", "__call__"):
+            return setting(holder, [callee.qualname])
+        return setting(holder if target.attr == name else target.attr, [info.name])
+    return setting(_name(target) or "call", [info.name])
+
+
+def _name(node: ast.AST) -> str:
+    """Last name of an expression: `pool` of `batch.pool`, of `batch.pool[0]` and of `get_pool()`."""
+    if isinstance(node, ast.Call):
+        return _name(node.func).removeprefix("get_")
+    if isinstance(node, ast.Subscript):
+        return _name(node.value)
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")

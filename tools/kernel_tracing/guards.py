@@ -17,7 +17,7 @@ from tools.kernel_tracing.index import ClassInfo, FunctionInfo, Index, Module, S
 from tools.kernel_tracing.rules import gpu_generations, registries
 from tools.kernel_tracing.solver import Context, Guard, Solver
 from tools.kernel_tracing.syntax import dotted_name, walk_scopes
-from tools.kernel_tracing.values import Constant
+from tools.kernel_tracing.values import Constant, Instance
 
 # Tests of the source's own, for each hop; the innermost say most.
 MAX_GUARDS = 2
@@ -25,6 +25,7 @@ MAX_GUARDS = 2
 MAX_TEST = 90
 # More values than this say less than the name of the predicate.
 MAX_MEMBERS = 6
+MAX_NAMED = 3
 _MAX_DEPTH = 4
 _ENUMS = {"Enum", "IntEnum", "StrEnum", "Flag", "IntFlag"}
 _INVERSE: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -54,6 +55,16 @@ class Tests:
             for name in info.annotations
         ]
         self._assigned: dict[FunctionInfo, dict[str, ast.expr]] = {}
+        self._fields: dict[ClassInfo, dict[str, list[tuple[FunctionInfo, ast.expr]]]] = {}
+        self._predicates: dict[str, list[FunctionInfo]] = defaultdict(list)
+        for module in self.index.parsed():
+            for info in module.classes.values():
+                if self.is_enum(info):
+                    for name, method in info.methods.items():
+                        self._predicates[name].append(method)
+        self._contexts: dict[FunctionInfo, list[Context]] = defaultdict(list)
+        for context in solver.contexts.values():
+            self._contexts[context.function].append(context)
 
     def parts(self, guards: Sequence[Guard], context: Context) -> list[Part]:
         """What the guards of a call in this context say: every choice, and the innermost other tests."""
@@ -95,7 +106,8 @@ class Tests:
             inner = self._decided(test.operand, function)
             return None if inner is None else not inner
         if isinstance(test, ast.Call):
-            return self.solver.platform.predicate(dotted_name(test.func).rpartition(".")[2])
+            name = test.func.attr if isinstance(test.func, ast.Attribute) else dotted_name(test.func)
+            return False if self.solver.platform.function_is_foreign(name) else self.solver.platform.predicate(name)
         if not isinstance(test, ast.Name) or test.id in self._locals(function):
             return None
         module, name = self._origin(function.module, test.id)
@@ -145,12 +157,18 @@ class Tests:
             return self._comparison(test, negated, function)
         if isinstance(test, ast.Name):
             generation = gpu_generations.generation(test.id)
-            return [named("GPU", generation, f"GPU: {generation}", negated)] if generation else self._named(
-                test, negated, function, context, depth
+            return (
+                [named("GPU", generation, f"GPU: {generation}", negated)]
+                if generation
+                else self._named(test, negated, function, context, depth)
             )
         if isinstance(test, ast.Attribute):
             generation = gpu_generations.generation(test.attr)
-            return [named("GPU", generation, f"GPU: {generation}", negated)] if generation else []
+            return (
+                [named("GPU", generation, f"GPU: {generation}", negated)]
+                if generation
+                else self._field(test, negated, function, context, depth)
+            )
         if not isinstance(test, ast.Call):
             return []
         generation = gpu_generations.generation(dotted_name(test.func).rpartition(".")[2])
@@ -162,7 +180,7 @@ class Tests:
         subject = ast.unparse(test.func.value) if isinstance(test.func, ast.Attribute) else ""
         if called.owner is not None and self.is_enum(called.owner):
             members = self._members(called, test)
-            return self._enum(called.owner, members, subject, negated) if members else []
+            return self._enum(called.owner, members, subject, negated, called) if members else []
         return self._one_line(test, called, negated, function, context, depth)
 
     def _called(self, call: ast.Call, function: FunctionInfo, context: Context | None) -> FunctionInfo | None:
@@ -170,9 +188,13 @@ class Tests:
         found = {callee.function for callee in self.callees.get((context, call), [])} if context else set()
         if len(found) == 1:
             return found.pop()
-        if isinstance(call.func, ast.Attribute) and dotted_name(call.func.value) == "self" and function.owner:
+        if found or not isinstance(call.func, ast.Attribute):
+            return None
+        if dotted_name(call.func.value) == "self" and function.owner:
             return function.owner.methods.get(call.func.attr)
-        return None
+        # Nothing enters a predicate of another platform; its name may belong to one enumeration only.
+        predicates = self._predicates.get(call.func.attr, [])
+        return predicates[0] if len(predicates) == 1 else None
 
     def _named(
         self, test: ast.Name, negated: bool, function: FunctionInfo, context: Context | None, depth: int
@@ -191,6 +213,36 @@ class Tests:
             return []
         found = self.read(value, negated, function, context, depth + 1)
         return found if all(part.dimension for part in found) else []
+
+    def _field(
+        self, test: ast.Attribute, negated: bool, function: FunctionInfo, context: Context | None, depth: int
+    ) -> list[Part]:
+        """`self.enabled` stands for what its class assigns to it, if that is one choice and nothing else."""
+        receiver = context.receiver if context is not None else None
+        if depth >= _MAX_DEPTH or dotted_name(test.value) != "self" or not isinstance(receiver, Instance):
+            return []
+        given = [one for info in self.index.mro(receiver.info) for one in self._fields_of(info).get(test.attr, [])]
+        if len(given) != 1 or isinstance(given[0][1], ast.Constant):
+            return []
+        method, value = given[0]
+        inside = next((one for one in self._contexts.get(method, []) if one.receiver is receiver), None)
+        found = self.read(value, negated, method, inside, depth + 1)
+        return found if found and all(part.dimension for part in found) else []
+
+    def _fields_of(self, info: ClassInfo) -> dict[str, list[tuple[FunctionInfo, ast.expr]]]:
+        """What the methods of one class assign to each field."""
+        if info not in self._fields:
+            fields: dict[str, list[tuple[FunctionInfo, ast.expr]]] = defaultdict(list)
+            for method in info.methods.values():
+                for node, _ in walk_scopes(method.node):
+                    if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)) and node.value is not None:
+                        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                            for one in target.elts if isinstance(target, ast.Tuple) else [target]:
+                                if isinstance(one, ast.Attribute) and dotted_name(one.value) == "self":
+                                    plain = isinstance(node, ast.Assign) and one is target
+                                    fields[one.attr].append((method, node.value if plain else ast.Constant(None)))
+            self._fields[info] = fields
+        return self._fields[info]
 
     def _one_line(
         self,
@@ -227,11 +279,13 @@ class Tests:
         if len(owners) == 1 and (owner := owners.pop()) is not None:
             members = [choice.attr for choice in choices if isinstance(choice, ast.Attribute)]
             return self._enum(owner, members, subject, negated)
+        if registries.is_configuration(subject) and ast.unparse(right) == "None":
+            return [setting("quantization", ["none"], f"{subject}.get_name()", negated)]
         literals = [choice.value for choice in choices if isinstance(choice, ast.Constant)]
         texts = [literal for literal in literals if isinstance(literal, str)]
         dimension = registries.asked(subject, self.settings) if 0 < len(texts) <= MAX_MEMBERS else ""
         if dimension and len(texts) == len(choices):
-            return [setting(dimension, texts, subject, negated)]
+            return [setting(dimension, self._native(texts), subject, negated)]
         return self._capability(test, negated ^ isinstance(operator, (ast.NotEq, ast.IsNot, ast.NotIn)))
 
     def _elements(self, node: ast.expr, function: FunctionInfo) -> Sequence[ast.expr]:
@@ -296,16 +350,31 @@ class Tests:
                 return self._members(other, test, depth + 1) or None
         return None
 
-    def _enum(self, owner: ClassInfo, members: Sequence[str], subject: str, negated: bool) -> list[Part]:
-        """Members as a part: of a setting `moe_runner_backend=triton`, else `AttnForwardMethod.MLA`."""
-        if len(members) > MAX_MEMBERS:
+    def _native(self, values: Sequence[str]) -> Sequence[str]:
+        """Without what other platforms choose."""
+        return [value for value in values if not self.solver.platform.name_is_foreign(value)] or values
+
+    def _enum(
+        self,
+        owner: ClassInfo,
+        members: Sequence[str],
+        subject: str,
+        negated: bool,
+        predicate: FunctionInfo | None = None,
+    ) -> list[Part]:
+        """Members as a part: of a setting `moe_runner_backend=triton`, else `AttnForwardMethod.MLA`.
+
+        Of many members, the predicate's name says more: `ForwardMode.is_extend()`.
+        """
+        if len(members) > MAX_MEMBERS and predicate is None:
             return []
         values = _values(owner)
         if "from_string" in owner.methods or all(isinstance(value, str) for value in values.values()):
             dimension = registries.enum_dimension(owner.name, self.settings)
             spelled = [value if isinstance(value := values.get(name), str) else name for name in members]
             return [setting(dimension, spelled, subject, negated)]
-        parts = [member(owner.name, members, subject, negated)]
+        named_by = predicate.node.name if predicate and len(members) > MAX_NAMED else ""  # type: ignore[union-attr]
+        parts = [member(owner.name, members, subject, negated, named_by)]
         if not negated and registries.is_speculative(owner.name, members):
             parts.append(named("speculative", registries.SPECULATIVE, registries.SPECULATIVE))
         return parts

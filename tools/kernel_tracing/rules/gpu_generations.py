@@ -7,7 +7,7 @@ import re
 _PREDICATE = re.compile(
     r"_*(?:is_)?(?:cuda_|nvidia_)?(sm\d+\w?|ampere|ada|hopper|blackwell)(?:_(?:supported|with_\w+|or_\w+))?"
 )
-_NUMBER = re.compile(r"_?(?:get_)?(?:device_)?(?:sm|sm_version|capability)")
+_NUMBER = re.compile(r"_?(?:get_)?(?:device_)?(?:sm|sm_version|capability)(_major)?")
 _ORDER = {">=": "{} or newer", ">": "newer than {}", "<": "older than {}", "<=": "{} or older", "==": "{}"}
 
 
@@ -19,7 +19,8 @@ def generation(name: str) -> str:
 
 def compared(name: str, operator: str, number: int, major: bool) -> str:
     """`sm90 or newer` for `device_sm >= 90`; `major`: the number is the first of a pair, 9; "" for anything else."""
-    if not _NUMBER.fullmatch(name) or operator not in _ORDER:
+    match = _NUMBER.fullmatch(name)
+    if match is None or operator not in _ORDER:
         return ""
-    number = number * 10 if major else number
+    number = number * 10 if major or match[1] else number
     return _ORDER[operator].format(f"sm{number}") if 50 <= number < 200 else ""

@@ -58,6 +58,11 @@ def asked(path: str, settings: Iterable[str]) -> str:
     return setting_of(name, settings)
 
 
+def is_configuration(path: str) -> bool:
+    """Whether an expression is the quantisation's configuration: None without one, else what has the name."""
+    return path.rpartition(".")[2] == "quant_config"
+
+
 def kind(class_name: str) -> str:
     """What a layer's class name says about the layer: "MoE layer"."""
     words = name_words(class_name)
