@@ -12,8 +12,10 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TypeAlias
 
 from tools.kernel_tracing.condition_text import CONFIGURATION
-from tools.kernel_tracing.guards import Tests, symbols
+from tools.kernel_tracing.enumerations import is_enum
+from tools.kernel_tracing.guards import Tests
 from tools.kernel_tracing.index import ClassInfo, FunctionInfo
+from tools.kernel_tracing.names import symbols
 from tools.kernel_tracing.rules import registries
 from tools.kernel_tracing.solver import Context, Guard, Solver
 from tools.kernel_tracing.values import ClassValue, Container, Function, Instance, Method, ValueSet
@@ -95,7 +97,7 @@ class Choices:
             function: None
             for module in self.solver.index.parsed()
             for info in module.classes.values()
-            if self.tests.is_enum(info)
+            if is_enum(self.solver.index, info)
             for function in info.methods.values()
         }
         for context in self.solver.contexts.values():

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 MAX_LENGTH = 300
 # Rank of a part in a condition: how the server is configured; which layer, path, mode or GPU; the sources' own tests.
 CONFIGURATION, KIND, TEST = range(3)
+_SPECULATIVE = "speculative decoding"
 _MEMBER = re.compile(r"[A-Z]\w*\.([A-Z]\w*( or \w+)*|\w+\(\))")
-_SETTING = re.compile(r"[\w ]+=[^\s()=]+( or [^\s()=]+)*|speculative decoding")
+_SETTING = re.compile(r"[\w ]+=[^\s()=]+( or [^\s()=]+)*|" + _SPECULATIVE)
 _NAMED_KIND = re.compile(r"[\w-]+ layer|GPU: [\w ]+")
 
 
@@ -33,6 +34,10 @@ class Part:
     values: tuple[str, ...] = ()
     subject: str = ""
     negated: bool = False
+
+
+# Some speculative algorithm, whichever.
+SPECULATIVE = Part(_SPECULATIVE, CONFIGURATION, "speculative", (_SPECULATIVE,))
 
 
 def setting(dimension: str, values: Iterable[str], subject: str = "", negated: bool = False) -> Part:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from tools.kernel_tracing.chains import Chain
 from tools.kernel_tracing.choices import Choices, Labels
-from tools.kernel_tracing.condition_text import Part, join, named, setting, summarise
+from tools.kernel_tracing.condition_text import SPECULATIVE, Part, join, named, setting, summarise
 from tools.kernel_tracing.guards import Tests
 from tools.kernel_tracing.index import ClassInfo, FunctionInfo
 from tools.kernel_tracing.roots import is_draft
@@ -23,7 +23,6 @@ from tools.kernel_tracing.values import ClassValue, Instance
 
 __all__ = ["Conditions", "summarise"]
 
-SPECULATIVE = named("speculative", registries.SPECULATIVE, registries.SPECULATIVE)
 # A class that more keys may choose is named itself.
 MAX_KEYS = 5
 
@@ -69,14 +68,12 @@ class Conditions:
         for parts in reversed(hops):
             kept = []
             for part in parts:
-                if part.dimension and not part.negated and not part.subject.count("("):
+                if part.dimension and not part.negated:
                     known = said.get(part.dimension)
                     if known is not None and (known <= set(part.values) or part == SPECULATIVE):
                         continue
-                kept.append(part)
-            for part in kept:
-                if part.dimension and not part.negated:
                     said[part.dimension] = set(part.values)
+                kept.append(part)
             texts.append(join(kept))
         return texts[::-1]
 

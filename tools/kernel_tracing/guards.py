@@ -12,12 +12,14 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
-from tools.kernel_tracing.condition_text import Part, member, merge, named, setting
-from tools.kernel_tracing.index import ClassInfo, FunctionInfo, Index, Module, Symbol
+from tools.kernel_tracing.condition_text import SPECULATIVE, Part, member, merge, named, setting
+from tools.kernel_tracing.enumerations import is_enum, members_of, returned, true_members
+from tools.kernel_tracing.index import ClassInfo, FunctionInfo
+from tools.kernel_tracing.names import Names, symbols
 from tools.kernel_tracing.rules import gpu_generations, registries
 from tools.kernel_tracing.solver import Context, Guard, Solver
-from tools.kernel_tracing.syntax import dotted_name, walk_scopes
-from tools.kernel_tracing.values import Constant, Instance
+from tools.kernel_tracing.syntax import dotted_name
+from tools.kernel_tracing.values import Instance
 
 # Tests of the source's own, for each hop; the innermost say most.
 MAX_GUARDS = 2
@@ -27,7 +29,6 @@ MAX_TEST = 90
 MAX_MEMBERS = 6
 MAX_NAMED = 3
 _MAX_DEPTH = 4
-_ENUMS = {"Enum", "IntEnum", "StrEnum", "Flag", "IntFlag"}
 _INVERSE: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq,
     ast.Is: ast.IsNot,
@@ -54,12 +55,11 @@ class Tests:
             if info.name == registries.SETTINGS_CLASS
             for name in info.annotations
         ]
-        self._assigned: dict[FunctionInfo, dict[str, ast.expr]] = {}
-        self._fields: dict[ClassInfo, dict[str, list[tuple[FunctionInfo, ast.expr]]]] = {}
+        self.names = Names(solver)
         self._predicates: dict[str, list[FunctionInfo]] = defaultdict(list)
         for module in self.index.parsed():
             for info in module.classes.values():
-                if self.is_enum(info):
+                if is_enum(self.index, info):
                     for name, method in info.methods.items():
                         self._predicates[name].append(method)
         self._contexts: dict[FunctionInfo, list[Context]] = defaultdict(list)
@@ -89,65 +89,16 @@ class Tests:
             return self.read(test.operand, not negated, function, context, depth)
         if isinstance(test, ast.BoolOp):
             # What the platform decides says nothing more.
-            operands = [operand for operand in test.values if self._decided(operand, function) is None]
+            operands = [operand for operand in test.values if self.names.decided(operand, function) is None]
             if isinstance(test.op, ast.Or) == negated:
                 return [part for operand in operands for part in self.read(operand, negated, function, context, depth)]
             if len(operands) == 1:
                 return self.read(operands[0], negated, function, context, depth)
             either = [self.read(operand, negated, function, context, depth) for operand in operands]
             return _united(either) or [_text(ast.BoolOp(test.op, operands) if operands else test, negated)]
-        if self._decided(test, function) is not None:
+        if self.names.decided(test, function) is not None:
             return []
         return self._choice(test, negated, function, context, depth) or [_text(test, negated)]
-
-    def _decided(self, test: ast.expr, function: FunctionInfo) -> bool | None:
-        """Truth of a flag that the platform decides."""
-        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            inner = self._decided(test.operand, function)
-            return None if inner is None else not inner
-        if isinstance(test, ast.Call):
-            name = test.func.attr if isinstance(test.func, ast.Attribute) else dotted_name(test.func)
-            return False if self.solver.platform.function_is_foreign(name) else self.solver.platform.predicate(name)
-        if not isinstance(test, ast.Name) or test.id in self._locals(function):
-            return None
-        module, name = self._origin(function.module, test.id)
-        values = self.solver.peek(("global", module.name, name))
-        literals = [value.literal for value in values if isinstance(value, Constant)]
-        if len(values) == len(literals) == 1 and isinstance(literals[0], bool) and name not in module.rebound:
-            return literals[0]
-        return None
-
-    def _origin(self, module: Module, name: str, depth: int = 0) -> tuple[Module, str]:
-        """The module that defines a name that may be imported."""
-        for node in module.bindings.get(name, []):
-            if isinstance(node, ast.ImportFrom) and depth < 10:
-                source = self.index.module(module.absolute(node))
-                original = next(item.name for item in node.names if (item.asname or item.name) == name)
-                if source is not None and original in source.bindings:
-                    return self._origin(source, original, depth + 1)
-        return module, name
-
-    def _locals(self, function: FunctionInfo) -> dict[str, ast.expr]:
-        """Names that a function assigns exactly once, with what it assigns; parameters have no expression."""
-        if function not in self._assigned:
-            counts: dict[str, list[ast.expr | None]] = defaultdict(list)
-            if not isinstance(function.node, ast.Module):
-                for parameter in (*function.parameters, *(one.arg for one in function.node.args.kwonlyargs)):
-                    counts[parameter].append(None)
-                for node, nested in walk_scopes(function.node):
-                    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and not nested:
-                        counts[node.id].append(None)
-                    elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and not nested:
-                        counts[node.targets[0].id].append(node.value)
-            self._assigned[function] = {
-                name: next((value for value in found if value is not None), ast.Constant(None))
-                for name, found in counts.items()
-                if len(found) <= 2
-            }
-            for name, found in counts.items():
-                if len(found) > 2 or found == [None]:
-                    self._assigned[function][name] = ast.Constant(None)
-        return self._assigned[function]
 
     def _choice(
         self, test: ast.expr, negated: bool, function: FunctionInfo, context: Context | None, depth: int
@@ -178,8 +129,8 @@ class Tests:
         if called is None:
             return []
         subject = ast.unparse(test.func.value) if isinstance(test.func, ast.Attribute) else ""
-        if called.owner is not None and self.is_enum(called.owner):
-            members = self._members(called, test)
+        if called.owner is not None and is_enum(self.index, called.owner):
+            members = true_members(self.names, called, test)
             return self._enum(called.owner, members, subject, negated, called) if members else []
         return self._one_line(test, called, negated, function, context, depth)
 
@@ -202,16 +153,11 @@ class Tests:
         """A name that is assigned once stands for what it was given, if that is a choice."""
         if depth >= _MAX_DEPTH:
             return []
-        value = self._locals(function).get(test.id)
-        if value is None:
-            module, name = self._origin(function.module, test.id)
-            given = [node.value for node in module.bindings.get(name, []) if isinstance(node, ast.Assign)]
-            if len(given) != 1 or name in module.rebound:
-                return []
-            value, function, context = given[0], module.body, None
-        if isinstance(value, ast.Constant):
+        given = self.names.given(test.id, function)
+        if given is None:
             return []
-        found = self.read(value, negated, function, context, depth + 1)
+        value, owner = given
+        found = self.read(value, negated, owner, context if owner is function else None, depth + 1)
         return found if all(part.dimension for part in found) else []
 
     def _field(
@@ -221,28 +167,13 @@ class Tests:
         receiver = context.receiver if context is not None else None
         if depth >= _MAX_DEPTH or dotted_name(test.value) != "self" or not isinstance(receiver, Instance):
             return []
-        given = [one for info in self.index.mro(receiver.info) for one in self._fields_of(info).get(test.attr, [])]
+        given = [one for info in self.index.mro(receiver.info) for one in self.names.fields_of(info).get(test.attr, [])]
         if len(given) != 1 or isinstance(given[0][1], ast.Constant):
             return []
         method, value = given[0]
         inside = next((one for one in self._contexts.get(method, []) if one.receiver is receiver), None)
         found = self.read(value, negated, method, inside, depth + 1)
         return found if found and all(part.dimension for part in found) else []
-
-    def _fields_of(self, info: ClassInfo) -> dict[str, list[tuple[FunctionInfo, ast.expr]]]:
-        """What the methods of one class assign to each field."""
-        if info not in self._fields:
-            fields: dict[str, list[tuple[FunctionInfo, ast.expr]]] = defaultdict(list)
-            for method in info.methods.values():
-                for node, _ in walk_scopes(method.node):
-                    if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)) and node.value is not None:
-                        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                            for one in target.elts if isinstance(target, ast.Tuple) else [target]:
-                                if isinstance(one, ast.Attribute) and dotted_name(one.value) == "self":
-                                    plain = isinstance(node, ast.Assign) and one is target
-                                    fields[one.attr].append((method, node.value if plain else ast.Constant(None)))
-            self._fields[info] = fields
-        return self._fields[info]
 
     def _one_line(
         self,
@@ -272,7 +203,7 @@ class Tests:
         if isinstance(operator, (ast.Eq, ast.Is, ast.NotEq, ast.IsNot)):
             choices: Sequence[ast.expr] = [right]
         elif isinstance(operator, (ast.In, ast.NotIn)):
-            choices = self._elements(right, function)
+            choices = self.names.elements(right, function)
         else:
             choices = []
         owners = {self._enum_of(choice, function) for choice in choices}
@@ -288,14 +219,6 @@ class Tests:
             return [setting(dimension, self._native(texts), subject, negated)]
         return self._capability(test, negated ^ isinstance(operator, (ast.NotEq, ast.IsNot, ast.NotIn)))
 
-    def _elements(self, node: ast.expr, function: FunctionInfo) -> Sequence[ast.expr]:
-        """Elements of a literal, or of a module's constant that is one."""
-        if isinstance(node, ast.Name) and node.id not in self._locals(function):
-            module, name = self._origin(function.module, node.id)
-            given = [one.value for one in module.bindings.get(name, []) if isinstance(one, ast.Assign)]
-            node = given[0] if len(given) == 1 else node
-        return node.elts if isinstance(node, (ast.List, ast.Tuple, ast.Set)) else []
-
     def _capability(self, test: ast.Compare, negated: bool) -> list[Part]:
         left, right = test.left, test.comparators[0]
         operator = _OPERATORS.get(_INVERSE.get(type(test.ops[0]), ast.Eq) if negated else type(test.ops[0]), "")
@@ -307,47 +230,13 @@ class Tests:
         text = gpu_generations.compared(name, operator, right.value, major)
         return [named("GPU", text, f"GPU: {text}")] if text else []
 
-    def is_enum(self, info: ClassInfo) -> bool:
-        """Whether a class is an enumeration."""
-        return any(path.rpartition(".")[2] in _ENUMS for path in self.index.external_bases(info))
-
     def _enum_of(self, node: ast.expr, function: FunctionInfo) -> ClassInfo | None:
         """E, for `E.MEMBER`."""
         if not isinstance(node, ast.Attribute):
             return None
         for symbol in symbols(self.index, function, node.value):
-            if isinstance(symbol, ClassInfo) and self.is_enum(symbol) and node.attr in _values(symbol):
+            if isinstance(symbol, ClassInfo) and is_enum(self.index, symbol) and node.attr in members_of(symbol):
                 return symbol
-        return None
-
-    def _members(self, predicate: FunctionInfo, call: ast.Call | None, depth: int = 0) -> list[str]:
-        """Members of an enumeration of which a predicate of it is true; empty if that is not plain."""
-        value = returned(predicate)
-        owner = predicate.owner
-        if value is None or owner is None or depth > _MAX_DEPTH:
-            return []
-        return self._true_of(value, predicate, _true_flags(predicate, call), depth) or []
-
-    def _true_of(self, test: ast.expr, predicate: FunctionInfo, flags: set[str], depth: int) -> list[str] | None:
-        """The same for one expression; None if it is not understood."""
-        if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or):
-            found = [self._true_of(operand, predicate, flags, depth) for operand in test.values]
-            return None if None in found else [name for names in found for name in names or []]
-        if isinstance(test, ast.BoolOp) and len(test.values) == 2 and isinstance(test.values[0], ast.Name):
-            # `include_v2 and self == E.V2`: a parameter that lets more members in.
-            return self._true_of(test.values[1], predicate, flags, depth) if test.values[0].id in flags else []
-        if isinstance(test, ast.Compare) and len(test.ops) == 1 and dotted_name(test.left) == "self":
-            right = test.comparators[0]
-            if isinstance(test.ops[0], (ast.Eq, ast.Is)) and isinstance(right, ast.Attribute):
-                return [right.attr]
-            if isinstance(test.ops[0], ast.In):
-                elements = self._elements(right, predicate)
-                names = [one.attr for one in elements if isinstance(one, ast.Attribute)]
-                return names if names and len(names) == len(elements) else None
-        if isinstance(test, ast.Call) and isinstance(test.func, ast.Attribute) and predicate.owner is not None:
-            other = predicate.owner.methods.get(test.func.attr)
-            if other is not None and dotted_name(test.func.value) == "self":
-                return self._members(other, test, depth + 1) or None
         return None
 
     def _native(self, values: Sequence[str]) -> Sequence[str]:
@@ -368,7 +257,7 @@ class Tests:
         """
         if len(members) > MAX_MEMBERS and predicate is None:
             return []
-        values = _values(owner)
+        values = members_of(owner)
         if "from_string" in owner.methods or all(isinstance(value, str) for value in values.values()):
             dimension = registries.enum_dimension(owner.name, self.settings)
             spelled = [value if isinstance(value := values.get(name), str) else name for name in members]
@@ -376,55 +265,11 @@ class Tests:
         named_by = predicate.node.name if predicate and len(members) > MAX_NAMED else ""  # type: ignore[union-attr]
         parts = [member(owner.name, members, subject, negated, named_by)]
         if not negated and registries.is_speculative(owner.name, members):
-            parts.append(named("speculative", registries.SPECULATIVE, registries.SPECULATIVE))
+            parts.append(SPECULATIVE)
         return parts
 
 
 _OPERATORS = {ast.GtE: ">=", ast.Gt: ">", ast.Lt: "<", ast.LtE: "<=", ast.Eq: "=="}
-
-
-def returned(function: FunctionInfo) -> ast.expr | None:
-    """What a function returns that does nothing else."""
-    if isinstance(function.node, ast.Lambda):
-        return function.node.body
-    body = [
-        node
-        for node in getattr(function.node, "body", [])
-        if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-    ]
-    return body[0].value if len(body) == 1 and isinstance(body[0], ast.Return) else None
-
-
-def symbols(index: Index, function: FunctionInfo, expression: ast.expr) -> Sequence[Symbol]:
-    """What a dotted name means in a function, whose own imports come first."""
-    first = dotted_name(expression).partition(".")[0]
-    if first and first == dotted_name(expression):
-        for node, _ in walk_scopes(function.node):
-            if isinstance(node, ast.ImportFrom):
-                for item in node.names:
-                    if (item.asname or item.name) == first:
-                        return index.imported(function.module.absolute(node), item.name)
-    return index.resolve(function.module, expression)
-
-
-def _true_flags(predicate: FunctionInfo, call: ast.Call | None) -> set[str]:
-    """Parameters of a predicate that a call sets to True."""
-    if call is None:
-        return set()
-    given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
-    given |= dict(zip(predicate.parameters[1:], call.args, strict=False))
-    return {name for name, value in given.items() if not (isinstance(value, ast.Constant) and not value.value)}
-
-
-def _values(owner: ClassInfo) -> dict[str, object]:
-    """Members of an enumeration, and their values where these are literals."""
-    return {
-        target.id: node.value.value if isinstance(node.value, ast.Constant) else None
-        for node in owner.node.body
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name) and not target.id.startswith("_")
-    }
 
 
 def _united(either: Sequence[list[Part]]) -> list[Part]:

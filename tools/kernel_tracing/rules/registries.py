@@ -15,7 +15,6 @@ _KINDS = {"moe": "MoE layer", "mlp": "dense layer"}
 SETTINGS_CLASS = "ServerArgs"
 # Members of ForwardMode that no other batch has.
 _SPECULATIVE = re.compile(r"TARGET_VERIFY|DRAFT_EXTEND\w*")
-SPECULATIVE = "speculative decoding"
 
 
 def dimension(name: str) -> str:
