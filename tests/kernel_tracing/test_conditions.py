@@ -63,6 +63,7 @@ class ServerArgs:
     attention_backend: str = "auto"
     runner: str = "auto"
     quantization: str = ""
+    enable_sparse: bool = False
 class Batch:
     forward_mode: ForwardMode = None
 def get_runner() -> Runner:
@@ -362,6 +363,8 @@ TESTS = {
         "quantization=none or fp8",
         "not (quantization=none or fp8)",
     ),
+    "on or off": ("config.server_args.enable_sparse", "enable_sparse=true", "enable_sparse=false"),
+    "no flag": ("config.enable_sparse", "config.enable_sparse", "not config.enable_sparse"),
     "no setting": ("x.name == 'a'", "x.name == 'a'", "x.name != 'a'"),
     "generation": ("_is_sm90", "GPU: sm90", "not GPU: sm90"),
     "generation asked": ("is_sm90_supported()", "GPU: sm90", "not GPU: sm90"),
@@ -383,7 +386,7 @@ def test_tests_read_in_the_fields_terms(tmp_path, name):
             self.quant_config = config.quant
             if config.slow:
                 self.twice = False
-        def forward(self, x, batch: Batch):
+        def forward(self, x, batch: Batch, config):
             mode = batch.forward_mode
             decoding = mode.is_decode()
             if {test}:
@@ -436,6 +439,9 @@ def test_summaries_name_configuration_first_and_cut_between_parts():
     assert summarise(["(a or b)", "not (c and d)"]) == "not (c and d) and (a or b)"
     assert summarise(chain, limit=40) == "attention_backend=a or b and ..."
     assert summarise(["a, b"]) == "a and b"
+    assert summarise(["quantization=fp8", "quantization=fp8 or awq", "not quantization=gguf"]) == "quantization=fp8"
+    assert summarise(["E.A", "not (E.B or C)", "not F.A"]) == "not F.A and E.A"
+    assert summarise(["quantization=fp8 and not quantization=fp8"]) == "quantization=fp8 and not quantization=fp8"
     long = [f"part{n:03}=value" for n in range(100)]
     kept = split_condition(summarise(long))
     assert set(kept) < set(long) and len(summarise(long)) <= 310

@@ -119,7 +119,7 @@ class Choices:
         labels: Labels = {}
         for guard in guards:
             for part in self.tests.read(guard.test, guard.negated, function, context):
-                if part.rank == CONFIGURATION and not part.negated:
+                if part.rank == CONFIGURATION and not part.negated and part.values != ("false",):
                     labels[part.dimension] = part.values
         return labels
 
@@ -161,6 +161,11 @@ class Choices:
                 sites[made.info].append((edge.caller, self._labels(edge.guards, edge.caller.function, edge.caller)))
         for info, makers in self.solver.constructed.items():
             sites[info] += [(maker, {}) for maker in makers if (info, maker) not in entered]
+        for info, places in sites.items():
+            # A registered maker may choose again: `if server_args.enable_x: return SparseBackend(...)`.
+            chosen = [own for maker, own in places if maker.function in self.registered]
+            if info in self.registered and chosen:
+                self.registered[info] = {**_either(chosen), **self.registered[info]}
         for info in [info for info in sites if self._is_made_elsewhere(info)]:
             sites.pop(info)
         for _ in range(_ROUNDS):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 MAX_LENGTH = 300
 # Rank of a part in a condition: how the server is configured; which layer, path, mode or GPU; the sources' own tests.
@@ -157,7 +159,9 @@ def summarise(conditions: Iterable[str], limit: int = MAX_LENGTH) -> str:
     and GPU, then the sources' own tests from the model to the kernel; "" if nothing must.
     """
     parts = dict.fromkeys(part for text in reversed(list(conditions)) for part in _split(text) if part != "...")
-    return _bounded(sorted(parts, key=rank), limit)
+    read = {part: _read(part) for part in parts}
+    kept = [part for part in parts if not any(_implies(read[other], read[part]) for other in parts if other != part)]
+    return _bounded(sorted(kept, key=rank), limit)
 
 
 def contradictions(conditions: Iterable[str]) -> list[tuple[str, str]]:
@@ -165,25 +169,39 @@ def contradictions(conditions: Iterable[str]) -> list[tuple[str, str]]:
 
     A hop may be over-approximated: such a chain is drawn, but no configuration takes it.
     """
-    found: list[tuple[str, str]] = []
-    known: list[tuple[str, str, set[str], bool]] = []
-    for part in dict.fromkeys(part for text in conditions for part in _split(text)):
-        plain = _unwrap(part.removeprefix("not ").strip())
-        if rank(plain) == CONFIGURATION and "=" in plain:
-            dimension, _, values = plain.partition("=")
-            one = (part, dimension, set(values.split(" or ")), part.startswith("not "))
-            found += [(other[0], part) for other in known if other[1] == dimension and _excludes(other, one)]
-            known.append(one)
-    return found
+    parts = list(dict.fromkeys(part for text in conditions for part in _split(text)))
+    read = {part: _read(part) for part in parts if rank(part) == CONFIGURATION}
+    return [(one, other) for one, other in itertools.combinations(read, 2) if _excludes(read[one], read[other])]
 
 
-def _excludes(one: tuple[str, str, set[str], bool], other: tuple[str, str, set[str], bool]) -> bool:
-    if one[3] and other[3]:
+# What is chosen, its values, and whether it is none of them.
+_Read: TypeAlias = "tuple[str, frozenset[str], bool] | None"
+
+
+def _read(part: str) -> _Read:
+    """A part's choice; None for a test of the sources, and for what has no values."""
+    plain = _unwrap(part.removeprefix("not ").strip())
+    separator = "=" if rank(plain) == CONFIGURATION else "."
+    dimension, found, values = plain.partition(separator)
+    if rank(plain) == TEST or not found or values.endswith("()"):
+        return None
+    return dimension, frozenset(values.split(" or ")), part.startswith("not ")
+
+
+def _implies(one: _Read, other: _Read) -> bool:
+    """Whether a choice says all that another one does: `a=x` says `a=x or y`, and `not a=z`."""
+    if one is None or other is None or one[0] != other[0] or one[2]:
         return False
-    if one[3] or other[3]:
-        refused, chosen = (one[2], other[2]) if one[3] else (other[2], one[2])
-        return chosen <= refused
-    return not one[2] & other[2]
+    return not one[1] & other[1] if other[2] else one[1] < other[1]
+
+
+def _excludes(one: _Read, other: _Read) -> bool:
+    if one is None or other is None or one[0] != other[0] or (one[2] and other[2]):
+        return False
+    if one[2] or other[2]:
+        refused, chosen = (one, other) if one[2] else (other, one)
+        return chosen[1] <= refused[1]
+    return not one[1] & other[1]
 
 
 def rank(part: str) -> int:

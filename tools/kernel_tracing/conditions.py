@@ -18,7 +18,7 @@ from tools.kernel_tracing.guards import Tests
 from tools.kernel_tracing.index import ClassInfo, FunctionInfo
 from tools.kernel_tracing.roots import is_draft
 from tools.kernel_tracing.rules import registries
-from tools.kernel_tracing.solver import Context, Edge, Solver
+from tools.kernel_tracing.solver import Context, Edge, Guard, Solver
 from tools.kernel_tracing.values import ClassValue, Instance
 
 __all__ = ["Conditions", "summarise"]
@@ -59,7 +59,7 @@ class Conditions:
         the last frame.
         """
         call = chain.kernel_call
-        hops = [self.tests.parts(call.guards, call.caller), *(self.of_edge(edge) for edge in chain.edges)]
+        hops = [self.tests.parts(call.guards, call.caller), *(self._of_edge(edge) for edge in chain.edges)]
         hops[-1] = [*self._labels(chain.root), *hops[-1]]
         if is_draft(chain.root):
             hops[-1].insert(0, SPECULATIVE)
@@ -77,8 +77,15 @@ class Conditions:
             texts.append(join(kept))
         return texts[::-1]
 
-    def of_edge(self, edge: Edge) -> list[Part]:
-        """What must hold for one hop."""
+    def of_edge(self, edge: Edge) -> str:
+        """The condition of one hop, by itself."""
+        return join(self._of_edge(edge))
+
+    def of_guards(self, context: Context, guards: Sequence[Guard]) -> str:
+        """What the tests around and before a call in this context say."""
+        return join(self.tests.parts(guards, context))
+
+    def _of_edge(self, edge: Edge) -> list[Part]:
         parts = self._parts.get(edge)
         if parts is None:
             parts = self._parts[edge] = [*self._choice(edge), *self.tests.parts(edge.guards, edge.caller)]

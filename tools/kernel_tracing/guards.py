@@ -48,13 +48,13 @@ class Tests:
         self.callees: dict[tuple[Context, ast.AST], list[Context]] = defaultdict(list)
         for caller, call, callee in solver.edges:
             self.callees[caller, call].append(callee)
-        self.settings = [
-            name
+        self.settings = {
+            name: annotation
             for module in self.index.parsed()
             for info in module.classes.values()
             if info.name == registries.SETTINGS_CLASS
-            for name in info.annotations
-        ]
+            for name, annotation in info.annotations.items()
+        }
         self.names = Names(solver)
         self._predicates: dict[str, list[FunctionInfo]] = defaultdict(list)
         for module in self.index.parsed():
@@ -106,25 +106,17 @@ class Tests:
         """What one comparison, call or name says about a choice; empty if it is none."""
         if isinstance(test, ast.Compare) and len(test.ops) == 1:
             return self._comparison(test, negated, function)
-        if isinstance(test, ast.Name):
-            generation = gpu_generations.generation(test.id)
-            return (
-                [named("GPU", generation, f"GPU: {generation}", negated)]
-                if generation
-                else self._named(test, negated, function, context, depth)
-            )
-        if isinstance(test, ast.Attribute):
-            generation = gpu_generations.generation(test.attr)
-            return (
-                [named("GPU", generation, f"GPU: {generation}", negated)]
-                if generation
-                else self._field(test, negated, function, context, depth)
-            )
-        if not isinstance(test, ast.Call):
-            return []
-        generation = gpu_generations.generation(dotted_name(test.func).rpartition(".")[2])
+        asked = test.func if isinstance(test, ast.Call) else test
+        name = asked.attr if isinstance(asked, ast.Attribute) else asked.id if isinstance(asked, ast.Name) else ""
+        generation = gpu_generations.generation(name)
         if generation:
             return [named("GPU", generation, f"GPU: {generation}", negated)]
+        if isinstance(test, ast.Name):
+            return self._named(test, negated, function, context, depth)
+        if isinstance(test, ast.Attribute):
+            return self._flag(test, negated) or self._field(test, negated, function, context, depth)
+        if not isinstance(test, ast.Call):
+            return []
         called = self._called(test, function, context)
         if called is None:
             return []
@@ -159,6 +151,14 @@ class Tests:
         value, owner = given
         found = self.read(value, negated, owner, context if owner is function else None, depth + 1)
         return found if all(part.dimension for part in found) else []
+
+    def _flag(self, test: ast.Attribute, negated: bool) -> list[Part]:
+        """`server_args.enable_x`, a setting that is on or off."""
+        annotation = self.settings.get(test.attr)
+        held = dotted_name(test.value.func if isinstance(test.value, ast.Call) else test.value)
+        if annotation is None or ast.unparse(annotation) != "bool" or not held.endswith(registries.SETTINGS_HOLDER):
+            return []
+        return [setting(test.attr, ["false" if negated else "true"])]
 
     def _field(
         self, test: ast.Attribute, negated: bool, function: FunctionInfo, context: Context | None, depth: int

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 
 from tools.kernel_tracing.analysis import Analysis
 from tools.kernel_tracing.chains import place
-from tools.kernel_tracing.conditions import guard_texts
 from tools.kernel_tracing.index import FunctionInfo
 from tools.kernel_tracing.ops import OWN_WEIGHT, called_name, weight_owner
 from tools.kernel_tracing.rules.modules import is_forward
@@ -119,7 +118,8 @@ class Graph:
             for kernel in kernels:
                 owner, terminal = weight_owner(call), kernel.name.rpartition(".")[2]
                 path = [f"{terminal} path"] if owner else []
-                site = self._site(kernel.caller, call, [*path, *guard_texts(kernel.guards)])
+                condition = self.analysis.conditions.of_guards(kernel.caller, kernel.guards)
+                site = self._site(kernel.caller, call, [*path, condition])
                 if owner == OWN_WEIGHT:
                     own[site] = None
                 else:
@@ -156,7 +156,8 @@ class Graph:
     def _left(self, edges: list[Edge]) -> Iterable[_Item]:
         """What a call that leaves the model's code leads to."""
         belows = [self._below(edge.callee) for edge in edges]
-        sites = {self._site(edge.caller, edge.call, guard_texts(edge.guards)): None for edge in edges}
+        of_guards = self.analysis.conditions.of_guards
+        sites = {self._site(edge.caller, edge.call, [of_guards(edge.caller, edge.guards)]): None for edge in edges}
         name = called_name(edges[0].call)
         children: dict[tuple[str, str, str], _Item] = {}
         entered = {edge: None for below in belows for edge in below.entered}

@@ -13,6 +13,8 @@ _KINDS = {"moe": "MoE layer", "mlp": "dense layer"}
 
 # The class whose fields are what a user of the framework sets.
 SETTINGS_CLASS = "ServerArgs"
+# Names of what holds them: `self.server_args.enable_x`, `get_global_server_args().enable_x`.
+SETTINGS_HOLDER = "server_args"
 # Members of ForwardMode that no other batch has.
 _SPECULATIVE = re.compile(r"TARGET_VERIFY|DRAFT_EXTEND\w*")
 
