@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TypeAlias
 
 from tools.kernel_tracing.condition_text import CONFIGURATION
-from tools.kernel_tracing.enumerations import is_enum
+from tools.kernel_tracing.enumerations import is_plain_enum
 from tools.kernel_tracing.guards import Tests
 from tools.kernel_tracing.index import ClassInfo, FunctionInfo
 from tools.kernel_tracing.names import symbols
@@ -97,7 +97,7 @@ class Choices:
             function: None
             for module in self.solver.index.parsed()
             for info in module.classes.values()
-            if is_enum(self.solver.index, info)
+            if is_plain_enum(info)
             for function in info.methods.values()
         }
         for context in self.solver.contexts.values():

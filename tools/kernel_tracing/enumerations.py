@@ -14,7 +14,12 @@ _MAX_DEPTH = 4
 
 def is_enum(index: Index, info: ClassInfo) -> bool:
     """Whether a class is an enumeration."""
-    return any(path.rpartition(".")[2] in _ENUMS for path in index.external_bases(info))
+    return is_plain_enum(info) or any(path.rpartition(".")[2] in _ENUMS for path in index.external_bases(info))
+
+
+def is_plain_enum(info: ClassInfo) -> bool:
+    """Whether a class derives from a kind of Enum itself, which can be told without parsing other modules."""
+    return any(dotted_name(base).rpartition(".")[2] in _ENUMS for base in info.node.bases)
 
 
 def members_of(owner: ClassInfo) -> dict[str, object]:

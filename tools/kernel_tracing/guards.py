@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from tools.kernel_tracing.condition_text import SPECULATIVE, Part, member, merge, named, setting
-from tools.kernel_tracing.enumerations import is_enum, members_of, returned, true_members
+from tools.kernel_tracing.enumerations import is_enum, is_plain_enum, members_of, returned, true_members
 from tools.kernel_tracing.index import ClassInfo, FunctionInfo
 from tools.kernel_tracing.names import Names, symbols
 from tools.kernel_tracing.rules import gpu_generations, registries
@@ -59,7 +59,7 @@ class Tests:
         self._predicates: dict[str, list[FunctionInfo]] = defaultdict(list)
         for module in self.index.parsed():
             for info in module.classes.values():
-                if is_enum(self.index, info):
+                if is_plain_enum(info):
                     for name, method in info.methods.items():
                         self._predicates[name].append(method)
         self._contexts: dict[FunctionInfo, list[Context]] = defaultdict(list)
