@@ -8,6 +8,7 @@ from typing import Any
 
 from tools.kernel_tracing.analysis import Analysis, Progress
 from tools.kernel_tracing.chains import Chain
+from tools.kernel_tracing.condition_text import summarise
 from tools.kernel_tracing.kernels import Kernel
 from tools.kernel_tracing.ops import Use, use
 from tools.kernel_tracing.rules import runtime_roots
@@ -67,7 +68,7 @@ class _Uses:
 
     def _add(self, kernel: Kernel, chain: Chain, found: Use) -> None:
         frames = self.writer.chain(chain)[: found.position + 1]
-        condition = " and ".join(dict.fromkeys(frame["condition"] for frame in frames if frame["condition"]))
+        condition = summarise(frame["condition"] for frame in frames)
         last = frames[-1]
         place = (last["file"], last["line"], last["function"])
         site = {"file": last["file"], "line": last["line"], "function": last["function"]}
