@@ -55,7 +55,7 @@ class Analysis:
     @cached_property
     def chains(self) -> Chains:
         """The chains of these kernels."""
-        return Chains(self.solver, self.ends, self.fallbacks, self.in_model)
+        return Chains(self.solver, self.ends, self.fallbacks, self.in_model, self.conditions.consistent)
 
     @cached_property
     def conditions(self) -> Conditions:

@@ -61,10 +61,13 @@ class Chains:
         ends: Iterable[Context],
         fallbacks: Iterable[Context],
         in_model: Callable[[Context], bool],
+        consistent: Callable[[Chain], bool] = lambda chain: True,
     ) -> None:
+        """`consistent`: whether some configuration takes a chain; others are kept only where there is no other."""
         self.ends = dict.fromkeys(ends)
         self.fallbacks = dict.fromkeys(fallbacks)
         self.in_model = in_model
+        self.consistent = consistent
         self._found: dict[Kernel, tuple[list[Chain], int]] = {}
         self._trees: dict[tuple[Context, bool], _Tree] = {}
         self._counts: dict[bool, dict[Context, int]] = {True: {}, False: {}}
@@ -134,12 +137,19 @@ class Chains:
             # Without a call in the model the chain must end here, or it says nothing yet.
             if (site, anchor) not in seen and (anchor is not None or edge.caller in ways.stops):
                 found.append((tree.depth[edge.callee] + ways.distance[edge.caller], edge, anchor))
+        spare: dict[tuple[object, ...], Chain] = {}
         for _, edge, anchor in sorted(found, key=lambda item: item[0]):
             if (site, anchor) not in seen:
                 chain = self._chain(call, edge, tree, ways)
-                if chain is not None:
+                if chain is not None and self.consistent(chain):
                     seen.add((site, anchor))
                     yield chain
+                elif chain is not None:
+                    spare.setdefault((site, anchor), chain)
+        for key, chain in spare.items():
+            if key not in seen:
+                seen.add(key)
+                yield chain
 
     def _through_hops(self, call: KernelCall, ways: _Ways, seen: set[tuple[object, ...]]) -> Iterator[Chain]:
         """A shortest chain through every hop that no chain of the kernel shows yet, nearest first."""
@@ -147,7 +157,7 @@ class Chains:
         for edge in tree.edges:
             if _hop(edge) not in seen:
                 chain = self._chain(call, edge, tree, ways)
-                if chain is not None:
+                if chain is not None and self.consistent(chain):
                     yield chain
 
     def _chain(self, call: KernelCall, edge: Edge, tree: _Tree, ways: _Ways) -> Chain | None:

@@ -164,6 +164,28 @@ def summarise(conditions: Iterable[str], limit: int = MAX_LENGTH) -> str:
     return _bounded(sorted(kept, key=rank), limit)
 
 
+def either(alternatives: Iterable[Iterable[Part]], limit: int = MAX_LENGTH, count: int = 3) -> str:
+    """Any of several conditions: what they share, then what tells them apart.
+
+    Args:
+        alternatives: their parts.
+        limit: characters of each of them.
+        count: how many are written out; how many more there are is said.
+
+    Returns: `quantization=fp8 and (GPU: sm100; or not enable_x)`; "" if one of them is always true.
+    """
+    found = [{part.text: part for part in merge(parts)} for parts in alternatives]
+    shared = [part for part in found[0].values() if all(part.text in other for other in found)] if found else []
+    rest = {summarise([part.text for part in parts.values() if part not in shared], limit) for parts in found}
+    common = summarise([part.text for part in shared], limit)
+    if "" in rest or not rest:
+        return common
+    ordered = sorted(rest, key=lambda text: (len(text), text))
+    more = [f"{len(ordered) - count} more"] if len(ordered) > count else []
+    choices = "; or ".join(ordered[:count] + more)
+    return f"{common} and ({choices})" if common and len(ordered) > 1 else " and ".join(filter(None, [common, choices]))
+
+
 def contradictions(conditions: Iterable[str]) -> list[tuple[str, str]]:
     """Pairs of parts of a chain's conditions that cannot both hold: a setting with two values, or one it must not have.
 

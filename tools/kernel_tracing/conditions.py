@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from tools.kernel_tracing.chains import Chain
 from tools.kernel_tracing.choices import Choices, Labels
-from tools.kernel_tracing.condition_text import SPECULATIVE, Part, join, named, setting, summarise
+from tools.kernel_tracing.condition_text import CONFIGURATION, SPECULATIVE, Part, join, named, setting, summarise
 from tools.kernel_tracing.guards import Tests
 from tools.kernel_tracing.index import ClassInfo, FunctionInfo
 from tools.kernel_tracing.roots import is_draft
@@ -76,6 +76,35 @@ class Conditions:
                 kept.append(part)
             texts.append(join(kept))
         return texts[::-1]
+
+    def below(self, chain: Chain, position: int) -> list[Part]:
+        """What must hold between a frame and the kernel, once that frame's call is made: the frame's own tests are not
+        part of it, but what the call enters is. The frame nearest to the root comes first.
+        """
+        call = chain.kernel_call
+        if position == 0:
+            return self.tests.parts(call.guards, call.caller)
+        hops = [
+            self.tests.parts(call.guards, call.caller),
+            *(self._of_edge(edge) for edge in chain.edges[: position - 1]),
+        ]
+        return [part for parts in (self._choice(chain.edges[position - 1]), *reversed(hops)) for part in parts]
+
+    def consistent(self, chain: Chain) -> bool:
+        """Whether some configuration takes the chain: no two of its hops ask for different values of one setting."""
+        allowed: dict[str, set[str]] = {}
+        refused: dict[str, set[str]] = defaultdict(set)
+        parts = [*self._labels(chain.root), *self.tests.parts(chain.kernel_call.guards, chain.kernel_call.caller)]
+        for hop in [parts, *map(self._of_edge, chain.edges)]:
+            for part in hop:
+                if part.rank != CONFIGURATION or part == SPECULATIVE:
+                    continue
+                values = set(part.values)
+                if part.negated:
+                    refused[part.dimension] |= values
+                else:
+                    allowed[part.dimension] = allowed.get(part.dimension, values) & values
+        return all(values - refused[dimension] for dimension, values in allowed.items())
 
     def of_edge(self, edge: Edge) -> str:
         """The condition of one hop, by itself."""

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from tools.kernel_tracing.analysis import Analysis, Progress
 from tools.kernel_tracing.chains import Chain
-from tools.kernel_tracing.condition_text import summarise
+from tools.kernel_tracing.condition_text import Part, either
 from tools.kernel_tracing.kernels import Kernel
 from tools.kernel_tracing.ops import Use, use
 from tools.kernel_tracing.rules import runtime_roots
 from tools.kernel_tracing.trace import Writer
 from tools.op_tracing.graph import Graph, Node, Site
 
-# Alternatives of one condition that are written out.
-MAX_ALTERNATIVES = 4
-
 Sites = dict[tuple[str, int, str], dict[str, Any]]
+#: What must hold for a kernel, a list of parts a chain.
+Alternatives = dict[Kernel, list[list[Part]]]
 
 
 def trace(analysis: Analysis, progress: Progress | None = None) -> dict[str, Any]:
@@ -55,9 +54,10 @@ class _Uses:
     """Which op uses which kernel, and when: from all chains."""
 
     def __init__(self, analysis: Analysis, progress: Progress | None) -> None:
+        self.analysis = analysis
         self.writer = Writer(analysis)
-        self.in_forward: dict[str, dict[Kernel, dict[str, None]]] = defaultdict(lambda: defaultdict(dict))
-        self.outside: dict[tuple[str, str, str], dict[Kernel, dict[str, None]]] = defaultdict(lambda: defaultdict(dict))
+        self.in_forward: dict[str, Alternatives] = defaultdict(lambda: defaultdict(list))
+        self.outside: dict[tuple[str, str, str], Alternatives] = defaultdict(lambda: defaultdict(list))
         self.outside_sites: dict[tuple[str, str, str], Sites] = defaultdict(dict)
         self.direct: dict[Kernel, Sites] = {}
         for number, kernel in enumerate(analysis.kernels):
@@ -67,35 +67,25 @@ class _Uses:
                 self._add(kernel, chain, use(chain, kernel.name, analysis.in_model))
 
     def _add(self, kernel: Kernel, chain: Chain, found: Use) -> None:
-        frames = self.writer.chain(chain)[: found.position + 1]
-        condition = summarise(frame["condition"] for frame in frames)
-        last = frames[-1]
+        condition = self.analysis.conditions.below(chain, found.position)
+        last = self.writer.chain(chain)[found.position]
         place = (last["file"], last["line"], last["function"])
         site = {"file": last["file"], "line": last["line"], "function": last["function"]}
         if found.in_forward:
-            self.in_forward[found.op][kernel][condition] = None
+            self.in_forward[found.op][kernel].append(condition)
             if found.position == 0:
                 self.direct.setdefault(kernel, {})[place] = site
             return
         receiver = getattr(getattr(chain.root.receiver, "info", None), "name", "")
         function = chain.root.function
         group, when = runtime_roots.occasion(function.module.name, receiver, function.qualname.rpartition(".")[2])
-        self.outside[group, when, found.op][kernel][condition] = None
+        self.outside[group, when, found.op][kernel].append(condition)
         self.outside_sites[group, when, found.op].setdefault(place, site)
 
-    def kernels(self, conditions: dict[Kernel, dict[str, None]]) -> list[dict[str, Any]]:
+    def kernels(self, conditions: Alternatives) -> list[dict[str, Any]]:
         """The kernels of one op, by name."""
         ordered = sorted(conditions, key=lambda kernel: kernel.key)
-        return [{**_kernel(kernel), "condition": alternatives(conditions[kernel])} for kernel in ordered]
-
-
-def alternatives(conditions: Iterable[str]) -> str:
-    """One condition for several chains: any of theirs."""
-    found = sorted(set(conditions), key=lambda text: (len(text), text))
-    if "" in found:
-        return ""
-    more = len(found) - MAX_ALTERNATIVES
-    return "; or ".join(found[:MAX_ALTERNATIVES] + ([f"{more} more"] if more > 0 else []))
+        return [{**_kernel(kernel), "condition": either(conditions[kernel])} for kernel in ordered]
 
 
 def _kernel(kernel: Kernel) -> dict[str, Any]:
