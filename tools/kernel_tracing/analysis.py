@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
-from tools.kernel_tracing import interpreter, roots
+from tools.kernel_tracing import interpreter, roots, unmade
 from tools.kernel_tracing.chains import Chains
 from tools.kernel_tracing.conditions import Conditions
 from tools.kernel_tracing.index import ClassInfo, Index
@@ -74,7 +74,7 @@ def analyse(
 
     Raises: roots.RootsError for an unknown model or entry.
     """
-    with _deep():
+    with deep():
         index = Index(sources)
         classes = roots.find_entries(index, model, entries)
         solver = Solver(index, Platform(platform), interpreter.interpret)
@@ -82,12 +82,13 @@ def analyse(
             solver.on_progress = lambda contexts, waiting: progress("resolving calls", contexts - waiting, contexts)
         ends, fallbacks = roots.start(solver, classes)
         solver.solve()
+        unmade.remove(solver)
     files = frozenset({info.module.file for info in classes} | roots.model_files(index))
     return Analysis(model, solver.platform, solver, classes, ends, fallbacks, files)
 
 
 @contextmanager
-def _deep() -> Iterator[None]:
+def deep() -> Iterator[None]:
     """Calls nest as deeply as the traced program's do.
 
     The trees of a whole program are never garbage: collecting would walk millions of live nodes again and again.

@@ -49,9 +49,13 @@ def load_one(frame: Frame, owner: Value, name: str, node: ast.expr) -> ValueSet:
     if isinstance(owner, Unknown):
         return frozenset((owner,))
     if isinstance(owner, External):
+        if "()." in owner.path:
+            return frame.universe.any  # of what a library returned, only its methods are told apart
         constant = frame.solver.platform.constant(f"{owner.path}.{name}")
         return (
-            frame.constant(constant) if constant is not None else frame.universe.one(External, f"{owner.path}.{name}")
+            frame.constant(constant)
+            if constant is not None
+            else expressions.module_value(frame, f"{owner.path}.{name}")
         )
     if isinstance(owner, Instance):
         return _load_instance(frame, owner, name, node)

@@ -67,6 +67,8 @@ def call_one(frame: Frame, callee: Value, arguments: Arguments, node: ast.expr, 
         if kernel is not None:
             if kernel:
                 frame.solver.add_kernel_call(frame.context, node, callee.info, kernel, frame.guards, approximate)
+            else:
+                frame.solver.leaves[frame.function, node, callee.info] = None
             return frame.universe.any
         owner = callee.info.owner
         if owner is not None and arguments.positional and "staticmethod" not in callee.info.decorators:
@@ -84,6 +86,8 @@ def call_one(frame: Frame, callee: Value, arguments: Arguments, node: ast.expr, 
         if kernel is not None:
             if kernel:
                 frame.solver.add_kernel_call(frame.context, node, callee.info, kernel, frame.guards, approximate)
+            else:
+                frame.solver.leaves[frame.function, node, callee.info] = None
             return frame.universe.any
         return enter(frame, callee.info, callee.receiver, None, arguments, node, approximate)
     if isinstance(callee, ClassValue):
@@ -140,8 +144,14 @@ def construct(frame: Frame, info: ClassInfo, arguments: Arguments, node: ast.exp
         return frame.universe.dull
     if attributes.is_foreign(frame, info):
         return EMPTY
-    if is_enum(frame, info) or boundaries.is_library(info.module.name):
+    if is_enum(frame, info):
         return result
+    frame.solver.leaves[frame.function, node, info] = None
+    if boundaries.is_library(info.module.name):
+        return result
+    if info not in frame.solver.constructed:
+        for base in frame.solver.index.mro(info):
+            frame.write(("instances", base), result)
     frame.solver.constructed.setdefault(info, {})[frame.context] = None
     metaclass_call = attributes.find_method(frame, info, "__new__")
     if metaclass_call is not None:
@@ -190,6 +200,8 @@ def enter(
         returned = frame.read(("return", context))
         found |= _booleans(frame, returned) if dull else returned
     if predicate is not None:
+        if node is not None:
+            frame.solver.leaves[frame.function, node, function] = None
         return frame.constant(predicate)
     if any(isinstance(value, NativeModule) for value in found):
         return frozenset(_loaded(frame, function, value) for value in found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Literal
 
-from tools.kernel_tracing import expressions
+from tools.kernel_tracing import attributes, expressions
 from tools.kernel_tracing.frame import Frame
 from tools.kernel_tracing.index import ClassInfo
 from tools.kernel_tracing.syntax import dotted_name
@@ -36,23 +36,21 @@ def truth(frame: Frame, node: ast.expr) -> Truth:
         predicate = frame.solver.platform.predicate(dotted_name(node.func).rpartition(".")[2])
         if predicate is not None:
             return "true" if predicate else "false"
+    elif isinstance(node, ast.NamedExpr):
+        return truth(frame, node.value)
     elif isinstance(node, ast.Attribute):
         constant = frame.solver.platform.constant(dotted_name(node))
         if constant is not None:
             return "true" if constant else "false"
-        if not any(isinstance(value, ModuleValue) for value in expressions.evaluate(frame, node.value)):
+        if not _is_global_or_property(frame, node):
             return "open"
     elif isinstance(node, ast.Compare):
-        constant = frame.solver.platform.constant(dotted_name(node.left))
-        is_none = [isinstance(part, ast.Constant) and part.value is None for part in node.comparators]
-        if constant is not None and is_none == [True] and isinstance(node.ops[0], (ast.Is, ast.IsNot)):
-            return "true" if constant == isinstance(node.ops[0], ast.IsNot) else "false"
-        return "open"
+        return _comparison(frame, node)
     elif not isinstance(node, ast.Name):
         return "open"
     values = expressions.evaluate(frame, node)
     if not values:
-        known = (isinstance(node, ast.Name) and node.id in frame.module.bindings) or isinstance(node, ast.Call)
+        known = node.id in frame.module.bindings if isinstance(node, ast.Name) else True
         return "waits" if known and frame.solver.waits((frame.context, node), frame.context) else "open"
     decided_by = [value.literal for value in values if isinstance(value, Constant)]
     if (
@@ -62,6 +60,58 @@ def truth(frame: Frame, node: ast.expr) -> Truth:
     ):
         return "open"
     return "true" if decided_by.pop() else "false"
+
+
+def _is_global_or_property(frame: Frame, node: ast.Attribute) -> bool:
+    """Whether an attribute is a name of a module, or what a property computes; a field decides nothing."""
+    owners = expressions.evaluate(frame, node.value)
+    if any(isinstance(owner, ModuleValue) for owner in owners):
+        return True
+    methods = [
+        attributes.find_method(frame, owner.info, node.attr) if isinstance(owner, Instance) else None
+        for owner in owners
+    ]
+    return bool(methods) and all(method is not None and _PROPERTIES & method.decorators for method in methods)
+
+
+_PROPERTIES = {"property", "cached_property"}
+
+
+def _comparison(frame: Frame, node: ast.Compare) -> Truth:
+    """`... is None` and `... is not None`, of constants of torch and of what properties compute."""
+    if dotted_name(node.left) == "__name__" and isinstance(node.ops[0], ast.Eq):
+        return "false"  # `if __name__ == "__main__":` - a server imports its modules
+    if isinstance(node.ops[0], (ast.In, ast.NotIn)):
+        return _name_contains(frame, node)
+    if len(node.ops) != 1 or not isinstance(node.ops[0], (ast.Is, ast.IsNot)):
+        return "open"
+    if not (isinstance(node.comparators[0], ast.Constant) and node.comparators[0].value is None):
+        return "open"
+    constant = frame.solver.platform.constant(dotted_name(node.left))
+    if constant is not None:
+        return "true" if constant == isinstance(node.ops[0], ast.IsNot) else "false"
+    if not isinstance(node.left, ast.Attribute) or not _is_global_or_property(frame, node.left):
+        return "open"
+    values = expressions.evaluate(frame, node.left)
+    if not values:
+        return "waits" if frame.solver.waits((frame.context, node), frame.context) else "open"
+    if all(isinstance(value, Constant) and value.literal is None for value in values):
+        return "true" if isinstance(node.ops[0], ast.Is) else "false"
+    return "open"
+
+
+def _name_contains(frame: Frame, node: ast.Compare) -> Truth:
+    """`"FusedMoE" in self.__class__.__name__`: a receiver is analysed for each class apart."""
+    right = node.comparators[0]
+    if not (isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)):
+        return "open"
+    if len(node.ops) != 1 or not dotted_name(right).endswith(".__class__.__name__"):
+        return "open"
+    names = [value.literal if isinstance(value, Constant) else None for value in expressions.evaluate(frame, right)]
+    passes = {node.left.value in name if isinstance(name, str) else None for name in names}
+    if len(passes) != 1 or None in passes:
+        return "open"
+    return "true" if passes.pop() == isinstance(node.ops[0], ast.In) else "false"
 
 
 def narrow(frame: Frame, test: ast.expr, negated: bool) -> bool:
@@ -86,11 +136,19 @@ def narrow(frame: Frame, test: ast.expr, negated: bool) -> bool:
             if any(cls in wanted for cls in frame.solver.index.mro(value.info)) != negated:
                 kept.add(value)
         elif isinstance(value, Unknown) and not negated:
-            kept.update(frame.universe.make(Instance, cls) for cls in wanted)
+            for cls in _possible(frame, wanted):
+                # Of an unknown value, the test says that it is one of the instances that there are.
+                kept.add(frame.universe.make(Instance, cls))
+                kept |= frame.read(("instances", cls))
         elif not isinstance(value, Constant) or negated:
             kept.add(value)
     frame.environment[name.id] = frozenset(kept)
     return bool(kept)
+
+
+def _possible(frame: Frame, classes: list[ClassInfo]) -> list[ClassInfo]:
+    configs = frame.solver.model_configs
+    return [cls for cls in classes if configs is None or not configs.is_impossible(cls)]
 
 
 def _classes(frame: Frame, values: ValueSet) -> list[ClassInfo] | None:

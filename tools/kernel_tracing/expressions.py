@@ -173,6 +173,8 @@ def _subscript(frame: Frame, node: ast.Subscript) -> ValueSet:
 
 def _binary(frame: Frame, node: ast.BinOp) -> ValueSet:
     left, right = evaluate(frame, node.left), evaluate(frame, node.right)
+    if isinstance(node.op, ast.BitOr) and any(isinstance(value, ClassValue) for value in left | right):
+        return left | right  # a union of types
     both = frozenset(value for value in left | right if isinstance(value, Container))
     if not both:
         return frame.universe.dull

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 from tools.kernel_tracing.index import ClassInfo, FunctionInfo, Module
+from tools.kernel_tracing.rules import boundaries
 from tools.kernel_tracing.rules.libraries import LIBRARIES
 from tools.kernel_tracing.solver import Context, Guard, Solver
 from tools.kernel_tracing.values import (
@@ -130,6 +131,8 @@ class Frame:
         found: set[Value] = set()
         for symbol in self.solver.index.lookup(module, name):
             if isinstance(symbol, FunctionInfo):
+                if not boundaries.alive(self.solver.platform, symbol):
+                    continue
                 found.add(self.universe.make(Function, symbol, None))
             elif isinstance(symbol, ClassInfo):
                 found.add(self.universe.make(ClassValue, symbol))

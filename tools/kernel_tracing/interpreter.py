@@ -10,7 +10,7 @@ from tools.kernel_tracing.frame import Environment, Frame, union
 from tools.kernel_tracing.index import ClassInfo, FunctionInfo
 from tools.kernel_tracing.rules import containers, decorators
 from tools.kernel_tracing.solver import Context, Guard, Solver
-from tools.kernel_tracing.values import EMPTY, Alias, ClassValue, Container, External, Function, Instance, ValueSet
+from tools.kernel_tracing.values import EMPTY, Alias, ClassValue, Container, Function, Instance, ValueSet
 
 
 def interpret(solver: Solver, context: Context) -> None:
@@ -252,8 +252,8 @@ def _import_from(frame: Frame, node: ast.ImportFrom) -> None:
         bound = item.asname or item.name
         if traced:
             frame.assign(bound, frame.universe.one(Alias, source, item.name))
-        else:
-            frame.assign(bound, frame.universe.one(External, f"{source}.{item.name}"))
+        else:  # of a namespace package, which has no file of its own, or of something not traced
+            frame.assign(bound, expressions.module_value(frame, f"{source}.{item.name}"))
 
 
 def _function(frame: Frame, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:

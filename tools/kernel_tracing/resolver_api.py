@@ -9,9 +9,12 @@ import ast
 from collections import defaultdict
 from pathlib import Path
 
-from tools.kernel_tracing.analysis import Analysis, analyse
-from tools.kernel_tracing.index import FunctionInfo
+from tools.kernel_tracing import attributes, unmade
+from tools.kernel_tracing.analysis import Analysis, analyse, deep
+from tools.kernel_tracing.index import ClassInfo, FunctionInfo
+from tools.kernel_tracing.solver import Solver
 from tools.kernel_tracing.sources import find_sources
+from tools.kernel_tracing.values import Instance
 
 __all__ = ["answers", "edges"]
 
@@ -22,7 +25,12 @@ def edges(
     sources: Path, queries: list[Query], model: str = "deepseek", platform: str = "cuda"
 ) -> dict[Query, set[str]]:
     """For each (file, line, called expression): the functions that it can enter, as "package.module:Class.method"."""
-    return answers(analyse(find_sources(sources), model, platform=platform), queries)
+    analysis = analyse(find_sources(sources), model, platform=platform)
+    with deep():
+        _enter_unreached(analysis.solver, queries)
+        analysis.solver.solve()
+    unmade.remove(analysis.solver)
+    return answers(analysis, queries)
 
 
 def answers(analysis: Analysis, queries: list[Query]) -> dict[Query, set[str]]:
@@ -33,10 +41,31 @@ def answers(analysis: Analysis, queries: list[Query]) -> dict[Query, set[str]]:
     for kernel in analysis.solver.kernel_calls.values():
         if isinstance(kernel.target, FunctionInfo):
             _answer(found, kernel.caller.function, kernel.call, kernel.target)
+    for caller, call, leaf in analysis.solver.leaves:
+        _answer(found, caller, call, leaf)
     return {query: found.get(query, set()) for query in queries}
 
 
-def _answer(found: dict[Query, set[str]], caller: FunctionInfo, call: ast.AST, callee: FunctionInfo) -> None:
+def _enter_unreached(solver: Solver, queries: list[Query]) -> None:
+    """Take methods that hold a call asked for as run, on the instances that there are, where nothing runs them."""
+    reached = {context.function.node for context in solver.contexts.values()}
+    asked = {(file, line) for file, line, _ in queries}
+    for module in solver.index.parsed():
+        lines = {line for file, line in asked if file == module.file}
+        for info in module.classes.values() if lines else ():
+            receivers = [cls for cls in solver.constructed if info in solver.index.mro(cls)]
+            for name, method in info.methods.items():
+                spanned = range(method.node.lineno, (method.node.end_lineno or 0) + 1)  # type: ignore[union-attr]
+                if method.node in reached or lines.isdisjoint(spanned):
+                    continue
+                for cls in receivers:
+                    if attributes.find_method_in(solver.index, cls, name) is method:
+                        solver.start(solver.context(method, solver.universe.make(Instance, cls)))
+
+
+def _answer(
+    found: dict[Query, set[str]], caller: FunctionInfo, call: ast.AST, callee: FunctionInfo | ClassInfo
+) -> None:
     if isinstance(call, ast.Call):
         query = (caller.module.file, call.lineno, ast.unparse(call.func))
         found[query].add(f"{callee.module.name}:{callee.qualname}")

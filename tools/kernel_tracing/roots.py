@@ -11,6 +11,7 @@ from tools.kernel_tracing import attributes, calls
 from tools.kernel_tracing.frame import Arguments, Frame
 from tools.kernel_tracing.index import ClassInfo, FunctionInfo, Index
 from tools.kernel_tracing.rules import runtime_roots
+from tools.kernel_tracing.rules.model_configs import ModelConfigs
 from tools.kernel_tracing.solver import Context, Solver
 from tools.kernel_tracing.values import Instance
 
@@ -79,6 +80,7 @@ def start(solver: Solver, entries: Sequence[ClassInfo]) -> tuple[list[Context], 
     Returns the contexts where chains end (forward of the models, and what the runtime calls for itself), and those
     where they end only if they reach none of the former (loading, initialisation, what other roots call too).
     """
+    solver.model_configs = ModelConfigs(solver.index, entries)
     ends: list[Context] = []
     fallbacks: list[Context] = []
     frame = Frame(solver, solver.context(FunctionInfo(entries[0].module, "<roots>", ast.Module([], []))))

@@ -16,6 +16,7 @@ from typing import Protocol
 from tools.kernel_tracing.index import ClassInfo, FunctionInfo, Index, Module
 from tools.kernel_tracing.rules.data_types import is_data
 from tools.kernel_tracing.rules.libraries import LIBRARIES
+from tools.kernel_tracing.rules.model_configs import ModelConfigs
 from tools.kernel_tracing.rules.platforms import Platform
 from tools.kernel_tracing.values import EMPTY, Universe, Value, ValueSet
 
@@ -86,6 +87,7 @@ class OpenCall:
     caller: Context
     call: ast.Call
     name: str  # last component of the called expression
+    library: str = ""  # the package that has the target, where that is known
 
 
 class Interpret(Protocol):
@@ -105,12 +107,15 @@ class Solver:
     edges: dict[tuple[Context, ast.AST, Context], Edge] = field(default_factory=dict)
     kernel_calls: dict[tuple[Context, ast.AST, FunctionInfo | str, str], KernelCall] = field(default_factory=dict)
     open_calls: dict[tuple[Context, ast.AST], OpenCall] = field(default_factory=dict)
+    # Calls of what is known but has nothing to follow: classes without an initialiser, host helpers of libraries.
+    leaves: dict[tuple[FunctionInfo, ast.AST, FunctionInfo | ClassInfo], None] = field(default_factory=dict)
     constructed: dict[ClassInfo, dict[Context, None]] = field(default_factory=dict)
     expanded: dict[ClassInfo, str] = field(default_factory=dict)  # class -> annotation that brought it in
     foreign: dict[ClassInfo | FunctionInfo, bool] = field(default_factory=dict)  # of other platforms
     data: dict[ast.expr, bool] = field(default_factory=dict)  # annotations of plain data
     annotated: dict[ast.expr, ValueSet] = field(default_factory=dict)  # what annotations stand for
     contexts: dict[tuple[Hashable, ...], Context] = field(default_factory=dict)
+    model_configs: ModelConfigs | None = None  # of the model that is traced
     runs: int = 0
     on_progress: Callable[[int, int], None] | None = None
     _cells: dict[Hashable, ValueSet] = field(default_factory=dict)

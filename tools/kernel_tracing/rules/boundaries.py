@@ -1,18 +1,21 @@
 """Where tracing stops: functions whose implementation is native.
 
 sgl_kernel and flashinfer are libraries of kernels: a function of theirs is a kernel if its body, or a function of the
-library that it refers to, ends in a native call (`torch.ops`, a Triton launch, a loaded module). What does not
-(queries, helpers, planning) is neither a kernel nor entered.
+library that it refers to, ends in a native call (`torch.ops`, a Triton launch, a loaded module), and if it works on
+tensors. What does not (queries, helpers, planning) is neither a kernel nor entered. A native function that takes plain
+data only, or returns a number, asks or configures on the host: a workspace size, a handle, a registered buffer.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tools.kernel_tracing.index import ClassInfo, FunctionInfo, Index
+from tools.kernel_tracing.rules import data_types
 from tools.kernel_tracing.rules.libraries import LIBRARIES
+from tools.kernel_tracing.rules.platforms import Platform
 from tools.kernel_tracing.syntax import dotted_name, walk
 
 if TYPE_CHECKING:
@@ -49,9 +52,47 @@ def kernel_of(frame: Frame, function: FunctionInfo) -> str | None:
     terminal = name.rpartition(".")[2]
     if function.owner is not None and terminal.startswith(_PLANNING):
         return ""
-    if terminal.startswith(_QUERIES):
+    if terminal.startswith(_QUERIES) or terminal.endswith("_plan") or is_host(function):
         return ""
     return name if is_native(frame.solver.index, function) else ""
+
+
+def is_host(function: FunctionInfo) -> bool:
+    """Whether a library's function works on the host alone, as far as its signature says."""
+    if isinstance(function.node, (ast.Module, ast.Lambda)):
+        return False
+    returns = function.node.returns
+    if isinstance(returns, ast.Name) and returns.id in data_types.NUMBERS:
+        return True
+    spec = function.node.args
+    names = [argument.arg for argument in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)]
+    given = names[1:] if function.owner is not None and "staticmethod" not in function.decorators else names
+    open_ended = spec.vararg is not None or spec.kwarg is not None or function.owner is not None
+    return not open_ended and not any(data_types.may_hold_tensor(function.annotations.get(name)) for name in given)
+
+
+def is_host_code(sources: Sequence[str]) -> bool:
+    """Whether a native module is built from C and C++ only, which launch nothing by themselves."""
+    return bool(sources) and all(source.endswith((".cpp", ".cc", ".c", ".cxx")) for source in sources)
+
+
+def alive(platform: Platform, function: FunctionInfo) -> bool:
+    """Whether the platform has this definition: `if torch.version.hip is not None:` may hold another one."""
+    dead = function.module.__dict__.setdefault("_dead_" + platform.name, None)
+    if dead is None:
+        dead = set(_dead_statements(platform, function.module.tree.body))
+        function.module.__dict__["_dead_" + platform.name] = dead
+    return function.node not in dead
+
+
+def _dead_statements(platform: Platform, body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    for node in body:
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Compare) and len(node.test.ops) == 1:
+            constant = platform.constant(dotted_name(node.test.left))
+            right = node.test.comparators[0]
+            if constant is not None and isinstance(right, ast.Constant) and right.value is None:
+                taken = constant == isinstance(node.test.ops[0], ast.IsNot)
+                yield from node.orelse if taken else node.body
 
 
 def is_triton(function: FunctionInfo) -> bool:

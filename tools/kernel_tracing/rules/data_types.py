@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 _DATA = {
     "int",
@@ -20,6 +21,17 @@ _DATA = {
 }
 _GENERIC = {"Optional", "Union", "List", "list", "Tuple", "tuple", "Dict", "dict", "Set", "set", "Sequence", "Iterable"}
 _TEXT = {"str"}  # data inside containers; alone it may be the key of a registry
+
+
+NUMBERS = {"int", "float", "bool", "str", "bytes"}
+_PLAIN = re.compile(
+    r"\b(?:int|float|bool|str|bytes|None|Optional|Union|[Ll]ist|[Tt]uple|[Ss]equence|typing)\b|\W|\.\.\."
+)
+
+
+def may_hold_tensor(annotation: ast.expr | None) -> bool:
+    """Whether a parameter with this annotation may be given a tensor; one without any may."""
+    return annotation is None or bool(_PLAIN.sub("", ast.unparse(annotation)))
 
 
 def is_data(annotation: ast.expr | None, inside: bool = False) -> bool:

@@ -6,13 +6,14 @@ import ast
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tools.kernel_tracing.rules import custom_ops
-from tools.kernel_tracing.solver import GIVEN_TO
+from tools.kernel_tracing.rules import custom_ops, external_libraries
+from tools.kernel_tracing.solver import GIVEN_TO, OpenCall
 from tools.kernel_tracing.values import (
     EMPTY,
     ClassValue,
     Constant,
     Container,
+    External,
     Function,
     Instance,
     Method,
@@ -37,7 +38,14 @@ def call(frame: Frame, path: str, arguments: Arguments, node: ast.expr, approxim
     if rule is not None:
         return rule(frame, arguments, node)
     call_back(frame, arguments, node, path)
-    return frame.universe.any
+    package = external_libraries.may_launch(path)
+    if not package or not isinstance(node, ast.Call):
+        return frame.universe.any
+    frame.solver.open_calls.setdefault(
+        (frame.context, node), OpenCall(frame.context, node, path.rpartition(".")[2], package)
+    )
+    # What it returns is remembered once, for `buffer = Buffer(...)` and then `buffer.dispatch(...)`.
+    return frame.universe.any if "()" in path else frame.universe.one(External, f"{path}()")
 
 
 def call_back(frame: Frame, arguments: Arguments, node: ast.expr, name: str) -> None:
@@ -216,7 +224,31 @@ def _namespace(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
 
 
 def _native_module(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
+    """A module built when it is loaded; one of C++ sources only works on the host."""
+    from tools.kernel_tracing.rules import boundaries
+
+    if isinstance(node, ast.Call) and not any(word.arg == "cuda_sources" for word in node.keywords):
+        given = [word.value for word in node.keywords if word.arg == "sources"]
+        parts = given[0].elts if len(given) == 1 and isinstance(given[0], (ast.List, ast.Tuple)) else []
+        if boundaries.is_host_code([_ending(part) for part in parts]):
+            return frame.universe.dull
     return frame.universe.one(NativeModule, (frame.function,))
+
+
+def _ending(node: ast.expr) -> str:
+    """What a string, an f-string or a path joined from parts ends in; "" if it does not end in a literal."""
+    while isinstance(node, (ast.JoinedStr, ast.BinOp, ast.Call)):
+        parts = (
+            node.values
+            if isinstance(node, ast.JoinedStr)
+            else node.args
+            if isinstance(node, ast.Call)
+            else [node.right]
+        )
+        if not parts:
+            return ""
+        node = parts[-1]
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def _import_module(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
@@ -235,6 +267,9 @@ def _isinstance(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
     wanted = {value.info for value in classes if isinstance(value, ClassValue)}
     if not wanted or not all(isinstance(value, (ClassValue, Container)) for value in classes):
         return frame.universe.dull
+    configs = frame.solver.model_configs
+    if configs is not None and all(configs.is_impossible(info) for info in wanted):
+        return frame.constant(False)
     passes = {
         not wanted.isdisjoint(frame.solver.index.mro(value.info)) if isinstance(value, Instance) else None
         for value in arguments.get(0)
@@ -249,8 +284,6 @@ def _nothing(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
 def _bool(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
     return frame.universe.dull
 
-
-from tools.kernel_tracing.values import External  # noqa: E402
 
 _IDENTITY = (External, "identity")
 _RULES: dict[str, Rule] = {

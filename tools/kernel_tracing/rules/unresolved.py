@@ -1,7 +1,8 @@
 """Calls that were not resolved and might reach a kernel.
 
 Most calls of unknown receivers are tensor methods. A call might reach a kernel if a function of the sources that does
-reach one has the called name; names that tensors, strings and containers have too say nothing.
+reach one has the called name; names that tensors, strings and containers have too say nothing. A call into a library
+whose sources are not given might always reach one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
+from tools.kernel_tracing.rules import external_libraries
 from tools.kernel_tracing.solver import Context, Solver
 
 _COMMON = frozenset(dir(str)) | frozenset(dir(list)) | frozenset(dir(dict)) | frozenset(dir(set))
@@ -43,7 +45,16 @@ def report(solver: Solver, frame: Callable[[Context, ast.AST], dict[str, Any]]) 
     found = {}
     for open_call in solver.open_calls.values():
         function = open_call.caller.function
-        if open_call.name in reaching and (function, open_call.call) not in resolved:
+        if open_call.library:
+            if external_libraries.is_work(open_call.name) and open_call.name not in _COMMON - {
+                "apply",
+                "forward",
+                "run",
+            }:
+                entry = frame(open_call.caller, open_call.call)
+                entry["reason"] = f"external library {open_call.library}: its sources are not among those given"
+                found[entry["file"], entry["line"], entry["function"], entry["call"]] = entry
+        elif open_call.name in reaching and (function, open_call.call) not in resolved:
             entry = frame(open_call.caller, open_call.call)
             entry["reason"] = f"the receiver is unknown, and a function named {open_call.name} reaches a kernel"
             found[entry["file"], entry["line"], entry["function"], entry["call"]] = entry
