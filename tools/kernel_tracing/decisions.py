@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Literal
 
-from tools.kernel_tracing import expressions
+from tools.kernel_tracing import expressions, variants
 from tools.kernel_tracing.frame import Frame
 from tools.kernel_tracing.index import ClassInfo
 from tools.kernel_tracing.syntax import dotted_name
@@ -47,7 +47,8 @@ def truth(frame: Frame, node: ast.expr) -> Truth:
         is_none = [isinstance(part, ast.Constant) and part.value is None for part in node.comparators]
         if constant is not None and is_none == [True] and isinstance(node.ops[0], (ast.Is, ast.IsNot)):
             return "true" if constant == isinstance(node.ops[0], ast.IsNot) else "false"
-        return "open"
+        holds = variants.is_none(frame, node)
+        return "open" if holds is None else "true" if holds else "false"
     elif not isinstance(node, ast.Name):
         return "open"
     values = expressions.evaluate(frame, node)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
 
+from tools.kernel_tracing import shapes
 from tools.kernel_tracing.rules.libraries import LIBRARIES
 from tools.kernel_tracing.sources import SourceTree
 from tools.kernel_tracing.syntax import dotted_name, walk_scopes
@@ -74,6 +75,16 @@ class FunctionInfo:
         what that one module had: merged, every patched module would call all others' methods.
         """
         return self._facts[1]
+
+    @cached_property
+    def optional(self) -> frozenset[str]:
+        """Parameters that are tested for None, in a decorator that works with and without arguments."""
+        return shapes.optional_functions(self.node)
+
+    @cached_property
+    def passes_to(self) -> str:
+        """Of a wrapper: the name of what it passes `*args, **kwargs` on to."""
+        return shapes.passes_to(self.node)
 
     @cached_property
     def _facts(self) -> tuple[bool, dict[str, ast.expr | None]]:

@@ -50,3 +50,13 @@ def dotted_name(expression: ast.AST) -> str:
         base = dotted_name(expression.value)
         return f"{base}.{expression.attr}" if base else ""
     return ""
+
+
+def is_none_test(node: ast.Compare) -> bool:
+    """Whether a comparison is `x is None` or `x is not None`."""
+    return (
+        len(node.ops) == 1
+        and isinstance(node.ops[0], (ast.Is, ast.IsNot))
+        and isinstance(node.comparators[0], ast.Constant)
+        and node.comparators[0].value is None
+    )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tools.kernel_tracing.index import FunctionInfo
 from tools.kernel_tracing.rules import custom_ops
+from tools.kernel_tracing.shapes import stands_for
 from tools.kernel_tracing.syntax import walk
 from tools.kernel_tracing.values import EMPTY, Constant, External, Function, Method, Unknown, ValueSet
 
@@ -50,7 +51,7 @@ def decorate(frame: Frame, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Cl
                 result |= calls.enter(
                     frame, value.info, receiver, closure, Arguments([values]), None, variant=("decorates", site)
                 )
-        kept = frozenset(v for v in result if not isinstance(v, (Unknown, Constant, External)))
+        kept = frozenset(v for v in transparent(frame, result) if not isinstance(v, (Unknown, Constant, External)))
         values = kept or values
     return values
 
@@ -80,6 +81,22 @@ def _apply_factory(
                 frame, inner.info, inner.receiver, None, Arguments([values]), None, variant=("decorates", site)
             )
     return result
+
+
+def transparent(frame: Frame, values: ValueSet) -> ValueSet:
+    """Without wrappers that only stand for another of the values.
+
+    A decorator for debugging returns the function itself unless debugging is on, and else a `functools.wraps` of it
+    that hands all arguments on: both call the same function.
+    """
+    kept = []
+    for value in values:
+        if isinstance(value, Function) and value.closure is not None and (name := stands_for(value.info.node)):
+            wrapped = frame.solver.peek(("local", value.closure, name))
+            if any(isinstance(one, (Function, Method)) for one in wrapped) and wrapped <= values:
+                continue
+        kept.append(value)
+    return values if len(kept) == len(values) else frozenset(kept)
 
 
 def is_registering(function: FunctionInfo) -> bool:
