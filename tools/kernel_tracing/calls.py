@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from tools.kernel_tracing import attributes, variants
 from tools.kernel_tracing.frame import Arguments, Frame
 from tools.kernel_tracing.index import ClassInfo, FunctionInfo
-from tools.kernel_tracing.rules import boundaries, containers, custom_ops, external, modules, tensors
+from tools.kernel_tracing.rules import boundaries, containers, custom_ops, decorators, external, modules, tensors
 from tools.kernel_tracing.solver import Context, Guard, OpenCall
 from tools.kernel_tracing.values import (
     EMPTY,
@@ -197,6 +197,7 @@ def enter(
         found |= _booleans(frame, returned) if dull else returned
     if predicate is not None:
         return frame.constant(predicate)
+    found = decorators.transparent(frame, found)
     if any(isinstance(value, NativeModule) for value in found):
         return frozenset(_loaded(frame, function, value) for value in found)
     return found

@@ -87,6 +87,11 @@ class FunctionInfo:
         return shapes.passes_to(self.node)
 
     @cached_property
+    def stands_for(self) -> str:
+        """Of a wrapper that `functools.wraps` made look like what it passes on to: the name of that."""
+        return shapes.stands_for(self.node)
+
+    @cached_property
     def _facts(self) -> tuple[bool, dict[str, ast.expr | None]]:
         if isinstance(self.node, (ast.Module, ast.Lambda)):
             return False, {}

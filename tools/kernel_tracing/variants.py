@@ -29,7 +29,7 @@ class Choice(NamedTuple):
     """What a parameter is in a variant."""
 
     parameter: str
-    value: Value | None  # None: not given, or none of the values that are told apart
+    value: Value | None  # None: not given, or it may be None; Unknown: none of the values that are told apart
     given: bool = True
 
 
@@ -53,7 +53,8 @@ def split(frame: Frame, function: FunctionInfo, bound: dict[str, ValueSet]) -> l
             if name not in bound:
                 told.append((Choice(name, None, given=False), EMPTY))
             elif rest:
-                told.append((Choice(name, None), rest))
+                maybe_none = not told and rest == frame.universe.dull
+                told.append((Choice(name, None if maybe_none else frame.universe.unknown), rest))
             elif not told:
                 return []  # given, but not known yet
         if told:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from tools.kernel_tracing.index import FunctionInfo
 from tools.kernel_tracing.rules import custom_ops
-from tools.kernel_tracing.shapes import stands_for
 from tools.kernel_tracing.syntax import walk
 from tools.kernel_tracing.values import EMPTY, Constant, External, Function, Method, Unknown, ValueSet
 
@@ -91,8 +90,8 @@ def transparent(frame: Frame, values: ValueSet) -> ValueSet:
     """
     kept = []
     for value in values:
-        if isinstance(value, Function) and value.closure is not None and (name := stands_for(value.info.node)):
-            wrapped = frame.solver.peek(("local", value.closure, name))
+        if isinstance(value, Function) and value.closure is not None and value.info.stands_for:
+            wrapped = frame.solver.peek(("local", value.closure, value.info.stands_for))
             if any(isinstance(one, (Function, Method)) for one in wrapped) and wrapped <= values:
                 continue
         kept.append(value)
