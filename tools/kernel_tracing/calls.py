@@ -243,9 +243,9 @@ def _bind(
             bound[name] = bound.get(name, EMPTY) | values
         else:
             extra[name] = values
-    for name in parameters[len(arguments.positional) :]:
+    for name in parameters[len(arguments.positional) :] if spill or arguments.star_keywords else ():
         bound[name] = bound.get(name, EMPTY) | spill | arguments.star_keywords
-    for name in keyword_only:
+    for name in keyword_only if arguments.star_keywords else ():
         bound[name] = bound.get(name, EMPTY) | arguments.star_keywords
     if spec.vararg is not None and (rest or spill):
         site = frame.universe.make(Container, ("varargs", function, frame.context, len(rest), *variant), "Tuple")

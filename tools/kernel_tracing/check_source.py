@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from tools.kernel_tracing.sources import DISTRIBUTIONS
+from tools.kernel_tracing.syntax import parse
 
 _LEAVES = frozenset((ast.Name, ast.Constant, ast.Load, ast.Store, ast.Del, ast.Pass, ast.alias, ast.Global))
 # Methods that put their arguments into a container or a registry.
@@ -330,7 +331,7 @@ class _AttributeReader(_Reader):
 
 def read(name: str, text: str) -> SourceFile:
     """Parses one file. Raises SyntaxError."""
-    source = SourceFile(name, text, ast.parse(text))
+    source = SourceFile(name, text, parse(text))
     _Reader(source).visit(source.tree)
     return source
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-import warnings
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,7 +17,7 @@ from typing import TypeAlias
 from tools.kernel_tracing import shapes
 from tools.kernel_tracing.rules.libraries import LIBRARIES
 from tools.kernel_tracing.sources import SourceTree
-from tools.kernel_tracing.syntax import dotted_name, walk_scopes
+from tools.kernel_tracing.syntax import dotted_name, parse, walk_scopes
 
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _BASES = re.compile(r"(\w+)[ \t]*\(([^)]*)\)[ \t]*:")
@@ -206,9 +205,7 @@ class Index:
 
     def _parse(self, name: str) -> Module | None:
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # invalid escapes in the traced sources are not our concern
-                tree = ast.parse(self.sources.text(name))
+            tree = parse(self.sources.text(name))
         except (SyntaxError, ValueError, RecursionError) as error:
             line = getattr(error, "lineno", None) or 1
             self.problems.append({"file": self.sources.files[name], "line": line, "reason": f"does not parse: {error}"})

@@ -70,7 +70,7 @@ def stands_for(node: ast.AST) -> str:
     """Of a wrapper made by `@functools.wraps(function)` that calls `function(*args, **kwargs)`: its name."""
     name = passes_to(node)
     for decorator in getattr(node, "decorator_list", []) if name else ():
-        if isinstance(decorator, ast.Call) and dotted_name(decorator.func).rpartition(".")[2] == "wraps":
-            if [dotted_name(argument) for argument in decorator.args] == [name]:
-                return name
+        wraps = isinstance(decorator, ast.Call) and dotted_name(decorator.func).rpartition(".")[2] == "wraps"
+        if wraps and [dotted_name(argument) for argument in decorator.args] == [name]:
+            return name
     return ""

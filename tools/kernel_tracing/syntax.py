@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Iterator
 
 
@@ -60,3 +61,10 @@ def is_none_test(node: ast.Compare) -> bool:
         and isinstance(node.comparators[0], ast.Constant)
         and node.comparators[0].value is None
     )
+
+
+def parse(text: str) -> ast.Module:
+    """The tree of a source file, without the warnings, of invalid escapes in strings, that concern its authors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text)

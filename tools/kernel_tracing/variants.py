@@ -80,7 +80,7 @@ def _decides(value: Value, function: FunctionInfo) -> bool:
 
 
 def receivers(frame: Frame, function: FunctionInfo, closure: Context | None, arguments: Arguments) -> list[Value]:
-    """Of a wrapper that passes `*args` on to a method: the instances to analyse it apart for, as the method would be."""
+    """Of a wrapper that passes `*args` on to a method: the receivers to analyse it apart for, as the method is."""
     name = function.passes_to
     if not name or closure is None or not arguments.positional:
         return []

@@ -56,13 +56,11 @@ def wrap(frame: Frame, name: str, arguments: Arguments) -> ValueSet | None:
         return None
     names = _strings(frame, [arguments.keywords.get("op_name", EMPTY)])
     for value in functions:
-        info = getattr(value, "info", None)
-        for registered in names or ([info.node.name] if isinstance(getattr(info, "node", None), _NAMED) else []):
+        node = value.info.node if isinstance(value, (Function, Method)) else None
+        own = [node.name] if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else []
+        for registered in names or own:
             frame.write(("custom op", registered.rpartition(":")[2]), frozenset((value,)))
     return functions
-
-
-_NAMED = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def implementation(frame: Frame, path: str) -> ValueSet:

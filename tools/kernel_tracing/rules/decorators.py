@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tools.kernel_tracing.index import FunctionInfo
 from tools.kernel_tracing.rules import custom_ops
 from tools.kernel_tracing.syntax import walk
-from tools.kernel_tracing.values import EMPTY, Constant, External, Function, Method, Unknown, ValueSet
+from tools.kernel_tracing.values import EMPTY, Constant, External, Function, Method, Partial, Unknown, ValueSet
 
 if TYPE_CHECKING:
     from tools.kernel_tracing.frame import Frame
@@ -71,14 +71,13 @@ def _apply_factory(
     made = calls.enter(frame, factory.info, receiver, closure, arguments, None, variant=("decorates", site))
     result: ValueSet = EMPTY
     for inner in made:
+        given = Arguments([values])
+        if isinstance(inner, Partial):  # of the decorator itself: `return partial(trace, level=level)`
+            given, inner = Arguments([*inner.positional, values], dict(inner.keywords)), inner.function
         if isinstance(inner, Function):
-            result |= calls.enter(
-                frame, inner.info, None, inner.closure, Arguments([values]), None, variant=("decorates", site)
-            )
+            result |= calls.enter(frame, inner.info, None, inner.closure, given, None, variant=("decorates", site))
         elif isinstance(inner, Method):
-            result |= calls.enter(
-                frame, inner.info, inner.receiver, None, Arguments([values]), None, variant=("decorates", site)
-            )
+            result |= calls.enter(frame, inner.info, inner.receiver, None, given, None, variant=("decorates", site))
     return result
 
 

@@ -26,7 +26,7 @@ from tools.kernel_tracing.values import (
 if TYPE_CHECKING:
     from tools.kernel_tracing.frame import Arguments, Frame
 
-TORCH_OP_PARTS = len("torch.ops.namespace.name.overload".split("."))
+TORCH_OP_PARTS = len(["torch", "ops", "namespace", "name", "overload"])
 MAX_PARTS = 10  # more than the deepest package of the libraries in use has, with a class and a method
 Rule = Callable[["Frame", "Arguments", ast.expr], ValueSet]
 
