@@ -243,10 +243,14 @@ def _bind(
             bound[name] = bound.get(name, EMPTY) | values
         else:
             extra[name] = values
-    for name in parameters[len(arguments.positional) :] if spill or arguments.star_keywords else ():
+    omitted = function.optional.difference(bound)
+    for name in parameters[len(arguments.positional) :]:
         bound[name] = bound.get(name, EMPTY) | spill | arguments.star_keywords
-    for name in keyword_only if arguments.star_keywords else ():
+    for name in keyword_only:
         bound[name] = bound.get(name, EMPTY) | arguments.star_keywords
+    for name in omitted:
+        if not bound.get(name):
+            bound.pop(name, None)
     if spec.vararg is not None and (rest or spill):
         site = frame.universe.make(Container, ("varargs", function, frame.context, len(rest), *variant), "Tuple")
         for position, values in enumerate(rest):
