@@ -7,7 +7,7 @@ import ast
 from tools.kernel_tracing import calls, expressions
 from tools.kernel_tracing.frame import Arguments, Frame
 from tools.kernel_tracing.index import ClassInfo, FunctionInfo, Index, Module
-from tools.kernel_tracing.rules import boundaries, containers
+from tools.kernel_tracing.rules import boundaries, containers, external
 from tools.kernel_tracing.rules.platforms import Platform
 from tools.kernel_tracing.values import (
     EMPTY,
@@ -51,12 +51,11 @@ def load_one(frame: Frame, owner: Value, name: str, node: ast.expr) -> ValueSet:
     if isinstance(owner, External):
         if "()." in owner.path:
             return frame.universe.any  # of what a library returned, only its methods are told apart
-        constant = frame.solver.platform.constant(f"{owner.path}.{name}")
-        return (
-            frame.constant(constant)
-            if constant is not None
-            else expressions.module_value(frame, f"{owner.path}.{name}")
-        )
+        path = f"{owner.path}.{name}"
+        constant = frame.solver.platform.constant(path)
+        if constant is not None:
+            return frame.constant(constant)
+        return expressions.module_value(frame, path) if external.is_path(path) else frame.universe.any
     if isinstance(owner, Instance):
         return _load_instance(frame, owner, name, node)
     if isinstance(owner, ModuleValue):

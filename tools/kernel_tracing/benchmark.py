@@ -23,6 +23,7 @@ from typing import Any, Protocol, TypeAlias, cast
 
 from flashinfer_trace.files import write_json
 from tools.kernel_tracing import peers
+from tools.kernel_tracing.syntax import parse
 
 LABELS = Path(__file__).parents[2] / "tests" / "kernel_tracing" / "labels"
 NO_LABELS = {"peers.json"}  # figures, beside the labels
@@ -214,7 +215,7 @@ def calls_of(text: str) -> dict[tuple[int, str], str]:
                 calls.setdefault((child.lineno, ast.unparse(child.func)), scope or "<module>")
             walk(child, scope)
 
-    walk(ast.parse(text), "")
+    walk(parse(text), "")
     return calls
 
 
@@ -265,7 +266,7 @@ class _Module:
         self.aliases: dict[str, str] = {}
         self.stars: list[str] = []
         self._package = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
-        self._collect(ast.parse(file.read_text(encoding="utf-8")), "")
+        self._collect(parse(file.read_text(encoding="utf-8")), "")
 
     def _collect(self, node: ast.AST, scope: str) -> None:
         for child in ast.iter_child_nodes(node):

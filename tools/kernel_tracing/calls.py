@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import itertools
 from collections.abc import Hashable
 
-from tools.kernel_tracing import attributes
+from tools.kernel_tracing import attributes, variants
 from tools.kernel_tracing.frame import Arguments, Frame
 from tools.kernel_tracing.index import ClassInfo, FunctionInfo
-from tools.kernel_tracing.rules import boundaries, containers, custom_ops, external, modules, tensors
+from tools.kernel_tracing.rules import boundaries, containers, custom_ops, decorators, external, modules, tensors
 from tools.kernel_tracing.solver import Context, Guard, OpenCall
 from tools.kernel_tracing.values import (
     EMPTY,
@@ -29,9 +28,6 @@ from tools.kernel_tracing.values import (
     Value,
     ValueSet,
 )
-
-# A function is analysed apart for at most this many combinations of its sensitive parameters.
-MAX_VARIANTS = 150
 
 __all__ = ["Guard", "bind_locals", "call", "call_method", "call_one", "enter", "is_enum"]
 
@@ -63,6 +59,9 @@ def call_one(frame: Frame, callee: Value, arguments: Arguments, node: ast.expr, 
         if custom_ops.is_registration(callee.info.qualname):
             custom_ops.register_called(frame, arguments)
             return frame.universe.dull
+        operator = custom_ops.wrap(frame, callee.info.qualname, arguments)
+        if operator is not None:
+            return operator
         kernel = boundaries.kernel_of(frame, callee.info)
         if kernel is not None:
             if kernel:
@@ -74,7 +73,7 @@ def call_one(frame: Frame, callee: Value, arguments: Arguments, node: ast.expr, 
         if owner is not None and arguments.positional and "staticmethod" not in callee.info.decorators:
             # Class.method(instance, ...): the first argument is the receiver.
             found: ValueSet = EMPTY
-            rest = Arguments(arguments.positional[1:], arguments.keywords, arguments.star, arguments.star_keywords)
+            rest = Arguments(arguments.positional[1:], *arguments.rest())
             for receiver in arguments.positional[0]:
                 if isinstance(receiver, (Instance, ClassValue)):
                     found |= enter(frame, callee.info, receiver, None, rest, node, approximate)
@@ -186,15 +185,22 @@ def enter(
     predicate = frame.solver.platform.predicate(function.qualname)
     if predicate is None and frame.solver.is_foreign(function):
         return frame.universe.dull
-    has_self = receiver is not None and function.owner is not None and "staticmethod" not in function.decorators
-    bound = _bind(frame, function, arguments, skip=1 if has_self or receiver is not None else 0)
     found: ValueSet = EMPTY
+    apart = variants.receivers(frame, function, closure, arguments) if receiver is None else []
+    if apart and not any(isinstance(choice, variants.Choice) for choice in variant):
+        for value in apart:
+            one = Arguments([frozenset((value,)), *arguments.positional[1:]], *arguments.rest())
+            choice = variants.Choice("*", value)
+            found |= enter(frame, function, receiver, closure, one, node, approximate, (*variant, choice))
+        return found
+    has_self = receiver is not None and function.owner is not None and "staticmethod" not in function.decorators
+    bound = _bind(frame, function, arguments, variant, skip=1 if has_self or receiver is not None else 0)
     dull = frame.solver.is_data(getattr(function.node, "returns", None))
-    for chosen, extra in _variants(frame, function, bound):
-        context = frame.solver.context(function, receiver, closure, (*variant, *extra))
+    for way in variants.split(frame, function, bound):
+        context = frame.solver.context(function, receiver, closure, (*variant, *way.choices))
         if node is not None and context is not frame.context:
-            frame.solver.add_edge(frame.context, node, context, frame.guards, approximate)
-        for name, values in chosen.items():
+            frame.solver.add_edge(frame.context, node, context, frame.guards, approximate or way.approximate)
+        for name, values in way.arguments.items():
             frame.write(("parameter", context, name), values)
         frame.solver.start(context)
         returned = frame.read(("return", context))
@@ -203,6 +209,7 @@ def enter(
         if node is not None:
             frame.solver.leaves[frame.function, node, function] = None
         return frame.constant(predicate)
+    found = decorators.transparent(frame, found)
     if any(isinstance(value, NativeModule) for value in found):
         return frozenset(_loaded(frame, function, value) for value in found)
     return found
@@ -225,36 +232,9 @@ def _loaded(frame: Frame, function: FunctionInfo, value: Value) -> Value:
     return value
 
 
-def _decides(value: Value, function: FunctionInfo) -> bool:
-    """Whether to tell calls apart by this argument; a closure that the function itself made would nest for ever."""
-    closure = value.closure if isinstance(value, Function) else None
-    while closure is not None:
-        if closure.function is function:
-            return False
-        closure = closure.closure
-    return isinstance(value, (Instance, ClassValue, Function, Method, Partial))
-
-
-def _variants(
-    frame: Frame, function: FunctionInfo, bound: dict[str, ValueSet]
-) -> list[tuple[dict[str, ValueSet], tuple[Hashable, ...]]]:
-    """Split a call by the values of parameters that decide what the function calls."""
-    choices: list[list[tuple[str, Value]]] = []
-    count = 1
-    for name in frame.solver.index.sensitive_parameters(function):
-        values = [value for value in bound.get(name, EMPTY) if _decides(value, function)]
-        if values:
-            count *= len(values)
-            choices.append([(name, value) for value in values])
-    if not choices or count > MAX_VARIANTS:
-        return [(bound, ())]
-    return [
-        ({**bound, **{name: frozenset((value,)) for name, value in choice}}, choice)
-        for choice in itertools.product(*choices)
-    ]
-
-
-def _bind(frame: Frame, function: FunctionInfo, arguments: Arguments, skip: int) -> dict[str, ValueSet]:
+def _bind(
+    frame: Frame, function: FunctionInfo, arguments: Arguments, variant: tuple[Hashable, ...], skip: int
+) -> dict[str, ValueSet]:
     """Values for each parameter, from the arguments of one call."""
     if isinstance(function.node, ast.Module):
         return {}
@@ -275,18 +255,22 @@ def _bind(frame: Frame, function: FunctionInfo, arguments: Arguments, skip: int)
             bound[name] = bound.get(name, EMPTY) | values
         else:
             extra[name] = values
+    omitted = function.optional.difference(bound)
     for name in parameters[len(arguments.positional) :]:
         bound[name] = bound.get(name, EMPTY) | spill | arguments.star_keywords
     for name in keyword_only:
         bound[name] = bound.get(name, EMPTY) | arguments.star_keywords
+    for name in omitted:
+        if not bound.get(name):
+            bound.pop(name, None)
     if spec.vararg is not None and (rest or spill):
-        site = frame.universe.make(Container, ("varargs", function, frame.context, len(rest)), "Tuple")
+        site = frame.universe.make(Container, ("varargs", function, frame.context, len(rest), *variant), "Tuple")
         for position, values in enumerate(rest):
             frame.put(site, position, values)
         frame.put(site, "*", spill)
         bound[spec.vararg.arg] = frozenset((site,))
     if spec.kwarg is not None and (extra or arguments.star_keywords):
-        site = frame.universe.make(Container, ("keywords", function, frame.context), "Dict")
+        site = frame.universe.make(Container, ("keywords", function, frame.context, *variant), "Dict")
         for name, values in extra.items():
             frame.put(site, name, values)
         frame.put(site, "*", arguments.star_keywords)

@@ -6,6 +6,7 @@ Written apart from the tracer's index and resolver on purpose: a mistake there m
 from __future__ import annotations
 
 import ast
+import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -330,7 +331,9 @@ class _AttributeReader(_Reader):
 
 def read(name: str, text: str) -> SourceFile:
     """Parses one file. Raises SyntaxError."""
-    source = SourceFile(name, text, ast.parse(text))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # invalid escapes in strings concern the authors of the sources
+        source = SourceFile(name, text, ast.parse(text))
     _Reader(source).visit(source.tree)
     return source
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Literal
 
-from tools.kernel_tracing import attributes, expressions
+from tools.kernel_tracing import attributes, expressions, variants
 from tools.kernel_tracing.frame import Frame
 from tools.kernel_tracing.index import ClassInfo
 from tools.kernel_tracing.syntax import dotted_name
@@ -90,6 +90,9 @@ def _comparison(frame: Frame, node: ast.Compare) -> Truth:
     constant = frame.solver.platform.constant(dotted_name(node.left))
     if constant is not None:
         return "true" if constant == isinstance(node.ops[0], ast.IsNot) else "false"
+    holds = variants.is_none(frame, node)
+    if holds is not None:
+        return "true" if holds else "false"
     if not isinstance(node.left, ast.Attribute) or not _is_global_or_property(frame, node.left):
         return "open"
     values = expressions.evaluate(frame, node.left)

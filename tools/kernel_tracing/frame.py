@@ -46,6 +46,10 @@ class Arguments:
         """All values passed in any way."""
         return frozenset().union(*self.positional, *self.keywords.values(), self.star, self.star_keywords)
 
+    def rest(self) -> tuple[dict[str, ValueSet], ValueSet, ValueSet]:
+        """All but the positional arguments."""
+        return self.keywords, self.star, self.star_keywords
+
     def after(self, *first: ValueSet) -> Arguments:
         """The same arguments after some more positional ones."""
         return Arguments([*first, *self.positional], self.keywords, self.star, self.star_keywords)

@@ -9,15 +9,15 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-import warnings
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
 
+from tools.kernel_tracing import shapes
 from tools.kernel_tracing.rules.libraries import LIBRARIES
 from tools.kernel_tracing.sources import SourceTree
-from tools.kernel_tracing.syntax import dotted_name, walk_scopes
+from tools.kernel_tracing.syntax import dotted_name, parse, walk_scopes
 
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _BASES = re.compile(r"(\w+)[ \t]*\(([^)]*)\)[ \t]*:")
@@ -74,6 +74,21 @@ class FunctionInfo:
         what that one module had: merged, every patched module would call all others' methods.
         """
         return self._facts[1]
+
+    @cached_property
+    def optional(self) -> frozenset[str]:
+        """Parameters that are tested for None, in a decorator that works with and without arguments."""
+        return shapes.optional_functions(self.node)
+
+    @cached_property
+    def passes_to(self) -> str:
+        """Of a wrapper: the name of what it passes `*args, **kwargs` on to."""
+        return shapes.passes_to(self.node)
+
+    @cached_property
+    def stands_for(self) -> str:
+        """Of a wrapper that `functools.wraps` made look like what it passes on to: the name of that."""
+        return shapes.stands_for(self.node)
 
     @cached_property
     def _facts(self) -> tuple[bool, dict[str, ast.expr | None]]:
@@ -190,9 +205,7 @@ class Index:
 
     def _parse(self, name: str) -> Module | None:
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # invalid escapes in the traced sources are not our concern
-                tree = ast.parse(self.sources.text(name))
+            tree = parse(self.sources.text(name))
         except (SyntaxError, ValueError, RecursionError) as error:
             line = getattr(error, "lineno", None) or 1
             self.problems.append({"file": self.sources.files[name], "line": line, "reason": f"does not parse: {error}"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Iterator
 
 
@@ -50,3 +51,20 @@ def dotted_name(expression: ast.AST) -> str:
         base = dotted_name(expression.value)
         return f"{base}.{expression.attr}" if base else ""
     return ""
+
+
+def is_none_test(node: ast.Compare) -> bool:
+    """Whether a comparison is `x is None` or `x is not None`."""
+    return (
+        len(node.ops) == 1
+        and isinstance(node.ops[0], (ast.Is, ast.IsNot))
+        and isinstance(node.comparators[0], ast.Constant)
+        and node.comparators[0].value is None
+    )
+
+
+def parse(text: str) -> ast.Module:
+    """The tree of a source file, without the warnings, of invalid escapes in strings, that concern its authors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text)

@@ -8,13 +8,15 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from tools.kernel_tracing.values import Constant, Function, Method, ValueSet
+from tools.kernel_tracing.values import EMPTY, Constant, Function, Method, Partial, ValueSet
 
 if TYPE_CHECKING:
     from tools.kernel_tracing.frame import Arguments, Frame
 
 _DECORATORS = {"custom_op", "register_custom_op", "triton_op"}
 _FUNCTIONS = {"direct_register_custom_op"}
+# What these return is a torch operator that does what the function does that they are given.
+_WRAPPERS = {"register_custom_op", "register_custom_op_from_extern"}
 
 
 def is_custom_op_decorator(name: str) -> bool:
@@ -45,6 +47,20 @@ def register_called(frame: Frame, arguments: Arguments) -> None:
     """`direct_register_custom_op(op_name=..., op_func=...)`."""
     for name in _strings(frame, [arguments.get(0, "op_name")]):
         frame.write(("custom op", name.rpartition(":")[2]), arguments.get(1, "op_func"))
+
+
+def wrap(frame: Frame, name: str, arguments: Arguments) -> ValueSet | None:
+    """`fast = register_custom_op_from_extern(fast)`: the function itself, registered; None for any other call."""
+    functions = frozenset(value for value in arguments.get(0, "fn") if isinstance(value, (Function, Method, Partial)))
+    if name not in _WRAPPERS or not functions:
+        return None
+    names = _strings(frame, [arguments.keywords.get("op_name", EMPTY)])
+    for value in functions:
+        node = value.info.node if isinstance(value, (Function, Method)) else None
+        own = [node.name] if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else []
+        for registered in names or own:
+            frame.write(("custom op", registered.rpartition(":")[2]), frozenset((value,)))
+    return functions
 
 
 def implementation(frame: Frame, path: str) -> ValueSet:

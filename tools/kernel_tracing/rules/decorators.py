@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tools.kernel_tracing.index import FunctionInfo
 from tools.kernel_tracing.rules import custom_ops
 from tools.kernel_tracing.syntax import walk
-from tools.kernel_tracing.values import EMPTY, Constant, External, Function, Method, Unknown, ValueSet
+from tools.kernel_tracing.values import EMPTY, Constant, External, Function, Method, Partial, Unknown, ValueSet
 
 if TYPE_CHECKING:
     from tools.kernel_tracing.frame import Frame
@@ -50,7 +50,7 @@ def decorate(frame: Frame, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Cl
                 result |= calls.enter(
                     frame, value.info, receiver, closure, Arguments([values]), None, variant=("decorates", site)
                 )
-        kept = frozenset(v for v in result if not isinstance(v, (Unknown, Constant, External)))
+        kept = frozenset(v for v in transparent(frame, result) if not isinstance(v, (Unknown, Constant, External)))
         values = kept or values
     return values
 
@@ -71,15 +71,30 @@ def _apply_factory(
     made = calls.enter(frame, factory.info, receiver, closure, arguments, None, variant=("decorates", site))
     result: ValueSet = EMPTY
     for inner in made:
+        given = Arguments([values])
+        if isinstance(inner, Partial):  # of the decorator itself: `return partial(trace, level=level)`
+            given, inner = Arguments([*inner.positional, values], dict(inner.keywords)), inner.function
         if isinstance(inner, Function):
-            result |= calls.enter(
-                frame, inner.info, None, inner.closure, Arguments([values]), None, variant=("decorates", site)
-            )
+            result |= calls.enter(frame, inner.info, None, inner.closure, given, None, variant=("decorates", site))
         elif isinstance(inner, Method):
-            result |= calls.enter(
-                frame, inner.info, inner.receiver, None, Arguments([values]), None, variant=("decorates", site)
-            )
+            result |= calls.enter(frame, inner.info, inner.receiver, None, given, None, variant=("decorates", site))
     return result
+
+
+def transparent(frame: Frame, values: ValueSet) -> ValueSet:
+    """Without wrappers that only stand for another of the values.
+
+    A decorator for debugging returns the function itself unless debugging is on, and else a `functools.wraps` of it
+    that hands all arguments on: both call the same function.
+    """
+    kept = []
+    for value in values:
+        if isinstance(value, Function) and value.closure is not None and value.info.stands_for:
+            wrapped = frame.solver.peek(("local", value.closure, value.info.stands_for))
+            if any(isinstance(one, (Function, Method)) for one in wrapped) and wrapped <= values:
+                continue
+        kept.append(value)
+    return values if len(kept) == len(values) else frozenset(kept)
 
 
 def is_registering(function: FunctionInfo) -> bool:

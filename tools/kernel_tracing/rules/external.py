@@ -27,6 +27,8 @@ from tools.kernel_tracing.values import (
 if TYPE_CHECKING:
     from tools.kernel_tracing.frame import Arguments, Frame
 
+TORCH_OP_PARTS = len(["torch", "ops", "namespace", "name", "overload"])
+MAX_PARTS = 10  # more than the deepest package of the libraries in use has, with a class and a method
 Rule = Callable[["Frame", "Arguments", ast.expr], ValueSet]
 
 
@@ -46,6 +48,15 @@ def call(frame: Frame, path: str, arguments: Arguments, node: ast.expr, approxim
     )
     # What it returns is remembered once, for `buffer = Buffer(...)` and then `buffer.dispatch(...)`.
     return frame.universe.any if "()" in path else frame.universe.one(External, f"{path}()")
+
+
+def is_path(path: str) -> bool:
+    """Whether something may be reached under a dotted path; else it is data of something that is, and unknown.
+
+    A loop over `node = node.next` would make longer and longer paths.
+    """
+    parts = path.count(".") + 1
+    return parts <= (TORCH_OP_PARTS if path.startswith("torch.ops.") else MAX_PARTS)
 
 
 def call_back(frame: Frame, arguments: Arguments, node: ast.expr, name: str) -> None:
