@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tools.kernel_tracing.analysis import deep
 from tools.kernel_tracing.roots import RootsError
 from tools.kernel_tracing.rules.platforms import PLATFORMS
 from tools.kernel_tracing.sources import SourcesError, find_sources
@@ -39,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             old, new = (load(path) for path in options.diff)
             print(importlib.import_module("tools.kernel_tracing.diff").diff(old, new))
             return 0
-        return _trace(options)
+        with deep():
+            return _trace(options)
     except (SourcesError, RootsError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

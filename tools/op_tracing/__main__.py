@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import definitions
-from tools.kernel_tracing.analysis import analyse
+from tools.kernel_tracing.analysis import analyse, deep
 from tools.kernel_tracing.roots import RootsError
 from tools.kernel_tracing.rules.platforms import PLATFORMS
 from tools.kernel_tracing.sources import SourcesError, find_sources
@@ -36,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     options = _parser().parse_args(arguments)
     try:
-        return _trace(options)
+        with deep():
+            return _trace(options)
     except (SourcesError, RootsError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
