@@ -1,15 +1,14 @@
-"""What the attention wrappers of flashinfer and sgl-kernel have in common: workspaces, infinities, limits.
+"""What flashinfer's attention wrappers have in common: workspaces, infinities, limits.
 
-By their source (flashinfer 0.6.12, include/flashinfer/attention; sgl-attn, hopper), and plans keep to:
+By their source (flashinfer 0.6.12, include/flashinfer/attention), and plans keep to:
 
 - plan() divides by the batch size and launches a grid of query tiles: a batch of none, and one without queries, fail.
-- flashinfer's infinity is 5e4 (math.cuh). Masked logits are -5e4, in fa2 and fa3 *before* scaling, so keys whose q.k
+- The infinity is 5e4 (math.cuh). Masked logits are -5e4, in fa2 and fa3 *before* scaling, so keys whose q.k
   comes near -5e4 would be confused with masked ones; the plans' q.k stays below 5e3.
 - A row without keys: decode starts from m = -5e4, d = 1 in each of up to 32 warps, and fa2 adds weights of 1 for masked
   keys to d, but both set the output to 0 and answer lse = m + log2(d), from -5e4 to -5e4 + 32. fa3 skips tiles of
   queries that see nothing, output 0 and lse -5e4; in a tile where others see keys, such a row gets the mean of values
   that it must not see, because its masked logits equal its maximum. That is a defect: fa3 is not given such rows.
-- sgl-kernel's fa3 answers 0 and -inf in all these cases (softmax.h, finalize), with a natural lse.
 - Keys from kv_len on are masked and values from there on are zeros, whatever the memory holds: NaN does not leak.
 """
 
@@ -22,9 +21,8 @@ import torch
 
 from flashinfer_trace.families.attention.cases import ROWS_WITHOUT_KEYS
 from flashinfer_trace.families.attention.policies import Rounding
-from flashinfer_trace.families.attention.rounding import LOG2_E
 
-__all__ = ["CUDA_CORES", "EMPTY", "FA2", "FA3", "LAUNCHABLE", "MASKED", "SEEING", "base_two", "max_length", "wrapper"]
+__all__ = ["CUDA_CORES", "EMPTY", "FA2", "FA3", "LAUNCHABLE", "MASKED", "SEEING", "wrapper"]
 
 #: Partial outputs of 128 heads in tiles of 128 queries: what fa2 needs at most on 132 multiprocessors, twice.
 WORKSPACE_BYTES = 512 * 2**20
@@ -50,13 +48,3 @@ def wrapper(path: str, device: torch.device, *arguments: Any) -> Any:
     module, _, name = path.rpartition(".")
     workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
     return getattr(importlib.import_module(module), name)(workspace, "NHD", **dict(arguments))
-
-
-def base_two(natural_lse: torch.Tensor) -> torch.Tensor:
-    """A natural lse [heads, queries] as base 2 [queries, heads]: one more float32 rounding."""
-    return (natural_lse.double() * LOG2_E).float().T.contiguous()
-
-
-def max_length(indptr: torch.Tensor) -> int:
-    """The longest segment of an offset array."""
-    return int(indptr.diff().max())

@@ -165,9 +165,10 @@ def partial_outputs(p: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(p[..., :1] * values[:, :1])
     pieces = math.ceil(count / PIECE)
     padding = pieces * PIECE - count
-    weights = torch.nn.functional.pad(p, (0, padding)).unflatten(-1, (pieces, PIECE)).transpose(1, 2)
-    by_piece = torch.nn.functional.pad(values, (0, 0, 0, padding)).unflatten(1, (pieces, PIECE))
+    weights = torch.nn.functional.pad(p, (0, padding)).view(*p.shape[:2], pieces, PIECE).transpose(1, 2)
+    by_piece = torch.nn.functional.pad(values, (0, 0, 0, padding)).view(values.shape[0], pieces, PIECE, -1)
     whole = (weights @ by_piece).abs().sum(dim=1)
     absolute = weights @ by_piece.abs()
     cut = absolute.topk(math.ceil(count / SMALLEST_CHUNK) - 1, dim=1).values.sum(dim=1)
-    return (whole + cut).minimum(absolute.sum(dim=1))
+    bound: torch.Tensor = (whole + cut).minimum(absolute.sum(dim=1))
+    return bound

@@ -9,7 +9,7 @@ source (flashinfer 0.6.12, include/flashinfer/attention):
   denominator d (m16k16_rowsum_f16f16f32), so that its lse = m + log2(d) inherits up to log2(1 + 2^-8) = 5.6e-3;
 - fa3 (hopper/attention_updater.cuh) multiplies by rounded weights, but sums them before they are rounded;
 - decode and fa2 split long requests where the GPU is not full, and keep partial outputs in bf16; merging rounds sums of
-  groups of them once more (cascade.cuh, threadblock_sync_state). fa3 does not split, sgl-kernel's keeps float32.
+  groups of them once more (cascade.cuh, threadblock_sync_state). fa3 does not split.
 
 None of flashinfer's kernels answers -inf for a row without keys: their infinity is 5e4 (math.cuh). See `LseOfNothing`.
 """

@@ -6,7 +6,7 @@ The families differ in heads and dimensions only: `Sizes` reads them from a Defi
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,6 @@ from flashinfer_trace.families.attention.kernels import (
     LAUNCHABLE,
     MASKED,
     SEEING,
-    base_two,
-    max_length,
     wrapper,
 )
 from flashinfer_trace.families.attention.oracle import Request, expected_outputs
@@ -42,7 +40,6 @@ from flashinfer_trace.harness.inputs import Draws, indptr, split
 __all__ = ["make_inputs", "oracle", "plan_for_axes", "plans", "ragged_kernels"]
 
 PATH = "flashinfer.prefill.BatchPrefillWithRaggedKVCacheWrapper"
-SGL_PATH = "sgl_kernel.flash_attn.flash_attn_varlen_func"
 #: No pages: lengths around multiples of this are drawn with weight, as those of flashinfer's tiles of keys.
 TILE = 64
 SMALL_TILE = 4
@@ -89,7 +86,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, A
     q = draws.normal([sum(q_lens), sizes.heads, sizes.key_dim], scale=query_scale(kind))
     offsets = indptr(kv_lens, device)
     if kind == "peaked":
-        own = k.split(kv_lens)
+        own = torch.split(k, kv_lens)
         add_peaks(q, lambda request: own[request], q_lens, kv_lens, sm_scale, draws)
     inputs: dict[str, Any] = {
         "q": q.to(torch.bfloat16),
@@ -137,47 +134,20 @@ def run_flashinfer(backend: str, definition: Definition, inputs: Any, outputs: A
     return outputs  # type: ignore[no-any-return]
 
 
-def run_sgl(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
-    """sgl-kernel's FlashAttention 3."""
-    from sgl_kernel.flash_attn import flash_attn_varlen_func
-
-    output, lse, *_ = flash_attn_varlen_func(
-        inputs["q"],
-        inputs["k"],
-        inputs["v"],
-        inputs["qo_indptr"],
-        inputs["kv_indptr"],
-        max_seqlen_q=max_length(inputs["qo_indptr"]),
-        max_seqlen_k=max_length(inputs["kv_indptr"]),
-        softmax_scale=float(inputs["sm_scale"]),
-        causal=True,
-        return_softmax_lse=True,
-    )
-    return {"output": output, "lse": base_two(lse)}
-
-
 def ragged_kernels(const_axes: Mapping[str, int]) -> tuple[Kernel, ...]:
     """The kernels of a family, compiled for these dimensions."""
 
-    def kernel(path: str, library: str, call: Callable[..., Any], variant: str, **rest: Any) -> Kernel:
-        return Kernel(path, library, call, variant=variant, const_axes=const_axes, **rest)
+    def kernel(backend: str, **rest: Any) -> Kernel:
+        call = functools.partial(run_flashinfer, backend)
+        return Kernel(PATH, "flashinfer-python", call, variant=backend, const_axes=const_axes, **rest)
 
-    flashinfer = functools.partial(kernel, PATH, "flashinfer-python")
-    hopper: dict[str, Any] = {"min_capability": (9, 0), "max_capability": (9, 0)}
     return (
-        flashinfer(
-            functools.partial(run_flashinfer, "fa2"),
-            "fa2",
-            min_capability=(8, 0),
-            limits=LAUNCHABLE,
-            compare=kernel_policies(FA2, MASKED),
-        ),
-        flashinfer(
-            functools.partial(run_flashinfer, "fa3"),
+        kernel("fa2", min_capability=(8, 0), limits=LAUNCHABLE, compare=kernel_policies(FA2, MASKED)),
+        kernel(
             "fa3",
+            min_capability=(9, 0),
+            max_capability=(9, 0),
             limits=SEEING,
             compare=kernel_policies(FA3, EMPTY),
-            **hopper,
         ),
-        kernel(SGL_PATH, "sglang-kernel", run_sgl, "fa3", limits=LAUNCHABLE, compare=kernel_policies(FA3), **hopper),
     )

@@ -1,11 +1,10 @@
-"""Kernels of grouped-query attention over a paged cache: flashinfer's batch wrappers and sgl-kernel's FlashAttention 3.
+"""Kernels of grouped-query attention over a paged cache: flashinfer's batch wrappers.
 
 `families/attention/kernels.py` says what they do with rows without keys. Besides:
 
 - flashinfer's decode on CUDA cores is compiled for 1, 2, 3, 4 and 8 query heads a key-value head; SGLang takes the
   tensor cores (fa2) from 4 on.
 - get_seq_lens counts kv_last_page_len for a request without pages, so that it must be 0 there.
-- sgl-kernel's takes a table of pages [batch_size, longest] instead of offsets, and lengths in tokens.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ from flashinfer_trace.families.attention.kernels import (
     LAUNCHABLE,
     MASKED,
     SEEING,
-    base_two,
-    max_length,
     wrapper,
 )
 from flashinfer_trace.families.attention.policies import kernel_policies
@@ -33,7 +30,6 @@ from flashinfer_trace.harness.family import Kernel
 
 DECODE_PATH = "flashinfer.decode.BatchDecodeWithPagedKVCacheWrapper"
 PREFILL_PATH = "flashinfer.prefill.BatchPrefillWithPagedKVCacheWrapper"
-SGL_PATH = "sgl_kernel.flash_attn.flash_attn_with_kvcache"
 COMPILED_GROUPS = (1, 2, 3, 4, 8)
 #: Head size that the compiled modules have.
 HEAD_DIM = {"head_dim": 128}
@@ -43,17 +39,6 @@ def last_page_len(inputs: dict[str, Any]) -> torch.Tensor:
     """Tokens in the last page of each request: int32 [batch_size]; 0 for a request without pages."""
     pages = inputs["kv_indptr"].diff()
     return torch.where(pages > 0, inputs.get("kv_last_page_len", 1), 0).to(torch.int32)
-
-
-def page_table(inputs: dict[str, Any]) -> torch.Tensor:
-    """Pages of each request as a row, filled up with page 0: int32 [batch_size, longest, at least 1]."""
-    indptr = inputs["kv_indptr"].tolist()
-    longest = max(1, max_length(inputs["kv_indptr"]))
-    table = torch.zeros(len(indptr) - 1, longest, dtype=torch.int32, device=inputs["kv_indices"].device)
-    for request in range(len(indptr) - 1):
-        own = inputs["kv_indices"][indptr[request] : indptr[request + 1]]
-        table[request, : len(own)] = own
-    return table
 
 
 def sizes(definition: Definition) -> list[int]:
@@ -99,46 +84,12 @@ def run_prefill(backend: str, definition: Definition, inputs: Any, outputs: Any)
     return outputs  # type: ignore[no-any-return]
 
 
-def run_sgl(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
-    """sgl-kernel's FlashAttention 3, for decode (one query a request, not causal) and causal prefill."""
-    from sgl_kernel.flash_attn import flash_attn_with_kvcache
-
-    q, pages = inputs["q"], inputs["kv_indptr"].diff()
-    one_each = torch.arange(q.shape[0] + 1, dtype=torch.int32, device=q.device)
-    qo_indptr = inputs.get("qo_indptr", one_each)
-    page_size = definition.const_axes["page_size"]
-    output, lse, *_ = flash_attn_with_kvcache(
-        q=q,
-        k_cache=inputs["k_cache"],
-        v_cache=inputs["v_cache"],
-        page_table=page_table(inputs),
-        cache_seqlens=((pages - 1).clamp_min(0) * page_size + last_page_len(inputs)).to(torch.int32),
-        cu_seqlens_q=qo_indptr,
-        max_seqlen_q=max_length(qo_indptr),
-        softmax_scale=float(inputs["sm_scale"]),
-        causal="qo_indptr" in inputs,
-        return_softmax_lse=True,
-    )
-    return {"output": output, "lse": base_two(lse)}
-
-
 def uncompiled_group(definition: Definition) -> str | None:
     group = definition.const_axes["num_qo_heads"] // definition.const_axes["num_kv_heads"]
     known = ", ".join(map(str, COMPILED_GROUPS))
     return None if group in COMPILED_GROUPS else f"is compiled for {known} query heads a key-value head, not {group}"
 
 
-SGL = Kernel(
-    SGL_PATH,
-    "sglang-kernel",
-    run_sgl,
-    variant="fa3",
-    min_capability=(9, 0),
-    max_capability=(9, 0),
-    limits=LAUNCHABLE,
-    const_axes=HEAD_DIM,
-    compare=kernel_policies(FA3),
-)
 DECODE = (
     Kernel(
         DECODE_PATH,
@@ -172,7 +123,6 @@ DECODE = (
         const_axes=HEAD_DIM,
         compare=kernel_policies(FA3, EMPTY),
     ),
-    SGL,
 )
 PREFILL = (
     Kernel(
@@ -196,5 +146,4 @@ PREFILL = (
         const_axes=HEAD_DIM,
         compare=kernel_policies(FA3, EMPTY),
     ),
-    SGL,
 )
