@@ -262,19 +262,31 @@ def test_plans_keep_the_limits_of_a_kernel(name):
     assert all(sum(p["q_lens"]) and sum(p["kv_lens"]) for p in plans)
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
-@hypothesis.given(st.integers(1, 700), st.integers(SMALLEST_CHUNK, 400), st.booleans(), st.integers(0, 99))
-def test_the_bound_of_partial_outputs_holds_for_every_chunk_length(count, chunk, positive, seed):
+@hypothesis.settings(max_examples=80, deadline=None)
+@hypothesis.given(
+    st.integers(1, 700), st.sampled_from([1, 4, 16, 64]), st.integers(0, 300), st.booleans(), st.integers(0, 99)
+)
+def test_the_bound_of_partial_outputs_holds_for_every_chunk_length(count, page_size, more, positive, seed):
+    """Chunks of at least SMALLEST_CHUNK tokens, in whole pages."""
+    chunk = SMALLEST_CHUNK + more // page_size * page_size
     generator = torch.Generator().manual_seed(seed)
     p = torch.softmax(3 * torch.randn(2, 3, count, generator=generator, dtype=torch.float64), -1)
     values = torch.randn(2, count, 4, generator=generator, dtype=torch.float64)
     values = values.abs() if positive else values
-    bound = partial_outputs(p, values)
+    bound = partial_outputs(p, values, page_size)
     assert (bound <= p @ values.abs() + 1e-12).all()
     chunks = zip(p.split(chunk, -1), values.split(chunk, 1), strict=True)
     partial = torch.stack([part @ own for part, own in chunks]).abs().sum(0)
     assert (partial <= bound + 1e-12).all() or count <= chunk
     assert (bound == 0).all() == (count <= SMALLEST_CHUNK)
+
+
+def test_pages_sharpen_the_bound_of_partial_outputs():
+    p = torch.full((1, 1, 2048), 1 / 2048, dtype=torch.float64)
+    values = torch.randn(1, 2048, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    by_token, by_page = partial_outputs(p, values), partial_outputs(p, values, 64)
+    assert (by_page < by_token).all()
+    assert by_page.mean() < 0.2 * (p @ values.abs()).mean()
 
 
 def test_definitions_load_in_flashinfer_bench_with_its_names():

@@ -19,7 +19,8 @@ from flashinfer_trace.harness.compare import CONFIDENCE, Expected, summation_err
 __all__ = ["Request", "expected_outputs", "partial_outputs"]
 
 #: flashinfer splits the keys of a request into chunks of at least so many tokens (scheduler.cuh: max(128 / page_size,
-#: 1) pages), but of any length: bounds are made from pieces, of which a chunk's ends cut at most one each.
+#: 1) pages), but of any number of pages: bounds are made from pieces, of which a chunk's ends cut at most one each, or
+#: none if a piece is a page.
 SMALLEST_CHUNK = 128
 PIECE = 16
 #: Elements of the largest temporary.
@@ -51,9 +52,11 @@ class Request:
 
 
 def expected_outputs(
-    q: torch.Tensor, requests: Iterable[Request], value_dim: int, sm_scale: float, causal: bool
+    q: torch.Tensor, requests: Iterable[Request], value_dim: int, sm_scale: float, causal: bool, page_size: int = 1
 ) -> dict[str, Expected]:
     """Expected output [queries, heads, value_dim] and lse [queries, heads]; queries align with the end of the keys.
+
+    Kernels that split keys cut them at multiples of `page_size`.
 
     Parts of both, with p the exact weights, v the values, o the output, x the logits in nats:
 
@@ -92,7 +95,8 @@ def expected_outputs(
             if visible == 0:
                 continue
             queries = q[start:stop].double().transpose(0, 1)
-            block = attention(queries, keys[:, :visible], values[:, :visible], hidden[:, :visible], sm_scale)
+            seen = (keys[:, :visible], values[:, :visible], hidden[:, :visible])
+            block = attention(queries, *seen, sm_scale, page_size)
             value[start:stop] = block["value"].transpose(0, 1)
             lse[start:stop] = block["lse"].squeeze(-1).T
             parts["length"][start:stop] = (visible - hidden[:, :visible].sum(dim=1)).view(-1, 1, 1)
@@ -106,7 +110,12 @@ def expected_outputs(
 
 
 def attention(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, hidden: torch.Tensor, sm_scale: float
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    hidden: torch.Tensor,
+    sm_scale: float,
+    page_size: int,
 ) -> dict[str, torch.Tensor]:
     """One block of queries [heads, q, dim] on keys and values [heads, n, ...]; hidden [q, n]. Parts [heads, q, ...]."""
     raw = queries @ keys.mT
@@ -123,7 +132,7 @@ def attention(
     squares_of_values = values.square()
     lse_logit = p_error.square().sum(dim=-1, keepdim=True).sqrt()
     rest_weighted = (rest @ values.abs()).minimum(CONFIDENCE * (rest.square() @ squares_of_values).sqrt())
-    partial = partial_outputs(p, values)
+    partial = partial_outputs(p, values, page_size)
     # The projection of a row's errors on its output. Each key's error moves the output towards that key, or, where the
     # denominator has the same error, towards it and away from the output.
     row_size = value.square().sum(dim=-1, keepdim=True)
@@ -153,22 +162,25 @@ def attention(
     }
 
 
-def partial_outputs(p: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def partial_outputs(p: torch.Tensor, values: torch.Tensor, page_size: int = 1) -> torch.Tensor:
     """A bound of the sum of |partial outputs| over the chunks into which the keys may be split: [heads, q, value_dim].
 
     A chunk is whole pieces and what its ends cut off two others: the whole pieces add up to at most the sum of
-    |pieces|, the cuts of one piece to at most its sum of p |v|; n keys have fewer than n / SMALLEST_CHUNK cuts.
-    Keys that fit one chunk are not split: zero. The bound is at most sum p |v|.
+    |pieces|, the cuts of one piece to at most its sum of p |v|; n keys have fewer than n / SMALLEST_CHUNK cuts. Pages
+    of PIECE tokens and more are pieces themselves: no end cuts them. Keys that fit one chunk are not split: zero. The
+    bound is at most sum p |v|.
     """
     count = values.shape[1]
     if count <= SMALLEST_CHUNK:
         return torch.zeros_like(p[..., :1] * values[:, :1])
-    pieces = math.ceil(count / PIECE)
-    padding = pieces * PIECE - count
-    weights = torch.nn.functional.pad(p, (0, padding)).view(*p.shape[:2], pieces, PIECE).transpose(1, 2)
-    by_piece = torch.nn.functional.pad(values, (0, 0, 0, padding)).view(values.shape[0], pieces, PIECE, -1)
-    whole = (weights @ by_piece).abs().sum(dim=1)
+    piece = max(PIECE, page_size)
+    pieces = math.ceil(count / piece)
+    padding = pieces * piece - count
+    weights = torch.nn.functional.pad(p, (0, padding)).view(*p.shape[:2], pieces, piece).transpose(1, 2)
+    by_piece = torch.nn.functional.pad(values, (0, 0, 0, padding)).view(values.shape[0], pieces, piece, -1)
+    whole: torch.Tensor = (weights @ by_piece).abs().sum(dim=1)
+    if page_size >= PIECE:
+        return whole
     absolute = weights @ by_piece.abs()
     cut = absolute.topk(math.ceil(count / SMALLEST_CHUNK) - 1, dim=1).values.sum(dim=1)
-    bound: torch.Tensor = (whole + cut).minimum(absolute.sum(dim=1))
-    return bound
+    return (whole + cut).minimum(absolute.sum(dim=1))

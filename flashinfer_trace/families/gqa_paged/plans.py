@@ -92,9 +92,9 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, A
 
 def oracle(definition: Definition, inputs: dict[str, Any]) -> dict[str, Expected]:
     """Expected output and lse; tokens are read one by one through flat slot numbers, not page by page."""
-    dim = definition.const_axes["head_dim"]
-    requests = own_requests(inputs, definition.const_axes["page_size"])
-    return expected_outputs(inputs["q"], requests, dim, inputs["sm_scale"], "qo_indptr" in inputs)
+    dim, page_size = definition.const_axes["head_dim"], definition.const_axes["page_size"]
+    requests = own_requests(inputs, page_size)
+    return expected_outputs(inputs["q"], requests, dim, inputs["sm_scale"], "qo_indptr" in inputs, page_size)
 
 
 def own_requests(inputs: dict[str, Any], page_size: int) -> Iterator[Request]:
