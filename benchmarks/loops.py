@@ -71,6 +71,47 @@ def mla_decode(q_nope: Tensor, q_pe: Tensor, ckv_cache: Tensor, kpe_cache: Tenso
     return mla_prefill(q_nope, q_pe, ckv_cache, kpe_cache, one_query_each, *rest)
 
 
+def ragged_attention(
+    q: Tensor, k: Tensor, v: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, sm_scale: float
+) -> tuple[Tensor, Tensor]:
+    """One query and one head at a time, on the key-value head that it shares."""
+    output = q.new_zeros(*q.shape[:2], v.shape[2])
+    lse = torch.full(q.shape[:2], -math.inf, device=q.device)
+    group = q.shape[1] // k.shape[1]
+    for b in range(len(qo_indptr) - 1):
+        start, stop = int(qo_indptr[b]), int(qo_indptr[b + 1])
+        own = slice(int(kv_indptr[b]), int(kv_indptr[b + 1]))
+        keys, values = k[own].float(), v[own].float()
+        for i in range(start, stop):
+            seen = len(keys) - (stop - i) + 1
+            for head in range(q.shape[1]) if seen > 0 else ():
+                logits = keys[:seen, head // group] @ q[i, head].float() * sm_scale
+                lse[i, head] = torch.logsumexp(logits, 0) / math.log(2)
+                output[i, head] = (torch.softmax(logits, 0) @ values[:seen, head // group]).to(output.dtype)
+    return output, lse
+
+
+def paged_prefill(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor]:
+    """Copies the pages together first."""
+    *last_page_len, sm_scale = rest
+    page_size = k_cache.shape[1]
+    tokens, lengths = [], [0]
+    for b in range(len(kv_indptr) - 1):
+        pages = kv_indices[kv_indptr[b] : kv_indptr[b + 1]].long()
+        unused = page_size - int(last_page_len[0][b]) if last_page_len and len(pages) else 0
+        own = [int(page) * page_size + offset for page in pages for offset in range(page_size)]
+        tokens += own[: len(own) - unused]
+        lengths.append(len(tokens))
+    keys, values = (cache.flatten(0, 1)[torch.tensor(tokens, dtype=torch.int64)] for cache in (k_cache, v_cache))
+    return ragged_attention(q, keys, values, qo_indptr, torch.tensor(lengths), sm_scale)
+
+
+def paged_decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return paged_prefill(q, k_cache, v_cache, torch.arange(q.shape[0] + 1), *rest)
+
+
 def kept(row: Tensor, top_k: int | None = None, top_p: float | None = None, min_p: float | None = None) -> Tensor:
     """The row with what the filters drop set to zero, not renormalised."""
     if top_k is not None:
@@ -150,6 +191,12 @@ LOOPS: dict[str, Callable[..., Any]] = {
     "mla_paged_decode_ps1": mla_decode,
     "mla_paged_prefill_causal": mla_prefill,
     "mla_paged_prefill_causal_ps1": mla_prefill,
+    "gqa_paged_decode": paged_decode,
+    "gqa_paged_decode_ps1": paged_decode,
+    "gqa_paged_prefill_causal": paged_prefill,
+    "gqa_paged_prefill_causal_ps1": paged_prefill,
+    "gqa_ragged_prefill_causal": ragged_attention,
+    "mla_ragged_prefill_causal": ragged_attention,
     "top_k_sampling_from_probs": sampler("top_k"),
     "top_p_sampling_from_probs": sampler("top_p"),
     "top_k_top_p_sampling_from_probs": sampler("top_k", "top_p"),

@@ -91,10 +91,7 @@ def verification(root: Path) -> str:
         for kernel in family.kernels_of(definition):
             entry = recorded.get((kernel.path, kernel.variant))
             if entry is None:
-                low = ".".join(map(str, kernel.min_capability))
-                missing.append(
-                    [f"`{definition.name}`", f"`{kernel.label}`", f"needs compute capability {low} or above"]
-                )
+                missing.append([f"`{definition.name}`", f"`{kernel.label}`", why_not(definition, family, kernel)])
                 continue
             cases += entry["cases"]
             worst = max(output["kernel_worst"] for output in entry["outputs"].values())
@@ -108,6 +105,14 @@ def verification(root: Path) -> str:
     if missing:
         lines += ["", "## Kernels that nobody has run yet", "", *table(["Definition", "Kernel", "Why"], missing, "lll")]
     return "\n".join(lines) + "\n"
+
+
+def why_not(definition: Definition, family: Family, kernel: Kernel) -> str:
+    """Why there is no evidence of this kernel."""
+    if family.unverified and "unverified" in definition.tag_values("status"):
+        return family.unverified
+    low = ".".join(map(str, kernel.min_capability))
+    return f"needs compute capability {low} or above"
 
 
 def accuracy(root: Path) -> str:

@@ -15,7 +15,7 @@ from flashinfer_trace.validation.candidate import Candidate
 from flashinfer_trace.validation.problems import Report, quote
 from flashinfer_trace.validation.reference_names import check_names
 
-__all__ = ["Reference", "check_reference", "check_rendering", "parse_reference"]
+__all__ = ["Reference", "check_constant_values", "check_reference", "check_rendering", "parse_reference"]
 
 #: Most problems of one rule in one reference: the first ones tell what is wrong.
 MAX_OF_ONE_RULE = 20
@@ -108,7 +108,8 @@ def check_reference(reference: Reference, candidate: Candidate, report: Report) 
     """Checks everything that the source shows."""
     notes = _Notes(report)
     _check_statements(reference, notes)
-    _check_constants(reference, candidate, notes)
+    check_constant_values(reference, candidate, report)
+    _check_bindings(reference, notes)
     check_names(reference.module, reference.nodes, reference.table, notes.add)
     if len(reference.runs) != 1:
         found = "is no top-level run()" if not reference.runs else f"are {len(reference.runs)} top-level run()"
@@ -152,13 +153,14 @@ def _check_state(reference: Reference, notes: _Notes) -> None:
                     notes.add("reference-state", default, "a default that is no literal is kept between calls", hint)
 
 
-def _check_constants(reference: Reference, candidate: Candidate, notes: _Notes) -> None:
+def check_constant_values(reference: Reference, candidate: Candidate, report: Report) -> None:
+    """Checks that constants named after const axes have their values."""
+    notes = _Notes(report)
     for name, value, line in reference.constants:
         axis = name.lower()
         if name.isupper() and axis in candidate.const_axes and value != candidate.const_axes[axis]:
             message = f"{name} is {quote(value)}, but the axis {axis} is {candidate.const_axes[axis]}"
             notes.add("reference-constant", line, message, "run `flashinfer-trace embed`")
-    _check_bindings(reference, notes)
 
 
 def _check_bindings(reference: Reference, notes: _Notes) -> None:

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.compare import CONFIDENCE, Expected, summation_error, unit_roundoff
+from flashinfer_trace.families.attention.rounding import FLOAT32, LOG2_E
+from flashinfer_trace.harness.compare import CONFIDENCE, Expected, summation_error
 
-LOG2_E = math.log2(math.e)
-FLOAT32 = unit_roundoff(torch.float32)
 #: Split-KV kernels cut the keys of a request at multiples of this (or of a multiple of it).
 SMALLEST_CHUNK = 32
 #: Elements of the largest temporary.

@@ -16,44 +16,21 @@ partial_o has the output's type): one more rounding of each partial output.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 
-from flashinfer_trace.families.mla_paged.oracle import FLOAT32, LOG2_E
-from flashinfer_trace.harness.compare import (
-    CONFIDENCE,
-    ErrorBound,
-    Expected,
-    rounding_error,
-    summation_error,
-    unit_roundoff,
+from flashinfer_trace.families.attention.rounding import (
+    BFLOAT16,
+    FLOAT32,
+    HIGHER_ORDERS,
+    LOG2_E,
+    exponent_error,
+    lse_bound,
+    output_bound,
+    rounded_sum,
 )
-
-BFLOAT16 = unit_roundoff(torch.bfloat16)
-#: First order in errors up to 2^-8: the rest is below this factor.
-HIGHER_ORDERS = 1 + 2**-6
-
-
-def output_bound(expected: Expected) -> torch.Tensor:
-    parts = expected.parts
-    inside = summation_error(parts["weighted"], parts["length"]) + parts["logit"] + 8 * FLOAT32 * expected.value.abs()
-    return rounding_error(expected.value, torch.bfloat16) * (1 + 2**-8) + inside
-
-
-def lse_bound(expected: Expected) -> torch.Tensor:
-    parts = expected.parts
-    total = summation_error(torch.ones_like(parts["length"]), parts["length"])
-    return LOG2_E * (parts["lse_logit"] + total) + FLOAT32 * (4 * parts["lse"].abs() + 32)
-
-
-def exponent_error(parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Relative error of a kernel's weights that a whole tile of keys shares.
-
-    m c is rounded before it is subtracted, u32 |m c| at each change of m, and m c differs from the lse by at most
-    log2(length); ex2.approx, lg2.approx and rcp.approx are within 2^-22 = 4 u32; merging split keys repeats all of it.
-    """
-    return FLOAT32 * (8 * parts["lse"].abs() + 128)
+from flashinfer_trace.harness.compare import CONFIDENCE, ErrorBound, Expected
 
 
 def kernel_output_bound(rounds_sum: bool) -> Callable[[Expected], torch.Tensor]:
@@ -68,11 +45,6 @@ def kernel_output_bound(rounds_sum: bool) -> Callable[[Expected], torch.Tensor]:
         return output_bound(expected) + rounded * HIGHER_ORDERS + shared
 
     return bound
-
-
-def rounded_sum(parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Relative error of the sum of weights whose errors are at most 1, independent, and 0 for the largest weight."""
-    return parts["others"].minimum(CONFIDENCE * parts["squared_others"].sqrt())
 
 
 def kernel_lse_bound(rounds_sum: bool) -> Callable[[Expected], torch.Tensor]:

@@ -1,0 +1,115 @@
+"""Lengths and values of attention cases: how many queries and keys each request has, and kinds of logits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.harness.family import Plan, PlanRequest
+from flashinfer_trace.harness.inputs import Draws, sizes, split
+
+__all__ = ["LOGIT_KINDS", "add_peaks", "lengths", "lengths_for_axes", "query_scale", "softmax_scale"]
+
+#: normal: logits of standard deviation 1; large: 20, so that errors of logits matter; peaked: one key has nearly all
+#: the weight; uniform: all keys have the same; positive: the values do not cancel.
+LOGIT_KINDS = ("normal", "large", "peaked", "uniform", "positive")
+QUERY_SCALE = {"uniform": 0.0, "large": 20.0}
+#: How far above the others the one key of peaked logits is, in nats.
+PEAK = 14.0
+#: A quantity that a kernel may limit: queries of a request that attend to nothing although it has keys.
+ROWS_WITHOUT_KEYS = "rows_without_keys"
+
+
+def softmax_scale(head_dim: int) -> float:
+    """float32(1 / sqrt(head_dim))."""
+    return float(torch.tensor(head_dim**-0.5, dtype=torch.float32))
+
+
+def query_scale(kind: str) -> float:
+    """Standard deviation of the queries that gives logits of this kind."""
+    return QUERY_SCALE.get(kind, 1.0)
+
+
+def token_counts(low: int, high: int, page_size: int) -> st.SearchStrategy[int]:
+    """Lengths from low to high with weight on the ends, on powers of two, and on full pages and one token off them."""
+    edges = {pages * page_size + extra for pages in (1, 2, 3) for extra in (-1, 0, 1)}
+    near = sorted(edge for edge in edges if low <= edge <= high)
+    anything = sizes(low, high)
+    return st.one_of(st.sampled_from(near), anything) if near else anything
+
+
+@st.composite
+def lengths(draw: Callable[[Any], Any], request: PlanRequest, page_size: int, has_queries: bool) -> Plan:
+    """``kv_lens`` of the requests, ``q_lens`` if they have any number of queries, and ``logits``, one of `LOGIT_KINDS`.
+
+    Drawn with weight: requests of no keys in the middle of a batch, requests of no queries, more queries than keys (the
+    first of which see nothing), lengths around full pages.
+    """
+    low, high = request.range("len_indptr", 1, 6, 17)
+    # An empty batch, and one without keys, prove nothing: they are drawn, but seldom.
+    batch_size = 0 if low == 1 and draw(st.integers(0, 30)) == 7 else draw(st.integers(max(1, low - 1), high - 1))
+    keyless = request.limits.get("total_kv", (0, 0))[0] == 0 and draw(st.integers(0, 30)) == 7
+    longest = 2000 if request.large else 40
+    plan: Plan = {}
+    if has_queries:
+        unseeing = request.limits.get(ROWS_WITHOUT_KEYS, (0, 1))[1] > 0
+        left = request.range("total_q", 0, 12, 256)[1]
+        q_lens, kv_lens = [], []
+        for request_number in range(batch_size):
+            q_lens.append(draw(sizes(int(request_number == 0), left)))
+            left -= q_lens[-1]
+            # Keys are cached tokens and then the queries' own; fewer keys than queries leave rows without any.
+            if not unseeing or draw(st.integers(0, 3)):
+                kv_lens.append(draw(token_counts(q_lens[-1], max(longest, q_lens[-1]), page_size)))
+            else:
+                kv_lens.append(draw(st.integers(0, q_lens[-1])))
+        plan["q_lens"] = q_lens
+    else:
+        kv_lens = [draw(token_counts(0, longest, page_size)) for _ in range(batch_size)]
+    if batch_size >= 3 and draw(st.integers(0, 3)) == 0:
+        kv_lens[batch_size // 2] = 0
+    if batch_size and not any(kv_lens) and not keyless:
+        kv_lens[0] = max(longest // 2, *plan.get("q_lens", [0]))
+    plan["kv_lens"] = kv_lens
+    plan["logits"] = draw(st.sampled_from(LOGIT_KINDS))
+    return plan
+
+
+def lengths_for_axes(axes: Mapping[str, int], kv_lens: list[int] | None, has_queries: bool, draws: Draws) -> Plan:
+    """Lengths with these axes, as `lengths`; what is not given is chosen: 4 requests, 8 queries, up to 64 keys each."""
+    batch_size = batch_size_of(axes)
+    plan: Plan = {"kv_lens": draws.host_integers(batch_size, 1, 64) if kv_lens is None else kv_lens, "logits": "normal"}
+    if has_queries:
+        plan["q_lens"] = split(axes.get("total_q", 8), batch_size, draws)
+    return plan
+
+
+def batch_size_of(axes: Mapping[str, int]) -> int:
+    """Requests that these axes ask for, 4 if they do not say."""
+    return max(0, axes.get("batch_size", axes.get("len_indptr", 5) - 1))
+
+
+def add_peaks(
+    queries: torch.Tensor,
+    keys: Callable[[int], torch.Tensor],
+    q_lens: list[int],
+    kv_lens: list[int],
+    sm_scale: float,
+    draws: Draws,
+) -> None:
+    """Adds to all queries [total, heads, dim] of a request a multiple of one of its keys: raises its logit by PEAK.
+
+    `keys` gives the keys [kv_len, num_kv_heads, dim] of a request.
+    """
+    start = 0
+    for request, (q_len, kv_len) in enumerate(zip(q_lens, kv_lens, strict=True)):
+        if kv_len:
+            position = draws.host_integers(1, 0, kv_len - 1)[0]
+            key = keys(request)[position].float()
+            boost = key * (PEAK / sm_scale / key.square().sum(dim=-1, keepdim=True).clamp_min(math.ulp(1.0)))
+            queries[start : start + q_len] += boost.repeat_interleave(queries.shape[1] // key.shape[0], dim=0)
+        start += q_len

@@ -1,0 +1,186 @@
+"""The float64 oracle of attention with keys and values of their own, and what its bounds are made from.
+
+Every query head gets a copy of the key-value head h // (num_qo_heads / num_kv_heads) that it shares, found by index,
+and is normalised by its log-sum-exp before the product with the values; the references reshape heads into groups and
+divide after that product.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from flashinfer_trace.families.attention.rounding import FLOAT32, LOG2_E
+from flashinfer_trace.harness.compare import CONFIDENCE, Expected, summation_error
+
+__all__ = ["Request", "expected_outputs", "partial_outputs"]
+
+#: flashinfer splits the keys of a request into chunks of at least so many tokens (scheduler.cuh: max(128 / page_size,
+#: 1) pages), but of any number of pages: bounds are made from pieces, of which a chunk's ends cut at most one each, or
+#: none if a piece is a page.
+SMALLEST_CHUNK = 128
+PIECE = 16
+#: Elements of the largest temporary.
+BLOCK_ELEMENTS = 2**26
+
+#: Parts by element of output (o) or by row (r), summed or squared and summed over keys j; all float64.
+ELEMENT_PARTS = ("weighted", "logit", "weights", "partial")
+ROW_PARTS = ("lse", "length", "lse_logit", "others", "squared_others")
+#: Sums over all rows, from which the gain of an output is bounded: what one rounding of the weights, of the partial
+#: outputs or of the output can move it, in rows with a dominating key (settled), at worst, and squared.
+ROUNDED = ("weights", "partial", "output")
+GAIN_PARTS = (
+    *("size", "logit", "keys"),
+    *(f"{kind}_{rounded}" for kind in ("settled", "worst", "squares") for rounded in ROUNDED),
+)
+#: A row that gives more than this weight to one key rounds like a multiple of that key: see `attention`.
+SETTLED = 0.9
+
+
+@dataclass(frozen=True)
+class Request:
+    """Keys [kv_len, num_kv_heads, head_dim] and values [kv_len, num_kv_heads, value_dim] that queries first to end - 1
+    attend to."""
+
+    first: int
+    end: int
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+def expected_outputs(
+    q: torch.Tensor, requests: Iterable[Request], value_dim: int, sm_scale: float, causal: bool, page_size: int = 1
+) -> dict[str, Expected]:
+    """Expected output [queries, heads, value_dim] and lse [queries, heads]; queries align with the end of the keys.
+
+    Kernels that split keys cut them at multiples of `page_size`.
+
+    Parts of both, with p the exact weights, v the values, o the output, x the logits in nats:
+
+    - ``weighted``: sum p |v|; ``length``: visible keys; ``lse``: the exact lse (0 for rows without keys),
+    - ``logit``: what float32 errors e_j of the logits do to an output, in quadrature: sqrt(sum p^2 e^2 (v - o)^2);
+      ``lse_logit``: sqrt(sum p^2 e^2), what they do to the natural lse,
+    - ``weights``: what relative errors of at most 1, independent from key to key, of all weights but the largest do to
+      sum p v: the smaller of sum p |v| and 8 sqrt(sum p^2 v^2); ``others`` and ``squared_others``: sum p and sum p^2
+      over the same keys. The largest weight is exp(0) = 1 in every kernel that subtracts the maximum: never rounded,
+    - ``partial``: a bound of the sum of |partial outputs|, however a kernel splits the keys,
+    - ``gain_*``: the same, projected on the output and summed over it (see `policies.gain_limit`).
+    """
+    rows, heads, _ = q.shape
+    device = q.device
+
+    def zeros(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.float64, device=device)
+
+    value, lse = zeros(rows, heads, value_dim), zeros(rows, heads) - math.inf
+    parts = {name: zeros(rows, heads, value_dim) for name in ELEMENT_PARTS}
+    parts |= {name: zeros(rows, heads, 1) for name in ROW_PARTS}
+    gain = {name: zeros() for name in GAIN_PARTS}
+    for request in requests:
+        kv_len, kv_heads = request.keys.shape[:2]
+        if kv_len == 0:
+            continue
+        shared = torch.arange(heads, device=device) // (heads // kv_heads)
+        keys, values = (x.double()[:, shared].transpose(0, 1) for x in (request.keys, request.values))
+        position = torch.arange(kv_len, device=device)
+        step = max(1, BLOCK_ELEMENTS // (heads * max(kv_len * value_dim // PIECE, kv_len, value_dim)))
+        for start in range(request.first, request.end, step):
+            stop = min(start + step, request.end)
+            last = kv_len - request.end + torch.arange(start, stop, device=device)
+            hidden = (position > last[:, None]) & causal
+            visible = int(kv_len - hidden.sum(dim=1).min())
+            if visible == 0:
+                continue
+            queries = q[start:stop].double().transpose(0, 1)
+            seen = (keys[:, :visible], values[:, :visible], hidden[:, :visible])
+            block = attention(queries, *seen, sm_scale, page_size)
+            value[start:stop] = block["value"].transpose(0, 1)
+            lse[start:stop] = block["lse"].squeeze(-1).T
+            parts["length"][start:stop] = (visible - hidden[:, :visible].sum(dim=1)).view(-1, 1, 1)
+            for name in parts.keys() & block.keys():
+                parts[name][start:stop] = block[name].transpose(0, 1)
+            for name in GAIN_PARTS:
+                gain[name] += block[f"gain_{name}"]
+    parts["lse"] = torch.where(lse.isfinite(), lse, 0.0).unsqueeze(-1)
+    output = Expected(value, {**parts, **{f"gain_{name}": total for name, total in gain.items()}})
+    return {"output": output, "lse": Expected(lse, {name: parts[name].squeeze(-1) for name in ROW_PARTS})}
+
+
+def attention(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    hidden: torch.Tensor,
+    sm_scale: float,
+    page_size: int,
+) -> dict[str, torch.Tensor]:
+    """One block of queries [heads, q, dim] on keys and values [heads, n, ...]; hidden [q, n]. Parts [heads, q, ...]."""
+    raw = queries @ keys.mT
+    logits = (raw * float(sm_scale)).masked_fill(hidden, -math.inf)
+    lse = torch.logsumexp(logits, dim=-1, keepdim=True)
+    p = torch.exp(logits - torch.where(lse.isfinite(), lse, 0.0))
+    value = p @ values
+    # A sum of products, the scale, its product with log2(e), and the subtraction of the maximum.
+    terms = summation_error(queries.abs() @ keys.abs().mT, keys.shape[-1])
+    errors = float(sm_scale) * terms + 4 * FLOAT32 * raw.abs() * float(sm_scale)
+    largest = p == p.amax(dim=-1, keepdim=True)
+    rest = p.masked_fill(largest, 0.0)
+    p_error = p * errors
+    squares_of_values = values.square()
+    lse_logit = p_error.square().sum(dim=-1, keepdim=True).sqrt()
+    rest_weighted = (rest @ values.abs()).minimum(CONFIDENCE * (rest.square() @ squares_of_values).sqrt())
+    partial = partial_outputs(p, values, page_size)
+    # The projection of a row's errors on its output. Each key's error moves the output towards that key, or, where the
+    # denominator has the same error, towards it and away from the output.
+    row_size = value.square().sum(dim=-1, keepdim=True)
+    along = value @ values.mT
+    moves = rest * along.abs().maximum((along - row_size).abs())
+    worst = {"weights": moves.sum(dim=-1), "partial": (partial * value.abs()).sum(dim=-1), "output": row_size[..., 0]}
+    squares = {"weights": moves.square(), "partial": (partial * value).square(), "output": value.square().square()}
+    # Where one key has nearly all the weight, all elements are a little less than its bf16 values and round to them:
+    # errors of one sign. Elsewhere roundings are independent from element to element and from key to key.
+    settled = p.amax(dim=-1) > SETTLED
+    return {
+        "value": value,
+        "lse": lse * LOG2_E,
+        "weighted": p @ values.abs(),
+        "logit": (p_error.square() @ squares_of_values).sqrt() + value.abs() * lse_logit,
+        "lse_logit": lse_logit,
+        "weights": rest_weighted,
+        "others": rest.sum(dim=-1, keepdim=True),
+        "squared_others": rest.square().sum(dim=-1, keepdim=True),
+        "partial": partial,
+        "gain_size": row_size.sum(),
+        "gain_logit": ((p_error * along).square().sum() + (row_size * lse_logit).square().sum()) * 2,
+        "gain_keys": (p * along).abs().sum() + row_size.sum(),
+        **{f"gain_settled_{name}": worst[name][settled].sum() for name in ROUNDED},
+        **{f"gain_worst_{name}": worst[name][~settled].sum() for name in ROUNDED},
+        **{f"gain_squares_{name}": squares[name].sum(dim=-1)[~settled].sum() for name in ROUNDED},
+    }
+
+
+def partial_outputs(p: torch.Tensor, values: torch.Tensor, page_size: int = 1) -> torch.Tensor:
+    """A bound of the sum of |partial outputs| over the chunks into which the keys may be split: [heads, q, value_dim].
+
+    A chunk is whole pieces and what its ends cut off two others: the whole pieces add up to at most the sum of
+    |pieces|, the cuts of one piece to at most its sum of p |v|; n keys have fewer than n / SMALLEST_CHUNK cuts. Pages
+    of PIECE tokens and more are pieces themselves: no end cuts them. Keys that fit one chunk are not split: zero. The
+    bound is at most sum p |v|.
+    """
+    count = values.shape[1]
+    if count <= SMALLEST_CHUNK:
+        return torch.zeros_like(p[..., :1] * values[:, :1])
+    piece = max(PIECE, page_size)
+    pieces = math.ceil(count / piece)
+    padding = pieces * piece - count
+    weights = torch.nn.functional.pad(p, (0, padding)).view(*p.shape[:2], pieces, piece).transpose(1, 2)
+    by_piece = torch.nn.functional.pad(values, (0, 0, 0, padding)).view(values.shape[0], pieces, piece, -1)
+    whole: torch.Tensor = (weights @ by_piece).abs().sum(dim=1)
+    if page_size >= PIECE:
+        return whole
+    absolute = weights @ by_piece.abs()
+    cut = absolute.topk(math.ceil(count / SMALLEST_CHUNK) - 1, dim=1).values.sum(dim=1)
+    return (whole + cut).minimum(absolute.sum(dim=1))

@@ -1,0 +1,168 @@
+"""How outputs of attention are compared: bounds of the float32 references and of the kernels' kinds of rounding.
+
+All kernels take logits from float32 accumulators, scale them by float32(sm_scale * log2 e), and go through the keys in
+tiles with a running maximum m: p = ex2.approx(s c - m c), of relative error 2^-22. What else they round, by their
+source (flashinfer 0.6.12, include/flashinfer/attention):
+
+- decode on CUDA cores (decode.cuh) multiplies the values by float32 weights and sums these;
+- fa2 (prefill.cuh, compute_sfm_v) multiplies by weights rounded to bf16, and sums the *rounded* ones into the
+  denominator d (m16k16_rowsum_f16f16f32), so that its lse = m + log2(d) inherits up to log2(1 + 2^-8) = 5.6e-3;
+- fa3 (hopper/attention_updater.cuh) multiplies by rounded weights, but sums them before they are rounded;
+- decode and fa2 split long requests where the GPU is not full, and keep partial outputs in bf16; merging rounds sums of
+  groups of them once more (cascade.cuh, threadblock_sync_state). fa3 does not split.
+
+None of flashinfer's kernels answers -inf for a row without keys: their infinity is 5e4 (math.cuh). See `LseOfNothing`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from flashinfer_trace.families.attention.rounding import (
+    BFLOAT16,
+    FLOAT32,
+    HIGHER_ORDERS,
+    LOG2_E,
+    exponent_error,
+    lse_bound,
+    output_bound,
+    rounded_sum,
+)
+from flashinfer_trace.harness.compare import CONFIDENCE, Comparison, ErrorBound, Expected, Policy
+
+__all__ = ["LSE", "OUTPUT", "LseOfNothing", "Rounding", "kernel_policies"]
+
+OUTPUT = ErrorBound(
+    output_bound,
+    "one bf16 rounding, u = 2^-8, of float32: PV sum 8 sqrt(n) 2^-24 sum p|v|; errors of the logits, 8 sqrt(d) 2^-24 "
+    "sm_scale |q||k|, through the softmax in quadrature",
+)
+LSE = ErrorBound(
+    lse_bound,
+    "float32: errors of the logits, 8 sqrt(d) 2^-24 sm_scale |q||k|, weighted by p in quadrature; sum of n weights "
+    "8 sqrt(n) 2^-24; roundings of the lse itself",
+)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What a kernel rounds to bf16 besides its output.
+
+    Attributes:
+        weights: the weights, before the product with the values.
+        sum: the weights, before they are summed as well.
+        partial: outputs of split keys, once when they are stored and once more in groups.
+    """
+
+    weights: bool
+    sum: bool
+    partial: bool
+
+    @property
+    def times(self) -> dict[str, int]:
+        """How often each of the oracle's `ROUNDED` parts is rounded."""
+        return {"weights": int(self.weights), "partial": 2 * int(self.partial), "output": 1}
+
+
+@dataclass(frozen=True)
+class LseOfNothing:
+    """A lse whose rows without keys, -inf by mathematics, a kernel answers with another number.
+
+    Only those rows, and only numbers from `low` to `high`, are taken for -inf; every other element, and -inf itself, is
+    judged by `policy`.
+    """
+
+    policy: ErrorBound
+    low: float
+    high: float
+
+    @property
+    def reason(self) -> str:
+        span = f"{self.low:g}" if self.low == self.high else f"{self.low:g} to {self.high:g}"
+        return f"{self.policy.reason}; rows without keys: {span} for -inf, which is this kernel's infinity"
+
+    def compare(self, actual: torch.Tensor, expected: Expected) -> Comparison:
+        if actual.shape != expected.value.shape:
+            return self.policy.compare(actual, expected)
+        declared = (expected.value == -math.inf) & (actual >= self.low) & (actual <= self.high)
+        return self.policy.compare(torch.where(declared, -math.inf, actual), expected)
+
+
+def kernel_output_bound(rounding: Rounding) -> Callable[[Expected], torch.Tensor]:
+    """Bound of a kernel's output."""
+
+    def bound(expected: Expected) -> torch.Tensor:
+        parts, size, times = expected.parts, expected.value.abs(), rounding.times
+        rounded = times["weights"] * parts["weights"] + times["partial"] * parts["partial"]
+        if rounding.sum:
+            rounded = rounded + size * rounded_sum(parts)
+        shared = exponent_error(parts) * (parts["weighted"] + size)
+        return output_bound(expected) + BFLOAT16 * rounded * HIGHER_ORDERS + shared
+
+    return bound
+
+
+def kernel_lse_bound(rounding: Rounding) -> Callable[[Expected], torch.Tensor]:
+    """Bound of a kernel's lse."""
+
+    def bound(expected: Expected) -> torch.Tensor:
+        parts = expected.parts
+        rounded = BFLOAT16 * rounded_sum(parts) * HIGHER_ORDERS if rounding.sum else 0.0
+        return lse_bound(expected) + LOG2_E * (rounded + exponent_error(parts))
+
+    return bound
+
+
+def gain_limit(rounding: Rounding) -> Callable[[Expected], float]:
+    """Bound of a kernel's gain, |<actual, o> / <o, o> - 1|: where keys cancel, only the average shows a wrong scale.
+
+    Roundings to bf16 add up to at most the sum of their projections on the output; in rows without a dominating key
+    they are independent, and add up in quadrature to 8 times the root of the sum of squares. Query heads that share
+    keys round the same values and may do so alike: the heads of a query count as one.
+    """
+
+    def limit(expected: Expected) -> float:
+        gain = {n.removeprefix("gain_"): float(v) for n, v in expected.parts.items() if n.startswith("gain_")}
+        settled, worst, squares = (
+            sum(times * gain[f"{kind}_{name}"] for name, times in rounding.times.items())
+            for kind in ("settled", "worst", "squares")
+        )
+        independent = min(worst, CONFIDENCE * math.sqrt(squares * expected.value.shape[1]))
+        rounded = BFLOAT16 * (settled + independent) * HIGHER_ORDERS
+        shared = float(exponent_error(expected.parts).max()) * gain["keys"]
+        return (rounded + math.sqrt(gain["logit"]) + shared) / gain["size"] + 64 * FLOAT32
+
+    return limit
+
+
+def kernel_policies(rounding: Rounding, lse_of_nothing: tuple[float, float] | None = None) -> dict[str, Policy]:
+    """Policies of a kernel.
+
+    Args:
+        rounding: what it rounds.
+        lse_of_nothing: the lse that it declares for rows without keys, lowest and highest; None if it is -inf.
+    """
+    output, lse = ["the reference's bound"], ["the reference's bound"]
+    if rounding.weights:
+        output.append("weights but the largest rounded to bf16, 2^-8 min(sum p|v|, 8 sqrt(sum p^2 v^2))")
+    if rounding.sum:
+        output.append("the denominator sums them rounded")
+        lse.append(
+            "weights are summed rounded to bf16: log2(e) 2^-8 min(1 - p_max, 8 sqrt(sum p^2)) without the largest"
+        )
+    else:
+        lse.append("weights are summed in float32")
+    if rounding.partial:
+        output.append("partial outputs of chunks of 128 keys or more rounded to bf16, and groups of them again")
+    for reasons in (output, lse):
+        reasons.append("ex2.approx and m c: 2^-24 (8 |lse| + 128)")
+    output.append("the gain within what these roundings can do together")
+    lse_policy = ErrorBound(kernel_lse_bound(rounding), "; ".join(lse))
+    return {
+        "output": ErrorBound(kernel_output_bound(rounding), "; ".join(output), gain_limit(rounding)),
+        "lse": LseOfNothing(lse_policy, *lse_of_nothing) if lse_of_nothing else lse_policy,
+    }

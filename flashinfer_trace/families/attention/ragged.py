@@ -1,0 +1,153 @@
+"""Plans, inputs, oracle and kernels of causal attention whose keys and values are ragged tensors.
+
+The families differ in heads and dimensions only: `Sizes` reads them from a Definition.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.attention.cases import (
+    add_peaks,
+    batch_size_of,
+    lengths,
+    lengths_for_axes,
+    query_scale,
+    softmax_scale,
+)
+from flashinfer_trace.families.attention.kernels import (
+    EMPTY,
+    FA2,
+    FA3,
+    LAUNCHABLE,
+    MASKED,
+    SEEING,
+    wrapper,
+)
+from flashinfer_trace.families.attention.oracle import Request, expected_outputs
+from flashinfer_trace.families.attention.policies import kernel_policies
+from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.harness.family import Kernel, Plan, PlanRequest
+from flashinfer_trace.harness.inputs import Draws, indptr, split
+
+__all__ = ["make_inputs", "oracle", "plan_for_axes", "plans", "ragged_kernels"]
+
+PATH = "flashinfer.prefill.BatchPrefillWithRaggedKVCacheWrapper"
+#: No pages: lengths around multiples of this are drawn with weight, as those of flashinfer's tiles of keys.
+TILE = 64
+SMALL_TILE = 4
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Heads and dimensions; without num_kv_heads every query head has keys of its own, head_dim is both dimensions."""
+
+    heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+
+    @classmethod
+    def of(cls, definition: Definition) -> Sizes:
+        axes = definition.const_axes
+        heads = axes["num_qo_heads"]
+        key_dim, value_dim = (axes.get(axis, axes.get("head_dim", 0)) for axis in ("head_dim_qk", "head_dim_vo"))
+        return cls(heads, axes.get("num_kv_heads", heads), key_dim, value_dim)
+
+
+def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    """Lengths and kind of one case."""
+    return lengths(request, TILE if request.large else SMALL_TILE, True)
+
+
+def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    """A plan with these axes; `lengths_for_axes` says what is chosen if it is not given."""
+    total_kv = axes.get("total_kv")
+    kv_lens = None if total_kv is None else split(total_kv, batch_size_of(axes), draws)
+    return lengths_for_axes(axes, kv_lens, True, draws)
+
+
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, Any]:
+    """Normal queries, keys and values of the planned kind."""
+    sizes, device = Sizes.of(definition), draws.device
+    q_lens, kv_lens, kind = plan["q_lens"], plan["kv_lens"], plan["logits"]
+    sm_scale, total = softmax_scale(sizes.key_dim), sum(kv_lens)
+    k = draws.normal([total, sizes.kv_heads, sizes.key_dim], torch.bfloat16)
+    v = draws.normal([total, sizes.kv_heads, sizes.value_dim], torch.bfloat16)
+    if kind == "positive":
+        v.abs_()
+    q = draws.normal([sum(q_lens), sizes.heads, sizes.key_dim], scale=query_scale(kind))
+    offsets = indptr(kv_lens, device)
+    if kind == "peaked":
+        own = torch.split(k, kv_lens)
+        add_peaks(q, lambda request: own[request], q_lens, kv_lens, sm_scale, draws)
+    inputs: dict[str, Any] = {
+        "q": q.to(torch.bfloat16),
+        "k": k,
+        "v": v,
+        "qo_indptr": indptr(q_lens, device),
+        "kv_indptr": offsets,
+        "sm_scale": sm_scale,
+    }
+    return {name: inputs[name] for name in definition.inputs}
+
+
+def oracle(definition: Definition, inputs: dict[str, Any]) -> dict[str, Expected]:
+    """Expected output and lse."""
+    return expected_outputs(
+        inputs["q"], own_requests(inputs), Sizes.of(definition).value_dim, inputs["sm_scale"], causal=True
+    )
+
+
+def own_requests(inputs: dict[str, Any]) -> Iterator[Request]:
+    """Queries, keys and values of each request."""
+    queries, keys = inputs["qo_indptr"].tolist(), inputs["kv_indptr"].tolist()
+    for request in range(len(queries) - 1):
+        own = slice(keys[request], keys[request + 1])
+        yield Request(queries[request], queries[request + 1], inputs["k"][own], inputs["v"][own])
+
+
+def run_flashinfer(backend: str, definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+    """flashinfer's ragged prefill wrapper."""
+    sizes, q = Sizes.of(definition), inputs["q"]
+    prefill = wrapper(PATH, q.device, ("backend", backend))
+    prefill.plan(
+        inputs["qo_indptr"],
+        inputs["kv_indptr"],
+        sizes.heads,
+        sizes.kv_heads,
+        sizes.key_dim,
+        head_dim_vo=sizes.value_dim,
+        causal=True,
+        sm_scale=float(inputs["sm_scale"]),
+        q_data_type=q.dtype,
+        kv_data_type=inputs["k"].dtype,
+    )
+    prefill.run(q, inputs["k"], inputs["v"], out=outputs["output"], lse=outputs["lse"], return_lse=True)
+    return outputs  # type: ignore[no-any-return]
+
+
+def ragged_kernels(const_axes: Mapping[str, int]) -> tuple[Kernel, ...]:
+    """The kernels of a family, compiled for these dimensions."""
+
+    def kernel(backend: str, **rest: Any) -> Kernel:
+        call = functools.partial(run_flashinfer, backend)
+        return Kernel(PATH, "flashinfer-python", call, variant=backend, const_axes=const_axes, **rest)
+
+    return (
+        kernel("fa2", min_capability=(8, 0), limits=LAUNCHABLE, compare=kernel_policies(FA2, MASKED)),
+        kernel(
+            "fa3",
+            min_capability=(9, 0),
+            max_capability=(9, 0),
+            limits=SEEING,
+            compare=kernel_policies(FA3, EMPTY),
+        ),
+    )

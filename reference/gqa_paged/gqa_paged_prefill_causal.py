@@ -1,0 +1,60 @@
+"""Grouped-query attention, causal, of several new tokens a request over a paged cache.
+
+Query heads share key-value heads in consecutive groups: with g = num_qo_heads / num_kv_heads, query head h attends with
+key-value head h // g (Ainslie et al., "GQA", EMNLP 2023). logit_hj = q_h . k_j * sm_scale, p_h = softmax_j(logit_h),
+output_h = sum_j p_hj v_j and lse_h = log2(sum_j exp(logit_hj)). sm_scale is 1/sqrt(head_dim) in the models.
+
+Request b has the pages kv_indices[kv_indptr[b] : kv_indptr[b + 1]], in this order; all are full but the last, which
+holds kv_last_page_len[b] tokens (1 to page_size; 0 for a request without pages, whose length is 0 whatever stands
+there). Requests may share pages; pages that none names, and tokens after the last one, are never read: they may hold
+NaN.
+Queries are aligned with the end of the keys: query i of a request attends to the keys j <= kv_len - q_len + i. One
+that may attend to nothing gives output 0 and lse -inf. Queries go in blocks whose logits fit 128 MiB.
+Everything is float32; output is rounded once, at the end, to the dtype of q.
+"""
+
+import math
+
+import torch
+
+from ._shared import attend, gather
+
+NUM_QO_HEADS = 32
+NUM_KV_HEADS = 8
+HEAD_DIM = 128
+PAGE_SIZE = 64
+
+
+def run(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    qo_indptr: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_last_page_len: torch.Tensor,
+    sm_scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries [total_q, heads, dim], caches [num_pages, page_size, heads, dim] -> output and lse [total_q, heads]."""
+    assert q.shape[1:] == (NUM_QO_HEADS, HEAD_DIM)
+    assert k_cache.shape[1:] == (PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM)
+    assert v_cache.shape[1:] == (PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM)
+    output = torch.zeros_like(q)
+    lse = torch.full(q.shape[:2], -math.inf, dtype=torch.float32, device=q.device)
+    pages = kv_indptr.tolist()
+    last_page_len = kv_last_page_len.tolist()
+    queries = qo_indptr.tolist()
+    for b in range(len(queries) - 1):
+        own_pages = kv_indices[pages[b] : pages[b + 1]]
+        if own_pages.shape[0] == 0:
+            continue
+        kv_len = (own_pages.shape[0] - 1) * PAGE_SIZE + last_page_len[b]
+        k, v = gather(k_cache, own_pages, kv_len), gather(v_cache, own_pages, kv_len)
+        block = max(1, 2**25 // (NUM_QO_HEADS * kv_len))
+        for start in range(queries[b], queries[b + 1], block):
+            stop = min(start + block, queries[b + 1])
+            last_key = torch.arange(start, stop, device=k.device) - queries[b + 1] + kv_len
+            own_output, own_lse = attend(q[start:stop], k, v, sm_scale, last_key)
+            output[start:stop] = own_output.to(output.dtype)
+            lse[start:stop] = own_lse
+    return output, lse

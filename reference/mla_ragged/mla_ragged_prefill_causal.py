@@ -1,0 +1,71 @@
+"""DeepSeek multi-head latent attention (MLA), causal, of several new tokens a request, with keys and values expanded.
+
+In prefill the latent is multiplied by the up-projections first, so that every query head h has keys and values of its
+own, k_jh = [k_nope | k_pe] and v_jh (DeepSeek-V2, section 2.1; "MHA mode"): logit_hj = q_h . k_jh * sm_scale,
+p_h = softmax_j(logit_h), output_h = sum_j p_hj v_jh and lse_h = log2(sum_j exp(logit_hj)). Keys are longer
+(head_dim_qk = 128 + 64) than values (head_dim_vo = 128).
+
+Request b has the queries qo_indptr[b] to qo_indptr[b + 1] - 1 and the keys and values kv_indptr[b] to
+kv_indptr[b + 1] - 1; either may be none.
+Queries are aligned with the end of the keys: query i of a request attends to the keys j <= kv_len - q_len + i. One
+that may attend to nothing gives output 0 and lse -inf. Queries go in blocks whose logits fit 128 MiB.
+Everything is float32; output is rounded once, at the end, to the dtype of q.
+"""
+
+import math
+
+import torch
+
+NUM_QO_HEADS = 16
+HEAD_DIM_QK = 192
+HEAD_DIM_VO = 128
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float, last_key: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries q [heads, queries, head_dim_qk] on the keys k and values v [heads, kv_len, dim] of one request.
+
+    last_key [queries] is the last key that each query may attend to (negative: none). kv_len >= 1.
+    Returns output [heads, queries, head_dim_vo] and lse [heads, queries], base 2, both float32.
+    """
+    hidden = torch.arange(k.shape[1], device=k.device) > last_key[:, None]
+    logits = (q @ k.transpose(1, 2) * sm_scale).masked_fill(hidden, -math.inf)
+    # A row without keys has the maximum -inf; subtracting 0 instead keeps its weights at exp(-inf) = 0.
+    maximum = logits.amax(dim=-1, keepdim=True).nan_to_num(neginf=0.0)
+    weights = torch.exp(logits - maximum)
+    total = weights.sum(dim=-1, keepdim=True)
+    output = (weights @ v) / torch.where(total > 0, total, 1.0)
+    lse = (maximum + torch.log(total)) * math.log2(math.e)
+    return output, lse.squeeze(-1)
+
+
+def run(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    qo_indptr: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    sm_scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries [total_q, heads, dim], keys and values [total_kv, heads, dim] -> output and lse [total_q, heads]."""
+    assert q.shape[1:] == (NUM_QO_HEADS, HEAD_DIM_QK)
+    assert k.shape[1:] == (NUM_QO_HEADS, HEAD_DIM_QK)
+    assert v.shape[1:] == (NUM_QO_HEADS, HEAD_DIM_VO)
+    output = torch.zeros(q.shape[0], NUM_QO_HEADS, HEAD_DIM_VO, dtype=q.dtype, device=q.device)
+    lse = torch.full(q.shape[:2], -math.inf, dtype=torch.float32, device=q.device)
+    queries, keys = qo_indptr.tolist(), kv_indptr.tolist()
+    for b in range(len(queries) - 1):
+        kv_len = keys[b + 1] - keys[b]
+        if kv_len == 0:
+            continue
+        own_k, own_v = (x[keys[b] : keys[b + 1]].transpose(0, 1).float() for x in (k, v))
+        block = max(1, 2**25 // (NUM_QO_HEADS * kv_len))
+        for start in range(queries[b], queries[b + 1], block):
+            stop = min(start + block, queries[b + 1])
+            last_key = torch.arange(start, stop, device=k.device) - queries[b + 1] + kv_len
+            own_q = q[start:stop].transpose(0, 1).float()
+            own_output, own_lse = attend(own_q, own_k, own_v, sm_scale, last_key)
+            output[start:stop] = own_output.transpose(0, 1).to(output.dtype)
+            lse[start:stop] = own_lse.T
+    return output, lse
