@@ -51,6 +51,7 @@ class _DatasetCheck:
         self.context_paths: dict[Path, None] = {}  # evidence that nobody named: checked, but not counted
         self.first_of_name: dict[str, Path] = {}
         self.evidence: dict[Path, Evidence | None] = {}
+        self.references: dict[str, reference_rules.Reference] = {}
 
     def report_of(self, path: Path) -> Report:
         """The report of one file; the same one for every call."""
@@ -118,11 +119,11 @@ class _DatasetCheck:
         if self.naming is not None:
             family = definition_rules.check_name(candidate, self.naming, report)
             definition_rules.check_tags(candidate, self.naming, report)
-        reference = reference_rules.parse_reference(candidate, report)
+        reference = reference_rules.parse_reference(candidate, report, self.references)
         constants = [name for name, _, _ in reference.constants] if reference else []
         definition_rules.check_axes(candidate, family, constants, report)
         if reference is not None:
-            reference_rules.check_reference(reference, candidate, report)
+            reference_rules.check_reference(reference, candidate, report, self.references)
             if family is not None and not candidate.malformed_axes:
                 reference_rules.check_rendering(reference.source, candidate, family, self.root, report)
         if candidate.is_verified and candidate.name and candidate.op_type:

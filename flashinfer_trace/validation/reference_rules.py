@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import symtable
 import warnings
 from collections import Counter
@@ -26,13 +27,35 @@ MAX_DEPTH = 100
 POINTER = "/reference"
 
 
-class Reference:
-    """A parsed reference."""
+#: A module constant as embedding writes it: all that differs between the references of one family. A number that every
+#: Python reads as a plain integer (no leading zero, no more digits than an axis can have).
+_CONSTANT_LINE = re.compile(r"^([A-Z][A-Z0-9_]*) = (0|[1-9][0-9]{0,18})$", re.MULTILINE)
 
-    def __init__(self, source: str, module: ast.Module, table: symtable.SymbolTable) -> None:
+
+class Reference:
+    """A parsed reference.
+
+    Attributes:
+        is_known: another reference, equal but for the integers of module constants, had none of the problems that do
+            not depend on the Definition.
+    """
+
+    def __init__(self, source: str, module: ast.Module, table: symtable.SymbolTable, is_known: bool = False) -> None:
         self.source = source
         self.module = module
         self.table = table
+        self.is_known = is_known
+
+    def with_source(self, source: str) -> Reference:
+        """The reference of the same skeleton with other integers: shares the tree, but for the constants' values."""
+        other = Reference(source, self.module, self.table, is_known=True)
+        lines = source.split("\n")
+        written = {line: _CONSTANT_LINE.fullmatch(lines[line - 1]) for _, _, line in self.constants}
+        other.constants = [
+            (name, int(match[2]) if (match := written[line]) else value, line) for name, value, line in self.constants
+        ]
+        other.runs = self.runs
+        return other
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
@@ -55,11 +78,24 @@ class Reference:
         return [node for node in self.module.body if isinstance(node, ast.FunctionDef) and node.name == "run"]
 
 
-def parse_reference(candidate: Candidate, report: Report) -> Reference | None:
-    """Parses the reference (rule reference-syntax); None if there is none or it is not Python."""
+def skeleton_of(source: str) -> str:
+    """`source` with 0 for the integers of module constants: equal for all sizes of one family."""
+    return _CONSTANT_LINE.sub(r"\1 = 0", source)
+
+
+def parse_reference(candidate: Candidate, report: Report, known: dict[str, Reference]) -> Reference | None:
+    """Parses the reference (rule reference-syntax); None if there is none or it is not Python.
+
+    Args:
+        candidate: the Definition.
+        report: where problems go.
+        known: references by skeleton that were found clean, so that each family is parsed and checked once.
+    """
     source = candidate.reference
     if source is None:
         return None
+    if skeleton_of(source) in known:
+        return known[skeleton_of(source)].with_source(source)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an invalid escape in somebody's string is ruff's matter
@@ -104,12 +140,17 @@ class _Notes:
             self.report.add(rule, f"reference line {line}: {message}", hint, POINTER)
 
 
-def check_reference(reference: Reference, candidate: Candidate, report: Report) -> None:
-    """Checks everything that the source shows."""
+def check_reference(reference: Reference, candidate: Candidate, report: Report, known: dict[str, Reference]) -> None:
+    """Checks everything that the source shows; a clean one is added to `known`, by skeleton."""
     notes = _Notes(report)
-    _check_statements(reference, notes)
+    if not reference.is_known:
+        _check_statements(reference, notes)
+        _check_bindings(reference, notes)
+        check_names(reference.module, reference.nodes, reference.table, notes.add)
+        # Of the characters that end a line for Python but not for the expression, "\n" alone is usual.
+        if not notes.counts and "\r" not in reference.source and "\f" not in reference.source:
+            known[skeleton_of(reference.source)] = reference
     _check_constants(reference, candidate, notes)
-    check_names(reference.module, reference.nodes, reference.table, notes.add)
     if len(reference.runs) != 1:
         found = "is no top-level run()" if not reference.runs else f"are {len(reference.runs)} top-level run()"
         line = reference.runs[1].lineno if reference.runs else 1
@@ -158,7 +199,6 @@ def _check_constants(reference: Reference, candidate: Candidate, notes: _Notes) 
         if name.isupper() and axis in candidate.const_axes and value != candidate.const_axes[axis]:
             message = f"{name} is {quote(value)}, but the axis {axis} is {candidate.const_axes[axis]}"
             notes.add("reference-constant", line, message, "run `flashinfer-trace embed`")
-    _check_bindings(reference, notes)
 
 
 def _check_bindings(reference: Reference, notes: _Notes) -> None:
