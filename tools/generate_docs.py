@@ -49,6 +49,10 @@ distribution tests). u is the unit roundoff: 2^-8 for bfloat16, 2^-24 for float3
 """
 
 
+#: Compute capability of the GPU that evidence is recorded on.
+RECORDED_ON = (9, 0)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a document is out of date")
@@ -91,10 +95,7 @@ def verification(root: Path) -> str:
         for kernel in family.kernels_of(definition):
             entry = recorded.get((kernel.path, kernel.variant))
             if entry is None:
-                low = ".".join(map(str, kernel.min_capability))
-                missing.append(
-                    [f"`{definition.name}`", f"`{kernel.label}`", f"needs compute capability {low} or above"]
-                )
+                missing.append([f"`{definition.name}`", f"`{kernel.label}`", why_missing(kernel)])
                 continue
             cases += entry["cases"]
             worst = max(output["kernel_worst"] for output in entry["outputs"].values())
@@ -108,6 +109,13 @@ def verification(root: Path) -> str:
     if missing:
         lines += ["", "## Kernels that nobody has run yet", "", *table(["Definition", "Kernel", "Why"], missing, "lll")]
     return "\n".join(lines) + "\n"
+
+
+def why_missing(kernel: Kernel) -> str:
+    """Why there is no evidence of a kernel."""
+    if kernel.unavailable(RECORDED_ON) is None:
+        return "not recorded yet"
+    return f"needs compute capability {'.'.join(map(str, kernel.min_capability))} or above"
 
 
 def accuracy(root: Path) -> str:
