@@ -54,7 +54,7 @@ class Reference:
         other.constants = [
             (name, int(match[2]) if (match := written[line]) else value, line) for name, value, line in self.constants
         ]
-        other.runs = self.runs
+        other.runs, other.run_nodes, other.asserted = self.runs, self.run_nodes, self.asserted
         return other
 
     @cached_property
@@ -76,6 +76,17 @@ class Reference:
     def runs(self) -> list[ast.FunctionDef]:
         """Top-level functions called run."""
         return [node for node in self.module.body if isinstance(node, ast.FunctionDef) and node.name == "run"]
+
+    @cached_property
+    def run_nodes(self) -> list[ast.AST]:
+        """Nodes of the first run(), without those of functions inside it; none if there is no run()."""
+        return list(_own_nodes(self.runs[0])) if self.runs else []
+
+    @cached_property
+    def asserted(self) -> set[str]:
+        """Names in the assertions of run()."""
+        tests = [node.test for node in self.run_nodes if isinstance(node, ast.Assert)]
+        return {name.id for test in tests for name in ast.walk(test) if isinstance(name, ast.Name)}
 
 
 def skeleton_of(source: str) -> str:
@@ -160,8 +171,8 @@ def check_reference(reference: Reference, candidate: Candidate, report: Report, 
     if isinstance(candidate.data.get("inputs"), dict):
         _check_parameters(run, list(candidate.data["inputs"]), notes)
     if isinstance(candidate.data.get("outputs"), dict):
-        _check_returns(run, len(candidate.data["outputs"]), notes)
-    _check_asserts(run, candidate, notes)
+        _check_returns(reference, len(candidate.data["outputs"]), notes)
+    _check_asserts(reference, candidate, notes)
 
 
 def _check_statements(reference: Reference, notes: _Notes) -> None:
@@ -246,10 +257,12 @@ def _check_parameters(run: ast.FunctionDef, inputs: list[str], notes: _Notes) ->
         notes.add("reference-parameters", run, message, f"the inputs, in order: ({', '.join(inputs)[:200]})")
 
 
-def _check_returns(run: ast.FunctionDef, outputs: int, notes: _Notes) -> None:
-    returns = [node for node in _own_nodes(run) if isinstance(node, ast.Return)]
+def _check_returns(reference: Reference, outputs: int, notes: _Notes) -> None:
+    returns = [node for node in reference.run_nodes if isinstance(node, ast.Return)]
     if not returns:
-        notes.add("reference-return", run, "run() returns nothing", "return the outputs, in declared order")
+        notes.add(
+            "reference-return", reference.runs[0], "run() returns nothing", "return the outputs, in declared order"
+        )
     hint = "return one value for each output, in declared order: a tensor, or a tuple if there are several"
     for node in returns:
         value = node.value
@@ -273,16 +286,14 @@ def _own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
             queue += ast.iter_child_nodes(node)
 
 
-def _check_asserts(run: ast.FunctionDef, candidate: Candidate, notes: _Notes) -> None:
-    asserts = [node.test for node in _own_nodes(run) if isinstance(node, ast.Assert)]
-    asserted = {name.id for test in asserts for name in ast.walk(test) if isinstance(name, ast.Name)}
+def _check_asserts(reference: Reference, candidate: Candidate, notes: _Notes) -> None:
     for axis in candidate.const_axes:
         where = [name for name, tensor in candidate.inputs.items() if axis in (tensor.shape or ())]
-        if where and axis.upper() not in asserted:
+        if where and axis.upper() not in reference.asserted:
             dimension = (candidate.inputs[where[0]].shape or ()).index(axis)
             message = f"run() does not assert the const axis {axis}, which {where[0]} shows"
             hint = f"add `assert {where[0]}.shape[{dimension}] == {axis.upper()}`"
-            notes.add("reference-assert", run, message, hint)
+            notes.add("reference-assert", reference.runs[0], message, hint)
 
 
 def check_rendering(reference: str, candidate: Candidate, family: Family, root: Path, report: Report) -> None:
