@@ -6,6 +6,7 @@ them to the same oracles as the references, so that a ratio never compares two d
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,18 +14,54 @@ from typing import Any
 import torch
 from torch import Tensor
 
-EPS = 1e-6
 BLOCK = 128
 
 
-def rmsnorm(hidden_states: Tensor, weight: Tensor) -> Tensor:
-    rows = [x / torch.sqrt((x * x).mean() + EPS) * weight.float() for x in hidden_states.float()]
+def rmsnorm(hidden_states: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    rows = [x / torch.sqrt((x * x).mean() + eps) * weight.float() for x in hidden_states.float()]
     return torch.stack(rows).to(hidden_states.dtype) if rows else torch.empty_like(hidden_states)
 
 
-def fused_add_rmsnorm(hidden_states: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def fused_add_rmsnorm(
+    hidden_states: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6
+) -> tuple[Tensor, Tensor]:
     total = hidden_states.float() + residual.float()
-    return rmsnorm(total, weight).to(hidden_states.dtype), total.to(residual.dtype)
+    return rmsnorm(total, weight, eps).to(hidden_states.dtype), total.to(residual.dtype)
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    rows = []
+    for row in gate_up.float():
+        gate, up = row.chunk(2)
+        rows.append(gate / (1 + torch.exp(-gate)) * up)
+    return torch.stack(rows).to(gate_up.dtype) if rows else gate_up[:, : gate_up.shape[1] // 2]
+
+
+def rope(half_split: bool) -> Callable[..., tuple[Tensor, Tensor]]:
+    """One token at a time, with a rotation matrix for each pair of features."""
+
+    def rotate(head: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        half = len(cos)
+        if half_split:
+            first, second = slice(0, half), slice(half, 2 * half)
+        else:
+            first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+        rotated = head.clone()
+        turn = torch.stack((torch.stack((cos, -sin)), torch.stack((sin, cos))))
+        pair = torch.einsum("xyi,...yi->...xi", turn, torch.stack((head[..., first], head[..., second]), dim=-2))
+        rotated[..., first], rotated[..., second] = pair[..., 0, :], pair[..., 1, :]
+        return rotated
+
+    def run(q: Tensor, k: Tensor, cos_sin_cache: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = []
+        for states in (q, k):
+            rows = [
+                rotate(x.float(), *cos_sin_cache[p].chunk(2)) for x, p in zip(states, positions.tolist(), strict=True)
+            ]
+            outputs.append(torch.stack(rows).to(states.dtype) if rows else torch.empty_like(states))
+        return outputs[0], outputs[1]
+
+    return run
 
 
 def gemm(a: Tensor, b: Tensor) -> Tensor:
@@ -186,6 +223,11 @@ def moe(
 LOOPS: dict[str, Callable[..., Any]] = {
     "rmsnorm": rmsnorm,
     "fused_add_rmsnorm": fused_add_rmsnorm,
+    "rmsnorm_eps1e5": functools.partial(rmsnorm, eps=1e-5),
+    "fused_add_rmsnorm_eps1e5": functools.partial(fused_add_rmsnorm, eps=1e-5),
+    "silu_and_mul": silu_and_mul,
+    "rope_with_cos_sin_cache_neox_style": rope(half_split=True),
+    "rope_with_cos_sin_cache_gptj_style": rope(half_split=False),
     "gemm": gemm,
     "mla_paged_decode": mla_decode,
     "mla_paged_decode_ps1": mla_decode,

@@ -68,6 +68,7 @@ def verify(
 
         from flashinfer_trace.harness.evidence import record as record_evidence
         from flashinfer_trace.harness.inputs import Draws
+        from flashinfer_trace.harness.twins import Twins
         from flashinfer_trace.harness.verify import prepare
         from flashinfer_trace.harness.verify import verify as run_verification
     except ImportError as error:
@@ -86,22 +87,27 @@ def verify(
     root = dataset.find_root()
     jobs = _jobs(_select(names, root), against, kernel_label)
     reports: list[Report] = []
+    twins = Twins()
     with _progress(len(jobs), output_format) as advance:
         for definition, family, kernel in jobs:
             label = f"{definition.name} ({kernel.label if kernel else 'oracle'})"
             advance(label, done=False)
             sized = prepare(definition, family, device, full)
             fixed = _plan(sized, family, axes, plan, Draws(seed, "cpu"))
-            report = _skipped(definition, kernel, device, torch) or run_verification(
-                definition,
-                family,
-                kernel=kernel,
-                device=device,
-                examples=examples or (KERNEL_EXAMPLES if kernel else ORACLE_EXAMPLES),
-                seed=seed,
-                full=full,
-                plan=fixed,
-            )
+            count = examples or (KERNEL_EXAMPLES if kernel else ORACLE_EXAMPLES)
+            if kernel is None and fixed is None and not full and torch.device(device).type == "cpu":
+                report = twins.verify(definition, family, examples=count, seed=seed)
+            else:
+                report = _skipped(definition, kernel, device, torch) or run_verification(
+                    definition,
+                    family,
+                    kernel=kernel,
+                    device=device,
+                    examples=count,
+                    seed=seed,
+                    full=full,
+                    plan=fixed,
+                )
             reports.append(report)
             if record and kernel and report.status == "passed" and fixed is None:
                 record_evidence(evidence or root / "evidence", definition, kernel, report)
@@ -247,4 +253,6 @@ def _print(reports: list[Report], output_format: str) -> None:
         if r.message:
             click.echo(f"\n{r.definition} ({r.target}) {r.status}: {r.message}")
     counts = {status: sum(r.status == status for r in reports) for status in style}
-    click.echo("\n" + ", ".join(f"{count} {status}" for status, count in counts.items()))
+    same = sum(bool(r.twin_of) for r in reports)
+    note = f"; {same} have the small twin of another and share its cases" if same else ""
+    click.echo("\n" + ", ".join(f"{count} {status}" for status, count in counts.items()) + note)

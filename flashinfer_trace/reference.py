@@ -83,16 +83,25 @@ def substitute_constants(source: str, const_axes: Mapping[str, int], label: str 
         ReferenceSourceError: `source` is not Python.
     """
     lines = source.splitlines(keepends=True)
+    for axis, line, start, end in _constant_places(source, label):
+        if axis in const_axes:
+            text = lines[line].encode()
+            lines[line] = (text[:start] + str(const_axes[axis]).encode() + text[end:]).decode()
+    return "".join(lines)
+
+
+@functools.lru_cache(maxsize=256)
+def _constant_places(source: str, label: str) -> tuple[tuple[str, int, int, int], ...]:
+    """(name in lower case, line, start and end in bytes) of the value of each module constant, lines from 0."""
+    places = []
     for node in _parse(source, label).body:
         if not (isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)):
             continue
-        axis = node.targets[0].id.lower()
-        if node.targets[0].id.isupper() and axis in const_axes and isinstance(node.value, ast.Constant):
-            line, value = node.value.lineno - 1, node.value
-            text = lines[line].encode()
-            end = value.end_col_offset or len(text)
-            lines[line] = (text[: value.col_offset] + str(const_axes[axis]).encode() + text[end:]).decode()
-    return "".join(lines)
+        value = node.value
+        if node.targets[0].id.isupper() and isinstance(value, ast.Constant):
+            end = value.end_col_offset or value.col_offset
+            places.append((node.targets[0].id.lower(), value.lineno - 1, value.col_offset, end))
+    return tuple(places)
 
 
 def compile_reference(source: str, label: str) -> Callable[..., Any]:

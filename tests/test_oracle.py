@@ -6,15 +6,16 @@ import pytest
 
 import flashinfer_trace
 from flashinfer_trace.families import all_families, family_of
-from flashinfer_trace.harness.verify import verify
+from flashinfer_trace.harness.twins import Twins
 
+TWINS = Twins()
 DEFINITIONS = {definition.name: definition for definition in flashinfer_trace.definitions()}
 
 
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_reference_meets_the_oracle(name):
     definition = DEFINITIONS[name]
-    report = verify(definition, family_of(definition), examples=15, seed=1)
+    report = TWINS.verify(definition, family_of(definition), examples=15, seed=1)
     assert report.status == "passed", report.message
     assert report.cases >= 15
 

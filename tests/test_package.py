@@ -60,7 +60,7 @@ def test_the_wheel_carries_the_dataset(tmp_path):
     shutil.copytree(
         ROOT,
         tmp_path / "source",
-        ignore=shutil.ignore_patterns(".git", ".whl", ".venv", "*cache*", ".hypothesis"),
+        ignore=shutil.ignore_patterns(".git", ".whl", ".venv", ".*_cache", "__pycache__", ".hypothesis"),
     )
     run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path), cwd=tmp_path / "source")
     (wheel,) = tmp_path.glob("*.whl")

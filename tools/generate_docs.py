@@ -49,6 +49,10 @@ distribution tests). u is the unit roundoff: 2^-8 for bfloat16, 2^-24 for float3
 """
 
 
+#: Compute capability of the GPU that evidence is recorded on.
+RECORDED_ON = (9, 0)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a document is out of date")
@@ -91,7 +95,7 @@ def verification(root: Path) -> str:
         for kernel in family.kernels_of(definition):
             entry = recorded.get((kernel.path, kernel.variant))
             if entry is None:
-                missing.append([f"`{definition.name}`", f"`{kernel.label}`", why_not(definition, family, kernel)])
+                missing.append([f"`{definition.name}`", f"`{kernel.label}`", why_missing(definition, family, kernel)])
                 continue
             cases += entry["cases"]
             worst = max(output["kernel_worst"] for output in entry["outputs"].values())
@@ -107,12 +111,13 @@ def verification(root: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def why_not(definition: Definition, family: Family, kernel: Kernel) -> str:
-    """Why there is no evidence of this kernel."""
+def why_missing(definition: Definition, family: Family, kernel: Kernel) -> str:
+    """Why there is no evidence of a kernel."""
+    if kernel.unavailable(RECORDED_ON) is not None:
+        return f"needs compute capability {'.'.join(map(str, kernel.min_capability))} or above"
     if family.unverified and "unverified" in definition.tag_values("status"):
         return family.unverified
-    low = ".".join(map(str, kernel.min_capability))
-    return f"needs compute capability {low} or above"
+    return "not recorded yet"
 
 
 def accuracy(root: Path) -> str:

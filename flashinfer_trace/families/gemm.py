@@ -81,6 +81,12 @@ def run_router(definition: Definition, inputs: Any, outputs: Any) -> dict[str, t
     return {"C": sgl_kernel.dsv3_router_gemm(inputs["A"], inputs["B"], out_dtype=torch.bfloat16)}
 
 
+def router_sizes(definition: Definition) -> str | None:
+    """The router kernel is built for the experts of DeepSeek-V3 and of Kimi-K2."""
+    n, k = definition.const_axes["n"], definition.const_axes["k"]
+    return None if k == 7168 and n in (256, 384) else "needs n = 256 or 384, and k = 7168"
+
+
 FEW_ROWS = {"m": (1, 16)}
 
 FAMILIES = (
@@ -109,7 +115,7 @@ FAMILIES = (
                 run_router,
                 min_capability=(9, 0),
                 limits=FEW_ROWS,
-                const_axes={"n": 256, "k": 7168},
+                supports=router_sizes,
             ),
         ),
     ),

@@ -1,8 +1,9 @@
-"""RMSNorm, alone and fused with the residual addition before it."""
+"""RMSNorm, alone and fused with the residual addition before it, each with an epsilon of 1e-6 and of 1e-5."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,8 +14,7 @@ from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_erro
 from flashinfer_trace.harness.family import Family, Kernel, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
 
-EPS = 1e-6
-ROUNDINGS = 8  # a root and its square, the mean's division, + EPS, rsqrt (2 ulp), two products
+ROUNDINGS = 8  # a root and its square, the mean's division, + eps, rsqrt (2 ulp), two products
 
 
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
@@ -46,19 +46,19 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, A
     return inputs
 
 
-def normalise(x: torch.Tensor, weight: torch.Tensor) -> Expected:
+def normalise(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Expected:
     """The norm in float64, from the mean of the products x_i x_i (a dot product) instead of the row's 2-norm."""
     n = x.shape[-1]
     mean_square = torch.einsum("bi,bi->b", x, x).div(n).unsqueeze(-1)
-    value = (weight.double() * x) / torch.sqrt(mean_square + EPS)
+    value = (weight.double() * x) / torch.sqrt(mean_square + eps)
     return Expected(value, {"length": torch.tensor(float(n), device=x.device)})
 
 
-def oracle(definition: Definition, inputs: dict[str, Any]) -> dict[str, Expected]:
+def oracle(eps: float, definition: Definition, inputs: dict[str, Any]) -> dict[str, Expected]:
     if "residual" not in inputs:
-        return {"output": normalise(inputs["hidden_states"].double(), inputs["weight"])}
+        return {"output": normalise(inputs["hidden_states"].double(), inputs["weight"], eps)}
     total = inputs["hidden_states"].double() + inputs["residual"].double()
-    return {"output": normalise(total, inputs["weight"]), "residual_out": Expected(total, exact=True)}
+    return {"output": normalise(total, inputs["weight"], eps), "residual_out": Expected(total, exact=True)}
 
 
 def normalised_bound(expected: Expected) -> torch.Tensor:
@@ -77,33 +77,33 @@ NORMALISED = ErrorBound(
 RESIDUAL = ErrorBound(normalised_bound, "the sum of two bf16 numbers is exact in float64: correctly rounded to bf16")
 
 
-def run_flashinfer_rmsnorm(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+def run_flashinfer_rmsnorm(eps: float, definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
     import flashinfer.norm
 
-    flashinfer.norm.rmsnorm(inputs["hidden_states"], inputs["weight"], EPS, out=outputs["output"])
+    flashinfer.norm.rmsnorm(inputs["hidden_states"], inputs["weight"], eps, out=outputs["output"])
     return outputs  # type: ignore[no-any-return]
 
 
-def run_sgl_rmsnorm(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+def run_sgl_rmsnorm(eps: float, definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
     # sgl_kernel.rmsnorm hands bf16 to flashinfer when that is importable; the op is sgl-kernel's own kernel.
     import sgl_kernel  # noqa: F401
 
-    torch.ops.sgl_kernel.rmsnorm.default(outputs["output"], inputs["hidden_states"], inputs["weight"], EPS, False)
+    torch.ops.sgl_kernel.rmsnorm.default(outputs["output"], inputs["hidden_states"], inputs["weight"], eps, False)
     return outputs  # type: ignore[no-any-return]
 
 
-def run_flashinfer_fused(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+def run_flashinfer_fused(eps: float, definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
     import flashinfer.norm
 
-    flashinfer.norm.fused_add_rmsnorm(inputs["hidden_states"], inputs["residual"], inputs["weight"], EPS)
+    flashinfer.norm.fused_add_rmsnorm(inputs["hidden_states"], inputs["residual"], inputs["weight"], eps)
     return {"output": inputs["hidden_states"], "residual_out": inputs["residual"]}
 
 
-def run_sgl_fused(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+def run_sgl_fused(eps: float, definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
     import sgl_kernel  # noqa: F401
 
     torch.ops.sgl_kernel.fused_add_rmsnorm.default(
-        inputs["hidden_states"], inputs["residual"], inputs["weight"], EPS, False
+        inputs["hidden_states"], inputs["residual"], inputs["weight"], eps, False
     )
     return {"output": inputs["hidden_states"], "residual_out": inputs["residual"]}
 
@@ -112,45 +112,54 @@ def run_sgl_fused(definition: Definition, inputs: Any, outputs: Any) -> dict[str
 LAUNCHABLE = {"batch_size": (1, 1 << 20)}
 IN_PLACE = ("hidden_states", "residual")
 
-FAMILIES = (
-    Family(
-        name="rmsnorm",
+
+def kernels(eps: float, adapters: Mapping[tuple[str, str], Callable[..., Any]], **options: Any) -> tuple[Kernel, ...]:
+    """The kernels of one family, each bound to the family's epsilon."""
+    return tuple(
+        Kernel(path, library, functools.partial(adapter, eps), limits=LAUNCHABLE, **options)
+        for (path, library), adapter in adapters.items()
+    )
+
+
+def norm_family(suffix: str, eps: float) -> Family:
+    adapters = {
+        ("flashinfer.norm.rmsnorm", "flashinfer-python"): run_flashinfer_rmsnorm,
+        ("torch.ops.sgl_kernel.rmsnorm", "sglang-kernel"): run_sgl_rmsnorm,
+    }
+    return Family(
+        name=f"rmsnorm{suffix}",
         op_type="rmsnorm",
         twin={"hidden_size": 64},
         plans=plans,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
-        oracle=oracle,
+        oracle=functools.partial(oracle, eps),
         compare={"output": NORMALISED},
-        kernels=(
-            Kernel("flashinfer.norm.rmsnorm", "flashinfer-python", run_flashinfer_rmsnorm, limits=LAUNCHABLE),
-            Kernel("torch.ops.sgl_kernel.rmsnorm", "sglang-kernel", run_sgl_rmsnorm, limits=LAUNCHABLE),
-        ),
-    ),
-    Family(
-        name="fused_add_rmsnorm",
+        kernels=kernels(eps, adapters),
+    )
+
+
+def fused_family(suffix: str, eps: float) -> Family:
+    adapters = {
+        ("flashinfer.norm.fused_add_rmsnorm", "flashinfer-python"): run_flashinfer_fused,
+        ("torch.ops.sgl_kernel.fused_add_rmsnorm", "sglang-kernel"): run_sgl_fused,
+    }
+    return Family(
+        name=f"fused_add_rmsnorm{suffix}",
         op_type="rmsnorm",
         twin={"hidden_size": 64},
         plans=plans,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
-        oracle=oracle,
+        oracle=functools.partial(oracle, eps),
         compare={"output": NORMALISED, "residual_out": RESIDUAL},
-        kernels=(
-            Kernel(
-                "flashinfer.norm.fused_add_rmsnorm",
-                "flashinfer-python",
-                run_flashinfer_fused,
-                limits=LAUNCHABLE,
-                in_place=IN_PLACE,
-            ),
-            Kernel(
-                "torch.ops.sgl_kernel.fused_add_rmsnorm",
-                "sglang-kernel",
-                run_sgl_fused,
-                limits=LAUNCHABLE,
-                in_place=IN_PLACE,
-            ),
-        ),
-    ),
+        kernels=kernels(eps, adapters, in_place=IN_PLACE),
+    )
+
+
+EPSILONS = {"": 1e-6, "_eps1e5": 1e-5}
+
+FAMILIES = (
+    *(norm_family(suffix, eps) for suffix, eps in EPSILONS.items()),
+    *(fused_family(suffix, eps) for suffix, eps in EPSILONS.items()),
 )

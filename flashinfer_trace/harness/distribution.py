@@ -19,8 +19,8 @@ from flashinfer_trace.harness.compare import Comparison, Expected
 
 __all__ = ["ALPHA", "Distribution", "Renormalised", "chi_square_critical", "signed_margin"]
 
-#: Probability that a right sampler fails one comparison. A full run makes about 10^3 of them (six Definitions, 60
-#: cases, reference and kernel): 10^-5 in all.
+#: Probability that a right sampler fails one comparison. A full run makes about 4 x 10^3 of them (32 Definitions that
+#: sample, 60 cases, reference and kernel): 4 x 10^-5 in all.
 ALPHA = 1e-8
 
 #: Smallest expected count of a bin. Pearson's statistic follows chi-square down to ALPHA only if no bin is far from

@@ -43,6 +43,7 @@ class Report:
         status: ``passed``, ``failed`` or ``skipped``.
         cases, vacuous: distinct cases that count, and those that proved nothing.
         message: why it failed (ends with the line that repeats the case) or was skipped.
+        twin_of: the Definition whose cases these were, if its small twin is the same (see `harness.twins`).
     """
 
     definition: str
@@ -54,6 +55,7 @@ class Report:
     seed: int = 0
     seconds: float = 0.0
     message: str = ""
+    twin_of: str = ""
     outputs: dict[str, OutputSummary] = field(default_factory=dict)
 
     @property

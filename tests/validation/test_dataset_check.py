@@ -324,6 +324,55 @@ def test_three_hundred_definitions_in_seconds(dataset: Dataset, minimal: dict[st
     assert time.monotonic() - started < 6
 
 
+def sized(minimal: dict[str, Any], size: int, **changes: Any) -> dict[str, Any]:
+    """The smallest Definition with another hidden_size."""
+    definition = copy.deepcopy(minimal)
+    definition["name"] = f"rmsnorm_h{size}"
+    definition["axes"]["hidden_size"]["value"] = size
+    definition["reference"] = minimal["reference"].replace("HIDDEN_SIZE = 8", f"HIDDEN_SIZE = {size}")
+    return {**definition, **changes}
+
+
+def test_a_clean_reference_does_not_vouch_for_the_constants_and_signatures_of_its_family(
+    dataset: Dataset, minimal: dict[str, Any]
+) -> None:
+    """The checks of a reference that do not depend on the Definition are made once a family; the others for each."""
+    stale = sized(minimal, 9, reference=minimal["reference"])
+    renamed = sized(minimal, 16)
+    renamed["inputs"] = {"x" if name == "weight" else name: spec for name, spec in renamed["inputs"].items()}
+    unasserted = sized(minimal, 17)
+    unasserted["inputs"]["hidden_states"]["shape"] = ["batch_size", "rows"]
+    unasserted["axes"]["rows"] = {"type": "const", "value": 3, "description": "Rows of the batch."}
+    for definition in (sized(minimal, 10), stale, renamed, unasserted, sized(minimal, 18)):
+        dataset.add(definition, minimal["reference"])
+    found = {(Path(problem.file).stem, problem.rule) for problem in dataset.problems()}
+    assert found == {
+        ("rmsnorm_h9", "reference-constant"),
+        ("rmsnorm_h9", "reference-stale"),
+        ("rmsnorm_h16", "reference-parameters"),
+        ("rmsnorm_h17", "reference-assert"),
+    }
+
+
+def test_every_definition_of_a_family_shows_the_problems_of_its_reference(
+    dataset: Dataset, minimal: dict[str, Any]
+) -> None:
+    minimal["reference"] = minimal["reference"].replace("x = hidden_states", "x = open(hidden_states)")
+    for size in (8, 9, 10):
+        dataset.add(sized(minimal, size), minimal["reference"])
+    found = [(Path(problem.file).stem, problem.rule) for problem in dataset.problems()]
+    assert found == [(f"rmsnorm_h{size}", "reference-builtin") for size in (10, 8, 9)]
+
+
+@pytest.mark.parametrize("number", ["010", "8.0", "-8", "1_0", "9" * 30])
+def test_what_is_no_plain_integer_is_parsed_again(number: str, dataset: Dataset, minimal: dict[str, Any]) -> None:
+    dataset.add(minimal)
+    written = minimal["reference"].replace("HIDDEN_SIZE = 8", f"HIDDEN_SIZE = {number}")
+    dataset.add(sized(minimal, 9, reference=written), minimal["reference"])
+    rules = {problem.rule for problem in dataset.problems()}
+    assert rules == ({"reference-syntax"} if number == "010" else {"reference-constant", "reference-stale"})
+
+
 def test_rules_are_documented() -> None:
     for rule, description in RULES.items():
         assert rule == rule.lower() and " " not in rule

@@ -1,0 +1,254 @@
+"""Rotary position embedding of query and key from a cache of cosines and sines."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.harness.compare import ErrorBound, Expected, Policy, rounding_error, unit_roundoff
+from flashinfer_trace.harness.family import Family, Kernel, Plan, PlanRequest
+from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
+
+U = unit_roundoff(torch.float32)
+U_BF16 = unit_roundoff(torch.bfloat16)
+
+#: What the cache holds. ``rotary``: cos and sin of p theta^(-2 i / rotary_dim); ``scaled``: the same times 1.37, as
+#: YaRN's attention factor scales them; ``quarter_turns``: multiples of 90 degrees at random, whose rotations are exact.
+CACHES = ("rotary", "rotary", "scaled", "quarter_turns")
+#: ``random``: in any order, with repetitions; ``same``: all the last row of the cache; ``zero``: all position 0;
+#: ``consecutive``: a prefill, from a random start; ``descending``.
+POSITIONS = ("random", "random", "same", "zero", "consecutive", "descending")
+THETAS = (10_000.0, 500_000.0, 1_000_000.0)
+
+
+def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    axes = request.definition.const_axes
+    # flashinfer launches another kernel where the blocks of tokens alone fill an H200: from 16896 tokens of head size
+    # 128 and 33792 of 64. No more than 1 GB of float64 an intermediate result.
+    width = (axes["num_qo_heads"] + axes["num_kv_heads"]) * axes["head_size"]
+    most = max(1024, min(40960, 2**27 // width))
+    return st.fixed_dictionaries(
+        {
+            "num_tokens": sizes(*request.range("num_tokens", 0, 24, most)),
+            "max_seq_len": st.sampled_from((1, 2, 64, 131072 if request.large else 4096)),
+            "values": st.sampled_from(VALUE_KINDS),
+            "cache": st.sampled_from(CACHES),
+            "positions": st.sampled_from(POSITIONS),
+            "theta": st.sampled_from(THETAS),
+            # Cosines and sines that bfloat16 represents, for a kernel that reads the cache in the dtype of the query.
+            "bfloat16_cache": st.just(True) if "bfloat16_cache" in request.limits else st.booleans(),
+        }
+    )
+
+
+def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    return {
+        "num_tokens": axes.get("num_tokens", 8),
+        "max_seq_len": axes.get("max_seq_len", 4096),
+        "values": "normal",
+        "cache": "rotary",
+        "positions": "random",
+        "theta": THETAS[0],
+        "bfloat16_cache": False,
+    }
+
+
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, Any]:
+    """Queries and keys of the planned kind; a cache of max_seq_len rows; positions within it."""
+    axes, tokens = definition.const_axes, plan["num_tokens"]
+    heads = {"q": axes["num_qo_heads"], "k": axes["num_kv_heads"]}
+    inputs: dict[str, Any] = {
+        name: draws.values([tokens, count, axes["head_size"]], torch.bfloat16, plan["values"])
+        for name, count in heads.items()
+    }
+    inputs["cos_sin_cache"] = make_cache(plan, axes["rotary_dim"], draws)
+    inputs["positions"] = make_positions(plan["positions"], tokens, plan["max_seq_len"], draws)
+    return inputs
+
+
+def make_cache(plan: Plan, rotary_dim: int, draws: Draws) -> torch.Tensor:
+    """float32 [max_seq_len, rotary_dim]: cosines, then sines."""
+    rows, half = plan["max_seq_len"], rotary_dim // 2
+    if plan["cache"] == "quarter_turns":
+        turns = draws.integers([rows, half], 0, 3)
+        cos = torch.tensor([1.0, 0.0, -1.0, 0.0], device=draws.device)[turns]
+        sin = torch.tensor([0.0, 1.0, 0.0, -1.0], device=draws.device)[turns]
+        return torch.cat((cos, sin), dim=-1)
+    frequency = plan["theta"] ** (-torch.arange(half, dtype=torch.float64, device=draws.device) / half)
+    angle = torch.outer(torch.arange(rows, dtype=torch.float64, device=draws.device), frequency)
+    cache = torch.cat((angle.cos(), angle.sin()), dim=-1) * (1.37 if plan["cache"] == "scaled" else 1.0)
+    return cache.to(torch.bfloat16).float() if plan["bfloat16_cache"] else cache.float()
+
+
+def make_positions(kind: str, tokens: int, rows: int, draws: Draws) -> torch.Tensor:
+    """int64 [tokens], each in 0..rows-1; consecutive ones start over where the cache ends."""
+    if kind == "random":
+        return draws.integers([tokens], 0, rows - 1)
+    if kind in ("same", "zero"):
+        return torch.full([tokens], rows - 1 if kind == "same" else 0, dtype=torch.int64, device=draws.device)
+    start = draws.host_integers(1, 0, rows - 1)[0]
+    count = torch.arange(tokens, device=draws.device)
+    return (start + count) % rows if kind == "consecutive" else (start - count) % rows
+
+
+def pairs_of(half_split: bool, rotated: torch.Tensor) -> torch.Tensor:
+    """The pairs that turn together, as the last axis: [..., rotary_dim / 2, 2]."""
+    if half_split:
+        return rotated.reshape(*rotated.shape[:-1], 2, rotated.shape[-1] // 2).transpose(-1, -2)
+    return rotated.reshape(*rotated.shape[:-1], rotated.shape[-1] // 2, 2)
+
+
+def features_of(half_split: bool, pairs: torch.Tensor) -> torch.Tensor:
+    """The inverse of `pairs_of`."""
+    return (pairs.transpose(-1, -2) if half_split else pairs).flatten(-2)
+
+
+def oracle(half_split: bool, definition: Definition, inputs: dict[str, Any]) -> dict[str, Expected]:
+    """Each pair as a complex number, times the complex number cos + i sin of its token, in complex128."""
+    rotary_dim = definition.const_axes["rotary_dim"]
+    chosen = inputs["cos_sin_cache"].double().index_select(0, inputs["positions"])
+    turn = torch.complex(chosen[:, : rotary_dim // 2], chosen[:, rotary_dim // 2 :]).unsqueeze(1)
+    # The products by 1, 0 and -1, and their sums with 0, are exact in any arithmetic: so is the result.
+    exact = bool(((chosen == 0) | (chosen.abs() == 1)).all() and (turn.abs() == 1).all())
+    outputs = {}
+    for name in ("q", "k"):
+        states = inputs[name].double()
+        pairs = pairs_of(half_split, states[..., :rotary_dim])
+        product = torch.view_as_real(torch.complex(pairs[..., 0], pairs[..., 1]) * turn)
+        size = torch.stack(
+            (
+                (pairs[..., 0] * turn.real).abs() + (pairs[..., 1] * turn.imag).abs(),
+                (pairs[..., 1] * turn.real).abs() + (pairs[..., 0] * turn.imag).abs(),
+            ),
+            dim=-1,
+        )
+        rest = states[..., rotary_dim:]
+        value = torch.cat((features_of(half_split, product), rest), dim=-1)
+        magnitude = torch.cat((features_of(half_split, size), torch.zeros_like(rest)), dim=-1)
+        copied = torch.cat((torch.zeros_like(states[..., :rotary_dim]), torch.ones_like(rest)), dim=-1)
+        outputs[f"{name}_out"] = Expected(value, {"magnitude": magnitude, "copied": copied}, exact)
+    return outputs
+
+
+def rotated_bound(expected: Expected, inside: float) -> torch.Tensor:
+    """One bf16 rounding of x c - y s, wrong by inside (|x c| + |y s|) before it; 0 for copied features."""
+    before = expected.parts["magnitude"] * inside
+    bound = rounding_error(expected.value, torch.bfloat16) + before * (1 + U_BF16)
+    return torch.where(expected.parts["copied"] > 0, 0.0, bound)
+
+
+ROTATED = ErrorBound(
+    lambda expected: rotated_bound(expected, (1 + U) ** 2 - 1),
+    "one bf16 rounding, u = 2^-8, of two float32 products and their sum, 2 x 2^-24 (|x c| + |y s|); exact for quarter "
+    "turns; features beyond rotary_dim are copies",
+)
+STEPWISE = ErrorBound(
+    lambda expected: rotated_bound(expected, U_BF16),
+    "each product and their sum rounded to bf16: 2^-8 (|x c| + |y s| + |result|); exact for quarter turns; features "
+    "beyond rotary_dim are copies",
+)
+
+
+def run_flashinfer(half_split: bool) -> Callable[..., dict[str, torch.Tensor]]:
+    """An adapter of the function that returns new tensors; it takes heads and features as one axis."""
+
+    def run(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+        import flashinfer.rope
+
+        q, k = inputs["q"].flatten(1), inputs["k"].flatten(1)
+        size = definition.const_axes["head_size"]
+        q_out, k_out = flashinfer.rope.apply_rope_with_cos_sin_cache(
+            inputs["positions"], q, k, size, inputs["cos_sin_cache"], half_split
+        )
+        return {"q_out": q_out.view_as(inputs["q"]), "k_out": k_out.view_as(inputs["k"])}
+
+    return run
+
+
+def run_flashinfer_inplace(half_split: bool) -> Callable[..., dict[str, torch.Tensor]]:
+    """An adapter of the in-place function, the one that SGLang calls."""
+
+    def run(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+        import flashinfer.rope
+
+        q, k = inputs["q"].flatten(1), inputs["k"].flatten(1)
+        size = definition.const_axes["head_size"]
+        flashinfer.rope.apply_rope_with_cos_sin_cache_inplace(
+            inputs["positions"], q, k, size, inputs["cos_sin_cache"], half_split
+        )
+        return {"q_out": inputs["q"], "k_out": inputs["k"]}
+
+    return run
+
+
+def run_sgl(half_split: bool) -> Callable[..., dict[str, torch.Tensor]]:
+    """An adapter of sgl-kernel's op, which reads the cache in the dtype of the query."""
+
+    def run(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+        import sgl_kernel  # noqa: F401
+
+        cache = inputs["cos_sin_cache"].to(inputs["q"].dtype)
+        q, k = inputs["q"].flatten(1), inputs["k"].flatten(1)
+        torch.ops.sgl_kernel.rotary_embedding.default(
+            inputs["positions"], q, k, definition.const_axes["head_size"], cache, half_split
+        )
+        return {"q_out": inputs["q"], "k_out": inputs["k"]}
+
+    return run
+
+
+def known_head_size(definition: Definition) -> str | None:
+    return None if definition.const_axes["head_size"] in (64, 128, 256) else "needs head_size 64, 128 or 256"
+
+
+# No kernel launches for zero rows: an empty grid is an error in CUDA.
+LAUNCHABLE = {"num_tokens": (1, 1 << 20)}
+IN_PLACE = ("q", "k")
+
+
+def rope_family(style: str) -> Family:
+    half_split = style == "neox"
+    stepwise: dict[str, Policy] = {"q_out": STEPWISE, "k_out": STEPWISE}
+    return Family(
+        name=f"rope_with_cos_sin_cache_{style}_style",
+        op_type="rope",
+        twin={"num_qo_heads": 4, "num_kv_heads": 2, "head_size": 16, "rotary_dim": 8},
+        plans=plans,
+        plan_for_axes=plan_for_axes,
+        make_inputs=make_inputs,
+        oracle=functools.partial(oracle, half_split),
+        compare={"q_out": ROTATED, "k_out": ROTATED},
+        kernels=(
+            Kernel(
+                "flashinfer.rope.apply_rope_with_cos_sin_cache",
+                "flashinfer-python",
+                run_flashinfer(half_split),
+                limits=LAUNCHABLE,
+                supports=known_head_size,
+            ),
+            Kernel(
+                "flashinfer.rope.apply_rope_with_cos_sin_cache_inplace",
+                "flashinfer-python",
+                run_flashinfer_inplace(half_split),
+                limits=LAUNCHABLE,
+                supports=known_head_size,
+                in_place=IN_PLACE,
+            ),
+            Kernel(
+                "torch.ops.sgl_kernel.rotary_embedding",
+                "sglang-kernel",
+                run_sgl(half_split),
+                limits={**LAUNCHABLE, "bfloat16_cache": (1, 1)},
+                in_place=IN_PLACE,
+                compare=stepwise,
+            ),
+        ),
+    )
+
+
+FAMILIES = (rope_family("neox"), rope_family("gptj"))

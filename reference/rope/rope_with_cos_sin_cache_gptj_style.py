@@ -1,0 +1,35 @@
+"""Rotary position embedding (Su et al., 2021) of query and key, from a cache of cosines and sines, in GPT-J style.
+
+The first ROTARY_DIM features of each head are rotated, the others copied. Features 2 i and 2 i + 1 form the pair
+(x, y), which turns by the angle i of the token's position: (x cos - y sin, y cos + x sin). Row p of the cache holds the
+ROTARY_DIM / 2 cosines of position p, then its sines; they are used as they are, so that a scale in them (YaRN) scales
+the result. Computed in float32, rounded once, at the end.
+"""
+
+import torch
+
+NUM_QO_HEADS = 128
+NUM_KV_HEADS = 1
+HEAD_SIZE = 64
+ROTARY_DIM = 64
+
+
+def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """states [num_tokens, heads, head_size]; cos, sin [num_tokens, 1, rotary_dim / 2] -> rotated, as states."""
+    x, y = states[..., 0:ROTARY_DIM:2].float(), states[..., 1:ROTARY_DIM:2].float()
+    rotated = torch.stack((x * cos - y * sin, y * cos + x * sin), dim=-1).flatten(-2).to(states.dtype)
+    return torch.cat((rotated, states[..., ROTARY_DIM:]), dim=-1)
+
+
+def run(
+    q: torch.Tensor, k: torch.Tensor, cos_sin_cache: torch.Tensor, positions: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q [num_tokens, num_qo_heads, head_size], k [num_tokens, num_kv_heads, head_size] -> (q_out, k_out), same shapes.
+
+    cos_sin_cache [max_seq_len, rotary_dim] float32; positions [num_tokens] int64, each below max_seq_len.
+    """
+    assert q.shape[1:] == (NUM_QO_HEADS, HEAD_SIZE)
+    assert k.shape[1:] == (NUM_KV_HEADS, HEAD_SIZE)
+    assert cos_sin_cache.shape[-1] == ROTARY_DIM
+    cos, sin = cos_sin_cache[positions].unsqueeze(1).chunk(2, dim=-1)
+    return rotate(q, cos, sin), rotate(k, cos, sin)

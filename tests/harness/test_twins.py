@@ -1,0 +1,75 @@
+"""Each distinct small twin is verified once, and nothing that a case depends on is taken for the same."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import flashinfer_trace
+from flashinfer_trace.families import family_of
+from flashinfer_trace.harness import twins
+from flashinfer_trace.harness.twins import Twins, twin_key
+
+FIRST = flashinfer_trace.load("rmsnorm_h7168")
+FAMILY = family_of(FIRST)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Names of the Definitions whose cases were really run."""
+    ran = []
+
+    def verify(definition, family, **options):
+        ran.append(definition.name)
+        return twins_verify(definition, family, **options)
+
+    twins_verify = twins.verify
+    monkeypatch.setattr(twins, "verify", verify)
+    return ran
+
+
+def test_another_size_of_a_family_shares_the_cases(counted):
+    memory = Twins()
+    first = memory.verify(FIRST, FAMILY, examples=3, seed=4)
+    second = memory.verify(flashinfer_trace.load("rmsnorm_h512"), FAMILY, examples=3, seed=4)
+    assert counted == ["rmsnorm_h7168"]
+    assert (first.twin_of, second.twin_of) == ("", "rmsnorm_h7168")
+    assert second == dataclasses.replace(first, definition="rmsnorm_h512", twin_of="rmsnorm_h7168", seconds=0.0)
+
+
+def test_other_examples_or_another_seed_are_run(counted):
+    memory = Twins()
+    for examples, seed in ((3, 4), (4, 4), (3, 5), (3, 4)):
+        assert memory.verify(FIRST, FAMILY, examples=examples, seed=seed).status == "passed"
+    assert len(counted) == 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"reference": FIRST.reference.replace("EPS = 1e-6", "EPS = 1e-5")},
+        {"constraints": ("batch_size >= 1",)},
+        {"inputs": {**FIRST.inputs, "weight": dataclasses.replace(FIRST.inputs["weight"], dtype="float16")}},
+        {"axes": {**FIRST.axes, "extra": dataclasses.replace(FIRST.axes["hidden_size"], name="extra")}},
+    ],
+    ids=["reference", "constraints", "dtype", "axes"],
+)
+def test_what_a_case_depends_on_makes_another_twin(change):
+    assert twin_key(dataclasses.replace(FIRST, **change), FAMILY) != twin_key(FIRST, FAMILY)
+
+
+def test_descriptions_and_tags_do_not():
+    axes = {name: dataclasses.replace(axis, description="Something else.") for name, axis in FIRST.axes.items()}
+    other = dataclasses.replace(FIRST, name="rmsnorm_h8", description="Another.", tags=("tp:2",), axes=axes)
+    assert twin_key(other, FAMILY) == twin_key(FIRST, FAMILY)
+
+
+def test_a_failure_fails_every_size_with_the_line_that_repeats_it():
+    wrong = FIRST.reference.replace("weight.float()", "weight.float() * 1.01")
+    memory = Twins()
+    for name in ("rmsnorm_h7168", "rmsnorm_h512"):
+        definition = dataclasses.replace(flashinfer_trace.load(name), reference=wrong)
+        report = memory.verify(definition, FAMILY, examples=3, seed=4)
+        assert (report.definition, report.status) == (name, "failed")
+        assert "repeat: flashinfer-trace verify rmsnorm_h7168 --against oracle" in report.message

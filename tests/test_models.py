@@ -1,0 +1,148 @@
+"""models/*.json: valid, consistent, equal to transformers' defaults where those are a model's, and in the dataset."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import re
+
+import jsonschema
+import pytest
+
+import flashinfer_trace
+from flashinfer_trace.naming import load_naming
+
+ROOT = flashinfer_trace.find_root()
+SCHEMA = json.loads((ROOT / "schema" / "model.schema.json").read_text(encoding="utf-8"))
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+MODELS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(ROOT.glob("models/*.json"))}
+DEFINITIONS = {definition.name: definition for definition in flashinfer_trace.definitions()}
+
+#: Models whose constants are the defaults of a configuration class of transformers, with the fields that are not: its
+#: Qwen3-MoE class leaves head_dim to the published file.
+DEFAULTS = {
+    "deepseek-v3": ("deepseek_v3", "DeepseekV3Config", ()),
+    "deepseek-r1": ("deepseek_v3", "DeepseekV3Config", ()),
+    "mixtral-8x7b": ("mixtral", "MixtralConfig", ()),
+    "qwen3-30b-a3b": ("qwen3_moe", "Qwen3MoeConfig", ("head_dim", "norm_topk_prob", "mlp_only_layers")),
+}
+
+
+def parallel_sizes(config):
+    """Tensor-parallel sizes up to 8 that divide the query heads."""
+    return [size for size in (1, 2, 4, 8) if config["num_attention_heads"] % size == 0]
+
+
+def head_size(config):
+    return config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+
+
+def test_the_schema_is_one():
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+def test_there_are_models():
+    assert set(MODELS) == {
+        *("deepseek-v3", "deepseek-r1", "deepseek-v3.2", "deepseek-v2-lite", "kimi-k2"),
+        *("llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b", "mixtral-8x7b", "mixtral-8x22b"),
+        *("qwen2-57b-a14b", "qwen2.5-7b", "qwen3-8b", "qwen3-30b-a3b", "qwen3-235b-a22b"),
+    }
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_follows_the_schema_and_names_itself(name):
+    model = MODELS[name]
+    assert [error.message for error in VALIDATOR.iter_errors(model)] == []
+    assert model["name"] == name
+    assert load_naming(ROOT).namespaces["model"].accepts(name)
+    assert re.sub(r"[^a-z0-9]", "", model["title"].lower()) == re.sub(r"[^a-z0-9]", "", name)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.pop("source"),
+        lambda model: model["source"].pop("repository"),
+        lambda model: model["source"].update(repository="https://example.org/model"),
+        lambda model: model.update(name="DeepSeek V3"),
+        lambda model: model["config"].pop("hidden_size"),
+        lambda model: model["config"].update(hidden_size=0),
+        lambda model: model["config"].update(hidden_size=7168.5),
+        lambda model: model["config"].update(rms_norm_eps=1),
+        lambda model: model["config"].update(rope_theta=10000),
+        lambda model: model["config"].pop("qk_rope_head_dim"),
+        lambda model: model["config"].pop("moe_intermediate_size"),
+        lambda model: model["config"].update(architectures=["One", "Two"]),
+        lambda model: model["config"]["quantization_config"].update(weight_block_size=[128]),
+    ],
+)
+def test_a_malformed_model_does_not_follow_the_schema(change):
+    model = copy.deepcopy(MODELS["deepseek-v3"])
+    change(model)
+    assert not VALIDATOR.is_valid(model)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_constants_fit_together(name):
+    config = MODELS[name]["config"]
+    assert config["num_attention_heads"] % config["num_key_value_heads"] == 0
+    # Latent attention has head sizes of its own.
+    assert head_size(config) == 128 or "kv_lora_rank" in config
+    experts = [config[key] for key in ("n_routed_experts", "num_experts", "num_local_experts") if key in config]
+    assert len(experts) <= 1
+    if experts:
+        assert config["num_experts_per_tok"] < experts[0]
+    if "n_group" in config:
+        assert experts[0] % config["n_group"] == 0
+        assert config["topk_group"] <= config["n_group"]
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_transformers_has_the_same_defaults(name):
+    pytest.importorskip("transformers", reason="pip install --no-deps transformers, and what it imports (no torch)")
+    module, cls, other = DEFAULTS[name]
+    configuration = importlib.import_module(f"transformers.models.{module}.configuration_{module}")
+    defaults = getattr(configuration, cls)().to_dict()
+    compared = 0
+    for field, value in MODELS[name]["config"].items():
+        if field in defaults and field not in (*other, "architectures"):
+            assert defaults[field] == value, field
+            compared += 1
+    assert compared >= 8
+
+
+def test_every_model_tag_has_a_model_and_every_model_is_tagged():
+    tagged = {model for definition in DEFINITIONS.values() for model in definition.tag_values("model")}
+    assert tagged == set(MODELS)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_dataset_has_the_sizes_of_the_model(name):
+    config = MODELS[name]["config"]
+    suffix = {1e-6: "", 1e-5: "_eps1e5"}[config["rms_norm_eps"]]
+    hidden, heads, shared = (config[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
+    expected = {f"rmsnorm_h{hidden}{suffix}", f"fused_add_rmsnorm_h{hidden}{suffix}"}
+    expected |= {f"{f}_v{config['vocab_size']}" for f in ("top_k_top_p_sampling_from_probs", "top_p_renorm_probs")}
+    expected.add(f"gemm_n{config['vocab_size']}_k{hidden}")
+    for size in parallel_sizes(config):
+        if "kv_lora_rank" in config:
+            part = config["qk_rope_head_dim"]
+            expected.add(f"rope_with_cos_sin_cache_gptj_style_h{heads // size}_kv1_d{part}_rd{part}")
+        else:
+            axes = f"h{heads // size}_kv{max(1, shared // size)}_d128_rd128"
+            expected.add(f"rope_with_cos_sin_cache_neox_style_{axes}")
+        width = config.get("moe_intermediate_size", config["intermediate_size"])
+        expected.add(f"silu_and_mul_i{width // size}")
+    missing = expected - set(DEFINITIONS)
+    assert not missing
+    untagged = {d for d in expected if name not in DEFINITIONS[d].tag_values("model")}
+    assert not untagged
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_tensor_parallel_size_is_tagged_that_does_not_divide_the_heads(name):
+    """Of what belongs to this model alone."""
+    sizes = {str(size) for size in parallel_sizes(MODELS[name]["config"])}
+    own = [d for d in DEFINITIONS.values() if d.tag_values("model") == [name] and d.op_type in ("gemm", "rope")]
+    assert all(set(definition.tag_values("tp")) <= sizes for definition in own)
