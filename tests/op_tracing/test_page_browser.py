@@ -214,7 +214,14 @@ def test_search_keeps_matches_and_their_way(browser):
 
 @pytest.mark.parametrize(
     ("query", "found"),
-    [("gelu", ["gelu()"]), ("mlp.forward", ["mlp()"]), ("m.py:25", ["gelu()"]), ("flash", []), ("attend", ["attn()"])],
+    [
+        ("gelu", ["gelu()"]),
+        ("mlp.forward", ["mlp()"]),
+        ("m.py:25", ["gelu()"]),
+        ("flash", []),
+        ("attend", ["attn()"]),
+        ("gelu attend", []),
+    ],
 )
 def test_search_finds(browser, query, found):
     browser.press("/", query)

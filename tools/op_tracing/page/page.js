@@ -23,7 +23,7 @@ function graphItem(node) {
     const made = makeItem("op", `${node.name}()`, {
       ...common, sites: node.sites, kernels: op.kernels, note: plural(op.kernels.length, "kernel"), key: `op/${node.name}`,
     });
-    return { ...made, subject: opSubject("Op in the forward", op, node.sites, node.annotation) };
+    return { ...made, entered: node.function, subject: opSubject("Op in the forward", op, node.sites, node.annotation) };
   }
   if (node.kind === "torch") {
     const made = makeItem("torch", `${node.name}()`, { ...common, sites: node.sites, note: "plain torch", key: `torch/${node.name}` });
@@ -142,8 +142,8 @@ function overlay(covering) {
 /** From a part that is written out earlier to that place. */
 function jump(item) {
   const tree = trees.graph;
-  const target = [...tree.walk()].find((other) => other.kind !== "again" && other.entered === item.entered);
-  if (!target) return;
+  const target = [...tree.walk()].find((other) => other.entered === item.entered);
+  if (!item.entered || target === item) return;
   if (!target.shown) search("");
   tree.reveal(target);
   tree.focus(target);
