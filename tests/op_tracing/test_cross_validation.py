@@ -131,9 +131,13 @@ def test_the_command_fails_and_writes_nothing(
 
 def test_the_command(sources: Path, documents: Documents, capsys: pytest.CaptureFixture[str]) -> None:
     traces, target, report = sources / "traces.json", sources / "ops.json", sources / "ops.md"
+    html = sources / "ops.html"
     traces.write_text(dump_kernels(documents[1]))
     common = ["--sources", str(sources), "--traces", str(traces)]
     assert main([*common, "--model", "tiny", "--json", str(target), "--out", str(report)]) == 0
+    assert not html.exists()
+    assert main([*common, "--model", "tiny", "--html", str(html)]) == 0
+    assert "<!doctype html>" in html.read_text().lower()
     assert json.loads(target.read_text()) == documents[0]
     assert "up()" in report.read_text()
     assert "3 ops, 0 outside the model, 2 kernels" in capsys.readouterr().err

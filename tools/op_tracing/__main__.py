@@ -24,8 +24,9 @@ from tools.kernel_tracing.rules.platforms import PLATFORMS
 from tools.kernel_tracing.sources import SourcesError, find_sources
 from tools.kernel_tracing.terminal import load, progress, write
 from tools.kernel_tracing.trace import document
+from tools.op_tracing import page
 from tools.op_tracing.check import check
-from tools.op_tracing.definitions import covered
+from tools.op_tracing.definitions import covered, definitions_of
 from tools.op_tracing.render import render
 from tools.op_tracing.trace import trace
 
@@ -83,6 +84,9 @@ def _trace(options: argparse.Namespace) -> int:
         write(options.out or HERE / "op_traces.md", render(ops, kernels, known))
     if options.json or default:
         write(options.json or HERE / "op_traces.json", dumps(ops))
+    if options.html:
+        cover = {page.kernel_id(kernel): definitions_of(kernel, known) for kernel in kernels["kernels"]}
+        write(options.html, page.render(ops, kernels, cover))
     used = len(kernels["kernels"])
     print(f"{len(ops['ops'])} ops, {len(ops['non_model_ops'])} outside the model, {used} kernels", file=sys.stderr)
     return 1 if problems else 0
