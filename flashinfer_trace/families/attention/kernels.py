@@ -5,10 +5,15 @@ By their source (flashinfer 0.6.12, include/flashinfer/attention), and plans kee
 - plan() divides by the batch size and launches a grid of query tiles: a batch of none, and one without queries, fail.
 - The infinity is 5e4 (math.cuh). Masked logits are -5e4, in fa2 and fa3 *before* scaling, so keys whose q.k
   comes near -5e4 would be confused with masked ones; the plans' q.k stays below 5e3.
-- A row without keys: decode starts from m = -5e4, d = 1 in each of up to 32 warps, and fa2 adds weights of 1 for masked
-  keys to d, but both set the output to 0 and answer lse = m + log2(d), from -5e4 to -5e4 + 32. fa3 skips tiles of
-  queries that see nothing, output 0 and lse -5e4; in a tile where others see keys, such a row gets the mean of values
-  that it must not see, because its masked logits equal its maximum. That is a defect: fa3 is not given such rows.
+- A request without keys: decode starts from m = -5e4, d = 1 in each of up to 32 warps, and fa2 adds weights of 1 for
+  masked keys to d, but both set the output to 0 and answer lse = m + log2(d), from -5e4 to -5e4 + 32. fa3 answers 0 and
+  exactly -5e4.
+- A query longer than its keys under the causal mask, whose first rows see none: two defects, so neither fa2 nor fa3 is
+  given such plans. fa2 (prefill.cuh) computes the first tile of keys that needs the mask as an unsigned
+  kv_len + first row - qo_len; where that is negative it wraps, no full tile of keys is masked, and every row of the
+  query tile sees keys that it must not: measured on an H200, row 0 of 173 queries over 103 keys answers the lse of
+  nearly all of them. fa3 skips tiles of queries that see nothing; in a tile where others see keys, such a row gets the
+  mean of values that it must not see, because its masked logits equal its maximum (read in its source, not measured).
 - Keys from kv_len on are masked and values from there on are zeros, whatever the memory holds: NaN does not leak.
 """
 
@@ -27,7 +32,7 @@ __all__ = ["CUDA_CORES", "EMPTY", "FA2", "FA3", "LAUNCHABLE", "MASKED", "SEEING"
 #: Partial outputs of 128 heads in tiles of 128 queries: what fa2 needs at most on 132 multiprocessors, twice.
 WORKSPACE_BYTES = 512 * 2**20
 LAUNCHABLE = {"len_indptr": (2, 1 << 20), "total_q": (1, 1 << 30), "num_pages": (1, 1 << 30), "total_kv": (1, 1 << 30)}
-#: For a kernel that computes no row without keys unless its request has none.
+#: For a kernel that cannot compute a row without keys unless its request has none.
 SEEING = {**LAUNCHABLE, ROWS_WITHOUT_KEYS: (0, 0)}
 #: The lse of a row without keys: of a skipped tile, and of one that was computed and masked.
 EMPTY = (-5e4, -5e4)

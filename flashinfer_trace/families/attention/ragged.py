@@ -26,7 +26,6 @@ from flashinfer_trace.families.attention.kernels import (
     EMPTY,
     FA2,
     FA3,
-    LAUNCHABLE,
     MASKED,
     SEEING,
     wrapper,
@@ -142,7 +141,7 @@ def ragged_kernels(const_axes: Mapping[str, int]) -> tuple[Kernel, ...]:
         return Kernel(PATH, "flashinfer-python", call, variant=backend, const_axes=const_axes, **rest)
 
     return (
-        kernel("fa2", min_capability=(8, 0), limits=LAUNCHABLE, compare=kernel_policies(FA2, MASKED)),
+        kernel("fa2", min_capability=(8, 0), limits=SEEING, compare=kernel_policies(FA2, MASKED)),
         kernel(
             "fa3",
             min_capability=(9, 0),

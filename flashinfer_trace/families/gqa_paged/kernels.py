@@ -131,7 +131,7 @@ PREFILL = (
         functools.partial(run_prefill, "fa2"),
         variant="fa2",
         min_capability=(8, 0),
-        limits=LAUNCHABLE,
+        limits=SEEING,
         const_axes=HEAD_DIM,
         compare=kernel_policies(FA2, MASKED),
     ),
