@@ -127,7 +127,7 @@ def sgl_kernel(monkeypatch):
         apply_shuffle_mul_sum=emulated_sum,
     )
     monkeypatch.setitem(__import__("sys").modules, "sgl_kernel", module)
-    monkeypatch.setattr("flashinfer_trace.families.moe.kernels.WORKSPACE_BYTES", 16)
+    monkeypatch.setattr("flashinfer_trace.families.moe.pipeline.WORKSPACE_BYTES", 16)
     return module
 
 
