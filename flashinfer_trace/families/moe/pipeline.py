@@ -1,10 +1,11 @@
 """The experts as sgl-kernel computes them on Hopper, in the order of SGLang's cutlass_fused_experts_fp8.
 
 Rows are sorted by expert, multiplied group by group, put through silu_and_mul, multiplied again and summed by token.
-The gate is gemm1's second half here and silu_and_mul's first: the halves of gemm1's output change places. Ids of
-experts elsewhere become -1, which prepare_moe_input skips; their slots in the permutations keep what was there, so these
-are filled before: inputs with token 0, whose rows belong to no expert, outputs with the last row, which is written only
-if every id is local, and their factors are 0.
+The gate is gemm1's second half here and silu_and_mul's first: the halves of gemm1's output change places.
+
+Ids of experts elsewhere become -1, which prepare_moe_input skips; their slots in the permutations keep what was there,
+so these are filled before: inputs with token 0, whose rows belong to no expert, outputs with the last row, which is
+written only if every id is local, and their factors are 0.
 """
 
 from __future__ import annotations

@@ -150,8 +150,14 @@ def bf16_experts(definition: Definition, hidden: torch.Tensor, draws: Draws) -> 
 
 #: Four ranks of eight experts: 8 choices may all fall on one of them, or on the others. Large enough for a scale that
 #: is a per cent off to show above the roundings of every kernel.
-ROUTED_TWIN = {"num_experts": 32, "num_local_experts": 8, "hidden_size": 512, "intermediate_size": 512}
-ROUTED_TWIN |= {"gemm1_out_size": 1024, "num_hidden_blocks": 4, "num_intermediate_blocks": 4, "num_gemm1_out_blocks": 8}
+TWIN = {
+    "num_experts": 32,
+    "num_local_experts": 8,
+    "hidden_size": 512,
+    "intermediate_size": 512,
+    "gemm1_out_size": 1024,
+}
+FP8_TWIN = {**TWIN, "num_hidden_blocks": 4, "num_intermediate_blocks": 4, "num_gemm1_out_blocks": 8}
 
 FAMILIES = (
     Family(
@@ -168,7 +174,7 @@ FAMILIES = (
     Family(
         name="moe_bf16_softmax_routing",
         op_type="moe",
-        twin=ROUTED_TWIN,
+        twin=TWIN,
         plans=plans,
         plan_for_axes=plan_for_axes,
         make_inputs=expert_inputs(bf16_experts),
@@ -179,7 +185,7 @@ FAMILIES = (
     Family(
         name="moe_fp8_block_scale_softmax_routing",
         op_type="moe",
-        twin=ROUTED_TWIN,
+        twin=FP8_TWIN,
         plans=plans,
         plan_for_axes=plan_for_axes,
         make_inputs=expert_inputs(fp8_experts),
