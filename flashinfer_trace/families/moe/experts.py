@@ -10,7 +10,8 @@ a probability of 2 exp(-L^2 / 2). What each implementation rounds decides s_i; `
   products have short accumulators, and y is rounded to e4m3 in groups of 128.
 - ``blackwell`` (trtllm-gen, fp8 weights): z and y rounded to e4m3 in groups of 128; results rounded to bf16.
 
-A wrong scale of a per cent hides in V_j but not in the average over all elements: see `gain_variance`.
+A wrong scale of a per cent hides in V_j but not in the average over all elements: see `gain_variance`. There roundings
+of c need not average out: routing may give many tokens the same c. Their common error is known, see `weight_shift`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.compare import Expected, unit_roundoff
+from flashinfer_trace.harness.compare import Expected, correctly_rounded, unit_roundoff
 from flashinfer_trace.harness.quantised import blocks_of, blockwise_product, dequantised, e4m3_variance, float_variance
 
 Inputs = dict[str, Any]
@@ -218,10 +219,19 @@ def gain_variance(arithmetic: Arithmetic, inputs: Inputs, value: torch.Tensor, f
     return total / value.square().sum().square().clamp_min(1e-300)
 
 
+def weight_shift(value: torch.Tensor, found: list[Share]) -> torch.Tensor:
+    """What rounding every weight c to bf16 adds to the scale fitted to all elements: exact, for the weights are."""
+    total = value.new_zeros(())
+    for share in found:
+        change = correctly_rounded(share.weight, torch.bfloat16) - share.weight
+        total += (change * (share.result * value[share.token]).sum(dim=1, keepdim=True)).sum()
+    return total / value.square().sum().clamp_min(1e-300)
+
+
 def expert_outputs(
     arithmetic: Arithmetic, definition: Definition, inputs: Inputs, weights: torch.Tensor
 ) -> dict[str, Expected]:
-    """float64 output; parts ``<model>_variance`` by element and ``<model>_gain`` (a variance, one number).
+    """float64 output; parts ``<model>_variance`` by element, ``<model>_gain`` (a variance) and ``weight_shift``.
 
     Args:
         weights: float64 [seq_len, num_experts]; zero where an expert is not chosen.
@@ -236,4 +246,5 @@ def expert_outputs(
         variance.index_add_(1, share.token, spread + result_variances(arithmetic, share))
     gains = gain_variance(arithmetic, inputs, value, found)
     parts = {f"{model}_variance": variance[i] for i, model in enumerate(arithmetic.models)}
-    return {"output": Expected(value, parts | {f"{model}_gain": gains[i] for i, model in enumerate(arithmetic.models)})}
+    parts |= {f"{model}_gain": gains[i] for i, model in enumerate(arithmetic.models)}
+    return {"output": Expected(value, {**parts, "weight_shift": weight_shift(value, found)})}

@@ -21,15 +21,23 @@ GAIN_CONFIDENCE = 5.0
 TRUNCATION_GAIN = 3 * 2.0**-10
 
 
-def bound(model: str, reason: str, shrink: float | None = None) -> ErrorBound:
-    """Policy of an error model of the oracle; with `shrink`, the scale of the whole output is judged as well."""
+def bound(model: str, reason: str, shrink: float | None = None, rounds_alike: bool = False) -> ErrorBound:
+    """Policy of an error model of the oracle.
+
+    Args:
+        model: its name, as in `experts`.
+        reason: one line.
+        shrink: if given, the scale of the whole output is judged as well, and may be this much off by dropped bits.
+        rounds_alike: whether many tokens may have the same weight, which is then rounded to bf16 alike.
+    """
 
     def elements(expected: Expected) -> torch.Tensor:
         inside = CONFIDENCE * expected.parts[f"{model}_variance"].sqrt()
         return rounding_error(expected.value, torch.bfloat16) * (1 + 2**-7) + inside
 
     def gain(expected: Expected) -> float:
-        return (shrink or 0.0) + GAIN_CONFIDENCE * float(expected.parts[f"{model}_gain"].sqrt())
+        alike = float(expected.parts["weight_shift"].abs()) if rounds_alike else 0.0
+        return (shrink or 0.0) + alike + GAIN_CONFIDENCE * float(expected.parts[f"{model}_gain"].sqrt())
 
     return ErrorBound(elements, reason, gain=None if shrink is None else gain)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.moe.kernels import BLACKWELL, HOPPER, LAUNCHABLE, bound, trtllm_gen
+from flashinfer_trace.families.moe.kernels import BLACKWELL, HOPPER, LAUNCHABLE, TRUNCATION_GAIN, bound, trtllm_gen
 from flashinfer_trace.families.moe.pipeline import bf16_products, fp8_products, run_experts
 from flashinfer_trace.harness.compare import CONFIDENCE, ErrorBound, Exact, Expected, rounding_error, unit_roundoff
 from flashinfer_trace.harness.family import Kernel
@@ -47,8 +47,15 @@ TOPK_IDS = Exact("best first, of equal logits the lower index; logits closer tha
 BF16_HOPPER = bound(
     "hopper",
     "8 standard deviations of what the pipeline rounds: gemm1, silu * up, results and weights to bf16, float32 sums; "
-    "the scale of all elements: 5, and 3 * 2^-13 of dropped bits",
+    "the scale of all elements: 5, 3 * 2^-13 of dropped bits, and what rounding exactly these weights adds to it",
     BF16_TRUNCATION_GAIN,
+    rounds_alike=True,
+)
+FP8_HOPPER = bound(
+    "hopper",
+    f"{HOPPER.reason}, and what rounding exactly these weights adds to it",
+    TRUNCATION_GAIN,
+    rounds_alike=True,
 )
 
 
@@ -139,7 +146,7 @@ FP8_KERNELS = (
         max_capability=(9, 0),
         limits=LAUNCHABLE,
         supports=unsupported_by_topk_softmax,
-        compare={"output": HOPPER},
+        compare={"output": FP8_HOPPER},
     ),
     Kernel(
         "flashinfer.fused_moe.trtllm_fp8_block_scale_moe",
