@@ -197,10 +197,6 @@ def moe(
     kept_groups: int = 4,
 ) -> Tensor:
     """One token and one of its experts at a time; weights dequantised anew each time."""
-
-    def dequantise(codes: Tensor, scales: Tensor) -> Tensor:
-        return codes.float() * scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
-
     output = torch.zeros(hidden_states.shape, device=hidden_states.device)
     for t, logits in enumerate(routing_logits):
         scores = torch.sigmoid(logits)
@@ -214,10 +210,83 @@ def moe(
         for expert, weight in zip(experts.tolist(), weights, strict=True):
             e = expert - int(local_expert_offset)
             if 0 <= e < len(gemm1_weights):
-                up, gate = (dequantise(gemm1_weights[e], gemm1_weights_scale[e]) @ x).chunk(2)
-                hidden = gate * torch.sigmoid(gate) * up
-                output[t] += weight * (dequantise(gemm2_weights[e], gemm2_weights_scale[e]) @ hidden)
+                gemm1 = dequantise(gemm1_weights[e], gemm1_weights_scale[e])
+                output[t] += weight * mlp(x, gemm1, dequantise(gemm2_weights[e], gemm2_weights_scale[e]))
     return output.to(torch.bfloat16)
+
+
+def dequantise(codes: Tensor, scales: Tensor) -> Tensor:
+    return codes.float() * scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+
+
+def mlp(x: Tensor, gemm1: Tensor, gemm2: Tensor) -> Tensor:
+    up, gate = (gemm1 @ x).chunk(2)
+    return gemm2 @ (gate * torch.sigmoid(gate) * up)
+
+
+def best_experts(logits: Tensor, norm_topk_prob: bool, top_k: int = 8) -> tuple[list[int], Tensor]:
+    """Of one token: the indices, best first and of equals the lower first, and their weights."""
+    values = logits.double().tolist()
+    experts = sorted(range(len(values)), key=lambda expert: -values[expert])[:top_k]
+    weights = torch.softmax(logits.double(), 0)[experts]
+    return experts, weights / weights.sum() if norm_topk_prob else weights
+
+
+def topk_softmax(routing_logits: Tensor, norm_topk_prob: bool) -> tuple[Tensor, Tensor]:
+    chosen = [best_experts(logits, norm_topk_prob) for logits in routing_logits]
+    ids = torch.tensor([experts for experts, _ in chosen], dtype=torch.int32, device=routing_logits.device)
+    return torch.stack([weights for _, weights in chosen]).float(), ids
+
+
+def softmax_moe(
+    routing_logits: Tensor,
+    x: Tensor,
+    gemm1: Callable[[int], Tensor],
+    gemm2: Callable[[int], Tensor],
+    local_experts: range,
+    norm_topk_prob: bool,
+) -> Tensor:
+    """One token and one of its experts at a time."""
+    output = torch.zeros_like(x)
+    for t, logits in enumerate(routing_logits):
+        for expert, weight in zip(*best_experts(logits, norm_topk_prob), strict=True):
+            if expert in local_experts:
+                e = local_experts.index(expert)
+                output[t] += weight.float() * mlp(x[t], gemm1(e), gemm2(e))
+    return output.to(torch.bfloat16)
+
+
+def bf16_softmax_moe(
+    routing_logits: Tensor,
+    hidden_states: Tensor,
+    gemm1_weights: Tensor,
+    gemm2_weights: Tensor,
+    local_expert_offset: int,
+    norm_topk_prob: bool,
+) -> Tensor:
+    here = range(local_expert_offset, local_expert_offset + len(gemm1_weights))
+    weights = (lambda e: gemm1_weights[e].float(), lambda e: gemm2_weights[e].float())
+    return softmax_moe(routing_logits, hidden_states.float(), *weights, here, norm_topk_prob)
+
+
+def fp8_softmax_moe(
+    routing_logits: Tensor,
+    hidden_states: Tensor,
+    hidden_states_scale: Tensor,
+    gemm1_weights: Tensor,
+    gemm1_weights_scale: Tensor,
+    gemm2_weights: Tensor,
+    gemm2_weights_scale: Tensor,
+    local_expert_offset: int,
+    norm_topk_prob: bool,
+) -> Tensor:
+    x = hidden_states.float() * hidden_states_scale.T.repeat_interleave(BLOCK, 1)
+    here = range(local_expert_offset, local_expert_offset + len(gemm1_weights))
+    weights = (
+        lambda e: dequantise(gemm1_weights[e], gemm1_weights_scale[e]),
+        lambda e: dequantise(gemm2_weights[e], gemm2_weights_scale[e]),
+    )
+    return softmax_moe(routing_logits, x, *weights, here, norm_topk_prob)
 
 
 LOOPS: dict[str, Callable[..., Any]] = {
@@ -246,4 +315,7 @@ LOOPS: dict[str, Callable[..., Any]] = {
     "top_k_renorm_probs": renormaliser("top_k"),
     "top_p_renorm_probs": renormaliser("top_p"),
     "moe_fp8_block_scale_ds_routing": moe,
+    "moe_topk_softmax": topk_softmax,
+    "moe_bf16_softmax_routing": bf16_softmax_moe,
+    "moe_fp8_block_scale_softmax_routing": fp8_softmax_moe,
 }

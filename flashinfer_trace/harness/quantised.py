@@ -25,6 +25,7 @@ __all__ = [
     "group_scales",
     "normal_codes",
     "quantise_groups",
+    "ranks",
     "varied_scales",
 ]
 
@@ -106,12 +107,17 @@ def blockwise_product(
     return partial.sum(dim=1)
 
 
-def chosen_by_rank(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Which of the last axis are among the `count` largest, by counting ranks; of equals the lower indices."""
+def ranks(scores: torch.Tensor) -> torch.Tensor:
+    """How many along the last axis come before each: the larger ones, and of equals those of lower index."""
     mine, other = scores.unsqueeze(-1), scores.unsqueeze(-2)
     index = torch.arange(scores.shape[-1], device=scores.device)
     ahead = (other > mine) | ((other == mine) & (index < index.unsqueeze(1)))
-    return ahead.sum(dim=-1) < count
+    return ahead.sum(dim=-1)
+
+
+def chosen_by_rank(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """Which of the last axis are among the `count` largest, by counting ranks; of equals the lower indices."""
+    return ranks(scores) < count
 
 
 # Models of rounding errors

@@ -7,8 +7,9 @@ with its roundings, its unwritten slots and its poisoned outputs.
 from __future__ import annotations
 
 import math
-import types
+import sys
 
+import emulated_sgl_kernel
 import pytest
 import torch
 
@@ -18,7 +19,6 @@ from flashinfer_trace.families.moe import decidable
 from flashinfer_trace.families.moe.oracle import route
 from flashinfer_trace.harness.case import kernel_outputs, poisoned_outputs, reference_outputs, vacuity
 from flashinfer_trace.harness.mutants import MUTANTS
-from flashinfer_trace.harness.quantised import dequantised, quantise_groups
 
 REAL = load("moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048")
 FAMILY = family_of(REAL)
@@ -46,89 +46,11 @@ def case(seed=0, **changes):
     return inputs, FAMILY.oracle(TWIN, inputs)["output"]
 
 
-# An emulation of sgl_kernel
-
-
-def emulated_gate(logits, bias, groups, kept, top_k, routed_scaling_factor, apply_routed_scaling_factor_on_output):
-    assert logits.dtype == bias.dtype == torch.float32
-    assert apply_routed_scaling_factor_on_output
-    scores = torch.sigmoid(logits)
-    choice = (scores + bias).view(len(logits), groups, -1)
-    best = choice.topk(2, dim=2).values.sum(2).argsort(dim=1, descending=True, stable=True)[:, :kept]
-    dropped = torch.ones(len(logits), groups, dtype=torch.bool).scatter(1, best, False)
-    masked = choice.masked_fill(dropped.unsqueeze(2), -math.inf).flatten(1)
-    ids = masked.argsort(dim=1, descending=True, stable=True)[:, :top_k]
-    weights = scores.gather(1, ids)
-    return weights / weights.sum(1, keepdim=True) * routed_scaling_factor, ids.to(torch.int32)
-
-
-def emulated_prepare(ids, offsets, sizes1, sizes2, to_expert, to_token, experts, n, k):
-    assert all(tensor.dtype == torch.int32 for tensor in (ids, offsets, sizes1, sizes2, to_expert, to_token))
-    slot = 0
-    for expert in range(experts):
-        offsets[expert] = slot
-        where = (ids.flatten() == expert).nonzero().flatten().tolist()
-        # The order inside an expert is not fixed: atomics.
-        for index in reversed(where):
-            to_expert[slot], to_token[index] = index // ids.shape[1], slot
-            slot += 1
-        sizes1[expert] = torch.tensor([len(where), 2 * n, k])
-        sizes2[expert] = torch.tensor([len(where), k, n])
-    offsets[experts] = slot
-
-
-def emulated_shuffle(values, rows, shape):
-    assert rows.dtype == torch.int32
-    assert values.is_contiguous()
-    assert values.shape[1] * values.element_size() % 16 == 0
-    return values[rows.long()].reshape(shape)
-
-
-def emulated_product(output, *arguments):
-    a, b, a_scales, b_scales, stride_a, stride_b, stride_c = arguments[5:12]
-    sizes, offsets, workspace = arguments[14:]
-    assert a_scales.is_contiguous()
-    assert workspace.dtype == torch.uint8
-    for expert, (rows, n, k) in enumerate(sizes.tolist()):
-        assert (stride_a[expert], stride_b[expert], stride_c[expert]) == (k, k, n)
-        assert b[expert].stride() == (1, k)
-        part = slice(int(offsets[expert]), int(offsets[expert]) + rows)
-        x = a[part].float() * a_scales[part].repeat_interleave(128, dim=1)
-        output[part] = (x @ dequantised(b[expert].T, b_scales[expert].T, torch.float32).T).to(torch.bfloat16)
-
-
-def emulated_silu_and_mul(values):
-    gate, up = values.float().chunk(2, dim=1)
-    return (torch.nn.functional.silu(gate) * up).to(torch.bfloat16)
-
-
-def emulated_quantiser(values, codes, scales, group, eps, low, high, enable_v2):
-    assert (group, eps, low, high, enable_v2) == (128, 1e-10, -448.0, 448.0, True)
-    quantised = quantise_groups(values.float())
-    codes.copy_(quantised[0])
-    scales.copy_(quantised[1])
-
-
-def emulated_sum(values, output, rows, factors):
-    assert factors.dtype == output.dtype
-    terms = values[rows.long()].float().unflatten(0, (len(output), -1)) * factors.float().unsqueeze(2)
-    output.copy_(terms.sum(1).to(output.dtype))
-
-
 @pytest.fixture
 def sgl_kernel(monkeypatch):
-    module = types.SimpleNamespace(
-        moe_fused_gate=emulated_gate,
-        prepare_moe_input=emulated_prepare,
-        shuffle_rows=emulated_shuffle,
-        fp8_blockwise_scaled_grouped_mm=emulated_product,
-        silu_and_mul=emulated_silu_and_mul,
-        sgl_per_token_group_quant_fp8=emulated_quantiser,
-        apply_shuffle_mul_sum=emulated_sum,
-    )
-    monkeypatch.setitem(__import__("sys").modules, "sgl_kernel", module)
-    monkeypatch.setattr("flashinfer_trace.families.moe.kernels.WORKSPACE_BYTES", 16)
-    return module
+    monkeypatch.setitem(sys.modules, "sgl_kernel", emulated_sgl_kernel)
+    monkeypatch.setattr("flashinfer_trace.families.moe.pipeline.WORKSPACE_BYTES", 16)
+    return emulated_sgl_kernel
 
 
 # The reference
@@ -287,8 +209,10 @@ def test_a_wrong_pipeline_is_rejected(sgl_kernel, mistake):
 
 
 def test_weights_with_bias_are_rejected(sgl_kernel, monkeypatch):
+    gate = sgl_kernel.moe_fused_gate
+
     def biased_gate(logits, bias, *arguments, **keywords):
-        weights, ids = emulated_gate(logits, bias, *arguments, **keywords)
+        weights, ids = gate(logits, bias, *arguments, **keywords)
         chosen = torch.sigmoid(logits).gather(1, ids.long()) + bias[ids.long()]
         return chosen / chosen.sum(1, keepdim=True) * weights.sum(1, keepdim=True), ids
 

@@ -1,4 +1,4 @@
-"""Mixture of experts with fp8 block scales and DeepSeek-V3 routing: what is drawn, and the record."""
+"""Mixtures of experts. Here: fp8 block scales and DeepSeek-V3 routing, what is drawn, and all records."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.moe.inputs import VALUES, fp8_experts, hidden_values
 from flashinfer_trace.families.moe.kernels import KERNELS, REFERENCE
 from flashinfer_trace.families.moe.oracle import in_groups, oracle
+from flashinfer_trace.families.moe.softmax import FAMILIES as SOFTMAX_FAMILIES
 from flashinfer_trace.harness.family import Family, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, sizes
-from flashinfer_trace.harness.quantised import BLOCK, CODE_SIGMA, normal_codes, quantise_groups, varied_scales
 
 #: ``random``; ``ties``: logits and biases of a few values; ``local``: every choice on this rank; ``one_expert``: one
 #: local expert for all tokens, their other choices elsewhere; ``elsewhere``: none here (such a case is vacuous).
 ROUTINGS = (*("random", "local", "ties", "one_expert") * 3, "elsewhere")
 #: ``large`` biases dwarf the scores, as those of trained models may: s + bias then loses bits in float32.
 BIASES = ("zero", "small", "large")
-VALUES = {"normal": 1.0, "large": 300.0, "tiny": 0.01}
 FACTORS = (2.5, 1.0, 0.75)
 #: Logits of tied experts. No two pairs of their sigmoids have almost equal sums.
 TIED_LOGITS = (-1.0, 0.0, 2.0)
@@ -115,33 +115,12 @@ def draw_logits(definition: Definition, plan: Plan, bias: torch.Tensor, draws: D
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, Any]:
-    """Weights like trained ones, activations quantised from normal values whose blocks differ in size."""
-    axes = definition.const_axes
-    experts, hidden_size, size = axes["num_local_experts"], axes["hidden_size"], axes["intermediate_size"]
     bias = draw_bias(definition, plan, draws)
-    logits = draw_logits(definition, plan, bias, draws)
-    blocks = torch.exp2(draws.uniform([plan["seq_len"], hidden_size // BLOCK], -0.5, 0.5)) * VALUES[plan["values"]]
-    hidden = draws.normal([plan["seq_len"], hidden_size]) * blocks.repeat_interleave(BLOCK, dim=1)
-    if plan["zero_row"] and plan["seq_len"]:
-        hidden[plan["seq_len"] // 2] = 0
-    codes, scales = quantise_groups(hidden)
-    shapes = definition.input_shapes({"seq_len": plan["seq_len"]})
-
-    def scales_of(name: str, features: int) -> torch.Tensor:
-        shape = shapes[name]
-        assert shape is not None
-        return varied_scales(draws, shape, 1 / (CODE_SIGMA * features**0.5))
-
     return {
-        "routing_logits": logits,
+        "routing_logits": draw_logits(definition, plan, bias, draws),
         "routing_bias": bias,
-        "hidden_states": codes,
-        "hidden_states_scale": scales.T.contiguous(),
-        "gemm1_weights": normal_codes(draws, [experts, 2 * size, hidden_size]),
-        "gemm1_weights_scale": scales_of("gemm1_weights_scale", hidden_size),
-        "gemm2_weights": normal_codes(draws, [experts, hidden_size, size]),
-        "gemm2_weights_scale": scales_of("gemm2_weights_scale", size),
-        "local_expert_offset": plan["rank"] * experts,
+        **fp8_experts(definition, hidden_values(definition, plan, draws), draws),
+        "local_expert_offset": plan["rank"] * definition.const_axes["num_local_experts"],
         "routed_scaling_factor": plan["factor"],
     }
 
@@ -167,4 +146,5 @@ FAMILIES = (
         compare={"output": REFERENCE},
         kernels=KERNELS,
     ),
+    *SOFTMAX_FAMILIES,
 )

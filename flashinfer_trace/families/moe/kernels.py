@@ -1,4 +1,7 @@
-"""The kernels of the mixture of experts: sgl-kernel's pipeline on Hopper, trtllm-gen's single call on Blackwell."""
+"""The kernels of the DeepSeek mixture of experts, and what those of softmax routing share with them: bounds, limits.
+
+sgl-kernel's pipeline runs on Hopper, trtllm-gen's single call on Blackwell.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 import torch
 
 from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.moe.pipeline import fp8_products, run_experts
 from flashinfer_trace.harness.compare import CONFIDENCE, ErrorBound, Expected, rounding_error
 from flashinfer_trace.harness.family import Kernel
 
@@ -15,18 +19,25 @@ GAIN_CONFIDENCE = 5.0
 #: Dropped bits shrink a sum of products coherently: by half a unit of 2^-13 for each of at most sqrt(128) + 4 times the
 #: sum's own size, below 2^-10 a product; up, gate and down each bring that.
 TRUNCATION_GAIN = 3 * 2.0**-10
-WORKSPACE_BYTES = 256 << 20
 
 
-def bound(model: str, reason: str, shrink: float | None = None) -> ErrorBound:
-    """Policy of an error model of the oracle; with `shrink`, the scale of the whole output is judged as well."""
+def bound(model: str, reason: str, shrink: float | None = None, rounds_alike: bool = False) -> ErrorBound:
+    """Policy of an error model of the oracle.
+
+    Args:
+        model: its name, as in `experts`.
+        reason: one line.
+        shrink: if given, the scale of the whole output is judged as well, and may be this much off by dropped bits.
+        rounds_alike: whether many tokens may have the same weight, which is then rounded to bf16 alike.
+    """
 
     def elements(expected: Expected) -> torch.Tensor:
         inside = CONFIDENCE * expected.parts[f"{model}_variance"].sqrt()
         return rounding_error(expected.value, torch.bfloat16) * (1 + 2**-7) + inside
 
     def gain(expected: Expected) -> float:
-        return (shrink or 0.0) + GAIN_CONFIDENCE * float(expected.parts[f"{model}_gain"].sqrt())
+        alike = float(expected.parts["weight_shift"].abs()) if rounds_alike else 0.0
+        return (shrink or 0.0) + alike + GAIN_CONFIDENCE * float(expected.parts[f"{model}_gain"].sqrt())
 
     return ErrorBound(elements, reason, gain=None if shrink is None else gain)
 
@@ -50,24 +61,11 @@ BLACKWELL = bound(
 )
 
 
-def run_sgl_pipeline(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
-    """The order of SGLang's cutlass_fused_experts_fp8, with hidden states that are fp8 already.
-
-    The gate is gemm1's second half here and silu_and_mul's first: the halves of gemm1's output change places. Ids of
-    experts elsewhere become -1, which prepare_moe_input skips; their slots in the permutations keep what was there, so
-    these are filled before: inputs with token 0, whose rows belong to no expert, outputs with the last row, which is
-    written only if every id is local, and their factors are 0.
-    """
+def run_ds_pipeline(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+    """sgl-kernel's pipeline with the gate of DeepSeek."""
     import sgl_kernel
 
     axes = definition.const_axes
-    experts, hidden_size, size = axes["num_local_experts"], axes["hidden_size"], axes["intermediate_size"]
-    hidden = inputs["hidden_states"]
-    device, rows = hidden.device, hidden.shape[0] * axes["top_k"]
-
-    def new(shape: tuple[int, ...], dtype: torch.dtype, fill: int = 0) -> torch.Tensor:
-        return torch.full(shape, fill, dtype=dtype, device=device)
-
     weights, ids = sgl_kernel.moe_fused_gate(
         inputs["routing_logits"],
         inputs["routing_bias"].float(),
@@ -77,77 +75,41 @@ def run_sgl_pipeline(definition: Definition, inputs: Any, outputs: Any) -> dict[
         routed_scaling_factor=float(inputs["routed_scaling_factor"]),
         apply_routed_scaling_factor_on_output=True,
     )
-    local = ids - int(inputs["local_expert_offset"])
-    here = (local >= 0) & (local < experts)
-    local = torch.where(here, local, -1).to(torch.int32)
-    factors = torch.where(here, weights, 0.0).to(torch.bfloat16)
-
-    offsets = new((experts + 1,), torch.int32)
-    sizes1, sizes2 = new((experts, 3), torch.int32), new((experts, 3), torch.int32)
-    to_expert, to_token = new((rows,), torch.int32), new((rows,), torch.int32, rows - 1)
-    sgl_kernel.prepare_moe_input(local, offsets, sizes1, sizes2, to_expert, to_token, experts, size, hidden_size)
-
-    pointers = [new((experts,), torch.int64) for _ in range(5)]
-    layouts = [new((experts, 5), torch.int32) for _ in range(2)]
-    workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-
-    def grouped_product(a: torch.Tensor, a_scales: torch.Tensor, name: str, shapes: torch.Tensor) -> torch.Tensor:
-        w, w_scales = inputs[f"{name}_weights"], inputs[f"{name}_weights_scale"]
-        product = torch.zeros(rows, w.shape[1], dtype=torch.bfloat16, device=device)
-        stride_in = new((experts,), torch.int64, w.shape[2])
-        stride_out = new((experts,), torch.int64, w.shape[1])
-        sgl_kernel.fp8_blockwise_scaled_grouped_mm(
-            product,
-            *pointers,
-            a,
-            w.transpose(1, 2),
-            a_scales,
-            w_scales.transpose(1, 2),
-            stride_in,
-            stride_in,
-            stride_out,
-            *layouts,
-            shapes,
-            offsets[:-1],
-            workspace,
-        )
-        return product
-
-    a = sgl_kernel.shuffle_rows(hidden, to_expert, (rows, hidden_size))
-    token_scales = inputs["hidden_states_scale"].T.contiguous()
-    a_scales = sgl_kernel.shuffle_rows(token_scales, to_expert, (rows, token_scales.shape[1]))
-    up_gate = grouped_product(a, a_scales, "gemm1", sizes1)
-    activation = sgl_kernel.silu_and_mul(up_gate.roll(size, dims=1))
-    codes = torch.empty_like(activation, dtype=torch.float8_e4m3fn)
-    scales = torch.empty(rows, size // 128, dtype=torch.float32, device=device)
-    sgl_kernel.sgl_per_token_group_quant_fp8(activation, codes, scales, 128, 1e-10, -448.0, 448.0, enable_v2=True)
-    results = grouped_product(codes, scales, "gemm2", sizes2)
-    sgl_kernel.apply_shuffle_mul_sum(results, outputs["output"], to_token, factors)
-    return outputs  # type: ignore[no-any-return]
+    return run_experts(definition, inputs, outputs, weights, ids, fp8_products)
 
 
-def run_trtllm_gen(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+def trtllm_gen(definition: Definition, inputs: Any, **options: Any) -> dict[str, torch.Tensor]:
     """flashinfer's single call; weights neither shuffled nor blocked, so they are taken as the Definition has them."""
-    from flashinfer.fused_moe import Fp8QuantizationType, RoutingMethodType, trtllm_fp8_block_scale_moe
+    from flashinfer.fused_moe import Fp8QuantizationType, trtllm_fp8_block_scale_moe
 
     axes = definition.const_axes
     tensors = [name for name, spec in definition.inputs.items() if spec.shape is not None]
     output = trtllm_fp8_block_scale_moe(
         **{name: inputs[name] for name in tensors},
+        **options,
         num_experts=axes["num_experts"],
         top_k=axes["top_k"],
-        n_group=axes["n_group"],
-        topk_group=axes["topk_group"],
         intermediate_size=axes["intermediate_size"],
         local_expert_offset=int(inputs["local_expert_offset"]),
         local_num_experts=axes["num_local_experts"],
-        routed_scaling_factor=float(inputs["routed_scaling_factor"]),
-        routing_method_type=RoutingMethodType.DeepSeekV3.value,
         use_shuffled_weight=False,
         weight_layout=0,
         fp8_quantization_type=Fp8QuantizationType.DeepSeekFp8,
     )
     return {"output": output}
+
+
+def run_ds_trtllm_gen(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+    from flashinfer.fused_moe import RoutingMethodType
+
+    return trtllm_gen(
+        definition,
+        inputs,
+        n_group=definition.const_axes["n_group"],
+        topk_group=definition.const_axes["topk_group"],
+        routed_scaling_factor=float(inputs["routed_scaling_factor"]),
+        routing_method_type=RoutingMethodType.DeepSeekV3.value,
+    )
 
 
 def unsupported_by_fused_gate(definition: Definition) -> str | None:
@@ -165,7 +127,7 @@ KERNELS = (
     Kernel(
         "sgl_kernel.fp8_blockwise_scaled_grouped_mm",
         "sglang-kernel",
-        run_sgl_pipeline,
+        run_ds_pipeline,
         variant="pipeline: moe_fused_gate, prepare_moe_input, shuffle_rows, silu_and_mul, group_quant, shuffle_mul_sum",
         min_capability=(9, 0),
         max_capability=(9, 0),
@@ -176,7 +138,7 @@ KERNELS = (
     Kernel(
         "flashinfer.fused_moe.trtllm_fp8_block_scale_moe",
         "flashinfer-python",
-        run_trtllm_gen,
+        run_ds_trtllm_gen,
         min_capability=(10, 0),
         max_capability=(10, 3),
         limits=LAUNCHABLE,

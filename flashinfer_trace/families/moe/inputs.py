@@ -1,0 +1,46 @@
+"""Inputs that the mixtures of experts share: hidden states, and experts in fp8 blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.harness.family import Plan
+from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.quantised import BLOCK, CODE_SIGMA, normal_codes, quantise_groups, varied_scales
+
+VALUES = {"normal": 1.0, "large": 300.0, "tiny": 0.01}
+
+
+def hidden_values(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
+    """float32 [seq_len, hidden_size]: normal values whose blocks differ in size; on request a row of zeros."""
+    count, hidden_size = plan["seq_len"], definition.const_axes["hidden_size"]
+    blocks = torch.exp2(draws.uniform([count, -(-hidden_size // BLOCK)], -0.5, 0.5)) * VALUES[plan["values"]]
+    hidden = draws.normal([count, hidden_size]) * blocks.repeat_interleave(BLOCK, dim=1)[:, :hidden_size]
+    if plan["zero_row"] and count:
+        hidden[count // 2] = 0
+    return hidden
+
+
+def fp8_experts(definition: Definition, hidden: torch.Tensor, draws: Draws) -> dict[str, Any]:
+    """Hidden states quantised in groups, weights like trained ones."""
+    axes = definition.const_axes
+    experts, hidden_size, size = axes["num_local_experts"], axes["hidden_size"], axes["intermediate_size"]
+    codes, scales = quantise_groups(hidden)
+    shapes = definition.input_shapes({"seq_len": len(hidden)})
+
+    def scales_of(name: str, features: int) -> torch.Tensor:
+        shape = shapes[name]
+        assert shape is not None
+        return varied_scales(draws, shape, 1 / (CODE_SIGMA * features**0.5))
+
+    return {
+        "hidden_states": codes,
+        "hidden_states_scale": scales.T.contiguous(),
+        "gemm1_weights": normal_codes(draws, [experts, 2 * size, hidden_size]),
+        "gemm1_weights_scale": scales_of("gemm1_weights_scale", hidden_size),
+        "gemm2_weights": normal_codes(draws, [experts, hidden_size, size]),
+        "gemm2_weights_scale": scales_of("gemm2_weights_scale", size),
+    }

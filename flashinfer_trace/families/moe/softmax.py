@@ -1,0 +1,196 @@
+"""Softmax routing, alone and with the experts in bfloat16 or in fp8 blocks: what is drawn, and the records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.moe import softmax_kernels as kernels
+from flashinfer_trace.families.moe.inputs import VALUES, fp8_experts, hidden_values
+from flashinfer_trace.families.moe.kernels import REFERENCE
+from flashinfer_trace.families.moe.oracle import bf16_softmax_oracle, fp8_softmax_oracle, topk_softmax_oracle
+from flashinfer_trace.harness.family import Family, Plan, PlanRequest
+from flashinfer_trace.harness.inputs import Draws, sizes
+
+#: ``random``; ``ties``: logits of a few values; ``local``: every choice on this rank, as far as it has experts enough;
+#: ``one_expert``: one local expert for all tokens, their other choices elsewhere if they can be; ``elsewhere``: none
+#: here (such a case is vacuous; drawn only where the other ranks have experts enough).
+ROUTINGS = (*("random", "local", "ties", "one_expert") * 3, "elsewhere")
+#: Of the router alone. ``peaked``: a token's weights span many orders of magnitude; ``equal``: nothing to choose by.
+LOGITS = ("random", "peaked", "ties", "one_expert", "equal")
+TIED_LOGITS = (-1.0, 0.0, 2.0)
+#: Rows of logits beyond those asked for, to replace undecidable ones.
+SPARE_ROWS = 16
+#: Smallest difference of logits next to each other, about 200 roundings of a float32 softmax, and the largest distance
+#: of a chosen logit from the best, from which exp is far above the smallest normal number 2^-126.
+GAP, REACH = 2.0**-16, 80.0
+FEW_TOKENS = 16
+
+
+def decidable(logits: torch.Tensor, top_k: int) -> torch.Tensor:
+    """Rows whose chosen experts, and their order, a float32 softmax cannot change.
+
+    Each chosen logit equals the next smaller one or is clearly above it. Equal logits tie in any arithmetic.
+    """
+    ordered = logits.double().sort(dim=1, descending=True).values
+    gaps = (ordered[:, :-1] - ordered[:, 1:])[:, :top_k]
+    within = ordered[:, 0] - ordered[:, top_k - 1] < REACH
+    return ((gaps == 0) | (gaps > GAP)).all(dim=1) & within
+
+
+def draw_logits(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
+    """bfloat16 [seq_len, num_experts]; undecidable rows are replaced by the first decidable one."""
+    axes, count, routing = definition.const_axes, plan["seq_len"], plan["routing"]
+    experts, top_k = axes["num_experts"], axes["top_k"]
+    shape = [count + SPARE_ROWS, experts]
+    local = axes.get("num_local_experts", 1)
+    first = plan["rank"] * local
+    here = slice(first, first + local)
+    logits = draws.normal(shape) * (12.0 if routing == "peaked" else 1.0)
+    if routing == "ties":
+        logits = torch.tensor(TIED_LOGITS, device=draws.device)[draws.integers(shape, 0, len(TIED_LOGITS) - 1)]
+    elif routing == "equal":
+        logits = logits[:, :1].expand(shape).contiguous()
+    elif routing == "local":
+        logits[:, here] += 8
+    elif routing in ("one_expert", "elsewhere") and experts - local >= top_k - 1:
+        logits[:, here] -= 12
+    if routing == "one_expert":
+        # Where the other choices are local too, they keep weights that count.
+        logits[:, first + local // 2] += 8 if experts == local else 18
+    rounded = logits.to(torch.bfloat16)
+    clear = decidable(rounded, top_k)
+    assert clear.any(), "no row of logits leaves the choice of experts clear"
+    rows = torch.arange(len(rounded), device=draws.device)
+    return rounded[torch.where(clear, rows, clear.int().argmax())][:count].contiguous()
+
+
+# The router alone
+
+
+def router_plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    experts = request.definition.const_axes["num_experts"]
+    return st.fixed_dictionaries(
+        {
+            "seq_len": sizes(*request.range("seq_len", 0, 96, 2048)),
+            "routing": st.sampled_from(LOGITS),
+            "rank": st.integers(0, experts - 1),
+            "norm": st.booleans(),
+        }
+    )
+
+
+def router_plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    return {"seq_len": axes.get("seq_len", 8), "routing": "random", "rank": 0, "norm": True}
+
+
+def router_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, Any]:
+    return {"routing_logits": draw_logits(definition, plan, draws), "norm_topk_prob": plan["norm"]}
+
+
+# With the experts
+
+
+def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    """Few tokens choose local experts: otherwise most would choose none here, and show nothing."""
+    axes = request.definition.const_axes
+    ranks = axes["num_experts"] // axes["num_local_experts"]
+    can_leave = axes["num_experts"] - axes["num_local_experts"] >= axes["top_k"]
+
+    def with_something_to_show(plan: Plan) -> Plan:
+        if plan["routing"] == "elsewhere":
+            return plan if can_leave else {**plan, "routing": "random"}
+        return {**plan, "routing": "local"} if ranks > 1 and plan["seq_len"] < FEW_TOKENS else plan
+
+    return st.fixed_dictionaries(
+        {
+            "seq_len": sizes(*request.range("seq_len", 0, 96, 300)),
+            "routing": st.sampled_from(ROUTINGS),
+            "values": st.sampled_from(tuple(VALUES)),
+            "zero_row": st.booleans(),
+            "rank": st.integers(0, ranks - 1),
+            "norm": st.booleans(),
+        }
+    ).map(with_something_to_show)
+
+
+def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    plan = {"seq_len": axes.get("seq_len", 8), "routing": "random", "values": "normal", "zero_row": False}
+    return {**plan, "rank": 0, "norm": True}
+
+
+def expert_inputs(
+    draw_experts: Callable[[Definition, torch.Tensor, Draws], dict[str, Any]],
+) -> Callable[[Definition, Plan, Draws], dict[str, Any]]:
+    """Inputs whose activations and weights `draw_experts` makes, from float32 hidden states."""
+
+    def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, Any]:
+        logits = draw_logits(definition, plan, draws)
+        tensors = draw_experts(definition, hidden_values(definition, plan, draws), draws)
+        offset = plan["rank"] * definition.const_axes["num_local_experts"]
+        return {"routing_logits": logits, **tensors, "local_expert_offset": offset, "norm_topk_prob": plan["norm"]}
+
+    return make_inputs
+
+
+def bf16_experts(definition: Definition, hidden: torch.Tensor, draws: Draws) -> dict[str, Any]:
+    """Weights like trained ones: products keep the size of what goes in."""
+    axes = definition.const_axes
+    experts, hidden_size, size = axes["num_local_experts"], axes["hidden_size"], axes["intermediate_size"]
+    return {
+        "hidden_states": hidden.to(torch.bfloat16),
+        "gemm1_weights": draws.normal([experts, 2 * size, hidden_size], torch.bfloat16, hidden_size**-0.5),
+        "gemm2_weights": draws.normal([experts, hidden_size, size], torch.bfloat16, size**-0.5),
+    }
+
+
+#: Four ranks of eight experts: 8 choices may all fall on one of them, or on the others. Large enough for a scale that
+#: is a per cent off to show above the roundings of every kernel.
+TWIN = {
+    "num_experts": 32,
+    "num_local_experts": 8,
+    "hidden_size": 512,
+    "intermediate_size": 512,
+    "gemm1_out_size": 1024,
+}
+FP8_TWIN = {**TWIN, "num_hidden_blocks": 4, "num_intermediate_blocks": 4, "num_gemm1_out_blocks": 8}
+
+FAMILIES = (
+    Family(
+        name="moe_topk_softmax",
+        op_type="moe",
+        twin={"num_experts": 16},
+        plans=router_plans,
+        plan_for_axes=router_plan_for_axes,
+        make_inputs=router_inputs,
+        oracle=topk_softmax_oracle,
+        compare={"topk_weights": kernels.TOPK_WEIGHTS_REFERENCE, "topk_ids": kernels.TOPK_IDS},
+        kernels=kernels.TOPK_SOFTMAX,
+    ),
+    Family(
+        name="moe_bf16_softmax_routing",
+        op_type="moe",
+        twin=TWIN,
+        plans=plans,
+        plan_for_axes=plan_for_axes,
+        make_inputs=expert_inputs(bf16_experts),
+        oracle=bf16_softmax_oracle,
+        compare={"output": REFERENCE},
+        kernels=kernels.BF16_KERNELS,
+    ),
+    Family(
+        name="moe_fp8_block_scale_softmax_routing",
+        op_type="moe",
+        twin=FP8_TWIN,
+        plans=plans,
+        plan_for_axes=plan_for_axes,
+        make_inputs=expert_inputs(fp8_experts),
+        oracle=fp8_softmax_oracle,
+        compare={"output": REFERENCE},
+        kernels=kernels.FP8_KERNELS,
+    ),
+)

@@ -1,0 +1,160 @@
+"""The kernels of softmax routing, alone and with the experts, and their bounds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.moe.kernels import BLACKWELL, HOPPER, LAUNCHABLE, TRUNCATION_GAIN, bound, trtllm_gen
+from flashinfer_trace.families.moe.pipeline import bf16_products, fp8_products, run_experts
+from flashinfer_trace.harness.compare import CONFIDENCE, ErrorBound, Exact, Expected, rounding_error, unit_roundoff
+from flashinfer_trace.harness.family import Kernel
+
+U32 = unit_roundoff(torch.float32)
+#: Roundings of one weight besides those of its exponent and of sums: exponential (2 ulp, 4 of these), reciprocal, two
+#: products, and for norm_topk_prob a sum of up to 8 and a division.
+SINGLE_ROUNDINGS = 24
+#: Tensor cores add to a float32 accumulator in steps of 16 products and may drop what does not fit: at most 2^10 steps,
+#: each less than one unit 2^-23 of the sum, in up, gate and down.
+BF16_TRUNCATION_GAIN = 3 * 2.0**-13
+
+
+def topk_weights_bound(expected: Expected) -> torch.Tensor:
+    """float32 softmax: the exponent l - max is rounded twice (subtraction, log2(e)), alike in each term of the sum.
+
+    There an exponent counts with its own weight: sum p (max - l) is at most ln(experts). Sums of n positive terms:
+    8 sqrt(n) u. A weight below the smallest normal number may be flushed to zero.
+    """
+    experts = float(expected.parts["experts"])
+    common = SINGLE_ROUNDINGS + CONFIDENCE * math.sqrt(experts) + 2 * math.log(experts)
+    relative = (2 * expected.parts["distance"] + common) * U32
+    return expected.value * relative + torch.finfo(torch.float32).smallest_normal
+
+
+TOPK_WEIGHTS = ErrorBound(
+    topk_weights_bound,
+    "float32 softmax, u = 2^-24: 2 u (max - l) of the exponent, 8 sqrt(experts) u of the sum, 2 ln(experts) u of its "
+    "exponents, 24 single roundings",
+)
+TOPK_WEIGHTS_REFERENCE = ErrorBound(
+    lambda expected: rounding_error(expected.value, torch.float32) * (1 + 2**-20),
+    "one float32 rounding of a float64 softmax",
+)
+TOPK_IDS = Exact("best first, of equal logits the lower index; logits closer than float32 tells apart are not drawn")
+BF16_HOPPER = bound(
+    "hopper",
+    "8 standard deviations of what the pipeline rounds: gemm1, silu * up, results and weights to bf16, float32 sums; "
+    "the scale of all elements: 5, 3 * 2^-13 of dropped bits, and what rounding exactly these weights adds to it",
+    BF16_TRUNCATION_GAIN,
+    rounds_alike=True,
+)
+FP8_HOPPER = bound(
+    "hopper",
+    f"{HOPPER.reason}, and what rounding exactly these weights adds to it",
+    TRUNCATION_GAIN,
+    rounds_alike=True,
+)
+
+
+def topk_softmax(definition: Definition, inputs: Any, weights: torch.Tensor, ids: torch.Tensor) -> None:
+    """Writes weights float32 and ids int32, both [tokens, top_k]."""
+    import sgl_kernel
+
+    sgl_kernel.topk_softmax(weights, ids, inputs["routing_logits"], bool(inputs["norm_topk_prob"]))
+
+
+def run_topk_softmax(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+    topk_softmax(definition, inputs, outputs["topk_weights"], outputs["topk_ids"])
+    return outputs  # type: ignore[no-any-return]
+
+
+def chosen_by_kernel(definition: Definition, inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = inputs["routing_logits"]
+    shape = (logits.shape[0], definition.const_axes["top_k"])
+    weights = torch.full(shape, math.nan, dtype=torch.float32, device=logits.device)
+    ids = torch.full(shape, -1, dtype=torch.int32, device=logits.device)
+    topk_softmax(definition, inputs, weights, ids)
+    return weights, ids
+
+
+def run_fp8_pipeline(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+    return run_experts(definition, inputs, outputs, *chosen_by_kernel(definition, inputs), fp8_products)
+
+
+def run_bf16_pipeline(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+    return run_experts(definition, inputs, outputs, *chosen_by_kernel(definition, inputs), bf16_products)
+
+
+def run_fp8_trtllm_gen(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+    """Its Renormalize takes the softmax over the chosen logits, its Default that over all."""
+    from flashinfer.fused_moe import RoutingMethodType
+
+    method = RoutingMethodType.Renormalize if inputs["norm_topk_prob"] else RoutingMethodType.Default
+    return trtllm_gen(
+        definition,
+        inputs,
+        routing_bias=None,
+        n_group=None,
+        topk_group=None,
+        routed_scaling_factor=None,
+        routing_method_type=method.value,
+    )
+
+
+def unsupported_by_topk_softmax(definition: Definition) -> str | None:
+    """Why sgl_kernel.topk_softmax does not choose as the reference does, or None: its order of ties was measured."""
+    experts = definition.const_axes["num_experts"]
+    if experts > 256 or experts & (experts - 1):
+        return f"topk_softmax takes the lower index of equals for a power of two of experts up to 256, not {experts}"
+    return None
+
+
+TOPK_SOFTMAX = (
+    Kernel(
+        "sgl_kernel.topk_softmax",
+        "sglang-kernel",
+        run_topk_softmax,
+        limits=LAUNCHABLE,
+        supports=unsupported_by_topk_softmax,
+        compare={"topk_weights": TOPK_WEIGHTS},
+    ),
+)
+BF16_KERNELS = (
+    Kernel(
+        "torch.nn.functional.grouped_mm",
+        "torch",
+        run_bf16_pipeline,
+        variant="pipeline with sgl_kernel: topk_softmax, prepare_moe_input, shuffle_rows, silu_and_mul, "
+        "shuffle_mul_sum",
+        min_capability=(9, 0),
+        max_capability=(9, 0),
+        limits=LAUNCHABLE,
+        supports=unsupported_by_topk_softmax,
+        compare={"output": BF16_HOPPER},
+    ),
+)
+FP8_KERNELS = (
+    Kernel(
+        "sgl_kernel.fp8_blockwise_scaled_grouped_mm",
+        "sglang-kernel",
+        run_fp8_pipeline,
+        variant="pipeline: topk_softmax, prepare_moe_input, shuffle_rows, silu_and_mul, group_quant, shuffle_mul_sum",
+        min_capability=(9, 0),
+        max_capability=(9, 0),
+        limits=LAUNCHABLE,
+        supports=unsupported_by_topk_softmax,
+        compare={"output": FP8_HOPPER},
+    ),
+    Kernel(
+        "flashinfer.fused_moe.trtllm_fp8_block_scale_moe",
+        "flashinfer-python",
+        run_fp8_trtllm_gen,
+        min_capability=(10, 0),
+        max_capability=(10, 3),
+        limits=LAUNCHABLE,
+        compare={"output": BLACKWELL},
+    ),
+)

@@ -1,0 +1,68 @@
+"""One rank's part of a mixture of experts with softmax routing, with weights and activations in fp8 (e4m3) blocks.
+
+Routing: the TOP_K experts of largest logit; equal logits: the lower index first. The weight of a chosen expert is its
+softmax over all experts; norm_topk_prob (Mixtral, Qwen3) divides by the sum of the chosen ones, without it (Qwen2-57B)
+the weights of a token add up to less than 1.
+
+Experts: each is a SwiGLU MLP. The first half of gemm1's rows is the up projection, the second half the gate:
+silu(x W_gate') * (x W_up') W_2'. Only the experts local_expert_offset .. local_expert_offset + NUM_LOCAL_EXPERTS - 1
+live on this rank; what a token sends to others contributes nothing, and a token with none of them gives zeros. Under
+tensor parallelism INTERMEDIATE_SIZE is this rank's part, and the ranks' outputs add up.
+
+A scale belongs to BLOCK x BLOCK weights, or to BLOCK consecutive features of a token (hidden_states_scale is stored
+block-major). Products are float32, the sum over experts is rounded once. The activation between the two products is
+not quantised again: kernels that do so differ by that rounding.
+"""
+
+import torch
+
+from ._shared import dequantise, softmax_route, swiglu_mlp
+
+NUM_EXPERTS = 8
+NUM_LOCAL_EXPERTS = 8
+TOP_K = 2
+HIDDEN_SIZE = 4096
+INTERMEDIATE_SIZE = 14336
+GEMM1_OUT_SIZE = 28672
+NUM_HIDDEN_BLOCKS = 32
+NUM_INTERMEDIATE_BLOCKS = 112
+NUM_GEMM1_OUT_BLOCKS = 224
+BLOCK = 128
+
+
+def run(
+    routing_logits: torch.Tensor,
+    hidden_states: torch.Tensor,
+    hidden_states_scale: torch.Tensor,
+    gemm1_weights: torch.Tensor,
+    gemm1_weights_scale: torch.Tensor,
+    gemm2_weights: torch.Tensor,
+    gemm2_weights_scale: torch.Tensor,
+    local_expert_offset: int,
+    norm_topk_prob: bool,
+) -> torch.Tensor:
+    """Shapes as the axes say (hidden_states_scale is [blocks, seq_len]) -> output [seq_len, hidden_size] bfloat16."""
+    seq_len = hidden_states.shape[0]
+    assert routing_logits.shape == (seq_len, NUM_EXPERTS)
+    assert hidden_states.shape == (seq_len, HIDDEN_SIZE)
+    assert hidden_states_scale.shape == (NUM_HIDDEN_BLOCKS, seq_len)
+    assert gemm1_weights.shape == (NUM_LOCAL_EXPERTS, GEMM1_OUT_SIZE, HIDDEN_SIZE)
+    assert gemm1_weights_scale.shape == (NUM_LOCAL_EXPERTS, NUM_GEMM1_OUT_BLOCKS, NUM_HIDDEN_BLOCKS)
+    assert gemm2_weights.shape == (NUM_LOCAL_EXPERTS, HIDDEN_SIZE, INTERMEDIATE_SIZE)
+    assert gemm2_weights_scale.shape == (NUM_LOCAL_EXPERTS, NUM_HIDDEN_BLOCKS, NUM_INTERMEDIATE_BLOCKS)
+    experts, weights = softmax_route(routing_logits, TOP_K, bool(norm_topk_prob))
+    local = experts - int(local_expert_offset)
+    weights = weights.float()
+    blocks = hidden_states.float().view(seq_len, NUM_HIDDEN_BLOCKS, BLOCK)
+    x = (blocks * hidden_states_scale.T.unsqueeze(2)).view(seq_len, HIDDEN_SIZE)
+    output = torch.zeros_like(x)
+    # One expert at a time, and only those that got a token: all of them in float32 would take up to 10 GB.
+    for expert in range(NUM_LOCAL_EXPERTS):
+        token, slot = (local == expert).nonzero(as_tuple=True)
+        if len(token) == 0:
+            continue
+        gemm1 = dequantise(gemm1_weights[expert], gemm1_weights_scale[expert], BLOCK)
+        gemm2 = dequantise(gemm2_weights[expert], gemm2_weights_scale[expert], BLOCK)
+        result = swiglu_mlp(x[token], gemm1, gemm2)
+        output.index_add_(0, token, result * weights[token, slot].unsqueeze(1))
+    return output.to(torch.bfloat16)
