@@ -28,7 +28,7 @@ def bound(model: str, reason: str, shrink: float | None = None, rounds_alike: bo
         model: its name, as in `experts`.
         reason: one line.
         shrink: if given, the scale of the whole output is judged as well, and may be this much off by dropped bits.
-        rounds_alike: whether many tokens may have the same weight, which is then rounded to bf16 alike.
+        rounds_alike: whether tokens may have the same weight or only one expert, so that roundings are alike.
     """
 
     def elements(expected: Expected) -> torch.Tensor:
@@ -36,7 +36,7 @@ def bound(model: str, reason: str, shrink: float | None = None, rounds_alike: bo
         return rounding_error(expected.value, torch.bfloat16) * (1 + 2**-7) + inside
 
     def gain(expected: Expected) -> float:
-        alike = float(expected.parts["weight_shift"].abs()) if rounds_alike else 0.0
+        alike = float(expected.parts["rounding_shift"].abs()) if rounds_alike else 0.0
         return (shrink or 0.0) + alike + GAIN_CONFIDENCE * float(expected.parts[f"{model}_gain"].sqrt())
 
     return ErrorBound(elements, reason, gain=None if shrink is None else gain)

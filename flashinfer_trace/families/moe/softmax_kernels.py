@@ -47,13 +47,13 @@ TOPK_IDS = Exact("best first, of equal logits the lower index; logits closer tha
 BF16_HOPPER = bound(
     "hopper",
     "8 standard deviations of what the pipeline rounds: gemm1, silu * up, results and weights to bf16, float32 sums; "
-    "the scale of all elements: 5, 3 * 2^-13 of dropped bits, and what rounding exactly these weights adds to it",
+    "the scale of all elements: 5, 3 * 2^-13 of dropped bits, and what rounding just these weighted results adds",
     BF16_TRUNCATION_GAIN,
     rounds_alike=True,
 )
 FP8_HOPPER = bound(
     "hopper",
-    f"{HOPPER.reason}, and what rounding exactly these weights adds to it",
+    f"{HOPPER.reason}, and what rounding just these weighted results adds",
     TRUNCATION_GAIN,
     rounds_alike=True,
 )
