@@ -20,18 +20,18 @@ __all__ = ["ModelCoverage", "OpCoverage", "coverage", "load_needs"]
 
 @dataclass(frozen=True)
 class OpCoverage:
-    """One op of a model.
+    """The Definitions of one op_type that one op of a model needs.
 
     Attributes:
-        name: what the model's code calls it.
-        op_types: op_types of the Definitions it needs.
+        name: what the model's code calls the op.
+        op_type: their op_type.
         exists: names of those that the dataset has, verified or not.
         verified: names of those that evidence verifies.
         missing: names of those that the dataset lacks.
     """
 
     name: str
-    op_types: tuple[str, ...]
+    op_type: str
     exists: tuple[str, ...]
     verified: tuple[str, ...]
     missing: tuple[str, ...]
@@ -43,7 +43,7 @@ class ModelCoverage:
 
     Attributes:
         model: name of the model.
-        ops: ops with a family, in order of their names.
+        ops: ops with a family, in order of their names and op_types.
         unsupported: op -> why no family covers it.
     """
 
@@ -70,16 +70,11 @@ def coverage(
     for name, needed in (load_needs(root, model) if needs is None else needs).items():
         ops = []
         for op in needed["ops"]:
-            present = tuple(one for one in op["definitions"] if one in known)
-            ops.append(
-                OpCoverage(
-                    name=op["name"],
-                    op_types=tuple(op["op_types"]),
-                    exists=present,
-                    verified=tuple(one for one in present if "status:verified" in known[one].tags),
-                    missing=tuple(one for one in op["definitions"] if one not in known),
-                )
-            )
+            for op_type, names in op["definitions"].items():
+                exists = tuple(one for one in names if one in known)
+                verified = tuple(one for one in exists if "status:verified" in known[one].tags)
+                missing = tuple(one for one in names if one not in known)
+                ops.append(OpCoverage(op["name"], op_type, exists, verified, missing))
         found.append(ModelCoverage(name, tuple(ops), {op["name"]: op["reason"] for op in needed["unsupported"]}))
     return found
 
@@ -108,10 +103,10 @@ def load_needs(root: Path, model: str | None = None) -> dict[str, dict[str, Any]
 
 def matrix(found: Sequence[ModelCoverage], name: str = "Model") -> list[list[str]]:
     """Rows of a table, headings first: model x op_type, verified / existing / needed Definitions."""
-    op_types = sorted({op_type for one in found for op in one.ops for op_type in op.op_types})
+    op_types = sorted({op.op_type for one in found for op in one.ops})
     rows = [[name, *op_types, "all", "ops without a family"]]
     for one in found:
-        groups = [[op for op in one.ops if op_type in op.op_types] for op_type in op_types]
+        groups = [[op for op in one.ops if op.op_type == op_type] for op_type in op_types]
         cells = [_cell(group) for group in (*groups, list(one.ops))]
         rows.append([one.model, *cells, str(len(one.unsupported))])
     return rows
@@ -122,7 +117,7 @@ def op_table(one: ModelCoverage) -> list[list[str]]:
     rows = [["Op", "op_type", "Needed", "Exists", "Verified", "Missing"]]
     for op in one.ops:
         counts = [len(op.exists) + len(op.missing), len(op.exists), len(op.verified)]
-        rows.append([op.name, ", ".join(op.op_types), *map(str, counts), ", ".join(op.missing) or "-"])
+        rows.append([op.name, op.op_type, *map(str, counts), ", ".join(op.missing) or "-"])
     return rows
 
 

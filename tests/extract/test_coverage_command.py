@@ -31,7 +31,7 @@ def invoke():
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
-    """A model that needs three Definitions: a verified one, one without evidence, and one that is missing."""
+    """A model with a verified Definition (of two ops), one without evidence, and three that are missing."""
     (tmp_path / "schema").mkdir()
     for name, status in (("g_1", "verified"), ("g_2", "unverified")):
         path = tmp_path / "definitions" / "gemm" / f"{name}.json"
@@ -41,8 +41,8 @@ def small(tmp_path, monkeypatch):
         "model": "small",
         "sources": {},
         "ops": [
-            {"name": "o_proj", "op_types": ["gemm"], "definitions": ["g_1", "g_2", "g_3"]},
-            {"name": "norm", "op_types": ["rmsnorm"], "definitions": ["r_1"]},
+            {"name": "o_proj", "definitions": {"gemm": ["g_1", "g_2", "g_3"], "quantise": ["q_1"]}},
+            {"name": "norm", "definitions": {"gemm": ["g_1"], "rmsnorm": ["r_1"]}},
         ],
         "unsupported": [{"name": "indexer", "reason": "no family covers it: triton:k"}],
     }
@@ -55,7 +55,9 @@ def small(tmp_path, monkeypatch):
 def test_what_exists_is_verified_or_missing(small):
     (one,) = coverage(small)
     assert one.model == "small" and one.unsupported == {"indexer": "no family covers it: triton:k"}
-    projection, norm = one.ops
+    projection, quantiser, shared, norm = one.ops
+    assert (quantiser.name, quantiser.op_type, quantiser.missing) == ("o_proj", "quantise", ("q_1",))
+    assert (shared.name, shared.verified) == ("norm", ("g_1",))
     assert (projection.exists, projection.verified, projection.missing) == (("g_1", "g_2"), ("g_1",), ("g_3",))
     assert (norm.exists, norm.verified, norm.missing) == ((), (), ("r_1",))
 
@@ -64,15 +66,17 @@ def test_the_matrix(small, invoke):
     result = invoke()
     assert result.exit_code == 0, result.output
     headings, row = (line.split() for line in result.output.splitlines()[:2])
-    assert headings == ["Model", "gemm", "rmsnorm", "all", "ops", "without", "a", "family"]
-    assert row == ["small", "1/2/3", "0/0/1", "1/2/4", "1"]
+    assert headings == ["Model", "gemm", "quantise", "rmsnorm", "all", "ops", "without", "a", "family"]
+    assert row == ["small", "1/2/3", "0/0/1", "0/0/1", "1/2/5", "1"]
 
 
 def test_the_ops_of_a_model(small, invoke):
     lines = invoke("--model", "small").output.splitlines()
     assert lines[1].split() == ["o_proj", "gemm", "3", "2", "1", "g_3"]
-    assert lines[2].split() == ["norm", "rmsnorm", "1", "0", "0", "r_1"]
-    assert lines[3] == "without a family: indexer: no family covers it: triton:k"
+    assert lines[2].split() == ["o_proj", "quantise", "1", "0", "0", "q_1"]
+    assert lines[3].split() == ["norm", "gemm", "1", "1", "1", "-"]
+    assert lines[4].split() == ["norm", "rmsnorm", "1", "0", "0", "r_1"]
+    assert lines[5] == "without a family: indexer: no family covers it: triton:k"
 
 
 def test_as_json(small, invoke):

@@ -9,8 +9,10 @@ from collections import defaultdict
 import pytest
 
 import flashinfer_trace
+from flashinfer_trace.naming import load_naming
 from tools.extract_definitions.__main__ import main
 from tools.extract_definitions.models import available
+from tools.extract_definitions.recipes import RECIPES
 
 ROOT = flashinfer_trace.find_root()
 COMMITTED = {path.stem: path for path in flashinfer_trace.dataset.definition_paths(ROOT)}
@@ -60,6 +62,12 @@ def test_models_one_by_one_give_the_same_but_for_descriptions(extracted, tmp_pat
     found = {path.stem: path for path in directory.glob("*/*.json")}
     assert set(found) == set(extracted)
     assert [name for name in found if without_description(found[name]) != without_description(extracted[name])] == []
+
+
+def test_every_family_has_one_recipe():
+    known = {name: family.op_type for name, family in load_naming(ROOT).families.items()}
+    assert sorted(family for recipe in RECIPES for family in recipe.families) == sorted(known)
+    assert {family: recipe.op_type for recipe in RECIPES for family in recipe.families} == known
 
 
 def test_one_model_takes_less_than_20_s(tmp_path):

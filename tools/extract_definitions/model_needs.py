@@ -29,12 +29,16 @@ def _document(planner: Planner, request: Request) -> dict[str, Any]:
         "$schema": "../../schema/model_needs.schema.json",
         "model": request.model.name,
         "sources": {name: source["version"] for name, source in request.usage.sources.items()},
-        "ops": [
-            {"name": op, "op_types": sorted(set(names.values())), "definitions": sorted(names)}
-            for op, names in sorted(ops.items())
-        ],
+        "ops": [{"name": op, "definitions": _by_op_type(names)} for op, names in sorted(ops.items())],
         "unsupported": [{"name": op, "reason": reason} for op, reason in sorted(unsupported.items())],
     }
+
+
+def _by_op_type(names: dict[str, str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, op_type in sorted(names.items(), key=lambda item: (item[1], item[0])):
+        found.setdefault(op_type, []).append(name)
+    return found
 
 
 def _dumps(document: dict[str, Any]) -> str:
