@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tools.extract_definitions.needs import Need
 
-#: No description grows longer than the schema allows.
+#: What the schema allows; longer lists of uses are cut at a word.
 MAX_DESCRIPTION = 4000
 
 
@@ -47,7 +48,7 @@ def document(
             found[f"ep:{need.use.ep}"] = None
         found.update(dict.fromkeys(need.tags))
     return {
-        "description": description[:MAX_DESCRIPTION],
+        "description": textwrap.shorten(description, MAX_DESCRIPTION, placeholder=" ..."),
         "tags": list(found),
         "axes": axes,
         "constraints": list(constraints),
