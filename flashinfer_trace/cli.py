@@ -1,4 +1,4 @@
-"""flashinfer-trace: validate | list | show | verify | embed. Only `verify` imports torch."""
+"""flashinfer-trace: validate | list | show | coverage | verify | embed. Only `verify` imports torch."""
 
 from __future__ import annotations
 
@@ -77,6 +77,33 @@ def show(name: str) -> None:
     for constraint in definition.constraints:
         click.echo(f"  where  {constraint}")
     click.echo(f"  tags   {' '.join(definition.tags)}\n\n{definition.reference}")
+
+
+@main.command()
+@click.option("--model", help="Only this model, op by op, e.g. deepseek-v3.")
+@click.option("--format", "output_format", type=FORMATS, default="text", help="How the matrix is printed.")
+def coverage(model: str | None, output_format: str) -> None:
+    """Show which Definitions the models need, and which of them exist and are verified.
+
+    Without --model: model x op_type, each cell verified/existing/needed Definitions.
+    """
+    from dataclasses import asdict
+
+    from flashinfer_trace import coverage as covered
+
+    try:
+        found = covered.coverage(_root(), model)
+    except dataset.DatasetError as error:
+        raise click.UsageError(str(error)) from error
+    if output_format == "json":
+        click.echo(json.dumps([asdict(one) for one in found], indent=2))
+    elif model is None:
+        click.echo(covered.text_table(covered.matrix(found)))
+        click.echo("\nEach cell: verified/existing/needed Definitions. `--model NAME` lists the ops of one model.")
+    else:
+        click.echo(covered.text_table(covered.op_table(found[0])))
+        for op, reason in found[0].unsupported.items():
+            click.echo(f"without a family: {op}: {reason}")
 
 
 @main.command()

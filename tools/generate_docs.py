@@ -1,4 +1,4 @@
-"""Writes docs/verification.md, accuracy.md and coverage.md, and tools/op_traces.md, from what they are generated from.
+"""Writes docs/verification.md, accuracy.md and coverage.md, tools/op_traces.md and models/needs/ from their origins.
 
 That is the dataset, the family records, the evidence, and the committed traces of kernels and ops; no sources of SGLang
 are needed.
@@ -17,9 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import Definition, definitions, find_root
+from flashinfer_trace.coverage import coverage as model_coverages
+from flashinfer_trace.coverage import matrix, op_table
 from flashinfer_trace.families import family_of
 from flashinfer_trace.files import write_text
 from flashinfer_trace.harness.family import Family, Kernel
+from tools.extract_definitions import model_needs
 from tools.op_tracing.coverage import coverage
 from tools.op_tracing.definitions import covered
 from tools.op_tracing.render import render
@@ -48,6 +51,12 @@ norm* is the Frobenius norm of the error over that of the expected output, the w
 distribution tests). u is the unit roundoff: 2^-8 for bfloat16, 2^-24 for float32.
 """
 
+MODELS = """## Models
+
+Which Definitions each model needs at the sizes that families cover by default (`models/needs/`, from the traces of its
+code and `models/`), by op_type: verified / existing / needed. `flashinfer-trace coverage` prints the same.
+"""
+
 
 #: Compute capability of the GPU that evidence is recorded on.
 RECORDED_ON = (9, 0)
@@ -63,6 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             stale.append(path)
             if not options.check:
+                path.parent.mkdir(exist_ok=True)
                 write_text(path, text)
     for path in stale:
         print(f"{path}: {'out of date; run `python -m tools.generate_docs`' if options.check else 'written'}")
@@ -78,9 +88,23 @@ def documents(root: Path) -> dict[Path, str]:
     return {
         root / "docs" / "verification.md": verification(root),
         root / "docs" / "accuracy.md": accuracy(root),
-        root / "docs" / "coverage.md": coverage(kernels, dataset, runs),
+        root / "docs" / "coverage.md": coverage(kernels, dataset, runs) + model_coverage(root),
         root / "tools" / "op_traces.md": render(ops, kernels, covered(dataset)),
+        **model_needs.documents(root),
     }
+
+
+def model_coverage(root: Path) -> str:
+    """The part of docs/coverage.md on models: all of them, then the ops of each."""
+    found = model_coverages(root, needs={path.stem: json.loads(t) for path, t in model_needs.documents(root).items()})
+    headings, *rows = matrix(found)
+    lines = ["", MODELS, *table(headings, rows, "l" + "r" * (len(headings) - 1))]
+    for one in found:
+        headings, *rows = op_table(one)
+        lines += ["", f"### {one.model}", "", *table(headings, rows, "llrrrl")]
+        if one.unsupported:
+            lines += ["", "Without a family: " + ", ".join(f"`{op}`" for op in one.unsupported) + "."]
+    return "\n".join(lines) + "\n"
 
 
 def verification(root: Path) -> str:

@@ -17,6 +17,8 @@ __all__ = ["check_axes", "check_constraints", "check_descriptions", "check_ident
 
 #: Names that a parameter of run() would hide from the reference.
 RESERVED = frozenset({"torch", "math", "run"})
+#: What `python -m tools.scaffold` leaves to be written.
+_UNFINISHED = re.compile(r"\bTODO\b")
 
 
 def check_name(candidate: Candidate, naming: Naming, report: Report) -> Family | None:
@@ -80,6 +82,8 @@ def check_descriptions(candidate: Candidate, report: Report) -> None:
         hint = "say what it means: unit, layout, range"
         if not _words(text):
             report.add("description-trivial", "the description is blank", hint, f"{pointer}/description")
+        elif _UNFINISHED.search(text):
+            report.add("description-trivial", "the description is a TODO", hint, f"{pointer}/description")
         elif isinstance(name, str) and _words(text) == _words(name):
             message = f"the description repeats the name {quote(name)}"
             report.add("description-trivial", message, hint, f"{pointer}/description")

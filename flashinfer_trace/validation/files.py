@@ -93,6 +93,9 @@ class DatasetFiles:
                 queue.append(path)
             elif path.suffix == ".json":
                 yield path
+            elif path.suffix == ".review":
+                hint = "take over what is right, then remove it"
+                report_of(path).add("file-unexpected", "is a conflict that extraction left for review", hint)
             else:
                 report_of(path).add("file-unexpected", "is not a JSON file", "one Definition a file, <name>.json")
 

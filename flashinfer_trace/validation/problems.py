@@ -40,7 +40,7 @@ RULES: dict[str, str] = {
     "name-duplicate": "No other Definition has the name.",
     "name-identifier": "Axes, inputs and outputs are Python identifiers, not keywords or names the reference needs.",
     "name-overlap": "No input has the name of an output or an axis.",
-    "description-trivial": "A description says more than blanks or the name.",
+    "description-trivial": "A description says more than blanks, the name or TODO.",
     # Axes
     "axis-undeclared": "Every axis in a shape is declared.",
     "axis-unused": "Every axis is used by a shape, a constraint, the name or the reference.",

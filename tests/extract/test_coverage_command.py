@@ -1,0 +1,117 @@
+"""flashinfer-trace coverage, and the files under models/needs/ that it reads."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+from click.testing import CliRunner
+
+import flashinfer_trace
+from flashinfer_trace.cli import main
+from flashinfer_trace.coverage import coverage
+from tools.extract_definitions import model_needs
+from tools.extract_definitions.models import available
+
+ROOT = flashinfer_trace.find_root()
+DEFINITION = {
+    "description": "One.",
+    "axes": {},
+    "inputs": {},
+    "outputs": {},
+    "reference": "",
+}
+
+
+@pytest.fixture
+def invoke():
+    return lambda *arguments: CliRunner().invoke(main, ["coverage", *arguments])
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """A model with a verified Definition (of two ops), one without evidence, and three that are missing."""
+    (tmp_path / "schema").mkdir()
+    for name, status in (("g_1", "verified"), ("g_2", "unverified")):
+        path = tmp_path / "definitions" / "gemm" / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({**DEFINITION, "name": name, "op_type": "gemm", "tags": [f"status:{status}"]}))
+    needs = {
+        "model": "small",
+        "sources": {},
+        "ops": [
+            {"name": "o_proj", "definitions": {"gemm": ["g_1", "g_2", "g_3"], "quantise": ["q_1"]}},
+            {"name": "norm", "definitions": {"gemm": ["g_1"], "rmsnorm": ["r_1"]}},
+        ],
+        "unsupported": [{"name": "indexer", "reason": "no family covers it: triton:k"}],
+    }
+    (tmp_path / "models" / "needs").mkdir(parents=True)
+    (tmp_path / "models" / "needs" / "small.json").write_text(json.dumps(needs))
+    monkeypatch.setenv("FLASHINFER_TRACE_ROOT", str(tmp_path))
+    return tmp_path
+
+
+def test_what_exists_is_verified_or_missing(small):
+    (one,) = coverage(small)
+    assert one.model == "small" and one.unsupported == {"indexer": "no family covers it: triton:k"}
+    projection, quantiser, shared, norm = one.ops
+    assert (quantiser.name, quantiser.op_type, quantiser.missing) == ("o_proj", "quantise", ("q_1",))
+    assert (shared.name, shared.verified) == ("norm", ("g_1",))
+    assert (projection.exists, projection.verified, projection.missing) == (("g_1", "g_2"), ("g_1",), ("g_3",))
+    assert (norm.exists, norm.verified, norm.missing) == ((), (), ("r_1",))
+
+
+def test_the_matrix(small, invoke):
+    result = invoke()
+    assert result.exit_code == 0, result.output
+    headings, row = (line.split() for line in result.output.splitlines()[:2])
+    assert headings == ["Model", "gemm", "quantise", "rmsnorm", "all", "ops", "without", "a", "family"]
+    assert row == ["small", "1/2/3", "0/0/1", "0/0/1", "1/2/5", "1"]
+
+
+def test_the_ops_of_a_model(small, invoke):
+    lines = invoke("--model", "small").output.splitlines()
+    assert lines[1].split() == ["o_proj", "gemm", "3", "2", "1", "g_3"]
+    assert lines[2].split() == ["o_proj", "quantise", "1", "0", "0", "q_1"]
+    assert lines[3].split() == ["norm", "gemm", "1", "1", "1", "-"]
+    assert lines[4].split() == ["norm", "rmsnorm", "1", "0", "0", "r_1"]
+    assert lines[5] == "without a family: indexer: no family covers it: triton:k"
+
+
+def test_as_json(small, invoke):
+    (one,) = json.loads(invoke("--format", "json").output)
+    assert one["ops"][0]["missing"] == ["g_3"]
+
+
+def test_an_unknown_model(small, invoke):
+    result = invoke("--model", "smal")
+    assert result.exit_code == 2 and "no model named 'smal'" in result.output
+    assert "did you mean small? Available: small" in result.output
+
+
+def test_without_needs(small, invoke):
+    (small / "models" / "needs" / "small.json").unlink()
+    result = invoke()
+    assert result.exit_code == 2 and "python -m tools.generate_docs" in result.output
+
+
+def test_needs_that_are_not_json(small, invoke):
+    (small / "models" / "needs" / "small.json").write_text("{")
+    result = invoke()
+    assert result.exit_code == 2 and "cannot be read" in result.output
+
+
+def test_committed_needs_are_up_to_date_and_follow_the_schema():
+    documents = model_needs.documents(ROOT)
+    assert [path.stem for path in documents] == available(ROOT)
+    validator = jsonschema.Draft202012Validator(json.loads((ROOT / "schema" / "model_needs.schema.json").read_text()))
+    for path, text in documents.items():
+        assert path.read_text() == text, f"{path} is out of date; run `python -m tools.generate_docs`"
+        assert [error.message for error in validator.iter_errors(json.loads(text))] == []
+
+
+def test_no_model_lacks_a_definition_that_its_ops_need():
+    assert {one.model: [name for op in one.ops for name in op.missing] for one in coverage(ROOT)} == {
+        name: [] for name in available(ROOT)
+    }

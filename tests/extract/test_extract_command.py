@@ -1,0 +1,343 @@
+"""The command from end to end on a small model: what it writes, merges, refuses to overwrite, and survives."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+from small_models import TINY, add_model
+
+from flashinfer_trace.reference import sha256
+from flashinfer_trace.validation import validate_paths
+from tools.extract_definitions import apply
+
+CHECKOUT = Path(__file__).resolve().parent.parent.parent
+
+
+def states(table):
+    """State and name of each row of a dry run."""
+    rows = [line.split() for line in table.splitlines()]
+    known = ("created", "tagged", "skipped", "conflict", "unsupported")
+    return {row[1]: row[0] for row in rows if len(row) > 2 and row[0] in known}
+
+
+def load(root, path):
+    return json.loads((root / "definitions" / path).read_text())
+
+
+def test_a_small_model(root, extract, snapshot):
+    status, out, err = extract("--model-name", "tiny", "--tp", 1, 2)
+    assert status == 0, err
+    files = snapshot()
+    assert {
+        *("gemm/gemm_n96_k64.json", "gemm/gemm_n64_k64.json", "gemm/gemm_n192_k64.json", "gemm/gemm_n64_k96.json"),
+        *("gemm/gemm_n48_k64.json", "gemm/gemm_n64_k32.json", "gemm/gemm_n64_k48.json", "gemm/gemm_n128_k64.json"),
+        *("rmsnorm/rmsnorm_h64.json", "rmsnorm/fused_add_rmsnorm_h64.json"),
+        "sampling/top_k_top_p_sampling_from_probs_v128.json",
+    } <= set(files)
+    assert not validate_paths([root / "definitions"], root).problems
+    gemm = load(root, "gemm/gemm_n96_k64.json")
+    # The query, key and value projection over one rank ((8 + 2 x 2) x 8), and half of gate and up over two (2 x 48).
+    assert gemm["tags"] == [
+        *("status:unverified", "stage:prefill", "stage:decode", "model:tiny", "tp:1", "tp:2"),
+    ]
+    assert "qkv_proj ((8 query + 2 x 2 key-value heads) x 8), TP 1" in gemm["description"]
+    assert "gate_up_proj (2 x 48), TP 2" in gemm["description"]
+    assert f"{len(files)} created" in out
+
+
+def test_nothing_is_dropped_in_silence(extract):
+    _, table, _ = extract("--model-name", "tiny", "--dry-run", "--verbose")
+    unsupported = [line for line in table.splitlines() if line.startswith("unsupported")]
+    embedding = next(line for line in unsupported if line.split()[1] == "embed_tokens")
+    assert "sgl-kernel:all_reduce" in embedding
+    down = next(line for line in unsupported if line.split()[1] == "down_proj")
+    assert "other kernels: " in down and "sgl-kernel:fp8_scaled_mm" in down
+    assert any("speculative decoding" in line for line in unsupported)
+
+
+def test_long_lists_are_cut_and_say_so(extract):
+    _, whole, _ = extract("--model-name", "tiny", "--dry-run", "--verbose")
+    _, table, _ = extract("--model-name", "tiny", "--dry-run")
+    lines = dict(zip(whole.splitlines(), table.splitlines(), strict=True))
+    (full,) = (line for line in lines if line.split()[:2] == ["unsupported", "down_proj"])
+    shown, _, rest = lines[full].partition(" and ")
+    assert full.startswith(shown) and len(shown) < len(full)
+    assert rest == f"{full.count(', ') - shown.count(', ')} more (--verbose)"
+
+
+def test_a_dry_run_tells_all_and_writes_nothing(extract, snapshot):
+    status, table, _ = extract("--model-name", "tiny", "--dry-run")
+    assert status == 0 and snapshot() == {}
+    assert states(table)["rmsnorm_h64"] == "created"
+    extract("--model-name", "tiny")
+    assert set(states(table)) >= {path.rpartition("/")[2].removesuffix(".json") for path in snapshot()}
+
+
+def test_running_again_changes_nothing(root, extract, snapshot):
+    extract("--model-name", "tiny")
+    before = {path: (root / "definitions" / path).stat().st_mtime_ns for path in snapshot()}
+    status, out, _ = extract("--model-name", "tiny")
+    assert status == 0 and out.startswith("0 created, 0 tagged, ")
+    assert {path: (root / "definitions" / path).stat().st_mtime_ns for path in snapshot()} == before
+
+
+def test_models_share_kernels(root, extract, snapshot):
+    """In one call or in two, in either order: the same tags, and what a person wrote is kept."""
+    extract("--model-name", "tiny", "twin_1_5")
+    together = snapshot()
+    assert "model:tiny" in load(root, "gemm/gemm_n64_k64.json")["tags"]
+    for path in together:
+        (root / "definitions" / path).unlink()
+    extract("--model-name", "twin-1.5")
+    path = root / "definitions" / "gemm" / "gemm_n64_k64.json"
+    data = json.loads(path.read_text())
+    data["description"] = "Curated by a person."
+    path.write_text(json.dumps(data))
+    status, table, _ = extract("--model-name", "tiny", "--dry-run")
+    assert set(states(table).values()) == {"tagged", "unsupported"}
+    assert "adds model:tiny" in table
+    status, _, _ = extract("--model-name", "tiny")
+    assert status == 0
+    assert load(root, "gemm/gemm_n64_k64.json")["description"] == "Curated by a person."
+    for path, text in snapshot().items():
+        apart, at_once = json.loads(text), json.loads(together[path])
+        assert {**apart, "description": ""} == {**at_once, "description": ""}
+
+
+def test_tags_of_one_stage_and_size_are_merged(root, extract):
+    extract("--model-name", "tiny", "--execution-modes", "decode", "--tp", 2)
+    assert load(root, "gemm/gemm_n48_k64.json")["tags"] == ["status:unverified", "stage:decode", "model:tiny", "tp:2"]
+    extract("--model-name", "tiny", "--execution-modes", "prefill", "--tp", 1, 2)
+    merged = ["status:unverified", "stage:prefill", "stage:decode", "model:tiny", "tp:2"]
+    assert load(root, "gemm/gemm_n48_k64.json")["tags"] == merged
+
+
+def test_only_the_tags_of_a_file_change(root, extract):
+    extract("--model-name", "tiny")
+    path = root / "definitions" / "rmsnorm" / "rmsnorm_h64.json"
+    before = path.read_text().splitlines()
+    extract("--model-name", "twin-1.5")
+    after = path.read_text().splitlines()
+    assert [line for line in after if line not in before] == ['    "model:twin-1.5",']
+    assert [line for line in before if line not in after] == []
+
+
+def test_refreshing_restores_texts_and_order_but_not_the_description(root, extract, snapshot):
+    extract("--model-name", "tiny")
+    whole = snapshot()
+    path = root / "definitions" / "gemm" / "gemm_n64_k64.json"
+    data = json.loads(path.read_text())
+    data["description"] = "Curated by a person."
+    data["tags"].reverse()
+    data["inputs"]["A"]["description"] = "Stale."
+    path.write_text(json.dumps(data))
+    assert extract("--model-name", "tiny")[1].startswith("0 created, 0 tagged")
+    status, _, _ = extract("--model-name", "tiny", "--refresh")
+    expected = json.loads(whole["gemm/gemm_n64_k64.json"])
+    assert status == 0 and load(root, "gemm/gemm_n64_k64.json") == {**expected, "description": "Curated by a person."}
+    assert {name: text for name, text in snapshot().items() if "n64_k64" not in name} == {
+        name: text for name, text in whole.items() if "n64_k64" not in name
+    }
+    assert extract("--model-name", "tiny", "--refresh")[1].startswith("0 created, 0 tagged")
+
+
+CHANGES = {
+    "axes": lambda data: data["axes"].update(extra={"type": "var", "description": "Another axis."}),
+    "constraints": lambda data: data["constraints"].append("n == 64"),
+    "inputs": lambda data: data["inputs"]["A"].update(dtype="float16"),
+    "outputs": lambda data: data["outputs"]["C"].update(shape=["n", "m"]),
+    "reference": lambda data: data.update(reference=data["reference"] + "\n# another\n"),
+}
+
+
+@pytest.mark.parametrize("section", CHANGES)
+def test_another_kernel_of_the_same_name_is_a_conflict(root, extract, snapshot, section):
+    extract("--model-name", "tiny")
+    path = root / "definitions" / "gemm" / "gemm_n64_k64.json"
+    data = json.loads(path.read_text())
+    expected = json.loads(path.read_text())
+    CHANGES[section](data)
+    path.write_text(json.dumps(data))
+    before = snapshot()
+    status, _, err = extract("--model-name", "tiny")
+    assert status == 3
+    assert f"conflict: gemm_n64_k64: other {section}; see gemm_n64_k64_v2.json.review" in err
+    review = path.with_name("gemm_n64_k64_v2.json.review")
+    assert json.loads(review.read_text()) == {**expected, "name": "gemm_n64_k64_v2"}
+    assert {**snapshot()} == {**before, "gemm/gemm_n64_k64_v2.json.review": review.read_text()}
+    # The validator flags it, and running again adds no further one.
+    rules = {(problem.rule, problem.file) for problem in validate_paths([root / "definitions"], root).problems}
+    assert ("file-unexpected", "definitions/gemm/gemm_n64_k64_v2.json.review") in rules
+    after = snapshot()
+    assert extract("--model-name", "tiny")[0] == 3
+    assert snapshot() == after
+
+
+def test_a_review_file_is_never_overwritten(root, extract, snapshot):
+    extract("--model-name", "tiny")
+    path = root / "definitions" / "gemm" / "gemm_n64_k64.json"
+    path.write_text(path.read_text().replace("bfloat16", "float16"))
+    mine = path.with_name("gemm_n64_k64_v2.json.review")
+    mine.write_text("notes of a reviewer")
+    status, table, _ = extract("--model-name", "tiny", "--dry-run")
+    assert status == 3 and states(table)["gemm_n64_k64"] == "conflict"
+    assert extract("--model-name", "tiny")[0] == 3
+    assert mine.read_text() == "notes of a reviewer"
+    assert "gemm/gemm_n64_k64_v3.json.review" in snapshot()
+
+
+def test_a_name_of_another_op_type_is_a_conflict(root, extract):
+    extract("--model-name", "tiny")
+    moved = root / "definitions" / "other" / "gemm_n64_k64.json"
+    moved.parent.mkdir()
+    (root / "definitions" / "gemm" / "gemm_n64_k64.json").rename(moved)
+    moved.write_text(moved.read_text().replace('"op_type": "gemm"', '"op_type": "other"'))
+    status, _, err = extract("--model-name", "tiny")
+    assert status == 3 and "gemm_n64_k64: other op_type" in err
+
+
+def test_duplicates_are_written_for_review_where_asked_for(root, extract, snapshot):
+    extract("--model-name", "tiny")
+    before = snapshot()
+    status, _, err = extract("--model-name", "tiny", "--no-deduplicate")
+    assert status == 3 and "exists, and duplicates were asked for" in err
+    added = {path: text for path, text in snapshot().items() if path not in before}
+    assert {path.replace("_v2.json.review", ".json") for path in added} == set(before)
+    assert {path: snapshot()[path] for path in before} == before
+
+
+def test_what_is_quantised_can_be_left_out(root, extract, snapshot):
+    add_model(root, "experts", "Experts", MIXTURE)
+    assert extract("--model-name", "experts", "--no-include-quantized")[0] == 0
+    assert not [path for path in snapshot() if path.startswith("moe/")]
+    _, table, _ = extract("--model-name", "experts", "--no-include-quantized", "--dry-run")
+    assert "its experts are quantised (--include-quantized)" in table
+    assert extract("--model-name", "experts", "--ep", 4)[0] == 0
+    (path,) = (path for path in snapshot() if path.startswith("moe/"))
+    assert path == "moe/moe_fp8_block_scale_ds_routing_topk2_ng4_kg2_e4_h128_i128.json"
+    assert {"ep:4", "quantization:fp8_block_scale", "routing:deepseek-v3"} <= set(load(root, path)["tags"])
+    assert not validate_paths([root / "definitions"], root).problems
+
+
+MIXTURE = {
+    **TINY,
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "hidden_size": 128,
+    "moe_intermediate_size": 128,
+    **{"q_lora_rank": 32, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8},
+    **{"n_routed_experts": 16, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2},
+    **{"first_k_dense_replace": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}
+
+
+def test_two_models_that_give_one_name_to_other_constants(root, extract, snapshot):
+    """The name of a mixture says how many experts a rank has, not how many there are."""
+    add_model(root, "experts", "Experts", MIXTURE)
+    add_model(root, "more", "More", {**MIXTURE, "n_routed_experts": 32})
+    status, _, err = extract("--model-name", "experts", "more", "--ep", 4, 8)
+    name = "moe_fp8_block_scale_ds_routing_topk2_ng4_kg2_e4_h128_i128"
+    assert status == 3 and f"conflict: {name}: other constants in this very call" in err
+    assert load(root, f"moe/{name}.json")["axes"]["num_experts"]["value"] == 16
+    review = json.loads((root / "definitions" / "moe" / f"{name}_v2.json.review").read_text())
+    assert review["axes"]["num_experts"]["value"] == 32
+    before = snapshot()
+    assert extract("--model-name", "experts", "more", "--ep", 4, 8)[0] == 3
+    assert snapshot() == before
+
+
+def test_page_sizes_and_latent_attention(root, extract, snapshot):
+    add_model(root, "experts", "Experts", MIXTURE)
+    assert extract("--model-name", "experts", "--tp", 2, "--page-sizes", 16, "--execution-modes", "decode")[0] == 0
+    paged = [path for path in snapshot() if path.startswith("mla_paged/")]
+    assert paged == ["mla_paged/mla_paged_decode_h4_ckv16_kpe4_ps16.json"]
+    assert load(root, paged[0])["axes"]["page_size"]["value"] == 16
+    assert "1/sqrt(12)" in load(root, paged[0])["inputs"]["sm_scale"]["description"]
+
+
+def test_a_hugging_face_configuration(root, extract, snapshot, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**TINY, "torch_dtype": "bfloat16", "hidden_size": 256}))
+    assert extract("--model-name", "my_model", "--config", path)[0] == 0
+    assert "rmsnorm/rmsnorm_h256.json" in snapshot()
+    assert "model:my-model" in load(root, "rmsnorm/rmsnorm_h256.json")["tags"]
+
+
+def test_another_directory(root, extract, snapshot, tmp_path):
+    status, _, _ = extract("--model-name", "tiny", "--definitions", tmp_path / "elsewhere")
+    assert status == 0 and snapshot() == {}
+    assert (tmp_path / "elsewhere" / "rmsnorm" / "rmsnorm_h64.json").is_file()
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_evidence_decides_the_status(root, extract):
+    extract("--model-name", "tiny")
+    ledger = json.loads((CHECKOUT / "evidence" / "rmsnorm" / "rmsnorm_h512.json").read_text())
+    ledger["definition"] = "rmsnorm_h64"
+    ledger["reference_sha256"] = sha256(load(root, "rmsnorm/rmsnorm_h64.json")["reference"])
+    path = root / "evidence" / "rmsnorm" / "rmsnorm_h64.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(ledger))
+    status, _, err = extract("--model-name", "twin-1.5")
+    assert status == 0, err
+    assert load(root, "rmsnorm/rmsnorm_h64.json")["tags"][0] == "status:verified"
+    assert load(root, "rmsnorm/fused_add_rmsnorm_h64.json")["tags"][0] == "status:unverified"
+
+
+def test_a_full_disk_changes_nothing(root, extract, snapshot, monkeypatch):
+    written = []
+
+    def write_text(path, text, **options):
+        if ".extract_definitions_" in path.parent.name:
+            if len(written) == 3:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            written.append(path)
+        return original(path, text, **options)
+
+    original = apply.Path.write_text
+    monkeypatch.setattr(apply.Path, "write_text", write_text)
+    status, _, err = extract("--model-name", "tiny")
+    assert status == 1 and "No space left on device" in err and len(written) == 3
+    assert snapshot() == {}
+    assert [path.name for path in root.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
+def test_an_interrupted_run_leaves_whole_files_and_is_taken_up_again(root, extract, snapshot, monkeypatch, error):
+    extract("--model-name", "tiny")
+    whole = snapshot()
+    for path in whole:
+        (root / "definitions" / path).unlink()
+    renamed = []
+
+    def replace(source, target):
+        if len(renamed) == 4:
+            raise error
+        renamed.append(target)
+        original(source, target)
+
+    original = apply.os.replace
+    monkeypatch.setattr(apply.os, "replace", replace)
+    if isinstance(error, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            extract("--model-name", "tiny")
+    else:
+        status, _, err = extract("--model-name", "tiny")
+        assert status == 1 and "run again for the rest" in err
+    assert len(snapshot()) == 4
+    assert not validate_paths([root / "definitions"], root).problems
+    monkeypatch.setattr(apply.os, "replace", original)
+    assert extract("--model-name", "tiny")[0] == 0
+    assert snapshot() == whole
+
+
+def test_a_recipe_that_makes_something_invalid_writes_nothing(root, extract, snapshot):
+    path = root / "reference" / "gemm" / "gemm.py"
+    path.write_text(path.read_text().replace("import torch", "import os\nimport torch", 1))
+    status, _, err = extract("--model-name", "tiny")
+    assert status == 1 and "reference-import" in err and "nothing was written" in err
+    assert snapshot() == {}

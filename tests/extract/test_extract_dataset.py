@@ -1,0 +1,99 @@
+"""The dataset is reproducible: extracting every model into an empty directory gives every committed Definition."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+
+import pytest
+
+import flashinfer_trace
+from flashinfer_trace.naming import load_naming
+from tools.extract_definitions.__main__ import main
+from tools.extract_definitions.models import available
+from tools.extract_definitions.recipes import RECIPES
+
+ROOT = flashinfer_trace.find_root()
+COMMITTED = {path.stem: path for path in flashinfer_trace.dataset.definition_paths(ROOT)}
+
+
+@pytest.fixture(scope="module")
+def extracted(tmp_path_factory):
+    """Every model at once, from the committed digests, into a directory that does not exist yet."""
+    directory = tmp_path_factory.mktemp("extracted") / "definitions"
+    assert main(["--all-models", "--definitions", str(directory), "--sources", "absent"]) == 0
+    return {path.stem: path for path in directory.glob("*/*.json")}
+
+
+def without_description(path):
+    """The text without the line of the Definition's own description, which people curate."""
+    lines = path.read_text().splitlines(keepends=True)
+    described = [number for number, line in enumerate(lines) if line.startswith('  "description": ')]
+    assert len(described) == 1, path
+    return "".join(lines[: described[0]] + lines[described[0] + 1 :])
+
+
+def test_every_committed_definition_is_recreated_byte_for_byte(extracted):
+    assert sorted(set(COMMITTED) - set(extracted)) == []
+    different = [
+        name for name, path in COMMITTED.items() if without_description(path) != without_description(extracted[name])
+    ]
+    assert different == []
+    assert {name: path.parent.name for name, path in COMMITTED.items()} == {
+        name: path.parent.name for name, path in extracted.items() if name in COMMITTED
+    }
+
+
+def test_nothing_that_a_model_needs_is_left_to_extract(extracted):
+    assert sorted(set(extracted) - set(COMMITTED)) == []
+
+
+def test_extracting_into_the_dataset_changes_nothing(capsys):
+    assert main(["--all-models", "--sources", "absent", "--dry-run"]) == 0
+    totals = capsys.readouterr().out.splitlines()[-1]
+    assert totals.startswith("0 created, 0 tagged, ") and " 0 conflict" in totals
+
+
+def test_models_one_by_one_give_the_same_but_for_descriptions(extracted, tmp_path):
+    directory = tmp_path / "definitions"
+    for name in reversed(available(ROOT)):
+        assert main(["--model-name", name, "--definitions", str(directory), "--sources", "absent"]) == 0
+    found = {path.stem: path for path in directory.glob("*/*.json")}
+    assert set(found) == set(extracted)
+    assert [name for name in found if without_description(found[name]) != without_description(extracted[name])] == []
+
+
+def test_every_family_has_one_recipe():
+    known = {name: family.op_type for name, family in load_naming(ROOT).families.items()}
+    assert sorted(family for recipe in RECIPES for family in recipe.families) == sorted(known)
+    assert {family: recipe.op_type for recipe in RECIPES for family in recipe.families} == known
+
+
+def test_one_model_takes_less_than_20_s(tmp_path):
+    start = time.process_time()
+    assert main(["--model-name", "deepseek-v3", "--definitions", str(tmp_path / "d"), "--sources", "absent"]) == 0
+    assert time.process_time() - start < 20
+
+
+#: Facts of the published models, written down without the recipes: family -> sizes that must be there.
+KNOWN = {
+    "llama-3.1-8b": ["gemm_n6144_k4096", "gemm_n28672_k4096", "gemm_n4096_k14336", "rmsnorm_h4096_eps1e5"],
+    "llama-3.1-70b": ["gqa_paged_decode_h8_kv1_d128_ps1", "gqa_paged_decode_h64_kv8_d128_ps64"],
+    "deepseek-v3": ["mla_paged_decode_h16_ckv512_kpe64_ps64", "gemm_n2112_k7168", "gemm_n256_k7168"],
+    "qwen3-30b-a3b": ["rmsnorm_h128", "gqa_ragged_prefill_causal_h32_kv4_d128", "gemm_n128_k2048"],
+    "mixtral-8x7b": ["gqa_paged_prefill_causal_h32_kv8_d128_ps1", "gemm_n8_k4096"],
+    "kimi-k2": ["top_k_sampling_from_probs_v163840", "gemm_n384_k7168"],
+}
+
+
+def test_models_have_the_definitions_that_they_are_known_to_need(extracted):
+    of_model = defaultdict(set)
+    for name, path in extracted.items():
+        for tag in json.loads(path.read_text())["tags"]:
+            if tag.startswith("model:"):
+                of_model[tag.removeprefix("model:")].add(name)
+    assert {model: sorted(set(names) - of_model[model]) for model, names in KNOWN.items()} == {
+        model: [] for model in KNOWN
+    }
+    assert not [name for name in of_model["deepseek-v3.2"] if name.startswith(("mla_paged", "mla_ragged"))]

@@ -1,0 +1,152 @@
+"""Errors that a user can make: each says what is wrong, where, and what to do; and nothing is written."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from small_models import TINY, add_model
+
+from tools.extract_definitions import traces
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tyny", "no model named 'tyny'; did you mean tiny? Available: tiny, twin-1.5"),
+        ("qqqqqqqq", "no model named 'qqqqqqqq' Available: tiny, twin-1.5"),
+        ("../tiny", "no model named '../tiny'"),
+    ],
+)
+def test_unknown_models(extract, snapshot, name, message):
+    status, _, err = extract("--model-name", name)
+    assert status == 2 and message in err and snapshot() == {}
+
+
+@pytest.mark.parametrize("name", ["tiny", "TINY", "twin_1_5", "twin-1-5", "Twin 1.5"])
+def test_spellings_of_a_name(extract, name):
+    assert extract("--model-name", name, "--dry-run")[0] == 0
+
+
+@pytest.mark.parametrize("field", sorted(TINY))
+def test_a_missing_field_is_named(root, extract, snapshot, field):
+    add_model(root, "partial", "Partial", {name: value for name, value in TINY.items() if name != field})
+    status, _, err = extract("--model-name", "partial")
+    assert status == 2 and f"partial.json: the configuration of partial lacks the field '{field}'" in err
+    assert snapshot() == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": "64"}, "the field 'hidden_size' is '64'; it must be a positive integer"),
+        ({"vocab_size": 0}, "the field 'vocab_size' is 0; it must be a positive integer"),
+        ({"num_attention_heads": True}, "the field 'num_attention_heads' is True; it must be a positive integer"),
+        ({"num_attention_heads": 7}, "num_attention_heads 7 does not divide hidden_size 64; add 'head_dim'"),
+        ({"rms_norm_eps": -1}, "the field 'rms_norm_eps' is -1; it must be a positive number"),
+        ({"rms_norm_eps": 1e-3}, "rms_norm_eps is 0.001, but the families of rmsnorm have 1e-06 and 1e-05"),
+        ({"architectures": "LlamaForCausalLM"}, "it must list one class"),
+        ({"architectures": ["UnheardForCausalLM"]}, "no trace of the architecture UnheardForCausalLM; there are "),
+        ({"architectures": ["../up"]}, "no trace of the architecture ../up"),
+    ],
+)
+def test_unusable_fields(root, extract, snapshot, changes, message):
+    add_model(root, "odd", "Odd", {**TINY, **changes})
+    status, _, err = extract("--model-name", "odd")
+    assert status == 2 and message in err and snapshot() == {}
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (3, "TP 3 does not divide the 8 query heads (num_attention_heads) of tiny; choose from 1, 2, 4, 8"),
+        (16, "TP 16 does not divide the 8 query heads"),
+    ],
+)
+def test_tensor_parallel_sizes_must_divide_the_heads(extract, snapshot, size, message):
+    status, _, err = extract("--model-name", "tiny", "--tp", 1, size)
+    assert status == 2 and message in err and snapshot() == {}
+
+
+def test_key_value_heads_are_divided_or_copied(root, extract):
+    add_model(root, "odd", "Odd", {**TINY, "num_attention_heads": 12, "head_dim": 8, "num_key_value_heads": 3})
+    assert extract("--model-name", "odd", "--tp", 6, "--dry-run")[0] == 0
+    status, _, err = extract("--model-name", "odd", "--tp", 2)
+    assert status == 2 and "TP 2 does not fit the 3 key-value heads (num_key_value_heads) of odd" in err
+
+
+def test_default_sizes_that_do_not_fit_are_left_out_and_said(root, extract):
+    add_model(root, "odd", "Odd", {**TINY, "num_attention_heads": 4, "head_dim": 16})
+    status, _, err = extract("--model-name", "odd")
+    assert status == 0 and "left out: TP 8 does not divide the 4 query heads" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model-name", "tiny", "--tp", "0"], "'0' is not a size between 1 and 9999"),
+        (["--model-name", "tiny", "--tp", "two"], "'two' is not a size"),
+        (["--model-name", "tiny", "--page-sizes", "-1"], "'-1' is not a size"),
+        (["--model-name", "tiny", "--execution-modes", "train"], "invalid choice: 'train'"),
+        (["--model-name", "tiny", "--all-models"], "not allowed with argument"),
+        ([], "one of the arguments --model-name --all-models is required"),
+        (["--model-name", "tiny", "twin-1.5", "--config", "c.json"], "--config gives the constants of one model"),
+        (["--model-name", "new", "--config", "absent.json"], "absent.json: cannot be read: No such file or directory"),
+        (["--model-name", "tiny", "--sources", "."], "no sglang package"),
+    ],
+)
+def test_wrong_usage(extract, snapshot, arguments, message):
+    status, _, err = extract(*arguments)
+    assert status == 2 and message in err and snapshot() == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "is not JSON"), ("[]", "must hold a JSON object, not a list"), ("{}", "lacks the field 'architectures'")],
+)
+def test_malformed_configurations(extract, tmp_path, text, message):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    status, _, err = extract("--model-name", "new", "--config", path)
+    assert status == 2 and f"{path}: " in err and message in err
+
+
+def test_a_name_that_cannot_be_a_tag(extract, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(TINY))
+    status, _, err = extract("--model-name", "a model!", "--config", path)
+    assert status == 2 and "cannot be the value of a model: tag" in err
+
+
+@pytest.mark.parametrize("text", ["{", '{"name": "gemm_n64_k64"}'])
+def test_a_broken_definition_in_the_way(root, extract, text):
+    path = root / "definitions" / "gemm" / "gemm_n64_k64.json"
+    path.parent.mkdir()
+    path.write_text(text)
+    status, _, err = extract("--model-name", "tiny")
+    assert status == 2 and f"{path}: is not a Definition" in err
+    assert path.read_text() == text
+
+
+def test_a_model_file_without_its_parts(root, extract):
+    (root / "models" / "tiny.json").write_text("{}")
+    status, _, err = extract("--model-name", "tiny")
+    assert status == 2 and "lacks 'title' or 'config'" in err
+
+
+def test_a_broken_digest(root, extract, tmp_path, monkeypatch):
+    monkeypatch.setattr(traces, "COMMITTED", tmp_path)
+    (tmp_path / "LlamaForCausalLM.json").write_text('{"ops": []}')
+    status, _, err = extract("--model-name", "tiny")
+    assert status == 2 and "LlamaForCausalLM.json: not a digest" in err
+
+
+def test_a_dataset_without_a_family_says_so(root, extract, snapshot):
+    path = root / "schema" / "naming.json"
+    naming = json.loads(path.read_text())
+    del naming["families"]["fused_add_rmsnorm"]
+    path.write_text(json.dumps(naming))
+    status, _, err = extract("--model-name", "tiny")
+    assert status == 0
+    assert "review: tiny: norm: schema/naming.json has no family fused_add_rmsnorm" in err
+    assert "rmsnorm/rmsnorm_h64.json" in snapshot()

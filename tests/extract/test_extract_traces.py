@@ -1,0 +1,167 @@
+"""Digests of op traces: what they keep, when a committed one serves, and that they are those of the pinned release."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from release import SOURCES, needs_sources
+
+import flashinfer_trace
+from tools.extract_definitions import traces
+from tools.extract_definitions.errors import ExtractionError
+from tools.extract_definitions.models import available, load_model
+from tools.kernel_tracing.sources import find_sources
+
+COMMITTED = sorted(path.stem for path in traces.COMMITTED.glob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("condition", "stages"),
+    [
+        ("", ["prefill", "decode"]),
+        ("quantization=fp8", ["prefill", "decode"]),
+        ("attention_backend=flashinfer and ForwardMode.DECODE and x", ["decode"]),
+        ("attention_backend=fa3 or fa4 and not (ForwardMode.IDLE or DECODE) and x", ["prefill"]),
+        ("not ForwardMode.DECODE", ["prefill"]),
+        ("ForwardMode.EXTEND or MIXED", ["prefill"]),
+        ("ForwardMode.DECODE or TARGET_VERIFY", ["decode"]),
+        ("not (ForwardMode.TARGET_VERIFY or DRAFT_EXTEND)", ["prefill", "decode"]),
+        ("ForwardMode.TARGET_VERIFY and not (ForwardMode.IDLE or DECODE)", ["decode"]),
+        ("ForwardMode.DECODE; or not (ForwardMode.IDLE or DECODE)", ["prefill", "decode"]),
+        ("ForwardMode.DECODE; or 5 more", ["prefill", "decode"]),
+    ],
+)
+def test_stages_of_a_condition(condition, stages):
+    assert traces.stages_of(condition) == stages
+
+
+def kernel(name, condition="", source="sgl-kernel"):
+    return {"name": name, "source": source, "definition": {"file": "", "line": 0}, "condition": condition}
+
+
+DOCUMENT = {
+    "sources": {"sglang": {"version": "1", "sha256": "0" * 64}},
+    "ops": [
+        {
+            "name": "attn",
+            "call_sites": [],
+            "kernels": [
+                kernel("attend", "ForwardMode.DECODE"),
+                kernel("attend", "not ForwardMode.DECODE"),
+                kernel("Wrapper.run", "ForwardMode.DECODE", "flashinfer"),
+            ],
+        }
+    ],
+    "graph": {
+        "name": "m",
+        "kind": "container",
+        "children": [{"name": "gate", "kind": "torch", "children": []}, {"name": "attn", "kind": "op", "children": []}],
+    },
+    "direct_kernels": [],
+    "non_model_ops": [
+        {"name": "sampler", "group": "sampling", "when": "always", "call_sites": [], "kernels": [kernel("draw")]},
+        {"name": "attn", "group": "utilities", "when": "once", "call_sites": [], "kernels": [kernel("warm")]},
+    ],
+}
+
+
+def test_a_digest_keeps_ops_kernels_and_stages():
+    data = traces.condense("Tiny", DOCUMENT)
+    assert json.loads(traces.dumps(data)) == data
+    usage = traces.usage_from(data)
+    assert usage.op("attn").kernels == {
+        "sgl-kernel:attend": ("prefill", "decode"),
+        "flashinfer:Wrapper.run": ("decode",),
+    }
+    assert usage.op("gate").kernels == {}
+    assert usage.op("sampler").kernels == {"sgl-kernel:draw": ("prefill", "decode")}
+    assert usage.op("absent") is None
+    assert [(op.name, op.group) for op in usage.ops] == [
+        *(("attn", ""), ("gate", ""), ("sampler", "sampling"), ("attn", "utilities")),
+    ]
+
+
+def test_every_model_has_a_committed_digest():
+    root = flashinfer_trace.find_root()
+    assert {load_model(root, name).architecture for name in available(root)} == set(COMMITTED)
+    assert len(COMMITTED) >= 9
+
+
+def write_sources(directory, body):
+    """Sources of one model file, as a checkout of sglang has them."""
+    for package in ("sglang", "sglang/srt", "sglang/srt/models", "sglang/srt/layers"):
+        (directory / package).mkdir(parents=True)
+        (directory / package / "__init__.py").write_text("")
+    (directory / "sglang" / "srt" / "models" / "small.py").write_text(body)
+    (directory / "sgl_kernel").mkdir()
+    (directory / "sgl_kernel" / "__init__.py").write_text(KERNELS)
+
+
+KERNELS = """
+import torch
+
+
+def rmsnorm(input, weight):
+    out = torch.empty_like(input)
+    torch.ops.sgl_kernel.rmsnorm.default(out, input, weight)
+    return out
+"""
+
+MODEL = """
+import torch
+from sgl_kernel import rmsnorm
+
+
+class SmallForCausalLM(torch.nn.Module):
+    def forward(self, input_ids, positions, forward_batch):
+        return rmsnorm(input_ids, self.weight)
+
+
+EntryClass = SmallForCausalLM
+"""
+
+
+def test_an_architecture_without_a_digest_is_traced(tmp_path):
+    write_sources(tmp_path, MODEL)
+    usage = traces.usage_of("SmallForCausalLM", tmp_path)
+    assert [op for op in usage.ops if "sgl-kernel:rmsnorm" in op.kernels]
+    with pytest.raises(ExtractionError, match="no file in sglang/srt/models defines the class OtherForCausalLM"):
+        traces.usage_of("OtherForCausalLM", tmp_path)
+
+
+def test_a_digest_of_other_sources_does_not_serve(tmp_path, monkeypatch):
+    write_sources(tmp_path / "sources", MODEL)
+    tree = find_sources(tmp_path / "sources")
+    digests = tmp_path / "digests"
+    digests.mkdir()
+    monkeypatch.setattr(traces, "COMMITTED", digests)
+    digest = traces.condense("SmallForCausalLM", DOCUMENT)
+    (digests / "SmallForCausalLM.json").write_text(traces.dumps(digest))
+    assert traces.usage_of("SmallForCausalLM", tmp_path / "absent").op("attn") is not None
+    assert traces.usage_of("SmallForCausalLM", tmp_path / "sources").op("attn") is None
+    digest["sources"] = tree.describe()
+    (digests / "SmallForCausalLM.json").write_text(traces.dumps(digest))
+    assert traces.usage_of("SmallForCausalLM", tmp_path / "sources").op("attn") is not None
+
+
+def test_writing_digests_needs_sources(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert traces.main([]) == 2
+    assert "fetch them with" in capsys.readouterr().err
+
+
+@needs_sources
+def test_digests_are_of_the_pinned_release():
+    described = find_sources(SOURCES).describe()
+    for name in COMMITTED:
+        assert traces.usage_of(name, None).sources == described, name
+
+
+@needs_sources
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "DeepseekV3ForCausalLM"])
+def test_a_digest_is_what_the_tracer_says(architecture):
+    made = traces.dumps(traces.digest(architecture, find_sources(SOURCES)))
+    assert made == (traces.COMMITTED / f"{architecture}.json").read_text(), (
+        f"out of date; run `python -m tools.extract_definitions.traces {architecture}`"
+    )

@@ -1,0 +1,158 @@
+"""From a model to the Definitions that it needs and the dataset lacks.
+
+python -m tools.extract_definitions --model-name deepseek_v3                 # write what is missing, tag what exists
+python -m tools.extract_definitions --model-name llama-3.1-8b qwen3-8b --dry-run
+python -m tools.extract_definitions --all-models
+python -m tools.extract_definitions --model-name my-llama --config config.json --tp 1 2
+
+The kernels come from the trace of the model's code, the sizes from models/<name>.json or --config. Nothing that exists
+is overwritten: the same kernel only gains tags, another one of the same name is written to <name>_v2.json.review.
+
+Exit status: 0 done, 1 a file could not be written or would not be valid, 2 wrong usage, 3 conflicts to review.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from flashinfer_trace.dataset import DatasetError, find_root
+from flashinfer_trace.naming import NamingError
+from flashinfer_trace.reference import ReferenceSourceError
+from flashinfer_trace.validation import Result, format_text
+from tools.extract_definitions import apply, report
+from tools.extract_definitions.errors import ExtractionError
+from tools.extract_definitions.models import Model, available, load_config, load_model
+from tools.extract_definitions.needs import Options, Request
+from tools.extract_definitions.plan import CONFLICT, CREATED, TAGGED, UNSUPPORTED, Plan, Planner
+from tools.extract_definitions.traces import STAGES, Usage, usage_of
+from tools.kernel_tracing.terminal import progress
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        root = find_root()
+        definitions = options.definitions or root / "definitions"
+        planner = Planner(root, definitions, options.deduplicate, options.refresh)
+        plan = planner.plan(requests(root, options))
+    except (ExtractionError, DatasetError, NamingError, ReferenceSourceError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    problems = apply.problems_of(plan.rows, root)
+    if problems:
+        print(format_text(Result(0, problems)), file=sys.stderr)
+        print("error: a recipe makes Definitions that are not valid; nothing was written", file=sys.stderr)
+        return 1
+    return _carry_out(plan, definitions, options)
+
+
+def requests(root: Path, options: argparse.Namespace) -> list[Request]:
+    """One request a model, in the order given.
+
+    Raises:
+        ExtractionError: a model is unknown, its configuration unusable, or its kernels are not known.
+    """
+    names = available(root) if options.all_models else options.model_name
+    if options.config is None:
+        models = [load_model(root, name) for name in names]
+    elif len(names) == 1:
+        models = [load_config(root, options.config, names[0])]
+    else:
+        raise ExtractionError("--config gives the constants of one model; name it by --model-name NAME")
+    chosen = Options(
+        stages=tuple(stage for stage in STAGES if stage in options.execution_modes),
+        tensor_parallel=_distinct(options.tp),
+        expert_parallel=_distinct(options.ep),
+        page_sizes=_distinct(options.page_sizes) or (),
+        quantized=options.include_quantized,
+    )
+    usages = _usages(models, options.sources)
+    return [Request(model, usages[model.architecture], chosen) for model in {one.name: one for one in models}.values()]
+
+
+def _usages(models: Sequence[Model], sources: Path) -> dict[str, Usage]:
+    with progress() as told:
+        return {name: usage_of(name, sources, told) for name in dict.fromkeys(model.architecture for model in models)}
+
+
+def _carry_out(plan: Plan, definitions: Path, options: argparse.Namespace) -> int:
+    conflicts = plan.of(CONFLICT)
+    if options.dry_run:
+        print(report.table(plan, options.verbose))
+        return 3 if conflicts else 0
+    try:
+        apply.write(plan.rows, definitions)
+    except OSError as error:
+        where = error.filename2 or error.filename or definitions
+        print(
+            f"error: {where}: {error.strerror or error}; every Definition there is whole, run again for the rest",
+            file=sys.stderr,
+        )
+        return 1
+    for row in (*plan.of(CREATED), *plan.of(TAGGED)):
+        print(f"{row.path}: {row.state}{f', {row.detail}' if row.detail else ''}")
+    for row in plan.of(UNSUPPORTED):
+        print(f"review: {', '.join(row.models)}: {row.name}: {report.detail(row, options.verbose)}", file=sys.stderr)
+    for note in plan.notes:
+        print(f"left out: {note}", file=sys.stderr)
+    for row in conflicts:
+        print(f"conflict: {row.name}: {row.detail}", file=sys.stderr)
+    print(report.totals(plan))
+    return 3 if conflicts else 0
+
+
+def _distinct(values: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if values is None else tuple(sorted(set(values)))
+
+
+def _size(text: str) -> int:
+    value = int(text) if text.isascii() and text.isdecimal() else 0
+    if not 1 <= value <= 9999:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size between 1 and 9999")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.extract_definitions",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    named = parser.add_mutually_exclusive_group(required=True)
+    named.add_argument(
+        "--model-name",
+        nargs="+",
+        action="extend",
+        metavar="NAME",
+        help="models under models/ (with --config, the name of the tag); several share kernels",
+    )
+    named.add_argument("--all-models", action="store_true", help="every model under models/")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="a config.json of Hugging Face, instead of models/")
+    parser.add_argument("--execution-modes", nargs="+", choices=STAGES, default=list(STAGES), help="default: both")
+    for option, default, text in (
+        ("--tp", None, "tensor-parallel sizes (default: those that each family documents)"),
+        ("--ep", None, "expert-parallel sizes (default: likewise)"),
+        ("--page-sizes", [1, 64], "tokens of a page (default: 1 64)"),
+    ):
+        parser.add_argument(option, nargs="+", type=_size, metavar="N", default=default, help=text)
+    flag = argparse.BooleanOptionalAction
+    parser.add_argument("--include-quantized", action=flag, default=True, help="kernels of quantised weights")
+    parser.add_argument(
+        "--deduplicate", action=flag, default=True, help="otherwise what exists is written again, for review"
+    )
+    parser.add_argument(
+        "--refresh", action="store_true", help="give what exists the recipes' texts of axes, inputs and outputs too"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the plan as a table, write nothing")
+    parser.add_argument("--verbose", action="store_true", help="name every kernel that no family covers")
+    parser.add_argument("--sources", type=Path, default=Path(".sources"), metavar="DIR", help="default: .sources")
+    parser.add_argument("--definitions", type=Path, metavar="DIR", help="default: definitions/ of the dataset")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

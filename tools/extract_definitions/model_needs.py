@@ -1,0 +1,52 @@
+"""models/needs/<model>.json: the Definitions that each op of a model needs, at the default sizes of each family."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tools.extract_definitions.models import available, load_model
+from tools.extract_definitions.needs import Options, Request
+from tools.extract_definitions.plan import Planner
+from tools.extract_definitions.traces import usage_of
+
+
+def documents(root: Path) -> dict[Path, str]:
+    """The file of every model under `models/`, from the committed digests."""
+    planner = Planner(root, root / "definitions")
+    found = {}
+    for name in available(root):
+        model = load_model(root, name)
+        request = Request(model, usage_of(model.architecture, None), Options())
+        found[root / "models" / "needs" / f"{name}.json"] = _dumps(_document(planner, request))
+    return found
+
+
+def _document(planner: Planner, request: Request) -> dict[str, Any]:
+    ops, unsupported = planner.needs_of(request)
+    return {
+        "$schema": "../../schema/model_needs.schema.json",
+        "model": request.model.name,
+        "sources": {name: source["version"] for name, source in request.usage.sources.items()},
+        "ops": [{"name": op, "definitions": _by_op_type(names)} for op, names in sorted(ops.items())],
+        "unsupported": [{"name": op, "reason": reason} for op, reason in sorted(unsupported.items())],
+    }
+
+
+def _by_op_type(names: dict[str, str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, op_type in sorted(names.items(), key=lambda item: (item[1], item[0])):
+        found.setdefault(op_type, []).append(name)
+    return found
+
+
+def _dumps(document: dict[str, Any]) -> str:
+    """One line an op."""
+
+    def value(item: Any) -> str:
+        if isinstance(item, list) and item:
+            return "[" + ",".join(f"\n    {json.dumps(one, ensure_ascii=False)}" for one in item) + "\n  ]"
+        return json.dumps(item, ensure_ascii=False)
+
+    return "{\n" + ",\n".join(f"  {json.dumps(key)}: {value(item)}" for key, item in document.items()) + "\n}\n"

@@ -1,0 +1,164 @@
+"""Constants of a model: `models/<name>.json`, or a configuration as Hugging Face publishes it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tools.extract_definitions.errors import ExtractionError
+
+TAG = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*")
+
+
+@dataclass(frozen=True)
+class Model:
+    """What decides the sizes of a model's kernels.
+
+    Attributes:
+        name: value of the tag `model:<name>`.
+        title: the name as its authors write it.
+        config: fields of its configuration.
+        path: the file they come from.
+    """
+
+    name: str
+    title: str
+    config: Mapping[str, Any]
+    path: Path
+
+    def __contains__(self, field: str) -> bool:
+        return self.config.get(field) is not None
+
+    def size(self, field: str) -> int:
+        """A field that must be a positive integer."""
+        value = self._require(field)
+        if type(value) is not int or value < 1:
+            raise ExtractionError(f"{self.path}: the field {field!r} is {value!r}; it must be a positive integer")
+        return value
+
+    def number(self, field: str) -> float:
+        """A field that must be a positive number."""
+        value = self._require(field)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            raise ExtractionError(f"{self.path}: the field {field!r} is {value!r}; it must be a positive number")
+        return float(value)
+
+    def text(self, field: str) -> str:
+        """A field that must be a string."""
+        value = self._require(field)
+        if not isinstance(value, str):
+            raise ExtractionError(f"{self.path}: the field {field!r} is {value!r}; it must be a string")
+        return value
+
+    def _require(self, field: str) -> Any:
+        if self.config.get(field) is None:
+            raise ExtractionError(f"{self.path}: the configuration of {self.name} lacks the field {field!r}; add it")
+        return self.config[field]
+
+    @property
+    def architecture(self) -> str:
+        """The class that implements it."""
+        named = self._require("architectures")
+        if not (isinstance(named, list) and named and isinstance(named[0], str)):
+            raise ExtractionError(f"{self.path}: the field 'architectures' is {named!r}; it must list one class")
+        return named[0]
+
+    @property
+    def head_dim(self) -> int:
+        """Features of an attention head: `head_dim`, else hidden_size / num_attention_heads."""
+        if "head_dim" in self:
+            return self.size("head_dim")
+        hidden_size, heads = self.size("hidden_size"), self.size("num_attention_heads")
+        if hidden_size % heads:
+            raise ExtractionError(
+                f"{self.path}: num_attention_heads {heads} does not divide hidden_size {hidden_size}; add 'head_dim'"
+            )
+        return hidden_size // heads
+
+    @property
+    def experts(self) -> int | None:
+        """Experts that routing chooses from; None for a dense model."""
+        for field in ("n_routed_experts", "num_experts", "num_local_experts"):
+            if field in self:
+                return self.size(field)
+        return None
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether its attention is multi-head latent attention."""
+        return "kv_lora_rank" in self
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether its attention reads only the keys that an indexer chooses."""
+        return "index_topk" in self
+
+    @property
+    def expert_size(self) -> int:
+        """Features between the projections of a routed expert."""
+        return self.size("moe_intermediate_size" if "moe_intermediate_size" in self else "intermediate_size")
+
+
+def available(root: Path) -> list[str]:
+    """Names of the models under `models/`, sorted."""
+    return sorted(path.stem for path in (root / "models").glob("*.json"))
+
+
+def load_model(root: Path, name: str) -> Model:
+    """The model of that name; `_`, `.` and `-` count as the same.
+
+    Raises:
+        ExtractionError: there is none (the message lists what there is), or its file is malformed.
+    """
+    names = available(root)
+    known = {_plain(one): one for one in names}
+    if _plain(name) not in known:
+        close = difflib.get_close_matches(_plain(name), known, n=1, cutoff=0.4)
+        hint = f"; did you mean {known[close[0]]}?" if close else ""
+        listed = ", ".join(names) or f"none, {root / 'models'} is empty"
+        raise ExtractionError(f"no model named {name!r}{hint} Available: {listed}")
+    path = root / "models" / f"{known[_plain(name)]}.json"
+    data = _read(path)
+    config, title = data.get("config"), data.get("title")
+    if not isinstance(config, dict) or not isinstance(title, str):
+        raise ExtractionError(f"{path}: lacks 'title' or 'config'; schema/model.schema.json says how it must be")
+    return Model(path.stem, title, config, path)
+
+
+def load_config(root: Path, path: Path, name: str) -> Model:
+    """A model from a Hugging Face configuration; `name` becomes its tag.
+
+    Raises:
+        ExtractionError: the file is missing or not a configuration, or `name` cannot be a tag.
+    """
+    plain = {_plain(one): one for one in available(root)}
+    tag = plain.get(_plain(name), name.lower().replace("_", "-"))
+    if not TAG.fullmatch(tag):
+        raise ExtractionError(
+            f"--model-name {name!r}: cannot be the value of a model: tag; use letters, digits, - and ."
+        )
+    config = _read(path)
+    if isinstance(config.get("config"), dict) and "architectures" not in config:
+        config = config["config"]  # a file of models/
+    return Model(tag, name, config, path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ExtractionError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ExtractionError(f"{path}: is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ExtractionError(f"{path}: must hold a JSON object, not a {type(data).__name__}")
+    return data
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.\s]", "", name).lower()

@@ -1,0 +1,159 @@
+"""What recipes work with: the model and the options of a call, and the needs that they find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tools.extract_definitions.errors import ExtractionError
+from tools.extract_definitions.models import Model
+from tools.extract_definitions.traces import STAGES, Usage
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user chose.
+
+    Attributes:
+        stages: serving stages to extract, of `prefill` and `decode`.
+        tensor_parallel: sizes, None for those each family covers by default.
+        expert_parallel: sizes, None likewise.
+        page_sizes: tokens of a page of the key-value cache.
+        quantized: whether to extract kernels of quantised weights.
+    """
+
+    stages: tuple[str, ...] = STAGES
+    tensor_parallel: tuple[int, ...] | None = None
+    expert_parallel: tuple[int, ...] | None = None
+    page_sizes: tuple[int, ...] = (1, 64)
+    quantized: bool = True
+
+
+@dataclass(frozen=True)
+class Use:
+    """One place where a model uses a kernel.
+
+    Attributes:
+        model: the model.
+        op: what the model's code calls it.
+        role: what the kernel does there, for descriptions; may be empty.
+        tp, ep: the parallel size at which it has these sizes, None where that does not matter.
+    """
+
+    model: Model
+    op: str
+    role: str = ""
+    tp: int | None = None
+    ep: int | None = None
+
+
+@dataclass(frozen=True)
+class Need:
+    """A kernel at the sizes of a model.
+
+    Attributes:
+        family: name of the family in schema/naming.json.
+        axes: const axes that decide name and sizes.
+        use: who needs it.
+        stages: serving stages that call it.
+        tags: further tags, beyond those the family always has.
+    """
+
+    family: str
+    axes: Mapping[str, int]
+    use: Use
+    stages: tuple[str, ...]
+    tags: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, tuple[tuple[str, int], ...]]:
+        """Equal for needs of the same Definition."""
+        return self.family, tuple(sorted(self.axes.items()))
+
+
+@dataclass
+class Request:
+    """One model to extract: what recipes read, and what they report besides needs.
+
+    Attributes:
+        unused: ops that this configuration never calls, with the reason.
+        uncovered: ops that a recipe knows but cannot cover for this model, with the reason.
+        left_out: sizes that were left out, with the reason.
+    """
+
+    model: Model
+    usage: Usage
+    options: Options
+    unused: dict[str, str] = field(default_factory=dict)
+    uncovered: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, None] = field(default_factory=dict)
+
+    def stages(self, op: str, kernels: Iterable[str] = ()) -> tuple[str, ...]:
+        """The chosen stages in which an op runs; given kernels, in which it calls one of them."""
+        found = self.usage.op(op)
+        if found is None:
+            return ()
+        wanted = frozenset(kernels)
+        stages = {
+            stage
+            for kernel, when in found.kernels.items()
+            if not wanted or kernel_name(kernel) in wanted
+            for stage in when
+        }
+        if not found.kernels and not wanted:  # torch computes it, whenever the op runs
+            stages = set(STAGES)
+        return tuple(stage for stage in STAGES if stage in stages and stage in self.options.stages)
+
+    def tensor_parallel(self, default: Sequence[int]) -> list[int]:
+        """The tensor-parallel sizes at which this model's heads can be divided.
+
+        Raises:
+            ExtractionError: a size that the user gave does not divide them.
+        """
+        heads, kv_heads = self.model.size("num_attention_heads"), self.model.size("num_key_value_heads")
+        name, fitting = self.model.name, []
+        for size in self.options.tensor_parallel or default:
+            problem = ""
+            if heads % size:
+                problem = f"TP {size} does not divide the {heads} query heads (num_attention_heads) of {name}"
+            elif not self.model.is_latent and kv_heads % size and size % kv_heads:
+                problem = f"TP {size} does not fit the {kv_heads} key-value heads (num_key_value_heads) of {name}"
+            if problem and self.options.tensor_parallel:
+                divisors = [str(n) for n in range(1, min(heads, 64) + 1) if heads % n == 0]
+                raise ExtractionError(f"{problem}; choose from {', '.join(divisors)}")
+            if problem:
+                self.left_out[problem] = None
+            else:
+                fitting.append(size)
+        return fitting
+
+    def divides(self, width: int, size: int, what: str) -> bool:
+        """Whether a tensor-parallel size divides `width`; if not, that is noted."""
+        if width % size:
+            self.left_out[f"TP {size} does not divide {what} {width} of {self.model.name}"] = None
+        return width % size == 0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the families of one op_type come from models.
+
+    Attributes:
+        op_type: their op_type.
+        families: their names in schema/naming.json.
+        kernels: `<source>:<name>` of the real kernels that they define.
+        needs: finds what a model needs.
+        document: the JSON of a Definition from family, axes and the needs for it; without name, status and reference.
+    """
+
+    op_type: str
+    families: tuple[str, ...]
+    kernels: frozenset[str]
+    needs: Callable[[Request], Iterator[Need]]
+    document: Callable[[str, Mapping[str, int], Sequence[Need]], dict[str, Any]]
+
+
+def kernel_name(kernel: str) -> str:
+    """`<source>:<name>` without the method: a class of kernels stands for its methods."""
+    return kernel.partition(".")[0] if not kernel.startswith("torch.ops") else kernel

@@ -1,0 +1,260 @@
+"""What extraction would do: every need met by a Definition that is created, tagged, left alone, or in conflict."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.embedding import definition_text, has_evidence
+from flashinfer_trace.naming import Naming, derive_name, load_naming
+from flashinfer_trace.reference import render, sha256
+from tools.extract_definitions.errors import ExtractionError
+from tools.extract_definitions.needs import Need, Recipe, Request, kernel_name
+from tools.extract_definitions.recipes import RECIPES
+from tools.extract_definitions.tags import merged, ordered
+from tools.extract_definitions.traces import Op
+
+CREATED, TAGGED, SKIPPED, CONFLICT, UNSUPPORTED = "created", "tagged", "skipped", "conflict", "unsupported"
+STATES = (CREATED, TAGGED, SKIPPED, CONFLICT, UNSUPPORTED)
+#: Sections of a Definition that decide what it computes; of each entry, all but its description counts.
+CONTRACT = ("op_type", "axes", "constraints", "inputs", "outputs", "reference")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the plan.
+
+    Attributes:
+        state: of `STATES`.
+        name: the Definition; for what is unsupported or unused, the op.
+        models: names of the models that need it.
+        detail: the reason, or what changes.
+        path: the file to write, None if nothing is.
+        text: what to write there.
+    """
+
+    state: str
+    name: str
+    models: tuple[str, ...]
+    detail: str = ""
+    path: Path | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All rows, those that write in order of their files, and the sizes that were left out."""
+
+    rows: list[Row]
+    notes: list[str]
+
+    def of(self, state: str) -> list[Row]:
+        """The rows of one state."""
+        return [row for row in self.rows if row.state == state]
+
+
+class Planner:
+    """Compares what models need with the Definitions that are there.
+
+    Args:
+        root: the dataset root: references, evidence and conventions come from it.
+        definitions: directory of the Definitions, `root / "definitions"` or another.
+        deduplicate: whether what exists meets a need; otherwise every copy is written for review.
+        refresh: whether what exists takes the recipes' texts and order of tags; its own description stays.
+    """
+
+    def __init__(self, root: Path, definitions: Path, deduplicate: bool = True, refresh: bool = False) -> None:
+        self.root, self.definitions, self.deduplicate, self.refresh = root, definitions, deduplicate, refresh
+        self.naming: Naming = load_naming(root)
+        self.existing = {path.stem: path for path in sorted(definitions.glob("*/*.json"))}
+
+    def plan(self, requests: Sequence[Request]) -> Plan:
+        """The plan for several models, which share kernels.
+
+        Raises:
+            ExtractionError: a configuration lacks a field, or the user's sizes do not fit it.
+        """
+        groups: dict[Any, list[tuple[Recipe, Need]]] = defaultdict(list)
+        unsupported: dict[tuple[str, str], list[str]] = defaultdict(list)
+        unused: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for request in requests:
+            found = self._needs(request)
+            for recipe, need in found:
+                groups[need.key].append((recipe, need))
+            met = {need.use.op for _, need in found}
+            for op, detail in _for_review(request, met):
+                unsupported[op, detail].append(request.model.name)
+            for op, reason in request.unused.items():
+                if request.usage.op(op) and op not in met:
+                    unused[op, reason].append(request.model.name)
+        rows = self._rows([(group[0][0], [need for _, need in group]) for group in groups.values()])
+        rows.sort(key=lambda row: (STATES.index(row.state), row.path or Path(), row.name))
+        rows += [
+            Row(SKIPPED, op, tuple(models), f"never called: {reason}")
+            for (op, reason), models in sorted(unused.items())
+        ]
+        rows += [Row(UNSUPPORTED, op, tuple(models), detail) for (op, detail), models in sorted(unsupported.items())]
+        notes = dict.fromkeys(note for request in requests for note in request.left_out)
+        return Plan(rows, list(notes))
+
+    def needs_of(self, request: Request) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+        """What one model needs, whether it exists or not.
+
+        Returns:
+            op -> name -> op_type of the Definitions it needs; and op -> reason for the ops of the forward pass and the
+            sampler that no family covers.
+        """
+        ops: dict[str, dict[str, str]] = defaultdict(dict)
+        for recipe, need in self._needs(request):
+            ops[need.use.op][derive_name(self.naming.families[need.family], need.axes)] = recipe.op_type
+        uncovered = {
+            op.name: _reason(request, op)
+            for op in request.usage.ops
+            if op.group in ("", "sampling")
+            and (op.name in request.uncovered or (op.name not in ops and op.name not in request.unused))
+        }
+        return ops, uncovered
+
+    def _needs(self, request: Request) -> list[tuple[Recipe, Need]]:
+        """Needs whose family the dataset knows; the others are noted as uncovered."""
+        found = []
+        for recipe in RECIPES:
+            for need in recipe.needs(request):
+                if need.family in self.naming.families:
+                    found.append((recipe, need))
+                else:
+                    request.uncovered[need.use.op] = f"schema/naming.json has no family {need.family}"
+        return found
+
+    def _rows(self, groups: Sequence[tuple[Recipe, list[Need]]]) -> list[Row]:
+        """One row a group of needs. Where two groups have one name, the second is a conflict with the first."""
+        rows: dict[str, Row] = {}
+        clashes = []
+        for recipe, needs in groups:
+            data = self._definition(recipe, needs)
+            name = data["name"]
+            if name not in rows:
+                rows[name] = self._row(recipe, needs, data)
+                continue
+            path = rows[name].path or self.existing[name]
+            models = tuple(dict.fromkeys(need.use.model.name for need in needs))
+            clashes.append(
+                self._conflict(path.with_name(f"{name}.json"), data, models, "other constants in this very call")
+            )
+        return [*rows.values(), *clashes]
+
+    def _row(self, recipe: Recipe, needs: list[Need], data: dict[str, Any]) -> Row:
+        """What becomes of the Definition that these needs share."""
+        name, models = data["name"], tuple(dict.fromkeys(need.use.model.name for need in needs))
+        path = self.existing.get(name)
+        if path is None:
+            target = self.definitions / recipe.op_type / f"{name}.json"
+            return Row(CREATED, name, models, "", target, definition_text(data))
+        existing = _read(path)
+        differences = [section for section in CONTRACT if _contract(existing, section) != _contract(data, section)]
+        if differences or not self.deduplicate:
+            reason = f"other {', '.join(differences)}" if differences else "exists, and duplicates were asked for"
+            return self._conflict(path, data, models, reason)
+        tags = merged(list(existing["tags"]), data["tags"], self.naming)
+        added = [tag for tag in tags if tag not in existing["tags"]]
+        status = self._status(data)
+        if self.refresh:
+            data["description"] = existing["description"]
+            own = [tag for tag in tags if not tag.startswith("status:")]
+            data["tags"] = ordered([status, *own], self.naming)
+            if definition_text(data) != path.read_text(encoding="utf-8"):
+                return Row(TAGGED, name, models, f"refreshed {' '.join(added)}".rstrip(), path, definition_text(data))
+        elif added:
+            existing["tags"] = [status if tag.startswith("status:") else tag for tag in tags]
+            return Row(TAGGED, name, models, f"adds {' '.join(added)}", path, definition_text(existing))
+        return Row(SKIPPED, name, models, "exists")
+
+    def _conflict(self, path: Path, data: dict[str, Any], models: tuple[str, ...], reason: str) -> Row:
+        """A file for review beside the one in the way; one with this very text already there is left alone."""
+        version = 2
+        while True:
+            name = f"{path.stem}_v{version}"
+            review = path.with_name(f"{name}.json.review")
+            text = definition_text({**data, "name": name})
+            if not review.exists():
+                return Row(CONFLICT, path.stem, models, f"{reason}; see {review.name}", review, text)
+            if review.read_text(encoding="utf-8") == text:
+                return Row(CONFLICT, path.stem, models, f"{reason}; see {review.name}, already there")
+            version += 1
+
+    def _definition(self, recipe: Recipe, needs: list[Need]) -> dict[str, Any]:
+        """The complete JSON of a Definition."""
+        family, axes = self.naming.families[needs[0].family], needs[0].axes
+        parts = recipe.document(family.name, axes, needs)
+        constants = {name: axis["value"] for name, axis in parts["axes"].items() if axis["type"] == "const"}
+        reference = render(self.root, family.op_type, family.name, constants)
+        data = {
+            "name": derive_name(family, constants),
+            "op_type": family.op_type,
+            "description": parts["description"],
+            "tags": [],
+            **{key: parts[key] for key in ("axes", "constraints", "inputs", "outputs")},
+            "reference": reference,
+        }
+        data["tags"] = ordered([self._status(data), *parts["tags"]], self.naming)
+        return data
+
+    def _status(self, data: dict[str, Any]) -> str:
+        """The status tag that the evidence allows."""
+        verified = has_evidence(self.root, Definition.from_dict(data), sha256(data["reference"]))
+        return "status:verified" if verified else "status:unverified"
+
+
+def _for_review(request: Request, met: set[str]) -> Iterator[tuple[str, str]]:
+    """Ops that no Definition meets, with their kernels; and of the others, the kernels that no recipe covers."""
+    covered = {kernel for recipe in RECIPES for kernel in recipe.kernels}
+    for op in request.usage.ops:
+        kernels = _kernels(request, op)
+        own = op.group in ("", "sampling")
+        if (op.kernels and not kernels) or (own and op.name in request.unused and op.name not in met):
+            continue
+        if own and op.name in met:
+            others = [kernel for kernel in kernels if kernel_name(kernel) not in covered]
+            if op.name in request.uncovered:
+                yield op.name, request.uncovered[op.name]
+            if others:
+                yield op.name, f"other kernels: {', '.join(others)}"
+        else:
+            yield f"{op.name} ({op.group})" if op.group else op.name, _reason(request, op)
+
+
+def _reason(request: Request, op: Op) -> str:
+    """Why an op has no Definition, with its kernels."""
+    known = request.uncovered if op.group in ("", "sampling") else {}
+    reason = known.get(op.name, "no family covers it")
+    return f"{reason}: {', '.join(_kernels(request, op)) or 'torch'}"
+
+
+def _kernels(request: Request, op: Op) -> list[str]:
+    """The kernels of an op in the chosen stages."""
+    chosen = set(request.options.stages)
+    return sorted(kernel for kernel, stages in op.kernels.items() if chosen & set(stages))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        Definition.from_dict(data, path)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ExtractionError(
+            f"{path}: is not a Definition: {error}; `flashinfer-trace validate {path}` says more"
+        ) from error
+    return data  # type: ignore[no-any-return]
+
+
+def _contract(data: Mapping[str, Any], section: str) -> Any:
+    """A section without descriptions, in order."""
+    value = data.get(section) or ([] if section == "constraints" else None)
+    if not isinstance(value, dict):
+        return value
+    return [(name, {key: what for key, what in entry.items() if key != "description"}) for name, entry in value.items()]

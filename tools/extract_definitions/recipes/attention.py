@@ -1,0 +1,87 @@
+"""What the attention families share: sizes, axes and texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tools.extract_definitions.words import const, tensor, var
+
+TENSOR_PARALLEL = (1, 2, 4, 8)
+REQUESTS = "Number of requests."
+LENGTH = "Length of the offset arrays: number of requests + 1."
+QUERY_OFFSETS = "Offsets of each request's queries: request b has rows qo_indptr[b] to qo_indptr[b + 1] - 1."
+PAGE_OFFSETS = "Offsets of each request's pages in kv_indices; equal neighbours mean no keys."
+PAGE_INDICES = "Page indices, request after request, each below num_pages. Requests may share pages."
+LAST_PAGE = "Tokens in the last page of each request, 1 to page_size; 0 for a request without pages."
+KEY_OFFSETS = (
+    "Offsets of each request's keys and values: request b has rows kv_indptr[b] to kv_indptr[b + 1] - 1; "
+    "equal neighbours mean no keys."
+)
+LSE = "Base-2 logarithm of the sum of exponentials of the scaled logits; -inf for"
+
+
+def paged_axes(decode: bool, sizes: dict[str, Any], page_size: int) -> dict[str, Any]:
+    """Axes of attention over a paged cache; `sizes` are the heads' const axes."""
+    axes: dict[str, Any] = {}
+    if decode:
+        axes["batch_size"] = var("Number of requests; each has one query.")
+    else:
+        axes["total_q"] = var("Number of queries (new tokens) of all requests.")
+        if page_size > 1:
+            axes["batch_size"] = var(REQUESTS)
+    return {
+        **axes,
+        **sizes,
+        "page_size": const(page_size, "Tokens of a page."),
+        "num_pages": var("Pages of the cache, used or not."),
+        "len_indptr": var(LENGTH),
+        "num_kv_indices": var("Page indices of all requests together."),
+    }
+
+
+def paged_constraints(decode: bool, page_size: int) -> list[str]:
+    """What the offsets of a paged cache determine."""
+    constraints = ["len_indptr == batch_size + 1"] if decode or page_size > 1 else []
+    if not decode:
+        constraints.append("total_q == qo_indptr[-1].item()")
+    return [*constraints, "num_kv_indices == kv_indptr[-1].item()"]
+
+
+def paged_indices(decode: bool, page_size: int) -> dict[str, Any]:
+    """The offset and index inputs of a paged cache."""
+    inputs = {} if decode else {"qo_indptr": tensor(["len_indptr"], "int32", QUERY_OFFSETS)}
+    inputs["kv_indptr"] = tensor(["len_indptr"], "int32", PAGE_OFFSETS)
+    inputs["kv_indices"] = tensor(["num_kv_indices"], "int32", PAGE_INDICES)
+    if page_size > 1:
+        inputs["kv_last_page_len"] = tensor(["batch_size"], "int32", LAST_PAGE)
+    return inputs
+
+
+def ragged_axes(sizes: dict[str, Any]) -> dict[str, Any]:
+    """Axes of attention on ragged tensors."""
+    return {
+        "total_q": var("Number of queries (new tokens) of all requests."),
+        "total_kv": var("Number of keys of all requests."),
+        **sizes,
+        "len_indptr": var(LENGTH),
+    }
+
+
+def ragged_offsets() -> dict[str, Any]:
+    """The offset inputs of ragged tensors."""
+    return {
+        "qo_indptr": tensor(["len_indptr"], "int32", QUERY_OFFSETS),
+        "kv_indptr": tensor(["len_indptr"], "int32", KEY_OFFSETS),
+    }
+
+
+RAGGED_CONSTRAINTS = ("total_q == qo_indptr[-1].item()", "total_kv == kv_indptr[-1].item()")
+
+
+def outputs(rows: str, dim: str, what: str, decode: bool) -> dict[str, Any]:
+    """Output and logarithm of the sum; `what` says what the output is."""
+    nothing = "a request without keys" if decode else "a query that may attend to nothing"
+    return {
+        "output": tensor([rows, "num_qo_heads", dim], "bfloat16", f"{what}; 0 for {nothing}."),
+        "lse": tensor([rows, "num_qo_heads"], "float32", f"{LSE} {nothing}."),
+    }

@@ -1,0 +1,114 @@
+"""What the mixtures of experts share: ops, kernels, axes and operands of the experts' feed-forward networks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tools.extract_definitions.needs import Request
+from tools.extract_definitions.words import const, tensor
+
+#: Ops of the experts; `run_moe_core` is theirs where two batches overlap.
+OPS = ("experts", "run_moe_core")
+TOPK = "topk"
+#: Features that share one scale, of weights in both directions.
+BLOCK = 128
+BLOCK_SCALED = frozenset({"flashinfer:trtllm_fp8_block_scale_moe", "sgl-kernel:fp8_blockwise_scaled_grouped_mm"})
+
+TOKENS = "Number of tokens of the batch"
+GATHERED = "after the all-to-all or all-gather that brought them to this rank"
+GATE_UP = "gemm1_out_size == 2 * intermediate_size"
+BLOCKS = (
+    "num_hidden_blocks * 128 == hidden_size",
+    "num_intermediate_blocks * 128 == intermediate_size",
+    "num_gemm1_out_blocks * 128 == gemm1_out_size",
+)
+LOCAL = ("0 <= local_expert_offset", "local_expert_offset + num_local_experts <= num_experts")
+OUTPUTS = {
+    "output": tensor(
+        ["seq_len", "hidden_size"],
+        "bfloat16",
+        "Weighted sum of the local experts' results; zeros for a token that chose none of them.",
+    )
+}
+
+
+def is_sigmoid(request: Request) -> bool:
+    """Whether routing scores experts by a sigmoid."""
+    return "scoring_func" in request.model and request.model.text("scoring_func") == "sigmoid"
+
+
+def divides(request: Request, experts: int, size: int) -> bool:
+    """Whether an expert-parallel size divides the experts; if not, that is noted."""
+    if experts % size:
+        request.left_out[f"EP {size} does not divide the {experts} experts of {request.model.name}"] = None
+    return experts % size == 0
+
+
+def expert_axes(axes: Mapping[str, int]) -> dict[str, Any]:
+    """Experts of the layer and of a rank."""
+    return {
+        "num_experts": const(axes["num_experts"], "Routed experts of the layer, on all ranks."),
+        "num_local_experts": const(
+            axes["num_local_experts"], "Experts whose weights live on this rank, consecutive from local_expert_offset."
+        ),
+    }
+
+
+def feature_axes(axes: Mapping[str, int], shared: bool = False) -> dict[str, Any]:
+    """Features of a token and inside an expert; `shared`: split over ranks."""
+    between = "Features between the two products of an expert"
+    return {
+        "hidden_size": const(axes["hidden_size"], "Features of a token."),
+        "intermediate_size": const(
+            axes["intermediate_size"], f"{between}, this rank's part." if shared else f"{between}."
+        ),
+        "gemm1_out_size": const(
+            2 * axes["intermediate_size"],
+            "Output features of the first product: up and gate projections, 2 x intermediate_size.",
+        ),
+    }
+
+
+def block_axes(axes: Mapping[str, int]) -> dict[str, Any]:
+    """Numbers of blocks that share one scale."""
+    sizes = {
+        "num_hidden_blocks": ("hidden_size", axes["hidden_size"]),
+        "num_intermediate_blocks": ("intermediate_size", axes["intermediate_size"]),
+        "num_gemm1_out_blocks": ("gemm1_out_size", 2 * axes["intermediate_size"]),
+    }
+    return {
+        name: const(size // BLOCK, f"Blocks of 128 features along {axis}, one scale each.")
+        for name, (axis, size) in sizes.items()
+    }
+
+
+def operands(block_scaled: bool) -> dict[str, Any]:
+    """Activations and weights, in fp8 with their scales or in bf16, and the first local expert."""
+    dtype, codes = ("float8_e4m3fn", " as fp8 codes") if block_scaled else ("bfloat16", "")
+    experts, float32 = "num_local_experts", "float32"
+    first = (
+        f"First product{codes}: rows 0 .. intermediate_size - 1 are the up projection, the rest the gate (the half "
+        "that silu is applied to)."
+    )
+    scale = "Scale of each 128x128 block of"
+    found = {
+        "hidden_states": tensor(["seq_len", "hidden_size"], dtype, f"Activations{codes}, one row a token."),
+        "hidden_states_scale": tensor(
+            ["num_hidden_blocks", "seq_len"],
+            float32,
+            "Scale of each 128 consecutive features of each token, stored block-major.",
+        ),
+        "gemm1_weights": tensor([experts, "gemm1_out_size", "hidden_size"], dtype, first),
+        "gemm1_weights_scale": tensor(
+            [experts, "num_gemm1_out_blocks", "num_hidden_blocks"], float32, f"{scale} gemm1_weights."
+        ),
+        "gemm2_weights": tensor(
+            [experts, "hidden_size", "intermediate_size"], dtype, f"Second product (down projection){codes}."
+        ),
+        "gemm2_weights_scale": tensor(
+            [experts, "num_hidden_blocks", "num_intermediate_blocks"], float32, f"{scale} gemm2_weights."
+        ),
+        "local_expert_offset": tensor(None, "int32", "Index, among all experts, of the first expert on this rank."),
+    }
+    return {name: entry for name, entry in found.items() if block_scaled or not name.endswith("_scale")}

@@ -1,0 +1,115 @@
+"""Linear layers in bf16: every projection of attention and feed-forward layers, the router and the output head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tools.extract_definitions.needs import Need, Recipe, Request, Use
+from tools.extract_definitions.recipes.feed_forward import dense_widths
+from tools.extract_definitions.words import const, document, plural, tensor, uses, var
+
+TENSOR_PARALLEL = (1, 8)
+#: Kernels of one shape each that SGLang takes for few rows: kernel -> (op, shapes, tag).
+SPECIAL = {
+    "sgl-kernel:dsv3_fused_a_gemm": (
+        "fused_qkv_a_proj_with_mqa",
+        [(2112, 7168)],
+        "sgl_api:sgl_kernel.dsv3_fused_a_gemm",
+    ),
+    "sgl-kernel:dsv3_router_gemm": ("gate", [(256, 7168), (384, 7168)], "sgl_api:sgl_kernel.dsv3_router_gemm"),
+}
+
+#: op, output features, input features, role
+Layer = tuple[str, int, int, str]
+
+
+def needs(request: Request) -> Iterator[Need]:
+    for size in request.tensor_parallel(TENSOR_PARALLEL):
+        for op, n, k, role in _layers(request, size):
+            found = request.usage.op(op)
+            if found is None or not (stages := request.stages(op)):
+                continue
+            special = tuple(
+                tag
+                for kernel, (of_op, shapes, tag) in SPECIAL.items()
+                if op == of_op and kernel in found.kernels and (n, k) in shapes
+            )
+            yield Need("gemm", {"n": n, "k": k}, Use(request.model, op, role, tp=size), stages, special)
+
+
+def _layers(request: Request, size: int) -> Iterator[Layer]:
+    model = request.model
+    hidden = model.size("hidden_size")
+    heads = model.size("num_attention_heads") // size
+    yield from _latent_layers(request, heads) if model.is_latent else _attention_layers(request, heads, size)
+    widths = dense_widths(request)
+    if not widths:
+        for op in ("gate_up_proj", "down_proj"):
+            request.unused[op] = "no layer of this model has a dense feed-forward network or a shared expert"
+    for width, where in widths:
+        if request.divides(width, size, "the width"):
+            share, of = width // size, f" of {where}" if where else ""
+            yield "gate_up_proj", 2 * share, hidden, f"gate_up_proj{of} (2 x {share})"
+            yield "down_proj", hidden, share, f"down_proj{of}"
+    vocabulary = model.size("vocab_size")
+    if request.divides(vocabulary, size, "vocab_size"):
+        share = vocabulary // size
+        text = "lm_head (vocabulary)" if size == 1 else f"lm_head ({share} tokens of the vocabulary)"
+        yield "logits_processor", share, hidden, text
+    if model.experts is not None:
+        yield "gate", model.experts, hidden, f"router (gate, {model.experts} experts)"
+    if "shared_expert_intermediate_size" in model:
+        yield "gate", 1, hidden, "shared_expert_gate (weight of the shared expert)"
+
+
+def _latent_layers(request: Request, heads: int) -> Iterator[Layer]:
+    """Multi-head latent attention; without q_lora_rank the query is not compressed."""
+    model = request.model
+    hidden, latent = model.size("hidden_size"), model.size("kv_lora_rank")
+    nope, rope, value = model.size("qk_nope_head_dim"), model.size("qk_rope_head_dim"), model.size("v_head_dim")
+    if "q_lora_rank" in model:
+        query = model.size("q_lora_rank")
+        parts = f"q_lora_rank {query} + kv_lora_rank {latent} + rope {rope}"
+        yield "fused_qkv_a_proj_with_mqa", query + latent + rope, hidden, f"fused_qkv_a_proj_with_mqa ({parts})"
+        yield "q_b_proj", heads * (nope + rope), query, f"q_b_proj ({heads} heads x {nope + rope})"
+        unused = {"q_proj": "q_lora_rank is set", "kv_a_proj_with_mqa": "q_lora_rank is set"}
+    else:
+        parts = f"kv_lora_rank {latent} + rope {rope}"
+        yield "kv_a_proj_with_mqa", latent + rope, hidden, f"kv_a_proj_with_mqa ({parts})"
+        yield "q_proj", heads * (nope + rope), hidden, f"q_proj ({heads} heads x {nope + rope})"
+        unused = {"q_b_proj": "q_lora_rank is not set", "fused_qkv_a_proj_with_mqa": "q_lora_rank is not set"}
+    request.unused.update({op: why for op, why in unused.items() if request.usage.op(op)})
+    yield "kv_b_proj", heads * (nope + value), latent, f"kv_b_proj ({heads} heads x {nope + value})"
+    yield "o_proj", hidden, heads * value, f"o_proj ({heads} heads x {value})"
+
+
+def _attention_layers(request: Request, heads: int, size: int) -> Iterator[Layer]:
+    model = request.model
+    hidden, dim = model.size("hidden_size"), model.head_dim
+    kv_heads = max(1, model.size("num_key_value_heads") // size)
+    bias = ", before its bias is added" if model.architecture.startswith("Qwen2") else ""
+    text = f"qkv_proj (({heads} query + 2 x {kv_heads} key-value heads) x {dim}{bias})"
+    yield "qkv_proj", (heads + 2 * kv_heads) * dim, hidden, text
+    yield "o_proj", hidden, heads * dim, f"o_proj ({heads} heads x {dim})"
+
+
+def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
+    n, k = axes["n"], axes["k"]
+    description = (
+        f"Linear layer in bf16, C = A @ B.T with {k} input and {plural(n, 'output feature')} a rank. {uses(needs)}"
+    )
+    dimensions = {
+        "m": var("Number of rows: all tokens of the batch."),
+        "n": const(n, "Output features."),
+        "k": const(k, "Input features, summed over."),
+    }
+    inputs = {
+        "A": tensor(["m", "k"], "bfloat16", "Activations, one row a token."),
+        "B": tensor(["n", "k"], "bfloat16", "Weights as nn.Linear stores them, one row an output feature."),
+    }
+    outputs = {"C": tensor(["m", "n"], "bfloat16", "Product A @ B.T.")}
+    return document(description, needs, (), dimensions, inputs, outputs)
+
+
+RECIPE = Recipe("gemm", ("gemm",), frozenset(SPECIAL), needs, describe)

@@ -1,0 +1,118 @@
+"""Grouped-query attention over a paged cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tools.extract_definitions.needs import Need, Recipe, Request, Use
+from tools.extract_definitions.recipes import attention
+from tools.extract_definitions.words import const, document, plural, tensor, users
+
+DECODE, PREFILL = "gqa_paged_decode", "gqa_paged_prefill_causal"
+FLASH_ATTENTION = "sgl-kernel:flash_attn_with_kvcache"
+KERNELS = {
+    DECODE: ("flashinfer:BatchDecodeWithPagedKVCacheWrapper", FLASH_ATTENTION),
+    PREFILL: ("flashinfer:BatchPrefillWithPagedKVCacheWrapper", FLASH_ATTENTION),
+}
+STAGE = {DECODE: "decode", PREFILL: "prefill"}
+FLASHINFER = {
+    DECODE: "fi_api:flashinfer.decode.BatchDecodeWithPagedKVCacheWrapper",
+    PREFILL: "fi_api:flashinfer.prefill.BatchPrefillWithPagedKVCacheWrapper",
+}
+KV_HEADS = (
+    "Key-value heads of a rank; each serves num_qo_heads / num_kv_heads query heads in a row. Where TP exceeds them, "
+    "ranks hold copies."
+)
+
+
+def heads(request: Request, size: int) -> dict[str, int]:
+    """Sizes of a rank's heads."""
+    model = request.model
+    return {
+        "num_qo_heads": model.size("num_attention_heads") // size,
+        "num_kv_heads": max(1, model.size("num_key_value_heads") // size),
+        "head_dim": model.head_dim,
+    }
+
+
+def head_axes(axes: Mapping[str, int]) -> dict[str, Any]:
+    """The const axes of `heads`."""
+    return {
+        "num_qo_heads": const(axes["num_qo_heads"], "Query heads of a rank."),
+        "num_kv_heads": const(axes["num_kv_heads"], KV_HEADS),
+        "head_dim": const(axes["head_dim"], "Size of a query, key and value head."),
+    }
+
+
+def heads_text(axes: Mapping[str, int]) -> str:
+    """The heads in words."""
+    query, kv = plural(axes["num_qo_heads"], "query head"), plural(axes["num_kv_heads"], "key-value head")
+    return f"{query} on {kv} of size {axes['head_dim']}"
+
+
+def scale(axes: Mapping[str, int]) -> dict[str, Any]:
+    """The factor of the logits."""
+    return tensor(None, "float32", f"Factor of the logits: 1/sqrt({axes['head_dim']}) in these models.")
+
+
+def needs(request: Request) -> Iterator[Need]:
+    if request.model.is_latent:
+        return
+    for family, kernels in KERNELS.items():
+        stages = request.stages("attn", kernels)
+        if STAGE[family] not in stages:
+            continue
+        for size in request.tensor_parallel(attention.TENSOR_PARALLEL):
+            for page_size in request.options.page_sizes:
+                axes = {**heads(request, size), "page_size": page_size}
+                name = f"{family}_ps1" if page_size == 1 else family
+                yield Need(name, axes, Use(request.model, "attn", tp=size), (STAGE[family],))
+
+
+def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
+    family, page_size = family.removesuffix("_ps1"), axes["page_size"]
+    decode = family == DECODE
+    rows = "batch_size" if decode else "total_q"
+    if decode:
+        what, aligned = "of one new token a request (decode)", ""
+    else:
+        what = "of several new tokens a request (prefill with a cached prefix), causal"
+        aligned = "Queries are aligned with the end of the keys. "
+    description = (
+        f"Grouped-query attention over a paged cache, {what}. {heads_text(axes)}, page size {page_size}. {aligned}"
+        f"{users(needs)}"
+    )
+    tail = "" if page_size == 1 else " Tokens after the last one of a request may hold anything, NaN included."
+    cache = ["num_pages", "page_size", "num_kv_heads", "head_dim"]
+    order = "one a request" if decode else "request after request"
+    inputs = {
+        "q": tensor([rows, "num_qo_heads", "head_dim"], "bfloat16", f"Queries, {order}, after the rotary embedding."),
+        "k_cache": tensor(cache, "bfloat16", f"Keys by page, after the rotary embedding.{tail}"),
+        "v_cache": tensor(cache, "bfloat16", f"Values by page.{tail}"),
+        **attention.paged_indices(decode, page_size),
+        "sm_scale": scale(axes),
+    }
+    return document(
+        description,
+        needs,
+        (
+            FLASHINFER[family],
+            "sgl_api:sgl_kernel.flash_attn.flash_attn_with_kvcache",
+            *(() if decode else ("causal",)),
+            "paged",
+        ),
+        attention.paged_axes(decode, head_axes(axes), page_size),
+        inputs,
+        attention.outputs(rows, "head_dim", "Weighted mean of the values by query head", decode),
+        attention.paged_constraints(decode, page_size),
+    )
+
+
+RECIPE = Recipe(
+    op_type="gqa_paged",
+    families=(DECODE, f"{DECODE}_ps1", PREFILL, f"{PREFILL}_ps1"),
+    kernels=frozenset(kernel for kernels in KERNELS.values() for kernel in kernels),
+    needs=needs,
+    document=describe,
+)

@@ -1,0 +1,48 @@
+"""Grouped-query attention of a prefill on ragged keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tools.extract_definitions.needs import Need, Recipe, Request, Use
+from tools.extract_definitions.recipes import attention
+from tools.extract_definitions.recipes.gqa_paged import head_axes, heads, heads_text, scale
+from tools.extract_definitions.words import document, tensor, users
+
+FAMILY = "gqa_ragged_prefill_causal"
+KERNELS = frozenset({"flashinfer:BatchPrefillWithRaggedKVCacheWrapper", "sgl-kernel:flash_attn_varlen_func"})
+TAGS = (
+    "fi_api:flashinfer.prefill.BatchPrefillWithRaggedKVCacheWrapper",
+    "sgl_api:sgl_kernel.flash_attn.flash_attn_varlen_func",
+    "causal",
+)
+
+
+def needs(request: Request) -> Iterator[Need]:
+    if request.model.is_latent or "prefill" not in request.stages("attn", KERNELS):
+        return
+    for size in request.tensor_parallel(attention.TENSOR_PARALLEL):
+        yield Need(FAMILY, heads(request, size), Use(request.model, "attn", tp=size), ("prefill",))
+
+
+def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
+    description = (
+        "Grouped-query attention of several new tokens a request (prefill) on keys and values in ragged tensors, "
+        f"causal. {heads_text(axes)}. Queries are aligned with the end of the keys. {users(needs)}"
+    )
+    rows = ["total_kv", "num_kv_heads", "head_dim"]
+    text = "Queries, request after request, after the rotary embedding."
+    inputs = {
+        "q": tensor(["total_q", "num_qo_heads", "head_dim"], "bfloat16", text),
+        "k": tensor(rows, "bfloat16", "Keys, request after request, after the rotary embedding."),
+        "v": tensor(rows, "bfloat16", "Values, request after request."),
+        **attention.ragged_offsets(),
+        "sm_scale": scale(axes),
+    }
+    outputs = attention.outputs("total_q", "head_dim", "Weighted mean of the values by query head", decode=False)
+    dimensions = attention.ragged_axes(head_axes(axes))
+    return document(description, needs, TAGS, dimensions, inputs, outputs, attention.RAGGED_CONSTRAINTS)
+
+
+RECIPE = Recipe("gqa_ragged", (FAMILY,), KERNELS, needs, describe)

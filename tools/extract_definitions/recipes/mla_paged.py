@@ -1,0 +1,94 @@
+"""Multi-head latent attention with absorbed projections over a paged cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tools.extract_definitions.needs import Need, Recipe, Request, Use
+from tools.extract_definitions.recipes import attention
+from tools.extract_definitions.words import const, document, plural, tensor, users
+
+TENSOR_PARALLEL = (1, 8)
+DECODE, PREFILL = "mla_paged_decode", "mla_paged_prefill_causal"
+STAGE = {DECODE: "decode", PREFILL: "prefill"}
+OP = "attn_mqa"
+KERNELS = frozenset({"flashinfer:BatchMLAPagedAttentionWrapper"})
+SPARSE = "its attention is sparse: queries read only the keys that the indexer chooses"
+
+
+def needs(request: Request) -> Iterator[Need]:
+    model = request.model
+    if not model.is_latent:
+        return
+    if model.is_sparse:
+        request.uncovered[OP] = SPARSE
+        return
+    if request.usage.op("indexer"):
+        request.unused["indexer"] = "index_topk is not set"
+    stages = request.stages(OP, KERNELS)
+    for family in (DECODE, PREFILL):
+        if STAGE[family] not in stages:
+            continue
+        for size in request.tensor_parallel(TENSOR_PARALLEL):
+            for page_size in request.options.page_sizes:
+                axes = {
+                    "num_qo_heads": model.size("num_attention_heads") // size,
+                    "head_dim_ckv": model.size("kv_lora_rank"),
+                    "head_dim_kpe": model.size("qk_rope_head_dim"),
+                    "page_size": page_size,
+                }
+                name = f"{family}_ps1" if page_size == 1 else family
+                yield Need(name, axes, Use(model, OP, tp=size), (STAGE[family],))
+
+
+def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
+    decode, page_size = family.startswith(DECODE), axes["page_size"]
+    rows = "batch_size" if decode else "total_q"
+    if decode:
+        what, aligned = "of one new token a request (decode)", ""
+    else:
+        what = "of several new tokens a request (prefill with a cached prefix), causal"
+        aligned = "Queries are aligned with the end of the keys. "
+    description = (
+        f"DeepSeek multi-head latent attention with absorbed projections over a paged cache, {what}. "
+        f"{plural(axes['num_qo_heads'], 'query head')}, page size {page_size}. {aligned}{users(needs)}"
+    )
+    sizes = {
+        "num_qo_heads": const(axes["num_qo_heads"], "Query heads of a rank."),
+        "head_dim_ckv": const(
+            axes["head_dim_ckv"], "Compressed key-value latent (kv_lora_rank); also the size of an output head."
+        ),
+        "head_dim_kpe": const(axes["head_dim_kpe"], "Rotary part of query and key."),
+    }
+    latents = "Compressed key-value latents: the keys' part without position, and the values."
+    tail = "" if page_size == 1 else " Entries after the last token of a request may hold anything, NaN included."
+    query, cache = [rows, "num_qo_heads"], ["num_pages", "page_size"]
+    model = needs[0].use.model
+    nope = model.size("qk_nope_head_dim")
+    scale = (
+        f"Factor of the logits: 1/sqrt({nope + axes['head_dim_kpe']}) in these models, from the head dimension before "
+        f"absorption ({nope} + {axes['head_dim_kpe']})."
+    )
+    absorbed = "Queries without position, multiplied by the key up-projection (absorbed)."
+    inputs = {
+        "q_nope": tensor([*query, "head_dim_ckv"], "bfloat16", absorbed),
+        "q_pe": tensor([*query, "head_dim_kpe"], "bfloat16", "Rotary part of the queries."),
+        "ckv_cache": tensor([*cache, "head_dim_ckv"], "bfloat16", latents + tail),
+        "kpe_cache": tensor([*cache, "head_dim_kpe"], "bfloat16", "Rotary part of the keys, shared by all heads."),
+        **attention.paged_indices(decode, page_size),
+        "sm_scale": tensor(None, "float32", scale),
+    }
+    text = "Attention output in the latent space, before the value up-projection"
+    return document(
+        description,
+        needs,
+        ("fi_api:flashinfer.mla.BatchMLAPagedAttentionWrapper", *(() if decode else ("causal",)), "paged"),
+        attention.paged_axes(decode, sizes, page_size),
+        inputs,
+        attention.outputs(rows, "head_dim_ckv", text, decode),
+        attention.paged_constraints(decode, page_size),
+    )
+
+
+RECIPE = Recipe("mla_paged", (DECODE, f"{DECODE}_ps1", PREFILL, f"{PREFILL}_ps1"), KERNELS, needs, describe)

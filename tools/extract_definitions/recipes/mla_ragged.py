@@ -1,0 +1,69 @@
+"""Multi-head latent attention of a prefill, with keys and values expanded from their latents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tools.extract_definitions.needs import Need, Recipe, Request, Use
+from tools.extract_definitions.recipes import attention
+from tools.extract_definitions.recipes.gqa_ragged import KERNELS, TAGS
+from tools.extract_definitions.recipes.mla_paged import SPARSE
+from tools.extract_definitions.words import const, document, plural, tensor, users
+
+FAMILY = "mla_ragged_prefill_causal"
+OP = "attn_mha"
+
+
+def needs(request: Request) -> Iterator[Need]:
+    model = request.model
+    if not model.is_latent:
+        return
+    if model.is_sparse:
+        request.uncovered[OP] = SPARSE
+        return
+    if "prefill" not in request.stages(OP, KERNELS):
+        return
+    for size in request.tensor_parallel(attention.TENSOR_PARALLEL):
+        axes = {
+            "num_qo_heads": model.size("num_attention_heads") // size,
+            "head_dim_qk": model.size("qk_nope_head_dim") + model.size("qk_rope_head_dim"),
+            "head_dim_vo": model.size("v_head_dim"),
+        }
+        yield Need(FAMILY, axes, Use(model, OP, tp=size), ("prefill",))
+
+
+def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
+    heads, size, value = axes["num_qo_heads"], axes["head_dim_qk"], axes["head_dim_vo"]
+    rope = needs[0].use.model.size("qk_rope_head_dim")
+    description = (
+        "DeepSeek multi-head latent attention with keys and values expanded from their latents, of several new tokens "
+        f"a request (prefill), in ragged tensors, causal. {plural(heads, 'head')}, keys of {size}, values of {value}. "
+        f"Queries are aligned with the end of the keys. {users(needs)}"
+    )
+    parts = f"{size - rope} without position (qk_nope_head_dim) and {rope} rotary (qk_rope_head_dim)"
+    sizes = {
+        "num_qo_heads": const(heads, "Heads of a rank, each with queries, keys and values of its own."),
+        "head_dim_qk": const(size, f"Size of a query and key head: {parts}."),
+        "head_dim_vo": const(value, "Size of a value and output head (v_head_dim)."),
+    }
+    query = "Queries, request after request: the part without position, then the rotary part."
+    key = "Keys, request after request: up-projected latents, then the rotary part, which is the same for all heads."
+    scale = (
+        f"Factor of the logits: 1/sqrt({size}), times the square of the magnitude correction of YaRN where a model "
+        "extends its context by it."
+    )
+    values = "Values, request after request: up-projected latents."
+    inputs = {
+        "q": tensor(["total_q", "num_qo_heads", "head_dim_qk"], "bfloat16", query),
+        "k": tensor(["total_kv", "num_qo_heads", "head_dim_qk"], "bfloat16", key),
+        "v": tensor(["total_kv", "num_qo_heads", "head_dim_vo"], "bfloat16", values),
+        **attention.ragged_offsets(),
+        "sm_scale": tensor(None, "float32", scale),
+    }
+    outputs = attention.outputs("total_q", "head_dim_vo", "Weighted mean of the values by query head", decode=False)
+    dimensions = attention.ragged_axes(sizes)
+    return document(description, needs, TAGS, dimensions, inputs, outputs, attention.RAGGED_CONSTRAINTS)
+
+
+RECIPE = Recipe("mla_ragged", (FAMILY,), KERNELS, needs, describe)

@@ -1,0 +1,131 @@
+"""Mixtures of experts as DeepSeek-V3 routes them: sigmoid scores, a bias, groups; experts in fp8 with block scales."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tools.extract_definitions.needs import Need, Recipe, Request, Use
+from tools.extract_definitions.recipes.experts import (
+    BLOCK,
+    BLOCK_SCALED,
+    BLOCKS,
+    GATE_UP,
+    GATHERED,
+    LOCAL,
+    OPS,
+    OUTPUTS,
+    TOKENS,
+    TOPK,
+    block_axes,
+    divides,
+    expert_axes,
+    feature_axes,
+    is_sigmoid,
+    operands,
+)
+from tools.extract_definitions.words import const, document, models, plural, tensor, var
+
+EXPERT_PARALLEL = (8,)
+FAMILY = "moe_fp8_block_scale_ds_routing"
+KERNELS = frozenset({"sgl-kernel:moe_fused_gate", *BLOCK_SCALED})
+#: Experts of one group that sgl_kernel.moe_fused_gate takes; their whole number must be a power of two.
+MAX_GROUP = 32
+TAGS = (
+    "quantization:float8_e4m3fn",
+    "quantization:fp8_block_scale",
+    "routing:deepseek-v3",
+    "fi_api:flashinfer.fused_moe.trtllm_fp8_block_scale_moe",
+    "sgl_api:sgl_kernel.moe_fused_gate",
+    "sgl_api:sgl_kernel.fp8_blockwise_scaled_grouped_mm",
+    "fused",
+)
+
+
+def needs(request: Request) -> Iterator[Need]:
+    model = request.model
+    experts = model.experts
+    if experts is None or not is_sigmoid(request):
+        return
+    reason = ""
+    if not _is_block_scaled(request):
+        reason = "no family covers this routing without fp8 block scales"
+    elif not request.options.quantized:
+        reason = "its experts are quantised (--include-quantized)"
+    elif experts & (experts - 1) or experts > MAX_GROUP * model.size("n_group"):
+        groups = f"{experts} experts in {plural(model.size('n_group'), 'group')}"
+        reason = f"the family's router takes powers of two, {MAX_GROUP} a group at most, not {groups}"
+    for op in (*OPS, TOPK):
+        if reason and request.usage.op(op):
+            request.uncovered[op] = reason
+    if reason:
+        return
+    for op in (*OPS, TOPK):
+        for size in request.options.expert_parallel or EXPERT_PARALLEL:
+            stages = request.stages(op, KERNELS)
+            if not stages or not divides(request, experts, size):
+                continue
+            axes = {
+                "num_experts": experts,
+                "num_local_experts": experts // size,
+                "top_k": model.size("num_experts_per_tok"),
+                "n_group": model.size("n_group"),
+                "topk_group": model.size("topk_group"),
+                "hidden_size": model.size("hidden_size"),
+                "intermediate_size": model.expert_size,
+            }
+            yield Need(FAMILY, axes, Use(model, op, ep=size), stages)
+
+
+def _is_block_scaled(request: Request) -> bool:
+    quantization = request.model.config.get("quantization_config")
+    if not isinstance(quantization, dict) or quantization.get("quant_method") != "fp8":
+        return False
+    return bool(quantization.get("weight_block_size") == [BLOCK, BLOCK])
+
+
+def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
+    experts, local, top_k = axes["num_experts"], axes["num_local_experts"], axes["top_k"]
+    groups = (
+        f"{axes['topk_group']} of {axes['n_group']} groups, {top_k} experts a token"
+        if axes["n_group"] > 1
+        else f"{top_k} experts a token"
+    )
+    description = (
+        f"One rank's part of the routed experts of {models(needs)} under expert parallelism over {experts // local} "
+        f"ranks: routing over all {experts} experts (sigmoid scores, a bias that chooses but does not weigh, "
+        f"{groups}), "
+        f"then the SwiGLU MLPs of the {local} experts that live here, in fp8 with 128x128 weight scales and 1x128 "
+        "activation scales. The ranks' outputs add up to the layer's; the shared expert is not in it."
+    )
+    dimensions = {
+        "seq_len": var(f"{TOKENS}, {GATHERED}."),
+        **expert_axes(axes),
+        "top_k": const(top_k, "Experts chosen for each token."),
+        "n_group": const(axes["n_group"], "Groups of consecutive experts that routing compares first."),
+        "topk_group": const(
+            axes["topk_group"], "Groups that stay after that comparison; experts of the others are not chosen."
+        ),
+        **feature_axes(axes),
+        **block_axes(axes),
+    }
+    constraints = (
+        *(GATE_UP, *BLOCKS, "num_experts % n_group == 0"),
+        *LOCAL,
+    )
+    return document(description, needs, TAGS, dimensions, _inputs(), OUTPUTS, constraints)
+
+
+def _inputs() -> dict[str, Any]:
+    logits = "Output of the router for each token and expert, before the sigmoid."
+    bias = "Added to the sigmoid scores for the choice only (e_score_correction_bias); the weights do not see it."
+    factor = "Factor on the normalised weights of the chosen experts (2.5 in DeepSeek-V3/R1)."
+    return {
+        "routing_logits": tensor(["seq_len", "num_experts"], "float32", logits),
+        "routing_bias": tensor(["num_experts"], "bfloat16", bias),
+        **operands(block_scaled=True),
+        "routed_scaling_factor": tensor(None, "float32", factor),
+    }
+
+
+RECIPE = Recipe("moe", (FAMILY,), KERNELS, needs, describe)

@@ -1,0 +1,167 @@
+"""Mixtures of experts routed by a softmax over all experts: the router alone, and with the experts in bf16 or fp8."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tools.extract_definitions.models import Model
+from tools.extract_definitions.needs import Need, Recipe, Request, Use
+from tools.extract_definitions.recipes.experts import (
+    BLOCK,
+    BLOCK_SCALED,
+    BLOCKS,
+    GATE_UP,
+    GATHERED,
+    LOCAL,
+    OPS,
+    OUTPUTS,
+    TOKENS,
+    TOPK,
+    block_axes,
+    divides,
+    expert_axes,
+    feature_axes,
+    is_sigmoid,
+    operands,
+)
+from tools.extract_definitions.words import const, document, listed, models, tensor, var
+
+TENSOR_PARALLEL, EXPERT_PARALLEL = (1, 8), (8,)
+ROUTER, BF16, FP8 = "moe_topk_softmax", "moe_bf16_softmax_routing", "moe_fp8_block_scale_softmax_routing"
+GATE, FUSED = "sgl-kernel:topk_softmax", "triton:fused_moe_kernel"
+KERNELS = {BF16: frozenset({FUSED}), FP8: BLOCK_SCALED}
+TAGS = {
+    ROUTER: ("sgl_api:sgl_kernel.topk_softmax", "fused"),
+    BF16: (
+        "sgl_api:sgl_kernel.topk_softmax",
+        "triton_api:sglang.srt.layers.moe.fused_moe_triton.fused_moe.fused_experts",
+        "fused",
+    ),
+    FP8: (
+        "quantization:float8_e4m3fn",
+        "quantization:fp8_block_scale",
+        "fi_api:flashinfer.fused_moe.trtllm_fp8_block_scale_moe",
+        "sgl_api:sgl_kernel.topk_softmax",
+        "sgl_api:sgl_kernel.fp8_blockwise_scaled_grouped_mm",
+        "fused",
+    ),
+}
+LOGITS = tensor(
+    ["seq_len", "num_experts"], "bfloat16", "Output of the router for each token and expert, before the softmax."
+)
+NORMALISE = tensor(
+    None,
+    "bool",
+    "Whether the weights of the chosen experts are divided by their sum (norm_topk_prob of the model's configuration).",
+)
+
+
+def needs(request: Request) -> Iterator[Need]:
+    model = request.model
+    experts = model.experts
+    if experts is None or is_sigmoid(request):
+        return
+    if "n_group" in model:
+        for op in (*OPS, TOPK):
+            if request.usage.op(op):
+                request.uncovered[op] = "no family covers a softmax routing that knows groups of experts"
+        return
+    routing = ("routing:renormalize" if _normalises(model) else "routing:softmax",)
+    router = {"num_experts": experts, "top_k": model.size("num_experts_per_tok")}
+    for place in _places(request, experts):
+        if stages := request.stages(TOPK, [GATE]):
+            yield Need(ROUTER, router, replace(place, op=TOPK), stages, routing)
+        width = model.expert_size
+        if place.tp is not None and not request.divides(width, place.tp, "the width of an expert"):
+            continue
+        axes = {
+            **router,
+            "num_local_experts": experts // (place.ep or 1),
+            "hidden_size": model.size("hidden_size"),
+            "intermediate_size": width // (place.tp or 1),
+        }
+        for family in (BF16, FP8) if request.options.quantized else (BF16,):
+            if family == FP8 and (axes["hidden_size"] % BLOCK or axes["intermediate_size"] % BLOCK):
+                request.left_out[f"{family} of {model.name}, TP {place.tp}: blocks of {BLOCK} features do not fit"] = (
+                    None
+                )
+                continue
+            for op in OPS:
+                if stages := request.stages(op, KERNELS[family]):
+                    yield Need(family, axes, replace(place, op=op), stages, routing)
+
+
+def _places(request: Request, experts: int) -> Iterator[Use]:
+    """One use for each way to split the experts over ranks."""
+    # Attention may be data-parallel at the same time: heads do not limit how experts are split.
+    for size in request.options.tensor_parallel or TENSOR_PARALLEL:
+        yield Use(request.model, TOPK, tp=size)
+    for size in request.options.expert_parallel or EXPERT_PARALLEL:
+        if divides(request, experts, size):
+            yield Use(request.model, TOPK, ep=size)
+
+
+def _normalises(model: Model) -> bool:
+    """Whether the chosen experts' weights are scaled to sum to 1: as the configuration says, else as Mixtral does."""
+    return model.config.get("norm_topk_prob") is not False
+
+
+def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
+    experts, top_k = axes["num_experts"], axes["top_k"]
+    chosen = const(top_k, "Experts chosen for each token.")
+    weights = _weights(needs)
+    if family == ROUTER:
+        description = (
+            f"Router of the experts of {models(needs)}: softmax over {experts} logits, the {top_k} best experts of "
+            f"each token and their weights; {weights}."
+        )
+        dimensions = {
+            "seq_len": var(f"{TOKENS}."),
+            "num_experts": const(experts, "Routed experts of the layer, on all ranks."),
+            "top_k": chosen,
+        }
+        inputs = {"routing_logits": LOGITS, "norm_topk_prob": NORMALISE}
+        pair = ["seq_len", "top_k"]
+        outputs = {
+            "topk_weights": tensor(pair, "float32", "Softmax weights of the chosen experts, largest first."),
+            "topk_ids": tensor(
+                pair, "int32", "Indices of the chosen experts, best first; of equal logits the lower index first."
+            ),
+        }
+        return document(description, needs, TAGS[family], dimensions, inputs, outputs, ["top_k <= num_experts"])
+    local, block_scaled = axes["num_local_experts"], family == FP8
+    numbers = "fp8 with 128x128 weight scales and 1x128 activation scales" if block_scaled else "bfloat16"
+    description = (
+        f"The routed experts of {models(needs)}, {_split(needs)}: softmax routing over {experts} experts ({top_k} a "
+        f"token; {weights}), then the SwiGLU MLPs of the experts that live here ({local}), in {numbers}. The "
+        "ranks' outputs add up to the layer's."
+    )
+    dimensions = {
+        "seq_len": var(f"{TOKENS}, {GATHERED}." if local < experts else f"{TOKENS}."),
+        **expert_axes(axes),
+        "top_k": chosen,
+        **feature_axes(axes, shared=all((need.use.tp or 1) > 1 for need in needs)),
+        **(block_axes(axes) if block_scaled else {}),
+    }
+    constraints = (GATE_UP, *(BLOCKS if block_scaled else ()), "top_k <= num_experts", *LOCAL)
+    inputs = {"routing_logits": LOGITS, **operands(block_scaled), "norm_topk_prob": NORMALISE}
+    return document(description, needs, TAGS[family], dimensions, inputs, OUTPUTS, constraints)
+
+
+def _split(needs: Sequence[Need]) -> str:
+    sizes = {f"TP {need.use.tp}" if need.use.tp else f"EP {need.use.ep}" for need in needs}
+    return listed(sorted(sizes))
+
+
+def _weights(needs: Sequence[Need]) -> str:
+    normalised = {_normalises(need.use.model) for need in needs}
+    if normalised == {True}:
+        return "their weights are scaled to sum to 1"
+    if normalised == {False}:
+        return "their weights stay those of the softmax over all experts"
+    return "norm_topk_prob says whether their weights are scaled to sum to 1"
+
+
+RECIPE = Recipe("moe", (ROUTER, BF16, FP8), frozenset({GATE, FUSED, *BLOCK_SCALED}), needs, describe)

@@ -1,0 +1,104 @@
+"""RMSNorm: of the hidden state, of latents, of each head; alone and after the residual addition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tools.extract_definitions.errors import ExtractionError
+from tools.extract_definitions.needs import Need, Recipe, Request, Use
+from tools.extract_definitions.words import const, document, models, tensor, uses, var
+
+NORM, FUSED = "sgl-kernel:rmsnorm", "sgl-kernel:fused_add_rmsnorm"
+HIDDEN = (
+    *("input_layernorm", "post_attention_layernorm", "norm", "prepare_attn", "prepare_mlp"),
+    "prepare_attn_and_capture_last_layer_outputs",
+)
+LATENT = {
+    "q_a_layernorm": ("q_lora_rank", "the compressed query (q_lora_rank)"),
+    "kv_a_layernorm": ("kv_lora_rank", "the compressed key-value latent (kv_lora_rank)"),
+}
+HEAD = ("q_norm", "k_norm")
+#: Epsilon -> suffix of the families, which keep it as a constant of the reference.
+EPSILONS = {1e-6: "", 1e-5: "_eps1e5"}
+TAGS = {
+    "rmsnorm": ("fi_api:flashinfer.norm.rmsnorm", "sgl_api:sgl_kernel.rmsnorm"),
+    "fused_add_rmsnorm": ("fi_api:flashinfer.norm.fused_add_rmsnorm", "sgl_api:sgl_kernel.fused_add_rmsnorm"),
+}
+
+
+def needs(request: Request) -> Iterator[Need]:
+    model = request.model
+
+    def need(family: str, size: int, op: str, role: str, stages: tuple[str, ...]) -> Need:
+        epsilon = model.number("rms_norm_eps")
+        if epsilon not in EPSILONS:
+            known = " and ".join(f"{one:g}" for one in EPSILONS)
+            raise ExtractionError(
+                f"{model.path}: rms_norm_eps is {epsilon:g}, but the families of rmsnorm have {known}; "
+                "add one under reference/rmsnorm and to tools/extract_definitions/recipes/rmsnorm.py"
+            )
+        return Need(family + EPSILONS[epsilon], {"hidden_size": size}, Use(model, op, role), stages)
+
+    for op in HIDDEN:
+        if stages := request.stages(op, [NORM]):
+            yield need("rmsnorm", model.size("hidden_size"), op, "the hidden state", stages)
+        if stages := request.stages(op, [FUSED]):
+            yield need("fused_add_rmsnorm", model.size("hidden_size"), op, "", stages)
+    for op, (field, role) in LATENT.items():
+        if not (stages := request.stages(op, [NORM])):
+            continue
+        if field in model:
+            yield need("rmsnorm", model.size(field), op, role, stages)
+        else:
+            request.unused[op] = f"{field} is not set"
+    for op in HEAD:
+        if stages := request.stages(op, [NORM]):
+            yield need("rmsnorm", model.head_dim, op, "each head's query and key (q_norm, k_norm)", stages)
+
+
+def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
+    size, epsilon = axes["hidden_size"], "1e-5" if family.endswith("_eps1e5") else "1e-6"
+    of_heads = all(need.use.op in HEAD for need in needs)
+    rows = (
+        "Number of rows: all heads of all tokens of the batch."
+        if of_heads
+        else "Number of rows: all tokens of the batch."
+    )
+    dimensions = {"batch_size": var(rows), "hidden_size": const(size, "Features that one row normalises over.")}
+    matrix = ["batch_size", "hidden_size"]
+    weight = {"weight": tensor(["hidden_size"], "bfloat16", "Learned scale of each feature.")}
+    if family.startswith("fused"):
+        description = (
+            f"Residual addition and RMSNorm over {size} features in bf16, eps {epsilon}: the sum comes out as "
+            "residual_out, its norm as output. The norm reads the sum before rounding. The kernels write both results "
+            f"over their inputs. Between the blocks of {models(needs)}."
+        )
+        inputs = {
+            "hidden_states": tensor(matrix, "bfloat16", "Output of the previous block, one row a token."),
+            "residual": tensor(matrix, "bfloat16", "Residual stream before the addition."),
+        }
+        outputs = {
+            "output": tensor(matrix, "bfloat16", "Norm of the sum, scaled by weight."),
+            "residual_out": tensor(
+                matrix, "bfloat16", "Residual stream after the addition: hidden_states + residual, rounded once."
+            ),
+        }
+        return document(description, needs, TAGS["fused_add_rmsnorm"], dimensions, inputs | weight, outputs)
+    description = (
+        f"RMSNorm over {size} features in bf16, eps {epsilon}, one rounding at the end. "
+        f"{uses(needs).replace('In ', 'It normalises, in ', 1)}"
+    )
+    row = "Activations, one row a head of a token." if of_heads else "Activations, one row a token."
+    inputs = {"hidden_states": tensor(matrix, "bfloat16", row)}
+    outputs = {"output": tensor(matrix, "bfloat16", "Normalised and scaled activations.")}
+    return document(description, needs, TAGS["rmsnorm"], dimensions, inputs | weight, outputs)
+
+
+RECIPE = Recipe(
+    op_type="rmsnorm",
+    families=("rmsnorm", "rmsnorm_eps1e5", "fused_add_rmsnorm", "fused_add_rmsnorm_eps1e5"),
+    kernels=frozenset({NORM, FUSED}),
+    needs=needs,
+    document=describe,
+)

@@ -1,0 +1,200 @@
+"""Which kernels the code of a model calls, by op and serving stage: a digest of its op trace.
+
+Digests of the models under `models/` are committed in `traces/`, so that extraction needs no sources. Where sources are
+given and differ from those a digest was made of, or there is none of an architecture, the tracer runs anew.
+
+python -m tools.extract_definitions.traces [ARCHITECTURE ...]     # write digests from .sources (default: all)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flashinfer_trace.files import write_text
+from tools.extract_definitions.errors import ExtractionError
+from tools.kernel_tracing.analysis import Progress, analyse
+from tools.kernel_tracing.sources import SourcesError, SourceTree, find_sources
+from tools.op_tracing.trace import trace
+
+STAGES = ("prefill", "decode")
+MODELS = "sglang.srt.models"
+COMMITTED = Path(__file__).parent / "traces"
+#: What conditions say of the batch, as in `ForwardMode.DECODE` and `not (ForwardMode.IDLE or DECODE)`.
+_MODE = re.compile(r"(not )?\(?ForwardMode\.([A-Z][A-Z0-9_]*(?: or (?:ForwardMode\.)?[A-Z][A-Z0-9_]*)*)")
+_MODES = {"prefill": {"EXTEND", "MIXED"}, "decode": {"DECODE"}}
+
+Kernels = Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Op:
+    """One op of a model.
+
+    Attributes:
+        name: what the model's code calls it.
+        group: "" for an op of the forward pass, else when it runs.
+        kernels: `<source>:<name>` of each kernel that can implement it -> the stages that call it. Empty where torch
+            alone computes it.
+    """
+
+    name: str
+    group: str
+    kernels: Kernels
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The ops of one architecture."""
+
+    architecture: str
+    sources: Mapping[str, Mapping[str, str]]
+    ops: tuple[Op, ...]
+
+    def op(self, name: str) -> Op | None:
+        """The op of that name in the forward pass or the sampler, None if the model has none."""
+        return next((op for op in self.ops if op.name == name and op.group in ("", "sampling")), None)
+
+
+def usage_of(architecture: str, sources: Path | None, progress: Progress | None = None) -> Usage:
+    """What a model of this architecture calls.
+
+    Args:
+        sources: directory of the sources; None or a missing one: what is committed must do.
+
+    Raises:
+        ExtractionError: no digest is committed and there are no sources, or they do not define the architecture.
+    """
+    path = COMMITTED / f"{architecture}.json"
+    committed = _read(path) if path.is_file() else None
+    if sources is None or not sources.is_dir():
+        if committed is None:
+            known = ", ".join(sorted(one.stem for one in COMMITTED.glob("*.json")))
+            raise ExtractionError(
+                f"no trace of the architecture {architecture}; there are {known}. With the sources it is made anew: "
+                "python -m tools.fetch_sources, then --sources .sources"
+            )
+        return committed
+    try:
+        tree = find_sources(sources)
+    except SourcesError as error:
+        raise ExtractionError(str(error)) from error
+    if committed is not None and committed.sources == tree.describe():
+        return committed
+    return usage_from(digest(architecture, tree, progress))
+
+
+def digest(architecture: str, tree: SourceTree, progress: Progress | None = None) -> dict[str, Any]:
+    """Traces one architecture and keeps what the extraction reads.
+
+    Raises:
+        ExtractionError: no model file defines the class.
+    """
+    declared = re.compile(rf"^class {re.escape(architecture)}\b", re.M)
+    modules = [name for name in sorted(tree.modules) if name.startswith(f"{MODELS}.")]
+    module = next((name for name in modules if declared.search(tree.text(name))), None)
+    if module is None:
+        raise ExtractionError(f"no file in sglang/srt/models defines the class {architecture}; correct 'architectures'")
+    analysis = analyse(tree, module.rpartition(".")[2], [f"{module}:{architecture}"], progress=progress)
+    return condense(architecture, trace(analysis, progress))
+
+
+def condense(architecture: str, document: Mapping[str, Any]) -> dict[str, Any]:
+    """A digest of an op trace (schema/op_traces.schema.json)."""
+    ops = {op["name"]: _kernels(op["kernels"]) for op in document["ops"]}
+    for node in _nodes(document["graph"]):
+        if node["kind"] == "torch":
+            ops.setdefault(node["name"], {})
+    outside: dict[str, dict[str, Any]] = {}
+    for op in document["non_model_ops"]:
+        outside.setdefault(op["group"], {}).setdefault(op["name"], {}).update(_kernels(op["kernels"]))
+    return {
+        "architecture": architecture,
+        "sources": document["sources"],
+        "ops": dict(sorted(ops.items())),
+        "outside": {group: dict(sorted(found.items())) for group, found in sorted(outside.items())},
+    }
+
+
+def usage_from(data: Mapping[str, Any]) -> Usage:
+    """A digest as objects."""
+    groups = {"": data["ops"], **data["outside"]}
+    return Usage(
+        data["architecture"],
+        data["sources"],
+        tuple(
+            Op(name, group, {kernel: tuple(stages) for kernel, stages in kernels.items()})
+            for group, ops in groups.items()
+            for name, kernels in ops.items()
+        ),
+    )
+
+
+def dumps(data: Mapping[str, Any]) -> str:
+    """A digest as JSON, one line an op."""
+
+    def table(ops: Mapping[str, Any], indent: str) -> str:
+        return "{" + ",".join(f"\n{indent}{json.dumps(n)}: {json.dumps(k)}" for n, k in ops.items()) + "}"
+
+    outside = ",".join(f"\n  {json.dumps(group)}: {table(ops, '   ')}" for group, ops in data["outside"].items())
+    head = "".join(f' "{key}": {json.dumps(data[key])},\n' for key in ("architecture", "sources"))
+    return f'{{\n{head} "ops": {table(data["ops"], "  ")},\n "outside": {{{outside}}}\n}}\n'
+
+
+def stages_of(condition: str) -> list[str]:
+    """The stages in which a kernel's condition can hold; alternatives are separated by `; or `."""
+    found = set[str]()
+    for alternative in condition.split("; or "):  # one that is cut short may say less, never anything else
+        possible = set(STAGES)
+        for negated, listed in _MODE.findall(alternative):
+            modes = set(re.findall(r"[A-Z][A-Z0-9_]*", listed.replace("ForwardMode.", "")))
+            for stage, own in _MODES.items():
+                if bool(negated) == bool(own & modes):
+                    possible.discard(stage)
+        found |= possible or {"decode"}  # neither: speculative decoding alone, which goes on while decoding
+    return [stage for stage in STAGES if stage in found]
+
+
+def _kernels(listed: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for kernel in listed:
+        key = f"{kernel['source']}:{kernel['name']}"
+        stages = {*found.get(key, ()), *stages_of(kernel["condition"])}
+        found[key] = [stage for stage in STAGES if stage in stages]
+    return dict(sorted(found.items()))
+
+
+def _nodes(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield node
+    for child in node["children"]:
+        yield from _nodes(child)
+
+
+def _read(path: Path) -> Usage:
+    try:
+        return usage_from(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ExtractionError(f"{path}: not a digest ({error!r}); restore it from version control") from error
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Writes the digests of the architectures named, or of all committed."""
+    names = list(arguments) or sorted(path.stem for path in COMMITTED.glob("*.json"))
+    try:
+        tree = find_sources(Path(".sources"))
+        for name in names:
+            write_text(COMMITTED / f"{name}.json", dumps(digest(name, tree)))
+            print(f"{COMMITTED / name}.json written", file=sys.stderr)
+    except (SourcesError, ExtractionError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,108 @@
+"""Parts of a Definition's JSON, and the sentences of its description."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tools.extract_definitions.needs import Need
+
+#: What the schema allows; longer lists of uses are cut at a word.
+MAX_DESCRIPTION = 4000
+
+
+def var(description: str) -> dict[str, Any]:
+    """A variable axis."""
+    return {"type": "var", "description": description}
+
+
+def const(value: int, description: str) -> dict[str, Any]:
+    """A constant axis."""
+    return {"type": "const", "value": value, "description": description}
+
+
+def tensor(shape: Sequence[str] | None, dtype: str, description: str) -> dict[str, Any]:
+    """An input or output; `None` for a scalar."""
+    return {"shape": None if shape is None else list(shape), "dtype": dtype, "description": description}
+
+
+def document(
+    description: str,
+    needs: Sequence[Need],
+    tags: Iterable[str],
+    axes: dict[str, Any],
+    inputs: dict[str, Any],
+    outputs: dict[str, Any],
+    constraints: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The JSON of a Definition without name, status and reference; `tags` are those of its family."""
+    found = dict.fromkeys(tags)
+    for need in needs:
+        found.update(dict.fromkeys(f"stage:{stage}" for stage in need.stages))
+        found[f"model:{need.use.model.name}"] = None
+        if need.use.tp is not None:
+            found[f"tp:{need.use.tp}"] = None
+        if need.use.ep is not None:
+            found[f"ep:{need.use.ep}"] = None
+        found.update(dict.fromkeys(need.tags))
+    return {
+        "description": textwrap.shorten(description, MAX_DESCRIPTION, placeholder=" ..."),
+        "tags": list(found),
+        "axes": axes,
+        "constraints": list(constraints),
+        "inputs": inputs,
+        "outputs": outputs,
+    }
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 head`, `2 heads`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def listed(words: Iterable[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    texts = list(words)
+    return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
+
+
+def models(needs: Iterable[Need]) -> str:
+    """The titles of the models, in the order of their names."""
+    titles = {need.use.model.name: need.use.model.title for need in needs}
+    return listed(titles[name] for name in sorted(titles))
+
+
+def uses(needs: Iterable[Need]) -> str:
+    """`In <models>: <role>, TP 1 and 8; <models>: ...`, models that use the kernel alike together."""
+    sizes: dict[tuple[str, str], set[int]] = defaultdict(set)
+    titles: dict[str, str] = {}
+    for need in needs:
+        use = need.use
+        titles[use.model.name] = use.model.title
+        sizes[use.model.name, use.role].update([] if use.tp is None else [use.tp])
+    by_model: dict[str, list[tuple[tuple[int, ...], str]]] = defaultdict(list)
+    for (name, role), tps in sorted(sizes.items()):
+        by_model[name].append((tuple(sorted(tps)), role))
+    alike: dict[tuple[tuple[tuple[int, ...], str], ...], list[str]] = defaultdict(list)
+    for name, roles in by_model.items():
+        alike[tuple(sorted(roles))].append(titles[name])
+    parts = []
+    for of_models, names in alike.items():
+        texts = [", ".join(text for text in (role, _tensor_parallel(tps)) if text) for tps, role in of_models]
+        parts.append(f"{listed(names)}: {' and '.join(texts)}")
+    return f"In {'; '.join(parts)}."
+
+
+def users(needs: Iterable[Need]) -> str:
+    """`Used by TP 1: <models>; TP 8: <models>.`"""
+    found: dict[int, dict[str, str]] = defaultdict(dict)
+    for need in needs:
+        found[need.use.tp or 1][need.use.model.name] = need.use.model.title
+    parts = [f"TP {tp}: {', '.join(found[tp][name] for name in sorted(found[tp]))}" for tp in sorted(found)]
+    return f"Used by {'; '.join(parts)}."
+
+
+def _tensor_parallel(sizes: Sequence[int]) -> str:
+    return f"TP {listed(map(str, sizes))}" if sizes else ""

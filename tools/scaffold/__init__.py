@@ -1,0 +1,1 @@
+"""The files of a new family, with what is left to be written marked TODO."""
