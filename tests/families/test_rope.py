@@ -151,7 +151,7 @@ def test_a_gpu_draws_enough_tokens_for_both_launches_of_flashinfer():
     strategy = family_of(definition).plans(PlanRequest(definition, {"num_tokens": (1, 1 << 20)}, large=True))
     found = []
 
-    @hypothesis.settings(max_examples=60, database=None, deadline=None, phases=[hypothesis.Phase.generate])
+    @hypothesis.settings(max_examples=400, database=None, deadline=None, phases=[hypothesis.Phase.generate])
     @hypothesis.seed(1)
     @hypothesis.given(strategy)
     def collect(plan):

@@ -6,7 +6,8 @@ What their source says (flashinfer 0.6.12, include/flashinfer/attention), and pl
 - Keys from kv_len on are not loaded but filled with zeros (load_kv: kFillZero beyond packed_kv_bound), so that NaN in
   the tail of the last page, or in pages that no request has, does not leak.
 - Masked logits are -5e4 *before* scaling (math.cuh: inf = 5e4), so keys whose q.k comes near -5e4 would be confused
-  with masked ones; the plans' q.k stays below 5e3. A row whose maximum is -5e4 attends to nothing: output 0, lse -inf.
+  with masked ones; the plans' q.k stays below 5e3. A row whose maximum is -5e4 attends to nothing: output 0, lse -inf
+  (-5e4 where the keys of its request are split).
 - kv_len_arr counts tokens: 0 for a request without pages, as paged_kv_t::get_length says whatever last_page_len is.
 """
 

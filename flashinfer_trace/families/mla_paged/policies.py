@@ -10,7 +10,8 @@ of 64 with a running maximum m: p = ex2.approx(s c - m c), of relative error 2^-
 - fa3 sums p in float32 before it is rounded (mla_hopper.cuh: update_md_, then convert_s_to_p).
 
 With keys enough to fill the GPU unevenly, both split a request's keys and store partial outputs in bf16 (MLAParams:
-partial_o has the output's type): one more rounding of each partial output.
+partial_o has the output's type): one more rounding of each partial output. Merging starts from m = -5e4, d = 1
+(state.cuh), so a row without keys whose partial lse are all -inf comes out as -5e4; where nothing is merged, as -inf.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Callable
 
 import torch
 
+from flashinfer_trace.families.attention.policies import LseOfNothing
 from flashinfer_trace.families.attention.rounding import (
     BFLOAT16,
     FLOAT32,
@@ -31,6 +33,9 @@ from flashinfer_trace.families.attention.rounding import (
     rounded_sum,
 )
 from flashinfer_trace.harness.compare import CONFIDENCE, ErrorBound, Expected
+
+#: The lse of a row without keys after merging.
+MERGED_FROM_NOTHING = (-5e4, -5e4)
 
 
 def kernel_output_bound(rounds_sum: bool) -> Callable[[Expected], torch.Tensor]:
@@ -84,7 +89,7 @@ LSE = ErrorBound(
 )
 
 
-def kernel_policies(rounds_sum: bool) -> dict[str, ErrorBound]:
+def kernel_policies(rounds_sum: bool) -> dict[str, ErrorBound | LseOfNothing]:
     """Policies of a flashinfer kernel: fa2 rounds the weights before it sums them (`rounds_sum`), fa3 after."""
     denominator = "and the denominator sums them rounded" if rounds_sum else "the denominator sums them in float32"
     lse = (
@@ -101,5 +106,5 @@ def kernel_policies(rounds_sum: bool) -> dict[str, ErrorBound]:
             "the gain within what these roundings can do together",
             gain_limit,
         ),
-        "lse": ErrorBound(kernel_lse_bound(rounds_sum), lse),
+        "lse": LseOfNothing(ErrorBound(kernel_lse_bound(rounds_sum), lse), *MERGED_FROM_NOTHING),
     }
