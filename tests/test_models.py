@@ -100,7 +100,7 @@ def test_the_constants_fit_together(name):
 
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_transformers_has_the_same_defaults(name):
-    pytest.importorskip("transformers", reason="pip install --no-deps transformers, and what it imports (no torch)")
+    pytest.importorskip("transformers", reason="pip install transformers (it does not bring torch)")
     module, cls, other = DEFAULTS[name]
     configuration = importlib.import_module(f"transformers.models.{module}.configuration_{module}")
     defaults = getattr(configuration, cls)().to_dict()
