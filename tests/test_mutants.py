@@ -17,30 +17,52 @@ from flashinfer_trace.harness.verify import prepare
 FIRST = {family_of(definition).name: definition for definition in flashinfer_trace.definitions()}
 FAMILIES = {name: family_of(definition) for name, definition in FIRST.items()}
 CASES = 12
+#: At real sizes, where a case may take a second.
+REAL_CASES = 4
 FLOATING_ONLY = {"scaled by 1.01", "NaN in one element"}
 
 
-def correct_cases(family, policies):
-    """Real cases of the family's twin: (plan, reference outputs, outputs for other elements, expected)."""
-    definition = prepare(FIRST[family.name], family, "cpu", full=False)
+def correct_cases(family, policies, device="cpu", count=CASES, limits=None):
+    """Real cases of the family's twin, on a GPU of the Definition itself.
+
+    Each is (plan, reference outputs, outputs for other elements, expected).
+    """
+    definition = prepare(FIRST[family.name], family, device, full=False)
+    request = PlanRequest(definition, limits or {}, large=device != "cpu")
     cases = []
 
-    @hypothesis.settings(max_examples=4 * CASES, database=None, deadline=None, phases=[hypothesis.Phase.generate])
+    @hypothesis.settings(max_examples=4 * count, database=None, deadline=None, phases=[hypothesis.Phase.generate])
     @hypothesis.seed(7)
-    @hypothesis.given(family.plans(PlanRequest(definition, {}, large=False)), st.integers(0, 2**31 - 1))
+    @hypothesis.given(family.plans(request), st.integers(0, 2**31 - 1))
     def collect(plan, seed):
-        if len(cases) >= CASES:
+        if len(cases) >= count:
             return
-        inputs = family.inputs(definition, plan, seed, "cpu")
+        inputs = family.inputs(definition, plan, seed, device)
         expected = family.oracle(definition, inputs)
         if vacuity(definition, expected, policies):
             return
-        other = family.inputs(definition, plan, seed + 1, "cpu")
+        other = family.inputs(definition, plan, seed + 1, device)
         outputs = reference_outputs(definition, inputs, seed)
         cases.append((plan, outputs, reference_outputs(definition, other, seed + 1), expected))
 
     collect()
     return cases
+
+
+def accepted_mutants(cases, policies):
+    """The mutants of the cases' outputs that a policy lets pass, and (output, mutant) of all that apply."""
+    accepted, applied = [], set()
+    for plan, outputs, other, expected in cases:
+        assert all(c.passed for c in evaluate(policies, outputs, expected).values()), "the correct output fails"
+        for name, want in expected.items():
+            for mutant in MUTANTS:
+                mutated = applicable(mutant, outputs[name], other[name], want, policies[name])
+                if mutated is None:
+                    continue
+                applied.add((name, mutant.name))
+                if policies[name].compare(mutated, want).passed:
+                    accepted.append(f"{name}, {mutant.name}, plan {plan}")
+    return accepted, applied
 
 
 TARGETS = [
@@ -55,19 +77,22 @@ def test_policies_reject_every_mutant(family, kernel):
     policies = family.policies(kernel)
     cases = correct_cases(family, policies)
     assert len(cases) >= CASES // 2, "too few real cases to judge the policies by"
-    accepted, applied = [], set()
-    for plan, outputs, other, expected in cases:
-        assert all(c.passed for c in evaluate(policies, outputs, expected).values()), "the correct output fails"
-        for name, want in expected.items():
-            for mutant in MUTANTS:
-                mutated = applicable(mutant, outputs[name], other[name], want, policies[name])
-                if mutated is None:
-                    continue
-                applied.add((name, mutant.name))
-                if policies[name].compare(mutated, want).passed:
-                    accepted.append(f"{name}, {mutant.name}, plan {plan}")
+    accepted, applied = accepted_mutants(cases, policies)
     for name, output in cases[0][1].items():
         needed = {mutant.name for mutant in MUTANTS if output.is_floating_point() or mutant.name not in FLOATING_ONLY}
         missing = needed - {m for n, m in applied if n == name}
         assert not missing, f"{name}: no case applied the mutants {missing}"
+    assert not accepted, "accepted:\n" + "\n".join(accepted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("family", "kernel"), TARGETS)
+def test_policies_reject_every_mutant_at_real_sizes(family, kernel, cuda_device):
+    """Bounds grow with the lengths of sums: what they reject of a small twin, they must reject of the real thing."""
+    policies = family.policies(kernel)
+    limits = dict(kernel.limits) if kernel else None
+    cases = correct_cases(family, policies, cuda_device, REAL_CASES, limits)
+    assert cases, "no real case to judge the policies by"
+    accepted, applied = accepted_mutants(cases, policies)
+    assert applied
     assert not accepted, "accepted:\n" + "\n".join(accepted)
