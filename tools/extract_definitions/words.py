@@ -75,7 +75,13 @@ def models(needs: Iterable[Need]) -> str:
 
 
 def uses(needs: Iterable[Need]) -> str:
-    """`In <models>: <role>, TP 1 and 8; <models>: ...`, models that use the kernel alike together."""
+    """`In <models>: <role> at TP 1 and 8; in <models>: ...`, models that use the kernel alike together."""
+    parts = [f"in {names}: {listed(roles)}" for names, roles in alike(needs)]
+    return f"I{'; '.join(parts)[1:]}."
+
+
+def alike(needs: Iterable[Need]) -> list[tuple[str, list[str]]]:
+    """Models that use a kernel alike, as text, each with their roles and the tensor-parallel sizes of these."""
     sizes: dict[tuple[str, str], set[int]] = defaultdict(set)
     titles: dict[str, str] = {}
     for need in needs:
@@ -85,23 +91,21 @@ def uses(needs: Iterable[Need]) -> str:
     by_model: dict[str, list[tuple[tuple[int, ...], str]]] = defaultdict(list)
     for (name, role), tps in sorted(sizes.items()):
         by_model[name].append((tuple(sorted(tps)), role))
-    alike: dict[tuple[tuple[tuple[int, ...], str], ...], list[str]] = defaultdict(list)
+    together: dict[tuple[tuple[tuple[int, ...], str], ...], list[str]] = defaultdict(list)
     for name, roles in by_model.items():
-        alike[tuple(sorted(roles))].append(titles[name])
-    parts = []
-    for of_models, names in alike.items():
-        texts = [", ".join(text for text in (role, _tensor_parallel(tps)) if text) for tps, role in of_models]
-        parts.append(f"{listed(names)}: {' and '.join(texts)}")
-    return f"In {'; '.join(parts)}."
+        together[tuple(sorted(roles))].append(titles[name])
+    return [
+        (listed(names), [" at ".join(text for text in (role, _tensor_parallel(tps)) if text) for tps, role in roles])
+        for roles, names in together.items()
+    ]
 
 
 def users(needs: Iterable[Need]) -> str:
-    """`Used by TP 1: <models>; TP 8: <models>.`"""
-    found: dict[int, dict[str, str]] = defaultdict(dict)
+    """`Used at TP 1 by <models>; at TP 8 by <models>.`"""
+    found: dict[int, list[Need]] = defaultdict(list)
     for need in needs:
-        found[need.use.tp or 1][need.use.model.name] = need.use.model.title
-    parts = [f"TP {tp}: {', '.join(found[tp][name] for name in sorted(found[tp]))}" for tp in sorted(found)]
-    return f"Used by {'; '.join(parts)}."
+        found[need.use.tp or 1].append(need)
+    return f"Used {'; '.join(f'at TP {tp} by {models(found[tp])}' for tp in sorted(found))}."
 
 
 def _tensor_parallel(sizes: Sequence[int]) -> str:

@@ -10,6 +10,8 @@ from tools.extract_definitions.recipes.feed_forward import dense_widths
 from tools.extract_definitions.words import const, document, tensor, uses, var
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
+#: Names of the activation in configurations.
+SILU = ("silu", "swish")
 KERNEL = "sgl-kernel:silu_and_mul"
 #: The kernels read 16 bytes at once: eight features of bf16.
 ALIGNMENT = 8
@@ -18,6 +20,11 @@ TAGS = ("fi_api:flashinfer.activation.silu_and_mul", "sgl_api:sgl_kernel.silu_an
 
 def needs(request: Request) -> Iterator[Need]:
     model = request.model
+    if "hidden_act" in model and model.text("hidden_act") not in SILU:
+        for op in ("act_fn", "experts"):
+            if request.usage.op(op):
+                request.uncovered[op] = f"no family covers hidden_act {model.text('hidden_act')!r}"
+        return
     widths = [("act_fn", width, where or "the feed-forward layers") for width, where in dense_widths(request)]
     if not widths and request.usage.op("act_fn"):
         request.unused["act_fn"] = "no layer of this model has a dense feed-forward network or a shared expert"

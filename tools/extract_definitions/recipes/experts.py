@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.needs import Request
 from tools.extract_definitions.words import const, tensor
 
@@ -39,9 +40,17 @@ def is_sigmoid(request: Request) -> bool:
 
 
 def divides(request: Request, experts: int, size: int) -> bool:
-    """Whether an expert-parallel size divides the experts; if not, that is noted."""
+    """Whether an expert-parallel size divides the experts; if a default one does not, that is noted.
+
+    Raises:
+        ExtractionError: a size that the user gave does not divide them.
+    """
     if experts % size:
-        request.left_out[f"EP {size} does not divide the {experts} experts of {request.model.name}"] = None
+        problem = f"EP {size} does not divide the {experts} experts of {request.model.name}"
+        if request.options.expert_parallel:
+            divisors = ", ".join(str(n) for n in range(1, experts + 1) if experts % n == 0)
+            raise ExtractionError(f"{problem}; choose from {divisors}")
+        request.left_out[problem] = None
     return experts % size == 0
 
 

@@ -88,7 +88,8 @@ def _attention_layers(request: Request, heads: int, size: int) -> Iterator[Layer
     model = request.model
     hidden, dim = model.size("hidden_size"), model.head_dim
     kv_heads = max(1, model.size("num_key_value_heads") // size)
-    bias = ", before its bias is added" if model.architecture.startswith("Qwen2") else ""
+    biased = model.architecture.startswith("Qwen2") or model.config.get("attention_bias")
+    bias = ", before its bias is added" if biased else ""
     text = f"qkv_proj (({heads} query + 2 x {kv_heads} key-value heads) x {dim}{bias})"
     yield "qkv_proj", (heads + 2 * kv_heads) * dim, hidden, text
     yield "o_proj", hidden, heads * dim, f"o_proj ({heads} heads x {dim})"

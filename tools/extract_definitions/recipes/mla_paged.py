@@ -67,8 +67,9 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     model = needs[0].use.model
     nope = model.size("qk_nope_head_dim")
     scale = (
-        f"Factor of the logits: 1/sqrt({nope + axes['head_dim_kpe']}) in these models, from the head dimension before "
-        f"absorption ({nope} + {axes['head_dim_kpe']})."
+        f"Factor of the logits: 1/sqrt({nope + axes['head_dim_kpe']}), from the head dimension before absorption "
+        f"({nope} + {axes['head_dim_kpe']}), times the square of the magnitude correction of YaRN where a model "
+        "extends its context by it."
     )
     absorbed = "Queries without position, multiplied by the key up-projection (absorbed)."
     inputs = {

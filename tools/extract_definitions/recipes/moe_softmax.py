@@ -26,7 +26,7 @@ from tools.extract_definitions.recipes.experts import (
     is_sigmoid,
     operands,
 )
-from tools.extract_definitions.words import const, document, listed, models, tensor, var
+from tools.extract_definitions.words import const, document, listed, models, plural, tensor, var
 
 TENSOR_PARALLEL, EXPERT_PARALLEL = (1, 8), (8,)
 ROUTER, BF16, FP8 = "moe_topk_softmax", "moe_bf16_softmax_routing", "moe_fp8_block_scale_softmax_routing"
@@ -115,7 +115,7 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     if family == ROUTER:
         description = (
             f"Router of the experts of {models(needs)}: softmax over {experts} logits, the {top_k} best experts of "
-            f"each token and their weights; {weights}."
+            f"each token and their weights, {weights}."
         )
         dimensions = {
             "seq_len": var(f"{TOKENS}."),
@@ -133,10 +133,14 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
         return document(description, needs, TAGS[family], dimensions, inputs, outputs, ["top_k <= num_experts"])
     local, block_scaled = axes["num_local_experts"], family == FP8
     numbers = "fp8 with 128x128 weight scales and 1x128 activation scales" if block_scaled else "bfloat16"
-    description = (
-        f"The routed experts of {models(needs)}, {_split(needs)}: softmax routing over {experts} experts ({top_k} a "
-        f"token; {weights}), then the SwiGLU MLPs of the experts that live here ({local}), in {numbers}. The "
-        "ranks' outputs add up to the layer's."
+    apart = any("shared_expert_intermediate_size" in need.use.model for need in needs)
+    description = " ".join(
+        [
+            f"{_part(axes, needs)}: softmax routing over {experts} experts ({top_k} a token, weights {weights}), then",
+            f"{_mlps(local, experts)}, in {numbers}.",
+            *(["The ranks' outputs add up to the layer's."] if _is_split(needs) else []),
+            *(["The shared expert is not in it."] if apart else []),
+        ]
     )
     dimensions = {
         "seq_len": var(f"{TOKENS}, {GATHERED}." if local < experts else f"{TOKENS}."),
@@ -150,18 +154,40 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     return document(description, needs, TAGS[family], dimensions, inputs, OUTPUTS, constraints)
 
 
-def _split(needs: Sequence[Need]) -> str:
-    sizes = {f"TP {need.use.tp}" if need.use.tp else f"EP {need.use.ep}" for need in needs}
-    return listed(sorted(sizes))
+def _is_split(needs: Sequence[Need]) -> bool:
+    return any((need.use.tp or need.use.ep or 1) > 1 for need in needs)
+
+
+def _part(axes: Mapping[str, int], needs: Sequence[Need]) -> str:
+    """Which experts of which models, and how they are split over ranks."""
+    whole = f"he routed experts of {models(needs)}"
+    tensor_parallel = sorted({need.use.tp for need in needs if need.use.tp})
+    expert_parallel = sorted({need.use.ep for need in needs if need.use.ep})
+    if not _is_split(needs):
+        return f"T{whole} on a single GPU"
+    ways = [
+        *(f"tensor parallelism over {plural(size, 'rank')}" for size in tensor_parallel),
+        *(f"expert parallelism over {plural(size, 'rank')}" for size in expert_parallel),
+    ]
+    split = ", which split each expert's intermediate features" if min(tensor_parallel, default=1) > 1 else ""
+    return f"One rank's part of t{whole} under {listed(ways)}{split}"
+
+
+def _mlps(local: int, experts: int) -> str:
+    if local == experts:
+        return "their SwiGLU MLPs"
+    return (
+        "the SwiGLU MLP of the one that lives here" if local == 1 else f"the SwiGLU MLPs of the {local} that live here"
+    )
 
 
 def _weights(needs: Sequence[Need]) -> str:
     normalised = {_normalises(need.use.model) for need in needs}
     if normalised == {True}:
-        return "their weights are scaled to sum to 1"
+        return "scaled to sum to 1"
     if normalised == {False}:
-        return "their weights stay those of the softmax over all experts"
-    return "norm_topk_prob says whether their weights are scaled to sum to 1"
+        return "as the softmax over all experts gives them"
+    return "scaled to sum to 1 if norm_topk_prob says so"
 
 
 RECIPE = Recipe("moe", (ROUTER, BF16, FP8), frozenset({GATE, FUSED, *BLOCK_SCALED}), needs, describe)

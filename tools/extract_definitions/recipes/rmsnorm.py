@@ -7,7 +7,7 @@ from typing import Any
 
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
-from tools.extract_definitions.words import const, document, models, tensor, uses, var
+from tools.extract_definitions.words import alike, const, document, listed, models, tensor, var
 
 NORM, FUSED = "sgl-kernel:rmsnorm", "sgl-kernel:fused_add_rmsnorm"
 HIDDEN = (
@@ -87,7 +87,7 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
         return document(description, needs, TAGS["fused_add_rmsnorm"], dimensions, inputs | weight, outputs)
     description = (
         f"RMSNorm over {size} features in bf16, eps {epsilon}, one rounding at the end. "
-        f"{uses(needs).replace('In ', 'It normalises, in ', 1)}"
+        f"It normalises {'; '.join(f'{listed(roles)} in {names}' for names, roles in alike(needs))}."
     )
     row = "Activations, one row a head of a token." if of_heads else "Activations, one row a token."
     inputs = {"hidden_states": tensor(matrix, "bfloat16", row)}

@@ -29,7 +29,8 @@ def needs(request: Request) -> Iterator[Need]:
             family, kv_heads, dim = INTERLEAVED, 1, model.size("qk_rope_head_dim")
         else:
             family, kv_heads, dim = NEOX, max(1, model.size("num_key_value_heads") // size), model.head_dim
-        axes = {"num_qo_heads": heads, "num_kv_heads": kv_heads, "head_size": dim, "rotary_dim": dim}
+        rotated = int(dim * model.number("partial_rotary_factor")) if "partial_rotary_factor" in model else dim
+        axes = {"num_qo_heads": heads, "num_kv_heads": kv_heads, "head_size": dim, "rotary_dim": rotated}
         yield Need(family, axes, Use(model, "rotary_emb", tp=size), stages)
 
 
@@ -43,9 +44,10 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
             "of the part of query and key that carries the position in latent attention, the key's shared by all heads"
         )
         pairs = "features 2 i and 2 i + 1 turn together (interleaved, GPT-J style)"
+    how_many = f"all {rotated} features" if rotated == axes["head_size"] else f"the first {rotated} features of a head"
     description = (
         f"Rotary position embedding in bf16 {what}, from a float32 cache of cosines and sines: {pairs}. "
-        f"{plural(heads, 'query head')} and {plural(kv_heads, 'key head')} a rank, all {rotated} features rotated. "
+        f"{plural(heads, 'query head')} and {plural(kv_heads, 'key head')} a rank, {how_many} rotated. "
         f"{uses(needs)}"
     )
     dimensions = {
