@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,19 +83,25 @@ def coverage(
 def load_needs(root: Path, model: str | None = None) -> dict[str, dict[str, Any]]:
     """The files of ``models/needs/`` by model: schema/model_needs.schema.json says what they hold.
 
+    Args:
+        root: the dataset root.
+        model: only this one; `_`, `.` and `-` in it count as the same.
+
     Raises:
         DatasetError: there are none, not the one asked for, or one cannot be read.
     """
     directory = root / "models" / "needs"
-    paths = {path.stem: path for path in sorted(directory.glob("*.json"))}
+    paths = {path.stem: path for path in sorted(directory.glob("*.json"), key=lambda path: path.stem)}
     if not paths:
         raise DatasetError(f"no needs of models in {directory}; write them: python -m tools.generate_docs")
     if model is not None:
-        if model not in paths:
-            close = difflib.get_close_matches(model, paths, n=1, cutoff=0.4)
-            hint = f"; did you mean {close[0]}?" if close else ""
+        names = {_plain(name): name for name in paths}
+        if _plain(model) not in names:
+            close = difflib.get_close_matches(_plain(model), names, n=1, cutoff=0.3)
+            hint = f"; did you mean {names[close[0]]}?" if close else "."
             raise DatasetError(f"no model named {model!r} in {directory}{hint} Available: {', '.join(paths)}")
-        paths = {model: paths[model]}
+        name = names[_plain(model)]
+        paths = {name: paths[name]}
     try:
         return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items()}
     except (OSError, ValueError) as error:
@@ -126,6 +133,10 @@ def text_table(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join(lines)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.\s]", "", name).lower()
 
 
 def _cell(ops: Sequence[OpCoverage]) -> str:

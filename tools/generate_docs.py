@@ -39,6 +39,14 @@ the bounds and their reasons.
 
 A Definition is `status:verified` if its evidence carries the SHA-256 of exactly the reference it embeds;
 `flashinfer-trace validate` checks that, and `flashinfer-trace embed` takes the tag away when a reference changes.
+
+## Which sizes were run
+
+No size stands for another. Every head count, head dimension, page size (1 and 64), vocabulary, hidden size, width of a
+projection and number of experts that the models in `models/` need has a Definition of its own, at the parallel sizes of
+the table, and each Definition was run by itself or is named below with the reason. Left out are parallel sizes that do
+not divide a model's heads, features or experts, or would cut a block of 128 features that share an fp8 scale, and the
+ops that no family covers, which [coverage.md](coverage.md) names.
 """
 
 ACCURACY = """# Accuracy
@@ -129,10 +137,29 @@ def verification(root: Path) -> str:
             rows.append([f"`{definition.name}`", f"`{kernel.label}`", library, gpu, *counts, entry["recorded_at"][:10]])
     summary = f"{verified} of {total} Definitions are verified, by {len(rows)} pairs of Definition and kernel"
     headings = ["Definition", "Kernel", "Library", "GPU", "Cases", "Vacuous", "Error / bound", "Recorded"]
-    lines = [VERIFICATION, f"{summary} in {cases} cases.", "", *table(headings, rows, "llllrrrl")]
+    rule = table(["op_type", "Tensor-parallel", "Expert-parallel", "Definitions", "Verified"], sizes(root), "lllrr")
+    lines = [VERIFICATION, *rule, "", "## Runs", "", f"{summary} in {cases} cases.", ""]
+    lines += table(headings, rows, "llllrrrl")
     if missing:
         lines += ["", "## Kernels that nobody has run yet", "", *table(["Definition", "Kernel", "Why"], missing, "lll")]
     return "\n".join(lines) + "\n"
+
+
+def sizes(root: Path) -> list[list[str]]:
+    """By op_type: the parallel sizes at which the models need its Definitions, their number, and how many are verified.
+
+    "any" stands for what is the same on every rank.
+    """
+    known = {one.name: one for one in definitions(root=root)}
+    rows = []
+    for op_type, found in sorted(model_needs.parallel_sizes(root).items()):
+        needed = [known[name] for name in found.names if name in known]
+        verified = sum("verified" in one.tag_values("status") for one in needed)
+        texts = [", ".join(map(str, sorted(values))) or "-" for values in (found.tensor, found.expert)]
+        if not found.tensor and not found.expert:
+            texts[0] = "any"
+        rows.append([f"`{op_type}`", *texts, str(len(found.names)), str(verified)])
+    return rows
 
 
 def why_missing(definition: Definition, family: Family, kernel: Kernel) -> str:

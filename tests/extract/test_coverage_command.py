@@ -90,6 +90,16 @@ def test_an_unknown_model(small, invoke):
     assert "did you mean small? Available: small" in result.output
 
 
+@pytest.mark.parametrize("name", ["SMALL", "s_mall", "small"])
+def test_spellings_of_a_name(small, invoke, name):
+    assert invoke("--model", name).output == invoke("--model", "small").output
+    assert invoke("--model", name).exit_code == 0
+
+
+def test_an_unknown_model_without_a_close_one(small, invoke):
+    assert "needs. Available: small" in invoke("--model", "qqqqqqqq").output
+
+
 def test_without_needs(small, invoke):
     (small / "models" / "needs" / "small.json").unlink()
     result = invoke()

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
-from small_models import TINY, add_model
+from small_models import SPARSE, TINY, add_model
 
 from flashinfer_trace.reference import sha256
 from flashinfer_trace.validation import validate_paths
@@ -44,7 +44,7 @@ def test_a_small_model(root, extract, snapshot):
     assert gemm["tags"] == [
         *("status:unverified", "stage:prefill", "stage:decode", "model:tiny", "tp:1", "tp:2"),
     ]
-    assert "qkv_proj ((8 query + 2 x 2 key-value heads) x 8), TP 1" in gemm["description"]
+    assert "qkv_proj ((8 query + 2 x 2 key-value heads) x 8) at TP 1" in gemm["description"]
     assert "gate_up_proj (2 x 48), TP 2" in gemm["description"]
     assert f"{len(files)} created" in out
 
@@ -267,6 +267,43 @@ def test_a_hugging_face_configuration(root, extract, snapshot, tmp_path):
     assert "model:my-model" in load(root, "rmsnorm/rmsnorm_h256.json")["tags"]
 
 
+def test_a_part_of_each_head_is_rotated(root, extract, snapshot):
+    add_model(root, "part", "Part", {**TINY, "head_dim": 16, "partial_rotary_factor": 0.5, "attention_bias": True})
+    assert extract("--model-name", "part", "--tp", 1)[0] == 0
+    rope = load(root, "rope/rope_with_cos_sin_cache_neox_style_h8_kv2_d16_rd8.json")
+    assert rope["axes"]["rotary_dim"]["value"] == 8
+    assert "features i and i + 4 of a head" in rope["description"]
+    assert "the first 8 features of a head rotated" in rope["description"]
+    qkv = load(root, "gemm/gemm_n192_k64.json")["description"]
+    assert qkv.endswith("and qkv_proj ((8 query + 2 x 2 key-value heads) x 16, before its bias is added) at TP 1.")
+
+
+def test_descriptions_of_experts_say_how_they_are_split(root, extract):
+    add_model(root, "sparse", "Sparse", {**SPARSE, "shared_expert_intermediate_size": 32})
+    assert extract("--model-name", "sparse", "--ep", 4, 16, "--tp", 1, 8, "--no-include-quantized")[0] == 0
+
+    def description(local, width):
+        path = f"moe/moe_bf16_softmax_routing_topk2_e{local}_h64_i{width}.json"
+        return load(root, path)["description"]
+
+    routing = "softmax routing over 16 experts (2 a token, weights scaled to sum to 1)"
+    ends = "The shared expert is not in it."
+    add = "in bfloat16. The ranks' outputs add up to the layer's."
+    experts = "he routed experts of Sparse"
+    assert description(16, 32) == (
+        f"T{experts} on a single GPU: {routing}, then their SwiGLU MLPs, in bfloat16. {ends}"
+    )
+    assert description(16, 4) == (
+        f"One rank's part of t{experts} under tensor parallelism over 8 ranks, which split each expert's intermediate "
+        f"features: {routing}, then their SwiGLU MLPs, {add} {ends}"
+    )
+    assert description(4, 32) == (
+        f"One rank's part of t{experts} under expert parallelism over 4 ranks: {routing}, then the SwiGLU MLPs of the "
+        f"4 that live here, {add} {ends}"
+    )
+    assert "then the SwiGLU MLP of the one that lives here, in bfloat16." in description(1, 32)
+
+
 def test_another_directory(root, extract, snapshot, tmp_path):
     status, _, _ = extract("--model-name", "tiny", "--definitions", tmp_path / "elsewhere")
     assert status == 0 and snapshot() == {}
@@ -322,12 +359,9 @@ def test_an_interrupted_run_leaves_whole_files_and_is_taken_up_again(root, extra
 
     original = apply.os.replace
     monkeypatch.setattr(apply.os, "replace", replace)
-    if isinstance(error, KeyboardInterrupt):
-        with pytest.raises(KeyboardInterrupt):
-            extract("--model-name", "tiny")
-    else:
-        status, _, err = extract("--model-name", "tiny")
-        assert status == 1 and "run again for the rest" in err
+    status, _, err = extract("--model-name", "tiny")
+    assert status == (130 if isinstance(error, KeyboardInterrupt) else 1) and "run again for the rest" in err
+    assert "every Definition there is whole" in err and "Traceback" not in err
     assert len(snapshot()) == 4
     assert not validate_paths([root / "definitions"], root).problems
     monkeypatch.setattr(apply.os, "replace", original)

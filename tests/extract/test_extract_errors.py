@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from small_models import TINY, add_model
+from small_models import SPARSE, TINY, add_model
 
+import flashinfer_trace
 from tools.extract_definitions import traces
 
 
@@ -14,7 +19,7 @@ from tools.extract_definitions import traces
     ("name", "message"),
     [
         ("tyny", "no model named 'tyny'; did you mean tiny? Available: tiny, twin-1.5"),
-        ("qqqqqqqq", "no model named 'qqqqqqqq' Available: tiny, twin-1.5"),
+        ("qqqqqqqq", "no model named 'qqqqqqqq'. Available: tiny, twin-1.5"),
         ("../tiny", "no model named '../tiny'"),
     ],
 )
@@ -73,6 +78,59 @@ def test_key_value_heads_are_divided_or_copied(root, extract):
     assert extract("--model-name", "odd", "--tp", 6, "--dry-run")[0] == 0
     status, _, err = extract("--model-name", "odd", "--tp", 2)
     assert status == 2 and "TP 2 does not fit the 3 key-value heads (num_key_value_heads) of odd" in err
+    assert "choose from 1, 3, 6, 12\n" in err  # not 2 and 4, which fit the query heads alone
+
+
+def test_expert_parallel_sizes_must_divide_the_experts(extract, root, snapshot):
+    add_model(root, "sparse", "Sparse", SPARSE)
+    assert extract("--model-name", "sparse", "--ep", 4, "--dry-run")[0] == 0
+    status, _, err = extract("--model-name", "sparse", "--ep", 2, 3)
+    assert status == 2 and "EP 3 does not divide the 16 experts of sparse; choose from 1, 2, 4, 8, 16\n" in err
+    assert snapshot() == {}
+
+
+def test_an_activation_that_no_family_computes_is_reported(extract, root, snapshot):
+    add_model(root, "odd", "Odd", {**TINY, "hidden_act": "gelu"})
+    status, _, err = extract("--model-name", "odd")
+    assert status == 0 and "review: odd: act_fn: no family covers hidden_act 'gelu': sgl-kernel:silu_and_mul" in err
+    assert snapshot() and not [path for path in snapshot() if path.startswith("activation/")]
+
+
+@pytest.mark.parametrize(("dtype", "told"), [("bfloat16", False), ("float16", True)])
+def test_another_dtype_is_said(extract, root, dtype, told):
+    add_model(root, "odd", "Odd", {**TINY, "torch_dtype": dtype})
+    status, _, err = extract("--model-name", "odd")
+    assert status == 0 and ("torch_dtype 'float16' of odd: the families are for bfloat16" in err) is told
+
+
+def test_definitions_must_be_a_directory(extract, root):
+    status, _, err = extract("--model-name", "tiny", "--definitions", root / "models" / "tiny.json")
+    assert status == 2 and "tiny.json: is not a directory; --definitions names one" in err
+
+
+def run(root, *arguments, **options):
+    """The command in a process of its own, as a shell starts it."""
+    command = [sys.executable, "-m", "tools.extract_definitions", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(Path(flashinfer_trace.__file__).parents[1])}
+    return subprocess.Popen(
+        command, cwd=root, env=environment, text=True, stderr=subprocess.PIPE, stdout=options.get("stdout")
+    )
+
+
+def test_a_reader_that_leaves_early(root):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with run(root, "--model-name", "tiny", "--dry-run", stdout=writing) as process:
+        os.close(writing)
+        assert process.communicate()[1] == "" and process.returncode == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_report_that_cannot_be_printed(root):
+    with open("/dev/full", "w") as full, run(root, "--model-name", "tiny", "--dry-run", stdout=full) as process:
+        err = process.communicate()[1]
+    assert process.returncode == 1
+    assert err == "error: the report cannot be printed: No space left on device\n"
 
 
 def test_default_sizes_that_do_not_fit_are_left_out_and_said(root, extract):

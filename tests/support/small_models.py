@@ -14,6 +14,16 @@ TINY = {
     "vocab_size": 128,
     "rms_norm_eps": 1e-6,
 }
+#: A mixture of experts, routed by a softmax.
+SPARSE = {
+    **TINY,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "head_dim": 8,
+    "moe_intermediate_size": 32,
+    "num_experts": 16,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+}
 
 
 def add_model(root, name, title, config):

@@ -8,12 +8,14 @@ python -m tools.extract_definitions --model-name my-llama --config config.json -
 The kernels come from the trace of the model's code, the sizes from models/<name>.json or --config. Nothing that exists
 is overwritten: the same kernel only gains tags, another one of the same name is written to <name>_v2.json.review.
 
-Exit status: 0 done, 1 a file could not be written or would not be valid, 2 wrong usage, 3 conflicts to review.
+Exit status: 0 done, 1 a file could not be written or would not be valid, 2 wrong usage, 3 conflicts to review,
+130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,8 +37,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     options = _parser().parse_args(arguments)
     try:
+        status = _run(options)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader of the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        print(f"error: the report cannot be printed: {error.strerror or error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted: every Definition there is whole; run again for the rest", file=sys.stderr)
+        return 130
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
         root = find_root()
         definitions = options.definitions or root / "definitions"
+        if definitions.exists() and not definitions.is_dir():
+            raise ExtractionError(f"{definitions}: is not a directory; --definitions names one, which need not exist")
         planner = Planner(root, definitions, options.deduplicate, options.refresh)
         plan = planner.plan(requests(root, options))
     except (ExtractionError, DatasetError, NamingError, ReferenceSourceError) as error:

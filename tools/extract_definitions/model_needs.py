@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,35 @@ def documents(root: Path) -> dict[Path, str]:
         model = load_model(root, name)
         request = Request(model, usage_of(model.architecture, None), Options())
         found[root / "models" / "needs" / f"{name}.json"] = _dumps(_document(planner, request))
+    return found
+
+
+@dataclass
+class Sizes:
+    """What the models need of one op_type.
+
+    Attributes:
+        tensor: tensor-parallel sizes.
+        expert: expert-parallel sizes.
+        names: the Definitions.
+    """
+
+    tensor: set[int] = field(default_factory=set)
+    expert: set[int] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)
+
+
+def parallel_sizes(root: Path) -> dict[str, Sizes]:
+    """By op_type, what all models under `models/` need at the default sizes."""
+    planner = Planner(root, root / "definitions")
+    found: dict[str, Sizes] = defaultdict(Sizes)
+    for name in available(root):
+        model = load_model(root, name)
+        for recipe, need in planner.needs(Request(model, usage_of(model.architecture, None), Options())):
+            of_type = found[recipe.op_type]
+            of_type.tensor.update([] if need.use.tp is None else [need.use.tp])
+            of_type.expert.update([] if need.use.ep is None else [need.use.ep])
+            of_type.names.add(planner.name_of(need))
     return found
 
 

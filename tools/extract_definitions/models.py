@@ -60,6 +60,14 @@ class Model:
             raise ExtractionError(f"{self.path}: the configuration of {self.name} lacks the field {field!r}; add it")
         return self.config[field]
 
+    def remarks(self) -> list[str]:
+        """What the families do not heed in this configuration."""
+        return [
+            f"{field} {self.config[field]!r} of {self.name}: the families are for bfloat16"
+            for field in ("dtype", "torch_dtype")
+            if field in self and self.config[field] != "bfloat16"
+        ]
+
     @property
     def architecture(self) -> str:
         """The class that implements it."""
@@ -118,8 +126,8 @@ def load_model(root: Path, name: str) -> Model:
     names = available(root)
     known = {_plain(one): one for one in names}
     if _plain(name) not in known:
-        close = difflib.get_close_matches(_plain(name), known, n=1, cutoff=0.4)
-        hint = f"; did you mean {known[close[0]]}?" if close else ""
+        close = difflib.get_close_matches(_plain(name), known, n=1, cutoff=0.3)
+        hint = f"; did you mean {known[close[0]]}?" if close else "."
         listed = ", ".join(names) or f"none, {root / 'models'} is empty"
         raise ExtractionError(f"no model named {name!r}{hint} Available: {listed}")
     path = root / "models" / f"{known[_plain(name)]}.json"

@@ -111,22 +111,26 @@ class Request:
         Raises:
             ExtractionError: a size that the user gave does not divide them.
         """
-        heads, kv_heads = self.model.size("num_attention_heads"), self.model.size("num_key_value_heads")
-        name, fitting = self.model.name, []
+        heads, fitting = self.model.size("num_attention_heads"), []
         for size in self.options.tensor_parallel or default:
-            problem = ""
-            if heads % size:
-                problem = f"TP {size} does not divide the {heads} query heads (num_attention_heads) of {name}"
-            elif not self.model.is_latent and kv_heads % size and size % kv_heads:
-                problem = f"TP {size} does not fit the {kv_heads} key-value heads (num_key_value_heads) of {name}"
+            problem = self._misfit(size)
             if problem and self.options.tensor_parallel:
-                divisors = [str(n) for n in range(1, min(heads, 64) + 1) if heads % n == 0]
-                raise ExtractionError(f"{problem}; choose from {', '.join(divisors)}")
+                others = [str(n) for n in range(1, heads + 1) if not self._misfit(n)]
+                raise ExtractionError(f"{problem}; choose from {', '.join(others)}")
             if problem:
                 self.left_out[problem] = None
             else:
                 fitting.append(size)
         return fitting
+
+    def _misfit(self, size: int) -> str:
+        """Why this model's heads cannot be divided over so many ranks; "" if they can."""
+        heads, kv_heads = self.model.size("num_attention_heads"), self.model.size("num_key_value_heads")
+        if heads % size:
+            return f"TP {size} does not divide the {heads} query heads (num_attention_heads) of {self.model.name}"
+        if not self.model.is_latent and kv_heads % size and size % kv_heads:
+            return f"TP {size} does not fit the {kv_heads} key-value heads (num_key_value_heads) of {self.model.name}"
+        return ""
 
     def divides(self, width: int, size: int, what: str) -> bool:
         """Whether a tensor-parallel size divides `width`; if not, that is noted."""

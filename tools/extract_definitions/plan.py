@@ -83,7 +83,7 @@ class Planner:
         unsupported: dict[tuple[str, str], list[str]] = defaultdict(list)
         unused: dict[tuple[str, str], list[str]] = defaultdict(list)
         for request in requests:
-            found = self._needs(request)
+            found = self.needs(request)
             for recipe, need in found:
                 groups[need.key].append((recipe, need))
             met = {need.use.op for _, need in found}
@@ -99,7 +99,7 @@ class Planner:
             for (op, reason), models in sorted(unused.items())
         ]
         rows += [Row(UNSUPPORTED, op, tuple(models), detail) for (op, detail), models in sorted(unsupported.items())]
-        notes = dict.fromkeys(note for request in requests for note in request.left_out)
+        notes = dict.fromkeys(note for request in requests for note in (*request.left_out, *request.model.remarks()))
         return Plan(rows, list(notes))
 
     def needs_of(self, request: Request) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
@@ -110,8 +110,8 @@ class Planner:
             sampler that no family covers.
         """
         ops: dict[str, dict[str, str]] = defaultdict(dict)
-        for recipe, need in self._needs(request):
-            ops[need.use.op][derive_name(self.naming.families[need.family], need.axes)] = recipe.op_type
+        for recipe, need in self.needs(request):
+            ops[need.use.op][self.name_of(need)] = recipe.op_type
         uncovered = {
             op.name: _reason(request, op)
             for op in request.usage.ops
@@ -120,7 +120,7 @@ class Planner:
         }
         return ops, uncovered
 
-    def _needs(self, request: Request) -> list[tuple[Recipe, Need]]:
+    def needs(self, request: Request) -> list[tuple[Recipe, Need]]:
         """Needs whose family the dataset knows; the others are noted as uncovered."""
         found = []
         for recipe in RECIPES:
@@ -130,6 +130,10 @@ class Planner:
                 else:
                     request.uncovered[need.use.op] = f"schema/naming.json has no family {need.family}"
         return found
+
+    def name_of(self, need: Need) -> str:
+        """The name of the Definition that meets a need."""
+        return derive_name(self.naming.families[need.family], need.axes)
 
     def _rows(self, groups: Sequence[tuple[Recipe, list[Need]]]) -> list[Row]:
         """One row a group of needs. Where two groups have one name, the second is a conflict with the first."""

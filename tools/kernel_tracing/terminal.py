@@ -33,7 +33,11 @@ def write(path: Path, text: str) -> None:
 
 @contextmanager
 def progress() -> Iterator[Report]:
-    """A progress bar on the terminal's error stream."""
+    """A progress bar on the error stream, if that is a terminal."""
+    console = Console(stderr=True)
+    if not console.is_interactive:
+        yield lambda phase, done, total: None
+        return
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -41,7 +45,7 @@ def progress() -> Iterator[Report]:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("reading sources", total=None)
 
         def report(phase: str, done: int, total: int) -> None:
