@@ -20,6 +20,7 @@ RULES: dict[str, str] = {
     "file-size": "A file has at most 4 MiB.",
     "file-unexpected": "definitions/ and evidence/ hold JSON files only.",
     "file-path": "A Definition lies at definitions/<op_type>/<name>.json.",
+    "record-unfinished": "A harness record of a checkout holds no TODO.",
     # JSON
     "json-encoding": "A file is UTF-8, without byte-order mark or lone surrogates.",
     "json-syntax": "A file is JSON.",

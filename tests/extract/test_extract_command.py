@@ -45,7 +45,7 @@ def test_a_small_model(root, extract, snapshot):
         *("status:unverified", "stage:prefill", "stage:decode", "model:tiny", "tp:1", "tp:2"),
     ]
     assert "qkv_proj ((8 query + 2 x 2 key-value heads) x 8) at TP 1" in gemm["description"]
-    assert "gate_up_proj (2 x 48), TP 2" in gemm["description"]
+    assert "gate_up_proj (2 x 48) at TP 2" in gemm["description"]
     assert f"{len(files)} created" in out
 
 

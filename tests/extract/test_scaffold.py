@@ -31,7 +31,7 @@ def written(root):
 
 
 def rules(root):
-    return {problem.rule for problem in validate_paths([root / "definitions"], root).problems}
+    return {problem.rule for problem in validate_paths([root], root).problems}
 
 
 def declare(root):
@@ -46,6 +46,8 @@ def fill(root):
     reference.write_text(reference.read_text().replace("return TODO", "return x + x").replace("TODO", "Doubled"))
     definition = root / "definitions" / "my_op" / "my_kernel_n8.json"
     definition.write_text(definition.read_text().replace("TODO: ", "Surely "))
+    record = root / "flashinfer_trace" / "families" / "my_op.py"
+    record.write_text(record.read_text().replace("TODO", "Done"))
 
 
 def test_three_files_and_the_line_to_add(root, capsys):
@@ -59,27 +61,42 @@ def test_three_files_and_the_line_to_add(root, capsys):
 
 def test_they_are_refused_until_everything_is_filled(root):
     main(["my_kernel", "--op-type", "my_op"])
-    assert rules(root) == {"name-family", "description-trivial", "reference-undefined"}
+    assert rules(root) == {"name-family", "description-trivial", "reference-undefined", "record-unfinished"}
     declare(root)
-    assert rules(root) == {"description-trivial", "reference-undefined"}
+    assert rules(root) == {"description-trivial", "reference-undefined", "record-unfinished"}
     fill(root)
     embed_all(root, write=True)
     assert rules(root) == set()
 
 
-@pytest.mark.parametrize("left", ["description", "reference"])
+@pytest.mark.parametrize("left", ["description", "reference", "record"])
 def test_one_todo_that_is_left_is_enough(root, left):
     main(["my_kernel", "--op-type", "my_op"])
     declare(root)
     kept = {
         "description": root / "definitions" / "my_op" / "my_kernel_n8.json",
         "reference": root / "reference" / "my_op" / "my_kernel.py",
+        "record": root / "flashinfer_trace" / "families" / "my_op.py",
     }[left]
     text = kept.read_text()
     fill(root)
     kept.write_text(text)
     embed_all(root, write=True)
-    assert rules(root) == {"description": {"description-trivial"}, "reference": {"reference-undefined"}}[left]
+    expected = {
+        "description": "description-trivial",
+        "reference": "reference-undefined",
+        "record": "record-unfinished",
+    }
+    assert rules(root) == {expected[left]}
+
+
+def test_the_lines_of_a_record_that_are_left_are_named(root):
+    main(["my_kernel", "--op-type", "my_op"])
+    record = root / "flashinfer_trace" / "families" / "my_op.py"
+    problems = [one for one in validate_paths([root], root).problems if one.rule == "record-unfinished"]
+    assert {one.file for one in problems} == {"flashinfer_trace/families/my_op.py"}
+    lines = record.read_text().splitlines()
+    assert [one.line for one in problems] == [number for number, line in enumerate(lines, 1) if "TODO" in line]
 
 
 def test_the_record_is_a_family_whose_parts_say_todo(root):

@@ -373,6 +373,19 @@ def test_what_is_no_plain_integer_is_parsed_again(number: str, dataset: Dataset,
     assert rules == ({"reference-syntax"} if number == "010" else {"reference-constant", "reference-stale"})
 
 
+def test_a_record_with_something_left_to_be_written(dataset: Dataset, minimal: dict[str, Any]) -> None:
+    path = dataset.add(minimal)
+    dataset.write("flashinfer_trace/families/norms/mine.py", b"KERNELS = ()\n\n# TODO: the kernels\n")
+    dataset.write("flashinfer_trace/families/whole.py", b"KERNELS = ()\n")
+    (problem,) = dataset.problems()
+    assert (problem.rule, problem.file, problem.line) == (
+        "record-unfinished",
+        "flashinfer_trace/families/norms/mine.py",
+        3,
+    )
+    assert dataset.problems(path) == []  # the Definition itself is whole
+
+
 def test_rules_are_documented() -> None:
     for rule, description in RULES.items():
         assert rule == rule.lower() and " " not in rule

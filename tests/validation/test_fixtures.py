@@ -23,6 +23,7 @@ RULES_WITH_OWN_TEST = {
     "file-kind": "test_hostile.py::test_directory_named_json",
     "file-size": "test_hostile.py::test_ten_megabytes",
     "file-unexpected": "test_dataset_check.py::test_other_file_among_definitions",
+    "record-unfinished": "test_dataset_check.py::test_a_record_with_something_left_to_be_written",
     "dataset-schema": "test_dataset_check.py::test_broken_naming",
     "evidence-orphan": "test_dataset_check.py::test_orphaned_evidence",
 }
