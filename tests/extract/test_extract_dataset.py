@@ -97,3 +97,20 @@ def test_models_have_the_definitions_that_they_are_known_to_need(extracted):
         model: [] for model in KNOWN
     }
     assert not [name for name in of_model["deepseek-v3.2"] if name.startswith(("mla_paged", "mla_ragged"))]
+
+
+def test_the_sizes_that_the_documents_say_were_run():
+    """docs/verification.md: the table is derived; each Definition of the dataset is in it, and is verified or named."""
+    generate_docs = pytest.importorskip("tools.generate_docs")
+    rows = {row[0].strip("`"): row[1:] for row in generate_docs.sizes(ROOT)}
+    assert {op_type for op_type, row in rows.items() if row[0] == "1, 2, 4, 8"} == {
+        *("activation", "gqa_paged", "gqa_ragged", "mla_ragged", "rope"),
+    }
+    assert {op_type for op_type, row in rows.items() if row[0] == "1, 8"} == {"gemm", "mla_paged", "moe"}
+    assert {op_type for op_type, row in rows.items() if row[0] == "any"} == {"rmsnorm", "sampling"}
+    assert [op_type for op_type, row in rows.items() if row[1] != "-"] == ["moe"]
+    assert sum(int(row[2]) for row in rows.values()) == len(COMMITTED)
+    document = (ROOT / "docs" / "verification.md").read_text()
+    unrun = document.partition("## Kernels that nobody has run yet")[2]
+    for name, path in COMMITTED.items():
+        assert "status:verified" in json.loads(path.read_text())["tags"] or f"`{name}`" in unrun, name

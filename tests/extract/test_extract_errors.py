@@ -103,6 +103,12 @@ def test_another_dtype_is_said(extract, root, dtype, told):
     assert status == 0 and ("torch_dtype 'float16' of odd: the families are for bfloat16" in err) is told
 
 
+def test_sources_that_are_not_there_are_said(extract, root):
+    status, _, err = extract("--model-name", "tiny", "--sources", "absent")
+    assert status == 0 and "note: absent: no such directory; the committed traces are read" in err
+    assert "note: " not in extract("--model-name", "tiny")[2]
+
+
 def test_definitions_must_be_a_directory(extract, root):
     status, _, err = extract("--model-name", "tiny", "--definitions", root / "models" / "tiny.json")
     assert status == 2 and "tiny.json: is not a directory; --definitions names one" in err

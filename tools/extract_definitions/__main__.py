@@ -32,6 +32,8 @@ from tools.extract_definitions.plan import CONFLICT, CREATED, TAGGED, UNSUPPORTE
 from tools.extract_definitions.traces import STAGES, Usage, usage_of
 from tools.kernel_tracing.terminal import progress
 
+SOURCES = Path(".sources")
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
@@ -77,6 +79,8 @@ def requests(root: Path, options: argparse.Namespace) -> list[Request]:
     Raises:
         ExtractionError: a model is unknown, its configuration unusable, or its kernels are not known.
     """
+    if options.sources != SOURCES and not options.sources.is_dir():
+        print(f"note: {options.sources}: no such directory; the committed traces are read", file=sys.stderr)
     names = available(root) if options.all_models else options.model_name
     if options.config is None:
         models = [load_model(root, name) for name in names]
@@ -170,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--dry-run", action="store_true", help="print the plan as a table, write nothing")
     parser.add_argument("--verbose", action="store_true", help="name every kernel that no family covers")
-    parser.add_argument("--sources", type=Path, default=Path(".sources"), metavar="DIR", help="default: .sources")
+    parser.add_argument("--sources", type=Path, default=SOURCES, metavar="DIR", help="default: .sources")
     parser.add_argument("--definitions", type=Path, metavar="DIR", help="default: definitions/ of the dataset")
     return parser
 
