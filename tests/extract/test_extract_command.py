@@ -278,6 +278,33 @@ def test_a_part_of_each_head_is_rotated(root, extract, snapshot):
     assert qkv.endswith("and qkv_proj ((8 query + 2 x 2 key-value heads) x 16, before its bias is added) at TP 1.")
 
 
+@pytest.mark.parametrize(
+    ("changes", "dense"),
+    [
+        ({}, False),
+        ({"mlp_only_layers": [], "decoder_sparse_step": 1, "shared_expert_intermediate_size": 0}, False),
+        ({"first_k_dense_replace": 0, "n_shared_experts": 0}, False),
+        ({"mlp_only_layers": [0]}, True),
+        ({"decoder_sparse_step": 2}, True),
+        ({"first_k_dense_replace": 1}, True),
+    ],
+)
+def test_dense_layers_of_a_mixture_of_experts(root, extract, snapshot, changes, dense):
+    add_model(root, "sparse", "Sparse", {**SPARSE, **changes})
+    status, _, err = extract("--model-name", "sparse", "--tp", 1)
+    assert status == 0, err
+    assert ("gemm/gemm_n64_k96.json" in snapshot()) is dense
+    assert ("activation/silu_and_mul_i96.json" in snapshot()) is dense
+
+
+def test_a_configuration_with_zero_experts_is_dense(root, extract, snapshot):
+    add_model(root, "dense", "Dense", {**SPARSE, "num_experts": 0})
+    status, _, err = extract("--model-name", "dense", "--tp", 1)
+    assert status == 0, err
+    assert "activation/silu_and_mul_i96.json" in snapshot()
+    assert not [path for path in snapshot() if path.startswith("moe/")]
+
+
 def test_descriptions_of_experts_say_how_they_are_split(root, extract):
     add_model(root, "sparse", "Sparse", {**SPARSE, "shared_expert_intermediate_size": 32})
     assert extract("--model-name", "sparse", "--ep", 4, 16, "--tp", 1, 8, "--no-include-quantized")[0] == 0

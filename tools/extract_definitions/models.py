@@ -41,6 +41,11 @@ class Model:
             raise ExtractionError(f"{self.path}: the field {field!r} is {value!r}; it must be a positive integer")
         return value
 
+    def count(self, field: str) -> int:
+        """The size or number of something that a model may lack: 0 where the field is 0, null or absent."""
+        value = self.config.get(field)
+        return 0 if value is None or (type(value) is int and value == 0) else self.size(field)
+
     def number(self, field: str) -> float:
         """A field that must be a positive number."""
         value = self._require(field)
@@ -92,7 +97,7 @@ class Model:
     def experts(self) -> int | None:
         """Experts that routing chooses from; None for a dense model."""
         for field in ("n_routed_experts", "num_experts", "num_local_experts"):
-            if field in self:
+            if self.count(field):
                 return self.size(field)
         return None
 

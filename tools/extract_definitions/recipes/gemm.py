@@ -59,7 +59,7 @@ def _layers(request: Request, size: int) -> Iterator[Layer]:
         yield "logits_processor", share, hidden, text
     if model.experts is not None:
         yield "gate", model.experts, hidden, f"router (gate, {model.experts} experts)"
-    if "shared_expert_intermediate_size" in model:
+    if model.count("shared_expert_intermediate_size"):
         yield "gate", 1, hidden, "shared_expert_gate (weight of the shared expert)"
 
 

@@ -133,7 +133,7 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
         return document(description, needs, TAGS[family], dimensions, inputs, outputs, ["top_k <= num_experts"])
     local, block_scaled = axes["num_local_experts"], family == FP8
     numbers = "fp8 with 128x128 weight scales and 1x128 activation scales" if block_scaled else "bfloat16"
-    apart = any("shared_expert_intermediate_size" in need.use.model for need in needs)
+    apart = any(need.use.model.count("shared_expert_intermediate_size") for need in needs)
     description = " ".join(
         [
             f"{_part(axes, needs)}: softmax routing over {experts} experts ({top_k} a token, weights {weights}), then",
