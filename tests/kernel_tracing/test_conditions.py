@@ -401,6 +401,52 @@ def test_tests_read_in_the_fields_terms(tmp_path, name):
     assert conditions(document, "other") == {negated}
 
 
+ATTENTION = """
+from sgl_kernel import good, other
+class Attention:
+    def forward(self, batch):
+        if batch.mode.is_extend() and batch.captured:
+            return self.captured(batch)
+        return self.plain(batch)
+    def captured(self, batch):
+        return self.run(batch)
+    def plain(self, batch):
+        return self.wrapped(batch)
+    def wrapped(self, batch):
+        return self.run(batch)
+    def run(self, batch):
+        if batch.mode.is_decode():
+            return good(batch)
+        return other(batch)
+"""
+
+
+def test_a_chain_asks_for_one_member_of_what_has_one_name(tmp_path):
+    body = """
+    def __init__(self):
+        self.attention = Attention()
+    def forward(self, batch: Batch):
+        return self.attention.forward(batch)
+    """
+    imports = "from sglang.srt.modes import Batch\nfrom sglang.srt.layers.attention import Attention"
+    batch = "\nclass Batch:\n    mode: ForwardMode\n    captured: bool\n"
+    attention = ATTENTION.replace("class Att", "from sglang.srt.modes import Batch\nclass Att").replace(
+        "(self, batch", "(self, batch: Batch"
+    )
+    files = {
+        "models/tiny.py": MODEL.format(imports=imports, body=indent(dedent(body), "    ")),
+        "layers/attention.py": attention,
+        "modes.py": MODES + batch,
+    }
+    found = {
+        kernel["name"]: {tuple(frame["function"].rpartition(".")[2] for frame in chain) for chain in kernel["chains"]}
+        for kernel in trace_files(tmp_path, files)["kernels"]
+    }
+    plain, captured = ("run", "wrapped", "plain", "forward", "forward"), ("run", "captured", "forward", "forward")
+    assert found["good"] == {plain}
+    assert found["other"] == {plain, captured}
+
+
 EARLY = {
     "return": ("if x.a:\n    return x\nreturn good(x)", "not x.a"),
     "otherwise": ("if x.a:\n    x = x + 1\nelse:\n    return x\nreturn good(x)", "x.a"),

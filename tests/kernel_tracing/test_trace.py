@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from synthetic import chains, trace_files, write
 
 from tools.kernel_tracing.__main__ import dumps, main
+from tools.kernel_tracing.check import check
 from tools.kernel_tracing.roots import RootsError
-from tools.kernel_tracing.sources import SourcesError, find_sources
+from tools.kernel_tracing.sources import SourcesError, find_sources, notices
+from tools.kernel_tracing.terminal import link_base
 from tools.kernel_tracing.trace import trace
 
 TINY = """
@@ -133,3 +136,79 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "no call of any kernel was found" in capsys.readouterr().err
     assert main(["--sources", str(tmp_path / "no"), "--model", "tiny"]) == 2
     assert "no such directory" in capsys.readouterr().err
+
+
+def test_bad_input_of_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = write(tmp_path, {"models/tiny.py": TINY})
+    good, bad = root / "good.json", root / "bad.json"
+    common = ["--sources", str(root), "--model", "tiny"]
+    assert main([*common, "--json", str(good)]) == 0
+    for text in ("[]", "{}", '{"kernels": [{"name": "x"}]}', good.read_text().replace('"kernels"', '"ops"', 1)):
+        bad.write_text(text)
+        for pair in ([good, bad], [bad, good]):
+            assert main(["--diff", *map(str, pair)]) == 2
+            assert f"error: {bad}: not kernel traces: /" in capsys.readouterr().err
+        assert main(["--sources", str(root), "--verify", str(bad)]) == 1
+        assert f"{bad}: " in capsys.readouterr().err
+    assert main(["--diff", str(good), str(good)]) == 0
+    assert capsys.readouterr().out == "No difference.\n"
+
+
+def test_a_trace_without_kernels_is_not_verified(tmp_path: Path) -> None:
+    document = trace_files(tmp_path, {"models/tiny.py": TINY})
+    del document["problems"]
+    assert check(document, tmp_path) == []
+    assert check(document | {"kernels": []}, tmp_path) == ["/kernels: there are none: nothing can be checked"]
+
+
+def test_places_that_cannot_be_written_are_told_before_anything_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = write(tmp_path, {"models/tiny.py": TINY})
+    report = root / "report.md"
+    common = ["--sources", str(root), "--model", "tiny", "--out", str(report)]
+    assert main([*common, "--json", str(root / "no" / "trace.json")]) == 2
+    assert "no directory" in capsys.readouterr().err
+    assert main([*common, "--json", str(root)]) == 2
+    assert "a directory, not a file" in capsys.readouterr().err
+    assert not report.exists()
+
+
+def test_links_lead_from_the_report_to_the_sources(tmp_path: Path) -> None:
+    root = write(tmp_path / "src", {"models/tiny.py": TINY})
+    (tmp_path / "reports" / "deep").mkdir(parents=True)
+    report = tmp_path / "reports" / "deep" / "tiny.md"
+    assert main(["--sources", str(root), "--model", "tiny", "--out", str(report)]) == 0
+    files = set(re.findall(r"\]\(([^)#]+)#L\d+\)", report.read_text()))
+    assert "../../src/sglang/srt/models/tiny.py" in files
+    assert all((report.parent / file).is_file() for file in files)
+    assert link_base(Path("tools/kernel_traces.md"), tmp_path) == "../.sources/"
+
+
+def test_entries_of_one_option(tmp_path: Path) -> None:
+    second = TINY.replace("Tiny", "Other").replace("return good(x)", "return x")
+    root = write(tmp_path, {"models/tiny.py": TINY, "other.py": second})
+    target = root / "trace.json"
+    entries = ["--entry", "sglang.srt.models.tiny:Tiny", "sglang.srt.other:Other"]
+    assert main(["--sources", str(root), "--model", "tiny", *entries, "--json", str(target)]) == 0
+    kernels = json.loads(target.read_text())["kernels"]
+    roots = {chain[-1]["function"] for kernel in kernels for chain in kernel["chains"]}
+    assert roots == {"Tiny.forward", "Other.forward"}
+
+
+def test_what_the_sources_lack_is_told(tmp_path: Path) -> None:
+    root = write(tmp_path, {"models/tiny.py": TINY})
+    sources = find_sources(root)
+    assert list(notices(root, sources)) == [f"{root}: no flashinfer; calls of it are listed as unresolved"]
+    (root / "flashinfer").mkdir()
+    (root / "flashinfer" / "__init__.py").touch()
+    sources = find_sources(root)
+    manifest = root / "manifest.json"
+    manifest.write_text(json.dumps({"sources": sources.describe()}))
+    assert list(notices(root, sources)) == []
+    (root / "sglang" / "srt" / "models" / "tiny.py").unlink()
+    (told,) = notices(root, find_sources(root))
+    assert "not the files of sglang that were fetched" in told
+    for text in ("{", "[]", '{"sources": []}'):
+        manifest.write_text(text)
+        assert any("damaged" in line for line in notices(root, find_sources(root)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,3 +147,21 @@ def test_the_command(sources: Path, documents: Documents, capsys: pytest.Capture
     traces.write_text("{")
     assert main([*common, "--model", "tiny"]) == 2
     assert "not JSON" in capsys.readouterr().err
+    for text in ("[]", '{"model": "tiny", "platform": "cuda"}', target.read_text()):
+        traces.write_text(text)
+        assert main([*common, "--model", "tiny"]) == 2
+        assert "not kernel traces: /" in capsys.readouterr().err
+
+
+def test_the_report_leads_to_the_sources(sources: Path) -> None:
+    report = sources / "ops.md"
+    command = ["--sources", str(sources), "--model", "tiny", "--out", str(report)]
+    assert main([*command, "--json", str(sources / "no" / "ops.json")]) == 2
+    assert not report.exists()
+    assert main(command) == 0
+    text = report.read_text()
+    files = set(re.findall(r"\]\(([^)#]+)#L\d+\)", text))
+    assert "sglang/srt/models/tiny.py" in {str(Path(file)) for file in files}
+    assert all((report.parent / file).is_file() for file in files)
+    assert "`python -m tools.kernel_tracing --model tiny` has the call chains" in text
+    assert "kernel_traces.md" not in text

@@ -24,10 +24,8 @@ from tools.kernel_tracing.analysis import deep
 from tools.kernel_tracing.roots import RootsError
 from tools.kernel_tracing.rules.platforms import PLATFORMS
 from tools.kernel_tracing.sources import SourcesError, find_sources
-from tools.kernel_tracing.terminal import load, progress, write
+from tools.kernel_tracing.terminal import HERE, check_writable, link_base, load, load_traces, notice, progress, write
 from tools.kernel_tracing.trace import trace
-
-HERE = Path("tools")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,8 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.verify is not None:
             return _verify(options.verify, options.sources)
         if options.diff is not None:
-            old, new = (load(path) for path in options.diff)
-            print(importlib.import_module("tools.kernel_tracing.diff").diff(old, new))
+            old, new = (load_traces(path) for path in options.diff)
+            print(importlib.import_module("tools.kernel_tracing.diff").diff(old, new), end="")
             return 0
         with deep():
             return _trace(options)
@@ -54,7 +52,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--sources", type=Path, default=Path(".sources"), metavar="DIR", help="where the sources are")
     parser.add_argument(
-        "--entry", action="append", default=[], metavar="MODULE:CLASS", help="an entry class, instead of EntryClass"
+        "--entry",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="MODULE:CLASS",
+        help="entry classes, instead of EntryClass",
     )
     parser.add_argument("--platform", choices=PLATFORMS, default="cuda", help="branches of others are left out")
     parser.add_argument("--out", type=Path, metavar="FILE", help="the report (default: tools/kernel_traces.md)")
@@ -67,7 +70,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _trace(options: argparse.Namespace) -> int:
+    out, data = _targets(options)
+    check_writable(out, data)
     sources = find_sources(options.sources)
+    notice(options.sources, sources)
     with progress() as report:
         document = trace(sources, options.model, options.entry, options.platform, options.kernel, report)
     problems = document.pop("problems")
@@ -77,20 +83,26 @@ def _trace(options: argparse.Namespace) -> int:
         wanted = f"no call of a kernel named {options.kernel!r}" if options.kernel else "no call of any kernel"
         print(f"error: {wanted} was found from {options.model} on {options.platform}", file=sys.stderr)
         return 1
-    report_text = importlib.import_module("tools.kernel_tracing.render").render(document)
-    if options.kernel and options.out is None and options.json is None:
-        print(report_text)
-    else:
-        if options.json is None or options.out is not None:
-            write(options.out or HERE / "kernel_traces.md", report_text)
-        if options.out is None or options.json is not None:
-            write(options.json or HERE / "kernel_traces.json", dumps(document))
+    render = importlib.import_module("tools.kernel_tracing.render").render
+    if out is None and data is None:
+        print(render(document, link_base(Path("report.md"), options.sources)), end="")
+    if out is not None:
+        write(out, render(document, link_base(out, options.sources)))
+    if data is not None:
+        write(data, dumps(document))
     chains = sum(len(kernel["chains"]) for kernel in document["kernels"])
     print(
         f"{len(document['kernels'])} kernels, {chains} chains, {len(document['unresolved'])} unresolved calls",
         file=sys.stderr,
     )
     return 1 if problems else 0
+
+
+def _targets(options: argparse.Namespace) -> tuple[Path | None, Path | None]:
+    """The report and the data to write: what is asked for; if nothing is, both, or for one kernel none."""
+    if options.kernel or options.out is not None or options.json is not None:
+        return options.out, options.json
+    return HERE / "kernel_traces.md", HERE / "kernel_traces.json"
 
 
 def _verify(path: Path, sources: Path) -> int:

@@ -20,7 +20,7 @@ from tools.kernel_tracing.check_links import Links, Target
 from tools.kernel_tracing.check_source import Site, SourceFile, Sources, last_name
 from tools.kernel_tracing.sources import DISTRIBUTIONS, package_hash
 
-__all__ = ["check"]
+__all__ = ["check", "schema_problems"]
 
 SCHEMA = Path(__file__).resolve().parents[2] / "schema" / "kernel_traces.schema.json"
 CUT = ("...", "…")
@@ -35,9 +35,11 @@ def check(trace: dict[str, Any], sources: Path) -> list[str]:
         trace: the parsed JSON document; it may be malformed.
         sources: the directory that holds sglang/, sgl_kernel/ and flashinfer/, or git checkouts of them.
     """
-    problems = list(_schema_problems(trace))
+    problems = list(schema_problems(trace))
     if problems:
         return problems
+    if not trace["kernels"]:
+        return ["/kernels: there are none: nothing can be checked"]
     if not sources.is_dir():
         return [f"{sources}: no such directory; fetch it with `python -m tools.fetch_sources --dest {sources}`"]
     # Thousands of syntax trees are built and kept: collecting garbage meanwhile doubles the time and finds none.
@@ -50,7 +52,7 @@ def check(trace: dict[str, Any], sources: Path) -> list[str]:
             gc.enable()
 
 
-def _schema_problems(trace: Any) -> Iterator[str]:
+def schema_problems(trace: Any) -> Iterator[str]:
     """Violations of the schema. Frames occur in many chains; each is validated once, for that takes the time."""
     reduced = trace
     kernels = trace.get("kernels") if isinstance(trace, dict) else None

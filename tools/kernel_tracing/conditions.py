@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from tools.kernel_tracing.chains import Chain
 from tools.kernel_tracing.choices import Choices, Labels
-from tools.kernel_tracing.condition_text import CONFIGURATION, SPECULATIVE, Part, join, named, setting, summarise
+from tools.kernel_tracing.condition_text import CONFIGURATION, KIND, SPECULATIVE, Part, join, named, setting, summarise
 from tools.kernel_tracing.guards import Tests
 from tools.kernel_tracing.index import ClassInfo, FunctionInfo
 from tools.kernel_tracing.roots import is_draft
@@ -91,20 +91,26 @@ class Conditions:
         return [part for parts in (self._choice(chain.edges[position - 1]), *reversed(hops)) for part in parts]
 
     def consistent(self, chain: Chain) -> bool:
-        """Whether some configuration takes the chain: no two of its hops ask for different values of one setting."""
-        allowed: dict[str, set[str]] = {}
-        refused: dict[str, set[str]] = defaultdict(set)
+        """Whether some configuration takes the chain.
+
+        No two of its hops ask for different values of one setting, or for different members of an enumeration of what
+        the sources call the same (`forward_batch.forward_mode`).
+        """
+        allowed: dict[tuple[str, str], set[str]] = {}
+        refused: dict[tuple[str, str], set[str]] = defaultdict(set)
         parts = [*self._labels(chain.root), *self.tests.parts(chain.kernel_call.guards, chain.kernel_call.caller)]
         for hop in [parts, *map(self._of_edge, chain.edges)]:
             for part in hop:
-                if part.rank != CONFIGURATION or part == SPECULATIVE:
+                is_setting = part.rank == CONFIGURATION
+                if part == SPECULATIVE or not (is_setting or (part.rank == KIND and "." in part.subject)):
                     continue
+                key = (part.dimension, "" if is_setting else part.subject)
                 values = set(part.values)
                 if part.negated:
-                    refused[part.dimension] |= values
+                    refused[key] |= values
                 else:
-                    allowed[part.dimension] = allowed.get(part.dimension, values) & values
-        return all(values - refused[dimension] for dimension, values in allowed.items())
+                    allowed[key] = allowed.get(key, values) & values
+        return all(values - refused[key] for key, values in allowed.items())
 
     def of_edge(self, edge: Edge) -> str:
         """The condition of one hop, by itself."""

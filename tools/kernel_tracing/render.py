@@ -63,7 +63,7 @@ def _header(trace: Mapping[str, Any], kernels: list[Mapping[str, Any]]) -> list[
         "",
         *table(("Library", "Version", "SHA-256 of its .py files"), rows),
         "",
-        f"{len(kernels)} kernels, {chains} call chains over {len(frames)} call sites, "
+        f"{len(kernels)} kernel{'s' * (len(kernels) != 1)}, {chains} call chains over {len(frames)} call sites, "
         f"{len(trace['unresolved'])} unresolved calls. Links lead to the sources that "
         "`python -m tools.fetch_sources` brings.",
     ]

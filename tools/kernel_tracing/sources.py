@@ -8,8 +8,9 @@ Whatever the layout, `file` in a trace is the path below the directory that hold
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +22,8 @@ DISTRIBUTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 )
 # What a package must have to be taken for whole: a half-unpacked wheel lacks one of these.
 REQUIRED = {"sglang": ("srt/models", "srt/layers"), "sgl_kernel": ("__init__.py",), "flashinfer": ("__init__.py",)}
+# What `python -m tools.fetch_sources` writes beside the packages.
+MANIFEST = "manifest.json"
 _VERSION = re.compile(r"^_*version_*\s*(?::\s*\w+\s*)?=.*?['\"]([0-9][^'\"]*)['\"]", re.M)
 
 
@@ -96,6 +99,29 @@ def find_sources(root: Path, packages: Sequence[str] | None = None) -> SourceTre
             if not (directory / part).exists():
                 raise SourcesError(f"{directory}: incomplete, {part} is missing; remove {directory} and {hint}")
     return SourceTree(found)
+
+
+def notices(root: Path, sources: SourceTree) -> Iterator[str]:
+    """What a reader of the trace should know of its sources: libraries that are not there, and files that were changed
+    or lost since `python -m tools.fetch_sources` brought them.
+    """
+    described = sources.describe()
+    fetched = {}
+    if (root / MANIFEST).is_file():
+        try:
+            entries = json.loads((root / MANIFEST).read_text(encoding="utf-8"))["sources"]
+            fetched = {name: entry["sha256"] for name, entry in entries.items()}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            yield f"{root / MANIFEST}: damaged; fetch the sources again"
+    for distribution, package, _ in DISTRIBUTIONS:
+        expected = fetched.get(distribution)
+        if distribution not in described:
+            yield f"{root}: no {package}; calls of it are listed as unresolved"
+        elif expected and expected != described[distribution]["sha256"]:
+            yield (
+                f"{sources.packages[package]}: not the files of {distribution} that were fetched: some were changed, "
+                f"added or lost; remove it and fetch it again, unless you did that"
+            )
 
 
 def package_version(root: Path, distribution: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from flashinfer_trace.files import write_text
 from tools.kernel_tracing.analysis import Progress as Report
+from tools.kernel_tracing.check import schema_problems
+from tools.kernel_tracing.sources import SourceTree, notices
+
+#: Where the traces of the pinned release are.
+HERE = Path("tools")
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -24,11 +31,40 @@ def load(path: Path) -> dict[str, Any]:
     return document
 
 
+def load_traces(path: Path) -> dict[str, Any]:
+    """Kernel traces from their file. Raises OSError if there are none, or if they do not follow their schema."""
+    traces = load(path)
+    for problem in schema_problems(traces):
+        raise OSError(f"{path}: not kernel traces: {problem}; write them again: python -m tools.kernel_tracing")
+    return traces
+
+
 def write(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
-    if not path.parent.is_dir():
-        raise OSError(f"{path}: no directory {path.parent}")
+    check_writable(path)
     write_text(path, text)
+
+
+def check_writable(*paths: Path | None) -> None:
+    """Raise OSError for files that cannot be written, before the work is done."""
+    for path in paths:
+        if path is not None and not path.parent.is_dir():
+            raise OSError(f"{path}: no directory {path.parent}")
+        if path is not None and path.is_dir():
+            raise OSError(f"{path}: a directory, not a file")
+
+
+def link_base(report: Path, sources: Path) -> str:
+    """What leads from a report to the sources, for its links; in tools/ that is `.sources/`, whatever was read."""
+    if report.parent.resolve() == HERE.resolve():
+        sources = Path(".sources")
+    return Path(os.path.relpath(sources, report.parent)).as_posix() + "/"
+
+
+def notice(root: Path, sources: SourceTree) -> None:
+    """Say on the terminal's error stream what the sources lack."""
+    for line in notices(root, sources):
+        print(f"note: {line}", file=sys.stderr)
 
 
 @contextmanager

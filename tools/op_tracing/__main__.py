@@ -22,15 +22,13 @@ from tools.kernel_tracing.analysis import analyse, deep
 from tools.kernel_tracing.roots import RootsError
 from tools.kernel_tracing.rules.platforms import PLATFORMS
 from tools.kernel_tracing.sources import SourcesError, find_sources
-from tools.kernel_tracing.terminal import load, progress, write
+from tools.kernel_tracing.terminal import HERE, check_writable, link_base, load_traces, notice, progress, write
 from tools.kernel_tracing.trace import document
 from tools.op_tracing import page
 from tools.op_tracing.check import check
 from tools.op_tracing.definitions import covered, definitions_of
-from tools.op_tracing.render import render
+from tools.op_tracing.render import CHAINS, render
 from tools.op_tracing.trace import trace
-
-HERE = Path("tools")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,7 +52,12 @@ def _parser() -> argparse.ArgumentParser:
         "--traces", type=Path, metavar="FILE", help="kernel traces of the model to check against (default: made anew)"
     )
     parser.add_argument(
-        "--entry", action="append", default=[], metavar="MODULE:CLASS", help="an entry class, instead of EntryClass"
+        "--entry",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="MODULE:CLASS",
+        help="entry classes, instead of EntryClass",
     )
     parser.add_argument("--platform", choices=PLATFORMS, default="cuda", help="branches of others are left out")
     parser.add_argument("--out", type=Path, metavar="FILE", help="the report (default: tools/op_traces.md)")
@@ -64,9 +67,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _trace(options: argparse.Namespace) -> int:
+    out, data = options.out, options.json
+    if out is data is options.html is None:
+        out, data = HERE / "op_traces.md", HERE / "op_traces.json"
+    check_writable(out, data, options.html)
     given = None if options.traces is None else _traces(options.traces, options)
+    sources = find_sources(options.sources)
+    notice(options.sources, sources)
     with progress() as report:
-        analysis = analyse(find_sources(options.sources), options.model, options.entry, options.platform, report)
+        analysis = analyse(sources, options.model, options.entry, options.platform, report)
         ops = trace(analysis, report)
         kernels = given or document(analysis, progress=report)
     problems = kernels.pop("problems", [])
@@ -79,11 +88,10 @@ def _trace(options: argparse.Namespace) -> int:
         print(f"error: the op trace and the kernel traces disagree in {len(violations)} places", file=sys.stderr)
         return 1
     known = covered(definitions())
-    default = options.out is options.json is options.html is None
-    if options.out or default:
-        write(options.out or HERE / "op_traces.md", render(ops, kernels, known))
-    if options.json or default:
-        write(options.json or HERE / "op_traces.json", dumps(ops))
+    if out is not None:
+        write(out, render(ops, kernels, known, link_base(out, options.sources), _chains(out, options.model)))
+    if data is not None:
+        write(data, dumps(ops))
     if options.html:
         cover = {page.kernel_id(kernel): definitions_of(kernel, known) for kernel in kernels["kernels"]}
         write(options.html, page.render(ops, kernels, cover))
@@ -92,12 +100,17 @@ def _trace(options: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
+def _chains(out: Path, model: str) -> str:
+    """Where the report says that the call chains are."""
+    return CHAINS if out.parent.resolve() == HERE.resolve() else f"`python -m tools.kernel_tracing --model {model}`"
+
+
 def _traces(path: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The kernel traces given, which must be of the same model."""
-    traces = load(path)
-    if (traces.get("model"), traces.get("platform")) != (options.model, options.platform):
+    traces = load_traces(path)
+    if (traces["model"], traces["platform"]) != (options.model, options.platform):
         raise OSError(
-            f"{path}: kernel traces of {traces.get('model')} on {traces.get('platform')}, not of {options.model} on "
+            f"{path}: kernel traces of {traces['model']} on {traces['platform']}, not of {options.model} on "
             f"{options.platform}; leave --traces out, or write them: "
             f"python -m tools.kernel_tracing --model {options.model} --json FILE"
         )

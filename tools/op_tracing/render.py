@@ -10,13 +10,21 @@ from tools.kernel_tracing.markdown import code, escape, link, slug, source_link,
 from tools.op_tracing.check import key
 from tools.op_tracing.definitions import Covered, definitions_of
 
-__all__ = ["render"]
+__all__ = ["CHAINS", "render"]
 
+# What has the call chains, for a report that lies beside them.
+CHAINS = "[kernel_traces.md](kernel_traces.md)"
 # Definitions that are named in one cell; more are counted.
 MAX_NAMES = 3
 
 
-def render(trace: Mapping[str, Any], kernels: Mapping[str, Any], known: Covered, base: str = "../.sources/") -> str:
+def render(
+    trace: Mapping[str, Any],
+    kernels: Mapping[str, Any],
+    known: Covered,
+    base: str = "../.sources/",
+    chains: str = CHAINS,
+) -> str:
     """The report, deterministic for equal documents.
 
     Args:
@@ -24,8 +32,9 @@ def render(trace: Mapping[str, Any], kernels: Mapping[str, Any], known: Covered,
         kernels: the kernel traces it goes with.
         known: which kernels have Definitions.
         base: what stands before the path of a source file in links. The default fits a report that lies in tools/.
+        chains: what has the call chains.
     """
-    lines = _header(trace, kernels)
+    lines = _header(trace, kernels, chains)
     lines += ["", "## Execution graph", "", *_graph(trace["graph"], base)]
     lines += ["", "## Kernels that the model's code calls itself", "", *_direct(trace["direct_kernels"], base)]
     lines += ["", f"## Ops ({len(trace['ops'])})", "", *_ops(trace["ops"], known)]
@@ -34,7 +43,7 @@ def render(trace: Mapping[str, Any], kernels: Mapping[str, Any], known: Covered,
     return "\n".join(lines) + "\n"
 
 
-def _header(trace: Mapping[str, Any], kernels: Mapping[str, Any]) -> list[str]:
+def _header(trace: Mapping[str, Any], kernels: Mapping[str, Any], chains: str) -> list[str]:
     rows = [
         (escape(name), escape(source["version"]), code(source["sha256"])) for name, source in trace["sources"].items()
     ]
@@ -47,7 +56,7 @@ def _header(trace: Mapping[str, Any], kernels: Mapping[str, Any]) -> list[str]:
         "",
         f"{len(trace['ops'])} ops of the model's forward and {len(trace['non_model_ops'])} outside it use "
         f"{len(kernels['kernels'])} kernels. Links lead to the sources that `python -m tools.fetch_sources` brings; "
-        "[kernel_traces.md](kernel_traces.md) has the call chains.",
+        f"{chains} has the call chains.",
     ]
 
 
