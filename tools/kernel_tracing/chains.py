@@ -111,16 +111,38 @@ class Chains:
         kept: dict[tuple[object, ...], Chain] = {}
         anchors: set[tuple[object, ...]] = set()
         shown: set[tuple[object, ...]] = set()
-        primary = (chain for call in calls for chain in self._through_anchors(call, ways, anchors))
+        spare: dict[tuple[object, ...], Chain] = {}
+        primary = (chain for call in calls for chain in self._through_anchors(call, ways, anchors, spare))
         more = (chain for call in calls for chain in self._through_hops(call, ways, shown))
         for chain in itertools.chain(primary, itertools.islice(more, MAX_MORE)):
             kept.setdefault(_frames(chain), chain)
             shown |= {_hop(edge) for edge in chain.edges}
+        passed = {key for chain in kept.values() for key in self._passed(chain)}
+        for key, chain in spare.items():
+            if key not in passed:
+                kept.setdefault(_frames(chain), chain)
         total = sum(self._count(call.caller, ways) for call in calls)
         return list(kept.values()), max(0, total - len(kept))
 
-    def _through_anchors(self, call: KernelCall, ways: _Ways, seen: set[tuple[object, ...]]) -> Iterator[Chain]:
-        """A shortest chain through every call in the model's files that leads to the kernel call, nearest first."""
+    def _passed(self, chain: Chain) -> Iterator[tuple[object, ...]]:
+        """A chain's kernel call with each call in the model's files, or with None if it has no such call."""
+        site = place(chain.kernel_call.caller, chain.kernel_call.call)
+        calls = [
+            (chain.kernel_call.caller, site),
+            *((edge.caller, place(edge.caller, edge.call)) for edge in chain.edges),
+        ]
+        anchors = [where for caller, where in calls if self.in_model(caller)]
+        yield from ((site, anchor) for anchor in anchors)
+        if not anchors:
+            yield (site, None)
+
+    def _through_anchors(
+        self, call: KernelCall, ways: _Ways, seen: set[tuple[object, ...]], spare: dict[tuple[object, ...], Chain]
+    ) -> Iterator[Chain]:
+        """A shortest chain through every call in the model's files that leads to the kernel call, nearest first.
+
+        What no configuration takes goes to `spare`, by kernel call and call in the model.
+        """
         site = place(call.caller, call.call)
         if call.caller in ways.stops and (site, None) not in seen:
             seen.add((site, None))
@@ -137,7 +159,6 @@ class Chains:
             # Without a call in the model the chain must end here, or it says nothing yet.
             if (site, anchor) not in seen and (anchor is not None or edge.caller in ways.stops):
                 found.append((tree.depth[edge.callee] + ways.distance[edge.caller], edge, anchor))
-        spare: dict[tuple[object, ...], Chain] = {}
         for _, edge, anchor in sorted(found, key=lambda item: item[0]):
             if (site, anchor) not in seen:
                 chain = self._chain(call, edge, tree, ways)
@@ -146,10 +167,6 @@ class Chains:
                     yield chain
                 elif chain is not None:
                     spare.setdefault((site, anchor), chain)
-        for key, chain in spare.items():
-            if key not in seen:
-                seen.add(key)
-                yield chain
 
     def _through_hops(self, call: KernelCall, ways: _Ways, seen: set[tuple[object, ...]]) -> Iterator[Chain]:
         """A shortest chain through every hop that no chain of the kernel shows yet, nearest first."""

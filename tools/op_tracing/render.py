@@ -117,7 +117,12 @@ def _place(site: Mapping[str, Any], base: str) -> str:
 
 def _ops(ops: Iterable[Mapping[str, Any]], known: Covered) -> list[str]:
     rows = [(f"`{op['name']}()`", str(len(op["kernels"])), _names(op["kernels"])) for op in ops]
-    lines = [*table(("Op", "Kernel count", "Kernels"), rows)]
+    lines = [
+        "*When* is the condition of the chains that the kernel traces list. Where they leave chains out, the kernel may run "
+        "in other cases too.",
+        "",
+        *table(("Op", "Kernel count", "Kernels"), rows),
+    ]
     for op in ops:
         lines += ["", f'<a id="{_anchor(op["name"])}"></a>', "", f"### {escape(op['name'])}", ""]
         lines += _kernel_table(op["kernels"], known)
