@@ -118,8 +118,8 @@ def _place(site: Mapping[str, Any], base: str) -> str:
 def _ops(ops: Iterable[Mapping[str, Any]], known: Covered) -> list[str]:
     rows = [(f"`{op['name']}()`", str(len(op["kernels"])), _names(op["kernels"])) for op in ops]
     lines = [
-        "*When* is the condition of the chains that the kernel traces list. Where they leave chains out, the kernel may "
-        "run in other cases too.",
+        "*When* is the condition of the chains that the kernel traces list. Where they leave chains out, the kernel "
+        "may run in other cases too.",
         "",
         *table(("Op", "Kernel count", "Kernels"), rows),
     ]
