@@ -22,9 +22,18 @@ from typing import Any
 
 from tools.kernel_tracing.analysis import deep
 from tools.kernel_tracing.roots import RootsError
-from tools.kernel_tracing.rules.platforms import PLATFORMS
 from tools.kernel_tracing.sources import SourcesError, find_sources
-from tools.kernel_tracing.terminal import HERE, check_writable, link_base, load, load_traces, notice, progress, write
+from tools.kernel_tracing.terminal import (
+    HERE,
+    check_writable,
+    link_base,
+    load,
+    load_traces,
+    model_arguments,
+    notice,
+    progress,
+    write,
+)
 from tools.kernel_tracing.trace import trace
 
 
@@ -47,21 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.kernel_tracing", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument(
-        "--model", default="deepseek", help="name of the model's file in sglang/srt/models, without .py"
-    )
-    parser.add_argument("--sources", type=Path, default=Path(".sources"), metavar="DIR", help="where the sources are")
-    parser.add_argument(
-        "--entry",
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="MODULE:CLASS",
-        help="entry classes, instead of EntryClass",
-    )
-    parser.add_argument("--platform", choices=PLATFORMS, default="cuda", help="branches of others are left out")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the report (default: tools/kernel_traces.md)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="the data (default: tools/kernel_traces.json)")
+    model_arguments(parser, "kernel_traces")
     parser.add_argument("--kernel", default="", metavar="NAME", help="only this kernel, printed unless --out is given")
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--verify", type=Path, metavar="FILE", help="check every frame of a trace against the sources")

@@ -1,7 +1,8 @@
-"""What the tracers' command lines share: a progress bar, reading and writing of files."""
+"""What the tracers' command lines share: arguments, a progress bar, reading and writing of files."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -16,10 +17,30 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from flashinfer_trace.files import write_text
 from tools.kernel_tracing.analysis import Progress as Report
 from tools.kernel_tracing.check import schema_problems
+from tools.kernel_tracing.rules.platforms import PLATFORMS
 from tools.kernel_tracing.sources import SourceTree, notices
 
 #: Where the traces of the pinned release are.
 HERE = Path("tools")
+
+
+def model_arguments(parser: argparse.ArgumentParser, name: str) -> None:
+    """Adds the arguments that say what is traced and where it is written; `name`: the default files, without suffix."""
+    parser.add_argument(
+        "--model", default="deepseek", help="name of the model's file in sglang/srt/models, without .py"
+    )
+    parser.add_argument("--sources", type=Path, default=Path(".sources"), metavar="DIR", help="where the sources are")
+    parser.add_argument(
+        "--entry",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="MODULE:CLASS",
+        help="entry classes, instead of EntryClass",
+    )
+    parser.add_argument("--platform", choices=PLATFORMS, default="cuda", help="branches of others are left out")
+    parser.add_argument("--out", type=Path, metavar="FILE", help=f"the report (default: tools/{name}.md)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help=f"the data (default: tools/{name}.json)")
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -20,9 +20,17 @@ from typing import Any
 from flashinfer_trace import definitions
 from tools.kernel_tracing.analysis import analyse, deep
 from tools.kernel_tracing.roots import RootsError
-from tools.kernel_tracing.rules.platforms import PLATFORMS
 from tools.kernel_tracing.sources import SourcesError, find_sources
-from tools.kernel_tracing.terminal import HERE, check_writable, link_base, load_traces, notice, progress, write
+from tools.kernel_tracing.terminal import (
+    HERE,
+    check_writable,
+    link_base,
+    load_traces,
+    model_arguments,
+    notice,
+    progress,
+    write,
+)
 from tools.kernel_tracing.trace import document
 from tools.op_tracing import page
 from tools.op_tracing.check import check
@@ -44,24 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.op_tracing", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument(
-        "--model", default="deepseek", help="name of the model's file in sglang/srt/models, without .py"
-    )
-    parser.add_argument("--sources", type=Path, default=Path(".sources"), metavar="DIR", help="where the sources are")
+    model_arguments(parser, "op_traces")
     parser.add_argument(
         "--traces", type=Path, metavar="FILE", help="kernel traces of the model to check against (default: made anew)"
     )
-    parser.add_argument(
-        "--entry",
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="MODULE:CLASS",
-        help="entry classes, instead of EntryClass",
-    )
-    parser.add_argument("--platform", choices=PLATFORMS, default="cuda", help="branches of others are left out")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the report (default: tools/op_traces.md)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="the data (default: tools/op_traces.json)")
     parser.add_argument("--html", type=Path, metavar="FILE", help="a page that needs no network")
     return parser
 
