@@ -159,7 +159,7 @@ def test_digests_are_of_the_pinned_release():
 
 
 @needs_sources
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "DeepseekV3ForCausalLM"])
+@pytest.mark.parametrize("architecture", COMMITTED)
 def test_a_digest_is_what_the_tracer_says(architecture):
     made = traces.dumps(traces.digest(architecture, find_sources(SOURCES)))
     assert made == (traces.COMMITTED / f"{architecture}.json").read_text(), (

@@ -6,7 +6,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from synthetic import Hop, chains, check, trace_files, write
+from synthetic import Hop, check, trace_files, write
 
 from tools.kernel_tracing.sources import find_sources
 from tools.kernel_tracing.trace import trace
@@ -98,48 +98,6 @@ def test_an_alternative_that_is_possible_keeps_the_branch(tmp_path: Path) -> Non
 def test_a_class_that_something_else_may_make_is_kept(tmp_path: Path, maker: str) -> None:
     files = {**FILES, "maker.py": "from sglang.srt.backends import LinearBackend\n" + maker}
     assert names(trace_files(tmp_path, files)) == {"good", "wrong"}
-
-
-def test_two_patched_modules_do_not_share_their_forwards(tmp_path: Path) -> None:
-    """Each module's chain goes through the function that patches it, and ends where that module is called."""
-    model = """
-        from torch import nn
-        from sgl_kernel import good, other
-        class First(nn.Module):
-            def forward(self, x):
-                return good(x)
-        class Second(nn.Module):
-            def forward(self, x):
-                return other(x)
-        def hook(module):
-            original = module.forward
-            def forward(*args):
-                module.forward = original
-                result = module(*args)
-                module.forward = forward
-                return result
-            module.forward = forward
-        class Tiny(nn.Module):
-            def __init__(self):
-                self.first = First()
-                self.second = Second()
-                for module in (self.first, self.second):
-                    hook(module)
-            def forward_split(self, x):
-                return self.second(x)
-            def forward(self, x):
-                return self.first(x)
-        EntryClass = Tiny
-    """
-    found = chains(trace_files(tmp_path, {"models/tiny.py": model}))
-    assert set(found["good"]) == {
-        ("First.forward", "Tiny.forward"),
-        ("First.forward", "hook.forward", "Tiny.forward"),
-    }
-    assert set(found["other"]) == {
-        ("Second.forward", "Tiny.forward_split"),
-        ("Second.forward", "hook.forward", "Tiny.forward_split"),
-    }
 
 
 LIBRARY = """

@@ -5,45 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from synthetic import Hop, check, trace_files
+from synthetic import Hop, chains, check, trace_files
 
 HOPS = [
-    Hop(
-        "forwards of several modules, each wrapped by a function that hooks them",
-        {
-            "models/tiny.py": """
-                from torch import nn
-                from sgl_kernel import good, other
-                class First(nn.Module):
-                    def forward(self, x):
-                        return good(x)
-                class Second(nn.Module):
-                    def forward(self, x):
-                        return other(x)
-                def hook(module):
-                    original = module.forward
-                    def forward(*args):
-                        module.forward = original
-                        result = module(*args)
-                        module.forward = forward
-                        return result
-                    module.forward = forward
-                class Tiny(nn.Module):
-                    def __init__(self):
-                        self.first = First()
-                        self.second = Second()
-                        for module in (self.first, self.second):
-                            hook(module)
-                    def only_second(self, x):
-                        return self.second(x)
-                    def forward(self, x):
-                        return self.first(x)
-                EntryClass = Tiny
-            """
-        },
-        {"good": ("First.forward", "Tiny.forward")},
-        pruned=("other",),
-    ),
     Hop(
         "names that __getattr__ passes on do not mix",
         {
@@ -376,3 +340,45 @@ HOPS = [
 @pytest.mark.parametrize("hop", HOPS, ids=lambda hop: hop.name)
 def test_hop(hop: Hop, tmp_path: Path) -> None:
     check(hop, trace_files(tmp_path, hop.files))
+
+
+def test_two_patched_modules_do_not_share_their_forwards(tmp_path: Path) -> None:
+    """Each module's chain goes through the function that patches it, and ends where that module is called."""
+    model = """
+        from torch import nn
+        from sgl_kernel import good, other
+        class First(nn.Module):
+            def forward(self, x):
+                return good(x)
+        class Second(nn.Module):
+            def forward(self, x):
+                return other(x)
+        def hook(module):
+            original = module.forward
+            def forward(*args):
+                module.forward = original
+                result = module(*args)
+                module.forward = forward
+                return result
+            module.forward = forward
+        class Tiny(nn.Module):
+            def __init__(self):
+                self.first = First()
+                self.second = Second()
+                for module in (self.first, self.second):
+                    hook(module)
+            def forward_split(self, x):
+                return self.second(x)
+            def forward(self, x):
+                return self.first(x)
+        EntryClass = Tiny
+    """
+    found = chains(trace_files(tmp_path, {"models/tiny.py": model}))
+    assert set(found["good"]) == {
+        ("First.forward", "Tiny.forward"),
+        ("First.forward", "hook.forward", "Tiny.forward"),
+    }
+    assert set(found["other"]) == {
+        ("Second.forward", "Tiny.forward_split"),
+        ("Second.forward", "hook.forward", "Tiny.forward_split"),
+    }
