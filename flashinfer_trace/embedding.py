@@ -9,7 +9,7 @@ from typing import Any
 from flashinfer_trace.dataset import definition_paths
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.files import write_text
-from flashinfer_trace.naming import family_of, load_naming
+from flashinfer_trace.naming import family_name, load_naming
 from flashinfer_trace.reference import ReferenceSourceError, render, sha256
 
 __all__ = ["definition_text", "embed_all", "has_evidence"]
@@ -33,7 +33,7 @@ def embed_all(root: Path, write: bool) -> list[tuple[Path, str]]:
     changed = []
     for path in definition_paths(root):
         definition = Definition.from_file(path)
-        family = family_of(definition, naming)
+        family = family_name(definition, naming)
         if family is None:
             raise ReferenceSourceError(f"{path}: no family in schema/naming.json fits this name; add its pattern there")
         reference = render(root, definition.op_type, family, definition.const_axes)
