@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.json_source import JsonDocument, JsonSourceError, load
+from flashinfer_trace.json_source import JsonDocument, JsonSourceError, load, parse
+from flashinfer_trace.ledger import Ledger, file_in
 from flashinfer_trace.naming import Naming, NamingError, load_naming
 from flashinfer_trace.validation import definition_rules, reference_rules
 from flashinfer_trace.validation.candidate import Candidate
-from flashinfer_trace.validation.evidence_rules import Evidence, check_evidence_file, check_verified
+from flashinfer_trace.validation.evidence_rules import check_evidence_file, check_verified
 from flashinfer_trace.validation.files import DatasetFiles
 from flashinfer_trace.validation.problems import Findings, Result, quote
 from flashinfer_trace.validation.reference_memo import ReferenceMemo
@@ -21,7 +22,7 @@ from flashinfer_trace.validation.schemas import SchemaFileError, Schemas, check_
 __all__ = ["validate_paths"]
 
 
-def validate_paths(paths: Sequence[Path], root: Path) -> Result:
+def validate_paths(paths: Sequence[Path], root: Path, contents: Mapping[Path, str] | None = None) -> Result:
     """Checks Definitions and evidence files and reports every problem at once.
 
     It never raises for what a file contains, runs no reference, imports no torch, and reads at most 4 MiB of each file.
@@ -31,19 +32,22 @@ def validate_paths(paths: Sequence[Path], root: Path) -> Result:
             evidence and conventions. A file or directory outside the root is checked as Definitions.
         root: the dataset root, a directory with definitions/, schema/, reference/ and evidence/.
 
+        contents: text that is checked instead of what a file holds: what somebody is about to write.
+
     Returns:
         Number of Definitions that were checked (and of evidence files among `paths`), and the problems in order of file
         and line.
     """
-    check = _DatasetCheck(root)
+    check = _DatasetCheck(root, contents or {})
     for path in paths or [root]:
         check.add(Path(path))
     return check.run()
 
 
 class _DatasetCheck:
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, contents: Mapping[Path, str]) -> None:
         self.files = DatasetFiles(root)
+        self.contents = {self.files.locate(path): text for path, text in contents.items()}
         self.root = self.files.root
         self.schemas = Schemas(self.root)
         self.findings: dict[Path, Findings] = {}
@@ -51,7 +55,7 @@ class _DatasetCheck:
         self.evidence_paths: dict[Path, None] = {}
         self.context_paths: dict[Path, None] = {}  # evidence that nobody named: checked, but not counted
         self.first_of_name: dict[str, Path] = {}
-        self.evidence: dict[Path, Evidence | None] = {}
+        self.evidence: dict[Path, Ledger | None] = {}
         self.references = ReferenceMemo()
 
     def findings_of(self, path: Path) -> Findings:
@@ -91,7 +95,7 @@ class _DatasetCheck:
     def _load(self, path: Path) -> JsonDocument | None:
         findings = self.findings_of(path)
         try:
-            document = load(path)
+            document = parse(self.contents[path].encode()) if path in self.contents else load(path)
         except JsonSourceError as error:
             found = error.problem
             findings.add(found.rule, found.message, found.hint, found.pointer, found.line)
@@ -129,9 +133,9 @@ class _DatasetCheck:
             if family is not None and not candidate.malformed_axes:
                 reference_rules.check_rendering(reference.source, candidate, family, self.root, findings)
         if candidate.is_verified and candidate.name and candidate.op_type:
-            evidence_path = self.files.evidence / candidate.op_type / f"{candidate.name}.json"
-            evidence = self._evidence_of(evidence_path) if os.path.lexists(evidence_path) else None
-            check_verified(candidate, evidence, evidence_path, self.root, findings)
+            evidence_path = file_in(self.files.evidence, candidate.op_type, candidate.name)
+            ledger = self._evidence_of(evidence_path) if os.path.lexists(evidence_path) else None
+            check_verified(candidate, ledger, evidence_path, self.root, findings)
 
     def _check_path(self, candidate: Candidate, path: Path, findings: Findings) -> None:
         if candidate.name is None or candidate.op_type is None:
@@ -150,7 +154,7 @@ class _DatasetCheck:
             shown = self.findings_of(others[0]).file
             findings.add("name-duplicate", f"{shown} has the name {quote(candidate.name)} too", "rename one", "/name")
 
-    def _evidence_of(self, path: Path) -> Evidence | None:
+    def _evidence_of(self, path: Path) -> Ledger | None:
         """Checks an evidence file once; None if it is unusable."""
         if path not in self.evidence:
             self.evidence[path] = None
