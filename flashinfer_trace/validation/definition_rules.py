@@ -198,14 +198,10 @@ def _check_uses(constraint: Constraint, candidate: Candidate, findings: Findings
 
     known = {*candidate.declared_axes, *candidate.inputs}
     inputs = candidate.inputs
-    for name in sorted((constraint.subscripted | constraint.reduced) & known):
+    for name in sorted(constraint.subscripted & known):
         if name not in inputs or not inputs[name].is_index_list:
-            how = "subscripts" if name in constraint.subscripted else "takes min or max of"
-            message = f"the constraint {how} {name}, which is {kind(name)}"
+            message = f"the constraint subscripts {name}, which is {kind(name)}"
             findings.add("constraint-type", message, "only 1-D integer inputs", pointer)
-    for name in sorted(constraint.measured & known):
-        if name not in inputs or inputs[name].shape is None:
-            findings.add("constraint-type", f"len() of {name}, which is {kind(name)}", "only of tensors", pointer)
     for name in sorted(constraint.scalars & known):
         if name in inputs and inputs[name].shape is not None:
             message = f"the constraint uses {name} as a number, but it is {kind(name)}"
