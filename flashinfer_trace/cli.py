@@ -23,8 +23,9 @@ def main() -> None:
 
 @main.command()
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--release", is_flag=True, help="Refuse evidence that older harness or family code judged, too.")
 @click.option("--format", "output_format", type=FORMATS, default="text", help="How problems are printed.")
-def validate(paths: tuple[Path, ...], output_format: str) -> None:
+def validate(paths: tuple[Path, ...], release: bool, output_format: str) -> None:
     """Check Definitions (files or directories; default: the whole dataset) against schema and conventions.
 
     Exit status: 0 clean, 1 problems, 2 wrong usage.
@@ -35,7 +36,7 @@ def validate(paths: tuple[Path, ...], output_format: str) -> None:
     missing = [path for path in paths if not path.exists() and not path.is_symlink()]
     if missing:
         raise click.UsageError(f"no such file or directory: {missing[0]}")
-    result = validate_paths(list(paths) or [root], root)
+    result = validate_paths(list(paths) or [root], root, release=release)
     if output_format == "json":
         click.echo(format_json(result))
     else:

@@ -14,6 +14,7 @@ from flashinfer_trace.dataset import definition_paths
 from flashinfer_trace.definition import Definition, InputError
 from flashinfer_trace.files import json_text, write_text
 from flashinfer_trace.naming import Naming, NamingError, family_name, load_naming
+from flashinfer_trace.records import RecordsError
 from flashinfer_trace.reference import ReferenceSourceError, render, source_path
 
 __all__ = ["EmbeddingError", "embed_all", "outdated_reference"]
@@ -57,7 +58,7 @@ def embed_all(root: Path, write: bool, names: Sequence[str] = ()) -> list[tuple[
     try:
         naming = load_naming(root)
         embedded = [_embed(root, path, naming) for path in paths]
-    except (ReferenceSourceError, NamingError, InputError, ledger.LedgerError) as error:
+    except (ReferenceSourceError, NamingError, RecordsError, InputError, ledger.LedgerError) as error:
         raise EmbeddingError(str(error)) from error
     losing = sum(one.loses_verified for one in embedded)
     evidence = ledger.evidence_directory(root)

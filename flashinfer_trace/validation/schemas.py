@@ -43,6 +43,11 @@ class Schemas:
         """Validator of schema/naming.json."""
         return self._compile("naming.schema.json")
 
+    @cached_property
+    def records(self) -> Any:
+        """Validator of schema/records.json."""
+        return self._compile("records.schema.json")
+
     def _compile(self, name: str) -> Any:
         from jsonschema import Draft202012Validator, SchemaError, validators
 
