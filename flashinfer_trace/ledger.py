@@ -202,6 +202,7 @@ class Entry:
                 yield f"the policy of {name} is not the one of today's record"
 
 
+@functools.lru_cache(maxsize=1024)
 def implausible(recorded_at: str) -> str | None:
     """Why a run cannot have ended then, None if it can."""
     try:
