@@ -355,14 +355,9 @@ def load_json(path: Path) -> dict[str, Any]:
         LedgerError: it cannot be read, or is not one JSON object without duplicate keys.
     """
     try:
-        document = json_source.load(path)
-        if document.problems:
-            raise json_source.JsonSourceError(document.problems[0])
+        return json_source.load_object(path)
     except json_source.JsonSourceError as error:
         raise LedgerError(f"{path}: {error}; restore it from version control or record it again") from None
-    if not isinstance(document.data, dict):
-        raise LedgerError(f"{path}: not an evidence file (no JSON object); record it again")
-    return document.data
 
 
 @functools.lru_cache(maxsize=1024)

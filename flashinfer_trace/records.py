@@ -84,11 +84,11 @@ def load_records(root: Path) -> Records:
 @functools.lru_cache(maxsize=8)
 def _load(path: Path, _modified: int) -> Records:
     try:
-        document = json_source.load(path)
-        if document.problems:
-            raise json_source.JsonSourceError(document.problems[0])
-        return Records({name: _kernels(family) for name, family in document.data["families"].items()})
-    except (json_source.JsonSourceError, KeyError, TypeError, ValueError, AttributeError) as error:
+        document = json_source.load_object(path)
+        return Records({name: _kernels(family) for name, family in document["families"].items()})
+    except json_source.JsonSourceError as error:
+        raise RecordsError(f"{path}: {error}; write it anew: python -m tools.generate_docs") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RecordsError(f"{path}: malformed ({error!r}); write it anew: python -m tools.generate_docs") from None
 
 

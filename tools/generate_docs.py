@@ -14,15 +14,18 @@ import json
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
-from flashinfer_trace import Definition, definitions, find_root
+from flashinfer_trace import DatasetError, Definition, InputError, definitions, find_root
 from flashinfer_trace.coverage import coverage as model_coverages
 from flashinfer_trace.coverage import matrix, op_table
-from flashinfer_trace.families import all_families, family_of
-from flashinfer_trace.files import json_text, write_text
+from flashinfer_trace.families import FamilyError, all_families, family_of
+from flashinfer_trace.files import UnreadableFile, json_text, read_text, write_text
 from flashinfer_trace.harness.family import Family, Kernel
-from flashinfer_trace.ledger import RECORDED_ON, VERIFIED, proofs, read
-from flashinfer_trace.records import records_path
+from flashinfer_trace.json_source import TRACES, JsonSourceError, load_object
+from flashinfer_trace.ledger import RECORDED_ON, VERIFIED, LedgerError, proofs, read
+from flashinfer_trace.naming import NamingError
+from flashinfer_trace.records import RecordsError, records_path
 from tools.extract_definitions import model_needs
 from tools.op_tracing.coverage import coverage
 from tools.op_tracing.definitions import covered
@@ -87,14 +90,18 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     root = find_root()
     outdated = []
-    # The facts of the records first: what is proven, and so the other documents, depends on them.
-    for write_documents in (record_documents, documents):
-        for path, text in write_documents(root).items():
-            if not path.exists() or path.read_text(encoding="utf-8") != text:
-                outdated.append(path)
-                if not options.check:
-                    path.parent.mkdir(exist_ok=True)
-                    write_text(path, text)
+    try:
+        # The facts of the records first: what is proven, and so the other documents, depends on them.
+        for write_documents in (record_documents, documents):
+            for path, text in write_documents(root).items():
+                if not path.exists() or read_text(path, TRACES.bytes) != text:
+                    outdated.append(path)
+                    if not options.check:
+                        path.parent.mkdir(exist_ok=True)
+                        write_text(path, text)
+    except (DatasetError, FamilyError, InputError, LedgerError, NamingError, RecordsError, UnreadableFile) as error:
+        print(error, file=sys.stderr)
+        return 2
     for path in outdated:
         print(f"{path}: {'out of date; run `python -m tools.generate_docs`' if options.check else 'written'}")
     return 1 if options.check and outdated else 0
@@ -107,8 +114,8 @@ def record_documents(root: Path) -> dict[Path, str]:
 
 def documents(root: Path) -> dict[Path, str]:
     """Every other generated document and its text."""
-    kernels = json.loads((root / "tools" / "kernel_traces.json").read_text(encoding="utf-8"))
-    ops = json.loads((root / "tools" / "op_traces.json").read_text(encoding="utf-8"))
+    kernels = _trace(root / "tools" / "kernel_traces.json")
+    ops = _trace(root / "tools" / "op_traces.json")
     dataset = list(definitions(root=root))
     runs = {one.name: [entry.path for entry in proofs(root, one)] for one in dataset}
     return {
@@ -282,6 +289,13 @@ def accuracy_row(
 
 
 FIGURES = ("kernel_worst", "kernel_error", "reference_worst", "reference_error")
+
+
+def _trace(path: Path) -> dict[str, Any]:
+    try:
+        return load_object(path, TRACES)
+    except JsonSourceError as error:
+        raise DatasetError(f"{path}: {error}; write it again or restore it from version control") from error
 
 
 def table(headings: list[str], rows: list[list[str]], alignment: str) -> list[str]:

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from flashinfer_trace.files import UnreadableFile, read_bytes
 from flashinfer_trace.json_source import JsonDocument, JsonSourceError, load, parse
 from flashinfer_trace.ledger import Ledger, file_in
 from flashinfer_trace.naming import Naming, NamingError, load_naming
@@ -229,9 +230,9 @@ class _DatasetCheck:
         """Finds what a scaffold left to be written in the harness records; a wheel keeps them elsewhere."""
         for path in sorted((self.root / "flashinfer_trace" / "families").rglob("*.py")):
             try:
-                lines = path.read_bytes().splitlines()
-            except OSError as error:
-                self.findings_of(path).add("file-unreadable", f"cannot be read: {error.strerror}", "check the path")
+                lines = read_bytes(path).splitlines()
+            except UnreadableFile as error:
+                self.findings_of(path).add(error.rule, error.reason, error.hint)
                 continue
             for number, line in enumerate(lines, 1):
                 if b"TODO" in line:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import re
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace.json_source import JsonSourceError, load
+from flashinfer_trace.patterns import PatternError, found_in
 from flashinfer_trace.validation.problems import Findings, pointer_of, quote
 
 __all__ = ["SchemaFileError", "Schemas", "check_schema"]
@@ -87,13 +87,11 @@ def _check_pattern(_validator: Any, pattern: str, instance: Any, _schema: Any) -
     from jsonschema import ValidationError
 
     # JSON Schema means ECMAScript, where $ is the very end; in Python it also matches before a last line break.
-    if isinstance(instance, str) and not _ecmascript(pattern).search(instance):
-        yield ValidationError(f"does not match {pattern}")
-
-
-@functools.lru_cache(maxsize=256)
-def _ecmascript(pattern: str) -> re.Pattern[str]:
-    return re.compile(re.sub(r"\$$", r"\\Z", pattern))
+    try:
+        if isinstance(instance, str) and not found_in(pattern, instance):
+            yield ValidationError(f"does not match {pattern}")
+    except PatternError as error:
+        yield ValidationError(f"the schema's pattern: {error}")
 
 
 def _remembering_ref(check_ref: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:

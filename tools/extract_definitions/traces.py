@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace.files import write_text
+from flashinfer_trace.json_source import TRACES, load_object
 from tools.extract_definitions.errors import ExtractionError
 from tools.kernel_tracing.analysis import Progress, analyse
 from tools.kernel_tracing.sources import SourcesError, SourceTree, find_sources
@@ -177,8 +178,8 @@ def _nodes(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def _read(path: Path) -> Usage:
     try:
-        return usage_from(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        return usage_from(load_object(path, TRACES))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ExtractionError(f"{path}: not a digest ({error!r}); restore it from version control") from error
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from flashinfer_trace.files import write_text
+from flashinfer_trace.json_source import TRACES, JsonSourceError, load_object
 from tools.kernel_tracing.analysis import Progress as Report
 from tools.kernel_tracing.check import schema_problems
 from tools.kernel_tracing.rules.platforms import PLATFORMS
@@ -46,10 +46,9 @@ def model_arguments(parser: argparse.ArgumentParser, name: str) -> None:
 def load(path: Path) -> dict[str, Any]:
     """A trace from its file. Raises OSError, which names the file, if there is none or it is not JSON."""
     try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise OSError(f"{path}: not JSON: {error}") from error
-    return document
+        return load_object(path, TRACES)
+    except JsonSourceError as error:
+        raise OSError(f"{path}: {error}") from error
 
 
 def load_traces(path: Path) -> dict[str, Any]:
