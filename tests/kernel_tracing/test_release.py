@@ -14,8 +14,8 @@ from tools.kernel_tracing.__main__ import dumps
 from tools.kernel_tracing.resolver_api import answers
 from tools.kernel_tracing.trace import document
 
-TRACES = ROOT / "tools" / "kernel_traces.json"
-REPORT = ROOT / "tools" / "kernel_traces.md"
+TRACES = ROOT / "traces" / "kernel_traces.json"
+REPORT = ROOT / "traces" / "kernel_traces.md"
 CHAINS = json.loads((ROOT / "tests" / "kernel_tracing" / "chains_0_5_8.json").read_text())["chains"]
 #: Of 516 hand-labelled calls, as the analysis that a trace is made of resolves them (docs/kernel_tracing.md): lower
 #: figures are a regression.
