@@ -1,7 +1,7 @@
 """Which kernels the code of a model calls, by op and serving stage: a digest of its op trace.
 
-Digests of the models under `models/` are committed in `traces/digests/`, so that extraction needs no sources. Where sources are
-given and differ from those a digest was made of, or there is none of an architecture, the tracer runs anew.
+Digests of the models under `models/` are committed in `traces/digests/`, so that extraction needs no sources. Where
+sources are given and differ from those a digest was made of, or there is none of an architecture, the tracer runs anew.
 
 python -m tools.extract_definitions.traces [ARCHITECTURE ...]     # write digests from .sources (default: all)
 """
