@@ -23,9 +23,10 @@ from flashinfer_trace.families import family_of
 from flashinfer_trace.files import write_text
 from flashinfer_trace.harness.family import Family, Kernel
 from tools.extract_definitions import model_needs
-from tools.op_tracing.coverage import coverage
 from tools.op_tracing.definitions import covered
+from tools.op_tracing.kernel_coverage import kernel_coverage
 from tools.op_tracing.render import render
+from tools.shared.markdown import table
 
 VERIFICATION = """# Verification
 
@@ -96,7 +97,7 @@ def documents(root: Path) -> dict[Path, str]:
     return {
         root / "docs" / "verification.md": verification(root),
         root / "docs" / "accuracy.md": accuracy(root),
-        root / "docs" / "coverage.md": coverage(kernels, dataset, runs) + model_coverage(root),
+        root / "docs" / "coverage.md": kernel_coverage(kernels, dataset, runs) + model_coverage(root),
         root / "traces" / "op_traces.md": render(ops, kernels, covered(dataset)),
         **model_needs.documents(root),
     }
@@ -232,12 +233,6 @@ def entries(root: Path, definition: Definition) -> Iterator[dict[str, Any]]:
         ledger = json.loads(path.read_text(encoding="utf-8"))
         if ledger["reference_sha256"] == definition.reference_sha256:
             yield from (entry for entry in ledger["entries"] if entry["result"] == "passed")
-
-
-def table(headings: list[str], rows: list[list[str]], alignment: str) -> list[str]:
-    """A Markdown table."""
-    rule = ["---:" if letter == "r" else "---" for letter in alignment]
-    return ["| " + " | ".join(cells) + " |" for cells in (headings, rule, *rows)]
 
 
 if __name__ == "__main__":

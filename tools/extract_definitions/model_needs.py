@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from tools.extract_definitions.models import available, load_model
 from tools.extract_definitions.needs import Options, Request
 from tools.extract_definitions.plan import Planner
 from tools.extract_definitions.traces import usage_of
+from tools.shared.json_layout import Lines, Place, laid_out
 
 
 def documents(root: Path) -> dict[Path, str]:
@@ -73,11 +73,14 @@ def _by_op_type(names: dict[str, str]) -> dict[str, list[str]]:
 
 
 def _dumps(document: dict[str, Any]) -> str:
-    """One line an op."""
+    """The document as JSON, one line per op."""
+    return laid_out(document, _lines, compact=False)
 
-    def value(item: Any) -> str:
-        if isinstance(item, list) and item:
-            return "[" + ",".join(f"\n    {json.dumps(one, ensure_ascii=False)}" for one in item) + "\n  ]"
-        return json.dumps(item, ensure_ascii=False)
 
-    return "{\n" + ",\n".join(f"  {json.dumps(key)}: {value(item)}" for key, item in document.items()) + "\n}\n"
+def _lines(place: Place) -> Lines | None:
+    match place:
+        case ():
+            return Lines("\n  ", end="\n")
+        case ("ops",) | ("unsupported",):
+            return Lines("\n    ", end="\n  ")
+    return None

@@ -21,6 +21,7 @@ from tools.extract_definitions.errors import ExtractionError
 from tools.kernel_tracing.analysis import Progress, analyse
 from tools.kernel_tracing.sources import SourcesError, SourceTree, find_sources
 from tools.op_tracing.trace import trace
+from tools.shared.json_layout import Lines, Place, laid_out
 
 STAGES = ("prefill", "decode")
 MODELS = "sglang.srt.models"
@@ -136,14 +137,19 @@ def usage_from(data: Mapping[str, Any]) -> Usage:
 
 
 def dumps(data: Mapping[str, Any]) -> str:
-    """A digest as JSON, one line an op."""
+    """A digest as JSON, one line per op."""
+    return laid_out(data, _lines, compact=False)
 
-    def table(ops: Mapping[str, Any], indent: str) -> str:
-        return "{" + ",".join(f"\n{indent}{json.dumps(n)}: {json.dumps(k)}" for n, k in ops.items()) + "}"
 
-    outside = ",".join(f"\n  {json.dumps(group)}: {table(ops, '   ')}" for group, ops in data["outside"].items())
-    head = "".join(f' "{key}": {json.dumps(data[key])},\n' for key in ("architecture", "sources"))
-    return f'{{\n{head} "ops": {table(data["ops"], "  ")},\n "outside": {{{outside}}}\n}}\n'
+def _lines(place: Place) -> Lines | None:
+    match place:
+        case ():
+            return Lines("\n ", end="\n")
+        case ("ops",) | ("outside",):
+            return Lines("\n  ")
+        case ("outside", str()):
+            return Lines("\n   ")
+    return None
 
 
 def stages_of(condition: str) -> list[str]:
