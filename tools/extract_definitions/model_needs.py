@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flashinfer_trace.files import Lines, laid_out
 from tools.extract_definitions.models import available, load_model
 from tools.extract_definitions.needs import Options, Request
 from tools.extract_definitions.plan import Planner
 from tools.extract_definitions.traces import usage_of
-from tools.shared.json_layout import Lines, Place, laid_out
 
 
 def documents(root: Path) -> dict[Path, str]:
@@ -74,13 +74,13 @@ def _by_op_type(names: dict[str, str]) -> dict[str, list[str]]:
 
 def _dumps(document: dict[str, Any]) -> str:
     """The document as JSON, one line per op."""
-    return laid_out(document, _lines, compact=False)
+    return laid_out(document, _lines)
 
 
-def _lines(place: Place) -> Lines | None:
-    match place:
+def _lines(path: tuple[str, ...], value: Any) -> Lines | None:
+    match path:
         case ():
-            return Lines("\n  ", end="\n")
+            return Lines(2, closing=0)
         case ("ops",) | ("unsupported",):
-            return Lines("\n    ", end="\n  ")
+            return Lines(4, closing=2)
     return None

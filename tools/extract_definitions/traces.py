@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.files import write_text
+from flashinfer_trace.files import Lines, laid_out, write_text
 from tools.extract_definitions.errors import ExtractionError
 from tools.kernel_tracing.analysis import Progress, analyse
 from tools.kernel_tracing.sources import SourcesError, SourceTree, find_sources
 from tools.op_tracing.trace import trace
-from tools.shared.json_layout import Lines, Place, laid_out
 
 STAGES = ("prefill", "decode")
 MODELS = "sglang.srt.models"
@@ -138,17 +137,17 @@ def usage_from(data: Mapping[str, Any]) -> Usage:
 
 def dumps(data: Mapping[str, Any]) -> str:
     """A digest as JSON, one line per op."""
-    return laid_out(data, _lines, compact=False)
+    return laid_out(data, _lines)
 
 
-def _lines(place: Place) -> Lines | None:
-    match place:
+def _lines(path: tuple[str, ...], value: Any) -> Lines | None:
+    match path:
         case ():
-            return Lines("\n ", end="\n")
+            return Lines(1, closing=0)
         case ("ops",) | ("outside",):
-            return Lines("\n  ")
-        case ("outside", str()):
-            return Lines("\n   ")
+            return Lines(2)
+        case ("outside", _):
+            return Lines(3)
     return None
 
 

@@ -7,9 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.files import write_text
+from flashinfer_trace.files import COMPACT, Lines, laid_out, write_text
 from tools.kernel_tracing.check import schema_problems
-from tools.shared.json_layout import Lines, Place, laid_out
 
 #: Where the traces of the pinned release are.
 TRACES = Path("traces")
@@ -17,21 +16,21 @@ TRACES = Path("traces")
 
 def dumps(document: dict[str, Any]) -> str:
     """Kernel traces as JSON: one line per field of a kernel, one per chain, one per unresolved call."""
-    return laid_out(document, _lines)
+    return laid_out(document, _lines, COMPACT)
 
 
-def _lines(place: Place) -> Lines | None:
-    match place:
+def _lines(path: tuple[str, ...], value: Any) -> Lines | None:
+    match path:
         case ():
-            return Lines("\n", end="\n")
+            return Lines(0, closing=0)
         case ("kernels",):
-            return Lines("\n ", end="\n")
-        case ("kernels", int()):
-            return Lines("\n  ", end="\n ")
-        case ("kernels", int(), "chains"):
-            return Lines("\n   ")
+            return Lines(1, closing=0)
+        case ("kernels", "*"):
+            return Lines(2, closing=1)
+        case ("kernels", "*", "chains"):
+            return Lines(3)
         case ("unresolved",):
-            return Lines("\n ", first="")
+            return Lines(1, first=False)
     return None
 
 

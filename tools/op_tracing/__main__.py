@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import definitions
+from flashinfer_trace.files import COMPACT, Lines, laid_out
 from tools.kernel_tracing.analysis import analyse, deep
 from tools.kernel_tracing.arguments import model_arguments
 from tools.kernel_tracing.messages import left_out, notice, progress
@@ -29,7 +30,6 @@ from tools.op_tracing.check import check
 from tools.op_tracing.definitions import covered, definitions_of
 from tools.op_tracing.render import CHAINS, render
 from tools.op_tracing.trace import trace
-from tools.shared.json_layout import INLINE, Lines, Place, laid_out
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -105,19 +105,19 @@ def _traces(path: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def dumps(trace: dict[str, Any]) -> str:
     """The document as JSON: one line per element of the outer lists, one line per node of the graph."""
-    return laid_out(trace, _lines)
+    return laid_out(trace, _lines, COMPACT)
 
 
-def _lines(place: Place) -> Lines | None:
-    match place:
+def _lines(path: tuple[str, ...], value: Any) -> Lines | None:
+    match path:
         case ():
-            return Lines("\n", end="\n")
-        case ("graph", *_, "children"):
-            return Lines("\n" + " " * place.count("children"))
-        case ("graph", *deeper) if not deeper or (isinstance(deeper[-1], int) and deeper[-2] == "children"):
-            return INLINE
+            return Lines(0, closing=0)
         case ("ops" | "direct_kernels" | "non_model_ops",):
-            return Lines("\n ")
+            return Lines(1)
+        case ("graph", *_, "children"):
+            return Lines(path.count("children"))
+        case ("graph",) | ("graph", *_, "children", "*"):
+            return Lines(None)
     return None
 
 

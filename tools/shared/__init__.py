@@ -1,1 +1,1 @@
-"""What several tools build on: JSON and Markdown texts, and the packages that sources are made of."""
+"""What several tools build on: Markdown, and the packages that sources are made of."""

@@ -25,7 +25,6 @@ def family(name: str, page_size: int, kernels: tuple[Kernel, ...]) -> Family:
         oracle=oracle,
         compare={"output": OUTPUT, "lse": LSE},
         kernels=kernels,
-        unverified="its kernels need a GPU and have not been run yet",
     )
 
 

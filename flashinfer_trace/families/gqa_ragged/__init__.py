@@ -19,6 +19,5 @@ FAMILIES = (
         oracle=oracle,
         compare={"output": OUTPUT, "lse": LSE},
         kernels=ragged_kernels({"head_dim": 128}),
-        unverified="its kernels need a GPU and have not been run yet",
     ),
 )

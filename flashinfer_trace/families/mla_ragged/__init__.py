@@ -19,6 +19,5 @@ FAMILIES = (
         oracle=oracle,
         compare={"output": OUTPUT, "lse": LSE},
         kernels=ragged_kernels({"head_dim_qk": 192, "head_dim_vo": 128}),
-        unverified="its kernels need a GPU and have not been run yet",
     ),
 )
