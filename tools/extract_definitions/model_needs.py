@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flashinfer_trace import Definition
 from flashinfer_trace.files import Lines, laid_out
 from tools.extract_definitions.models import available, load_model
 from tools.extract_definitions.needs import Options, Request
@@ -38,6 +40,17 @@ class Sizes:
     tensor: set[int] = field(default_factory=set)
     expert: set[int] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
+
+
+def curated(dataset: Iterable[Definition], needs: Iterable[Mapping[str, Any]]) -> list[Definition]:
+    """The Definitions of a dataset that no model needs: people wrote them, extraction does not make them.
+
+    Args:
+        dataset: its Definitions.
+        needs: the documents of all models (schema/model_needs.schema.json).
+    """
+    needed = {name for model in needs for op in model["ops"] for names in op["definitions"].values() for name in names}
+    return [one for one in dataset if one.name not in needed]
 
 
 def parallel_sizes(root: Path) -> dict[str, Sizes]:
