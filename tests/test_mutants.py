@@ -22,13 +22,14 @@ REAL_CASES = 4
 FLOATING_ONLY = {"scaled by 1.01", "NaN in one element"}
 
 
-def correct_cases(family, policies, device="cpu", count=CASES, limits=None):
+def correct_cases(family, policies, device="cpu", count=CASES, kernel=None):
     """Real cases of the family's twin, on a GPU of the Definition itself.
 
     Each is (plan, reference outputs, outputs for other elements, expected).
     """
     definition = prepare(FIRST[family.name], family, device, full=False)
-    request = PlanRequest(definition, limits or {}, large=device != "cpu")
+    limits, options = (kernel.limits, kernel.plan_options) if kernel else ({}, None)
+    request = PlanRequest(definition, limits, device != "cpu", options)
     cases = []
 
     @hypothesis.settings(max_examples=4 * count, database=None, deadline=None, phases=[hypothesis.Phase.generate])
@@ -90,8 +91,7 @@ def test_policies_reject_every_mutant(family, kernel):
 def test_policies_reject_every_mutant_at_real_sizes(family, kernel, cuda_device):
     """Bounds grow with the lengths of sums: what they reject of a small twin, they must reject of the real thing."""
     policies = family.policies(kernel)
-    limits = dict(kernel.limits) if kernel else None
-    cases = correct_cases(family, policies, cuda_device, REAL_CASES, limits)
+    cases = correct_cases(family, policies, cuda_device, REAL_CASES, kernel)
     assert cases, "no real case to judge the policies by"
     accepted, applied = accepted_mutants(cases, policies)
     assert applied

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +27,13 @@ POSITIONS = ("random", "random", "same", "zero", "consecutive", "descending")
 THETAS = (10_000.0, 500_000.0, 1_000_000.0)
 
 
+@dataclass(frozen=True)
+class RopeOptions:
+    """What a kernel takes: any cache, or (`bfloat16_cache`) only values that bfloat16 represents."""
+
+    bfloat16_cache: bool = False
+
+
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
     axes = request.definition.const_axes
     # flashinfer launches another kernel where the blocks of tokens alone fill an H200: from 16896 tokens of head size
@@ -41,7 +49,7 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
             "positions": st.sampled_from(POSITIONS),
             "theta": st.sampled_from(THETAS),
             # Cosines and sines that bfloat16 represents, for a kernel that reads the cache in the dtype of the query.
-            "bfloat16_cache": st.just(True) if "bfloat16_cache" in request.limits else st.booleans(),
+            "bfloat16_cache": st.just(True) if request.options_of(RopeOptions).bfloat16_cache else st.booleans(),
         }
     )
 
@@ -243,7 +251,8 @@ def rope_family(style: str) -> Family:
                 "torch.ops.sgl_kernel.rotary_embedding",
                 "sglang-kernel",
                 run_sgl(half_split),
-                limits={**LAUNCHABLE, "bfloat16_cache": (1, 1)},
+                limits=LAUNCHABLE,
+                plan_options=RopeOptions(bfloat16_cache=True),
                 in_place=IN_PLACE,
                 compare=stepwise,
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,7 +10,13 @@ import torch
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.sampling.oracles import renorm_oracle, sampling_oracle
-from flashinfer_trace.families.sampling.rows import make_inputs, plan_for_axes, renorm_plans, sampling_plans
+from flashinfer_trace.families.sampling.rows import (
+    SamplingOptions,
+    make_inputs,
+    plan_for_axes,
+    renorm_plans,
+    sampling_plans,
+)
 from flashinfer_trace.harness.compare import Policy, unit_roundoff
 from flashinfer_trace.harness.distribution import Distribution, Renormalised
 from flashinfer_trace.harness.family import Family, Kernel
@@ -134,14 +141,14 @@ def renorm_family(name: str, kernels: tuple[Kernel, ...]) -> Family:
 # sgl-kernel builds an older flashinfer. Its top-k keeps the largest value for k = 0 and returns the row unscaled for k
 # beyond the vocabulary, negative, or beyond the number of positive values; its top-p takes p as absolute mass. On rows
 # that sum to 1, with k > 0, both agree with the newer one.
-SUMS_TO_ONE = {"row_sum": (1, 1)}
+SUMS_TO_ONE = SamplingOptions(sums_to_one=True)
 
 # A defect of flashinfer 0.6.12 for p >= 1, which keeps the whole row by the mathematics, in its own search below 2048
 # tokens and in sgl-kernel: where the radix search of include/flashinfer/air_top_p.cuh does not reach p times the sum
 # (always for p > 1; for p = 1 when its rounded parts add up to less than its rounded total), it falls through its loop
 # over groups of 32 bins with the last group already added, adds it again, and may stop at that group's first bin.
 # Measured on an H200: (0.5, 0.25, 0.125, ...) with p = 1.5 keeps 0.5 alone; Zipf rows with p = 1 lose their tail.
-BELOW_ONE = {"top_p": (0, 0.999)}
+BELOW_ONE = SamplingOptions(highest_p=0.999)
 
 FAMILIES = (
     sampling_family("top_k_sampling_from_probs", EXACT_SUPPORT, EXACT_SUPPORT),
@@ -164,7 +171,7 @@ FAMILIES = (
                 "torch.ops.sgl_kernel.top_k_renorm_probs",
                 "sglang-kernel",
                 sgl_renormaliser("top_k_renorm_probs"),
-                limits={**SUMS_TO_ONE, "top_k": (1, 1 << 30)},
+                plan_options=dataclasses.replace(SUMS_TO_ONE, lowest_k=1),
                 supports=within_bounds,
                 compare={"renorm_probs": RENORM_TOP_K},
             ),
@@ -177,7 +184,7 @@ FAMILIES = (
                 "flashinfer.sampling.top_p_renorm_probs",
                 "flashinfer-python",
                 renormaliser("top_p_renorm_probs"),
-                limits=BELOW_ONE,
+                plan_options=BELOW_ONE,
                 supports=within_bounds,
                 compare={"renorm_probs": RENORM_ATOMIC},
             ),
@@ -186,7 +193,7 @@ FAMILIES = (
                 "flashinfer-python",
                 renormaliser("top_p_renorm_probs", is_deterministic=True),
                 variant="is_deterministic",
-                limits=BELOW_ONE,
+                plan_options=BELOW_ONE,
                 supports=within_bounds,
                 compare={"renorm_probs": RENORM_TOP_P},
             ),
@@ -194,7 +201,7 @@ FAMILIES = (
                 "torch.ops.sgl_kernel.top_p_renorm_probs",
                 "sglang-kernel",
                 sgl_renormaliser("top_p_renorm_probs"),
-                limits=SUMS_TO_ONE,
+                plan_options=SUMS_TO_ONE,
                 supports=within_bounds,
                 compare={"renorm_probs": RENORM_TOP_P},
             ),
