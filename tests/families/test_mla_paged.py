@@ -15,7 +15,6 @@ from flashinfer_trace.families.mla_paged.kernels import kv_lengths
 from flashinfer_trace.families.mla_paged.plans import LOGIT_KINDS
 from flashinfer_trace.harness.case import evaluate, reference_outputs
 from flashinfer_trace.harness.inputs import Draws
-from flashinfer_trace.harness.mutants import MUTANTS, applicable
 from flashinfer_trace.harness.paged import allocate_pages, distinct_pages, spoil_unused
 from flashinfer_trace.harness.verify import prepare, verify
 
@@ -53,8 +52,8 @@ def test_every_policy_rejects_every_mutant(name, logits):
         policies = family.policies(kernel)
         assert all(c.passed for c in evaluate(policies, outputs, expected).values())
         for output, want in expected.items():
-            for mutant in MUTANTS:
-                wrong = applicable(mutant, outputs[output], stale[output], want, policies[output])
+            for mutant in policies[output].mutants(want):
+                wrong = mutant.applied(outputs[output], stale[output])
                 assert wrong is not None, f"{mutant.name} does not apply to {output}"
                 assert not policies[output].compare(wrong, want).passed, f"{kernel}: {output}, {mutant.name}"
 

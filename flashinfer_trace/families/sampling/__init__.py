@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.sampling.distribution import Distribution, Renormalised
 from flashinfer_trace.families.sampling.oracles import renorm_oracle, sampling_oracle
 from flashinfer_trace.families.sampling.rows import (
     SamplingOptions,
@@ -18,7 +19,6 @@ from flashinfer_trace.families.sampling.rows import (
     sampling_plans,
 )
 from flashinfer_trace.harness.compare import Policy, unit_roundoff
-from flashinfer_trace.harness.distribution import Distribution, Renormalised
 from flashinfer_trace.harness.family import Family, Kernel
 
 U = unit_roundoff(torch.float32)

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import torch
 
 from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.sampling.distribution import signed_margin
 from flashinfer_trace.families.sampling.rows import UNIT
 from flashinfer_trace.harness.compare import Expected
-from flashinfer_trace.harness.distribution import signed_margin
 
 __all__ = ["renorm_oracle", "sampling_oracle"]
 
@@ -140,7 +140,7 @@ def sampling_oracle(definition: Definition, inputs: dict[str, Any]) -> dict[str,
     token = torch.where(zeros & ("min_p" in inputs), value.shape[-1] - 1, 0)
     value[nothing], margin[nothing] = 0.0, -torch.inf
     value[nothing, token], margin[nothing, token] = 1.0, torch.inf
-    parts = {"group": group, "margin": margin, "chance": chance, "samples": group}
+    parts = {"group": group, "margin": margin, "chance": chance}
     return {"samples": Expected(value, parts)}
 
 
