@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +15,7 @@ from flashinfer_trace.harness.compare import Comparison, Expected, Policy, corre
 from flashinfer_trace.harness.family import Family, Kernel, Plan
 from flashinfer_trace.harness.inputs import clone_inputs, torch_dtype
 
-__all__ = ["CaseResult", "case_line", "evaluate", "poisoned_outputs", "reference_outputs", "run_case"]
+__all__ = ["CaseResult", "evaluate", "poisoned_outputs", "reference_outputs", "run_case"]
 
 #: A reference may be worse than a kernel by this factor before it counts as less accurate: two correctly rounded
 #: results of one value differ by as much in their Frobenius norm.
@@ -30,6 +28,7 @@ class CaseResult:
 
     Attributes:
         plan, seed: repeat it.
+        axes: values of the variable axes.
         reference, kernel: comparison of each output with the oracle.
         vacuous: why the case proves nothing, or an empty string.
         failures: one line each; empty if the case passed.
@@ -37,6 +36,7 @@ class CaseResult:
 
     plan: Plan
     seed: int
+    axes: dict[str, int]
     reference: dict[str, Comparison] = field(default_factory=dict)
     kernel: dict[str, Comparison] = field(default_factory=dict)
     vacuous: str = ""
@@ -56,8 +56,8 @@ def run_case(
     The reference must meet the family's policies; a kernel must meet its own, leave every input alone that it does not
     declare in place, and (where errors can be measured) must not be closer to the oracle than the reference.
     """
-    result = CaseResult(plan, seed)
-    inputs = family.inputs(definition, plan, seed, device)
+    inputs, axes = family.inputs_and_axes(definition, plan, seed, device)
+    result = CaseResult(plan, seed, axes)
     expected = family.oracle(definition, inputs)
     actual = reference_outputs(definition, inputs, seed)
     policies = family.policies()
@@ -203,11 +203,3 @@ def full_precision_products() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def case_line(definition: Definition, plan: Plan, seed: int, device: str, kernel: Kernel | None, full: bool) -> str:
-    """The command that repeats a case."""
-    target = f"--kernel {shlex.quote(kernel.label)}" if kernel else "--against oracle"
-    size = " --full" if full and kernel is None else ""
-    text = shlex.quote(json.dumps(plan, separators=(",", ":"), sort_keys=True))
-    return f"flashinfer-trace verify {definition.name} {target} --device {device}{size} --plan {text} --seed {seed}"

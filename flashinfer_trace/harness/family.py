@@ -136,9 +136,14 @@ class Family:
 
     def inputs(self, definition: Definition, plan: Plan, seed: int, device: str | torch.device) -> Inputs:
         """The inputs of one case, checked against the Definition's shapes, dtypes and constraints."""
+        return self.inputs_and_axes(definition, plan, seed, device)[0]
+
+    def inputs_and_axes(
+        self, definition: Definition, plan: Plan, seed: int, device: str | torch.device
+    ) -> tuple[Inputs, dict[str, int]]:
+        """The inputs of one case, and the values that they give the variable axes."""
         inputs = self.make_inputs(definition, plan, Draws(seed, device))
-        definition.check_inputs(inputs)
-        return inputs
+        return inputs, definition.check_inputs(inputs)
 
     def inputs_for_axes(
         self, definition: Definition, axes: Mapping[str, int], seed: int, device: str | torch.device
@@ -155,8 +160,7 @@ class Family:
         if negative:
             raise InputError(f"{definition.name}: {negative[0]}; sizes are zero or more")
         plan = self.plan_for_axes(definition, axes, Draws(seed, "cpu"))
-        inputs = self.inputs(definition, plan, seed, device)
-        actual = definition.bind_axes(inputs)
+        inputs, actual = self.inputs_and_axes(definition, plan, seed, device)
         wrong = [
             f"{axis} = {value} (it would be {actual[axis]})" for axis, value in axes.items() if actual[axis] != value
         ]

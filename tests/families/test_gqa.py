@@ -18,7 +18,7 @@ from flashinfer_trace.families.attention.cases import LOGIT_KINDS, ROWS_WITHOUT_
 from flashinfer_trace.families.attention.oracle import SMALLEST_CHUNK, partial_outputs
 from flashinfer_trace.harness.case import evaluate, reference_outputs
 from flashinfer_trace.harness.family import PlanRequest
-from flashinfer_trace.harness.verify import prepare, verify
+from flashinfer_trace.harness.verify import Job, prepare, verify
 
 DECODE = ["gqa_paged_decode_h32_kv8_d128_ps1", "gqa_paged_decode_h32_kv8_d128_ps64"]
 PREFILL = ["gqa_paged_prefill_causal_h32_kv8_d128_ps1", "gqa_paged_prefill_causal_h32_kv8_d128_ps64"]
@@ -42,7 +42,7 @@ def case(name, kv_lens, q_lens=None, seed=3, logits="normal", **plan):
 @pytest.mark.parametrize("name", NAMES)
 def test_twin_meets_the_oracle(name):
     definition = flashinfer_trace.load(name)
-    report = verify(definition, family_of(definition), examples=40, seed=11)
+    report = verify(Job(definition, family_of(definition)), examples=40, seed=11)
     assert report.status == "passed", report.message
 
 

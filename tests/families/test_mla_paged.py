@@ -16,7 +16,7 @@ from flashinfer_trace.families.mla_paged.plans import LOGIT_KINDS
 from flashinfer_trace.harness.case import evaluate, reference_outputs
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.paged import allocate_pages, distinct_pages, spoil_unused
-from flashinfer_trace.harness.verify import prepare, verify
+from flashinfer_trace.harness.verify import Job, prepare, verify
 
 NAMES = [
     f"mla_paged_{stage}_h16_ckv512_kpe64_ps{page_size}"
@@ -37,7 +37,7 @@ def case(name, kv_lens, q_lens=None, seed=3, **plan):
 @pytest.mark.parametrize("name", NAMES)
 def test_twin_meets_the_oracle(name):
     definition = flashinfer_trace.load(name)
-    report = verify(definition, family_of(definition), examples=25, seed=11)
+    report = verify(Job(definition, family_of(definition)), examples=25, seed=11)
     assert report.status == "passed", report.message
 
 

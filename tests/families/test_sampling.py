@@ -21,7 +21,7 @@ from flashinfer_trace.harness.case import reference_outputs, run_case, vacuity
 from flashinfer_trace.harness.compare import Policy
 from flashinfer_trace.harness.family import Family, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
-from flashinfer_trace.harness.verify import verify
+from flashinfer_trace.harness.verify import Job, verify
 
 FAMILY = {family.name: family for family in FAMILIES}
 SAMPLERS = [family for family in FAMILIES if "samples" in family.compare]
@@ -80,7 +80,7 @@ def test_oracle_agrees_with_exact_fractions(family: Family, seed: int) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_reference_meets_the_oracle(family: Family) -> None:
-    report = verify(flashinfer_trace.load(f"{family.name}_v129280"), family, examples=25, seed=2)
+    report = verify(Job(flashinfer_trace.load(f"{family.name}_v129280"), family), examples=25, seed=2)
     assert report.status == "passed", report.message
     assert report.cases >= 25
 
