@@ -18,10 +18,10 @@ from flashinfer_trace.families.attention.cases import (
     softmax_scale,
 )
 from flashinfer_trace.families.attention.oracle import Request, expected_outputs
+from flashinfer_trace.families.attention.paged import UNUSED_KINDS, allocate_pages, distinct_pages, spoil_unused
 from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, indptr, split
-from flashinfer_trace.harness.paged import UNUSED_KINDS, allocate_pages, distinct_pages, spoil_unused
 
 
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:

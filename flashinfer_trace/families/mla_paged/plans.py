@@ -10,9 +10,9 @@ import torch
 from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition, InputError
+from flashinfer_trace.families.attention.paged import UNUSED_KINDS, allocate_pages, distinct_pages, spoil_unused
 from flashinfer_trace.harness.family import Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, indptr, sizes, split
-from flashinfer_trace.harness.paged import UNUSED_KINDS, allocate_pages, distinct_pages, spoil_unused
 
 #: normal: logits of standard deviation 1.7 at real sizes; large: 35, so that errors of logits matter; peaked: one key
 #: has nearly all the weight; uniform: all keys have the same; positive: the values do not cancel.
