@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from hypothesis import strategies as st
@@ -19,6 +19,7 @@ __all__ = ["Family", "Kernel", "Plan", "PlanRequest"]
 #: (definition, plan, seed, kind of device) repeats a case exactly.
 Plan = dict[str, Any]
 Inputs = dict[str, Any]
+Options = TypeVar("Options")
 
 
 @dataclass(frozen=True)
@@ -29,16 +30,22 @@ class PlanRequest:
         definition: at the sizes to be run (a family's small twin, or the real one).
         limits: inclusive limits of variable axes that a kernel imposes, e.g. ``{"m": (1, 16)}``.
         large: sizes for a GPU; otherwise sizes that a CPU runs in milliseconds.
+        plan_options: what a kernel takes beyond limits of axes, as a frozen dataclass that its family defines.
     """
 
     definition: Definition
-    limits: Mapping[str, tuple[float, float]]
+    limits: Mapping[str, tuple[int, int]]
     large: bool
+    plan_options: object | None = None
+
+    def options_of(self, kind: type[Options]) -> Options:
+        """The kernel's options of that class, or its defaults if the kernel has none."""
+        return self.plan_options if isinstance(self.plan_options, kind) else kind()
 
     def range(self, axis: str, low: int, small_high: int, large_high: int) -> tuple[int, int]:
         """Limits of an axis: the family's for this scale, cut to what the kernel takes."""
         kernel_low, kernel_high = self.limits.get(axis, (low, large_high))
-        return max(low, int(kernel_low)), min(large_high if self.large else small_high, int(kernel_high))
+        return max(low, kernel_low), min(large_high if self.large else small_high, kernel_high)
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,8 @@ class Kernel:
             Imports its library itself.
         variant: distinguishes two uses of one path, e.g. a backend.
         min_capability, max_capability: inclusive range of CUDA compute capabilities.
-        limits: inclusive limits of variable axes, or of other quantities that the family's plans draw.
+        limits: inclusive limits of variable axes.
+        plan_options: what it takes beyond them, as a frozen dataclass of its family (see `PlanRequest.options_of`).
         const_axes: the only sizes it is built for; empty for any.
         supports: (definition) -> why it does not compute that one, or None.
         in_place: inputs that it overwrites; every other input must come out unchanged.
@@ -66,7 +74,8 @@ class Kernel:
     variant: str = ""
     min_capability: tuple[int, int] = (7, 5)
     max_capability: tuple[int, int] = (99, 9)
-    limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    plan_options: object | None = None
     const_axes: Mapping[str, int] = field(default_factory=dict)
     supports: Callable[[Definition], str | None] = lambda definition: None
     in_place: tuple[str, ...] = ()

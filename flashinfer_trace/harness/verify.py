@@ -155,7 +155,7 @@ def _draw(
 ) -> None:
     """Draws plans and element seeds until enough cases count."""
     large = torch.device(device).type == "cuda"
-    request = PlanRequest(definition, kernel.limits if kernel else {}, large)
+    request = PlanRequest(definition, kernel.limits if kernel else {}, large, kernel.plan_options if kernel else None)
     # Shrinking reruns a case up to hundreds of times: worth it on a small twin, not on a GPU.
     phases = [hypothesis.Phase.generate] if large else [hypothesis.Phase.generate, hypothesis.Phase.shrink]
     base = hypothesis.settings(
