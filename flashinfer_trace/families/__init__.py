@@ -1,4 +1,4 @@
-"""Harness records, one module an op_type. Nothing here is imported before something verifies or makes inputs."""
+"""Harness records, one module for each op_type. Nothing here is imported before something verifies or makes inputs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,25 @@ class FamilyError(LookupError):
 
 @functools.cache
 def families_of_op_type(op_type: str) -> dict[str, Family]:
-    """Records of one op_type by family name; empty if the op_type has no module."""
+    """Records of one op_type by family name; empty if the op_type has no module.
+
+    Raises:
+        FamilyError: the module has no tuple ``FAMILIES`` of records of its op_type, or two of one name.
+    """
+    path = f"{__name__}.{op_type}"
     try:
-        module = importlib.import_module(f"flashinfer_trace.families.{op_type}")
+        module = importlib.import_module(path)
     except ModuleNotFoundError as error:
-        if error.name != f"flashinfer_trace.families.{op_type}":
+        if error.name != path:
             raise
         return {}
-    return {family.name: family for family in module.FAMILIES}
+    families = getattr(module, "FAMILIES", None)
+    if not isinstance(families, tuple) or not all(isinstance(f, Family) and f.op_type == op_type for f in families):
+        raise FamilyError(f"{path} must define FAMILIES, a tuple of Family records with op_type={op_type!r}")
+    records = {family.name: family for family in families}
+    if len(records) < len(families):
+        raise FamilyError(f"{path}: FAMILIES has two records of one name; it has {[f.name for f in families]}")
+    return records
 
 
 def family_of(definition: Definition) -> Family:
@@ -41,9 +52,7 @@ def family_of(definition: Definition) -> Family:
         raise FamilyError(f"{definition.name}: no family in schema/naming.json has this name; add its pattern there")
     families = families_of_op_type(definition.op_type)
     if name not in families:
-        raise FamilyError(
-            f"{definition.name}: flashinfer_trace/families/{definition.op_type}.py has no record of family {name}"
-        )
+        raise FamilyError(f"{definition.name}: {__name__}.{definition.op_type} has no record of family {name}")
     return families[name]
 
 
@@ -57,6 +66,6 @@ def all_families() -> list[Family]:
     for name, entry in load_naming(find_root()).families.items():
         family = families_of_op_type(entry.op_type).get(name)
         if family is None:
-            raise FamilyError(f"family {name}: flashinfer_trace/families/{entry.op_type}.py has no record of it")
+            raise FamilyError(f"family {name}: {__name__}.{entry.op_type} has no record of it")
         records.append(family)
     return sorted(records, key=lambda family: (family.op_type, family.name))

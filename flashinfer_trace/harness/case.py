@@ -131,11 +131,10 @@ def evaluate(
 def vacuity(definition: Definition, expected: Mapping[str, Expected], policies: Mapping[str, Policy]) -> str:
     """Why the case could not fail, or an empty string: an empty output, or one that zeros would pass."""
     for name, want in expected.items():
-        dtype = torch_dtype(definition.outputs[name].dtype)
-        shape = want.parts["samples"].shape if "samples" in want.parts else want.value.shape
-        if math.prod(shape) == 0:
+        zero = policies[name].zero(want, torch_dtype(definition.outputs[name].dtype))
+        if not zero.numel():
             return f"{name} is empty"
-        if policies[name].compare(torch.zeros(shape, dtype=dtype, device=want.value.device), want).passed:
+        if policies[name].compare(zero, want).passed:
             return f"a zero {name} would pass"
     return ""
 

@@ -13,8 +13,11 @@ from typing import Protocol
 
 import torch
 
+from flashinfer_trace.harness.mutants import MUTANTS, ONE_PER_CENT_TOO_LARGE, Mutant
+
 __all__ = [
     "Comparison",
+    "Elementwise",
     "ErrorBound",
     "Exact",
     "Expected",
@@ -28,6 +31,9 @@ __all__ = [
 
 #: Multiple of the root-mean-square growth of rounding errors that a sum may show (see `summation_error`).
 CONFIDENCE = 8.0
+
+#: The widest bound of a gain that tells one per cent from rounding; wider ones come from too few elements.
+LARGEST_TELLING_GAIN = 0.009
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,22 @@ class Policy(Protocol):
     def compare(self, actual: torch.Tensor, expected: Expected) -> Comparison:
         """Judges `actual`; never raises for wrong values, shapes or NaN: those are failures."""
 
+    def zero(self, expected: Expected, dtype: torch.dtype) -> torch.Tensor:
+        """An output of zeros, of the shape that `expected` asks for: a case that it passes proves nothing."""
+
+    def mutants(self, expected: Expected) -> tuple[Mutant, ...]:
+        """The ways to be wrong that `compare` must reject in this case."""
+
+
+class Elementwise:
+    """What policies share that expect a value of their own for every element."""
+
+    def zero(self, expected: Expected, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(expected.value.shape, dtype=dtype, device=expected.value.device)
+
+    def mutants(self, expected: Expected) -> tuple[Mutant, ...]:
+        return MUTANTS
+
 
 def unit_roundoff(dtype: torch.dtype) -> float:
     """Largest relative error of one rounding to nearest: half the distance of 1.0 to the next number."""
@@ -136,7 +158,7 @@ def norm_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @dataclass(frozen=True)
-class ErrorBound:
+class ErrorBound(Elementwise):
     """Every element within a bound derived from the oracle; infinities and their signs must match.
 
     Attributes:
@@ -174,6 +196,12 @@ class ErrorBound:
         )
         return self._with_gain(comparison, computed, expected)
 
+    def mutants(self, expected: Expected) -> tuple[Mutant, ...]:
+        """All of them, but for a scale where the roundings that the gain allows for add up to as much."""
+        if self.gain is None or self.gain(expected) <= LARGEST_TELLING_GAIN:
+            return MUTANTS
+        return tuple(mutant for mutant in MUTANTS if mutant is not ONE_PER_CENT_TOO_LARGE)
+
     def element_bound(self, expected: Expected, dtype: torch.dtype) -> torch.Tensor:
         """The bound of each element for an output of this dtype."""
         if expected.exact:
@@ -199,7 +227,7 @@ class ErrorBound:
 
 
 @dataclass(frozen=True)
-class Exact:
+class Exact(Elementwise):
     """Integers, booleans and copied values: equal, element for element."""
 
     reason: str = "integers are exact"

@@ -13,12 +13,16 @@ from flashinfer_trace.definition import Definition, InputError
 from flashinfer_trace.harness.compare import Expected, Policy
 from flashinfer_trace.harness.inputs import Draws
 
-__all__ = ["Family", "Kernel", "Plan", "PlanRequest"]
+__all__ = ["Family", "Inputs", "Kernel", "KernelCall", "Outputs", "Plan", "PlanRequest"]
 
 #: Everything about a case but its elements, as small JSON values: variable axes, sequence lengths, kinds of values.
 #: (definition, plan, seed, kind of device) repeats a case exactly.
 Plan = dict[str, Any]
+#: By name, in the Definition's order: tensors, and numbers for scalars.
 Inputs = dict[str, Any]
+Outputs = dict[str, torch.Tensor]
+#: (definition, inputs, poisoned outputs) -> outputs.
+KernelCall = Callable[[Definition, Inputs, Outputs], Outputs]
 Options = TypeVar("Options")
 
 
@@ -70,7 +74,7 @@ class Kernel:
 
     path: str
     library: str
-    call: Callable[[Definition, Inputs, dict[str, torch.Tensor]], Mapping[str, torch.Tensor]]
+    call: KernelCall
     variant: str = ""
     min_capability: tuple[int, int] = (7, 5)
     max_capability: tuple[int, int] = (99, 9)

@@ -18,7 +18,6 @@ from flashinfer_trace.families.attention.cases import LOGIT_KINDS, ROWS_WITHOUT_
 from flashinfer_trace.families.attention.oracle import SMALLEST_CHUNK, partial_outputs
 from flashinfer_trace.harness.case import evaluate, reference_outputs
 from flashinfer_trace.harness.family import PlanRequest
-from flashinfer_trace.harness.mutants import MUTANTS, applicable
 from flashinfer_trace.harness.verify import prepare, verify
 
 DECODE = ["gqa_paged_decode_h32_kv8_d128_ps1", "gqa_paged_decode_h32_kv8_d128_ps64"]
@@ -58,8 +57,8 @@ def test_every_policy_rejects_every_mutant(name, logits):
         policies = family.policies(kernel)
         assert all(c.passed for c in evaluate(policies, outputs, expected).values())
         for output, want in expected.items():
-            for mutant in MUTANTS:
-                wrong = applicable(mutant, outputs[output], stale[output], want, policies[output])
+            for mutant in policies[output].mutants(want):
+                wrong = mutant.applied(outputs[output], stale[output])
                 assert wrong is not None, f"{mutant.name} does not apply to {output}"
                 assert not policies[output].compare(wrong, want).passed, f"{kernel}: {output}, {mutant.name}"
 

@@ -11,10 +11,9 @@ import torch
 import flashinfer_trace
 from flashinfer_trace.definition import InputError
 from flashinfer_trace.families import family_of
-from flashinfer_trace.families.mla_paged.kernels import kv_lengths
-from flashinfer_trace.families.mla_paged.plans import LOGIT_KINDS
+from flashinfer_trace.families.attention.paged_cases import kv_lengths
+from flashinfer_trace.families.attention.cases import LOGIT_KINDS
 from flashinfer_trace.harness.case import evaluate, reference_outputs
-from flashinfer_trace.harness.mutants import MUTANTS, applicable
 from flashinfer_trace.harness.verify import prepare, verify
 
 NAMES = [
@@ -51,8 +50,8 @@ def test_every_policy_rejects_every_mutant(name, logits):
         policies = family.policies(kernel)
         assert all(c.passed for c in evaluate(policies, outputs, expected).values())
         for output, want in expected.items():
-            for mutant in MUTANTS:
-                wrong = applicable(mutant, outputs[output], stale[output], want, policies[output])
+            for mutant in policies[output].mutants(want):
+                wrong = mutant.applied(outputs[output], stale[output])
                 assert wrong is not None, f"{mutant.name} does not apply to {output}"
                 assert not policies[output].compare(wrong, want).passed, f"{kernel}: {output}, {mutant.name}"
 

@@ -233,12 +233,12 @@ def test_plans_are_json_and_give_valid_inputs(family: Family, large: bool) -> No
 
 
 @pytest.mark.parametrize("family", RENORMALISERS, ids=lambda family: family.name)
-def test_limits_of_sgl_kernel_reach_its_plans(family: Family) -> None:
+def test_options_of_sgl_kernel_reach_its_plans(family: Family) -> None:
     definition = definition_of(family, 64)
     (kernel,) = (kernel for kernel in family.kernels if kernel.library == "sglang-kernel")
 
     @hypothesis.settings(max_examples=60, database=None, deadline=None, derandomize=True)
-    @hypothesis.given(family.plans(PlanRequest(definition, kernel.limits, True)))
+    @hypothesis.given(family.plans(PlanRequest(definition, {}, True, kernel.plan_options)))
     def check(plan: dict[str, Any]) -> None:
         assert all(spec["sum"] == 1.0 and spec.get("top_k", 1) >= 1 for spec in plan["specs"])
 

@@ -31,7 +31,7 @@ import torch
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention.cases import AttentionOptions
 from flashinfer_trace.families.attention.policies import Rounding, kernel_policies
-from flashinfer_trace.harness.family import Inputs, Kernel
+from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
 
 __all__ = [
     "BATCHES",
@@ -64,7 +64,7 @@ EMPTY = (-5e4, -5e4)
 MASKED = (-5e4, -5e4 + 32)
 
 #: (backend, definition, inputs, poisoned outputs) -> outputs.
-Run = Callable[[str, Definition, Inputs, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+Run = Callable[[str, Definition, Inputs, Outputs], Outputs]
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from flashinfer_trace.families.attention.rounding import (
     output_bound,
     rounded_sum,
 )
-from flashinfer_trace.harness.compare import CONFIDENCE, Comparison, ErrorBound, Expected, Policy
+from flashinfer_trace.harness.compare import CONFIDENCE, Comparison, Elementwise, ErrorBound, Expected, Policy
 
 __all__ = ["LSE", "OUTPUT", "LseOfNothing", "Rounding", "kernel_policies"]
 
@@ -78,7 +78,7 @@ class Rounding:
 
 
 @dataclass(frozen=True)
-class LseOfNothing:
+class LseOfNothing(Elementwise):
     """A lse whose rows without keys, -inf by mathematics, a kernel answers with another number.
 
     Only those rows, and only numbers from `low` to `high`, are taken for -inf; every other element, and -inf itself, is

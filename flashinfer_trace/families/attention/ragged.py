@@ -24,7 +24,7 @@ from flashinfer_trace.families.attention.kernels import BATCHES, FA2, FA3, QUERI
 from flashinfer_trace.families.attention.oracle import Request, any_chunks, expected_outputs
 from flashinfer_trace.families.attention.policies import LSE, OUTPUT
 from flashinfer_trace.harness.compare import Expected
-from flashinfer_trace.harness.family import Family, Inputs, Plan, PlanRequest
+from flashinfer_trace.harness.family import Family, Inputs, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, indptr, split
 
 __all__ = ["own_requests", "ragged_family"]
@@ -103,9 +103,7 @@ def own_requests(inputs: Inputs) -> Iterator[Request]:
         yield Request(queries[request], queries[request + 1], inputs["k"][own], inputs["v"][own])
 
 
-def run_flashinfer(
-    backend: str, definition: Definition, inputs: Inputs, outputs: dict[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
+def run_flashinfer(backend: str, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     """flashinfer's ragged prefill wrapper."""
     from flashinfer.prefill import BatchPrefillWithRaggedKVCacheWrapper
 

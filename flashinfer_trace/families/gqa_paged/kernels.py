@@ -23,7 +23,7 @@ from flashinfer_trace.families.attention.kernels import (
     flashinfer_kernels,
     wrapper,
 )
-from flashinfer_trace.harness.family import Inputs
+from flashinfer_trace.harness.family import Inputs, Outputs
 
 DECODE_PATH = "flashinfer.decode.BatchDecodeWithPagedKVCacheWrapper"
 PREFILL_PATH = "flashinfer.prefill.BatchPrefillWithPagedKVCacheWrapper"
@@ -42,9 +42,7 @@ def sizes(definition: Definition) -> list[int]:
     return [definition.const_axes[axis] for axis in ("num_qo_heads", "num_kv_heads", "head_dim", "page_size")]
 
 
-def run_decode(
-    backend: str, definition: Definition, inputs: Inputs, outputs: dict[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
+def run_decode(backend: str, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     """flashinfer's decode wrapper."""
     from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper
 
@@ -65,9 +63,7 @@ def run_decode(
     return outputs
 
 
-def run_prefill(
-    backend: str, definition: Definition, inputs: Inputs, outputs: dict[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
+def run_prefill(backend: str, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     """flashinfer's paged prefill wrapper."""
     from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
 

@@ -29,7 +29,7 @@ from flashinfer_trace.families.attention.kernels import (
 )
 from flashinfer_trace.families.attention.paged_cases import kv_lengths
 from flashinfer_trace.families.attention.policies import Rounding
-from flashinfer_trace.harness.family import Inputs
+from flashinfer_trace.harness.family import Inputs, Outputs
 
 PATH = "flashinfer.mla.BatchMLAPagedAttentionWrapper"
 #: Head sizes that the compiled modules have.
@@ -41,9 +41,7 @@ BACKENDS = (
 )
 
 
-def run_flashinfer(
-    backend: str, definition: Definition, inputs: Inputs, outputs: dict[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
+def run_flashinfer(backend: str, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     """flashinfer's wrapper for latent attention, of decode and of prefill."""
     from flashinfer.mla import BatchMLAPagedAttentionWrapper
 
