@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.harness.case import CaseResult, run_case
 from flashinfer_trace.harness.compare import Comparison
-from flashinfer_trace.harness.family import Family, Kernel, Plan, PlanRequest
+from flashinfer_trace.harness.family import Family, FamilyError, Kernel, Plan, PlanRequest
 
 __all__ = ["Job", "OutputSummary", "Report", "prepare", "verify"]
 
@@ -30,7 +30,7 @@ def prepare(definition: Definition, family: Family, device: str, full: bool) -> 
     """The Definition at the sizes to run: the family's small twin on a CPU, unless `full`."""
     if full or torch.device(device).type == "cuda":
         return definition
-    return definition.with_const_axes({a: v for a, v in family.twin.items() if a in definition.const_axes})
+    return definition.with_const_axes(family.twin)
 
 
 @dataclass(frozen=True)
@@ -166,11 +166,12 @@ def verify(
     cases = _Cases(job, report, on_case)
     started = time.perf_counter()
     try:
+        job.family.check(job.definition, job.kernel)
         if plan is not None:
             cases.run(plan, seed)
         else:
             cases.draw(examples, seed)
-    except CaseFailure as failure:
+    except (CaseFailure, FamilyError) as failure:
         report.status, report.message = "failed", str(failure)
     if report.status == "passed" and plan is None and report.cases < examples:
         report.status = "failed"
