@@ -73,7 +73,7 @@ def verify(
         from flashinfer_trace.harness.evidence import record as record_evidence
         from flashinfer_trace.harness.inputs import Draws
         from flashinfer_trace.harness.twins import Twins
-        from flashinfer_trace.harness.verify import prepare
+        from flashinfer_trace.harness.verify import Job
         from flashinfer_trace.harness.verify import verify as run_verification
     except ImportError as error:
         raise click.ClickException(
@@ -98,21 +98,14 @@ def verify(
         for definition, family, kernel in jobs:
             label = f"{definition.name} ({kernel.label if kernel else 'oracle'})"
             advance(label, done=False)
-            sized = prepare(definition, family, device, full)
-            fixed = _plan(sized, family, axes, plan, Draws(seed, "cpu"))
+            job = Job(definition, family, kernel, device, full)
+            fixed = _plan(job.sized, family, axes, plan, Draws(seed, "cpu"))
             count = examples or (DRAWN_CASES if kernel else ORACLE_EXAMPLES)
             if kernel is None and fixed is None and not full and torch.device(device).type == "cpu":
-                report = twins.verify(definition, family, examples=count, seed=seed)
+                report = twins.verify(job, examples=count, seed=seed)
             else:
                 report = _skipped(definition, kernel, device, torch) or run_verification(
-                    definition,
-                    family,
-                    kernel=kernel,
-                    device=device,
-                    examples=count,
-                    seed=seed,
-                    full=full,
-                    plan=fixed,
+                    job, examples=count, seed=seed, plan=fixed
                 )
             reports.append(report)
             if record and kernel and report.status == "passed" and fixed is None:
