@@ -23,7 +23,7 @@ def documents(root: Path) -> dict[Path, str]:
     for name in available(root):
         model = load_model(root, name)
         request = Request(model, usage_of(model.architecture, None), Options())
-        found[root / "models" / "needs" / f"{name}.json"] = _dumps(_document(planner, request))
+        found[root / "models" / "needs" / f"{name}.json"] = dumps(_document(planner, request))
     return found
 
 
@@ -85,7 +85,7 @@ def _by_op_type(names: dict[str, str]) -> dict[str, list[str]]:
     return found
 
 
-def _dumps(document: dict[str, Any]) -> str:
+def dumps(document: dict[str, Any]) -> str:
     """The document as JSON, one line per op."""
     return laid_out(document, _lines)
 
