@@ -16,7 +16,7 @@ from typing import Any
 
 from flashinfer_trace.dataset import DatasetError, definitions
 
-__all__ = ["ModelCoverage", "OpCoverage", "coverage", "load_needs"]
+__all__ = ["ModelCoverage", "OpCoverage", "load_needs", "matrix", "model_coverages", "op_table"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class ModelCoverage:
     unsupported: dict[str, str]
 
 
-def coverage(
+def model_coverages(
     root: Path, model: str | None = None, needs: Mapping[str, Mapping[str, Any]] | None = None
 ) -> list[ModelCoverage]:
     """Coverage of one model, or of every model under ``models/needs/``.
@@ -126,13 +126,6 @@ def op_table(one: ModelCoverage) -> list[list[str]]:
         counts = [len(op.exists) + len(op.missing), len(op.exists), len(op.verified)]
         rows.append([op.name, op.op_type, *map(str, counts), ", ".join(op.missing) or "-"])
     return rows
-
-
-def text_table(rows: Sequence[Sequence[str]]) -> str:
-    """A table for a terminal."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join(lines)
 
 
 def _plain(name: str) -> str:
