@@ -11,7 +11,16 @@ from pathlib import Path
 
 from flashinfer_trace.definition import Definition
 
-__all__ = ["DatasetError", "closest", "definition_paths", "definitions", "enclosing_checkout", "find_root", "load"]
+__all__ = [
+    "DatasetError",
+    "closest",
+    "definition_path",
+    "definition_paths",
+    "definitions",
+    "enclosing_checkout",
+    "find_root",
+    "load",
+]
 
 #: Points the library at another dataset: a directory with definitions/, schema/, reference/ and evidence/.
 ROOT_VARIABLE = "FLASHINFER_TRACE_ROOT"
@@ -69,8 +78,8 @@ def definition_paths(root: Path | None = None, op_type: str | None = None) -> li
     return sorted((root or find_root()).glob(f"definitions/{op_type or '*'}/*.json"))
 
 
-def load(name: str, root: Path | None = None) -> Definition:
-    """The Definition of that name.
+def definition_path(name: str, root: Path | None = None) -> Path:
+    """The file of the Definition of that name.
 
     Raises:
         DatasetError: there is none; the message offers the closest names.
@@ -78,9 +87,20 @@ def load(name: str, root: Path | None = None) -> Definition:
     root = root or find_root()
     paths = {path.stem: path for path in definition_paths(root)}
     if name in paths:
-        return _read(paths[name], paths[name].stat().st_mtime_ns)
+        return paths[name]
     hint = closest(name, paths) or "`flashinfer-trace list` shows all names"
     raise DatasetError(f"no Definition named {name!r} among {len(paths)} in {root / 'definitions'}; {hint}")
+
+
+def load(name: str, root: Path | None = None) -> Definition:
+    """The Definition of that name.
+
+    Raises:
+        DatasetError: there is none; the message offers the closest names.
+        InputError: its file is not a Definition.
+    """
+    path = definition_path(name, root)
+    return _read(path, path.stat().st_mtime_ns)
 
 
 def closest(word: str, known: Iterable[str]) -> str:

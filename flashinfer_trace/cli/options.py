@@ -1,0 +1,54 @@
+"""Options and answers that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from flashinfer_trace import dataset
+
+__all__ = ["dataset_root", "format_option", "text_table"]
+
+format_option = click.option(
+    "--format", "output_format", type=click.Choice(["text", "json"]), default="text", help="How the result is printed."
+)
+
+
+def dataset_root() -> Path:
+    """The dataset root that a command reads; says on standard error if the code comes from somewhere else."""
+    root = dataset.find_root()
+    code = root / "flashinfer_trace"
+    checkout = dataset.enclosing_checkout()
+    if (code / "__init__.py").is_file() and code.resolve() != dataset.PACKAGE:
+        click.echo(
+            f"warning: the dataset is {root}, but the code (family records, rules) is {dataset.PACKAGE}; "
+            f"to use the code there too: pip install -e {root}",
+            err=True,
+        )
+    elif checkout is not None and root == dataset.PACKAGE / "data":
+        click.echo(
+            f"warning: the dataset is the installed copy, {root}, not the checkout {checkout}; "
+            f"to use the checkout: pip install -e {checkout}",
+            err=True,
+        )
+    return root
+
+
+def text_table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """A table for people, headings first. Nothing is wrapped or cut, so that every cell can be searched for.
+
+    Args:
+        rows: cells, which may hold colours.
+        right: indices of the columns that are aligned to the right.
+    """
+    widths = [max(len(click.unstyle(cell)) for cell in column) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        padded = []
+        for index, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            space = " " * (width - len(click.unstyle(cell)))
+            padded.append(space + cell if index in right else cell + space)
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,248 @@
+"""flashinfer-trace verify. torch and the families are imported when the command runs, not before."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from flashinfer_trace.cli import completion
+from flashinfer_trace.cli.group import FAILED, INTERRUPTED, NOTHING_VERIFIED
+from flashinfer_trace.cli.options import dataset_root, format_option
+
+if TYPE_CHECKING:
+    from flashinfer_trace.cli.jobs import Job
+    from flashinfer_trace.harness.verify import Report
+
+__all__ = ["verify"]
+
+ORACLE_EXAMPLES = 20
+KERNEL_EXAMPLES = 60
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of a run that hold for all of its jobs."""
+
+    device: str
+    examples: int | None
+    seed: int
+    axes: dict[str, int] | None
+    plan: dict[str, Any] | None
+    full: bool
+    evidence: Path | None
+
+
+def _parse_plan(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise click.UsageError(f"--plan is not JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise click.UsageError('--plan must be a JSON object such as {"batch_size": 4}')
+    return parsed
+
+
+def _parse_axes(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, int] | None:
+    if text is None:
+        return None
+    values = {}
+    for part in text.split(","):
+        name, separator, value = part.partition("=")
+        if not separator or not (value.strip().isascii() and value.strip().isdigit()):
+            raise click.UsageError(f"--axes takes k=v,k=v with whole numbers; {part!r} is not")
+        values[name.strip()] = int(value)
+    return values
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME|GLOB]...", shell_complete=completion.names)
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
+@click.option(
+    "--against",
+    type=click.Choice(["oracle", "kernel", "all"]),
+    default="oracle",
+    show_default=True,
+    help="What the reference is compared with.",
+)
+@click.option("--kernel", "kernel_label", help="Only this kernel (implies --against kernel).")
+@click.option("--examples", type=click.IntRange(min=1), help="Real cases for each target [20; kernels: 60].")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of all draws.")
+@click.option("--axes", callback=_parse_axes, help="Run one case with these variable axes: k=v,k=v.")
+@click.option("--plan", callback=_parse_plan, help="Run one case with this plan (JSON), as a failure prints it.")
+@click.option("--full", is_flag=True, help="Real sizes on the CPU too, instead of the family's small twin.")
+@click.option("--record", is_flag=True, help="Write evidence of what passed on a GPU.")
+@click.option(
+    "--evidence", type=click.Path(path_type=Path, file_okay=False), help="Where to record [evidence/ of the dataset]."
+)
+@format_option
+def verify(
+    names: tuple[str, ...],
+    device: str,
+    against: str,
+    kernel_label: str | None,
+    examples: int | None,
+    seed: int,
+    axes: dict[str, int] | None,
+    plan: dict[str, Any] | None,
+    full: bool,
+    record: bool,
+    evidence: Path | None,
+    output_format: str,
+) -> None:
+    """Prove references against their float64 oracles and the real kernels.
+
+    NAME is a Definition or a glob (default: the whole dataset). A Definition whose embedded reference is older than its
+    source in reference/ is stale, which counts as a failure: `flashinfer-trace embed NAME` writes the new one.
+
+    Exit status: 0 nothing failed and something passed, 1 a failure, 2 wrong usage, 3 nothing was verified because all
+    was skipped, 130 interrupted (what was finished by then is printed, and recorded).
+    """
+    try:
+        import torch
+
+        from flashinfer_trace.cli.jobs import find_jobs, select
+        from flashinfer_trace.cli.reports import print_reports
+    except ImportError as error:
+        message = f"{error}; `pip install 'flashinfer-trace[verify]'` brings what verify needs"
+        raise click.ClickException(message) from error
+
+    _check_device(device, torch)
+    if record and not device.startswith("cuda"):
+        raise click.UsageError("--record needs --device cuda: only a run of the real kernel is evidence")
+    if axes is not None and plan is not None:
+        raise click.UsageError("--axes and --plan both fix the case; give one of them")
+    if device == "cpu" and not full:
+        torch.set_num_threads(1)  # twins are small: more threads only wait for each other
+    root = dataset_root()
+    jobs = find_jobs(select(names, root), root, "kernel" if kernel_label else against, kernel_label)
+    stale = len({job.definition.name for job in jobs if job.stale})
+    if stale:
+        click.echo(f"warning: {stale} Definitions embed an older reference than reference/ has", err=True)
+    evidence = (evidence or root / "evidence") if record else None
+    settings = Settings(device, examples, seed, axes, plan, full, evidence)
+    reports: list[Report] = []
+    status = 0
+    try:
+        with _progress(len(jobs), output_format) as advance:
+            for report in _run(jobs, settings, advance):
+                reports.append(report)
+    except KeyboardInterrupt:
+        click.echo(f"\ninterrupted: {len(reports)} of {len(jobs)} runs were finished", err=True)
+        status = INTERRUPTED
+    print_reports(reports, root, output_format)
+    sys.exit(status or _exit_status(reports))
+
+
+def _exit_status(reports: list[Report]) -> int:
+    if any(report.status in ("failed", "stale") for report in reports):
+        return FAILED
+    if any(report.status == "passed" for report in reports):
+        return 0
+    reason = "everything was skipped" if reports else "the chosen Definitions have no kernel"
+    click.echo(f"nothing was verified: {reason}", err=True)
+    return NOTHING_VERIFIED
+
+
+def _run(jobs: list[Job], settings: Settings, advance: Callable[[str, bool], None]) -> Iterator[Report]:
+    """The report of each job in turn."""
+    from flashinfer_trace.cli.reports import error_line
+    from flashinfer_trace.harness.twins import Twins
+    from flashinfer_trace.harness.verify import Report
+
+    twins = Twins()
+    for job in jobs:
+        advance(f"{job.definition.name} ({job.target})", False)
+        try:
+            report = job.impossible(settings.device) or _verified(job, settings, twins)
+        except click.ClickException:  # the axes or the plan that were asked for
+            raise
+        except Exception as error:
+            message = error_line(error, job.definition)
+            report = Report(job.definition.name, job.target, settings.device, "failed", message=message)
+        advance("", True)
+        yield report
+
+
+def _verified(job: Job, settings: Settings, twins: Any) -> Report:
+    """Runs one job, and records what it proves."""
+    import torch
+
+    from flashinfer_trace.harness.evidence import record as record_evidence
+    from flashinfer_trace.harness.verify import verify as run_verification
+
+    definition, family, kernel, device = job.definition, job.record, job.kernel, settings.device
+    plan = _plan(job, settings)
+    count = settings.examples or (KERNEL_EXAMPLES if kernel else ORACLE_EXAMPLES)
+    if kernel is None and plan is None and not settings.full and torch.device(device).type == "cpu":
+        report: Report = twins.verify(definition, family, examples=count, seed=settings.seed)
+    else:
+        report = run_verification(
+            definition,
+            family,
+            kernel=kernel,
+            device=device,
+            examples=count,
+            seed=settings.seed,
+            full=settings.full,
+            plan=plan,
+        )
+    if job.stale:
+        status = "stale" if report.status == "passed" else report.status
+        return replace(report, status=status, message="\n  ".join(filter(None, [report.message, job.stale])))
+    if settings.evidence and kernel and report.status == "passed" and plan is None:
+        record_evidence(settings.evidence, definition, kernel, report)
+    return report
+
+
+def _check_device(device: str, torch: Any) -> None:
+    try:
+        parsed = torch.device(device)
+    except RuntimeError as error:
+        raise click.UsageError(f"--device {device}: {str(error).splitlines()[0]}") from error
+    if parsed.type not in ("cpu", "cuda"):
+        raise click.UsageError(f"--device {device}: verify runs on cpu, cuda or cuda:N")
+    if parsed.type == "cuda" and not torch.cuda.is_available():
+        raise click.UsageError("--device cuda: torch sees no CUDA device here; run on a machine with one, or use cpu")
+    if parsed.type == "cuda" and (parsed.index or 0) >= torch.cuda.device_count():
+        raise click.UsageError(f"--device {device}: there are {torch.cuda.device_count()} CUDA devices, from cuda:0")
+
+
+def _plan(job: Job, settings: Settings) -> dict[str, Any] | None:
+    """The one plan that --axes or --plan asks for, or None."""
+    from flashinfer_trace.definition import InputError
+    from flashinfer_trace.harness.inputs import Draws
+    from flashinfer_trace.harness.verify import prepare
+
+    definition = job.definition
+    if settings.axes is None:
+        return settings.plan
+    unknown = [name for name in settings.axes if name not in definition.var_axes]
+    if unknown:
+        raise click.UsageError(f"{definition.name}: {unknown} are not variable axes; those are {definition.var_axes}")
+    sized = prepare(definition, job.record, settings.device, settings.full)
+    try:
+        return job.record.plan_for_axes(sized, settings.axes, Draws(settings.seed, "cpu"))
+    except InputError as error:
+        raise click.UsageError(str(error)) from error
+
+
+@contextmanager
+def _progress(total: int, output_format: str) -> Iterator[Callable[[str, bool], None]]:
+    """A progress bar on standard error, where there is a terminal; otherwise silence."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    hidden = output_format == "json" or not sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), disable=hidden) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda label, done: progress.update(task, description=label, advance=int(done))
