@@ -14,7 +14,7 @@ from flashinfer_trace.definition import InputError
 from flashinfer_trace.naming import NamingError
 from flashinfer_trace.reference import ReferenceSourceError
 
-__all__ = ["FAILED", "INTERRUPTED", "NOTHING_VERIFIED", "CommandGroup", "echo_json"]
+__all__ = ["FAILED", "INTERRUPTED", "NOTHING_VERIFIED", "CommandGroup", "echo_json", "echo_json_text"]
 
 #: Exit statuses. 0 is success, and click's own status for wrong usage is 2.
 FAILED = 1
@@ -62,8 +62,14 @@ class CommandGroup(click.Group):
 
 
 def echo_json(document: object) -> None:
-    """Prints JSON that every reader takes: infinities and NaN become null."""
-    click.echo(json.dumps(_finite(document), indent=2, ensure_ascii=False, allow_nan=False))
+    """Prints the JSON of a command, in a form that every reader takes: infinities and NaN become null."""
+    echo_json_text(json.dumps(_finite(document), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def echo_json_text(text: str) -> None:
+    """Prints the JSON of a command. It is the only document, even if an error interrupts the printing."""
+    click.get_current_context().meta["json"] = False
+    click.echo(text)
 
 
 def _finite(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ class Job:
     Attributes:
         definition: as loaded.
         family: its record; None if there is no usable one.
+        target: ``oracle``, or the kernel's label.
         kernel: the kernel it is compared with; None for the oracle.
         broken: why it cannot be run, with the file and the fix; empty if it can.
         stale: that its embedded reference is older than the source, with the fix; empty if it is not.
@@ -37,14 +39,10 @@ class Job:
 
     definition: Definition
     family: Family | None
+    target: str
     kernel: Kernel | None = None
     broken: str = ""
     stale: str = ""
-
-    @property
-    def target(self) -> str:
-        """``oracle``, or the kernel's label."""
-        return self.kernel.label if self.kernel else "oracle"
 
     @property
     def record(self) -> Family:
@@ -88,31 +86,35 @@ def find_jobs(definitions: Sequence[Definition], root: Path, against: str, kerne
     Raises:
         UsageError: none of them has the kernel that was asked for.
     """
-    jobs: list[Job] = []
-    labels: dict[str, None] = {}
-    for definition in definitions:
-        try:
-            family = family_of(definition)
-            broken = unfinished(family)
-            stale = "" if broken else staleness(definition, root)
-        except Exception as error:  # a family module is Python that a contributor writes
-            jobs.append(Job(definition, None, broken=error_line(error, definition)))
-            continue
-        if broken:
-            jobs.append(Job(definition, family, broken=broken))
-            continue
-        if against in ("oracle", "all"):
-            jobs.append(Job(definition, family, stale=stale))
-        if against in ("kernel", "all"):
-            kernels = family.kernels_of(definition)
-            labels.update(dict.fromkeys(kernel.label for kernel in kernels))
-            chosen = [kernel for kernel in kernels if kernel_label in (None, kernel.label, kernel.path)]
-            jobs += [Job(definition, family, kernel, stale=stale) for kernel in chosen]
+    jobs = [job for definition in definitions for job in _jobs_of(definition, root, against, kernel_label)]
     if kernel_label and not jobs:
-        who = f"{definitions[0].name} has" if len(definitions) == 1 else "the chosen Definitions have"
-        hint = dataset.closest(kernel_label, labels)
-        known = ", ".join(labels) or "none"
-        raise click.UsageError(f"{who} no kernel {kernel_label!r}; {hint or f'it has {known}'}")
+        labels = dict.fromkeys(kernel.label for each in definitions for kernel in family_of(each).kernels_of(each))
+        one = len(definitions) == 1
+        hint = (
+            dataset.closest(kernel_label, labels) or f"{'it has' if one else 'they have'} {', '.join(labels) or 'none'}"
+        )
+        who = f"{definitions[0].name} has" if one else "the chosen Definitions have"
+        raise click.UsageError(f"{who} no kernel {kernel_label!r}; {hint}")
+    return jobs
+
+
+def _jobs_of(definition: Definition, root: Path, against: str, kernel_label: str | None) -> list[Job]:
+    target = kernel_label or ("kernel" if against == "kernel" else "oracle")
+    try:
+        family = family_of(definition)
+        broken, stale = unfinished(family), staleness(definition, root)
+    except Exception as error:  # a family module is Python that a contributor writes
+        return [Job(definition, None, target, broken=error_line(error, definition))]
+    if broken:
+        return [Job(definition, family, target, broken=broken)]
+    jobs = []
+    if against in ("oracle", "all"):
+        jobs.append(Job(definition, family, "oracle", stale=stale))
+    if against in ("kernel", "all"):
+        kernels = [
+            kernel for kernel in family.kernels_of(definition) if kernel_label in (None, kernel.label, kernel.path)
+        ]
+        jobs += [Job(definition, family, kernel.label, kernel, stale=stale) for kernel in kernels]
     return jobs
 
 
@@ -128,14 +130,21 @@ def staleness(definition: Definition, root: Path) -> str:
 
 def unfinished(family: Family) -> str:
     """The first TODO that a scaffold left in the module of a family's record; empty if there is none."""
-    for path in dict.fromkeys(_source_files(family)):
-        for number, line in enumerate(path.read_bytes().splitlines(), 1):
-            if b"TODO" in line:
-                text = line.decode(errors="replace").strip()
-                return (
-                    f"{path}:{number}: the harness record of {family.name} is unfinished: {text}; "
-                    f"write it (`flashinfer-trace validate` lists every TODO)"
-                )
+    for path in _source_files(family):
+        todo = _first_todo(path)
+        if todo:
+            return (
+                f"{todo}; the harness record of {family.name} is unfinished: write it "
+                f"(`flashinfer-trace validate` lists every TODO)"
+            )
+    return ""
+
+
+@functools.cache
+def _first_todo(path: Path) -> str:
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        if b"TODO" in line:
+            return f"{path}:{number}: {line.decode(errors='replace').strip()}"
     return ""
 
 

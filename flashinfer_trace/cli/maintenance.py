@@ -9,8 +9,8 @@ import click
 
 from flashinfer_trace import dataset
 from flashinfer_trace.cli import completion
-from flashinfer_trace.cli.group import FAILED, echo_json
-from flashinfer_trace.cli.options import dataset_root, format_option
+from flashinfer_trace.cli.group import FAILED, echo_json, echo_json_text
+from flashinfer_trace.cli.options import counted, dataset_root, format_option
 
 __all__ = ["embed", "validate"]
 
@@ -31,12 +31,12 @@ def validate(paths: tuple[Path, ...], output_format: str) -> None:
         raise click.UsageError(f"no such file or directory: {missing[0]}")
     result = validate_paths(list(paths) or [root], root)
     if output_format == "json":
-        click.echo(format_json(result))
+        echo_json_text(format_json(result))
     else:
         if result.problems:
             click.echo(format_text(result))
-        verdict = f"{len(result.problems)} problems" if result.problems else "no problems"
-        click.echo(f"{result.checked} Definitions checked, {verdict}; dataset: {root}")
+        verdict = counted(len(result.problems), "problem") if result.problems else "no problems"
+        click.echo(f"{counted(result.checked, 'Definition')} checked, {verdict}; dataset: {root}")
     sys.exit(FAILED if result.problems else 0)
 
 
@@ -64,5 +64,5 @@ def embed(names: tuple[str, ...], check: bool, output_format: str) -> None:
     else:
         for path, what in changed:
             click.echo(f"{path}: {what} {'is out of date; run `flashinfer-trace embed`' if check else 'updated'}")
-        click.echo(f"{len(changed)} Definitions {'out of date' if check else 'updated'}; dataset: {root}")
+        click.echo(f"{counted(len(changed), 'Definition')} {'out of date' if check else 'updated'}; dataset: {root}")
     sys.exit(FAILED if check and changed else 0)

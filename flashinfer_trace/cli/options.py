@@ -9,7 +9,7 @@ import click
 
 from flashinfer_trace import dataset
 
-__all__ = ["dataset_root", "format_option", "text_table"]
+__all__ = ["counted", "dataset_root", "format_option", "text_table"]
 
 format_option = click.option(
     "--format", "output_format", type=click.Choice(["text", "json"]), default="text", help="How the result is printed."
@@ -34,6 +34,11 @@ def dataset_root() -> Path:
             err=True,
         )
     return root
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and its noun: ``1 problem``, ``2 problems``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def text_table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:

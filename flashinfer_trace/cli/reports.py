@@ -9,11 +9,10 @@ from pathlib import Path
 
 import click
 
-from flashinfer_trace import dataset
+from flashinfer_trace import dataset, families
 from flashinfer_trace.cli.group import echo_json
 from flashinfer_trace.cli.options import text_table
 from flashinfer_trace.definition import Definition, InputError
-from flashinfer_trace.families import FamilyError
 from flashinfer_trace.harness.verify import Report
 from flashinfer_trace.naming import NamingError
 from flashinfer_trace.reference import ReferenceSourceError
@@ -23,7 +22,7 @@ __all__ = ["error_line", "print_reports"]
 COLOURS = {"passed": "green", "failed": "red", "skipped": "yellow", "stale": "red"}
 HEADINGS = ("Definition", "against", "result", "cases", "vacuous", "error/bound", "seconds")
 #: Errors whose messages name the file and the fix.
-CLEAR_ERRORS = (FamilyError, InputError, NamingError, ReferenceSourceError)
+CLEAR_ERRORS = (families.FamilyError, InputError, NamingError, ReferenceSourceError)
 
 
 def print_reports(reports: Sequence[Report], root: Path, output_format: str) -> None:
@@ -63,17 +62,17 @@ def _by_message(reports: Sequence[Report]) -> list[list[Report]]:
 
 def error_line(error: Exception, definition: Definition) -> str:
     """One line for an error outside a case: the file, what is wrong and what to do, instead of a traceback."""
+    text = " ".join(str(error).split())
     if isinstance(error, CLEAR_ERRORS):
-        return " ".join(str(error).split())
+        return f"{definition.path}: {text}" if text.startswith(f"{definition.name}:") else text
     if isinstance(error, SyntaxError) and error.filename:
-        place = f"{error.filename}:{error.lineno}"
+        place, text = f"{error.filename}:{error.lineno}", error.msg
     else:
         # The innermost line of the records, which contributors write; else of the package; else of anything.
         frames = traceback.extract_tb(error.__traceback__)[::-1]
+        records = [frame for frame in frames if any(map(Path(frame.filename).is_relative_to, families.__path__))]
         ours = [frame for frame in frames if Path(frame.filename).is_relative_to(dataset.PACKAGE)]
-        records = [frame for frame in ours if Path(frame.filename).is_relative_to(dataset.PACKAGE / "families")]
         frame = (records or ours or frames)[0]
         place = f"{frame.filename}:{frame.lineno}"
-    text = " ".join(str(error).split())
     fix = f"correct it, then run `flashinfer-trace verify {definition.name}` again"
     return f"{place}: {type(error).__name__}: {text}; {fix}"

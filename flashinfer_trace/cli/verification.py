@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,29 +13,12 @@ import click
 
 from flashinfer_trace.cli import completion
 from flashinfer_trace.cli.group import FAILED, INTERRUPTED, NOTHING_VERIFIED
-from flashinfer_trace.cli.options import dataset_root, format_option
+from flashinfer_trace.cli.options import counted, dataset_root, format_option
 
 if TYPE_CHECKING:
-    from flashinfer_trace.cli.jobs import Job
     from flashinfer_trace.harness.verify import Report
 
 __all__ = ["verify"]
-
-ORACLE_EXAMPLES = 20
-KERNEL_EXAMPLES = 60
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The options of a run that hold for all of its jobs."""
-
-    device: str
-    examples: int | None
-    seed: int
-    axes: dict[str, int] | None
-    plan: dict[str, Any] | None
-    full: bool
-    evidence: Path | None
 
 
 def _parse_plan(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, Any] | None:
@@ -111,6 +93,7 @@ def verify(
 
         from flashinfer_trace.cli.jobs import find_jobs, select
         from flashinfer_trace.cli.reports import print_reports
+        from flashinfer_trace.cli.runs import Settings, run_jobs
     except ImportError as error:
         message = f"{error}; `pip install 'flashinfer-trace[verify]'` brings what verify needs"
         raise click.ClickException(message) from error
@@ -126,17 +109,19 @@ def verify(
     jobs = find_jobs(select(names, root), root, "kernel" if kernel_label else against, kernel_label)
     stale = len({job.definition.name for job in jobs if job.stale})
     if stale:
-        click.echo(f"warning: {stale} Definitions embed an older reference than reference/ has", err=True)
+        click.echo(
+            f"warning: {counted(stale, 'Definition')} with a reference older than the one in reference/", err=True
+        )
     evidence = (evidence or root / "evidence") if record else None
     settings = Settings(device, examples, seed, axes, plan, full, evidence)
     reports: list[Report] = []
     status = 0
     try:
         with _progress(len(jobs), output_format) as advance:
-            for report in _run(jobs, settings, advance):
+            for report in run_jobs(jobs, settings, advance):
                 reports.append(report)
     except KeyboardInterrupt:
-        click.echo(f"\ninterrupted: {len(reports)} of {len(jobs)} runs were finished", err=True)
+        click.echo(f"\ninterrupted: {len(reports)} of {counted(len(jobs), 'run')} finished", err=True)
         status = INTERRUPTED
     print_reports(reports, root, output_format)
     sys.exit(status or _exit_status(reports))
@@ -147,60 +132,9 @@ def _exit_status(reports: list[Report]) -> int:
         return FAILED
     if any(report.status == "passed" for report in reports):
         return 0
-    reason = "everything was skipped" if reports else "the chosen Definitions have no kernel"
+    reason = f"everything was skipped, {reports[0].message}" if reports else "the chosen Definitions have no kernel"
     click.echo(f"nothing was verified: {reason}", err=True)
     return NOTHING_VERIFIED
-
-
-def _run(jobs: list[Job], settings: Settings, advance: Callable[[str, bool], None]) -> Iterator[Report]:
-    """The report of each job in turn."""
-    from flashinfer_trace.cli.reports import error_line
-    from flashinfer_trace.harness.twins import Twins
-    from flashinfer_trace.harness.verify import Report
-
-    twins = Twins()
-    for job in jobs:
-        advance(f"{job.definition.name} ({job.target})", False)
-        try:
-            report = job.impossible(settings.device) or _verified(job, settings, twins)
-        except click.ClickException:  # the axes or the plan that were asked for
-            raise
-        except Exception as error:
-            message = error_line(error, job.definition)
-            report = Report(job.definition.name, job.target, settings.device, "failed", message=message)
-        advance("", True)
-        yield report
-
-
-def _verified(job: Job, settings: Settings, twins: Any) -> Report:
-    """Runs one job, and records what it proves."""
-    import torch
-
-    from flashinfer_trace.harness.evidence import record as record_evidence
-    from flashinfer_trace.harness.verify import verify as run_verification
-
-    definition, family, kernel, device = job.definition, job.record, job.kernel, settings.device
-    plan = _plan(job, settings)
-    count = settings.examples or (KERNEL_EXAMPLES if kernel else ORACLE_EXAMPLES)
-    if kernel is None and plan is None and not settings.full and torch.device(device).type == "cpu":
-        report: Report = twins.verify(definition, family, examples=count, seed=settings.seed)
-    else:
-        report = run_verification(
-            definition,
-            family,
-            kernel=kernel,
-            device=device,
-            examples=count,
-            seed=settings.seed,
-            full=settings.full,
-            plan=plan,
-        )
-    if job.stale:
-        status = "stale" if report.status == "passed" else report.status
-        return replace(report, status=status, message="\n  ".join(filter(None, [report.message, job.stale])))
-    if settings.evidence and kernel and report.status == "passed" and plan is None:
-        record_evidence(settings.evidence, definition, kernel, report)
-    return report
 
 
 def _check_device(device: str, torch: Any) -> None:
@@ -214,25 +148,6 @@ def _check_device(device: str, torch: Any) -> None:
         raise click.UsageError("--device cuda: torch sees no CUDA device here; run on a machine with one, or use cpu")
     if parsed.type == "cuda" and (parsed.index or 0) >= torch.cuda.device_count():
         raise click.UsageError(f"--device {device}: there are {torch.cuda.device_count()} CUDA devices, from cuda:0")
-
-
-def _plan(job: Job, settings: Settings) -> dict[str, Any] | None:
-    """The one plan that --axes or --plan asks for, or None."""
-    from flashinfer_trace.definition import InputError
-    from flashinfer_trace.harness.inputs import Draws
-    from flashinfer_trace.harness.verify import prepare
-
-    definition = job.definition
-    if settings.axes is None:
-        return settings.plan
-    unknown = [name for name in settings.axes if name not in definition.var_axes]
-    if unknown:
-        raise click.UsageError(f"{definition.name}: {unknown} are not variable axes; those are {definition.var_axes}")
-    sized = prepare(definition, job.record, settings.device, settings.full)
-    try:
-        return job.record.plan_for_axes(sized, settings.axes, Draws(settings.seed, "cpu"))
-    except InputError as error:
-        raise click.UsageError(str(error)) from error
 
 
 @contextmanager
