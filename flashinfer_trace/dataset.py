@@ -14,7 +14,6 @@ from flashinfer_trace.definition import Definition
 __all__ = [
     "DatasetError",
     "closest",
-    "definition_path",
     "definition_paths",
     "definitions",
     "enclosing_checkout",
@@ -78,20 +77,6 @@ def definition_paths(root: Path | None = None, op_type: str | None = None) -> li
     return sorted((root or find_root()).glob(f"definitions/{op_type or '*'}/*.json"))
 
 
-def definition_path(name: str, root: Path | None = None) -> Path:
-    """The file of the Definition of that name.
-
-    Raises:
-        DatasetError: there is none; the message offers the closest names.
-    """
-    root = root or find_root()
-    paths = {path.stem: path for path in definition_paths(root)}
-    if name in paths:
-        return paths[name]
-    hint = closest(name, paths) or "`flashinfer-trace list` shows all names"
-    raise DatasetError(f"no Definition named {name!r} among {len(paths)} in {root / 'definitions'}; {hint}")
-
-
 def load(name: str, root: Path | None = None) -> Definition:
     """The Definition of that name.
 
@@ -99,8 +84,12 @@ def load(name: str, root: Path | None = None) -> Definition:
         DatasetError: there is none; the message offers the closest names.
         InputError: its file is not a Definition.
     """
-    path = definition_path(name, root)
-    return _read(path, path.stat().st_mtime_ns)
+    root = root or find_root()
+    paths = {path.stem: path for path in definition_paths(root)}
+    if name in paths:
+        return _read(paths[name], paths[name].stat().st_mtime_ns)
+    hint = closest(name, paths) or "`flashinfer-trace list` shows all names"
+    raise DatasetError(f"no Definition named {name!r} among {len(paths)} in {root / 'definitions'}; {hint}")
 
 
 def closest(word: str, known: Iterable[str]) -> str:

@@ -10,19 +10,19 @@ from typing import Any
 from flashinfer_trace.dataset import definition_paths
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.files import write_text
-from flashinfer_trace.naming import Naming, family_of, load_naming
-from flashinfer_trace.reference import ReferenceSourceError, render, sha256
+from flashinfer_trace.naming import family_of, load_naming
+from flashinfer_trace.reference import ReferenceSourceError, render, sha256, source_path
 
-__all__ = ["current_reference", "definition_text", "embed_all", "has_evidence"]
+__all__ = ["definition_text", "embed_all", "has_evidence", "outdated_reference"]
 
 
-def embed_all(root: Path, write: bool, paths: Sequence[Path] | None = None) -> list[tuple[Path, str]]:
+def embed_all(root: Path, write: bool, names: Sequence[str] = ()) -> list[tuple[Path, str]]:
     """Renders every Definition's reference and sets its status tag to what the evidence says.
 
     Args:
         root: the dataset root.
         write: write the changed files; otherwise only report.
-        paths: only these files of the dataset; all of them by default.
+        names: only these Definitions; all of the dataset if empty.
 
     Returns:
         The files that change, each with a word on what changes.
@@ -33,9 +33,14 @@ def embed_all(root: Path, write: bool, paths: Sequence[Path] | None = None) -> l
     """
     naming = load_naming(root)
     changed = []
-    for path in definition_paths(root) if paths is None else paths:
+    for path in definition_paths(root):
+        if names and path.stem not in names:
+            continue
         definition = Definition.from_file(path)
-        reference = current_reference(definition, root, naming)
+        family = family_of(definition, naming)
+        if family is None:
+            raise ReferenceSourceError(f"{path}: no family in schema/naming.json fits this name; add its pattern there")
+        reference = render(root, definition.op_type, family, definition.const_axes)
         status = "status:verified" if has_evidence(root, definition, sha256(reference)) else "status:unverified"
         tags = [status if tag.startswith("status:") else tag for tag in definition.tags]
         changes = []
@@ -53,17 +58,30 @@ def embed_all(root: Path, write: bool, paths: Sequence[Path] | None = None) -> l
     return changed
 
 
-def current_reference(definition: Definition, root: Path, naming: Naming) -> str:
-    """What ``reference/`` renders for a Definition today.
+def outdated_reference(root: Path, definition: Definition) -> str | None:
+    """Why the embedded reference is not what ``reference/`` renders today, None if it is (or if there is no source).
+
+    Args:
+        root: the dataset root that the Definition was read from.
+        definition: as loaded, at its real sizes.
 
     Raises:
-        ReferenceSourceError: the Definition has no family in schema/naming.json, or its reference cannot be rendered.
+        NamingError: schema/naming.json of that root is missing or malformed.
     """
-    family = family_of(definition, naming)
-    if family is None:
-        where = definition.path or definition.name
-        raise ReferenceSourceError(f"{where}: no family in schema/naming.json fits this name; add its pattern there")
-    return render(root, definition.op_type, family, definition.const_axes)
+    family = family_of(definition, load_naming(root))
+    if family is None or not source_path(root, definition.op_type, family).is_file():
+        return None
+    source = f"reference/{definition.op_type}/{family}.py"
+    try:
+        rendered = render(root, definition.op_type, family, definition.const_axes)
+    except ReferenceSourceError as error:
+        return str(error)
+    if rendered == definition.reference:
+        return None
+    return (
+        f"{definition.name}: the embedded reference is older than {source}; "
+        f"run `flashinfer-trace embed {definition.name}`"
+    )
 
 
 def has_evidence(root: Path, definition: Definition, reference_sha256: str) -> bool:

@@ -10,11 +10,8 @@ from typing import Any
 import click
 
 from flashinfer_trace.dataset import DatasetError
-from flashinfer_trace.definition import InputError
-from flashinfer_trace.naming import NamingError
-from flashinfer_trace.reference import ReferenceSourceError
 
-__all__ = ["FAILED", "INTERRUPTED", "NOTHING_VERIFIED", "CommandGroup", "echo_json", "echo_json_text"]
+__all__ = ["FAILED", "INTERRUPTED", "NOTHING_VERIFIED", "CommandGroup", "echo_json", "echo_json_text", "is_ours"]
 
 #: Exit statuses. 0 is success, and click's own status for wrong usage is 2.
 FAILED = 1
@@ -40,13 +37,14 @@ class CommandGroup(click.Group):
         try:
             return super().invoke(ctx)
         except click.ClickException as error:
-            raise self._reported(ctx, error) from error
+            self._reported(ctx, error)
+            raise
         except DatasetError as error:
             raise self._reported(ctx, click.UsageError(str(error))) from error
-        except (InputError, NamingError, ReferenceSourceError) as error:
-            raise self._reported(ctx, click.ClickException(str(error))) from error
-        except OSError as error:
-            if error.errno == errno.EPIPE:  # the reader closed the pipe; click ends quietly
+        except Exception as error:
+            # click itself ends quietly if the reader closed the pipe; anything else would be a mistake in this package.
+            bad_data = is_ours(error) or (isinstance(error, OSError) and error.errno != errno.EPIPE)
+            if not bad_data:
                 raise
             raise self._reported(ctx, click.ClickException(str(error))) from error
         except KeyboardInterrupt:
@@ -59,6 +57,11 @@ class CommandGroup(click.Group):
         if ctx.meta.get("json"):
             echo_json({"error": error.format_message()})
         return error
+
+
+def is_ours(error: Exception) -> bool:
+    """Whether this package defines the error: its message then names the file and the fix."""
+    return type(error).__module__.startswith("flashinfer_trace.")
 
 
 def echo_json(document: object) -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import click
 
-from flashinfer_trace import dataset
 from flashinfer_trace.cli import completion
 from flashinfer_trace.cli.group import FAILED, echo_json, echo_json_text
-from flashinfer_trace.cli.options import counted, dataset_root, format_option
+from flashinfer_trace.cli.options import counted, dataset_root, format_option, matching_names
 
 __all__ = ["embed", "validate"]
 
@@ -41,11 +40,11 @@ def validate(paths: tuple[Path, ...], output_format: str) -> None:
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=completion.names)
+@click.argument("names", nargs=-1, metavar="[NAME|GLOB]...", shell_complete=completion.names)
 @click.option("--check", is_flag=True, help="Change nothing; exit 1 if a Definition is out of date.")
 @format_option
 def embed(names: tuple[str, ...], check: bool, output_format: str) -> None:
-    """Bring Definitions (by name; default: all) in line with reference/ and evidence/.
+    """Bring Definitions (names or globs; default: all) in line with reference/ and evidence/.
 
     Writes each family's reference into its Definitions, and sets status:verified where evidence/ holds a passed run
     for exactly that reference, status:unverified elsewhere.
@@ -56,8 +55,7 @@ def embed(names: tuple[str, ...], check: bool, output_format: str) -> None:
     from flashinfer_trace.embedding import embed_all
 
     root = dataset_root()
-    chosen = [dataset.definition_path(name, root) for name in dict.fromkeys(names)] or None
-    changed = embed_all(root, write=not check, paths=chosen)
+    changed = embed_all(root, write=not check, names=matching_names(names, root) if names else ())
     if output_format == "json":
         files = [{"file": path.relative_to(root).as_posix(), "change": what} for path, what in changed]
         echo_json({"root": str(root), "written": not check, "changed": files})

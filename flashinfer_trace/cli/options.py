@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import click
 
 from flashinfer_trace import dataset
 
-__all__ = ["counted", "dataset_root", "format_option", "text_table"]
+__all__ = ["counted", "dataset_root", "format_option", "matching_names", "text_table"]
 
 format_option = click.option(
     "--format", "output_format", type=click.Choice(["text", "json"]), default="text", help="How the result is printed."
@@ -34,6 +35,19 @@ def dataset_root() -> Path:
             err=True,
         )
     return root
+
+
+def matching_names(patterns: Sequence[str], root: Path) -> list[str]:
+    """Names of Definitions by name or glob, or all of them; a pattern that matches nothing is a usage error."""
+    stems = [path.stem for path in dataset.definition_paths(root)]
+    chosen: list[str] = []
+    for pattern in patterns:
+        matches = fnmatch.filter(stems, pattern)
+        if not matches:
+            hint = dataset.closest(pattern, stems) or "`flashinfer-trace list` shows all names"
+            raise click.UsageError(f"no Definition matches {pattern!r} in {root / 'definitions'}; {hint}")
+        chosen += matches
+    return list(dict.fromkeys(chosen)) if patterns else stems
 
 
 def counted(number: int, noun: str) -> str:

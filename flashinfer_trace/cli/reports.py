@@ -10,19 +10,15 @@ from pathlib import Path
 import click
 
 from flashinfer_trace import dataset, families
-from flashinfer_trace.cli.group import echo_json
+from flashinfer_trace.cli.group import echo_json, is_ours
 from flashinfer_trace.cli.options import text_table
-from flashinfer_trace.definition import Definition, InputError
+from flashinfer_trace.definition import Definition
 from flashinfer_trace.harness.verify import Report
-from flashinfer_trace.naming import NamingError
-from flashinfer_trace.reference import ReferenceSourceError
 
 __all__ = ["error_line", "print_reports"]
 
 COLOURS = {"passed": "green", "failed": "red", "skipped": "yellow", "stale": "red"}
 HEADINGS = ("Definition", "against", "result", "cases", "vacuous", "error/bound", "seconds")
-#: Errors whose messages name the file and the fix.
-CLEAR_ERRORS = (families.FamilyError, InputError, NamingError, ReferenceSourceError)
 
 
 def print_reports(reports: Sequence[Report], root: Path, output_format: str) -> None:
@@ -63,7 +59,7 @@ def _by_message(reports: Sequence[Report]) -> list[list[Report]]:
 def error_line(error: Exception, definition: Definition) -> str:
     """One line for an error outside a case: the file, what is wrong and what to do, instead of a traceback."""
     text = " ".join(str(error).split())
-    if isinstance(error, CLEAR_ERRORS):
+    if is_ours(error):
         return f"{definition.path}: {text}" if text.startswith(f"{definition.name}:") else text
     if isinstance(error, SyntaxError) and error.filename:
         place, text = f"{error.filename}:{error.lineno}", error.msg

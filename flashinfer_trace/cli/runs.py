@@ -1,4 +1,4 @@
-"""Runs the jobs of `verify`. Imports torch."""
+"""Runs the tasks of `verify`. Imports torch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import click
 import torch
 
-from flashinfer_trace.cli.jobs import Job
 from flashinfer_trace.cli.reports import error_line
+from flashinfer_trace.cli.tasks import Task
 from flashinfer_trace.definition import InputError
 from flashinfer_trace.harness.evidence import record as record_evidence
 from flashinfer_trace.harness.inputs import Draws
@@ -21,7 +21,7 @@ from flashinfer_trace.harness.twins import Twins
 from flashinfer_trace.harness.verify import Report, prepare
 from flashinfer_trace.harness.verify import verify as run_verification
 
-__all__ = ["Settings", "run_jobs"]
+__all__ = ["Settings", "run_tasks"]
 
 ORACLE_EXAMPLES = 20
 KERNEL_EXAMPLES = 60
@@ -29,7 +29,7 @@ KERNEL_EXAMPLES = 60
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of a run that hold for all of its jobs."""
+    """The options of a run that hold for all of its tasks."""
 
     device: str
     examples: int | None
@@ -40,34 +40,34 @@ class Settings:
     evidence: Path | None
 
 
-def run_jobs(jobs: Sequence[Job], settings: Settings, advance: Callable[[str, bool], None]) -> Iterator[Report]:
-    """The report of each job in turn; errors of a record, a reference or a kernel are in it, not raised.
+def run_tasks(tasks: Sequence[Task], settings: Settings, advance: Callable[[str, bool], None]) -> Iterator[Report]:
+    """The report of each task in turn; errors of a record, a reference or a kernel are in it, not raised.
 
     Raises:
         UsageError: the axes that were asked for do not fit a Definition.
-        KeyboardInterrupt: also for an interrupt that Python discarded while the job before was running.
+        KeyboardInterrupt: also for an interrupt that Python discarded while the task before was running.
     """
     twins = Twins()
     with _lost_interrupts() as interrupted:
-        for job in jobs:
-            advance(f"{job.definition.name} ({job.target})", False)
+        for task in tasks:
+            advance(f"{task.definition.name} ({task.target})", False)
             try:
-                report = job.impossible(settings.device) or _verified(job, settings, twins)
+                report = task.impossible(settings.device) or _verified(task, settings, twins)
             except click.ClickException:  # the axes or the plan that were asked for
                 raise
             except Exception as error:
-                message = "\n  ".join(filter(None, [error_line(error, job.definition), job.stale]))
-                report = Report(job.definition.name, job.target, settings.device, "failed", message=message)
+                message = "\n  ".join(filter(None, [error_line(error, task.definition), task.stale]))
+                report = Report(task.definition.name, task.target, settings.device, "failed", message=message)
             advance("", True)
             yield report
             if interrupted():
                 raise KeyboardInterrupt
 
 
-def _verified(job: Job, settings: Settings, twins: Twins) -> Report:
-    """Runs one job, and records what it proves."""
-    definition, family, kernel, device = job.definition, job.record, job.kernel, settings.device
-    plan = _plan(job, settings)
+def _verified(task: Task, settings: Settings, twins: Twins) -> Report:
+    """Runs one task, and records what it proves."""
+    definition, family, kernel, device = task.definition, task.record, task.kernel, settings.device
+    plan = _plan(task, settings)
     count = settings.examples or (KERNEL_EXAMPLES if kernel else ORACLE_EXAMPLES)
     if kernel is None and plan is None and not settings.full and torch.device(device).type == "cpu":
         report = twins.verify(definition, family, examples=count, seed=settings.seed)
@@ -82,25 +82,25 @@ def _verified(job: Job, settings: Settings, twins: Twins) -> Report:
             full=settings.full,
             plan=plan,
         )
-    if job.stale:
+    if task.stale:
         status = "stale" if report.status == "passed" else report.status
-        return replace(report, status=status, message="\n  ".join(filter(None, [report.message, job.stale])))
+        return replace(report, status=status, message="\n  ".join(filter(None, [report.message, task.stale])))
     if settings.evidence and kernel and report.status == "passed" and plan is None:
         record_evidence(settings.evidence, definition, kernel, report)
     return report
 
 
-def _plan(job: Job, settings: Settings) -> dict[str, Any] | None:
+def _plan(task: Task, settings: Settings) -> dict[str, Any] | None:
     """The one plan that --axes or --plan asks for, or None."""
-    definition = job.definition
+    definition = task.definition
     if settings.axes is None:
         return settings.plan
     unknown = [name for name in settings.axes if name not in definition.var_axes]
     if unknown:
         raise click.UsageError(f"{definition.name}: {unknown} are not variable axes; those are {definition.var_axes}")
-    sized = prepare(definition, job.record, settings.device, settings.full)
+    sized = prepare(definition, task.record, settings.device, settings.full)
     try:
-        return job.record.plan_for_axes(sized, settings.axes, Draws(settings.seed, "cpu"))
+        return task.record.plan_for_axes(sized, settings.axes, Draws(settings.seed, "cpu"))
     except InputError as error:
         raise click.UsageError(str(error)) from error
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from flashinfer_trace import dataset
 from flashinfer_trace.cli import completion
 from flashinfer_trace.cli.group import FAILED, INTERRUPTED, NOTHING_VERIFIED
-from flashinfer_trace.cli.options import counted, dataset_root, format_option
+from flashinfer_trace.cli.options import counted, dataset_root, format_option, matching_names
 
 if TYPE_CHECKING:
     from flashinfer_trace.harness.verify import Report
@@ -91,9 +92,9 @@ def verify(
     try:
         import torch
 
-        from flashinfer_trace.cli.jobs import find_jobs, select
         from flashinfer_trace.cli.reports import print_reports
-        from flashinfer_trace.cli.runs import Settings, run_jobs
+        from flashinfer_trace.cli.runs import Settings, run_tasks
+        from flashinfer_trace.cli.tasks import find_tasks
     except ImportError as error:
         message = f"{error}; `pip install 'flashinfer-trace[verify]'` brings what verify needs"
         raise click.ClickException(message) from error
@@ -106,8 +107,9 @@ def verify(
     if device == "cpu" and not full:
         torch.set_num_threads(1)  # twins are small: more threads only wait for each other
     root = dataset_root()
-    jobs = find_jobs(select(names, root), root, "kernel" if kernel_label else against, kernel_label)
-    stale = len({job.definition.name for job in jobs if job.stale})
+    chosen = [dataset.load(name, root) for name in matching_names(names, root)]
+    tasks = find_tasks(chosen, root, "kernel" if kernel_label else against, kernel_label)
+    stale = len({task.definition.name for task in tasks if task.stale})
     if stale:
         click.echo(
             f"warning: {counted(stale, 'Definition')} with a reference older than the one in reference/", err=True
@@ -117,11 +119,11 @@ def verify(
     reports: list[Report] = []
     status = 0
     try:
-        with _progress(len(jobs), output_format) as advance:
-            for report in run_jobs(jobs, settings, advance):
+        with _progress(len(tasks), output_format) as advance:
+            for report in run_tasks(tasks, settings, advance):
                 reports.append(report)
     except KeyboardInterrupt:
-        click.echo(f"\ninterrupted: {len(reports)} of {counted(len(jobs), 'run')} finished", err=True)
+        click.echo(f"\ninterrupted: {len(reports)} of {counted(len(tasks), 'run')} finished", err=True)
         status = INTERRUPTED
     print_reports(reports, root, output_format)
     sys.exit(status or _exit_status(reports))

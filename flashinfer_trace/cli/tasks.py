@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import inspect
 from collections.abc import Iterator, Sequence
@@ -15,17 +14,16 @@ import torch
 from flashinfer_trace import dataset
 from flashinfer_trace.cli.reports import error_line
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.embedding import current_reference
+from flashinfer_trace.embedding import outdated_reference
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.family import Family, Kernel
 from flashinfer_trace.harness.verify import Report
-from flashinfer_trace.naming import load_naming
 
-__all__ = ["Job", "find_jobs", "select"]
+__all__ = ["Task", "find_tasks"]
 
 
 @dataclass(frozen=True)
-class Job:
+class Task:
     """One Definition against one target.
 
     Attributes:
@@ -46,12 +44,12 @@ class Job:
 
     @property
     def record(self) -> Family:
-        """The family's record of a job that is not broken."""
-        assert self.family is not None, f"{self.definition.name}: a broken job is not run"
+        """The family's record of a task that is not broken."""
+        assert self.family is not None, f"{self.definition.name}: a broken task is not run"
         return self.family
 
     def impossible(self, device: str) -> Report | None:
-        """A failed report of a broken job, a skipped one if the kernel cannot run on this device, or None."""
+        """A failed report of a broken task, a skipped one if the kernel cannot run on this device, or None."""
         report = Report(self.definition.name, self.target, device)
         if self.broken:
             report.status, report.message = "failed", self.broken
@@ -68,26 +66,14 @@ class Job:
         return report
 
 
-def select(names: Sequence[str], root: Path) -> list[Definition]:
-    """Definitions by name or glob; a word that matches nothing is a usage error."""
-    stems = [path.stem for path in dataset.definition_paths(root)]
-    chosen = [] if names else stems
-    for pattern in names:
-        matches = fnmatch.filter(stems, pattern)
-        if not matches and any(character in pattern for character in "*?["):
-            raise click.UsageError(f"no Definition matches {pattern!r}; `flashinfer-trace list` shows all names")
-        chosen += matches or [pattern]
-    return [dataset.load(name, root) for name in dict.fromkeys(chosen)]
-
-
-def find_jobs(definitions: Sequence[Definition], root: Path, against: str, kernel_label: str | None) -> list[Job]:
-    """The jobs of these Definitions, in their order.
+def find_tasks(definitions: Sequence[Definition], root: Path, against: str, kernel_label: str | None) -> list[Task]:
+    """The tasks of these Definitions, in their order.
 
     Raises:
         UsageError: none of them has the kernel that was asked for.
     """
-    jobs = [job for definition in definitions for job in _jobs_of(definition, root, against, kernel_label)]
-    if kernel_label and not jobs:
+    tasks = [task for definition in definitions for task in _tasks_of(definition, root, against, kernel_label)]
+    if kernel_label and not tasks:
         labels = dict.fromkeys(kernel.label for each in definitions for kernel in family_of(each).kernels_of(each))
         one = len(definitions) == 1
         hint = (
@@ -95,37 +81,27 @@ def find_jobs(definitions: Sequence[Definition], root: Path, against: str, kerne
         )
         who = f"{definitions[0].name} has" if one else "the chosen Definitions have"
         raise click.UsageError(f"{who} no kernel {kernel_label!r}; {hint}")
-    return jobs
+    return tasks
 
 
-def _jobs_of(definition: Definition, root: Path, against: str, kernel_label: str | None) -> list[Job]:
+def _tasks_of(definition: Definition, root: Path, against: str, kernel_label: str | None) -> list[Task]:
     target = kernel_label or ("kernel" if against == "kernel" else "oracle")
     try:
         family = family_of(definition)
-        broken, stale = unfinished(family), staleness(definition, root)
+        broken, stale = unfinished(family), outdated_reference(root, definition) or ""
     except Exception as error:  # a family module is Python that a contributor writes
-        return [Job(definition, None, target, broken=error_line(error, definition))]
+        return [Task(definition, None, target, broken=error_line(error, definition))]
     if broken:
-        return [Job(definition, family, target, broken=broken)]
-    jobs = []
+        return [Task(definition, family, target, broken=broken)]
+    tasks = []
     if against in ("oracle", "all"):
-        jobs.append(Job(definition, family, "oracle", stale=stale))
+        tasks.append(Task(definition, family, "oracle", stale=stale))
     if against in ("kernel", "all"):
         kernels = [
             kernel for kernel in family.kernels_of(definition) if kernel_label in (None, kernel.label, kernel.path)
         ]
-        jobs += [Job(definition, family, kernel.label, kernel, stale=stale) for kernel in kernels]
-    return jobs
-
-
-def staleness(definition: Definition, root: Path) -> str:
-    """That the embedded reference is not what reference/ renders today, with the fix; empty if it is."""
-    if current_reference(definition, root, load_naming(root)) == definition.reference:
-        return ""
-    return (
-        f"the embedded reference is older than its source in {root / 'reference' / definition.op_type}; "
-        f"run `flashinfer-trace embed {definition.name}`"
-    )
+        tasks += [Task(definition, family, kernel.label, kernel, stale=stale) for kernel in kernels]
+    return tasks
 
 
 def unfinished(family: Family) -> str:
