@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import torch
 
 from flashinfer_trace.cli.reports import error_line
 from flashinfer_trace.cli.tasks import Task
@@ -18,7 +17,7 @@ from flashinfer_trace.definition import InputError
 from flashinfer_trace.harness.evidence import record as record_evidence
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.twins import Twins
-from flashinfer_trace.harness.verify import Report, prepare
+from flashinfer_trace.harness.verify import Job, Report
 from flashinfer_trace.harness.verify import verify as run_verification
 
 __all__ = ["Settings", "run_tasks"]
@@ -66,41 +65,32 @@ def run_tasks(tasks: Sequence[Task], settings: Settings, advance: Callable[[str,
 
 def _verified(task: Task, settings: Settings, twins: Twins) -> Report:
     """Runs one task, and records what it proves."""
-    definition, family, kernel, device = task.definition, task.record, task.kernel, settings.device
-    plan = _plan(task, settings)
+    kernel = task.kernel
+    job = Job(task.definition, task.record, kernel, settings.device, settings.full)
+    plan = _plan(job, settings)
     count = settings.examples or (KERNEL_EXAMPLES if kernel else ORACLE_EXAMPLES)
-    if kernel is None and plan is None and not settings.full and torch.device(device).type == "cpu":
-        report = twins.verify(definition, family, examples=count, seed=settings.seed)
+    if kernel is None and plan is None and not job.full and not job.large:
+        report = twins.verify(job, examples=count, seed=settings.seed)
     else:
-        report = run_verification(
-            definition,
-            family,
-            kernel=kernel,
-            device=device,
-            examples=count,
-            seed=settings.seed,
-            full=settings.full,
-            plan=plan,
-        )
+        report = run_verification(job, examples=count, seed=settings.seed, plan=plan)
     if task.stale:
         status = "stale" if report.status == "passed" else report.status
         return replace(report, status=status, message="\n  ".join(filter(None, [report.message, task.stale])))
     if settings.evidence and kernel and report.status == "passed" and plan is None:
-        record_evidence(settings.evidence, definition, kernel, report)
+        record_evidence(settings.evidence, job.definition, kernel, report)
     return report
 
 
-def _plan(task: Task, settings: Settings) -> dict[str, Any] | None:
+def _plan(job: Job, settings: Settings) -> dict[str, Any] | None:
     """The one plan that --axes or --plan asks for, or None."""
-    definition = task.definition
+    definition = job.sized
     if settings.axes is None:
         return settings.plan
     unknown = [name for name in settings.axes if name not in definition.var_axes]
     if unknown:
         raise click.UsageError(f"{definition.name}: {unknown} are not variable axes; those are {definition.var_axes}")
-    sized = prepare(definition, task.record, settings.device, settings.full)
     try:
-        return task.record.plan_for_axes(sized, settings.axes, Draws(settings.seed, "cpu"))
+        return job.family.plan_for_axes(definition, settings.axes, Draws(settings.seed, "cpu"))
     except InputError as error:
         raise click.UsageError(str(error)) from error
 

@@ -164,11 +164,11 @@ def interrupt_at(monkeypatch, number, how):
     """Makes the verification of one Definition meet an interrupt."""
     calls = []
 
-    def verify(self, one, family, **options):
-        calls.append(one)
+    def verify(self, job, **options):
+        calls.append(job)
         if len(calls) == number:
             how()
-        return Report(one.name, "oracle", "cpu", cases=5)
+        return Report(job.definition.name, job.target, job.device, cases=5)
 
     monkeypatch.setattr(Twins, "verify", verify)
 
@@ -204,8 +204,8 @@ def test_an_interrupt_of_another_command(invoke, monkeypatch):
 def test_evidence_that_cannot_be_written_is_a_failure(invoke, monkeypatch):
     """A run on a GPU, as far as a machine without one can go: the kernel passes, and its record does not."""
 
-    def passes(one, family, *, kernel, **options):
-        return Report(one.name, kernel.label, "cuda", cases=60)
+    def passes(job, **options):
+        return Report(job.definition.name, job.target, job.device, cases=60)
 
     def refuse(*arguments):
         raise PermissionError(13, "Permission denied", "evidence/rmsnorm/rmsnorm_h512.json")

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.quantised import blocks_of, blockwise_product, dequantised, e4m3_variance, float_variance
 from flashinfer_trace.harness.compare import Expected, correctly_rounded, unit_roundoff
-from flashinfer_trace.harness.quantised import blocks_of, blockwise_product, dequantised, e4m3_variance, float_variance
 
 Inputs = dict[str, Any]
 

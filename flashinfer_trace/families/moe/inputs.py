@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.quantised import BLOCK, CODE_SIGMA, normal_codes, quantise_groups, varied_scales
 from flashinfer_trace.harness.family import Plan
 from flashinfer_trace.harness.inputs import Draws
-from flashinfer_trace.harness.quantised import BLOCK, CODE_SIGMA, normal_codes, quantise_groups, varied_scales
 
 VALUES = {"normal": 1.0, "large": 300.0, "tiny": 0.01}
 

@@ -12,8 +12,8 @@ import torch
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe.experts import BF16, FP8_BLOCKS, expert_outputs
+from flashinfer_trace.families.quantised import chosen_by_rank, ranks
 from flashinfer_trace.harness.compare import Expected
-from flashinfer_trace.harness.quantised import chosen_by_rank, ranks
 
 
 def in_groups(scores: torch.Tensor, groups: int) -> torch.Tensor:
