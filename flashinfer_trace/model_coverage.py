@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace.dataset import DatasetError, definitions
+from flashinfer_trace.ledger import VERIFIED
 
 __all__ = ["ModelCoverage", "OpCoverage", "load_needs", "matrix", "model_coverages", "op_table"]
 
@@ -73,7 +74,7 @@ def model_coverages(
         for op in needed["ops"]:
             for op_type, names in op["definitions"].items():
                 exists = tuple(one for one in names if one in known)
-                verified = tuple(one for one in exists if "status:verified" in known[one].tags)
+                verified = tuple(one for one in exists if VERIFIED in known[one].tags)
                 missing = tuple(one for one in names if one not in known)
                 ops.append(OpCoverage(op["name"], op_type, exists, verified, missing))
         found.append(ModelCoverage(name, tuple(ops), {op["name"]: op["reason"] for op in needed["unsupported"]}))

@@ -46,8 +46,8 @@ def validate(paths: tuple[Path, ...], output_format: str) -> None:
 def embed(names: tuple[str, ...], check: bool, output_format: str) -> None:
     """Bring Definitions (names or globs; default: all) in line with reference/ and evidence/.
 
-    Writes each family's reference into its Definitions, and sets status:verified where evidence/ holds a passed run
-    for exactly that reference, status:unverified elsewhere.
+    Writes each family's reference into its Definitions, and sets status:verified where evidence/ proves exactly that
+    reference, status:unverified elsewhere.
 
     Exit status: 0 done, 1 a file that cannot be embedded or, with --check, is out of date, 2 wrong usage, 130
     interrupted.

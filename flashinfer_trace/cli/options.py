@@ -10,7 +10,10 @@ import click
 
 from flashinfer_trace import dataset
 
-__all__ = ["counted", "dataset_root", "format_option", "matching_names", "text_table"]
+__all__ = ["ORACLE_EXAMPLES", "counted", "dataset_root", "format_option", "matching_names", "text_table"]
+
+#: Real cases that a reference is compared with its oracle in, unless told otherwise.
+ORACLE_EXAMPLES = 20
 
 format_option = click.option(
     "--format", "output_format", type=click.Choice(["text", "json"]), default="text", help="How the result is printed."

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from flashinfer_trace.cli.options import ORACLE_EXAMPLES
 from flashinfer_trace.cli.reports import error_line
 from flashinfer_trace.cli.tasks import Task
 from flashinfer_trace.definition import InputError
@@ -19,11 +20,9 @@ from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.twins import Twins
 from flashinfer_trace.harness.verify import Job, Report
 from flashinfer_trace.harness.verify import verify as run_verification
+from flashinfer_trace.ledger import DRAWN_CASES
 
 __all__ = ["Settings", "run_tasks"]
-
-ORACLE_EXAMPLES = 20
-KERNEL_EXAMPLES = 60
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def _verified(task: Task, settings: Settings, twins: Twins) -> Report:
     kernel = task.kernel
     job = Job(task.definition, task.record, kernel, settings.device, settings.full)
     plan = _plan(job, settings)
-    count = settings.examples or (KERNEL_EXAMPLES if kernel else ORACLE_EXAMPLES)
+    count = settings.examples or (DRAWN_CASES if kernel else ORACLE_EXAMPLES)
     if kernel is None and plan is None and not job.full and not job.large:
         report = twins.verify(job, examples=count, seed=settings.seed)
     else:

@@ -14,7 +14,8 @@ import click
 from flashinfer_trace import dataset
 from flashinfer_trace.cli import completion
 from flashinfer_trace.cli.group import FAILED, INTERRUPTED, NOTHING_VERIFIED
-from flashinfer_trace.cli.options import counted, dataset_root, format_option, matching_names
+from flashinfer_trace.cli.options import ORACLE_EXAMPLES, counted, dataset_root, format_option, matching_names
+from flashinfer_trace.ledger import DRAWN_CASES, REQUIRED_CASES
 
 if TYPE_CHECKING:
     from flashinfer_trace.harness.verify import Report
@@ -57,7 +58,11 @@ def _parse_axes(context: click.Context, parameter: click.Parameter, text: str | 
     help="What the reference is compared with.",
 )
 @click.option("--kernel", "kernel_label", help="Only this kernel (implies --against kernel).")
-@click.option("--examples", type=click.IntRange(min=1), help="Real cases for each target [20; kernels: 60].")
+@click.option(
+    "--examples",
+    type=click.IntRange(min=1),
+    help=f"Real cases for each target [{ORACLE_EXAMPLES}; kernels: {DRAWN_CASES}].",
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of all draws.")
 @click.option("--axes", callback=_parse_axes, help="Run one case with these variable axes: k=v,k=v.")
 @click.option("--plan", callback=_parse_plan, help="Run one case with this plan (JSON), as a failure prints it.")
@@ -102,6 +107,8 @@ def verify(
     _check_device(device, torch)
     if record and not device.startswith("cuda"):
         raise click.UsageError("--record needs --device cuda: only a run of the real kernel is evidence")
+    if record and (examples or DRAWN_CASES) < REQUIRED_CASES:
+        raise click.UsageError(f"--record needs --examples {REQUIRED_CASES} or more: fewer are not evidence")
     if axes is not None and plan is not None:
         raise click.UsageError("--axes and --plan both fix the case; give one of them")
     if device == "cpu" and not full:

@@ -8,8 +8,7 @@ import importlib
 from flashinfer_trace.dataset import find_root
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.harness.family import Family, FamilyError
-from flashinfer_trace.naming import family_of as family_name_of
-from flashinfer_trace.naming import load_naming
+from flashinfer_trace.naming import family_name, load_naming
 
 __all__ = ["FamilyError", "all_families", "families_of_op_type", "family_of"]
 
@@ -44,7 +43,7 @@ def family_of(definition: Definition) -> Family:
         FamilyError: schema/naming.json knows no family of that name, it has no record, or the record names what the
             Definition does not have.
     """
-    name = family_name_of(definition, load_naming(definition.root or find_root()))
+    name = family_name(definition, load_naming(definition.root or find_root()))
     if name is None:
         raise FamilyError(f"{definition.name}: no family in schema/naming.json has this name; add its pattern there")
     families = families_of_op_type(definition.op_type)

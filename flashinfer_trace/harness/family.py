@@ -131,8 +131,7 @@ class Family:
         oracle: (definition, inputs) -> what each output must be, in float64, computed another way.
         compare: policy of each output.
         kernels: the real implementations.
-        unverified: why Definitions of this family have no evidence (e.g. all kernels need a GPU nobody ran);
-            empty if kernels run.
+        unverified: why none of its kernels can be run for evidence; empty if they have run, or only await a GPU run.
     """
 
     name: str
