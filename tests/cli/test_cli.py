@@ -178,7 +178,7 @@ def test_a_broken_file_is_one_line_that_names_it(invoke, copy_of_dataset, argume
     result = invoke(*arguments)
     assert (result.exit_code, result.stdout) == (1, "")
     (line,) = result.stderr.splitlines()
-    assert "rmsnorm_h512.json: cannot be read" in line
+    assert f"Error: {copy_of_dataset}: " in line and "property name enclosed in double quotes" in line
 
 
 @pytest.mark.parametrize("arguments", [["list"], ["validate"], ["verify"], ["embed"], ["coverage"], ["show", "x"]])

@@ -24,8 +24,9 @@ def checkout(tmp_path_factory):
     for name in ("schema", "reference"):
         shutil.copytree(ROOT / name, root / name)
     (root / "docs").mkdir()
-    (root / "definitions" / "rmsnorm").mkdir(parents=True)
-    shutil.copy(ROOT / "definitions" / "rmsnorm" / "rmsnorm_h512.json", root / "definitions" / "rmsnorm")
+    for name in ("definitions", "evidence"):
+        (root / name / "rmsnorm").mkdir(parents=True)
+        shutil.copy(ROOT / name / "rmsnorm" / "rmsnorm_h512.json", root / name / "rmsnorm")
     shutil.copy(ROOT / "pyproject.toml", root / "pyproject.toml")
     return root
 
