@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from flashinfer_trace.cli.options import ORACLE_EXAMPLES, counted, dataset_root,
 from flashinfer_trace.ledger import DRAWN_CASES, REQUIRED_CASES
 
 if TYPE_CHECKING:
+    from flashinfer_trace.cli.tasks import Task
     from flashinfer_trace.harness.verify import Report
 
 __all__ = ["verify"]
@@ -116,11 +117,7 @@ def verify(
     root = dataset_root()
     chosen = [dataset.load(name, root) for name in matching_names(names, root)]
     tasks = find_tasks(chosen, root, "kernel" if kernel_label else against, kernel_label)
-    stale = len({task.definition.name for task in tasks if task.stale})
-    if stale:
-        click.echo(
-            f"warning: {counted(stale, 'Definition')} with a reference older than the one in reference/", err=True
-        )
+    _warn_of_stale(tasks)
     evidence = (evidence or root / "evidence") if record else None
     settings = Settings(device, examples, seed, axes, plan, full, evidence)
     reports: list[Report] = []
@@ -134,6 +131,14 @@ def verify(
         status = INTERRUPTED
     print_reports(reports, root, output_format)
     sys.exit(status or _exit_status(reports))
+
+
+def _warn_of_stale(tasks: Sequence[Task]) -> None:
+    """Says before the run, which may take long, what will not pass."""
+    stale = len({task.definition.name for task in tasks if task.stale})
+    if stale:
+        who = counted(stale, "Definition")
+        click.echo(f"warning: {who} with a reference older than the one in reference/", err=True)
 
 
 def _exit_status(reports: list[Report]) -> int:
