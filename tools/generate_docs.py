@@ -1,4 +1,4 @@
-"""Writes docs/verification.md, accuracy.md and coverage.md, tools/op_traces.md and models/needs/ from their origins.
+"""Writes docs/verification.md, accuracy.md and coverage.md, traces/op_traces.md and models/needs/ from their origins.
 
 That is the dataset, the family records, the evidence, and the committed traces of kernels and ops; no sources of SGLang
 are needed.
@@ -93,15 +93,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 def documents(root: Path) -> dict[Path, str]:
     """Every generated document and its text."""
-    kernels = json.loads((root / "tools" / "kernel_traces.json").read_text(encoding="utf-8"))
-    ops = json.loads((root / "tools" / "op_traces.json").read_text(encoding="utf-8"))
+    kernels = json.loads((root / "traces" / "kernel_traces.json").read_text(encoding="utf-8"))
+    ops = json.loads((root / "traces" / "op_traces.json").read_text(encoding="utf-8"))
     dataset = list(definitions(root=root))
     runs = {one.name: [entry.path for entry in proofs(root, one)] for one in dataset}
     return {
         root / "docs" / "verification.md": verification(root),
         root / "docs" / "accuracy.md": accuracy(root),
         root / "docs" / "coverage.md": coverage(kernels, dataset, runs) + model_coverage(root),
-        root / "tools" / "op_traces.md": render(ops, kernels, covered(dataset)),
+        root / "traces" / "op_traces.md": render(ops, kernels, covered(dataset)),
         **model_needs.documents(root),
     }
 
