@@ -7,15 +7,10 @@ import importlib
 
 from flashinfer_trace.dataset import find_root
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.family import Family
-from flashinfer_trace.naming import family_of as family_name_of
-from flashinfer_trace.naming import load_naming
+from flashinfer_trace.harness.family import Family, FamilyError
+from flashinfer_trace.naming import family_name, load_naming
 
 __all__ = ["FamilyError", "all_families", "families_of_op_type", "family_of"]
-
-
-class FamilyError(LookupError):
-    """A Definition that no family record covers. The message says which file lacks the record."""
 
 
 @functools.cache
@@ -45,15 +40,20 @@ def family_of(definition: Definition) -> Family:
     """The record of a Definition's family.
 
     Raises:
-        FamilyError: schema/naming.json knows no family of that name, or it has no record.
+        FamilyError: schema/naming.json knows no family of that name, it has no record, or the record names what the
+            Definition does not have.
     """
-    name = family_name_of(definition, load_naming(find_root()))
+    name = family_name(definition, load_naming(find_root()))
     if name is None:
         raise FamilyError(f"{definition.name}: no family in schema/naming.json has this name; add its pattern there")
     families = families_of_op_type(definition.op_type)
     if name not in families:
         raise FamilyError(f"{definition.name}: {__name__}.{definition.op_type} has no record of family {name}")
-    return families[name]
+    family = families[name]
+    family.check(definition)
+    for kernel in family.kernels_of(definition):
+        family.check(definition, kernel)
+    return family
 
 
 def all_families() -> list[Family]:

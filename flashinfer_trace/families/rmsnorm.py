@@ -9,7 +9,14 @@ import torch
 from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, summation_error, unit_roundoff
+from flashinfer_trace.harness.compare import (
+    ErrorBound,
+    Expected,
+    Policy,
+    rounding_error,
+    summation_error,
+    unit_roundoff,
+)
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
 
@@ -109,61 +116,51 @@ def run_sgl_fused(eps: float, definition: Definition, inputs: Inputs, outputs: O
 
 # No kernel launches for zero rows: an empty grid is an error in CUDA.
 LAUNCHABLE = {"batch_size": (1, 1 << 20)}
-IN_PLACE = ("hidden_states", "residual")
 
 
-Adapter = Callable[[float, Definition, Inputs, Outputs], Outputs]
+#: The kernel's path and library -> how it is called with the family's epsilon.
+Adapters = Mapping[tuple[str, str], Callable[[float, Definition, Inputs, Outputs], Outputs]]
+NORM: Adapters = {
+    ("flashinfer.norm.rmsnorm", "flashinfer-python"): run_flashinfer_rmsnorm,
+    ("torch.ops.sgl_kernel.rmsnorm", "sglang-kernel"): run_sgl_rmsnorm,
+}
+FUSED: Adapters = {
+    ("flashinfer.norm.fused_add_rmsnorm", "flashinfer-python"): run_flashinfer_fused,
+    ("torch.ops.sgl_kernel.fused_add_rmsnorm", "sglang-kernel"): run_sgl_fused,
+}
 
 
-def kernels(
-    eps: float, adapters: Mapping[tuple[str, str], Adapter], in_place: tuple[str, ...] = ()
-) -> tuple[Kernel, ...]:
-    """The kernels of one family, each bound to the family's epsilon."""
-    return tuple(
-        Kernel(path, library, functools.partial(adapter, eps), limits=LAUNCHABLE, in_place=in_place)
-        for (path, library), adapter in adapters.items()
-    )
-
-
-def norm_family(suffix: str, eps: float) -> Family:
-    adapters = {
-        ("flashinfer.norm.rmsnorm", "flashinfer-python"): run_flashinfer_rmsnorm,
-        ("torch.ops.sgl_kernel.rmsnorm", "sglang-kernel"): run_sgl_rmsnorm,
-    }
+def norm_family(
+    name: str, eps: float, compare: Mapping[str, Policy], adapters: Adapters, in_place: tuple[str, ...] = ()
+) -> Family:
     return Family(
-        name=f"rmsnorm{suffix}",
+        name=name,
         op_type="rmsnorm",
         twin={"hidden_size": 64},
         plans=plans,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
         oracle=functools.partial(oracle, eps),
-        compare={"output": NORMALISED},
-        kernels=kernels(eps, adapters),
-    )
-
-
-def fused_family(suffix: str, eps: float) -> Family:
-    adapters = {
-        ("flashinfer.norm.fused_add_rmsnorm", "flashinfer-python"): run_flashinfer_fused,
-        ("torch.ops.sgl_kernel.fused_add_rmsnorm", "sglang-kernel"): run_sgl_fused,
-    }
-    return Family(
-        name=f"fused_add_rmsnorm{suffix}",
-        op_type="rmsnorm",
-        twin={"hidden_size": 64},
-        plans=plans,
-        plan_for_axes=plan_for_axes,
-        make_inputs=make_inputs,
-        oracle=functools.partial(oracle, eps),
-        compare={"output": NORMALISED, "residual_out": RESIDUAL},
-        kernels=kernels(eps, adapters, in_place=IN_PLACE),
+        compare=compare,
+        kernels=tuple(
+            Kernel(path, library, functools.partial(adapter, eps), limits=LAUNCHABLE, in_place=in_place)
+            for (path, library), adapter in adapters.items()
+        ),
     )
 
 
 EPSILONS = {"": 1e-6, "_eps1e5": 1e-5}
 
 FAMILIES = (
-    *(norm_family(suffix, eps) for suffix, eps in EPSILONS.items()),
-    *(fused_family(suffix, eps) for suffix, eps in EPSILONS.items()),
+    *(norm_family(f"rmsnorm{suffix}", eps, {"output": NORMALISED}, NORM) for suffix, eps in EPSILONS.items()),
+    *(
+        norm_family(
+            f"fused_add_rmsnorm{suffix}",
+            eps,
+            {"output": NORMALISED, "residual_out": RESIDUAL},
+            FUSED,
+            in_place=("hidden_states", "residual"),
+        )
+        for suffix, eps in EPSILONS.items()
+    ),
 )

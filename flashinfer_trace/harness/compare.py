@@ -27,6 +27,7 @@ __all__ = [
     "rounding_error",
     "summation_error",
     "unit_roundoff",
+    "wrong_shape",
 ]
 
 #: Multiple of the root-mean-square growth of rounding errors that a sum may show (see `summation_error`).
@@ -80,6 +81,11 @@ class Comparison:
         element = f" at {list(self.index)}: got {self.actual:.9g}, expected {self.expected:.9g}, bound {self.bound:.3g}"
         parts = [f"worst error is {self.ratio:.3g} x its bound{element if self.index else ''}", self.detail]
         return "; ".join(part for part in parts if part)
+
+
+def wrong_shape(actual: torch.Tensor, expected: torch.Tensor) -> Comparison:
+    """The failure of an output whose shape is not that of `expected`."""
+    return Comparison(math.inf, math.inf, detail=f"shape {list(actual.shape)}, expected {list(expected.shape)}")
 
 
 class Policy(Protocol):
@@ -175,7 +181,7 @@ class ErrorBound(Elementwise):
     def compare(self, actual: torch.Tensor, expected: Expected) -> Comparison:
         value = expected.value
         if actual.shape != value.shape:
-            return Comparison(math.inf, math.inf, detail=f"shape {list(actual.shape)}, expected {list(value.shape)}")
+            return wrong_shape(actual, value)
         if value.numel() == 0:
             return Comparison(0.0)
         computed = actual.double()
@@ -235,7 +241,7 @@ class Exact(Elementwise):
     def compare(self, actual: torch.Tensor, expected: Expected) -> Comparison:
         value = expected.value
         if actual.shape != value.shape:
-            return Comparison(math.inf, math.inf, detail=f"shape {list(actual.shape)}, expected {list(value.shape)}")
+            return wrong_shape(actual, value)
         wrong = (actual.double() != value.double()).flatten().nonzero()
         if not len(wrong):
             return Comparison(0.0)

@@ -31,13 +31,13 @@ from flashinfer_trace.families import family_of
 from flashinfer_trace.families.attention.cases import LOGIT_KINDS, AttentionOptions
 from flashinfer_trace.families.attention.paged_cases import kv_lengths
 from flashinfer_trace.harness.case import evaluate, reference_outputs
-from flashinfer_trace.harness.verify import verify
+from flashinfer_trace.harness.verify import Job, verify
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_twin_meets_the_oracle(name):
     definition = flashinfer_trace.load(name)
-    report = verify(definition, family_of(definition), examples=40, seed=11)
+    report = verify(Job(definition, family_of(definition)), examples=40, seed=11)
     assert report.status == "passed", report.message
 
 

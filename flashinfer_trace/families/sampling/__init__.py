@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import torch
@@ -107,16 +108,17 @@ def within_bounds(definition: Definition) -> str | None:
     return f"bounds hold up to vocab_size {LARGEST_VOCABULARY}; derive LARGEST_VOCABULARY and SUM anew"
 
 
+row_family = functools.partial(
+    Family, op_type="sampling", twin={"vocab_size": 64}, plan_for_axes=plan_for_axes, make_inputs=make_inputs
+)
+
+
 def sampling_family(name: str, reference: Policy, kernel: Policy, **options: Any) -> Family:
     path = f"flashinfer.sampling.{name}"
     run = sampler(name, **options)
-    return Family(
+    return row_family(
         name=name,
-        op_type="sampling",
-        twin={"vocab_size": 64},
         plans=sampling_plans,
-        plan_for_axes=plan_for_axes,
-        make_inputs=make_inputs,
         oracle=sampling_oracle,
         compare={"samples": reference},
         kernels=(Kernel(path, "flashinfer-python", run, supports=within_bounds, compare={"samples": kernel}),),
@@ -124,13 +126,9 @@ def sampling_family(name: str, reference: Policy, kernel: Policy, **options: Any
 
 
 def renorm_family(name: str, kernels: tuple[Kernel, ...]) -> Family:
-    return Family(
+    return row_family(
         name=name,
-        op_type="sampling",
-        twin={"vocab_size": 64},
         plans=renorm_plans,
-        plan_for_axes=plan_for_axes,
-        make_inputs=make_inputs,
         oracle=renorm_oracle,
         compare={"renorm_probs": REFERENCE_RENORM},
         kernels=kernels,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flashinfer_trace.harness.compare import Comparison, Elementwise, Expected
+from flashinfer_trace.harness.compare import Comparison, Elementwise, Expected, wrong_shape
 from flashinfer_trace.harness.mutants import ANY_OUTPUT, Mutant
 
 __all__ = ["ALPHA", "Distribution", "Renormalised", "chi_square_critical", "signed_margin"]
@@ -100,7 +100,7 @@ class Distribution:
     def compare(self, actual: torch.Tensor, expected: Expected) -> Comparison:
         value, group, margin = expected.value, expected.parts["group"], expected.parts["margin"]
         if actual.shape != group.shape:
-            return Comparison(math.inf, math.inf, detail=f"shape {list(actual.shape)}, expected {list(group.shape)}")
+            return wrong_shape(actual, group)
         if group.numel() == 0:
             return Comparison(0.0)
         rows, vocab_size = value.shape
@@ -257,7 +257,7 @@ class Renormalised(Elementwise):
     def compare(self, actual: torch.Tensor, expected: Expected) -> Comparison:
         value, probs, margin = expected.value, expected.parts["probs"], expected.parts["margin"]
         if actual.shape != value.shape:
-            return Comparison(math.inf, math.inf, detail=f"shape {list(actual.shape)}, expected {list(value.shape)}")
+            return wrong_shape(actual, value)
         if value.numel() == 0:
             return Comparison(0.0)
         computed = actual.double()
