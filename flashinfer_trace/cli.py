@@ -107,20 +107,19 @@ def coverage(model: str | None, output_format: str) -> None:
 
 
 @main.command()
+@click.argument("names", nargs=-1, metavar="[NAME|GLOB]...")
 @click.option("--check", is_flag=True, help="Change nothing; exit 1 if a Definition is out of date.")
-def embed(check: bool) -> None:
+def embed(names: tuple[str, ...], check: bool) -> None:
     """Bring the Definitions in line with reference/ and evidence/.
 
-    Writes each family's reference into its Definitions, and sets status:verified where evidence/ holds a passed run
-    for exactly that reference, status:unverified elsewhere.
+    Writes each family's reference into its Definitions, and sets status:verified where evidence/ proves exactly that
+    reference, status:unverified elsewhere. NAME is a Definition or a glob (default: the whole dataset).
     """
-    from flashinfer_trace.embedding import embed_all
-    from flashinfer_trace.naming import NamingError
-    from flashinfer_trace.reference import ReferenceSourceError
+    from flashinfer_trace.embedding import EmbeddingError, embed_all
 
     try:
-        changed = embed_all(_root(), write=not check)
-    except (ReferenceSourceError, NamingError, InputError) as error:
+        changed = embed_all(_root(), write=not check, names=names)
+    except EmbeddingError as error:
         raise click.ClickException(str(error)) from error
     for path, what in changed:
         click.echo(f"{path}: {what} {'is out of date; run `flashinfer-trace embed`' if check else 'updated'}")

@@ -13,6 +13,7 @@ import click
 
 from flashinfer_trace import dataset
 from flashinfer_trace.definition import Definition, InputError
+from flashinfer_trace.ledger import DRAWN_CASES, REQUIRED_CASES
 
 if TYPE_CHECKING:
     from flashinfer_trace.harness.family import Family, Kernel
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["verify"]
 
 ORACLE_EXAMPLES = 20
-KERNEL_EXAMPLES = 60
 
 
 @click.command()
@@ -35,7 +35,11 @@ KERNEL_EXAMPLES = 60
     help="What the reference is compared with.",
 )
 @click.option("--kernel", "kernel_label", help="Only this kernel (implies --against kernel).")
-@click.option("--examples", type=click.IntRange(min=1), help="Real cases for each target [20; kernels: 60].")
+@click.option(
+    "--examples",
+    type=click.IntRange(min=1),
+    help=f"Real cases for each target [{ORACLE_EXAMPLES}; kernels: {DRAWN_CASES}].",
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of all draws.")
 @click.option("--axes", help="Run one case with these variable axes: k=v,k=v.")
 @click.option("--plan", help="Run one case with this plan (JSON), as a failure prints it.")
@@ -69,7 +73,7 @@ def verify(
         from flashinfer_trace.harness.evidence import record as record_evidence
         from flashinfer_trace.harness.inputs import Draws
         from flashinfer_trace.harness.twins import Twins
-        from flashinfer_trace.harness.verify import prepare
+        from flashinfer_trace.harness.verify import Job
         from flashinfer_trace.harness.verify import verify as run_verification
     except ImportError as error:
         raise click.ClickException(
@@ -79,6 +83,8 @@ def verify(
     _check_device(device, torch)
     if record and not device.startswith("cuda"):
         raise click.UsageError("--record needs --device cuda: only a run of the real kernel is evidence")
+    if record and (examples or DRAWN_CASES) < REQUIRED_CASES:
+        raise click.UsageError(f"--record needs --examples {REQUIRED_CASES} or more: fewer are not evidence")
     if axes and plan:
         raise click.UsageError("--axes and --plan both fix the case; give one of them")
     if device == "cpu" and not full:
@@ -92,21 +98,14 @@ def verify(
         for definition, family, kernel in jobs:
             label = f"{definition.name} ({kernel.label if kernel else 'oracle'})"
             advance(label, done=False)
-            sized = prepare(definition, family, device, full)
-            fixed = _plan(sized, family, axes, plan, Draws(seed, "cpu"))
-            count = examples or (KERNEL_EXAMPLES if kernel else ORACLE_EXAMPLES)
+            job = Job(definition, family, kernel, device, full)
+            fixed = _plan(job.sized, family, axes, plan, Draws(seed, "cpu"))
+            count = examples or (DRAWN_CASES if kernel else ORACLE_EXAMPLES)
             if kernel is None and fixed is None and not full and torch.device(device).type == "cpu":
-                report = twins.verify(definition, family, examples=count, seed=seed)
+                report = twins.verify(job, examples=count, seed=seed)
             else:
                 report = _skipped(definition, kernel, device, torch) or run_verification(
-                    definition,
-                    family,
-                    kernel=kernel,
-                    device=device,
-                    examples=count,
-                    seed=seed,
-                    full=full,
-                    plan=fixed,
+                    job, examples=count, seed=seed, plan=fixed
                 )
             reports.append(report)
             if record and kernel and report.status == "passed" and fixed is None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace.dataset import DatasetError, definitions
+from flashinfer_trace.ledger import VERIFIED
 
 __all__ = ["ModelCoverage", "OpCoverage", "coverage", "load_needs"]
 
@@ -73,7 +74,7 @@ def coverage(
         for op in needed["ops"]:
             for op_type, names in op["definitions"].items():
                 exists = tuple(one for one in names if one in known)
-                verified = tuple(one for one in exists if "status:verified" in known[one].tags)
+                verified = tuple(one for one in exists if VERIFIED in known[one].tags)
                 missing = tuple(one for one in names if one not in known)
                 ops.append(OpCoverage(op["name"], op_type, exists, verified, missing))
         found.append(ModelCoverage(name, tuple(ops), {op["name"]: op["reason"] for op in needed["unsupported"]}))
@@ -93,7 +94,7 @@ def load_needs(root: Path, model: str | None = None) -> dict[str, dict[str, Any]
     directory = root / "models" / "needs"
     paths = {path.stem: path for path in sorted(directory.glob("*.json"), key=lambda path: path.stem)}
     if not paths:
-        raise DatasetError(f"no needs of models in {directory}; write them: python -m tools.generate_docs")
+        raise DatasetError(f"no needs of models in {directory}; write them in a checkout: python -m tools.generate_docs")
     if model is not None:
         names = {_plain(name): name for name in paths}
         if _plain(model) not in names:

@@ -1,4 +1,4 @@
-"""Writes docs/verification.md, accuracy.md and coverage.md, tools/op_traces.md and models/needs/ from their origins.
+"""Writes docs/verification.md, accuracy.md and coverage.md, traces/op_traces.md and models/needs/ from their origins.
 
 That is the dataset, the family records, the evidence, and the committed traces of kernels and ops; no sources of SGLang
 are needed.
@@ -12,9 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from flashinfer_trace import Definition, definitions, find_root
 from flashinfer_trace.coverage import coverage as model_coverages
@@ -22,6 +20,7 @@ from flashinfer_trace.coverage import matrix, op_table
 from flashinfer_trace.families import family_of
 from flashinfer_trace.files import write_text
 from flashinfer_trace.harness.family import Family, Kernel
+from flashinfer_trace.ledger import VERIFIED, proofs
 from tools.extract_definitions import model_needs
 from tools.op_tracing.coverage import coverage
 from tools.op_tracing.definitions import covered
@@ -47,6 +46,12 @@ projection and number of experts that the models in `models/` need has a Definit
 the table, and each Definition was run by itself or is named below with the reason. Left out are parallel sizes that do
 not divide a model's heads, features or experts, or would cut a block of 128 features that share an fp8 scale, and the
 ops that no family covers, which [coverage.md](coverage.md) names.
+"""
+
+AWAITING = """## Definitions that await a GPU run
+
+They are `status:unverified`: no run of a real kernel is recorded for exactly the reference they embed. Their tests
+against the float64 oracle run everywhere.
 """
 
 ACCURACY = """# Accuracy
@@ -89,15 +94,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 def documents(root: Path) -> dict[Path, str]:
     """Every generated document and its text."""
-    kernels = json.loads((root / "tools" / "kernel_traces.json").read_text(encoding="utf-8"))
-    ops = json.loads((root / "tools" / "op_traces.json").read_text(encoding="utf-8"))
+    kernels = json.loads((root / "traces" / "kernel_traces.json").read_text(encoding="utf-8"))
+    ops = json.loads((root / "traces" / "op_traces.json").read_text(encoding="utf-8"))
     dataset = list(definitions(root=root))
-    runs = {one.name: [entry["kernel"]["path"] for entry in entries(root, one)] for one in dataset}
+    runs = {one.name: [entry.path for entry in proofs(root, one)] for one in dataset}
     return {
         root / "docs" / "verification.md": verification(root),
         root / "docs" / "accuracy.md": accuracy(root),
         root / "docs" / "coverage.md": coverage(kernels, dataset, runs) + model_coverage(root),
-        root / "tools" / "op_traces.md": render(ops, kernels, covered(dataset)),
+        root / "traces" / "op_traces.md": render(ops, kernels, covered(dataset)),
         **model_needs.documents(root),
     }
 
@@ -117,29 +122,33 @@ def model_coverage(root: Path) -> str:
 
 def verification(root: Path) -> str:
     """The text of docs/verification.md."""
-    rows, missing = [], []
+    rows, missing, awaiting = [], [], []
     verified = total = cases = 0
     for definition in definitions(root=root):
         family = family_of(definition)
         total += 1
-        verified += "verified" in definition.tag_values("status")
-        recorded = {(e["kernel"]["path"], e["kernel"]["variant"]): e for e in entries(root, definition)}
+        if VERIFIED in definition.tags:
+            verified += 1
+        else:
+            awaiting.append(f"- `{definition.name}`")
+        recorded = {entry.kernel_label: entry for entry in proofs(root, definition)}
         for kernel in family.kernels_of(definition):
-            entry = recorded.get((kernel.path, kernel.variant))
+            entry = recorded.get(kernel.label)
             if entry is None:
-                missing.append([f"`{definition.name}`", f"`{kernel.label}`", why_missing(definition, family, kernel)])
+                missing.append([f"`{definition.name}`", f"`{kernel.label}`", why_missing(family, kernel)])
                 continue
-            cases += entry["cases"]
-            worst = max(output["kernel_worst"] for output in entry["outputs"].values())
-            library = f"{entry['kernel']['library']} {entry['kernel']['version']}"
-            gpu = f"{entry['gpu']['name']} (sm{entry['gpu']['compute_capability'].replace('.', '')})"
-            counts = [str(entry["cases"]), str(entry["vacuous"]), f"{worst:.3f}"]
-            rows.append([f"`{definition.name}`", f"`{kernel.label}`", library, gpu, *counts, entry["recorded_at"][:10]])
+            cases += entry.cases
+            gpu = f"{entry.gpu} (sm{entry.capability[0]}{entry.capability[1]})"
+            counts = [str(entry.cases), str(entry.vacuous), f"{entry.worst:.3f}"]
+            library = f"{entry.library} {entry.version}"
+            rows.append([f"`{definition.name}`", f"`{kernel.label}`", library, gpu, *counts, entry.recorded_at[:10]])
     summary = f"{verified} of {total} Definitions are verified, by {len(rows)} pairs of Definition and kernel"
     headings = ["Definition", "Kernel", "Library", "GPU", "Cases", "Vacuous", "Error / bound", "Recorded"]
     rule = table(["op_type", "Tensor-parallel", "Expert-parallel", "Definitions", "Verified"], sizes(root), "lllrr")
     lines = [VERIFICATION, *rule, "", "## Runs", "", f"{summary} in {cases} cases.", ""]
     lines += table(headings, rows, "llllrrrl")
+    if awaiting:
+        lines += ["", AWAITING, *awaiting]
     if missing:
         lines += ["", "## Kernels that nobody has run yet", "", *table(["Definition", "Kernel", "Why"], missing, "lll")]
     return "\n".join(lines) + "\n"
@@ -154,7 +163,7 @@ def sizes(root: Path) -> list[list[str]]:
     rows = []
     for op_type, found in sorted(model_needs.parallel_sizes(root).items()):
         needed = [known[name] for name in found.names if name in known]
-        verified = sum("verified" in one.tag_values("status") for one in needed)
+        verified = sum(VERIFIED in one.tags for one in needed)
         texts = [", ".join(map(str, sorted(values))) or "-" for values in (found.tensor, found.expert)]
         if not found.tensor and not found.expert:
             texts[0] = "any"
@@ -162,13 +171,11 @@ def sizes(root: Path) -> list[list[str]]:
     return rows
 
 
-def why_missing(definition: Definition, family: Family, kernel: Kernel) -> str:
+def why_missing(family: Family, kernel: Kernel) -> str:
     """Why there is no evidence of a kernel."""
     if kernel.unavailable(RECORDED_ON) is not None:
         return f"needs compute capability {'.'.join(map(str, kernel.min_capability))} or above"
-    if family.unverified and "unverified" in definition.tag_values("status"):
-        return family.unverified
-    return "not recorded yet"
+    return family.unverified or "awaits a GPU run"
 
 
 def accuracy(root: Path) -> str:
@@ -210,10 +217,10 @@ def accuracy_row(
 ) -> list[str] | None:
     """Worst figures of one output and kernel over a family's Definitions; None if it was never run."""
     found = [
-        entry["outputs"][output]
+        entry.outputs[output]
         for definition in of_family
-        for entry in entries(root, definition)
-        if (entry["kernel"]["path"], entry["kernel"]["variant"]) == (kernel.path, kernel.variant)
+        for entry in proofs(root, definition)
+        if entry.kernel_label == kernel.label
     ]
     if not found:
         return None
@@ -223,15 +230,6 @@ def accuracy_row(
 
 
 FIGURES = ("kernel_worst", "kernel_error", "reference_worst", "reference_error")
-
-
-def entries(root: Path, definition: Definition) -> Iterator[dict[str, Any]]:
-    """Passed runs recorded for the embedded reference of a Definition."""
-    path = root / "evidence" / definition.op_type / f"{definition.name}.json"
-    if path.is_file():
-        ledger = json.loads(path.read_text(encoding="utf-8"))
-        if ledger["reference_sha256"] == definition.reference_sha256:
-            yield from (entry for entry in ledger["entries"] if entry["result"] == "passed")
 
 
 def table(headings: list[str], rows: list[list[str]], alignment: str) -> list[str]:

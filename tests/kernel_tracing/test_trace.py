@@ -182,7 +182,7 @@ def test_links_lead_from_the_report_to_the_sources(tmp_path: Path) -> None:
     files = set(re.findall(r"\]\(([^)#]+)#L\d+\)", report.read_text()))
     assert "../../src/sglang/srt/models/tiny.py" in files
     assert all((report.parent / file).is_file() for file in files)
-    assert link_base(Path("tools/kernel_traces.md"), tmp_path) == "../.sources/"
+    assert link_base(Path("traces/kernel_traces.md"), tmp_path) == "../.sources/"
 
 
 def test_entries_of_one_option(tmp_path: Path) -> None:

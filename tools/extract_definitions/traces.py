@@ -1,7 +1,7 @@
 """Which kernels the code of a model calls, by op and serving stage: a digest of its op trace.
 
-Digests of the models under `models/` are committed in `traces/`, so that extraction needs no sources. Where sources are
-given and differ from those a digest was made of, or there is none of an architecture, the tracer runs anew.
+Digests of the models under `models/` are committed in `traces/digests/`, so that extraction needs no sources. Where
+sources are given and differ from those a digest was made of, or there is none of an architecture, the tracer runs anew.
 
 python -m tools.extract_definitions.traces [ARCHITECTURE ...]     # write digests from .sources (default: all)
 """
@@ -24,7 +24,7 @@ from tools.op_tracing.trace import trace
 
 STAGES = ("prefill", "decode")
 MODELS = "sglang.srt.models"
-COMMITTED = Path(__file__).parent / "traces"
+COMMITTED = Path(__file__).resolve().parents[2] / "traces" / "digests"
 #: What conditions say of the batch, as in `ForwardMode.DECODE` and `not (ForwardMode.IDLE or DECODE)`.
 _MODE = re.compile(r"(not )?\(?ForwardMode\.([A-Z][A-Z0-9_]*(?: or (?:ForwardMode\.)?[A-Z][A-Z0-9_]*)*)")
 _MODES = {"prefill": {"EXTEND", "MIXED"}, "decode": {"DECODE"}}

@@ -1,9 +1,9 @@
 """Which kernels a model calls, by static analysis of the sources that `python -m tools.fetch_sources` brings.
 
-python -m tools.kernel_tracing --model deepseek                      # -> tools/kernel_traces.md and .json
+python -m tools.kernel_tracing --model deepseek                      # -> traces/kernel_traces.md and .json
 python -m tools.kernel_tracing --model llama --out llama.md --json llama.json
 python -m tools.kernel_tracing --model deepseek --kernel rmsnorm     # one kernel, to the terminal
-python -m tools.kernel_tracing --verify tools/kernel_traces.json     # check a trace against the sources
+python -m tools.kernel_tracing --verify traces/kernel_traces.json     # check a trace against the sources
 python -m tools.kernel_tracing --diff old.json new.json              # what changed
 
 Exit status: 0 done, 1 the trace is not as it should be (wrong frames, no kernel, files that do not parse), 2 wrong
@@ -24,7 +24,7 @@ from tools.kernel_tracing.analysis import deep
 from tools.kernel_tracing.roots import RootsError
 from tools.kernel_tracing.sources import SourcesError, find_sources
 from tools.kernel_tracing.terminal import (
-    HERE,
+    TRACES,
     check_writable,
     link_base,
     load,
@@ -97,7 +97,7 @@ def _targets(options: argparse.Namespace) -> tuple[Path | None, Path | None]:
     """The report and the data to write: what is asked for; if nothing is, both, or for one kernel none."""
     if options.kernel or options.out is not None or options.json is not None:
         return options.out, options.json
-    return HERE / "kernel_traces.md", HERE / "kernel_traces.json"
+    return TRACES / "kernel_traces.md", TRACES / "kernel_traces.json"
 
 
 def _verify(path: Path, sources: Path) -> int:

@@ -20,7 +20,7 @@ def render(trace: Mapping[str, Any], base: str = "../.sources/") -> str:
 
     Args:
         trace: a document of schema/kernel_traces.schema.json.
-        base: what stands before the path of a source file in links. The default fits a report that lies in tools/.
+        base: what stands before the path of a source file in links. The default fits a report that lies in traces/.
     """
     kernels = sorted(trace["kernels"], key=_order)
     anchors = _anchors(kernels)

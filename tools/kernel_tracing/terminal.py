@@ -21,7 +21,7 @@ from tools.kernel_tracing.rules.platforms import PLATFORMS
 from tools.kernel_tracing.sources import SourceTree, notices
 
 #: Where the traces of the pinned release are.
-HERE = Path("tools")
+TRACES = Path("traces")
 
 
 def model_arguments(parser: argparse.ArgumentParser, name: str) -> None:
@@ -39,8 +39,8 @@ def model_arguments(parser: argparse.ArgumentParser, name: str) -> None:
         help="entry classes, instead of EntryClass",
     )
     parser.add_argument("--platform", choices=PLATFORMS, default="cuda", help="branches of others are left out")
-    parser.add_argument("--out", type=Path, metavar="FILE", help=f"the report (default: tools/{name}.md)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help=f"the data (default: tools/{name}.json)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help=f"the report (default: traces/{name}.md)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help=f"the data (default: traces/{name}.json)")
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -76,8 +76,8 @@ def check_writable(*paths: Path | None) -> None:
 
 
 def link_base(report: Path, sources: Path) -> str:
-    """What leads from a report to the sources, for its links; in tools/ that is `.sources/`, whatever was read."""
-    if report.parent.resolve() == HERE.resolve():
+    """What leads from a report to the sources, for its links; in traces/ that is `.sources/`, whatever was read."""
+    if report.parent.resolve() == TRACES.resolve():
         sources = Path(".sources")
     return Path(os.path.relpath(sources, report.parent)).as_posix() + "/"
 

@@ -1,6 +1,6 @@
 """A model's ops in execution order, each with the kernels that can implement it, by static analysis.
 
-python -m tools.op_tracing --model deepseek --traces tools/kernel_traces.json   # -> tools/op_traces.md and .json
+python -m tools.op_tracing --model deepseek --traces traces/kernel_traces.json   # -> traces/op_traces.md and .json
 python -m tools.op_tracing --model llama --out llama.md --json llama.json
 python -m tools.op_tracing --model deepseek --html deepseek.html                # a page to look at, nothing else
 
@@ -22,7 +22,7 @@ from tools.kernel_tracing.analysis import analyse, deep
 from tools.kernel_tracing.roots import RootsError
 from tools.kernel_tracing.sources import SourcesError, find_sources
 from tools.kernel_tracing.terminal import (
-    HERE,
+    TRACES,
     check_writable,
     link_base,
     load_traces,
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 def _trace(options: argparse.Namespace) -> int:
     out, data = options.out, options.json
     if out is data is options.html is None:
-        out, data = HERE / "op_traces.md", HERE / "op_traces.json"
+        out, data = TRACES / "op_traces.md", TRACES / "op_traces.json"
     check_writable(out, data, options.html)
     given = None if options.traces is None else _traces(options.traces, options)
     sources = find_sources(options.sources)
@@ -96,7 +96,7 @@ def _trace(options: argparse.Namespace) -> int:
 
 def _chains(out: Path, model: str) -> str:
     """Where the report says that the call chains are."""
-    return CHAINS if out.parent.resolve() == HERE.resolve() else f"`python -m tools.kernel_tracing --model {model}`"
+    return CHAINS if out.parent.resolve() == TRACES.resolve() else f"`python -m tools.kernel_tracing --model {model}`"
 
 
 def _traces(path: Path, options: argparse.Namespace) -> dict[str, Any]:

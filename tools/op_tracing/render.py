@@ -31,7 +31,7 @@ def render(
         trace: a document of schema/op_traces.schema.json.
         kernels: the kernel traces it goes with.
         known: which kernels have Definitions.
-        base: what stands before the path of a source file in links. The default fits a report that lies in tools/.
+        base: what stands before the path of a source file in links. The default fits a report that lies in traces/.
         chains: what has the call chains.
     """
     lines = _header(trace, kernels, chains)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
 from typing import Any
 
 import torch
 
 from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.sampling.distribution import Distribution, Renormalised
 from flashinfer_trace.families.sampling.oracles import renorm_oracle, sampling_oracle
 from flashinfer_trace.families.sampling.rows import (
     SamplingOptions,
@@ -18,8 +19,7 @@ from flashinfer_trace.families.sampling.rows import (
     sampling_plans,
 )
 from flashinfer_trace.harness.compare import Policy, unit_roundoff
-from flashinfer_trace.harness.distribution import Distribution, Renormalised
-from flashinfer_trace.harness.family import Family, Kernel
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs
 
 U = unit_roundoff(torch.float32)
 
@@ -57,16 +57,16 @@ RENORM_ATOMIC = Renormalised(
 )
 
 
-def seed_of(inputs: Mapping[str, Any]) -> int:
+def seed_of(inputs: Inputs) -> int:
     """A seed for the kernel's generator that repeats with the inputs and differs between cases."""
     total = sum(int(value[:1].reshape(-1).view(torch.int32).sum()) for value in inputs.values())
     return total % (1 << 31)
 
 
-def sampler(name: str, **options: Any) -> Callable[..., dict[str, torch.Tensor]]:
+def sampler(name: str, **options: Any) -> KernelCall:
     """An adapter of flashinfer.sampling.<name>, which takes the inputs in the Definition's order."""
 
-    def run(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+    def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
         import flashinfer.sampling
 
         arguments = [inputs[key] for key in definition.inputs]
@@ -76,10 +76,10 @@ def sampler(name: str, **options: Any) -> Callable[..., dict[str, torch.Tensor]]
     return run
 
 
-def renormaliser(name: str, **options: Any) -> Callable[..., dict[str, torch.Tensor]]:
+def renormaliser(name: str, **options: Any) -> KernelCall:
     """An adapter of flashinfer.sampling.<name>."""
 
-    def run(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+    def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
         import flashinfer.sampling
 
         arguments = [inputs[key] for key in definition.inputs]
@@ -88,15 +88,15 @@ def renormaliser(name: str, **options: Any) -> Callable[..., dict[str, torch.Ten
     return run
 
 
-def sgl_renormaliser(name: str) -> Callable[..., dict[str, torch.Tensor]]:
+def sgl_renormaliser(name: str) -> KernelCall:
     """An adapter of the op itself: sgl_kernel's Python function calls flashinfer's instead where that is installed."""
 
-    def run(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+    def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
         import sgl_kernel  # noqa: F401
 
         parameter = next(inputs[key] for key in definition.inputs if key != "probs")
         getattr(torch.ops.sgl_kernel, name).default(inputs["probs"], outputs["renorm_probs"], parameter, 0)
-        return outputs  # type: ignore[no-any-return]
+        return outputs
 
     return run
 
@@ -108,16 +108,17 @@ def within_bounds(definition: Definition) -> str | None:
     return f"bounds hold up to vocab_size {LARGEST_VOCABULARY}; derive LARGEST_VOCABULARY and SUM anew"
 
 
+row_family = functools.partial(
+    Family, op_type="sampling", twin={"vocab_size": 64}, plan_for_axes=plan_for_axes, make_inputs=make_inputs
+)
+
+
 def sampling_family(name: str, reference: Policy, kernel: Policy, **options: Any) -> Family:
     path = f"flashinfer.sampling.{name}"
     run = sampler(name, **options)
-    return Family(
+    return row_family(
         name=name,
-        op_type="sampling",
-        twin={"vocab_size": 64},
         plans=sampling_plans,
-        plan_for_axes=plan_for_axes,
-        make_inputs=make_inputs,
         oracle=sampling_oracle,
         compare={"samples": reference},
         kernels=(Kernel(path, "flashinfer-python", run, supports=within_bounds, compare={"samples": kernel}),),
@@ -125,13 +126,9 @@ def sampling_family(name: str, reference: Policy, kernel: Policy, **options: Any
 
 
 def renorm_family(name: str, kernels: tuple[Kernel, ...]) -> Family:
-    return Family(
+    return row_family(
         name=name,
-        op_type="sampling",
-        twin={"vocab_size": 64},
         plans=renorm_plans,
-        plan_for_axes=plan_for_axes,
-        make_inputs=make_inputs,
         oracle=renorm_oracle,
         compare={"renorm_probs": REFERENCE_RENORM},
         kernels=kernels,

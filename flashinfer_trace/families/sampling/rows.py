@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.family import Plan, PlanRequest
+from flashinfer_trace.harness.family import Inputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, sizes
 
 __all__ = ["UNIT", "SamplingOptions", "make_inputs", "plan_for_axes", "renorm_plans", "sampling_plans"]
@@ -109,7 +109,7 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
     return {"rows": axes.get("batch_size", 8), "draws": 1, "specs": [spec]}
 
 
-def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, Any]:
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Rows and parameters as planned, each repeated `draws` times in succession; rows beyond the specs start over."""
     vocab_size = definition.const_axes["vocab_size"]
     specs = [plan["specs"][row % len(plan["specs"])] for row in range(plan["rows"])]
@@ -118,7 +118,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, A
     repeat = plan["draws"]
     # p is a share of the row's sum where rows are renormalised, absolute mass where they are sampled from.
     sums = [spec["sum"] if "renorm_probs" in definition.outputs else 1.0 for spec in specs]
-    inputs: dict[str, Any] = {"probs": probs.repeat_interleave(repeat, dim=0)}
+    inputs: Inputs = {"probs": probs.repeat_interleave(repeat, dim=0)}
     for name in definition.inputs:
         if name == "probs":
             continue

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
-from flashinfer_trace.harness.compare import Comparison, Expected
+from flashinfer_trace.harness.compare import Comparison, Elementwise, Expected, wrong_shape
+from flashinfer_trace.harness.mutants import ANY_OUTPUT, Mutant
 
 __all__ = ["ALPHA", "Distribution", "Renormalised", "chi_square_critical", "signed_margin"]
 
@@ -33,6 +34,9 @@ MAX_BINS = 16
 
 #: Tests of one comparison, each of which takes an equal part of alpha.
 TESTS = 5
+
+#: Two distributions closer than this in total variation are not told apart by the draws of one case.
+DISTINCT = 0.1
 
 #: Keeps quotients and logarithms of unused entries finite.
 TINY = 1e-300
@@ -76,8 +80,8 @@ class Distribution:
     Chernoff's bound of the binomial tails. Each of the five tests takes a fifth of alpha.
 
     `Expected.value` holds the probabilities, float64 [rows, vocab_size]; its parts ``group`` [batch_size], the row that
-    each sample was drawn from, ``margin`` [rows, vocab_size], ``samples``, any tensor of the samples' shape, and,
-    unless it equals `value`, ``chance`` [rows, vocab_size]: at most this often a token is drawn if a kernel keeps it.
+    each sample was drawn from, ``margin`` [rows, vocab_size], and, unless it equals `value`, ``chance``
+    [rows, vocab_size]: at most this often a token is drawn if a kernel keeps it.
 
     Power (measured in tests/harness/test_distribution.py): 2048 draws of a row reject a missing token of probability
     0.02, and a temperature of 1.1 on normal logits of standard deviation 2.5, with probability above 0.95; in a
@@ -96,7 +100,7 @@ class Distribution:
     def compare(self, actual: torch.Tensor, expected: Expected) -> Comparison:
         value, group, margin = expected.value, expected.parts["group"], expected.parts["margin"]
         if actual.shape != group.shape:
-            return Comparison(math.inf, math.inf, detail=f"shape {list(actual.shape)}, expected {list(group.shape)}")
+            return wrong_shape(actual, group)
         if group.numel() == 0:
             return Comparison(0.0)
         rows, vocab_size = value.shape
@@ -119,6 +123,20 @@ class Distribution:
         tests += self._bins(count, weight, draws)
         ratio, detail = max(tests, key=lambda test: test[0])
         return Comparison(ratio, detail=detail)
+
+    def zero(self, expected: Expected, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros_like(expected.parts["group"], dtype=dtype)
+
+    def mutants(self, expected: Expected) -> tuple[Mutant, ...]:
+        """Swaps and shifts only between distributions that the draws of one case tell apart."""
+        value = expected.value
+        wrong = list(ANY_OUTPUT)
+        if len(value) > 1 and (value[0] - value[-1]).abs().sum() / 2 > DISTINCT:
+            # All draws of the first and of the last row exchange places.
+            wrong.append(Mutant("two rows swapped", lambda samples, _: samples.roll(len(samples) // len(value))))
+        if len(value) and ((value - value.roll(1, dims=-1)).abs().sum(-1) / 2).max() > DISTINCT:
+            wrong.append(Mutant("shifted by one", lambda samples, _: (samples + 1) % value.shape[-1]))
+        return tuple(wrong)
 
     def _outside(self, actual: torch.Tensor, margins: torch.Tensor, group: torch.Tensor) -> Comparison:
         wrong = (margins < -self.window).nonzero().flatten()
@@ -217,7 +235,7 @@ def descending_bins(weight: torch.Tensor, draws: torch.Tensor) -> tuple[torch.Te
 
 
 @dataclass(frozen=True)
-class Renormalised:
+class Renormalised(Elementwise):
     """Rows scaled to sum to 1 over the tokens that a threshold keeps: exact support, then a relative error bound.
 
     Certain tokens must be kept, certain others 0. The undecidable ones that are kept must be the largest of them, and
@@ -239,7 +257,7 @@ class Renormalised:
     def compare(self, actual: torch.Tensor, expected: Expected) -> Comparison:
         value, probs, margin = expected.value, expected.parts["probs"], expected.parts["margin"]
         if actual.shape != value.shape:
-            return Comparison(math.inf, math.inf, detail=f"shape {list(actual.shape)}, expected {list(value.shape)}")
+            return wrong_shape(actual, value)
         if value.numel() == 0:
             return Comparison(0.0)
         computed = actual.double()

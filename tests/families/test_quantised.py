@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashinfer_trace.harness.inputs import Draws
-from flashinfer_trace.harness.quantised import (
+from flashinfer_trace.families.quantised import (
     CODE_SIGMA,
     blockwise_product,
     chosen_by_rank,
@@ -17,6 +16,7 @@ from flashinfer_trace.harness.quantised import (
     quantise_groups,
     varied_scales,
 )
+from flashinfer_trace.harness.inputs import Draws
 
 
 def test_codes_are_close_to_normal_and_repeat():

@@ -1,4 +1,4 @@
-"""The resolver's answers for single calls, as `tools.kernel_tracing.benchmark` asks them.
+"""The resolver's answers for single calls, as the benchmark asks them.
 
 A trace keeps only the calls that lead to kernels; here every call that the analysis of one model resolved is asked for.
 """
@@ -15,10 +15,9 @@ from tools.kernel_tracing.index import ClassInfo, FunctionInfo
 from tools.kernel_tracing.solver import Solver
 from tools.kernel_tracing.sources import find_sources
 from tools.kernel_tracing.values import Instance
+from tools.resolver_benchmark.labels import Query
 
 __all__ = ["answers", "edges"]
-
-Query = tuple[str, int, str]
 
 
 def edges(

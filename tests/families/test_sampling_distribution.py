@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from flashinfer_trace.harness.compare import Expected
-from flashinfer_trace.harness.distribution import (
+from flashinfer_trace.families.sampling.distribution import (
     MAX_BINS,
     MIN_EXPECTED,
     Distribution,
@@ -17,6 +16,7 @@ from flashinfer_trace.harness.distribution import (
     descending_bins,
     signed_margin,
 )
+from flashinfer_trace.harness.compare import Expected
 
 POLICY = Distribution("test")
 ROW = torch.tensor([0.05, 0.4, 0.1, 0.2, 0.0, 0.25, 0.0, 0.0], dtype=torch.float64)
@@ -31,7 +31,7 @@ def expectation(value: torch.Tensor, draws: int, margin: torch.Tensor | None = N
     group = torch.arange(len(value)).repeat_interleave(draws)
     if margin is None:
         margin = torch.where(value > 0, math.inf, -math.inf).double()
-    return Expected(value, {"group": group, "margin": margin, "samples": group})
+    return Expected(value, {"group": group, "margin": margin})
 
 
 def sample(value: torch.Tensor, draws: int, generator: torch.Generator) -> torch.Tensor:
@@ -245,3 +245,24 @@ class TestRenormalised:
         mutants = [right * 1.01, right.flip(0), right.roll(1, dims=1), torch.zeros_like(right), nan, right[:1], -right]
         for mutant in mutants:
             assert not self.policy.compare(mutant, self.expected()).passed
+
+
+@pytest.mark.parametrize(("difference", "swaps"), [(0.05, False), (0.2, True)])
+def test_rows_are_swapped_only_where_one_case_tells_them_apart(difference: float, swaps: bool) -> None:
+    value = torch.stack([ROW, ROW])
+    value[1, 1] -= difference
+    value[1, 2] += difference
+    expected = expectation(value, 3)
+    mutants = {mutant.name: mutant for mutant in POLICY.mutants(expected)}
+    assert ("two rows swapped" in mutants) == swaps
+    samples, other = torch.tensor([1, 2, 3, 5, 5, 5]), torch.zeros(6, dtype=torch.int64)
+    if swaps:
+        swapped = mutants["two rows swapped"].applied(samples, other)
+        assert swapped is not None and swapped.tolist() == [5, 5, 5, 1, 2, 3]
+    shifted = mutants["shifted by one"].applied(torch.full((6,), 7), other)
+    assert shifted is not None and shifted.tolist() == [0] * 6
+
+
+def test_a_zero_output_has_the_shape_of_the_samples() -> None:
+    zero = POLICY.zero(expectation(ROW.unsqueeze(0), 5), torch.int32)
+    assert (zero.shape, zero.dtype) == ((5,), torch.int32)
