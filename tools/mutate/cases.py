@@ -16,7 +16,7 @@ from flashinfer_trace.harness.case import CaseResult, reference_outputs
 from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Family
 from flashinfer_trace.harness.inputs import torch_dtype
-from flashinfer_trace.harness.verify import prepare, verify
+from flashinfer_trace.harness.verify import Job, prepare, verify
 
 __all__ = ["EXAMPLES", "Bench", "Case", "bench_of", "known_families", "representative"]
 
@@ -42,6 +42,7 @@ class Case:
 
     size: str
     seed: int
+    axes: Mapping[str, int]
     inputs: Mapping[str, Any]
     expected: Mapping[str, Expected]
     original: Mapping[str, torch.Tensor]
@@ -117,7 +118,8 @@ def bench_of(family: Family, definition: Definition, more: bool = False) -> Benc
 
 def drawn(family: Family, definition: Definition, size: str, examples: int, seed: int) -> list[Case]:
     results: list[CaseResult] = []
-    report = verify(definition, family, examples=examples, seed=seed, full=size == "real", on_case=results.append)
+    job = Job(definition, family, full=size == "real")
+    report = verify(job, examples=examples, seed=seed, on_case=results.append)
     if report.status != "passed":
         raise ValueError(f"{definition.name}: the reference itself does not pass: {report.message}")
     if size == "real":
@@ -127,5 +129,5 @@ def drawn(family: Family, definition: Definition, size: str, examples: int, seed
 
 def make_case(family: Family, definition: Definition, size: str, result: CaseResult) -> Case:
     inputs = family.inputs(definition, result.plan, result.seed, "cpu")
-    expected = family.oracle(definition, inputs)
-    return Case(size, result.seed, inputs, expected, reference_outputs(definition, inputs, result.seed))
+    expected = family.expected(definition, inputs)
+    return Case(size, result.seed, result.axes, inputs, expected, reference_outputs(definition, inputs, result.seed))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from flashinfer_trace.harness.case import describe, evaluate, reference_outputs, same_bits, wrong_types
+from flashinfer_trace.harness.case import judge_reference, reference_outputs, same_bits
 from flashinfer_trace.harness.inputs import clone_inputs
 from flashinfer_trace.harness.refusals import accepted_wrong_sizes
 from tools.mutate.cases import Bench, Case
@@ -44,15 +44,14 @@ class Verdict:
 def judge(bench: Bench, source: str) -> Verdict:
     """Runs a mutant on the bench's cases until one rejects it, then on inputs of a wrong size."""
     sized = {case.size: bench.sized(source, case.size) for case in bench.cases}
-    policies = bench.family.policies()
     identical = True
     for number, case in enumerate(bench.cases, 1):
         definition = sized[case.size]
         try:
-            outputs = reference_outputs(definition, clone_inputs(dict(case.inputs)), case.seed)
-            failures = wrong_types(definition, outputs, "reference")
-            if not failures:
-                failures = describe("reference", evaluate(policies, outputs, case.expected), policies)
+            inputs = clone_inputs(dict(case.inputs))
+            outputs, _, failures = judge_reference(
+                definition, bench.family, inputs, case.axes, case.expected, case.seed
+            )
         except Exception as error:
             return Verdict("raised", number, f"{type(error).__name__}: {error}"[:200])
         if failures:
@@ -62,6 +61,13 @@ def judge(bench: Bench, source: str) -> Verdict:
     accepted = accepted_wrong_sizes(sized["twin"], clone_inputs(dict(twin.inputs)))
     if accepted:
         return Verdict("accepted a wrong size", len(bench.cases), accepted[0][:200])
+    for check in bench.family.checks:
+        try:
+            lines = check(sized["twin"])
+        except Exception as error:
+            lines = [f"{type(error).__name__}: {error}"]
+        if lines:
+            return Verdict("compared", len(bench.cases), lines[0][:200])
     return Verdict("", len(bench.cases), identical=identical)
 
 
