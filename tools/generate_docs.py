@@ -15,12 +15,11 @@ import sys
 from pathlib import Path
 
 from flashinfer_trace import Definition, definitions, find_root
-from flashinfer_trace.coverage import coverage as model_coverages
-from flashinfer_trace.coverage import matrix, op_table
 from flashinfer_trace.families import family_of
 from flashinfer_trace.files import write_text
 from flashinfer_trace.harness.family import Family, Kernel
 from flashinfer_trace.ledger import VERIFIED, proofs
+from flashinfer_trace.model_coverage import matrix, model_coverages, op_table
 from tools.extract_definitions import model_needs
 from tools.op_tracing.definitions import covered
 from tools.op_tracing.kernel_coverage import kernel_coverage

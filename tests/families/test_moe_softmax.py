@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-import hypothesis
 import pytest
 import torch
+from drawn_plans import drawn_plans
 from moe_cases import fitted_gain, measured_over_modelled_gain
 
 from flashinfer_trace import definitions, load
@@ -14,7 +14,6 @@ from flashinfer_trace.families import family_of
 from flashinfer_trace.families.moe.oracle import softmax_route
 from flashinfer_trace.families.moe.softmax import decidable
 from flashinfer_trace.harness.case import kernel_outputs, poisoned_outputs, run_case, vacuity
-from flashinfer_trace.harness.family import PlanRequest
 
 ROUTER = load("moe_topk_softmax_topk8_e128")
 ROUTER_FAMILY = family_of(ROUTER)
@@ -204,22 +203,10 @@ def test_routings_do_what_they_say(name):
             assert int(chosen.any(dim=0).sum()) == 1
 
 
-def drawn_routings(twin):
-    seen = set()
-
-    @hypothesis.settings(max_examples=200, database=None, deadline=None)
-    @hypothesis.seed(5)
-    @hypothesis.given(family_of(twin).plans(PlanRequest(twin, {}, large=False)))
-    def collect(plan):
-        seen.add(plan["routing"])
-
-    collect()
-    return seen
-
-
 @pytest.mark.parametrize(("layout", "possible"), [("whole", False), ("single", True), ("ranks", True)])
 def test_plans_leave_a_rank_only_where_others_can_take_over(layout, possible):
-    seen = drawn_routings(TWINS["bf16"].with_const_axes(LAYOUTS[layout]))
+    twin = TWINS["bf16"].with_const_axes(LAYOUTS[layout])
+    seen = {plan["routing"] for plan in drawn_plans(family_of(twin), twin)}
     assert ("elsewhere" in seen) is possible
     assert {"local", "ties", "one_expert"} <= seen
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hypothesis
 import torch
+from drawn_plans import drawn_plans
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
-from flashinfer_trace.harness.family import PlanRequest
 from flashinfer_trace.harness.verify import prepare
 
 DECODE = ["gqa_paged_decode_h32_kv8_d128_ps1", "gqa_paged_decode_h32_kv8_d128_ps64"]
@@ -72,17 +71,7 @@ def slots(inputs, page_size, kv_lens):
     ]
 
 
-def drawn(name, kernel=None, count=300):
+def drawn(name, kernel=None):
     """(twin, plans): what is drawn for a kernel, or for the reference."""
     family, definition = twin(name)
-    limits, options = (kernel.limits, kernel.plan_options) if kernel else ({}, None)
-    plans = []
-
-    @hypothesis.settings(max_examples=count, database=None, deadline=None, phases=[hypothesis.Phase.generate])
-    @hypothesis.seed(5)
-    @hypothesis.given(family.plans(PlanRequest(definition, limits, large=False, plan_options=options)))
-    def collect(plan):
-        plans.append(plan)
-
-    collect()
-    return definition, plans
+    return definition, drawn_plans(family, definition, kernel)
