@@ -15,16 +15,16 @@ import sys
 from pathlib import Path
 
 from flashinfer_trace import Definition, definitions, find_root
-from flashinfer_trace.coverage import coverage as model_coverages
-from flashinfer_trace.coverage import matrix, op_table
 from flashinfer_trace.families import family_of
 from flashinfer_trace.files import write_text
 from flashinfer_trace.harness.family import Family, Kernel
 from flashinfer_trace.ledger import VERIFIED, proofs
+from flashinfer_trace.model_coverage import matrix, model_coverages, op_table
 from tools.extract_definitions import model_needs
-from tools.op_tracing.coverage import coverage
 from tools.op_tracing.definitions import covered
+from tools.op_tracing.kernel_coverage import kernel_coverage
 from tools.op_tracing.render import render
+from tools.shared.markdown import table
 
 VERIFICATION = """# Verification
 
@@ -70,6 +70,10 @@ Which Definitions each model needs at the sizes that families cover by default (
 code and `models/`), by op_type: verified / existing / needed. `flashinfer-trace coverage` prints the same.
 """
 
+CURATED = """## Curated Definitions
+
+Definitions that no model in `models/` needs. People wrote them; extraction does not make them.
+"""
 
 #: Compute capability of the GPU that evidence is recorded on.
 RECORDED_ON = (9, 0)
@@ -101,15 +105,16 @@ def documents(root: Path) -> dict[Path, str]:
     return {
         root / "docs" / "verification.md": verification(root),
         root / "docs" / "accuracy.md": accuracy(root),
-        root / "docs" / "coverage.md": coverage(kernels, dataset, runs) + model_coverage(root),
+        root / "docs" / "coverage.md": kernel_coverage(kernels, dataset, runs) + model_coverage(root, dataset),
         root / "traces" / "op_traces.md": render(ops, kernels, covered(dataset)),
         **model_needs.documents(root),
     }
 
 
-def model_coverage(root: Path) -> str:
-    """The part of docs/coverage.md on models: all of them, then the ops of each."""
-    found = model_coverages(root, needs={path.stem: json.loads(t) for path, t in model_needs.documents(root).items()})
+def model_coverage(root: Path, dataset: list[Definition]) -> str:
+    """The part of docs/coverage.md on models: all of them, then the ops of each, then what none of them needs."""
+    needs = {path.stem: json.loads(text) for path, text in model_needs.documents(root).items()}
+    found = model_coverages(root, needs=needs)
     headings, *rows = matrix(found)
     lines = ["", MODELS, *table(headings, rows, "l" + "r" * (len(headings) - 1))]
     for one in found:
@@ -117,6 +122,11 @@ def model_coverage(root: Path) -> str:
         lines += ["", f"### {one.model}", "", *table(headings, rows, "llrrrl")]
         if one.unsupported:
             lines += ["", "Without a family: " + ", ".join(f"`{op}`" for op in one.unsupported) + "."]
+    rows = [
+        [f"`{one.op_type}`", f"`{one.name}`", "yes" if VERIFIED in one.tags else "no"]
+        for one in model_needs.curated(dataset, needs.values())
+    ]
+    lines += ["", CURATED, *(table(["op_type", "Definition", "Verified"], rows) if rows else ["There are none yet."])]
     return "\n".join(lines) + "\n"
 
 
@@ -230,12 +240,6 @@ def accuracy_row(
 
 
 FIGURES = ("kernel_worst", "kernel_error", "reference_worst", "reference_error")
-
-
-def table(headings: list[str], rows: list[list[str]], alignment: str) -> list[str]:
-    """A Markdown table."""
-    rule = ["---:" if letter == "r" else "---" for letter in alignment]
-    return ["| " + " | ".join(cells) + " |" for cells in (headings, rule, *rows)]
 
 
 if __name__ == "__main__":

@@ -37,13 +37,13 @@ def families_of_op_type(op_type: str) -> dict[str, Family]:
 
 
 def family_of(definition: Definition) -> Family:
-    """The record of a Definition's family.
+    """The record of a Definition's family, by the naming conventions of the root that the Definition came from.
 
     Raises:
         FamilyError: schema/naming.json knows no family of that name, it has no record, or the record names what the
             Definition does not have.
     """
-    name = family_name(definition, load_naming(find_root()))
+    name = family_name(definition, load_naming(definition.root or find_root()))
     if name is None:
         raise FamilyError(f"{definition.name}: no family in schema/naming.json has this name; add its pattern there")
     families = families_of_op_type(definition.op_type)

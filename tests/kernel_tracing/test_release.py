@@ -10,8 +10,8 @@ import pytest
 from release import ROOT, SOURCES, analysis, needs_sources
 
 from tools.kernel_tracing import check, render
-from tools.kernel_tracing.__main__ import dumps
 from tools.kernel_tracing.trace import document
+from tools.kernel_tracing.trace_files import dumps
 from tools.resolver_benchmark.defined_names import calls_of
 
 TRACES = ROOT / "traces" / "kernel_traces.json"

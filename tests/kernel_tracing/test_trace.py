@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from synthetic import chains, trace_files, write
 
-from tools.kernel_tracing.__main__ import dumps, main
+from tools.kernel_tracing.__main__ import main
 from tools.kernel_tracing.check import check
 from tools.kernel_tracing.roots import RootsError
 from tools.kernel_tracing.sources import SourcesError, find_sources, notices
-from tools.kernel_tracing.terminal import link_base
 from tools.kernel_tracing.trace import trace
+from tools.kernel_tracing.trace_files import dumps, link_base
 
 TINY = """
 from torch import nn

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tools.kernel_tracing.markdown import code, escape, link, slug, source_link, table
 from tools.kernel_tracing.notes import notes
 from tools.kernel_tracing.trees import Forest, callee, merge
+from tools.shared.markdown import code, escape, link, slug, source_link, table
 
 __all__ = ["render"]
 

@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tools.kernel_tracing.markdown import code, escape, link, slug, source_link, table
 from tools.op_tracing.check import key
 from tools.op_tracing.definitions import Covered, definitions_of
+from tools.shared.markdown import code, escape, link, slug, source_link, table
 
 __all__ = ["CHAINS", "render"]
 

@@ -35,10 +35,15 @@ def source_link(label: str, file: str, line: int, base: str) -> str:
     return link(label, f"{base}{quote(file)}#L{line}")
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of a table; the cells are Markdown already."""
-    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
-    return lines + [f"| {' | '.join(row)} |" for row in rows]
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], alignment: str = "") -> list[str]:
+    """Lines of a table.
+
+    Args:
+        header, rows: the cells, which are Markdown already.
+        alignment: "l" or "r" for each column; without it, all are left-aligned.
+    """
+    rule = "".join("---:|" if letter == "r" else "---|" for letter in alignment or "l" * len(header))
+    return [f"| {' | '.join(header)} |", f"|{rule}", *(f"| {' | '.join(row)} |" for row in rows)]
 
 
 def slug(text: str) -> str:

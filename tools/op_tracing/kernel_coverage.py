@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from flashinfer_trace import Definition
-from tools.kernel_tracing.markdown import code, escape, table
 from tools.op_tracing.definitions import Covered, covered, definitions_of
+from tools.shared.markdown import code, escape, table
 
 # Definitions that are named in one cell; more are counted.
 MAX_NAMES = 8
@@ -27,7 +27,7 @@ first.
 Runs = Mapping[str, Iterable[str]]
 
 
-def coverage(kernels: Mapping[str, Any], definitions: Iterable[Definition], runs: Runs) -> str:
+def kernel_coverage(kernels: Mapping[str, Any], definitions: Iterable[Definition], runs: Runs) -> str:
     """The document.
 
     Args:

@@ -17,7 +17,7 @@ from typing import Any
 from flashinfer_trace.dataset import DatasetError, definitions
 from flashinfer_trace.ledger import VERIFIED
 
-__all__ = ["ModelCoverage", "OpCoverage", "coverage", "load_needs"]
+__all__ = ["ModelCoverage", "OpCoverage", "load_needs", "matrix", "model_coverages", "op_table"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ModelCoverage:
     unsupported: dict[str, str]
 
 
-def coverage(
+def model_coverages(
     root: Path, model: str | None = None, needs: Mapping[str, Mapping[str, Any]] | None = None
 ) -> list[ModelCoverage]:
     """Coverage of one model, or of every model under ``models/needs/``.
@@ -94,7 +94,9 @@ def load_needs(root: Path, model: str | None = None) -> dict[str, dict[str, Any]
     directory = root / "models" / "needs"
     paths = {path.stem: path for path in sorted(directory.glob("*.json"), key=lambda path: path.stem)}
     if not paths:
-        raise DatasetError(f"no needs of models in {directory}; write them in a checkout: python -m tools.generate_docs")
+        raise DatasetError(
+            f"no needs of models in {directory}; write them in a checkout: python -m tools.generate_docs"
+        )
     if model is not None:
         names = {_plain(name): name for name in paths}
         if _plain(model) not in names:
@@ -127,13 +129,6 @@ def op_table(one: ModelCoverage) -> list[list[str]]:
         counts = [len(op.exists) + len(op.missing), len(op.exists), len(op.verified)]
         rows.append([op.name, op.op_type, *map(str, counts), ", ".join(op.missing) or "-"])
     return rows
-
-
-def text_table(rows: Sequence[Sequence[str]]) -> str:
-    """A table for a terminal."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join(lines)
 
 
 def _plain(name: str) -> str:
