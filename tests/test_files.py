@@ -8,65 +8,29 @@ from collections.abc import Callable
 import pytest
 
 import flashinfer_trace
-from flashinfer_trace.files import COMPACT, SPACED, Lines, json_text, laid_out
+from flashinfer_trace.files import Lines, json_text, laid_out
+from tools.extract_definitions import model_needs, traces
+from tools.kernel_tracing import trace_files
+from tools.op_tracing import __main__ as op_tracing
 
 ROOT = flashinfer_trace.find_root()
 
-KERNEL_TRACES = {
-    (): Lines(0, closing=0),
-    ("kernels",): Lines(1, closing=0),
-    ("kernels", "*"): Lines(2, closing=1),
-    ("kernels", "*", "chains"): Lines(3),
-    ("unresolved",): Lines(1, first=False),
-}
-
-
-def kernel_traces(path, value):
-    return KERNEL_TRACES.get(path)
-
-
-def op_traces(path, value):
-    """A line for each item of the outer lists and each node of the graph."""
-    if path and path[0] == "graph":
-        if path[-1] == "children":
-            return Lines(path.count("children"))
-        return Lines(None) if path[-1] in ("graph", "*") else None
-    if not path:
-        return Lines(0, closing=0)
-    return Lines(1) if len(path) == 1 and isinstance(value, list) else None
-
-
-def digest(path, value):
-    """A line for each op."""
-    if not path:
-        return Lines(1, closing=0)
-    if path in (("ops",), ("outside",)):
-        return Lines(2)
-    return Lines(3) if len(path) == 2 and path[0] == "outside" else None
-
-
-def needs(path, value):
-    """A line for each op."""
-    if not path:
-        return Lines(2, closing=0)
-    return Lines(4, closing=2) if len(path) == 1 and isinstance(value, list) else None
-
 
 @pytest.mark.parametrize(
-    ("pattern", "layout", "separators"),
+    ("pattern", "dumps"),
     [
-        ("tools/kernel_traces.json", kernel_traces, COMPACT),
-        ("tools/op_traces.json", op_traces, COMPACT),
-        ("tools/extract_definitions/traces/*.json", digest, SPACED),
-        ("models/needs/*.json", needs, SPACED),
+        ("traces/kernel_traces.json", trace_files.dumps),
+        ("traces/op_traces.json", op_tracing.dumps),
+        ("traces/digests/*.json", traces.dumps),
+        ("models/needs/*.json", model_needs.dumps),
     ],
 )
-def test_committed_files_have_their_layout(pattern: str, layout: Callable[..., Lines | None], separators):
+def test_committed_files_have_their_layout(pattern: str, dumps: Callable[..., str]):
     paths = sorted(ROOT.glob(pattern))
     assert paths
     for path in paths:
         text = path.read_text(encoding="utf-8")
-        assert laid_out(json.loads(text), layout, separators) == text, path
+        assert dumps(json.loads(text)) == text, path
 
 
 @pytest.mark.parametrize("document", [{"a": [1, {}, []], "b": {"c": "é"}}, [], {}, 7, "x"])

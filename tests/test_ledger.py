@@ -60,9 +60,9 @@ def test_stale_documents_are_noticed(tmp_path, monkeypatch):
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "schema", tmp_path / "schema", ignore=shutil.ignore_patterns("tests", "records.json"))
     (tmp_path / "docs").mkdir()
-    (tmp_path / "tools").mkdir()
+    (tmp_path / "traces").mkdir()
     for name in ("kernel_traces.json", "op_traces.json"):
-        (tmp_path / "tools" / name).symlink_to(ROOT / "tools" / name)
+        (tmp_path / "traces" / name).symlink_to(ROOT / "traces" / name)
     monkeypatch.setenv("FLASHINFER_TRACE_ROOT", str(tmp_path))
     assert generate_docs.main(["--check"]) == 1
     assert generate_docs.main([]) == 0

@@ -1,4 +1,4 @@
-"""Writes docs/verification.md, accuracy.md and coverage.md, tools/op_traces.md, models/needs/ and schema/records.json.
+"""Writes docs/verification.md, accuracy.md and coverage.md, traces/op_traces.md, models/needs/ and schema/records.json.
 
 Their origins are the dataset, the family records, the evidence, and the committed traces of kernels and ops; no sources
 of SGLang are needed.
@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import DatasetError, Definition, InputError, definitions, find_root
-from flashinfer_trace.coverage import coverage as model_coverages
-from flashinfer_trace.coverage import matrix, op_table
 from flashinfer_trace.families import FamilyError, all_families, family_of
 from flashinfer_trace.files import UnreadableFile, json_text, read_text, write_text
 from flashinfer_trace.harness.family import Family, Kernel
 from flashinfer_trace.json_source import TRACES, JsonSourceError, load_object
 from flashinfer_trace.ledger import RECORDED_ON, VERIFIED, LedgerError, proofs, read
+from flashinfer_trace.model_coverage import matrix, model_coverages, op_table
 from flashinfer_trace.naming import NamingError
 from flashinfer_trace.records import RecordsError, records_path
 from tools.extract_definitions import model_needs
-from tools.op_tracing.coverage import coverage
 from tools.op_tracing.definitions import covered
+from tools.op_tracing.kernel_coverage import kernel_coverage
 from tools.op_tracing.render import render
+from tools.shared.markdown import table
 
 VERIFICATION = """# Verification
 
@@ -83,6 +83,11 @@ Which Definitions each model needs at the sizes that families cover by default (
 code and `models/`), by op_type: verified / existing / needed. `flashinfer-trace coverage` prints the same.
 """
 
+CURATED = """## Curated Definitions
+
+Definitions that no model in `models/` needs. People wrote them; extraction does not make them.
+"""
+
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -114,15 +119,15 @@ def record_documents(root: Path) -> dict[Path, str]:
 
 def documents(root: Path) -> dict[Path, str]:
     """Every other generated document and its text."""
-    kernels = _trace(root / "tools" / "kernel_traces.json")
-    ops = _trace(root / "tools" / "op_traces.json")
+    kernels = _trace(root / "traces" / "kernel_traces.json")
+    ops = _trace(root / "traces" / "op_traces.json")
     dataset = list(definitions(root=root))
     runs = {one.name: [entry.path for entry in proofs(root, one)] for one in dataset}
     return {
         root / "docs" / "verification.md": verification(root),
         root / "docs" / "accuracy.md": accuracy(root),
-        root / "docs" / "coverage.md": coverage(kernels, dataset, runs) + model_coverage(root),
-        root / "tools" / "op_traces.md": render(ops, kernels, covered(dataset)),
+        root / "docs" / "coverage.md": kernel_coverage(kernels, dataset, runs) + model_coverage(root, dataset),
+        root / "traces" / "op_traces.md": render(ops, kernels, covered(dataset)),
         **model_needs.documents(root),
     }
 
@@ -154,9 +159,10 @@ def record_facts(root: Path) -> str:
     return json_text({"$schema": "records.schema.json", "families": families})
 
 
-def model_coverage(root: Path) -> str:
-    """The part of docs/coverage.md on models: all of them, then the ops of each."""
-    found = model_coverages(root, needs={path.stem: json.loads(t) for path, t in model_needs.documents(root).items()})
+def model_coverage(root: Path, dataset: list[Definition]) -> str:
+    """The part of docs/coverage.md on models: all of them, then the ops of each, then what none of them needs."""
+    needs = {path.stem: json.loads(text) for path, text in model_needs.documents(root).items()}
+    found = model_coverages(root, needs=needs)
     headings, *rows = matrix(found)
     lines = ["", MODELS, *table(headings, rows, "l" + "r" * (len(headings) - 1))]
     for one in found:
@@ -164,6 +170,11 @@ def model_coverage(root: Path) -> str:
         lines += ["", f"### {one.model}", "", *table(headings, rows, "llrrrl")]
         if one.unsupported:
             lines += ["", "Without a family: " + ", ".join(f"`{op}`" for op in one.unsupported) + "."]
+    rows = [
+        [f"`{one.op_type}`", f"`{one.name}`", "yes" if VERIFIED in one.tags else "no"]
+        for one in model_needs.curated(dataset, needs.values())
+    ]
+    lines += ["", CURATED, *(table(["op_type", "Definition", "Verified"], rows) if rows else ["There are none yet."])]
     return "\n".join(lines) + "\n"
 
 
@@ -296,12 +307,6 @@ def _trace(path: Path) -> dict[str, Any]:
         return load_object(path, TRACES)
     except JsonSourceError as error:
         raise DatasetError(f"{path}: {error}; write it again or restore it from version control") from error
-
-
-def table(headings: list[str], rows: list[list[str]], alignment: str) -> list[str]:
-    """A Markdown table."""
-    rule = ["---:" if letter == "r" else "---" for letter in alignment]
-    return ["| " + " | ".join(cells) + " |" for cells in (headings, rule, *rows)]
 
 
 if __name__ == "__main__":
