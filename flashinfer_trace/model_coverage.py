@@ -7,7 +7,6 @@ of the model's code and the constants of ``models/<model>.json``.
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace.dataset import DatasetError, definitions
+from flashinfer_trace.json_source import JsonSourceError, load_object
 from flashinfer_trace.ledger import VERIFIED
 
 __all__ = ["ModelCoverage", "OpCoverage", "load_needs", "matrix", "model_coverages", "op_table"]
@@ -106,8 +106,8 @@ def load_needs(root: Path, model: str | None = None) -> dict[str, dict[str, Any]
         name = names[_plain(model)]
         paths = {name: paths[name]}
     try:
-        return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items()}
-    except (OSError, ValueError) as error:
+        return {name: load_object(path) for name, path in paths.items()}
+    except JsonSourceError as error:
         raise DatasetError(f"{directory}: cannot be read: {error}") from error
 
 
