@@ -10,9 +10,9 @@ from pathlib import Path
 
 from flashinfer_trace.json_source import JsonDocument, escape_pointer
 
-__all__ = ["RULES", "Problem", "Report", "Result", "format_json", "format_text", "pointer_of", "quote"]
+__all__ = ["RULES", "Findings", "Problem", "Result", "format_json", "format_text", "pointer_of", "quote"]
 
-#: Every rule: its stable id and what it demands. `Report.add` refuses ids that are not here.
+#: Every rule: its stable id and what it demands. `Findings.add` refuses ids that are not here.
 RULES: dict[str, str] = {
     # Files
     "file-unreadable": "A file or directory can be read.",
@@ -121,7 +121,7 @@ class Result:
     problems: list[Problem] = field(default_factory=list)
 
 
-class Report:
+class Findings:
     """Collects the problems of one file and finds their lines."""
 
     def __init__(self, path: Path, root: Path, document: JsonDocument | None = None) -> None:
