@@ -162,7 +162,7 @@ def test_reference_namespace_is_bare():
     run = load_run("def run(x):\n    return open(x)\n", "hostile")
     with pytest.raises(NameError, match="open"):
         run("/etc/passwd")
-    with pytest.raises(ImportError, match="may import math torch .* only, not os"):
+    with pytest.raises(ImportError, match=r"may import math torch .* only, not os"):
         load_run("import os\n\n\ndef run():\n    return os\n", "hostile")
     with pytest.raises(ReferenceSourceError, match=r"defines no run\(\)"):
         compile_reference("x = 1\n", "empty")

@@ -62,8 +62,8 @@ MODULES = frozenset({"math", "torch", "torch.nn", "torch.nn.functional", "torch.
 
 _MATH = {
     "constants": "e inf nan pi tau",
-    "functions of Python numbers": "ceil comb copysign cos erf exp exp2 expm1 fabs floor fmod fsum gcd isclose isfinite",
-    "more of them": "isinf isnan isqrt ldexp frexp log log10 log1p log2 pow prod sin sqrt tan tanh trunc",
+    "functions of Python numbers": "ceil comb copysign cos erf exp exp2 expm1 fabs floor fmod fsum gcd isclose",
+    "more of them": "isfinite isinf isnan isqrt ldexp frexp log log10 log1p log2 pow prod sin sqrt tan tanh trunc",
 }
 
 _TORCH = {
@@ -73,16 +73,16 @@ _TORCH = {
     "constants": "e inf nan pi",
     "types, for annotations and isinstance; ranges of dtypes": "Tensor Size dtype device finfo iinfo",
     "gradients switched off inside the call": "no_grad",
-    "tensors with defined values": "arange eye full full_like linspace ones ones_like scalar_tensor tensor tril_indices "
-    "triu_indices zeros zeros_like",
+    "tensors with defined values": "arange eye full full_like linspace ones ones_like scalar_tensor tensor "
+    "tril_indices triu_indices zeros zeros_like",
     "arithmetic": "abs add addcdiv addcmul clamp div floor_divide fmod lerp mul neg pow reciprocal remainder sign sub "
     "true_divide",
     "exponentials and logarithms: softmax, lse, gates": "exp exp2 expm1 log log10 log1p log2 logaddexp logaddexp2 "
     "logsumexp softmax log_softmax sigmoid",
     "roots and squares: norms": "rsqrt sqrt square hypot",
     "trigonometry: rotary embeddings; tanh and erf: activations": "cos sin tan tanh atan2 erf erfc",
-    "rounding, and the parts of a floating-point number: quantisers": "ceil floor frac frexp ldexp round trunc copysign "
-    "signbit nextafter",
+    "rounding, and the parts of a floating-point number: quantisers": "ceil floor frac frexp ldexp round trunc "
+    "copysign signbit nextafter",
     "bits: int4 and fp4 unpacking, hashes": "bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift "
     "bitwise_xor",
     "comparisons and choices": "eq ge gt isfinite isinf isnan le logical_and logical_not logical_or logical_xor lt "
@@ -134,13 +134,13 @@ _ATTRIBUTES = {
     "shapes": "T mT t broadcast_to chunk diag diagonal diag_embed expand expand_as flatten flip movedim narrow permute "
     "ravel repeat repeat_interleave reshape reshape_as roll select split squeeze swapaxes tensor_split tile transpose "
     "tril triu unbind unflatten unfold unsqueeze view view_as",
-    "arithmetic": "abs add clamp clamp_max clamp_min div fmod lerp maximum minimum mul neg pow reciprocal remainder sign "
-    "sub",
-    "functions of elements": "ceil copysign cos erf exp exp2 expm1 floor frac frexp ldexp log log10 log1p log2 nan_to_num "
-    "nextafter round rsqrt sigmoid signbit sin sqrt square tan tanh trunc",
+    "arithmetic": "abs add clamp clamp_max clamp_min div fmod lerp maximum minimum mul neg pow reciprocal remainder "
+    "sign sub",
+    "functions of elements": "ceil copysign cos erf exp exp2 expm1 floor frac frexp ldexp log log10 log1p log2 "
+    "nan_to_num nextafter round rsqrt sigmoid signbit sin sqrt square tan tanh trunc",
     "bits": "bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor",
-    "comparisons and choices": "eq equal ge gt isfinite isinf isnan le logical_and logical_not logical_or logical_xor lt "
-    "masked_fill ne where",
+    "comparisons and choices": "eq equal ge gt isfinite isinf isnan le logical_and logical_not logical_or logical_xor "
+    "lt masked_fill ne where",
     "reductions": "all amax amin aminmax any argmax argmin bincount count_nonzero cummax cummin cumprod cumsum diff "
     "log_softmax logcumsumexp logsumexp mean norm prod softmax std sum var",
     "products": "addmm baddbmm bmm dot matmul mm mv outer",

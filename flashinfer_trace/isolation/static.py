@@ -180,21 +180,24 @@ def _check_chain(
         if path in allowed.MODULES:
             add("reference-torch", node, f"the module {path} as a value", "write the whole path of what is called")
             return
-        if path.split(".")[0] in ("torch", "math"):  # other modules: the import is reported
-            _check_path(path, node, paths, add)
+        # The import of another module is reported already.
+        if path.split(".")[0] in ("torch", "math") and not _check_path(path, node, paths, add):
+            return
     attributes = allowed.ATTRIBUTES | (allowed.DRAWING_ATTRIBUTES if draws else frozenset())
     for name in parts:
         if name not in attributes and not _is_dunder(name):
             add("reference-attribute", node, f"the attribute .{name[:80]} is not allowed", _attribute_hint(name, draws))
 
 
-def _check_path(path: str, node: ast.AST, paths: frozenset[str], add: _Add) -> None:
+def _check_path(path: str, node: ast.AST, paths: frozenset[str], add: _Add) -> bool:
+    """Whether a path is allowed; reports it if not."""
     if path in paths or path.endswith(".*") or _is_dunder(path.rsplit(".", 1)[-1]):
-        return
+        return True
     hint = _PROPOSE
     if path in allowed.DRAWING_PATHS:
         hint = f"only the op_types {' '.join(sorted(allowed.DRAWING_OP_TYPES))} draw, or use memory that a draw fills"
     add("reference-torch", node, f"{path[:80]} is not allowed", hint)
+    return False
 
 
 def _attribute_hint(name: str, draws: bool) -> str:
