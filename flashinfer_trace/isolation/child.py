@@ -23,6 +23,9 @@ __all__ = ["serve"]
 
 _PIPE = 3
 
+#: Settings and functions as they were before any reference was loaded.
+Baseline = tuple[dict[str, object], dict[str, tuple[tuple[str, ...], tuple[object, ...]]]]
+
 
 class _Failure(Exception):
     """What a reference did wrong: kind and message."""
@@ -32,7 +35,7 @@ class _Failure(Exception):
         self.kind, self.message = kind, message
 
 
-def serve(descriptor: int, memory_bytes: int, output_bytes: int, threads: int) -> None:
+def serve(descriptor: int, memory_bytes: int, output_bytes: int, threads: int, baseline: Baseline) -> None:
     """Answers requests from the pipe `descriptor` until it is closed. Never returns."""
     try:
         level = confine(memory_bytes, descriptor)
@@ -41,7 +44,7 @@ def serve(descriptor: int, memory_bytes: int, output_bytes: int, threads: int) -
         _write(protocol.pack_header({"level": level}))
         request = protocol.read_header(_read)
         run = _load(request)
-        baseline = state.settings(), state.functions()
+        baseline[0]["the number of threads"] = threads
         while True:
             request = protocol.read_header(_read)
             inputs = dict(zip(request["names"], protocol.read_values(request["values"], _read, 1 << 62), strict=True))
@@ -69,7 +72,7 @@ def _run(
     run: Callable[..., Any],
     inputs: Mapping[str, Any],
     request: Mapping[str, Any],
-    baseline: tuple[dict[str, object], dict[str, dict[str, object]]],
+    baseline: Baseline,
     output_bytes: int,
 ) -> list[Any]:
     """The outputs of one call, or a `_Failure` that names what the reference did."""

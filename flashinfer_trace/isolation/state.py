@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import builtins
 import math
+import operator
 import os
 import random
 import threading
-import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -64,20 +64,21 @@ def random_state() -> tuple[bytes, object]:
     return torch.get_rng_state().numpy().tobytes(), random.getstate()
 
 
-def functions() -> dict[str, dict[str, object]]:
-    """The attributes of the namespaces that a reference computes with."""
-    return {
-        name: {key: value for key, value in vars(owner).items() if not isinstance(value, types.ModuleType)}
-        for name, owner in _NAMESPACES.items()
-    }
+def functions() -> dict[str, tuple[tuple[str, ...], tuple[object, ...]]]:
+    """Names and values of the namespaces that a reference computes with."""
+    return {name: (tuple(vars(owner)), tuple(vars(owner).values())) for name, owner in _NAMESPACES.items()}
 
 
-def changed_functions(before: Mapping[str, Mapping[str, object]]) -> list[str]:
-    """Dotted names of what was replaced or removed since `before`."""
+def changed_functions(before: Mapping[str, tuple[tuple[str, ...], tuple[object, ...]]]) -> list[str]:
+    """Dotted names of what was replaced or removed since `before`; what torch loads late may be added."""
     found = []
-    for name, members in before.items():
+    for name, (keys, values) in before.items():
         now = vars(_NAMESPACES[name])
-        found += [f"{name}.{key}" for key, value in members.items() if now.get(key, members) is not value]
+        # Names keep their order, and new ones come last: the same values in the same order are the usual case.
+        if not all(map(operator.is_, now.values(), values)) or len(now) < len(values):
+            found += [
+                f"{name}.{key}" for key, value in zip(keys, values, strict=True) if now.get(key, now) is not value
+            ]
     return found
 
 

@@ -14,28 +14,20 @@ import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.isolation import allowed, protocol, zygote
+from flashinfer_trace.isolation import allowed, protocol
+from flashinfer_trace.isolation.processes import Start, Zygote
 from flashinfer_trace.reference import check_allowed
 
-__all__ = ["Limits", "ReferenceFailed", "ReferenceWorker", "available"]
-
-#: Seconds that the first process may take to import torch, on a busy machine with cold disks.
-START_SECONDS = 300.0
+__all__ = ["Limits", "ReferenceFailed", "ReferenceWorker"]
 
 #: Longest header of an answer, in bytes.
 MAX_ANSWER = 64 << 10
-
-#: Environment variables that the worker's interpreter gets; credentials are not among them.
-ENVIRONMENT = ("DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV")
 
 
 @dataclass(frozen=True)
@@ -77,24 +69,23 @@ class ReferenceFailed(Exception):
 _REPORTED = ("not-loaded", "raised", "memory", "output", "random", "state", "inputs", "alias")
 
 
-def available() -> bool:
-    """Whether this platform can fork worker processes (Windows cannot)."""
-    return hasattr(os, "fork") and hasattr(socket, "send_fds")
-
-
 class ReferenceWorker:
     """Runs references in worker processes. Not for several threads at once.
+
+    Args:
+        limits: of each process and call.
+        start: how the process that others are forked from comes to be (see `processes.Zygote`).
 
     Attributes:
         limits: of each process and call.
         level: what confines the processes, a key of `confine.LEVELS`; empty before the first call.
     """
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, limits: Limits | None = None, start: Start = "spawn") -> None:
         self.limits = limits or Limits()
         self.level = ""
-        self._zygote: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        self._start: Start = start
+        self._zygote = Zygote(start) if start == "fork" else None  # a fork is of this process as it is now
         self._pipe: socket.socket | None = None
         self._pid = 0
         self._serves: tuple[str, bool] | None = None
@@ -108,11 +99,8 @@ class ReferenceWorker:
     def close(self) -> None:
         """Ends all processes; a later `run` starts new ones."""
         self._drop()
-        if self._control is not None:
-            self._control.close()
-            self._control = None
         if self._zygote is not None:
-            self._zygote.wait(timeout=30)
+            self._zygote.close()
             self._zygote = None
 
     def run(self, definition: Definition, inputs: Mapping[str, Any], seed: int) -> dict[str, Any]:
@@ -153,7 +141,9 @@ class ReferenceWorker:
             check_allowed(definition.reference, definition.name, definition.op_type)
         except ValueError as error:
             raise ReferenceFailed("refused", str(error)) from error
-        self._fork()
+        self._zygote = self._zygote or Zygote(self._start)
+        limits = self.limits
+        self._pipe, self._pid = self._zygote.fork(limits.memory_bytes, limits.output_bytes, limits.threads)
         deadline = time.monotonic() + self.limits.seconds
         try:
             self.level = str(protocol.read_header(self._reader(deadline), MAX_ANSWER)["level"])
@@ -164,61 +154,18 @@ class ReferenceWorker:
             raise
         self._serves = serves
 
-    # Processes
-
-    def _start(self) -> socket.socket:
-        """The pipe to the process that others are forked from; starts it if there is none."""
-        if self._control is not None:
-            return self._control
-        if not available():
-            raise RuntimeError("worker processes need os.fork and Unix sockets, which this platform has not")
-        ours, theirs = socket.socketpair()
-        environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-        package_root = Path(__file__).resolve().parents[2]
-        with theirs:
-            self._zygote = subprocess.Popen(
-                [sys.executable, "-m", zygote.__name__, str(theirs.fileno())],
-                cwd=package_root,  # `-m` looks there first: the same package as this one
-                env={**environment, "OMP_NUM_THREADS": str(self.limits.threads)},
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for this process, which then ends the others
-            )
-        ours.settimeout(START_SECONDS)
-        self._control = ours
-        self._reply()
-        return ours
-
-    def _reply(self) -> int:
-        assert self._control is not None
-        data = self._control.recv(zygote.REPLY.size)
-        if len(data) < zygote.REPLY.size:
-            self._control.close()
-            self._control = self._zygote = None
-            raise RuntimeError("the process that worker processes are forked from has ended; see its error above")
-        (value,) = zygote.REPLY.unpack(data)
-        return int(value)
-
-    def _fork(self) -> None:
-        control = self._start()
-        ours, theirs = socket.socketpair()
-        limits = self.limits
-        with theirs:
-            command = zygote.COMMAND.pack(zygote.FORK, 0, limits.memory_bytes, limits.output_bytes, limits.threads)
-            socket.send_fds(control, [command], [theirs.fileno()])
-            self._pid = self._reply()
-        self._pipe = ours
-
-    def _drop(self, command: bytes = zygote.KILL) -> int:
+    def _drop(self, *, reap: bool = False) -> int:
         """Ends the process at hand; the status that it ended with, or -1 if it was ended here."""
         pipe, self._pipe, self._serves = self._pipe, None, None
         if pipe is None:
             return -1
         pipe.close()
-        assert self._control is not None
-        self._control.sendall(zygote.COMMAND.pack(command, self._pid, 0, 0, 0))
-        return self._reply()
+        assert self._zygote is not None
+        try:
+            return self._zygote.end(self._pid, reap=reap)
+        except (OSError, RuntimeError):
+            self._zygote = None  # it was ended from outside; the next call starts another
+            return -1
 
     # Messages
 
@@ -274,7 +221,7 @@ class ReferenceWorker:
 
     def _death(self) -> ReferenceFailed:
         """Reaps the process whose pipe is closed, and says how it ended."""
-        status = self._drop(zygote.REAP)
+        status = self._drop(reap=True)
         if status == -1:
             how = "closed its pipe"
         elif os.WIFSIGNALED(status):

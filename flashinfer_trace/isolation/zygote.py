@@ -7,6 +7,7 @@ started it: then its pipe closes.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -31,10 +32,13 @@ def main(descriptor: int) -> None:
     """Answers commands until the pipe is closed."""
     import torch
 
+    from flashinfer_trace.isolation import state
     from flashinfer_trace.isolation.child import serve
 
     torch.set_num_threads(1)  # a fork copies one thread: others must not have been started
     _warm_up(torch)
+    baseline = state.settings(), state.functions()
+    gc.freeze()  # a collection in a worker would touch, and so copy, all memory that it shares
     control = socket.socket(fileno=descriptor)
     control.sendall(REPLY.pack(os.getpid()))
     workers: set[int] = set()
@@ -46,7 +50,7 @@ def main(descriptor: int) -> None:
         if command == FORK:
             pid = os.fork()
             if pid == 0:
-                serve(descriptors[0], memory, output, threads)
+                serve(descriptors[0], memory, output, threads, baseline)
                 os._exit(1)
             os.close(descriptors[0])
             workers.add(pid)
