@@ -21,6 +21,9 @@ Start = Literal["spawn", "fork"]
 #: Seconds that it may take to import torch, on a busy machine with cold disks.
 START_SECONDS = 300.0
 
+#: Of each pipe to a worker; the system may grant less.
+BUFFER_BYTES = 1 << 20
+
 #: Environment variables that it gets when it is spawned; credentials are not among them.
 ENVIRONMENT = ("DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV")
 
@@ -60,6 +63,8 @@ class Zygote:
         with theirs:
             command = zygote.COMMAND.pack(zygote.FORK, 0, memory_bytes, output_bytes, threads)
             socket.send_fds(self._control, [command], [theirs.fileno()])
+            for end in (ours, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
             return ours, self._reply()
 
     def end(self, pid: int, *, reap: bool) -> int:

@@ -7,8 +7,10 @@ started it: then its pipe closes.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
+import platform
 import signal
 import socket
 import struct
@@ -38,6 +40,7 @@ def main(descriptor: int) -> None:
     torch.set_num_threads(1)  # a fork copies one thread: others must not have been started
     _warm_up(torch)
     baseline = state.settings(), state.functions()
+    _keep_freed_memory()
     gc.freeze()  # a collection in a worker would touch, and so copy, all memory that it shares
     control = socket.socket(fileno=descriptor)
     control.sendall(REPLY.pack(os.getpid()))
@@ -74,6 +77,14 @@ def _end(pid: int, grace: float) -> int:
             os.waitpid(pid, 0)
             return -1
         time.sleep(0.002)
+
+
+def _keep_freed_memory() -> None:
+    """Has glibc reuse large blocks: the kernel need not map and clear them for each call."""
+    if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD, at its maximum
+        libc.mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
 
 
 def _warm_up(torch: object) -> None:
