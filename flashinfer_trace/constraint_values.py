@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["MAX_MAGNITUDE", "ConstraintError", "ConstraintValueError", "Number", "evaluate", "literal_index"]
+__all__ = ["MAX_MAGNITUDE", "ConstraintError", "ConstraintValueError", "Number", "evaluate", "literal_index", "number"]
 
 #: Largest magnitude of any literal or intermediate result. Axes are below 2**31, so products of two still fit.
 MAX_MAGNITUDE = 2**64
@@ -40,31 +40,18 @@ class ConstraintValueError(ConstraintError):
     """A well-formed constraint cannot be computed: a name is missing, an index is out of range, a division by zero."""
 
 
-def evaluate(node: ast.expr, env: Mapping[str, Any], seen: dict[str, Number]) -> Number | bool:
-    """Value of a checked tree. `seen` collects each value that was read, under the text that reads it."""
-    if isinstance(node, ast.BoolOp):
-        conjunction = isinstance(node.op, ast.And)
-        for value in node.values:
-            if bool(evaluate(value, env, seen)) != conjunction:
-                return not conjunction
-        return conjunction
-    if isinstance(node, ast.Compare):
-        left = evaluate(node.left, env, seen)
-        for comparison, operand in zip(node.ops, node.comparators, strict=True):
-            right = evaluate(operand, env, seen)
-            if not COMPARISONS[type(comparison)](left, right):
-                return False
-            left = right
-        return True
-    if isinstance(node, ast.UnaryOp):
-        operand_value = evaluate(node.operand, env, seen)
-        if isinstance(node.op, ast.Not):
-            return not operand_value
-        return -operand_value if isinstance(node.op, ast.USub) else operand_value
+def evaluate(node: ast.Compare, env: Mapping[str, Any], seen: dict[str, Number]) -> bool:
+    """Whether a checked comparison holds. `seen` collects each value that was read, under the text that reads it."""
+    left, right = (number(side, env, seen) for side in (node.left, node.comparators[0]))
+    return COMPARISONS[type(node.ops[0])](left, right)
+
+
+def number(node: ast.expr, env: Mapping[str, Any], seen: dict[str, Number]) -> Number:
+    """Value of one side of a checked comparison."""
     if isinstance(node, ast.BinOp):
-        return _arithmetic(node, evaluate(node.left, env, seen), evaluate(node.right, env, seen))
+        return _arithmetic(node, number(node.left, env, seen), number(node.right, env, seen))
     if isinstance(node, ast.Constant):
-        return node.value  # type: ignore[return-value]  # the checker lets only numbers pass
+        return node.value  # type: ignore[return-value]  # the checker lets only integers pass
     if isinstance(node, ast.Name):
         return seen.setdefault(node.id, _scalar(node.id, _look_up(node.id, env)))
     if isinstance(node, ast.Subscript):
@@ -72,29 +59,8 @@ def evaluate(node: ast.expr, env: Mapping[str, Any], seen: dict[str, Number]) ->
         name, index = node.value.id, literal_index(node)
         return seen.setdefault(f"{name}[{index}]", _element(name, _look_up(name, env), index or 0))
     assert isinstance(node, ast.Call)
-    if isinstance(node.func, ast.Attribute):
-        return evaluate(node.func.value, env, seen)
-    assert isinstance(node.func, ast.Name)
-    return _call(node.func.id, node.args, env, seen)
-
-
-def _call(function: str, arguments: Sequence[ast.expr], env: Mapping[str, Any], seen: dict[str, Number]) -> Number:
-    first = arguments[0]
-    if len(arguments) == 1 and function != "abs":
-        assert isinstance(first, ast.Name)
-        value = _look_up(first.id, env)
-        length = _length(first.id, value)
-        if function == "len":
-            return seen.setdefault(f"len({first.id})", length)
-        if length == 0:
-            raise ConstraintValueError(f"{first.id} is empty; guard {function}() with len({first.id}) == 0 or ...")
-        # A tensor reduces itself, so that a million indices are one call and one synchronisation.
-        reduced = getattr(value, function)() if hasattr(value, function) else (min if function == "min" else max)(value)
-        return seen.setdefault(f"{function}({first.id})", _scalar(first.id, reduced))
-    numbers = [evaluate(argument, env, seen) for argument in arguments]
-    if function == "abs":
-        return abs(numbers[0])
-    return min(numbers) if function == "min" else max(numbers)
+    assert isinstance(node.func, ast.Attribute)
+    return number(node.func.value, env, seen)
 
 
 def _arithmetic(node: ast.BinOp, left: Number, right: Number) -> Number:
@@ -102,8 +68,6 @@ def _arithmetic(node: ast.BinOp, left: Number, right: Number) -> Number:
         result: Number = ARITHMETIC[type(node.op)](left, right)
     except ZeroDivisionError:
         raise ConstraintValueError(f"{ast.unparse(node)} divides by zero") from None
-    except OverflowError:
-        raise ConstraintValueError(f"{ast.unparse(node)} is too large") from None
     # Every operand is bounded, so one operation on two of them stays small; its result must be bounded as well.
     if abs(result) > MAX_MAGNITUDE:
         raise ConstraintValueError(f"{ast.unparse(node)} is larger than 2**64")

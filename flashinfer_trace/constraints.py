@@ -1,16 +1,15 @@
 """The constraint language of Definitions: parsed and evaluated safely, never with ``eval``.
 
-A constraint is one Python-like expression that is true or false::
+A constraint is one Python-like comparison; every constraint of the list must hold::
 
     len_indptr == batch_size + 1
     num_kv_indices == kv_indptr[-1].item()
-    1 <= top_k <= vocab_size and num_heads % tp_size == 0
-    len(kv_indices) == 0 or max(kv_indices) < num_pages
+    top_k <= num_experts
 
-It has integers, floats, names of axes and inputs, ``+ - * // %``, comparisons, ``and or not``, an integer literal as
-subscript of a 1-D integer input, ``.item()`` (accepted and redundant: other tools evaluate constraints with Python),
-and the functions ``min max abs len``. There is no attribute access, no call to anything else, no power and no
-division: whatever parses here can neither reach outside nor run for long.
+It has integers, names of axes and inputs, ``+ - * // %``, one comparison of ``== != < <= > >=``, an integer literal as
+subscript of a 1-D integer input, and ``.item()`` (accepted and redundant: other tools evaluate constraints with
+Python). There are no functions, no attribute access, no power and no division: whatever parses here can neither reach
+outside nor run for long.
 
 Importing this module imports no torch; tensors are recognised by their ``shape`` and ``item``.
 """
@@ -19,11 +18,10 @@ from __future__ import annotations
 
 import ast
 import functools
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from flashinfer_trace.constraint_values import (
     ARITHMETIC,
@@ -34,6 +32,7 @@ from flashinfer_trace.constraint_values import (
     Number,
     evaluate,
     literal_index,
+    number,
 )
 
 __all__ = ["Constraint", "ConstraintError", "ConstraintSyntaxError", "ConstraintValueError", "parse"]
@@ -42,7 +41,6 @@ __all__ = ["Constraint", "ConstraintError", "ConstraintSyntaxError", "Constraint
 MAX_LENGTH = 300
 #: Deepest nesting of operations and parentheses.
 MAX_DEPTH = 24
-FUNCTIONS = ("abs", "len", "max", "min")
 
 _REFUSED_OPERATORS: dict[type[ast.operator], str] = {ast.Pow: "**", ast.Div: "/", ast.MatMult: "@"}
 
@@ -70,18 +68,14 @@ class Constraint:
         expression: the text as written.
         names: every axis and input it reads.
         subscripted: names it subscripts (must be 1-D integer inputs).
-        measured: names whose length it takes (must be inputs that are tensors).
-        reduced: names that stand alone in ``min(x)`` or ``max(x)`` (must be 1-D integer inputs).
         scalars: names it uses as one number (axes and scalar inputs).
     """
 
     expression: str
     names: frozenset[str]
     subscripted: frozenset[str]
-    measured: frozenset[str]
-    reduced: frozenset[str]
     scalars: frozenset[str]
-    _tree: ast.expr = field(repr=False, compare=False)
+    _tree: ast.Compare = field(repr=False, compare=False)
 
     def evaluate(self, env: Mapping[str, Any]) -> bool:
         """Whether the constraint holds.
@@ -93,7 +87,7 @@ class Constraint:
         Raises:
             ConstraintValueError: it cannot be computed from these values.
         """
-        return bool(evaluate(self._tree, env, {}))
+        return evaluate(self._tree, env, {})
 
     def explain(self, env: Mapping[str, Any]) -> str:
         """One line that names the constraint, whether it holds, and every value it read.
@@ -128,7 +122,7 @@ class Constraint:
         """
         for name, expression in self._equations():
             if name not in known and all(needed in known for needed in _names(expression)):
-                value = evaluate(expression, known, {})
+                value = number(expression, known, {})
                 if not isinstance(value, int):
                     raise ConstraintValueError(f"{self.expression}: {name} would be {value}, which is not an integer")
                 return {name: int(value)}
@@ -136,7 +130,7 @@ class Constraint:
 
     def _equations(self) -> list[tuple[str, ast.expr]]:
         tree = self._tree
-        if not (isinstance(tree, ast.Compare) and len(tree.ops) == 1 and isinstance(tree.ops[0], ast.Eq)):
+        if not isinstance(tree.ops[0], ast.Eq):
             return []
         left, right = tree.left, tree.comparators[0]
         return [
@@ -157,17 +151,14 @@ def parse(expression: str) -> Constraint:
         ConstraintSyntaxError: it is not in the language; with column and hint.
     """
     tree = _python_expression(expression)
-    uses: dict[str, set[str]] = {"subscript": set(), "len": set(), "reduce": set(), "scalar": set()}
-    checker = _Checker(uses)
-    checker.boolean(tree, 0)
+    checker = _Checker()
+    comparison = checker.comparison(tree)
     return Constraint(
         expression=expression,
-        names=frozenset().union(*uses.values()),
-        subscripted=frozenset(uses["subscript"]),
-        measured=frozenset(uses["len"]),
-        reduced=frozenset(uses["reduce"]),
-        scalars=frozenset(uses["scalar"]),
-        _tree=tree,
+        names=frozenset(checker.subscripted | checker.scalars),
+        subscripted=frozenset(checker.subscripted),
+        scalars=frozenset(checker.scalars),
+        _tree=comparison,
     )
 
 
@@ -202,53 +193,50 @@ def _python_expression(expression: str) -> ast.expr:
 class _Checker:
     """Accepts the language's trees and records how each name is used; everything else is a ConstraintSyntaxError."""
 
-    def __init__(self, uses: dict[str, set[str]]) -> None:
-        self.uses = uses
+    def __init__(self) -> None:
+        self.subscripted: set[str] = set()
+        self.scalars: set[str] = set()
 
-    def boolean(self, node: ast.expr, depth: int) -> None:
-        """Checks a node that must be true or false."""
-        self._check_depth(node, depth)
-        if isinstance(node, ast.BoolOp):
-            for value in node.values:
-                self.boolean(value, depth + 1)
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            self.boolean(node.operand, depth + 1)
-        elif isinstance(node, ast.Compare):
-            for comparison in node.ops:
-                if type(comparison) not in COMPARISONS:
-                    _refuse(node, "`in`, `not in`, `is` are not in the language", "use == != < <= > >=")
-            for operand in (node.left, *node.comparators):
-                self.number(operand, depth + 1)
-        else:
+    def comparison(self, node: ast.expr) -> ast.Compare:
+        """Checks a whole constraint."""
+        if isinstance(node, ast.BoolOp) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)):
+            _refuse(node, "`and`, `or`, `not` are not in the language", "write two constraints: all must hold")
+        if not isinstance(node, ast.Compare):
             _refuse(node, "a number where true or false is needed", "compare it, for example `... == 1`")
+        if type(node.ops[0]) not in COMPARISONS:
+            _refuse(node, "`in`, `not in`, `is` are not in the language", "use == != < <= > >=")
+        if len(node.ops) > 1:
+            _refuse(node, "a chain of comparisons", "write two constraints: all must hold")
+        for operand in (node.left, *node.comparators):
+            self._number(operand, 1)
+        return node
 
-    def number(self, node: ast.expr, depth: int) -> None:
+    def _number(self, node: ast.expr, depth: int) -> None:
         """Checks a node that must be one number."""
-        self._check_depth(node, depth)
+        if depth > MAX_DEPTH:
+            _refuse(node, f"more than {MAX_DEPTH} nested operations", "split it in several constraints")
         if isinstance(node, ast.Constant):
             _check_literal(node)
         elif isinstance(node, ast.Name):
-            if node.id in FUNCTIONS:
-                _refuse(node, f"`{node.id}` is a function", f"call it: {node.id}(...)")
-            self.uses["scalar"].add(node.id)
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
-            self.number(node.operand, depth + 1)
+            self.scalars.add(node.id)
         elif isinstance(node, ast.BinOp):
             if type(node.op) not in ARITHMETIC:
                 symbol = _REFUSED_OPERATORS.get(type(node.op), type(node.op).__name__)
                 _refuse(node, f"the operator {symbol} is not in the language", "use + - * // %")
-            self.number(node.left, depth + 1)
-            self.number(node.right, depth + 1)
+            self._number(node.left, depth + 1)
+            self._number(node.right, depth + 1)
         elif isinstance(node, ast.Subscript):
             self._subscript(node)
         elif isinstance(node, ast.Call):
-            self._call(node, depth)
+            self._item(node, depth)
         elif isinstance(node, ast.Attribute):
             _refuse(node, f"attribute access `.{node.attr}`", "only the call `.item()` may follow a name")
         elif isinstance(node, (ast.BoolOp, ast.Compare)):
-            _refuse(node, "true or false where a number is needed", "combine comparisons with and, or, not")
+            _refuse(node, "true or false where a number is needed", "write two constraints: all must hold")
+        elif isinstance(node, ast.UnaryOp):
+            _refuse(node, "a sign or `not` before a number", "move the term to the other side")
         else:
-            _refuse(node, f"{type(node).__name__} is not in the language", "use names, numbers and + - * // %")
+            _refuse(node, f"{type(node).__name__} is not in the language", "use names, integers and + - * // %")
 
     def _subscript(self, node: ast.Subscript) -> None:
         if not isinstance(node.value, ast.Name):
@@ -256,54 +244,30 @@ class _Checker:
         elif literal_index(node) is None:
             _refuse(node, "the subscript is not an integer literal", "for example kv_indptr[-1]")
         else:
-            self.uses["subscript"].add(node.value.id)
+            self.subscripted.add(node.value.id)
 
-    def _call(self, node: ast.Call, depth: int) -> None:
-        if node.keywords or any(isinstance(argument, ast.Starred) for argument in node.args):
-            _refuse(node, "keyword and starred arguments are not in the language", "write plain arguments")
-        if isinstance(node.func, ast.Attribute):
-            if node.func.attr != "item" or node.args:
-                _refuse(node, f"the method `.{node.func.attr}(...)`", "the only method is `.item()`, without arguments")
-            if not isinstance(node.func.value, (ast.Name, ast.Subscript)):
-                _refuse(node, "`.item()` after an expression", "write it after a name or a subscript, or drop it")
-            self.number(node.func.value, depth + 1)
-            return
-        if not isinstance(node.func, ast.Name) or node.func.id not in FUNCTIONS:
-            _refuse(node, "a call of something else than a function of the language", "there are min, max, abs, len")
-            return
-        name, arguments = node.func.id, node.args
-        first = arguments[0] if arguments else None
-        if name == "len":
-            if len(arguments) != 1 or not isinstance(first, ast.Name):
-                _refuse(node, "`len` takes one name", "for example len(kv_indices)")
-            else:
-                self.uses["len"].add(first.id)
-        elif name == "abs" and len(arguments) != 1:
-            _refuse(node, "`abs` takes one argument", "for example abs(a - b)")
-        elif name in ("min", "max") and len(arguments) == 1 and isinstance(first, ast.Name):
-            self.uses["reduce"].add(first.id)
-        elif name in ("min", "max") and len(arguments) < 2:
-            _refuse(node, f"`{name}` takes one name or several numbers", f"for example {name}(a, b) or {name}(indices)")
-        else:
-            for argument in arguments:
-                self.number(argument, depth + 1)
-
-    def _check_depth(self, node: ast.expr, depth: int) -> None:
-        if depth > MAX_DEPTH:
-            _refuse(node, f"more than {MAX_DEPTH} nested operations", "split it in several constraints")
+    def _item(self, node: ast.Call, depth: int) -> None:
+        if not isinstance(node.func, ast.Attribute):
+            _refuse(node, "a call of a function", "there are none; only `.item()` may follow a name or a subscript")
+        if node.func.attr != "item" or node.args or node.keywords:
+            _refuse(node, f"the method `.{node.func.attr}(...)`", "the only method is `.item()`, without arguments")
+        if not isinstance(node.func.value, (ast.Name, ast.Subscript)):
+            _refuse(node, "`.item()` after an expression", "write it after a name or a subscript, or drop it")
+        self._number(node.func.value, depth + 1)
 
 
-def _refuse(node: ast.expr, message: str, hint: str) -> None:
+def _refuse(node: ast.expr, message: str, hint: str) -> NoReturn:
     raise ConstraintSyntaxError(message, node.col_offset + 1, hint)
 
 
 def _check_literal(node: ast.Constant) -> None:
     value = node.value
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        _refuse(node, f"the literal {str(value)[:20]!r} is not a number", "write 1 or 0 for a flag")
-    elif not math.isfinite(value) or abs(value) > MAX_MAGNITUDE:
+    if isinstance(value, bool) or not isinstance(value, int):
+        hint = "write 1 or 0 for a flag" if isinstance(value, bool) else "use integers"
+        _refuse(node, f"the literal {str(value)[:20]!r} is not an integer", hint)
+    if value > MAX_MAGNITUDE:
         _refuse(node, "the number is larger than 2**64", "axes are below 2**31")
 
 
 def _names(node: ast.expr) -> frozenset[str]:
-    return frozenset(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id not in FUNCTIONS)
+    return frozenset(n.id for n in ast.walk(node) if isinstance(n, ast.Name))

@@ -5,15 +5,28 @@ from __future__ import annotations
 import difflib
 import functools
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from flashinfer_trace.definition import Definition
 
-__all__ = ["DatasetError", "definition_paths", "definitions", "find_root", "load"]
+__all__ = [
+    "DatasetError",
+    "closest",
+    "definition_paths",
+    "definitions",
+    "enclosing_checkout",
+    "find_root",
+    "load",
+]
 
 #: Points the library at another dataset: a directory with definitions/, schema/, reference/ and evidence/.
 ROOT_VARIABLE = "FLASHINFER_TRACE_ROOT"
+#: The directory of the imported package.
+PACKAGE = Path(__file__).resolve().parent
+#: What pyproject.toml of a checkout says. A regular expression: a TOML parser would take a part of the import time.
+_PROJECT = re.compile(r'^name\s*=\s*"flashinfer-trace"\s*$', re.MULTILINE)
 
 
 class DatasetError(LookupError):
@@ -23,19 +36,40 @@ class DatasetError(LookupError):
 def find_root() -> Path:
     """The dataset root: a directory that holds ``definitions/``, ``schema/``, ``reference/`` and ``evidence/``.
 
-    In this order: ``$FLASHINFER_TRACE_ROOT``, the checkout the package is imported from, the copy in the wheel.
+    In this order: ``$FLASHINFER_TRACE_ROOT``; in an editable install, the checkout that the current directory lies in;
+    the checkout that the package is imported from; the copy in the wheel.
 
     Raises:
         DatasetError: none of them holds a dataset.
     """
-    package = Path(__file__).resolve().parent
     override = os.environ.get(ROOT_VARIABLE)
-    candidates = [Path(override).resolve()] if override else [package.parent, package / "data"]
+    candidates = [Path(override).resolve()] if override else [PACKAGE.parent, PACKAGE / "data"]
     for candidate in candidates:
-        if (candidate / "definitions").is_dir() and (candidate / "schema").is_dir():
-            return candidate
+        if _is_dataset(candidate):
+            editable = candidate == PACKAGE.parent and not override
+            return (enclosing_checkout() or candidate) if editable else candidate
     looked = ", ".join(str(c) for c in candidates)
     raise DatasetError(f"no dataset (definitions/ and schema/) in {looked}; set {ROOT_VARIABLE} or reinstall")
+
+
+def enclosing_checkout() -> Path | None:
+    """The checkout of this project that the current directory lies in, if any."""
+    try:
+        here = Path.cwd()
+    except OSError:  # the current directory was removed
+        return None
+    return next((directory for directory in (here, *here.parents) if _is_checkout(directory)), None)
+
+
+def _is_dataset(directory: Path) -> bool:
+    return (directory / "definitions").is_dir() and (directory / "schema").is_dir()
+
+
+def _is_checkout(directory: Path) -> bool:
+    try:
+        return _is_dataset(directory) and bool(_PROJECT.search((directory / "pyproject.toml").read_text("utf-8")))
+    except (OSError, ValueError):
+        return False
 
 
 def definition_paths(root: Path | None = None, op_type: str | None = None) -> list[Path]:
@@ -48,14 +82,20 @@ def load(name: str, root: Path | None = None) -> Definition:
 
     Raises:
         DatasetError: there is none; the message offers the closest names.
+        InputError: its file is not a Definition.
     """
     root = root or find_root()
     paths = {path.stem: path for path in definition_paths(root)}
     if name in paths:
         return _read(paths[name], paths[name].stat().st_mtime_ns)
-    close = difflib.get_close_matches(name, paths, n=3, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(close)}?" if close else "; `flashinfer-trace list` shows all names"
-    raise DatasetError(f"no Definition named {name!r} among {len(paths)} in {root / 'definitions'}{hint}")
+    hint = closest(name, paths) or "`flashinfer-trace list` shows all names"
+    raise DatasetError(f"no Definition named {name!r} among {len(paths)} in {root / 'definitions'}; {hint}")
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """The question which of the known words is meant; empty if none of them comes close."""
+    close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(close)}?" if close else ""
 
 
 def definitions(op_type: str | None = None, tag: str | None = None, root: Path | None = None) -> Iterator[Definition]:

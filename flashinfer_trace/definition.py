@@ -53,6 +53,7 @@ class Definition:
         inputs, outputs: name -> `TensorSpec`, in declared order (the order of ``run``'s arguments and results).
         reference: source of a module whose ``run(*inputs)`` computes the outputs with torch.
         path: the file it was read from, if any.
+        root: the dataset root that `path` lies in, if any. Families and references of that root belong to it.
     """
 
     name: str
@@ -65,9 +66,14 @@ class Definition:
     constraints: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     path: Path | None = field(default=None, compare=False)
+    root: Path | None = field(default=None, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: every field, without the compiled reference, which each process compiles again."""
+        return {name: value for name, value in self.__dict__.items() if name != "compiled"}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], path: Path | None = None) -> Definition:
+    def from_dict(cls, data: Mapping[str, Any], path: Path | None = None, root: Path | None = None) -> Definition:
         """Builds a Definition from parsed JSON. It trusts the data: `flashinfer-trace validate` is the check.
 
         Raises:
@@ -85,6 +91,7 @@ class Definition:
                 constraints=tuple(data.get("constraints") or ()),
                 tags=tuple(data.get("tags") or ()),
                 path=path,
+                root=root,
             )
         except (KeyError, AttributeError, TypeError) as error:
             where = path or "Definition"
@@ -93,6 +100,8 @@ class Definition:
     @classmethod
     def from_file(cls, path: Path | str) -> Definition:
         """Reads one JSON file.
+
+        Its `root` is the directory above ``definitions/<op_type>/`` if that directory holds ``schema/`` as well.
 
         Raises:
             InputError: the file cannot be read, or is not a Definition.
@@ -104,7 +113,7 @@ class Definition:
             raise InputError(
                 f"{path}: cannot be read: {error}; `flashinfer-trace validate {path}` says more"
             ) from error
-        return cls.from_dict(data, path)
+        return cls.from_dict(data, path, _root_above(path))
 
     # Axes and shapes
 
@@ -305,6 +314,14 @@ def dtype_name(value: Any) -> str | None:
     if isinstance(value, numbers.Number) or not hasattr(value, "dtype"):
         return None
     return str(value.dtype).removeprefix("torch.")
+
+
+def _root_above(path: Path) -> Path | None:
+    """The dataset root of ``<root>/definitions/<op_type>/<name>.json``; None for a file elsewhere."""
+    folders = path.absolute().parents
+    if len(folders) > 2 and folders[1].name == "definitions" and (folders[2] / "schema").is_dir():
+        return folders[2]
+    return None
 
 
 def _tensor_specs(data: Mapping[str, Any]) -> dict[str, TensorSpec]:

@@ -2,71 +2,149 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
+import difflib
+import fnmatch
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flashinfer_trace import json_source, ledger
 from flashinfer_trace.dataset import definition_paths
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.files import write_text
-from flashinfer_trace.naming import family_of, load_naming
-from flashinfer_trace.reference import ReferenceSourceError, render, sha256
+from flashinfer_trace.definition import Definition, InputError
+from flashinfer_trace.files import json_text, write_text
+from flashinfer_trace.naming import Naming, NamingError, family_name, load_naming
+from flashinfer_trace.reference import ReferenceSourceError, render, source_path
 
-__all__ = ["definition_text", "embed_all", "has_evidence"]
+__all__ = ["EmbeddingError", "embed_all", "outdated_reference"]
 
 
-def embed_all(root: Path, write: bool) -> list[tuple[Path, str]]:
-    """Renders every Definition's reference and sets its status tag to what the evidence says.
+class EmbeddingError(ValueError):
+    """A Definition cannot be brought in line. The message names each file, what is wrong with it, and the fix."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Embedded:
+    """One Definition brought in line: its file, the new text, and a word on what changes ("" for nothing)."""
+
+    path: Path
+    text: str
+    changes: str
+    loses_verified: bool
+
+
+def embed_all(root: Path, write: bool, names: Sequence[str] = ()) -> list[tuple[Path, str]]:
+    """Renders Definitions' references and sets their status tags to what the evidence says.
+
+    Nothing is written unless every one of them is valid afterwards.
 
     Args:
         root: the dataset root.
         write: write the changed files; otherwise only report.
+        names: names or globs of Definitions; all of the dataset if empty.
 
     Returns:
         The files that change, each with a word on what changes.
 
     Raises:
-        ReferenceSourceError: a Definition has no family in schema/naming.json, or its reference cannot be rendered.
-        InputError: a file is not a Definition.
+        EmbeddingError: a name matches no Definition; a file is not a valid Definition, or would not be one afterwards;
+            a reference cannot be rendered; evidence cannot be read; or there is no evidence/ at all and Definitions
+            would lose status:verified for that.
     """
-    naming = load_naming(root)
-    changed = []
-    for path in definition_paths(root):
-        definition = Definition.from_file(path)
-        family = family_of(definition, naming)
-        if family is None:
-            raise ReferenceSourceError(f"{path}: no family in schema/naming.json fits this name; add its pattern there")
-        reference = render(root, definition.op_type, family, definition.const_axes)
-        status = "status:verified" if has_evidence(root, definition, sha256(reference)) else "status:unverified"
-        tags = [status if tag.startswith("status:") else tag for tag in definition.tags]
-        changes = []
-        if reference != definition.reference:
-            changes.append("reference")
-        if tags != list(definition.tags):
-            changes.append(status)
-        if not changes:
-            continue
-        changed.append((path, " and ".join(changes)))
-        if write:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            data["reference"], data["tags"] = reference, tags
-            write_text(path, definition_text(data))
-    return changed
+    from flashinfer_trace.validation import Result, format_text, validate_paths  # here: verify needs only the rest
 
-
-def has_evidence(root: Path, definition: Definition, reference_sha256: str) -> bool:
-    """Whether the ledger holds a passed run of a real kernel for this hash of the reference."""
-    path = root / "evidence" / definition.op_type / f"{definition.name}.json"
-    if not path.is_file():
-        return False
+    paths = _selected(root, names)
     try:
-        ledger: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        passed = [entry for entry in ledger["entries"] if entry["result"] == "passed"]
-        return ledger["reference_sha256"] == reference_sha256 and bool(passed)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ReferenceSourceError(f"{path}: not an evidence file ({error!r}); record it again on a GPU") from error
+        naming = load_naming(root)
+        embedded = [_embed(root, path, naming) for path in paths]
+    except (ReferenceSourceError, NamingError, InputError, ledger.LedgerError) as error:
+        raise EmbeddingError(str(error)) from error
+    losing = sum(one.loses_verified for one in embedded)
+    evidence = ledger.evidence_directory(root)
+    if losing and not evidence.is_dir():
+        would = f"{losing} Definitions would lose {ledger.VERIFIED}"
+        raise EmbeddingError(f"{evidence} is missing, and {would}; restore it from version control")
+    if embedded:
+        found: Result = validate_paths(paths, root, {one.path: one.text for one in embedded})
+        if found.problems:
+            raise EmbeddingError(f"not valid, nothing was written\n{format_text(found)}")
+    changed = [one for one in embedded if one.changes]
+    if write:
+        for one in changed:
+            write_text(one.path, one.text)
+    return [(one.path, one.changes) for one in changed]
 
 
-def definition_text(data: dict[str, Any]) -> str:
-    """The file form of a Definition: two spaces, keys in the order given, a newline at the end."""
-    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+def outdated_reference(root: Path, definition: Definition) -> str | None:
+    """Why the embedded reference is not what ``reference/`` renders today, None if it is (or if there is no source).
+
+    Args:
+        root: the dataset root that the Definition was read from.
+        definition: as loaded, at its real sizes.
+
+    Raises:
+        NamingError: schema/naming.json of that root is missing or malformed.
+    """
+    family = family_name(definition, load_naming(root))
+    if family is None or not source_path(root, definition.op_type, family).is_file():
+        return None
+    source = f"reference/{definition.op_type}/{family}.py"
+    try:
+        rendered = render(root, definition.op_type, family, definition.const_axes)
+    except ReferenceSourceError as error:
+        return str(error)
+    if rendered == definition.reference:
+        return None
+    return (
+        f"{definition.name}: the embedded reference is older than {source}; "
+        f"run `flashinfer-trace embed {definition.name}`"
+    )
+
+
+def _selected(root: Path, names: Sequence[str]) -> list[Path]:
+    paths = definition_paths(root)
+    selected: dict[Path, None] = {}
+    for name in names:
+        found = [path for path in paths if fnmatch.fnmatchcase(path.stem, name)]
+        if not found:
+            close = difflib.get_close_matches(name, [path.stem for path in paths], 1)
+            hint = f"did you mean {close[0]}?" if close else "`flashinfer-trace list` shows all names"
+            raise EmbeddingError(f"no Definition matches {name!r}; {hint}")
+        selected.update(dict.fromkeys(found))
+    return list(selected) if names else paths
+
+
+def _embed(root: Path, path: Path, naming: Naming) -> _Embedded:
+    data = _read(path)
+    definition = Definition.from_dict(data, path)
+    family = family_name(definition, naming)
+    if family is None:
+        raise ReferenceSourceError(f"{path}: no family in schema/naming.json fits this name; add its pattern there")
+    reference = render(root, definition.op_type, family, definition.const_axes)
+    is_proven = ledger.proven(root, dataclasses.replace(definition, reference=reference))
+    status = ledger.VERIFIED if is_proven else ledger.UNVERIFIED
+    changes = []
+    if definition.reference != reference:
+        data["reference"] = reference
+        changes.append("reference")
+    # What is no list of strings stays as it is, so that validation tells about it.
+    tags = data.get("tags")
+    loses_verified = False
+    if isinstance(tags, list) and all(isinstance(tag, str) for tag in tags):
+        data["tags"] = [status if tag.startswith("status:") else tag for tag in tags]
+        if data["tags"] != tags:
+            changes.append(status)
+            loses_verified = ledger.VERIFIED in tags
+    return _Embedded(path, json_text(data), " and ".join(changes), loses_verified)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document = json_source.load(path)
+        if document.problems:
+            raise json_source.JsonSourceError(document.problems[0])
+    except json_source.JsonSourceError as error:
+        raise InputError(f"{path}: {error}") from None
+    if not isinstance(document.data, dict):
+        raise InputError(f"{path}: not a Definition (no JSON object)")
+    return document.data

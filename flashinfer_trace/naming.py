@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Family", "Naming", "NamingError", "TagNamespace", "derive_name", "family_of", "load_naming"]
+__all__ = ["NamePattern", "Naming", "NamingError", "TagNamespace", "derive_name", "family_name", "load_naming"]
 
 _PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9_]*)\}")
 #: One underscore-separated part of a pattern that holds a placeholder: an abbreviation, then the placeholder.
@@ -27,7 +27,7 @@ class NamingError(ValueError):
 
 
 @dataclass(frozen=True)
-class Family:
+class NamePattern:
     """One family of Definitions.
 
     Attributes:
@@ -94,7 +94,7 @@ class Naming:
         flags: tags without a namespace -> what they say.
     """
 
-    families: Mapping[str, Family]
+    families: Mapping[str, NamePattern]
     abbreviations: Mapping[str, tuple[str, ...]]
     namespaces: Mapping[str, TagNamespace]
     flags: Mapping[str, str]
@@ -113,7 +113,7 @@ def load_naming(root: Path) -> Naming:
         raise NamingError(f"{path}: cannot be read ({error.strerror}); is {root} a dataset root?") from error
 
 
-def family_of(definition_like: Any, naming: Naming) -> str | None:
+def family_name(definition_like: Any, naming: Naming) -> str | None:
     """Name of the family that a Definition belongs to, None if none matches.
 
     Args:
@@ -133,7 +133,7 @@ def family_of(definition_like: Any, naming: Naming) -> str | None:
     return None
 
 
-def derive_name(family: Family, const_axes: Mapping[str, int]) -> str:
+def derive_name(family: NamePattern, const_axes: Mapping[str, int]) -> str:
     """The name that a Definition of `family` with these const axes must have.
 
     Raises:
@@ -168,7 +168,7 @@ def _load(path: Path, _modified: int) -> Naming:
         data = json.loads(path.read_text(encoding="utf-8"))
         abbreviations = {name: tuple(axes) for name, axes in data["abbreviations"].items()}
         families = {
-            name: Family(name, entry["op_type"], entry["pattern"], tuple(entry.get("where", {}).items()))
+            name: NamePattern(name, entry["op_type"], entry["pattern"], tuple(entry.get("where", {}).items()))
             for name, entry in data["families"].items()
         }
         namespaces = {
@@ -195,7 +195,7 @@ def _load(path: Path, _modified: int) -> Naming:
     return naming
 
 
-def _check_pattern(family: Family, abbreviations: Mapping[str, tuple[str, ...]]) -> None:
+def _check_pattern(family: NamePattern, abbreviations: Mapping[str, tuple[str, ...]]) -> None:
     """Each placeholder follows an abbreviation that may stand for its axis, so that names read the same everywhere."""
     # Underscores inside a placeholder belong to the axis's name.
     for part in re.split(r"_(?![^{]*\})", family.pattern):

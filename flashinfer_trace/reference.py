@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.isolation import allowed, static
+from flashinfer_trace.allow_list import allowed, static
 
 __all__ = [
     "ReferenceSourceError",
@@ -102,7 +102,7 @@ def compile_reference(source: str, label: str, op_type: str | None = None) -> Ca
         op_type: of the Definition; only some draw random numbers.
 
     Raises:
-        ReferenceSourceError: `source` is not Python, uses what `isolation.allowed` does not list, or defines no
+        ReferenceSourceError: `source` is not Python, uses what `allow_list.allowed` does not list, or defines no
             ``run``.
     """
     check_allowed(source, label, op_type)
@@ -110,7 +110,7 @@ def compile_reference(source: str, label: str, op_type: str | None = None) -> Ca
 
 
 def check_allowed(source: str, label: str, op_type: str | None = None) -> None:
-    """Refuses a reference that uses what `isolation.allowed` does not list, whether it was ever validated or not.
+    """Refuses a reference that uses what `allow_list.allowed` does not list, whether it was ever validated or not.
 
     Raises:
         ReferenceSourceError: with construct, line and hint of the first violations.

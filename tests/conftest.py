@@ -11,8 +11,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import hypothesis
 import pytest
 
+from flashinfer_trace.ledger import DRAWN_CASES
+
 #: Cases for each (Definition, kernel) on a GPU; also hypothesis's max_examples elsewhere.
-PROFILES = {"ci": 55, "dev": 20, "nightly": 400}
+PROFILES = {"ci": DRAWN_CASES, "dev": 20, "nightly": 400}
 
 for name, examples in PROFILES.items():
     hypothesis.settings.register_profile(

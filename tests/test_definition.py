@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import multiprocessing
+import pickle
+
 import pytest
 import torch
 
@@ -136,6 +140,61 @@ def test_make_inputs_is_deterministic_and_leaves_global_random_state_alone(defin
 
 def bits(value) -> object:
     return value.contiguous().view(torch.uint8).numpy().tobytes() if isinstance(value, torch.Tensor) else value
+
+
+def test_a_definition_knows_the_root_it_came_from(tmp_path, monkeypatch):
+    root = flashinfer_trace.find_root()
+    loaded = flashinfer_trace.load("rmsnorm_h512")
+    assert loaded.root == root
+    assert loaded.path is not None and Definition.from_file(loaded.path).root == root
+    assert loaded.with_const_axes({"hidden_size": 8}).root == root
+    assert next(flashinfer_trace.definitions()).root == root
+    monkeypatch.chdir(loaded.path.parent)
+    assert Definition.from_file(loaded.path.name).root == root
+    alone = tmp_path / "rmsnorm_h512.json"
+    alone.write_text(loaded.path.read_text())
+    assert Definition.from_file(alone).root is None
+    assert Definition.from_dict(SCALE).root is None
+    assert Definition.from_file(alone) == loaded, "where a Definition lies makes no difference to what it is"
+
+
+def test_the_family_is_that_of_the_root_a_definition_came_from(tmp_path):
+    from flashinfer_trace.families import FamilyError, family_of
+
+    naming = json.loads((flashinfer_trace.find_root() / "schema" / "naming.json").read_text())
+    naming["families"] = {"rmsnorm_eps1e5": {**naming["families"]["rmsnorm"]}}
+    target = tmp_path / "definitions" / "rmsnorm" / "rmsnorm_h512.json"
+    target.parent.mkdir(parents=True)
+    (tmp_path / "schema").mkdir()
+    (tmp_path / "schema" / "naming.json").write_text(json.dumps(naming))
+    loaded = flashinfer_trace.load("rmsnorm_h512")
+    target.write_text(loaded.path.read_text())
+    copied = flashinfer_trace.load("rmsnorm_h512", tmp_path)
+    assert (family_of(loaded).name, family_of(copied).name) == ("rmsnorm", "rmsnorm_eps1e5")
+    naming["families"] = {}
+    (tmp_path / "schema" / "naming.json").write_text(json.dumps(naming))
+    with pytest.raises(FamilyError, match=r"no family in schema/naming\.json has this name"):
+        family_of(copied)
+
+
+def run_in_another_process(pickled: bytes) -> bytes:
+    definition = pickle.loads(pickled)
+    assert definition.root is not None
+    inputs = flashinfer_trace.make_inputs(definition, {"batch_size": 2}, seed=1)
+    return pickle.dumps((definition, bits(definition.run(**inputs))))
+
+
+def test_a_definition_is_pickled_after_it_ran():
+    definition = flashinfer_trace.load("rmsnorm_h512")
+    inputs = flashinfer_trace.make_inputs(definition, {"batch_size": 2}, seed=1)
+    expected = bits(definition.run(**inputs))
+    again = pickle.loads(pickle.dumps(definition))
+    assert (again, again.path, again.root) == (definition, definition.path, definition.root)
+    assert bits(again.run(**inputs)) == expected
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        returned, actual = pickle.loads(pool.apply(run_in_another_process, (pickle.dumps(definition),)))
+    assert returned == definition and actual == expected
+    assert "compiled" in vars(definition), "pickling drops the compiled reference from the copy only"
 
 
 def test_make_inputs_honours_axes_and_rejects_unknown_ones():

@@ -7,7 +7,7 @@ import pytest
 import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.evidence import record
-from flashinfer_trace.harness.verify import verify
+from flashinfer_trace.harness.verify import Job, verify
 
 PAIRS = [
     pytest.param(definition, kernel, id=f"{definition.name}-{kernel.label}")
@@ -33,7 +33,8 @@ def test_reference_and_kernel_meet_their_bounds(definition, kernel, cuda_device,
     if reason:
         pytest.skip(f"{kernel.label}: {reason}")
     seed = request.config.getoption("--seed")
-    report = verify(definition, family_of(definition), kernel=kernel, device=cuda_device, examples=examples, seed=seed)
+    job = Job(definition, family_of(definition), kernel, cuda_device)
+    report = verify(job, examples=examples, seed=seed)
     try:
         torch.cuda.synchronize()
     except RuntimeError:

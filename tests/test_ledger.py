@@ -1,55 +1,176 @@
-"""The committed evidence and documents: complete for the Hopper kernels, and up to date."""
+"""What *proven* means, that the committed evidence and documents say so, and that validate and embed agree on it."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import shutil
 
 import pytest
 
 import flashinfer_trace
-from flashinfer_trace.families import family_of
+from flashinfer_trace import ledger
+from flashinfer_trace.embedding import embed_all
+from flashinfer_trace.families import all_families, family_of
+from flashinfer_trace.files import write_json
+from flashinfer_trace.validation import validate_paths
 from tools import generate_docs
 
 HOPPER = (9, 0)
-REQUIRED_CASES = 50
+ROOT = flashinfer_trace.find_root()
 DEFINITIONS = {definition.name: definition for definition in flashinfer_trace.definitions()}
+NAME = "rmsnorm_h512"
 
 
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_verified_means_every_kernel_that_hopper_runs(name):
     definition = DEFINITIONS[name]
-    family = family_of(definition)
-    runnable = {k.label for k in family.kernels_of(definition) if k.unavailable(HOPPER) is None}
-    recorded = {}
-    for entry in generate_docs.entries(flashinfer_trace.find_root(), definition):
-        kernel = entry["kernel"]
-        recorded[f"{kernel['path']}[{kernel['variant']}]" if kernel["variant"] else kernel["path"]] = entry
-    if "verified" in definition.tag_values("status"):
-        assert runnable <= set(recorded), f"no evidence of {runnable - set(recorded)}"
+    proofs = {entry.kernel_label for entry in ledger.proofs(ROOT, definition)}
+    if ledger.VERIFIED in definition.tags:
+        kernels = family_of(definition).kernels_of(definition)
+        runnable = {kernel.label for kernel in kernels if kernel.unavailable(HOPPER) is None}
+        assert runnable, "no kernel of a verified Definition runs on the GPU that evidence is recorded on"
+        assert runnable <= proofs, f"no evidence of {runnable - proofs}"
     else:
-        assert not recorded or not runnable <= set(recorded)
-        assert family.unverified, "an unverified Definition needs the reason in its family's record"
-    for label, entry in recorded.items():
-        assert entry["cases"] >= REQUIRED_CASES, f"{label}: {entry['cases']} cases"
-        assert all(output["kernel_worst"] <= 1 for output in entry["outputs"].values())
+        assert not proofs, "its evidence proves it: run `flashinfer-trace embed`"
+        assert f"- `{name}`\n" in (ROOT / "docs" / "verification.md").read_text(encoding="utf-8")
+    for entry in (ledger.read(ROOT, definition) or ledger.Ledger("", "", "", ())).entries:
+        assert entry.shortcoming is None, f"{entry.kernel_label}: {entry.shortcoming}"
+
+
+@pytest.mark.parametrize("family", all_families(), ids=lambda family: family.name)
+def test_a_reason_for_lacking_evidence_stands_exactly_where_it_lacks(family):
+    of_family = [one for one in DEFINITIONS.values() if family_of(one) is family]
+    ran = {entry.kernel_label for one in of_family for entry in ledger.proofs(ROOT, one)}
+    ran &= {kernel.label for kernel in family.kernels}
+    if family.unverified:
+        assert not ran, f"Family.unverified says {family.unverified!r}, but there is evidence of {ran}"
+    else:  # a Definition that only awaits a GPU run needs no reason; one that no kernel computes does
+        assert family.kernels, "the family has no kernel: Family.unverified must say why"
 
 
 def test_documents_are_up_to_date():
     assert generate_docs.main(["--check"]) == 0
 
 
-def test_stale_documents_are_noticed(tmp_path, monkeypatch, capsys):
-    root = flashinfer_trace.find_root()
+def test_stale_documents_are_noticed(tmp_path, monkeypatch):
     for name in ("definitions", "schema", "reference", "evidence"):
-        (tmp_path / name).symlink_to(root / name)
+        (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "docs").mkdir()
-    (tmp_path / "tools").mkdir()
+    (tmp_path / "traces").mkdir()
     for name in ("kernel_traces.json", "op_traces.json"):
-        (tmp_path / "tools" / name).symlink_to(root / "tools" / name)
+        (tmp_path / "traces" / name).symlink_to(ROOT / "traces" / name)
     monkeypatch.setenv("FLASHINFER_TRACE_ROOT", str(tmp_path))
     assert generate_docs.main(["--check"]) == 1
     assert generate_docs.main([]) == 0
     assert generate_docs.main(["--check"]) == 0
-    first = next(iter((root / "evidence").glob("*/*.json")))
-    ledger = json.loads(first.read_text())
-    assert f"`{ledger['definition']}`" in (tmp_path / "docs" / "verification.md").read_text()
+    first = next(iter((ROOT / "evidence").glob("*/*.json")))
+    text = (tmp_path / "docs" / "verification.md").read_text()
+    assert f"`{json.loads(first.read_text())['definition']}`" in text
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    """A dataset of one Definition, verified, with its evidence."""
+    definition = DEFINITIONS[NAME]
+    shutil.copytree(ROOT / "schema", tmp_path / "schema", ignore=shutil.ignore_patterns("tests"))
+    for name in ("definitions", "evidence"):
+        target = tmp_path / name / definition.op_type / f"{NAME}.json"
+        target.parent.mkdir(parents=True)
+        shutil.copy(ROOT / name / definition.op_type / f"{NAME}.json", target)
+    shutil.copytree(ROOT / "reference" / definition.op_type, tmp_path / "reference" / definition.op_type)
+    return tmp_path
+
+
+def change_entries(root, **fields):
+    """Writes other fields into every entry, and for `outputs` other figures into every output."""
+    path = ledger.evidence_path(root, DEFINITIONS[NAME])
+    document = json.loads(path.read_text())
+    for entry in document["entries"]:
+        for output in entry["outputs"].values():
+            output.update(fields.get("outputs", {}))
+        entry.update({key: value for key, value in fields.items() if key != "outputs"})
+    write_json(path, document)
+
+
+def verdicts(root):
+    """What the ledger, validate and embed say of the one Definition."""
+    (path,) = root.glob("definitions/*/*.json")
+    return (
+        ledger.proven(root, DEFINITIONS[NAME]),
+        not validate_paths([path], root).problems,
+        not embed_all(root, write=False),
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "proves"),
+    [
+        ({}, True),
+        ({"cases": 57, "vacuous": 60}, True),
+        ({"cases": ledger.REQUIRED_CASES, "vacuous": 0}, True),
+        ({"cases": ledger.REQUIRED_CASES - 1, "vacuous": 0}, False),
+        ({"cases": ledger.REQUIRED_CASES - 1, "vacuous": 1000}, False),
+        ({"result": "failed"}, False),
+        ({"outputs": {"kernel_worst": 1.0, "reference_worst": 1.0}}, True),
+    ],
+)
+def test_validate_and_embed_mean_the_same_by_proven(dataset, fields, proves):
+    change_entries(dataset, **fields)
+    assert verdicts(dataset) == (proves, proves, proves)
+
+
+def test_another_reference_is_not_proven(dataset):
+    definition = DEFINITIONS[NAME]
+    assert ledger.proven(dataset, definition)
+    assert not ledger.proven(dataset, dataclasses.replace(definition, reference=definition.reference + "\n# newer\n"))
+    assert ledger.read(dataset, DEFINITIONS["rmsnorm_h128"]) is None
+
+
+@pytest.mark.parametrize("figure", ["kernel_worst", "reference_worst"])
+@pytest.mark.parametrize("value", [1.0001, -0.1, float("nan"), float("inf")])
+def test_figures_beyond_the_bound_prove_nothing(figure, value):
+    (entry, *_) = ledger.proofs(ROOT, DEFINITIONS[NAME])
+    (output,) = entry.outputs.values()
+    changed = dataclasses.replace(entry, outputs={"output": {**output, figure: value}})
+    assert figure in (changed.shortcoming or "")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "line 1: not JSON"),
+        ("[]", "no JSON object"),
+        ("{}", "KeyError"),
+        ('{"definition": 1, "definition": 2}', "appears twice"),
+        ('{"definition": "x", "op_type": "y", "reference_sha256": "", "entries": []}', "is evidence for y/x"),
+        ('{"definition": "x", "op_type": "y", "reference_sha256": "", "entries": [7]}', "TypeError"),
+        ("[" * 100, "nested deeper"),
+    ],
+)
+def test_what_is_no_evidence_is_an_error_with_the_file(dataset, content, message):
+    path = ledger.evidence_path(dataset, DEFINITIONS[NAME])
+    path.write_text(content)
+    with pytest.raises(ledger.LedgerError, match=rf"{NAME}\.json: .*{message}"):
+        ledger.read(dataset, DEFINITIONS[NAME])
+
+
+def test_a_symbolic_link_is_no_evidence(dataset):
+    path = ledger.evidence_path(dataset, DEFINITIONS[NAME])
+    path.rename(dataset / "elsewhere.json")
+    path.symlink_to(dataset / "elsewhere.json")
+    with pytest.raises(ledger.LedgerError, match="is a symbolic link"):
+        ledger.read(dataset, DEFINITIONS[NAME])
+
+
+def test_an_unverified_definition_is_valid_and_listed_as_awaiting_a_run(dataset, monkeypatch):
+    shutil.rmtree(dataset / "evidence" / "rmsnorm")
+    assert [changes for _, changes in embed_all(dataset, write=True)] == [ledger.UNVERIFIED]
+    assert not validate_paths([dataset], dataset).problems
+    assert not embed_all(dataset, write=True)
+    (dataset / "models").symlink_to(ROOT / "models")
+    monkeypatch.setenv("FLASHINFER_TRACE_ROOT", str(dataset))
+    text = generate_docs.verification(dataset)
+    assert f"## Definitions that await a GPU run\n\nThey are `{ledger.UNVERIFIED}`" in text
+    assert f"\n- `{NAME}`\n" in text
+    assert f"| `{NAME}` | `flashinfer.norm.rmsnorm` | awaits a GPU run |" in text

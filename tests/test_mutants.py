@@ -10,7 +10,7 @@ import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import evaluate, reference_outputs, vacuity
 from flashinfer_trace.harness.family import PlanRequest
-from flashinfer_trace.harness.mutants import MUTANTS, applicable
+from flashinfer_trace.harness.mutants import MUTANTS
 from flashinfer_trace.harness.verify import prepare
 
 #: One Definition of each family: their twins are alike.
@@ -19,16 +19,16 @@ FAMILIES = {name: family_of(definition) for name, definition in FIRST.items()}
 CASES = 12
 #: At real sizes, where a case may take a second.
 REAL_CASES = 4
-FLOATING_ONLY = {"scaled by 1.01", "NaN in one element"}
 
 
-def correct_cases(family, policies, device="cpu", count=CASES, limits=None):
+def correct_cases(family, policies, device="cpu", count=CASES, kernel=None):
     """Real cases of the family's twin, on a GPU of the Definition itself.
 
     Each is (plan, reference outputs, outputs for other elements, expected).
     """
     definition = prepare(FIRST[family.name], family, device, full=False)
-    request = PlanRequest(definition, limits or {}, large=device != "cpu")
+    limits, options = (kernel.limits, kernel.plan_options) if kernel else ({}, None)
+    request = PlanRequest(definition, limits, device != "cpu", options)
     cases = []
 
     @hypothesis.settings(max_examples=4 * count, database=None, deadline=None, phases=[hypothesis.Phase.generate])
@@ -55,8 +55,8 @@ def accepted_mutants(cases, policies):
     for plan, outputs, other, expected in cases:
         assert all(c.passed for c in evaluate(policies, outputs, expected).values()), "the correct output fails"
         for name, want in expected.items():
-            for mutant in MUTANTS:
-                mutated = applicable(mutant, outputs[name], other[name], want, policies[name])
+            for mutant in policies[name].mutants(want):
+                mutated = mutant.applied(outputs[name], other[name])
                 if mutated is None:
                     continue
                 applied.add((name, mutant.name))
@@ -79,7 +79,7 @@ def test_policies_reject_every_mutant(family, kernel):
     assert len(cases) >= CASES // 2, "too few real cases to judge the policies by"
     accepted, applied = accepted_mutants(cases, policies)
     for name, output in cases[0][1].items():
-        needed = {mutant.name for mutant in MUTANTS if output.is_floating_point() or mutant.name not in FLOATING_ONLY}
+        needed = {mutant.name for mutant in MUTANTS if output.is_floating_point() or not mutant.floating_only}
         missing = needed - {m for n, m in applied if n == name}
         assert not missing, f"{name}: no case applied the mutants {missing}"
     assert not accepted, "accepted:\n" + "\n".join(accepted)
@@ -90,8 +90,7 @@ def test_policies_reject_every_mutant(family, kernel):
 def test_policies_reject_every_mutant_at_real_sizes(family, kernel, cuda_device):
     """Bounds grow with the lengths of sums: what they reject of a small twin, they must reject of the real thing."""
     policies = family.policies(kernel)
-    limits = dict(kernel.limits) if kernel else None
-    cases = correct_cases(family, policies, cuda_device, REAL_CASES, limits)
+    cases = correct_cases(family, policies, cuda_device, REAL_CASES, kernel)
     assert cases, "no real case to judge the policies by"
     accepted, applied = accepted_mutants(cases, policies)
     assert applied

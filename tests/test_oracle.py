@@ -7,6 +7,7 @@ import pytest
 import flashinfer_trace
 from flashinfer_trace.families import all_families, family_of
 from flashinfer_trace.harness.twins import Twins
+from flashinfer_trace.harness.verify import Job
 
 TWINS = Twins()
 DEFINITIONS = {definition.name: definition for definition in flashinfer_trace.definitions()}
@@ -15,7 +16,7 @@ DEFINITIONS = {definition.name: definition for definition in flashinfer_trace.de
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_reference_meets_the_oracle(name):
     definition = DEFINITIONS[name]
-    report = TWINS.verify(definition, family_of(definition), examples=15, seed=1)
+    report = TWINS.verify(Job(definition, family_of(definition)), examples=15, seed=1)
     assert report.status == "passed", report.message
     assert report.cases >= 15
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import shutil
 import subprocess
@@ -60,16 +61,25 @@ def test_validate_takes_less_than_2_s():
     assert min(float(run(sys.executable, "-c", code).splitlines()[-1]) for _ in range(2)) < 2.0
 
 
-def test_the_wheel_carries_the_dataset(tmp_path):
-    shutil.copytree(
-        ROOT,
-        tmp_path / "source",
-        ignore=shutil.ignore_patterns(".git", ".whl", ".venv", ".*_cache", "__pycache__", ".hypothesis"),
-    )
-    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path), cwd=tmp_path / "source")
-    (wheel,) = tmp_path.glob("*.whl")
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A directory with nothing but what the wheel installs."""
+    directory = tmp_path_factory.mktemp("wheel")
+    ignored = shutil.ignore_patterns(".git", ".sources", ".whl", ".venv", ".*_cache", "__pycache__", ".hypothesis")
+    shutil.copytree(ROOT, directory / "source", ignore=ignored)
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory), cwd=directory / "source")
+    (wheel,) = directory.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "site")
+        archive.extractall(directory / "site")
+    return directory / "site"
+
+
+def test_the_wheel_owns_one_name(site):
+    (metadata,) = site.glob("*.dist-info")
+    assert {path.name for path in site.iterdir()} == {"flashinfer_trace", metadata.name}
+
+
+def test_the_wheel_carries_the_dataset(site):
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import flashinfer_trace\n"
@@ -80,8 +90,23 @@ def test_the_wheel_carries_the_dataset(tmp_path):
         "assert not result.problems, result.problems\n"
         "print(result.checked)\n"
     )
-    checked = run(sys.executable, "-c", code, str(tmp_path / "site"), cwd=tmp_path)
+    checked = run(sys.executable, "-c", code, str(site), cwd=site.parent)
     assert int(checked) == len(list(flashinfer_trace.definitions()))
+
+
+def test_messages_that_name_a_tool_say_that_it_needs_a_checkout():
+    """The wheel has no tools: an installed user who reads such a message must know where the command works."""
+    named = []
+    for path in sorted((ROOT / "flashinfer_trace").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        comments = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Constant, ast.JoinedStr)) and node not in comments:
+                text = ast.unparse(node)
+                if "python -m tools" in text:
+                    named.append((path.name, text))
+    assert [one for one in named if "checkout" not in one[1]] == []
+    assert named, "the scan finds the messages that there are"
 
 
 def test_every_definition_loads_in_flashinfer_bench():

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import importlib
 import json
 import os
 import shutil
@@ -29,8 +28,14 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from flashinfer_trace.files import write_json
-from tools.kernel_tracing.sources import package_hash, package_version
+from tools.shared.source_packages import package_hash, package_version
 from tools.source_archives import PACKAGES, FetchError, copy_checkout, file_hash, required_versions, unpack_wheel
+
+# tomllib is in the standard library since Python 3.11; tomli is the same for 3.10.
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 PINS = Path(__file__).with_name("sources.toml")
 # The sources are only read, so that one fixed platform serves every machine: what is fetched never depends on it.
@@ -274,10 +279,8 @@ def write_manifest(dest: Path, name: str, entry: dict[str, Any] | None) -> None:
 
 def read_pins(path: Path) -> tuple[str, dict[str, list[Pin]]]:
     """The default release, and the libraries of every release that tools/sources.toml knows."""
-    # tomllib is in the standard library since Python 3.11; tomli is the same for 3.10.
-    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        document = toml.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
         releases = {}
         for version, libraries in document["releases"].items():
             releases[version] = [

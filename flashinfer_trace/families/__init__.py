@@ -1,4 +1,4 @@
-"""Harness records, one module an op_type. Nothing here is imported before something verifies or makes inputs."""
+"""Harness records, one module for each op_type. Nothing here is imported before something verifies or makes inputs."""
 
 from __future__ import annotations
 
@@ -7,44 +7,53 @@ import importlib
 
 from flashinfer_trace.dataset import find_root
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.family import Family
-from flashinfer_trace.naming import family_of as family_name_of
-from flashinfer_trace.naming import load_naming
+from flashinfer_trace.harness.family import Family, FamilyError
+from flashinfer_trace.naming import family_name, load_naming
 
 __all__ = ["FamilyError", "all_families", "families_of_op_type", "family_of"]
 
 
-class FamilyError(LookupError):
-    """A Definition that no family record covers. The message says which file lacks the record."""
-
-
 @functools.cache
 def families_of_op_type(op_type: str) -> dict[str, Family]:
-    """Records of one op_type by family name; empty if the op_type has no module."""
+    """Records of one op_type by family name; empty if the op_type has no module.
+
+    Raises:
+        FamilyError: the module has no tuple ``FAMILIES`` of records of its op_type, or two of one name.
+    """
+    path = f"{__name__}.{op_type}"
     try:
-        module = importlib.import_module(f"flashinfer_trace.families.{op_type}")
+        module = importlib.import_module(path)
     except ModuleNotFoundError as error:
-        if error.name != f"flashinfer_trace.families.{op_type}":
+        if error.name != path:
             raise
         return {}
-    return {family.name: family for family in module.FAMILIES}
+    families = getattr(module, "FAMILIES", None)
+    if not isinstance(families, tuple) or not all(isinstance(f, Family) and f.op_type == op_type for f in families):
+        raise FamilyError(f"{path} must define FAMILIES, a tuple of Family records with op_type={op_type!r}")
+    records = {family.name: family for family in families}
+    if len(records) < len(families):
+        raise FamilyError(f"{path}: FAMILIES has two records of one name; it has {[f.name for f in families]}")
+    return records
 
 
 def family_of(definition: Definition) -> Family:
-    """The record of a Definition's family.
+    """The record of a Definition's family, by the naming conventions of the root that the Definition came from.
 
     Raises:
-        FamilyError: schema/naming.json knows no family of that name, or it has no record.
+        FamilyError: schema/naming.json knows no family of that name, it has no record, or the record names what the
+            Definition does not have.
     """
-    name = family_name_of(definition, load_naming(find_root()))
+    name = family_name(definition, load_naming(definition.root or find_root()))
     if name is None:
         raise FamilyError(f"{definition.name}: no family in schema/naming.json has this name; add its pattern there")
     families = families_of_op_type(definition.op_type)
     if name not in families:
-        raise FamilyError(
-            f"{definition.name}: flashinfer_trace/families/{definition.op_type}.py has no record of family {name}"
-        )
-    return families[name]
+        raise FamilyError(f"{definition.name}: {__name__}.{definition.op_type} has no record of family {name}")
+    family = families[name]
+    family.check(definition)
+    for kernel in family.kernels_of(definition):
+        family.check(definition, kernel)
+    return family
 
 
 def all_families() -> list[Family]:
@@ -57,6 +66,6 @@ def all_families() -> list[Family]:
     for name, entry in load_naming(find_root()).families.items():
         family = families_of_op_type(entry.op_type).get(name)
         if family is None:
-            raise FamilyError(f"family {name}: flashinfer_trace/families/{entry.op_type}.py has no record of it")
+            raise FamilyError(f"family {name}: {__name__}.{entry.op_type} has no record of it")
         records.append(family)
     return sorted(records, key=lambda family: (family.op_type, family.name))

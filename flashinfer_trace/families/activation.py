@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, unit_roundoff
-from flashinfer_trace.harness.family import Family, Kernel, Plan, PlanRequest
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
 
 U = unit_roundoff(torch.float32)
@@ -37,7 +36,7 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
     return {"num_tokens": axes.get("num_tokens", 8), "values": "normal", "zero_half": "neither"}
 
 
-def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, Any]:
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Gates and ups of the planned kind; of one row in the middle a half may be zero, which makes its output zero."""
     size, tokens = definition.const_axes["intermediate_size"], plan["num_tokens"]
     kind = plan["values"]
@@ -52,7 +51,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, A
     return {"gate_up": torch.cat((gate, up), dim=-1)}
 
 
-def oracle(definition: Definition, inputs: dict[str, Any]) -> dict[str, Expected]:
+def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """silu in float64 as x (1 + tanh(x / 2)) / 2, and through exp where that would cancel, below -1."""
     gate, up = inputs["gate_up"].double().tensor_split(2, dim=-1)
     tail = gate.clamp_max(0).exp()
@@ -89,18 +88,18 @@ FAST = ErrorBound(
 )
 
 
-def run_flashinfer(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+def run_flashinfer(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     import flashinfer.activation
 
     flashinfer.activation.silu_and_mul(inputs["gate_up"], out=outputs["output"])
-    return outputs  # type: ignore[no-any-return]
+    return outputs
 
 
-def run_sgl(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+def run_sgl(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     import sgl_kernel  # noqa: F401
 
     torch.ops.sgl_kernel.silu_and_mul.default(outputs["output"], inputs["gate_up"])
-    return outputs  # type: ignore[no-any-return]
+    return outputs
 
 
 def whole_vectors(definition: Definition) -> str | None:

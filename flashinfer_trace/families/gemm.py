@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, summation_error
-from flashinfer_trace.harness.family import Family, Kernel, Plan, PlanRequest
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, sizes
 
 KINDS = ("normal", "integers", "large", "tiny", "positive")
@@ -24,7 +23,7 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
     return {"m": axes.get("m", 8), "values": "normal"}
 
 
-def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, Any]:
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Activations of the planned kind; weights of standard deviation 1/sqrt(k), or small integers with integers.
 
     ``positive``: every term of every sum has the same sign, which shows an accumulator that truncates or is too short.
@@ -41,7 +40,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, A
     return {"A": a, "B": b}
 
 
-def oracle(definition: Definition, inputs: dict[str, Any]) -> dict[str, Expected]:
+def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """float64 product as (B @ A.T).T, with |A||B| beside it.
 
     Integer inputs: every partial sum is an integer below 2^24, exact in float32 in any order.
@@ -63,19 +62,19 @@ PRODUCT = ErrorBound(
 )
 
 
-def run_cublas(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+def run_cublas(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     torch.matmul(inputs["A"], inputs["B"].T, out=outputs["C"])
-    return outputs  # type: ignore[no-any-return]
+    return outputs
 
 
-def run_fused_a(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+def run_fused_a(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     import sgl_kernel
 
     sgl_kernel.dsv3_fused_a_gemm(inputs["A"], inputs["B"].T, output=outputs["C"])
-    return outputs  # type: ignore[no-any-return]
+    return outputs
 
 
-def run_router(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+def run_router(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     import sgl_kernel
 
     return {"C": sgl_kernel.dsv3_router_gemm(inputs["A"], inputs["B"], out_dtype=torch.bfloat16)}

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, summation_error, unit_roundoff
-from flashinfer_trace.harness.family import Family, Kernel, Plan, PlanRequest
+from flashinfer_trace.harness.compare import (
+    ErrorBound,
+    Expected,
+    Policy,
+    rounding_error,
+    summation_error,
+    unit_roundoff,
+)
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
 
 ROUNDINGS = 8  # a root and its square, the mean's division, + eps, rsqrt (2 ulp), two products
@@ -31,7 +37,7 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
     return {"batch_size": axes.get("batch_size", 8), "values": "normal", "zero_row": False}
 
 
-def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, Any]:
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Activations of the planned kind; weights around 1, as trained norms have; optionally one row of zeros."""
     hidden_size = definition.const_axes["hidden_size"]
     shape = (plan["batch_size"], hidden_size)
@@ -54,7 +60,7 @@ def normalise(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Expected:
     return Expected(value, {"length": torch.tensor(float(n), device=x.device)})
 
 
-def oracle(eps: float, definition: Definition, inputs: dict[str, Any]) -> dict[str, Expected]:
+def oracle(eps: float, definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     if "residual" not in inputs:
         return {"output": normalise(inputs["hidden_states"].double(), inputs["weight"], eps)}
     total = inputs["hidden_states"].double() + inputs["residual"].double()
@@ -77,29 +83,29 @@ NORMALISED = ErrorBound(
 RESIDUAL = ErrorBound(normalised_bound, "the sum of two bf16 numbers is exact in float64: correctly rounded to bf16")
 
 
-def run_flashinfer_rmsnorm(eps: float, definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+def run_flashinfer_rmsnorm(eps: float, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     import flashinfer.norm
 
     flashinfer.norm.rmsnorm(inputs["hidden_states"], inputs["weight"], eps, out=outputs["output"])
-    return outputs  # type: ignore[no-any-return]
+    return outputs
 
 
-def run_sgl_rmsnorm(eps: float, definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+def run_sgl_rmsnorm(eps: float, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     # sgl_kernel.rmsnorm hands bf16 to flashinfer when that is importable; the op is sgl-kernel's own kernel.
     import sgl_kernel  # noqa: F401
 
     torch.ops.sgl_kernel.rmsnorm.default(outputs["output"], inputs["hidden_states"], inputs["weight"], eps, False)
-    return outputs  # type: ignore[no-any-return]
+    return outputs
 
 
-def run_flashinfer_fused(eps: float, definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+def run_flashinfer_fused(eps: float, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     import flashinfer.norm
 
     flashinfer.norm.fused_add_rmsnorm(inputs["hidden_states"], inputs["residual"], inputs["weight"], eps)
     return {"output": inputs["hidden_states"], "residual_out": inputs["residual"]}
 
 
-def run_sgl_fused(eps: float, definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+def run_sgl_fused(eps: float, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     import sgl_kernel  # noqa: F401
 
     torch.ops.sgl_kernel.fused_add_rmsnorm.default(
@@ -110,56 +116,51 @@ def run_sgl_fused(eps: float, definition: Definition, inputs: Any, outputs: Any)
 
 # No kernel launches for zero rows: an empty grid is an error in CUDA.
 LAUNCHABLE = {"batch_size": (1, 1 << 20)}
-IN_PLACE = ("hidden_states", "residual")
 
 
-def kernels(eps: float, adapters: Mapping[tuple[str, str], Callable[..., Any]], **options: Any) -> tuple[Kernel, ...]:
-    """The kernels of one family, each bound to the family's epsilon."""
-    return tuple(
-        Kernel(path, library, functools.partial(adapter, eps), limits=LAUNCHABLE, **options)
-        for (path, library), adapter in adapters.items()
-    )
+#: The kernel's path and library -> how it is called with the family's epsilon.
+Adapters = Mapping[tuple[str, str], Callable[[float, Definition, Inputs, Outputs], Outputs]]
+NORM: Adapters = {
+    ("flashinfer.norm.rmsnorm", "flashinfer-python"): run_flashinfer_rmsnorm,
+    ("torch.ops.sgl_kernel.rmsnorm", "sglang-kernel"): run_sgl_rmsnorm,
+}
+FUSED: Adapters = {
+    ("flashinfer.norm.fused_add_rmsnorm", "flashinfer-python"): run_flashinfer_fused,
+    ("torch.ops.sgl_kernel.fused_add_rmsnorm", "sglang-kernel"): run_sgl_fused,
+}
 
 
-def norm_family(suffix: str, eps: float) -> Family:
-    adapters = {
-        ("flashinfer.norm.rmsnorm", "flashinfer-python"): run_flashinfer_rmsnorm,
-        ("torch.ops.sgl_kernel.rmsnorm", "sglang-kernel"): run_sgl_rmsnorm,
-    }
+def norm_family(
+    name: str, eps: float, compare: Mapping[str, Policy], adapters: Adapters, in_place: tuple[str, ...] = ()
+) -> Family:
     return Family(
-        name=f"rmsnorm{suffix}",
+        name=name,
         op_type="rmsnorm",
         twin={"hidden_size": 64},
         plans=plans,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
         oracle=functools.partial(oracle, eps),
-        compare={"output": NORMALISED},
-        kernels=kernels(eps, adapters),
-    )
-
-
-def fused_family(suffix: str, eps: float) -> Family:
-    adapters = {
-        ("flashinfer.norm.fused_add_rmsnorm", "flashinfer-python"): run_flashinfer_fused,
-        ("torch.ops.sgl_kernel.fused_add_rmsnorm", "sglang-kernel"): run_sgl_fused,
-    }
-    return Family(
-        name=f"fused_add_rmsnorm{suffix}",
-        op_type="rmsnorm",
-        twin={"hidden_size": 64},
-        plans=plans,
-        plan_for_axes=plan_for_axes,
-        make_inputs=make_inputs,
-        oracle=functools.partial(oracle, eps),
-        compare={"output": NORMALISED, "residual_out": RESIDUAL},
-        kernels=kernels(eps, adapters, in_place=IN_PLACE),
+        compare=compare,
+        kernels=tuple(
+            Kernel(path, library, functools.partial(adapter, eps), limits=LAUNCHABLE, in_place=in_place)
+            for (path, library), adapter in adapters.items()
+        ),
     )
 
 
 EPSILONS = {"": 1e-6, "_eps1e5": 1e-5}
 
 FAMILIES = (
-    *(norm_family(suffix, eps) for suffix, eps in EPSILONS.items()),
-    *(fused_family(suffix, eps) for suffix, eps in EPSILONS.items()),
+    *(norm_family(f"rmsnorm{suffix}", eps, {"output": NORMALISED}, NORM) for suffix, eps in EPSILONS.items()),
+    *(
+        norm_family(
+            f"fused_add_rmsnorm{suffix}",
+            eps,
+            {"output": NORMALISED, "residual_out": RESIDUAL},
+            FUSED,
+            in_place=("hidden_states", "residual"),
+        )
+        for suffix, eps in EPSILONS.items()
+    ),
 )

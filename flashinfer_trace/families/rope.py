@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.harness.compare import ErrorBound, Expected, Policy, rounding_error, unit_roundoff
-from flashinfer_trace.harness.family import Family, Kernel, Plan, PlanRequest
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
 
 U = unit_roundoff(torch.float32)
@@ -24,6 +25,13 @@ CACHES = ("rotary", "rotary", "scaled", "quarter_turns")
 #: ``consecutive``: a prefill, from a random start; ``descending``.
 POSITIONS = ("random", "random", "same", "zero", "consecutive", "descending")
 THETAS = (10_000.0, 500_000.0, 1_000_000.0)
+
+
+@dataclass(frozen=True)
+class RopeOptions:
+    """What a kernel takes: any cache, or (`bfloat16_cache`) only values that bfloat16 represents."""
+
+    bfloat16_cache: bool = False
 
 
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
@@ -41,7 +49,7 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
             "positions": st.sampled_from(POSITIONS),
             "theta": st.sampled_from(THETAS),
             # Cosines and sines that bfloat16 represents, for a kernel that reads the cache in the dtype of the query.
-            "bfloat16_cache": st.just(True) if "bfloat16_cache" in request.limits else st.booleans(),
+            "bfloat16_cache": st.just(True) if request.options_of(RopeOptions).bfloat16_cache else st.booleans(),
         }
     )
 
@@ -58,7 +66,7 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
     }
 
 
-def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, Any]:
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Queries and keys of the planned kind; a cache of max_seq_len rows; positions within it."""
     axes, tokens = definition.const_axes, plan["num_tokens"]
     heads = {"q": axes["num_qo_heads"], "k": axes["num_kv_heads"]}
@@ -108,7 +116,7 @@ def features_of(half_split: bool, pairs: torch.Tensor) -> torch.Tensor:
     return (pairs.transpose(-1, -2) if half_split else pairs).flatten(-2)
 
 
-def oracle(half_split: bool, definition: Definition, inputs: dict[str, Any]) -> dict[str, Expected]:
+def oracle(half_split: bool, definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """Each pair as a complex number, times the complex number cos + i sin of its token, in complex128."""
     rotary_dim = definition.const_axes["rotary_dim"]
     chosen = inputs["cos_sin_cache"].double().index_select(0, inputs["positions"])
@@ -154,10 +162,10 @@ STEPWISE = ErrorBound(
 )
 
 
-def run_flashinfer(half_split: bool) -> Callable[..., dict[str, torch.Tensor]]:
+def run_flashinfer(half_split: bool) -> KernelCall:
     """An adapter of the function that returns new tensors; it takes heads and features as one axis."""
 
-    def run(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+    def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
         import flashinfer.rope
 
         q, k = inputs["q"].flatten(1), inputs["k"].flatten(1)
@@ -170,10 +178,10 @@ def run_flashinfer(half_split: bool) -> Callable[..., dict[str, torch.Tensor]]:
     return run
 
 
-def run_flashinfer_inplace(half_split: bool) -> Callable[..., dict[str, torch.Tensor]]:
+def run_flashinfer_inplace(half_split: bool) -> KernelCall:
     """An adapter of the in-place function, the one that SGLang calls."""
 
-    def run(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+    def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
         import flashinfer.rope
 
         q, k = inputs["q"].flatten(1), inputs["k"].flatten(1)
@@ -186,10 +194,10 @@ def run_flashinfer_inplace(half_split: bool) -> Callable[..., dict[str, torch.Te
     return run
 
 
-def run_sgl(half_split: bool) -> Callable[..., dict[str, torch.Tensor]]:
+def run_sgl(half_split: bool) -> KernelCall:
     """An adapter of sgl-kernel's op, which reads the cache in the dtype of the query."""
 
-    def run(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+    def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
         import sgl_kernel  # noqa: F401
 
         cache = inputs["cos_sin_cache"].to(inputs["q"].dtype)
@@ -243,7 +251,8 @@ def rope_family(style: str) -> Family:
                 "torch.ops.sgl_kernel.rotary_embedding",
                 "sglang-kernel",
                 run_sgl(half_split),
-                limits={**LAUNCHABLE, "bfloat16_cache": (1, 1)},
+                limits=LAUNCHABLE,
+                plan_options=RopeOptions(bfloat16_cache=True),
                 in_place=IN_PLACE,
                 compare=stepwise,
             ),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,10 +12,13 @@ import torch
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.harness.compare import Comparison, Expected, Policy, correctly_rounded, norm_error, unit_roundoff
-from flashinfer_trace.harness.family import Family, Kernel, Plan
+from flashinfer_trace.harness.family import Family, Kernel, Outputs, Plan
 from flashinfer_trace.harness.inputs import clone_inputs, torch_dtype
+from flashinfer_trace.harness.outputs import misfits, numbers_as_tensors
+from flashinfer_trace.isolation.ownership import aliased, not_owned
+from flashinfer_trace.isolation.worker import ReferenceWorker
 
-__all__ = ["CaseResult", "case_line", "evaluate", "poisoned_outputs", "reference_outputs", "run_case"]
+__all__ = ["CaseResult", "evaluate", "poisoned_outputs", "reference_outputs", "run_case"]
 
 #: A reference may be worse than a kernel by this factor before it counts as less accurate: two correctly rounded
 #: results of one value differ by as much in their Frobenius norm.
@@ -30,6 +31,7 @@ class CaseResult:
 
     Attributes:
         plan, seed: repeat it.
+        axes: values of the variable axes.
         reference, kernel: comparison of each output with the oracle.
         vacuous: why the case proves nothing, or an empty string.
         failures: one line each; empty if the case passed.
@@ -37,6 +39,7 @@ class CaseResult:
 
     plan: Plan
     seed: int
+    axes: dict[str, int]
     reference: dict[str, Comparison] = field(default_factory=dict)
     kernel: dict[str, Comparison] = field(default_factory=dict)
     vacuous: str = ""
@@ -50,37 +53,63 @@ def run_case(
     seed: int,
     device: str | torch.device,
     kernel: Kernel | None = None,
+    worker: ReferenceWorker | None = None,
 ) -> CaseResult:
-    """Runs one case on `device`.
+    """Runs one case on `device`, the reference in `worker` if there is one.
 
     The reference must meet the family's policies; a kernel must meet its own, leave every input alone that it does not
     declare in place, and (where errors can be measured) must not be closer to the oracle than the reference.
     """
-    result = CaseResult(plan, seed)
-    inputs = family.inputs(definition, plan, seed, device)
-    expected = family.oracle(definition, inputs)
-    actual = reference_outputs(definition, inputs, seed)
-    policies = family.policies()
-    result.vacuous = vacuity(definition, expected, {**policies, **family.policies(kernel)})
-    result.failures += wrong_types(definition, actual, "reference")
-    result.reference = evaluate(policies, actual, expected)
-    result.failures += describe("reference", result.reference, policies)
-    if kernel is not None:
-        outputs, failures = kernel_outputs(definition, kernel, inputs)
-        policies = family.policies(kernel)
-        result.failures += failures
-        result.failures += wrong_types(definition, outputs, kernel.label)
-        result.kernel = evaluate(policies, outputs, expected)
-        result.failures += describe(kernel.label, result.kernel, policies)
-        result.failures += less_accurate_reference(result, expected, actual)
+    inputs, axes = family.inputs_and_axes(definition, plan, seed, device)
+    result = CaseResult(plan, seed, axes)
+    expected = family.expected(definition, inputs)
+    policies = family.policies(kernel)
+    result.vacuous = vacuity(definition, expected, {**family.policies(), **policies})
+    actual = reference_outputs(definition, inputs, seed, worker)
+    wrong = misfits(definition, axes, actual, device_of(inputs)) or not_owned(actual, inputs)
+    if wrong:
+        result.failures += [f"reference: {line}" for line in wrong]
+        return result
+    result.reference = evaluate(family.policies(), actual, expected)
+    result.failures += describe("reference", result.reference, family.policies())
+    if kernel is None:
+        return result
+    outputs, failures = kernel_outputs(definition, kernel, inputs)
+    result.failures += failures
+    wrong = misfits(definition, axes, outputs, device_of(inputs))
+    if wrong:
+        result.failures += [f"{kernel.label}: {line}" for line in wrong]
+        return result
+    result.kernel = evaluate(policies, outputs, expected)
+    result.failures += describe(kernel.label, result.kernel, policies)
+    result.failures += less_accurate_reference(result, expected, actual)
     return result
 
 
-def reference_outputs(definition: Definition, inputs: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
-    """The embedded reference's outputs, in full float32 products; a sampler draws from a generator seeded here."""
+def reference_outputs(
+    definition: Definition, inputs: Mapping[str, Any], seed: int, worker: ReferenceWorker | None = None
+) -> Outputs:
+    """The embedded reference's outputs, in full float32 products; a sampler draws from a generator seeded here.
+
+    It runs in `worker`, which takes inputs on the CPU. Without one it runs in this process, which is for references
+    that were read by somebody, and for those on a GPU.
+
+    Raises:
+        ReferenceFailed: in the worker it gave no outputs, or did what no reference may do.
+        AssertionError: it returned neither a tensor nor a tuple, or changed an input.
+        InputError: it returned another number of results than the Definition has outputs.
+    """
+    if worker is not None:
+        return numbers_as_tensors(definition, worker.run(definition, inputs, seed), device_of(inputs))
     pristine = clone_inputs(dict(inputs))
     with deterministic_draws(seed), full_precision_products(), torch.no_grad():
-        outputs = definition.name_outputs(definition.compiled(*(inputs[name] for name in definition.inputs)))
+        returned = definition.compiled(*(inputs[name] for name in definition.inputs))
+    if isinstance(returned, (list, dict)):
+        raise AssertionError(
+            f"{definition.name}: run() returned a {type(returned).__name__}; it must return a tensor, or a tuple of "
+            f"tensors in the order of {list(definition.outputs)}"
+        )
+    outputs = numbers_as_tensors(definition, definition.name_outputs(returned), device_of(inputs))
     changed = [name for name in inputs if not same_bits(inputs[name], pristine[name])]
     if changed:
         raise AssertionError(
@@ -89,29 +118,36 @@ def reference_outputs(definition: Definition, inputs: Mapping[str, Any], seed: i
     return outputs
 
 
-def kernel_outputs(
-    definition: Definition, kernel: Kernel, inputs: Mapping[str, Any]
-) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Outputs of a kernel on copies of the inputs, into poisoned memory, and a line for each input it spoiled."""
+def kernel_outputs(definition: Definition, kernel: Kernel, inputs: Mapping[str, Any]) -> tuple[Outputs, list[str]]:
+    """Outputs of a kernel on copies of the inputs, into poisoned memory, and a line for each input that it spoiled or
+    returned as an output, without declaring it in place."""
     own = clone_inputs(dict(inputs))
     poisoned = poisoned_outputs(definition, inputs)
     poison_allocator(poisoned)
-    outputs = dict(kernel.call(definition, own, poisoned))
-    if any(isinstance(value, torch.Tensor) and value.is_cuda for value in own.values()):
+    outputs = numbers_as_tensors(definition, kernel.call(definition, own, poisoned), device_of(inputs))
+    if device_of(inputs).type == "cuda":
         torch.cuda.synchronize()
-    spoiled = [name for name in inputs if name not in kernel.in_place and not same_bits(own[name], inputs[name])]
-    return outputs, [f"{kernel.label} changed input {name}, which it does not declare in place" for name in spoiled]
+    kept = {name: value for name, value in own.items() if name not in kernel.in_place}
+    spoiled = [name for name, value in kept.items() if not same_bits(value, inputs[name])]
+    lines = [f"{kernel.label} changed input {name}, which it does not declare in place" for name in spoiled]
+    tensors = {name: value for name, value in outputs.items() if isinstance(value, torch.Tensor)}
+    lines += [f"{kernel.label}: {line}, which it does not declare in place" for line in aliased(tensors, kept)]
+    return outputs, lines
+
+
+def device_of(inputs: Mapping[str, Any]) -> torch.device:
+    """The device of the input tensors."""
+    return next(value.device for value in inputs.values() if isinstance(value, torch.Tensor))
 
 
 def poisoned_outputs(definition: Definition, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Output tensors full of NaN (integers: their smallest value): an element that is never written shows."""
     shapes = definition.output_shapes(definition.bind_axes(inputs))
-    device = next(value.device for value in inputs.values() if isinstance(value, torch.Tensor))
     outputs = {}
     for name, shape in shapes.items():
         dtype = torch_dtype(definition.outputs[name].dtype)
         poison = math.nan if dtype.is_floating_point else torch.iinfo(dtype).min
-        outputs[name] = torch.full(shape or (), poison, dtype=dtype, device=device)
+        outputs[name] = torch.full(shape or (), poison, dtype=dtype, device=device_of(inputs))
     return outputs
 
 
@@ -131,23 +167,12 @@ def evaluate(
 def vacuity(definition: Definition, expected: Mapping[str, Expected], policies: Mapping[str, Policy]) -> str:
     """Why the case could not fail, or an empty string: an empty output, or one that zeros would pass."""
     for name, want in expected.items():
-        dtype = torch_dtype(definition.outputs[name].dtype)
-        shape = want.parts["samples"].shape if "samples" in want.parts else want.value.shape
-        if math.prod(shape) == 0:
+        zero = policies[name].zero(want, torch_dtype(definition.outputs[name].dtype))
+        if not zero.numel():
             return f"{name} is empty"
-        if policies[name].compare(torch.zeros(shape, dtype=dtype, device=want.value.device), want).passed:
+        if policies[name].compare(zero, want).passed:
             return f"a zero {name} would pass"
     return ""
-
-
-def wrong_types(definition: Definition, outputs: Mapping[str, torch.Tensor], who: str) -> list[str]:
-    """One line for each output whose dtype is not the declared one, or that is missing."""
-    lines = []
-    for spec in definition.outputs.values():
-        dtype = outputs[spec.name].dtype if spec.name in outputs else None
-        if dtype != torch_dtype(spec.dtype):
-            lines.append(f"{who}: output {spec.name} is {dtype}; the Definition says {spec.dtype}")
-    return lines
 
 
 def describe(who: str, comparisons: Mapping[str, Comparison], policies: Mapping[str, Policy]) -> list[str]:
@@ -204,11 +229,3 @@ def full_precision_products() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def case_line(definition: Definition, plan: Plan, seed: int, device: str, kernel: Kernel | None, full: bool) -> str:
-    """The command that repeats a case."""
-    target = f"--kernel {shlex.quote(kernel.label)}" if kernel else "--against oracle"
-    size = " --full" if full and kernel is None else ""
-    text = shlex.quote(json.dumps(plan, separators=(",", ":"), sort_keys=True))
-    return f"flashinfer-trace verify {definition.name} {target} --device {device}{size} --plan {text} --seed {seed}"

@@ -13,8 +13,11 @@ from typing import Protocol
 
 import torch
 
+from flashinfer_trace.harness.mutants import MUTANTS, ONE_PER_CENT_TOO_LARGE, Mutant
+
 __all__ = [
     "Comparison",
+    "Elementwise",
     "ErrorBound",
     "Exact",
     "Expected",
@@ -24,10 +27,14 @@ __all__ = [
     "rounding_error",
     "summation_error",
     "unit_roundoff",
+    "wrong_shape",
 ]
 
 #: Multiple of the root-mean-square growth of rounding errors that a sum may show (see `summation_error`).
 CONFIDENCE = 8.0
+
+#: The widest bound of a gain that tells one per cent from rounding; wider ones come from too few elements.
+LARGEST_TELLING_GAIN = 0.009
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,11 @@ class Comparison:
         return "; ".join(part for part in parts if part)
 
 
+def wrong_shape(actual: torch.Tensor, expected: torch.Tensor) -> Comparison:
+    """The failure of an output whose shape is not that of `expected`."""
+    return Comparison(math.inf, math.inf, detail=f"shape {list(actual.shape)}, expected {list(expected.shape)}")
+
+
 class Policy(Protocol):
     """How one output is compared."""
 
@@ -85,6 +97,22 @@ class Policy(Protocol):
 
     def compare(self, actual: torch.Tensor, expected: Expected) -> Comparison:
         """Judges `actual`; never raises for wrong values, shapes or NaN: those are failures."""
+
+    def zero(self, expected: Expected, dtype: torch.dtype) -> torch.Tensor:
+        """An output of zeros, of the shape that `expected` asks for: a case that it passes proves nothing."""
+
+    def mutants(self, expected: Expected) -> tuple[Mutant, ...]:
+        """The ways to be wrong that `compare` must reject in this case."""
+
+
+class Elementwise:
+    """What policies share that expect a value of their own for every element."""
+
+    def zero(self, expected: Expected, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(expected.value.shape, dtype=dtype, device=expected.value.device)
+
+    def mutants(self, expected: Expected) -> tuple[Mutant, ...]:
+        return MUTANTS
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
@@ -136,7 +164,7 @@ def norm_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @dataclass(frozen=True)
-class ErrorBound:
+class ErrorBound(Elementwise):
     """Every element within a bound derived from the oracle; infinities and their signs must match.
 
     Attributes:
@@ -153,7 +181,7 @@ class ErrorBound:
     def compare(self, actual: torch.Tensor, expected: Expected) -> Comparison:
         value = expected.value
         if actual.shape != value.shape:
-            return Comparison(math.inf, math.inf, detail=f"shape {list(actual.shape)}, expected {list(value.shape)}")
+            return wrong_shape(actual, value)
         if value.numel() == 0:
             return Comparison(0.0)
         computed = actual.double()
@@ -173,6 +201,12 @@ class ErrorBound:
             float(bound[index]),
         )
         return self._with_gain(comparison, computed, expected)
+
+    def mutants(self, expected: Expected) -> tuple[Mutant, ...]:
+        """All of them, but for a scale where the roundings that the gain allows for add up to as much."""
+        if self.gain is None or self.gain(expected) <= LARGEST_TELLING_GAIN:
+            return MUTANTS
+        return tuple(mutant for mutant in MUTANTS if mutant is not ONE_PER_CENT_TOO_LARGE)
 
     def element_bound(self, expected: Expected, dtype: torch.dtype) -> torch.Tensor:
         """The bound of each element for an output of this dtype."""
@@ -199,7 +233,7 @@ class ErrorBound:
 
 
 @dataclass(frozen=True)
-class Exact:
+class Exact(Elementwise):
     """Integers, booleans and copied values: equal, element for element."""
 
     reason: str = "integers are exact"
@@ -207,7 +241,7 @@ class Exact:
     def compare(self, actual: torch.Tensor, expected: Expected) -> Comparison:
         value = expected.value
         if actual.shape != value.shape:
-            return Comparison(math.inf, math.inf, detail=f"shape {list(actual.shape)}, expected {list(value.shape)}")
+            return wrong_shape(actual, value)
         wrong = (actual.double() != value.double()).flatten().nonzero()
         if not len(wrong):
             return Comparison(0.0)

@@ -1,11 +1,10 @@
-"""The ledger: what a real kernel answered, on which GPU, for which hash of the reference."""
+"""Writes evidence: what a real kernel answered, on which GPU, for which hash of the reference (see `ledger`)."""
 
 from __future__ import annotations
 
 import datetime
 import fcntl
 import importlib.metadata
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,13 +17,9 @@ from flashinfer_trace.definition import Definition
 from flashinfer_trace.files import write_json
 from flashinfer_trace.harness.family import Kernel
 from flashinfer_trace.harness.verify import Report
+from flashinfer_trace.ledger import REQUIRED_CASES, file_in, load_json
 
-__all__ = ["evidence_path", "record"]
-
-
-def evidence_path(directory: Path, definition: Definition) -> Path:
-    """Where the evidence of a Definition lies under an evidence directory."""
-    return directory / definition.op_type / f"{definition.name}.json"
+__all__ = ["record"]
 
 
 def record(directory: Path, definition: Definition, kernel: Kernel, report: Report) -> Path:
@@ -34,15 +29,20 @@ def record(directory: Path, definition: Definition, kernel: Kernel, report: Repo
     as a whole, under a lock, so that parallel workers lose nothing and a reader never sees half of it.
 
     Raises:
-        ValueError: the report did not pass, or did not run on a GPU: neither is evidence.
+        ValueError: the report did not pass, did not run on a GPU, or has too few real cases: that is no evidence.
+        LedgerError: older evidence of the Definition lies there and cannot be read.
     """
     if report.status != "passed" or not report.device.startswith("cuda"):
         raise ValueError(f"{definition.name}: a run that {report.status} on {report.device} is not evidence")
-    path = evidence_path(directory, definition)
+    if report.cases < REQUIRED_CASES:
+        raise ValueError(
+            f"{definition.name}: {report.cases} real cases are not evidence; it takes {REQUIRED_CASES} or more"
+        )
+    path = file_in(directory, definition.op_type, definition.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     entry = _entry(kernel, report)
     with _locked(path):
-        old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        old = load_json(path) if path.exists() else {}
         same_reference = old.get("reference_sha256") == definition.reference_sha256
         kept = [e for e in old.get("entries", []) if same_reference and _key(e) != _key(entry)]
         document = {

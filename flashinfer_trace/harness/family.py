@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from hypothesis import strategies as st
@@ -13,12 +13,21 @@ from flashinfer_trace.definition import Definition, InputError
 from flashinfer_trace.harness.compare import Expected, Policy
 from flashinfer_trace.harness.inputs import Draws
 
-__all__ = ["Family", "Kernel", "Plan", "PlanRequest"]
+__all__ = ["Family", "FamilyError", "Inputs", "Kernel", "KernelCall", "Outputs", "Plan", "PlanRequest"]
 
 #: Everything about a case but its elements, as small JSON values: variable axes, sequence lengths, kinds of values.
 #: (definition, plan, seed, kind of device) repeats a case exactly.
 Plan = dict[str, Any]
+#: By name, in the Definition's order: tensors, and numbers for scalars.
 Inputs = dict[str, Any]
+Outputs = dict[str, torch.Tensor]
+#: (definition, inputs, poisoned outputs) -> outputs.
+KernelCall = Callable[[Definition, Inputs, Outputs], Outputs]
+Options = TypeVar("Options")
+
+
+class FamilyError(LookupError):
+    """A Definition that no family record covers, or that its record does not fit. The message says where and how."""
 
 
 @dataclass(frozen=True)
@@ -29,16 +38,30 @@ class PlanRequest:
         definition: at the sizes to be run (a family's small twin, or the real one).
         limits: inclusive limits of variable axes that a kernel imposes, e.g. ``{"m": (1, 16)}``.
         large: sizes for a GPU; otherwise sizes that a CPU runs in milliseconds.
+        plan_options: what a kernel takes beyond limits of axes, as a frozen dataclass that its family defines.
     """
 
     definition: Definition
-    limits: Mapping[str, tuple[float, float]]
+    limits: Mapping[str, tuple[int, int]]
     large: bool
+    plan_options: object | None = None
+
+    def options_of(self, kind: type[Options]) -> Options:
+        """The kernel's options of that class, or its defaults if the kernel has none."""
+        return self.plan_options if isinstance(self.plan_options, kind) else kind()
 
     def range(self, axis: str, low: int, small_high: int, large_high: int) -> tuple[int, int]:
-        """Limits of an axis: the family's for this scale, cut to what the kernel takes."""
+        """Limits of an axis: the family's for this scale, cut to what the kernel takes.
+
+        Raises:
+            FamilyError: the axis is not a variable one of the Definition.
+        """
+        if axis not in self.definition.var_axes:
+            raise FamilyError(
+                f"{self.definition.name}: plans draw the axis {axis}; variable axes are {self.definition.var_axes}"
+            )
         kernel_low, kernel_high = self.limits.get(axis, (low, large_high))
-        return max(low, int(kernel_low)), min(large_high if self.large else small_high, int(kernel_high))
+        return max(low, kernel_low), min(large_high if self.large else small_high, kernel_high)
 
 
 @dataclass(frozen=True)
@@ -53,7 +76,8 @@ class Kernel:
             Imports its library itself.
         variant: distinguishes two uses of one path, e.g. a backend.
         min_capability, max_capability: inclusive range of CUDA compute capabilities.
-        limits: inclusive limits of variable axes, or of other quantities that the family's plans draw.
+        limits: inclusive limits of variable axes.
+        plan_options: what it takes beyond them, as a frozen dataclass of its family (see `PlanRequest.options_of`).
         const_axes: the only sizes it is built for; empty for any.
         supports: (definition) -> why it does not compute that one, or None.
         in_place: inputs that it overwrites; every other input must come out unchanged.
@@ -62,11 +86,12 @@ class Kernel:
 
     path: str
     library: str
-    call: Callable[[Definition, Inputs, dict[str, torch.Tensor]], Mapping[str, torch.Tensor]]
+    call: KernelCall
     variant: str = ""
     min_capability: tuple[int, int] = (7, 5)
     max_capability: tuple[int, int] = (99, 9)
-    limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    plan_options: object | None = None
     const_axes: Mapping[str, int] = field(default_factory=dict)
     supports: Callable[[Definition], str | None] = lambda definition: None
     in_place: tuple[str, ...] = ()
@@ -106,8 +131,7 @@ class Family:
         oracle: (definition, inputs) -> what each output must be, in float64, computed another way.
         compare: policy of each output.
         kernels: the real implementations.
-        unverified: why Definitions of this family have no evidence (e.g. all kernels need a GPU nobody ran);
-            empty if kernels run.
+        unverified: why none of its kernels can be run for evidence; empty if they have run, or only await a GPU run.
     """
 
     name: str
@@ -123,9 +147,25 @@ class Family:
 
     def inputs(self, definition: Definition, plan: Plan, seed: int, device: str | torch.device) -> Inputs:
         """The inputs of one case, checked against the Definition's shapes, dtypes and constraints."""
+        return self.inputs_and_axes(definition, plan, seed, device)[0]
+
+    def inputs_and_axes(
+        self, definition: Definition, plan: Plan, seed: int, device: str | torch.device
+    ) -> tuple[Inputs, dict[str, int]]:
+        """The inputs of one case, and the values that they give the variable axes.
+
+        Raises:
+            InputError: the plan has not the entries of the family's plans, or the inputs do not fit the Definition.
+        """
+        entries = self.plan_for_axes(definition, {}, Draws(0, "cpu")).keys()
+        unknown, missing = sorted(plan.keys() - entries), sorted(entries - plan.keys())
+        if unknown or missing:
+            raise InputError(
+                f"{definition.name}: a plan with unknown entries {unknown} and without {missing}; "
+                f"plans of {self.name} have {sorted(entries)}"
+            )
         inputs = self.make_inputs(definition, plan, Draws(seed, device))
-        definition.check_inputs(inputs)
-        return inputs
+        return inputs, definition.check_inputs(inputs)
 
     def inputs_for_axes(
         self, definition: Definition, axes: Mapping[str, int], seed: int, device: str | torch.device
@@ -142,14 +182,54 @@ class Family:
         if negative:
             raise InputError(f"{definition.name}: {negative[0]}; sizes are zero or more")
         plan = self.plan_for_axes(definition, axes, Draws(seed, "cpu"))
-        inputs = self.inputs(definition, plan, seed, device)
-        actual = definition.bind_axes(inputs)
+        inputs, actual = self.inputs_and_axes(definition, plan, seed, device)
         wrong = [
             f"{axis} = {value} (it would be {actual[axis]})" for axis, value in axes.items() if actual[axis] != value
         ]
         if wrong:
             raise InputError(f"{definition.name}: no valid inputs with {', '.join(wrong)} and axes {dict(axes)}")
         return inputs
+
+    def expected(self, definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+        """What the oracle says of each output.
+
+        Raises:
+            FamilyError: it does not speak of exactly the Definition's outputs.
+        """
+        expected = self.oracle(definition, inputs)
+        if expected.keys() != definition.outputs.keys():
+            raise FamilyError(
+                f"family {self.name}: the oracle speaks of the outputs {list(expected)}; "
+                f"{definition.name} has {list(definition.outputs)}"
+            )
+        return expected
+
+    def check(self, definition: Definition, kernel: Kernel | None = None) -> None:
+        """Checks that the names in the record, and in one of its kernels, are those of the Definition.
+
+        Raises:
+            FamilyError: a policy is missing, or an output, an input or an axis is not one of the Definition's.
+        """
+        missing = [name for name in definition.outputs if name not in self.compare]
+        if missing:
+            raise FamilyError(f"family {self.name}: `compare` has no policy for the outputs {missing}")
+        named: list[tuple[str, str, Collection[str], Collection[str]]] = [
+            ("`compare`", "outputs", self.compare, definition.outputs),
+            ("`twin`", "constant axes", self.twin, definition.const_axes),
+        ]
+        if kernel is not None:
+            named += [
+                (f"`compare` of {kernel.label}", "outputs", kernel.compare, definition.outputs),
+                (f"`limits` of {kernel.label}", "variable axes", kernel.limits, definition.var_axes),
+                (f"`in_place` of {kernel.label}", "inputs", kernel.in_place, definition.inputs),
+            ]
+        for where, kind, names, known in named:
+            unknown = [name for name in names if name not in known]
+            if unknown:
+                raise FamilyError(
+                    f"family {self.name}: {where} names {unknown}, which are not {kind} of {definition.name}; "
+                    f"those are {list(known)}"
+                )
 
     def kernels_of(self, definition: Definition) -> list[Kernel]:
         """The real kernels that compute this Definition."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import math
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,14 +16,74 @@ import torch
 from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.case import CaseResult, case_line, run_case
+from flashinfer_trace.harness.case import CaseResult, run_case
 from flashinfer_trace.harness.compare import Comparison
-from flashinfer_trace.harness.family import Family, Kernel, Plan, PlanRequest
+from flashinfer_trace.harness.family import Family, FamilyError, Kernel, Plan, PlanRequest
+from flashinfer_trace.isolation.worker import ReferenceFailed, ReferenceWorker
 
-__all__ = ["OutputSummary", "Report", "prepare", "verify"]
+__all__ = ["Job", "OutputSummary", "Report", "prepare", "verify"]
 
 #: Rounds of further draws when vacuous cases left too few real ones.
 ROUNDS = 4
+
+
+def prepare(definition: Definition, family: Family, device: str, full: bool) -> Definition:
+    """The Definition at the sizes to run: the family's small twin on a CPU, unless `full`."""
+    if full or torch.device(device).type == "cuda":
+        return definition
+    return definition.with_const_axes(family.twin)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is verified, where, and at which sizes.
+
+    Attributes:
+        definition: as loaded (real sizes).
+        family: its record.
+        kernel: compare this kernel too; otherwise the reference against the oracle only.
+        device: ``cpu``, ``cuda`` or ``cuda:1``.
+        full: real sizes on a CPU too.
+        worker: where the reference runs on a CPU; in this process if there is none, and on a GPU.
+    """
+
+    definition: Definition
+    family: Family
+    kernel: Kernel | None = None
+    device: str = "cpu"
+    full: bool = False
+    worker: ReferenceWorker | None = field(default=None, compare=False)
+
+    @functools.cached_property
+    def sized(self) -> Definition:
+        """The Definition at the sizes to run."""
+        return prepare(self.definition, self.family, self.device, self.full)
+
+    @property
+    def target(self) -> str:
+        """``oracle``, or the kernel's label."""
+        return self.kernel.label if self.kernel else "oracle"
+
+    @property
+    def large(self) -> bool:
+        """Whether cases may have sizes for a GPU."""
+        return torch.device(self.device).type == "cuda"
+
+    @property
+    def plans(self) -> st.SearchStrategy[Plan]:
+        """The plans that may be drawn."""
+        limits, options = (self.kernel.limits, self.kernel.plan_options) if self.kernel else ({}, None)
+        return self.family.plans(PlanRequest(self.sized, limits, self.large, options))
+
+    def line(self, plan: Plan, seed: int) -> str:
+        """The command that repeats a case."""
+        target = f"--kernel {shlex.quote(self.target)}" if self.kernel else "--against oracle"
+        size = " --full" if self.full and self.kernel is None else ""
+        text = shlex.quote(json.dumps(plan, separators=(",", ":"), sort_keys=True))
+        return (
+            f"flashinfer-trace verify {self.definition.name} {target} --device {self.device}{size} "
+            f"--plan {text} --seed {seed}"
+        )
 
 
 @dataclass
@@ -32,6 +95,19 @@ class OutputSummary:
     reference_error: float = 0.0
     kernel_worst: float = 0.0
     kernel_error: float = 0.0
+
+    def add(self, reference: Comparison, kernel: Comparison | None) -> None:
+        """Counts the comparisons of one case in."""
+        self.reference_worst = worse(self.reference_worst, reference.ratio)
+        self.reference_error = worse(self.reference_error, reference.error)
+        if kernel is not None:
+            self.kernel_worst = worse(self.kernel_worst, kernel.ratio)
+            self.kernel_error = worse(self.kernel_error, kernel.error)
+
+
+def worse(known: float, new: float) -> float:
+    """The larger figure; NaN is worse than any."""
+    return max(known, new if math.isfinite(new) else math.inf)
 
 
 @dataclass
@@ -69,69 +145,36 @@ class CaseFailure(AssertionError):
     """Carries the report line of a failing case through hypothesis, which shrinks it."""
 
 
-def prepare(definition: Definition, family: Family, device: str, full: bool) -> Definition:
-    """The Definition at the sizes to run: the family's small twin on a CPU, unless `full`."""
-    if full or torch.device(device).type == "cuda":
-        return definition
-    return definition.with_const_axes({a: v for a, v in family.twin.items() if a in definition.const_axes})
-
-
 def verify(
-    definition: Definition,
-    family: Family,
+    job: Job,
     *,
-    kernel: Kernel | None = None,
-    device: str = "cpu",
     examples: int = 20,
     seed: int = 0,
-    full: bool = False,
     plan: Plan | None = None,
     on_case: Callable[[CaseResult], None] | None = None,
 ) -> Report:
     """Runs cases until `examples` real ones have passed, one has failed, or the draws are used up.
 
     Args:
-        definition: as loaded (real sizes).
-        family: its record.
-        kernel: compare this kernel too; otherwise the reference against the oracle only.
-        device: ``cpu``, ``cuda`` or ``cuda:1``.
+        job: what to verify.
         examples: distinct real (not vacuous) cases required; fewer is a failure.
         seed: of hypothesis's draws; the seed of the elements is drawn by it.
-        full: real sizes on a CPU too.
         plan: run this one case, with `seed` as the seed of its elements.
         on_case: called after each case, for progress.
 
     Returns:
         A Report; failures are in it, not raised. Unexpected errors of a kernel or a reference are failures as well.
     """
-    sized = prepare(definition, family, device, full)
-    report = Report(definition.name, kernel.label if kernel else "oracle", device, seed=seed)
+    report = Report(job.definition.name, job.target, job.device, seed=seed)
+    cases = _Cases(job, report, on_case)
     started = time.perf_counter()
-    seen: set[str] = set()
-
-    def run_one(plan: Plan, element_seed: int) -> None:
-        key = repr((sorted(plan.items()), element_seed))
-        if key in seen:
-            return
-        line = case_line(definition, plan, element_seed, device, kernel, full)
-        try:
-            result = run_case(sized, family, plan, element_seed, device, kernel)
-        except Exception as error:
-            raise CaseFailure(f"{type(error).__name__}: {error}\n  repeat: {line}") from error
-        if on_case is not None:
-            on_case(result)
-        if result.failures:
-            axes = f"axes {sized.bind_axes(family.inputs(sized, plan, element_seed, device))}"
-            raise CaseFailure("\n  ".join([*result.failures, axes, f"repeat: {line}"]))
-        seen.add(key)
-        _count(report, result, family, kernel)
-
     try:
+        job.family.check(job.definition, job.kernel)
         if plan is not None:
-            run_one(plan, seed)
+            cases.run(plan, seed)
         else:
-            _draw(sized, family, kernel, device, examples, seed, report, run_one)
-    except CaseFailure as failure:
+            cases.draw(examples, seed)
+    except (CaseFailure, FamilyError) as failure:
         report.status, report.message = "failed", str(failure)
     if report.status == "passed" and plan is None and report.cases < examples:
         report.status = "failed"
@@ -143,54 +186,75 @@ def verify(
     return report
 
 
-def _draw(
-    definition: Definition,
-    family: Family,
-    kernel: Kernel | None,
-    device: str,
-    examples: int,
-    seed: int,
-    report: Report,
-    run_one: Callable[[Plan, int], None],
-) -> None:
-    """Draws plans and element seeds until enough cases count."""
-    large = torch.device(device).type == "cuda"
-    request = PlanRequest(definition, kernel.limits if kernel else {}, large)
-    # Shrinking reruns a case up to hundreds of times: worth it on a small twin, not on a GPU.
-    phases = [hypothesis.Phase.generate] if large else [hypothesis.Phase.generate, hypothesis.Phase.shrink]
-    base = hypothesis.settings(
-        database=None,
-        deadline=None,
-        phases=phases,
-        report_multiple_bugs=False,
-        print_blob=False,
-        suppress_health_check=list(hypothesis.HealthCheck),
-        verbosity=hypothesis.Verbosity.quiet,
-    )
-    element_seeds = st.integers(0, 2**31 - 1)
-    for round_number in range(ROUNDS):
-        if report.cases >= examples:
+class _Cases:
+    """Runs the cases of one job, each once, and counts them in its report."""
+
+    def __init__(self, job: Job, report: Report, on_case: Callable[[CaseResult], None] | None) -> None:
+        self._job, self._report, self._on_case = job, report, on_case
+        self._policies = job.family.policies(job.kernel)
+        self._passed: set[str] = set()
+        self._broken: CaseFailure | None = None
+
+    def draw(self, examples: int, seed: int) -> None:
+        """Draws plans and element seeds until enough cases count."""
+        # Shrinking reruns a case up to hundreds of times: worth it on a small twin, not on a GPU.
+        shrink = [] if self._job.large else [hypothesis.Phase.shrink]
+        base = hypothesis.settings(
+            database=None,
+            deadline=None,
+            phases=[hypothesis.Phase.generate, *shrink],
+            report_multiple_bugs=False,
+            print_blob=False,
+            suppress_health_check=list(hypothesis.HealthCheck),
+            verbosity=hypothesis.Verbosity.quiet,
+        )
+        element_seeds = st.integers(0, 2**31 - 1)
+
+        def run(plan: Plan, element_seed: int) -> None:
+            self.run(plan, element_seed)
+
+        for round_number in range(ROUNDS):
+            missing = examples - self._report.cases
+            if missing <= 0:
+                return
+            # A tenth more than is missing: some will be vacuous, and hypothesis begins each round with the simplest.
+            settings = hypothesis.settings(base, max_examples=missing * 11 // 10 + 2)
+            test: Any = hypothesis.given(self._job.plans, element_seeds)(run)
+            hypothesis.seed(seed + 1_000_003 * round_number)(settings(test))()
+
+    def run(self, plan: Plan, seed: int) -> None:
+        """Runs one case, unless it passed before.
+
+        Raises:
+            CaseFailure: it failed; the message ends with the line that repeats it.
+        """
+        key = repr((sorted(plan.items()), seed))
+        if key in self._passed:
             return
-        # A tenth more than is missing: some will be vacuous, and hypothesis begins each round with the simplest.
-        settings = hypothesis.settings(base, max_examples=(examples - report.cases) * 11 // 10 + 2)
-        test: Any = hypothesis.given(family.plans(request), element_seeds)(run_one)
-        hypothesis.seed(seed + 1_000_003 * round_number)(settings(test))()
+        if self._broken is not None:
+            raise self._broken
+        job, repeat = self._job, f"repeat: {self._job.line(plan, seed)}"
+        worker = None if job.large else job.worker
+        try:
+            result = run_case(job.sized, job.family, plan, seed, job.device, job.kernel, worker)
+        except ReferenceFailed as error:
+            # Not run again to shrink the case: a reference that hangs would hang hundreds of times.
+            self._broken = CaseFailure(f"{error}\n  {repeat}")
+            raise self._broken from error
+        except Exception as error:
+            raise CaseFailure(f"{type(error).__name__}: {error}\n  {repeat}") from error
+        if self._on_case is not None:
+            self._on_case(result)
+        if result.failures:
+            raise CaseFailure("\n  ".join([*result.failures, f"axes {result.axes}", repeat]))
+        self._passed.add(key)
+        self._count(result)
 
-
-def _count(report: Report, result: CaseResult, family: Family, kernel: Kernel | None) -> None:
-    if result.vacuous:
-        report.vacuous += 1
-        return
-    report.cases += 1
-    policies = family.policies(kernel)
-    for name, reference in result.reference.items():
-        summary = report.outputs.setdefault(name, OutputSummary(policies[name].reason))
-        _raise_to(summary, "reference", reference)
-        if name in result.kernel:
-            _raise_to(summary, "kernel", result.kernel[name])
-
-
-def _raise_to(summary: OutputSummary, who: str, comparison: Comparison) -> None:
-    for figure, value in (("worst", comparison.ratio), ("error", comparison.error)):
-        key = f"{who}_{figure}"
-        setattr(summary, key, max(getattr(summary, key), value if math.isfinite(value) else math.inf))
+    def _count(self, result: CaseResult) -> None:
+        if result.vacuous:
+            self._report.vacuous += 1
+            return
+        self._report.cases += 1
+        for name, reference in result.reference.items():
+            summary = self._report.outputs.setdefault(name, OutputSummary(self._policies[name].reason))
+            summary.add(reference, result.kernel.get(name))

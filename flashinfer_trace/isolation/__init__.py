@@ -1,5 +1,1 @@
-"""References are strangers' code: what they may say (`static`, `allowed`), and where they run (`worker`).
-
-`allowed` and `static` need no torch and are used wherever a reference is read; `worker` runs references in a process
-of their own. SECURITY.md tells what both promise.
-"""
+"""References are strangers' code, and run in a process of their own (`worker`). SECURITY.md says what that promises."""

@@ -17,6 +17,7 @@ import torch
 
 from flashinfer_trace.isolation import protocol, state
 from flashinfer_trace.isolation.confine import confine
+from flashinfer_trace.isolation.ownership import not_owned
 from flashinfer_trace.reference import load_run
 
 __all__ = ["serve"]
@@ -81,7 +82,9 @@ def _run(
     before = state.random_state()
     with torch.no_grad():
         result = run(*inputs.values())
-    outputs = list(result) if isinstance(result, (tuple, list)) else [result]
+    outputs = list(result) if isinstance(result, tuple) else [result]
+    if isinstance(result, (list, dict)):
+        raise _Failure("outputs", f"run() returned a {type(result).__name__}; it must return a tensor or a tuple")
     # The guard compares with torch's functions: whether they are still the same comes first.
     if replaced := state.changed_functions(baseline[1]):
         raise _Failure("state", f"it replaced {', '.join(replaced[:5])}")
@@ -93,12 +96,17 @@ def _run(
         raise _Failure("state", f"it changed {', '.join(settings)}")
     if not request["draws"] and state.random_state() != before:
         raise _Failure("random", "it draws random numbers; only sampling operations may")
-    if shared := state.aliases(outputs, inputs):
-        raise _Failure("alias", f"an output shares the memory of its inputs {shared}; return a copy")
+    named = {name: value for name, value in zip(request["outputs"], outputs, strict=False) if _is_dense(value)}
+    if shared := not_owned(named, inputs):
+        raise _Failure("memory-shared", "; ".join(shared))
     size = sum(value.numel() * value.element_size() for value in outputs if isinstance(value, torch.Tensor))
     if size > output_bytes:
         raise _Failure("output", f"its outputs take {size} bytes; at most {output_bytes} are read")
     return outputs
+
+
+def _is_dense(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided
 
 
 def _answer(compute: Callable[[], list[Any]]) -> None:

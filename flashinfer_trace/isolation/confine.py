@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import sys
 
 from flashinfer_trace.isolation import landlock, seccomp
 
-__all__ = ["LEVELS", "confine"]
+__all__ = ["LEVELS", "STRONGEST", "confine"]
 
 #: What is in force in a worker, strongest first. SECURITY.md says what each of them promises.
 LEVELS = {
@@ -17,6 +16,8 @@ LEVELS = {
     "files": "the worker opens no file; it may reach the network and start processes where the kernel lets it",
     "limits": "a process of its own with limits of time, memory and output; files and network are not kept from it",
 }
+
+STRONGEST = "system calls"
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 
@@ -31,6 +32,8 @@ def confine(memory_bytes: int, keep: int) -> str:
     Returns:
         The level in force, a key of `LEVELS`.
     """
+    import resource  # not on Windows, where this module is only read
+
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(null, descriptor)

@@ -8,12 +8,12 @@ import operator
 import os
 import random
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-__all__ = ["InputGuard", "aliases", "changed_functions", "changed_settings", "functions", "random_state", "settings"]
+__all__ = ["InputGuard", "changed_functions", "changed_settings", "functions", "random_state", "settings"]
 
 #: Whose attributes are compared: the namespaces that a reference computes with.
 _NAMESPACES: dict[str, Any] = {
@@ -97,16 +97,6 @@ class InputGuard:
     def written(self) -> list[str]:
         """Names of the inputs that an operation wrote to, whatever they hold now."""
         return [name for name, value in self._tensors.items() if value._version != self._versions[name]]
-
-
-def aliases(outputs: Sequence[Any], inputs: Mapping[str, Any]) -> list[str]:
-    """Names of the inputs whose memory an output shares."""
-    own = {value.untyped_storage().data_ptr() for value in outputs if isinstance(value, torch.Tensor) and value.numel()}
-    return [
-        name
-        for name, value in inputs.items()
-        if isinstance(value, torch.Tensor) and value.numel() and value.untyped_storage().data_ptr() in own
-    ]
 
 
 def _memory(value: torch.Tensor) -> torch.Tensor:

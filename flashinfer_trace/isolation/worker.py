@@ -14,17 +14,21 @@ import os
 import select
 import signal
 import socket
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from flashinfer_trace.allow_list import allowed
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.isolation import allowed, protocol
-from flashinfer_trace.isolation.processes import Start, Zygote
+from flashinfer_trace.isolation import protocol
+from flashinfer_trace.isolation.confine import STRONGEST
+from flashinfer_trace.isolation.processes import Start, Zygote, available
 from flashinfer_trace.reference import check_allowed
 
-__all__ = ["Limits", "ReferenceFailed", "ReferenceWorker"]
+__all__ = ["Limits", "ReferenceFailed", "ReferenceWorker", "reference_worker"]
 
 #: Longest header of an answer, in bytes.
 MAX_ANSWER = 64 << 10
@@ -52,7 +56,7 @@ class ReferenceFailed(Exception):
 
     Attributes:
         kind: ``refused`` (by the allow-list), ``not-loaded``, ``raised``, ``timed-out``, ``memory``, ``output``,
-            ``died``, ``protocol``, ``random``, ``state``, ``inputs`` or ``alias``.
+            ``died``, ``protocol``, ``random``, ``state``, ``inputs``, ``outputs`` or ``memory-shared``.
         message: what happened, in one line of printable characters.
     """
 
@@ -66,7 +70,7 @@ class ReferenceFailed(Exception):
 
 
 #: Kinds of failure that a worker itself may report.
-_REPORTED = ("not-loaded", "raised", "memory", "output", "random", "state", "inputs", "alias")
+_REPORTED = ("not-loaded", "raised", "memory", "output", "random", "state", "inputs", "outputs", "memory-shared")
 
 
 class ReferenceWorker:
@@ -118,7 +122,10 @@ class ReferenceWorker:
         values = [protocol.describe_value(inputs[name], strided=True) for name in definition.inputs]
         self._serve(definition)
         draws = definition.op_type in allowed.DRAWING_OP_TYPES
-        header = {"names": list(definition.inputs), "values": [h for h, _ in values], "seed": seed, "draws": draws}
+        header = {
+            **{"names": list(definition.inputs), "outputs": list(definition.outputs)},
+            **{"values": [described for described, _ in values], "seed": seed, "draws": draws},
+        }
         deadline = time.monotonic() + self.limits.seconds
         try:
             self._check_silence()
@@ -230,6 +237,26 @@ class ReferenceWorker:
         else:
             how = f"ended with exit status {os.WEXITSTATUS(status)}"
         return ReferenceFailed("died", f"the reference's process {how} before it answered")
+
+
+@contextmanager
+def reference_worker(device: str, full: bool) -> Iterator[ReferenceWorker | None]:
+    """The worker for a run of `flashinfer-trace verify`, forked from this process as it is now; none on a GPU.
+
+    A warning on standard error says so where a platform cannot isolate references, or not fully.
+    """
+    if device != "cpu":
+        yield None
+        return
+    if not available():
+        print("warning: this platform cannot isolate references; they run in this process", file=sys.stderr)
+        yield None
+        return
+    limits = Limits(600.0, 1 << 40, 64 << 30, os.cpu_count() or 1) if full else Limits()
+    with ReferenceWorker(limits, "fork") as worker:
+        yield worker
+        if worker.level not in ("", STRONGEST):
+            print(f"warning: references were isolated by {worker.level} only; see SECURITY.md", file=sys.stderr)
 
 
 def _reported(failed: Any) -> ReferenceFailed:

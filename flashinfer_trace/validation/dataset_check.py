@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.json_source import JsonDocument, JsonSourceError, load
+from flashinfer_trace.json_source import JsonDocument, JsonSourceError, load, parse
+from flashinfer_trace.ledger import Ledger, file_in
 from flashinfer_trace.naming import Naming, NamingError, load_naming
 from flashinfer_trace.validation import definition_rules, reference_rules
 from flashinfer_trace.validation.candidate import Candidate
-from flashinfer_trace.validation.evidence_rules import Evidence, check_evidence_file, check_verified
+from flashinfer_trace.validation.evidence_rules import check_evidence_file, check_verified
 from flashinfer_trace.validation.files import DatasetFiles
-from flashinfer_trace.validation.problems import Report, Result, quote
+from flashinfer_trace.validation.problems import Findings, Result, quote
 from flashinfer_trace.validation.reference_memo import ReferenceMemo
 from flashinfer_trace.validation.schemas import SchemaFileError, Schemas, check_schema
 
 __all__ = ["validate_paths"]
 
 
-def validate_paths(paths: Sequence[Path], root: Path) -> Result:
+def validate_paths(paths: Sequence[Path], root: Path, contents: Mapping[Path, str] | None = None) -> Result:
     """Checks Definitions and evidence files and reports every problem at once.
 
     It never raises for what a file contains, runs no reference, imports no torch, and reads at most 4 MiB of each file.
@@ -31,34 +32,37 @@ def validate_paths(paths: Sequence[Path], root: Path) -> Result:
             evidence and conventions. A file or directory outside the root is checked as Definitions.
         root: the dataset root, a directory with definitions/, schema/, reference/ and evidence/.
 
+        contents: text that is checked instead of what a file holds: what somebody is about to write.
+
     Returns:
         Number of Definitions that were checked (and of evidence files among `paths`), and the problems in order of file
         and line.
     """
-    check = _DatasetCheck(root)
+    check = _DatasetCheck(root, contents or {})
     for path in paths or [root]:
         check.add(Path(path))
     return check.run()
 
 
 class _DatasetCheck:
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, contents: Mapping[Path, str]) -> None:
         self.files = DatasetFiles(root)
+        self.contents = {self.files.locate(path): text for path, text in contents.items()}
         self.root = self.files.root
         self.schemas = Schemas(self.root)
-        self.reports: dict[Path, Report] = {}
+        self.findings: dict[Path, Findings] = {}
         self.definition_paths: dict[Path, None] = {}
         self.evidence_paths: dict[Path, None] = {}
         self.context_paths: dict[Path, None] = {}  # evidence that nobody named: checked, but not counted
         self.first_of_name: dict[str, Path] = {}
-        self.evidence: dict[Path, Evidence | None] = {}
+        self.evidence: dict[Path, Ledger | None] = {}
         self.references = ReferenceMemo()
 
-    def report_of(self, path: Path) -> Report:
-        """The report of one file; the same one for every call."""
-        if path not in self.reports:
-            self.reports[path] = Report(path, self.root)
-        return self.reports[path]
+    def findings_of(self, path: Path) -> Findings:
+        """The findings of one file; the same object for every call."""
+        if path not in self.findings:
+            self.findings[path] = Findings(path, self.root)
+        return self.findings[path]
 
     def add(self, path: Path) -> None:
         """Queues what `path` stands for."""
@@ -77,7 +81,7 @@ class _DatasetCheck:
             self._queue(path, self.definition_paths)
 
     def _queue(self, path: Path, queue: dict[Path, None]) -> None:
-        queue.update(dict.fromkeys(self.files.json_files(path, self.report_of)))
+        queue.update(dict.fromkeys(self.files.json_files(path, self.findings_of)))
 
     def run(self) -> Result:
         """Checks everything that was queued."""
@@ -85,55 +89,55 @@ class _DatasetCheck:
             self._check_definition(path)
         for path in (*self.evidence_paths, *self.context_paths):
             self._evidence_of(path)
-        problems = sorted(problem for report in self.reports.values() for problem in report.problems)
+        problems = sorted(problem for findings in self.findings.values() for problem in findings.problems)
         return Result(len(self.definition_paths | self.evidence_paths), problems)
 
     def _load(self, path: Path) -> JsonDocument | None:
-        report = self.report_of(path)
+        findings = self.findings_of(path)
         try:
-            document = load(path)
+            document = parse(self.contents[path].encode()) if path in self.contents else load(path)
         except JsonSourceError as error:
             found = error.problem
-            report.add(found.rule, found.message, found.hint, found.pointer, found.line)
+            findings.add(found.rule, found.message, found.hint, found.pointer, found.line)
             return None
-        report.document = document
+        findings.document = document
         for problem in document.problems:
-            report.add(problem.rule, problem.message, problem.hint, problem.pointer, problem.line)
+            findings.add(problem.rule, problem.message, problem.hint, problem.pointer, problem.line)
         return document
 
     def _check_definition(self, path: Path) -> None:
         document = self._load(path)
         if document is None:
             return
-        report, data = self.report_of(path), document.data
+        findings, data = self.findings_of(path), document.data
         schema = self._schema("definition")
         if schema is not None:
-            check_schema(schema, data, report)
+            check_schema(schema, data, findings)
         candidate = Candidate(data) if isinstance(data, dict) else None
         # Beyond the schema's sizes there is nothing worth saying, and comparing all with all would take long.
         if candidate is None or not candidate.has_sane_size:
             return
-        self._check_path(candidate, path, report)
-        definition_rules.check_identifiers(candidate, report)
-        definition_rules.check_descriptions(candidate, report)
-        definition_rules.check_constraints(candidate, report)
+        self._check_path(candidate, path, findings)
+        definition_rules.check_identifiers(candidate, findings)
+        definition_rules.check_descriptions(candidate, findings)
+        definition_rules.check_constraints(candidate, findings)
         family = None
         if self.naming is not None:
-            family = definition_rules.check_name(candidate, self.naming, report)
-            definition_rules.check_tags(candidate, self.naming, report)
-        reference = self.references.parse(candidate, report)
+            family = definition_rules.check_name(candidate, self.naming, findings)
+            definition_rules.check_tags(candidate, self.naming, findings)
+        reference = self.references.parse(candidate, findings)
         constants = [name for name, _, _ in reference.constants] if reference else []
-        definition_rules.check_axes(candidate, family, constants, report)
+        definition_rules.check_axes(candidate, family, constants, findings)
         if reference is not None:
-            self.references.check(reference, candidate, report)
+            self.references.check(reference, candidate, findings)
             if family is not None and not candidate.malformed_axes:
-                reference_rules.check_rendering(reference.source, candidate, family, self.root, report)
+                reference_rules.check_rendering(reference.source, candidate, family, self.root, findings)
         if candidate.is_verified and candidate.name and candidate.op_type:
-            evidence_path = self.files.evidence / candidate.op_type / f"{candidate.name}.json"
-            evidence = self._evidence_of(evidence_path) if os.path.lexists(evidence_path) else None
-            check_verified(candidate, evidence, evidence_path, self.root, report)
+            evidence_path = file_in(self.files.evidence, candidate.op_type, candidate.name)
+            ledger = self._evidence_of(evidence_path) if os.path.lexists(evidence_path) else None
+            check_verified(candidate, ledger, evidence_path, self.root, findings)
 
-    def _check_path(self, candidate: Candidate, path: Path, report: Report) -> None:
+    def _check_path(self, candidate: Candidate, path: Path, findings: Findings) -> None:
         if candidate.name is None or candidate.op_type is None:
             return
         expected = Path(candidate.op_type) / f"{candidate.name}.json"
@@ -141,24 +145,24 @@ class _DatasetCheck:
         actual = path.relative_to(self.files.definitions) if inside else Path(path.parent.name) / path.name
         if actual != expected:
             message = f"the Definition belongs at definitions/{expected.as_posix()}"
-            report.add("file-path", message, "move the file, or correct op_type or name", "/name")
+            findings.add("file-path", message, "move the file, or correct op_type or name", "/name")
         others = [other for other in self.files.stems.get(candidate.name, []) if inside and other != path]
         first = self.first_of_name.setdefault(candidate.name, path)
         if first != path:
             others.insert(0, first)
         if others:
-            shown = self.report_of(others[0]).file
-            report.add("name-duplicate", f"{shown} has the name {quote(candidate.name)} too", "rename one", "/name")
+            shown = self.findings_of(others[0]).file
+            findings.add("name-duplicate", f"{shown} has the name {quote(candidate.name)} too", "rename one", "/name")
 
-    def _evidence_of(self, path: Path) -> Evidence | None:
+    def _evidence_of(self, path: Path) -> Ledger | None:
         """Checks an evidence file once; None if it is unusable."""
         if path not in self.evidence:
             self.evidence[path] = None
-            files = list(self.files.json_files(path, self.report_of))
+            files = list(self.files.json_files(path, self.findings_of))
             document, schema = self._load(path) if files else None, self._schema("evidence")
             if document is not None and schema is not None:
-                report = self.report_of(path)
-                self.evidence[path] = check_evidence_file(path, self.root, document.data, schema, report)
+                findings = self.findings_of(path)
+                self.evidence[path] = check_evidence_file(path, self.root, document.data, schema, findings)
         return self.evidence[path]
 
     def _schema(self, name: str) -> Any:
@@ -167,7 +171,7 @@ class _DatasetCheck:
             return getattr(self.schemas, name)
         except SchemaFileError as error:
             hint = "restore it from version control"
-            self.report_of(error.path).add("dataset-schema", error.reason, hint, line=error.line)
+            self.findings_of(error.path).add("dataset-schema", error.reason, hint, line=error.line)
             return None
 
     @cached_property
@@ -178,7 +182,7 @@ class _DatasetCheck:
         except NamingError as error:
             message = str(error).replace(f"{self.root}/", "")
             path = self.root / "schema" / "naming.json"
-            self.report_of(path).add("dataset-schema", message, "see schema/naming.schema.json")
+            self.findings_of(path).add("dataset-schema", message, "see schema/naming.schema.json")
             return None
 
     def _check_conventions(self) -> None:
@@ -186,7 +190,9 @@ class _DatasetCheck:
         document = self._load(self.root / "schema" / "naming.json")
         schema = self._schema("naming")
         if document is not None and schema is not None:
-            check_schema(schema, document.data, self.report_of(self.root / "schema" / "naming.json"), "dataset-schema")
+            check_schema(
+                schema, document.data, self.findings_of(self.root / "schema" / "naming.json"), "dataset-schema"
+            )
         for name in ("definition", "evidence"):
             self._schema(name)
         _ = self.naming
@@ -197,9 +203,9 @@ class _DatasetCheck:
             try:
                 lines = path.read_bytes().splitlines()
             except OSError as error:
-                self.report_of(path).add("file-unreadable", f"cannot be read: {error.strerror}", "check the path")
+                self.findings_of(path).add("file-unreadable", f"cannot be read: {error.strerror}", "check the path")
                 continue
             for number, line in enumerate(lines, 1):
                 if b"TODO" in line:
                     message = "the harness record has a TODO"
-                    self.report_of(path).add("record-unfinished", message, "write what it asks for", line=number)
+                    self.findings_of(path).add("record-unfinished", message, "write what it asks for", line=number)

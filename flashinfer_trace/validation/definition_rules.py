@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterable
 
 from flashinfer_trace.constraints import Constraint, ConstraintSyntaxError, ConstraintValueError, parse
-from flashinfer_trace.naming import Family, Naming, NamingError, TagNamespace, derive_name, family_of
+from flashinfer_trace.naming import NamePattern, Naming, NamingError, TagNamespace, derive_name, family_name
 from flashinfer_trace.validation.candidate import Candidate
-from flashinfer_trace.validation.problems import Report, pointer_of, quote
+from flashinfer_trace.validation.problems import Findings, pointer_of, quote
 
 __all__ = ["check_axes", "check_constraints", "check_descriptions", "check_identifiers", "check_name", "check_tags"]
 
@@ -21,16 +21,16 @@ RESERVED = frozenset({"torch", "math", "run"})
 _UNFINISHED = re.compile(r"\bTODO\b")
 
 
-def check_name(candidate: Candidate, naming: Naming, report: Report) -> Family | None:
+def check_name(candidate: Candidate, naming: Naming, findings: Findings) -> NamePattern | None:
     """Finds the family (rule name-family) and compares the name that it derives (name-derived)."""
     if candidate.name is None or candidate.op_type is None:
         return None
-    found = family_of(candidate.data, naming)
+    found = family_name(candidate.data, naming)
     if found is None:
         of_op_type = [family.pattern for family in naming.families.values() if family.op_type == candidate.op_type]
         known = f"{candidate.op_type} has {', '.join(of_op_type)}; " if of_op_type else ""
         message = f"no family of op_type {candidate.op_type} matches the name {quote(candidate.name)}"
-        report.add("name-family", message, f"{known}new families go to schema/naming.json", "/name")
+        findings.add("name-family", message, f"{known}new families go to schema/naming.json", "/name")
         return None
     family = naming.families[found]
     if not candidate.has_axes or candidate.malformed_axes.intersection(family.axes):
@@ -38,15 +38,17 @@ def check_name(candidate: Candidate, naming: Naming, report: Report) -> Family |
     try:
         derived = derive_name(family, candidate.const_axes)
     except NamingError as error:
-        report.add("name-derived", f"family {found}: {error}", "declare it in axes as const", "/name")
+        findings.add("name-derived", f"family {found}: {error}", "declare it in axes as const", "/name")
         return family
     if derived != candidate.name:
         message = f"the const axes give the name {quote(derived)}, not {quote(candidate.name)}"
-        report.add("name-derived", message, f"the pattern is {family.pattern}; rename it or correct the axes", "/name")
+        findings.add(
+            "name-derived", message, f"the pattern is {family.pattern}; rename it or correct the axes", "/name"
+        )
     return family
 
 
-def check_identifiers(candidate: Candidate, report: Report) -> None:
+def check_identifiers(candidate: Candidate, findings: Findings) -> None:
     """Names of axes, inputs and outputs are usable in Python (name-identifier) and distinct (name-overlap)."""
     for section in ("axes", "inputs", "outputs"):
         names = candidate.data.get(section)
@@ -54,21 +56,21 @@ def check_identifiers(candidate: Candidate, report: Report) -> None:
             # What is no identifier at all violates the schema's pattern, and is reported there.
             if keyword.iskeyword(name):
                 message = f"{quote(name)} is a Python keyword"
-                report.add("name-identifier", message, "rename it", pointer_of(section, name))
+                findings.add("name-identifier", message, "rename it", pointer_of(section, name))
             elif name in RESERVED:
                 message = f"{name} would hide what the reference calls {name}"
-                report.add("name-identifier", message, "rename it", pointer_of(section, name))
+                findings.add("name-identifier", message, "rename it", pointer_of(section, name))
     for name in candidate.outputs:
         if name in candidate.inputs:
             hint = f"an input that is updated is an output of another name, for example {name}_out"
-            report.add("name-overlap", f"{name} is an input and an output", hint, pointer_of("outputs", name))
+            findings.add("name-overlap", f"{name} is an input and an output", hint, pointer_of("outputs", name))
     for name in candidate.inputs:
         if name in candidate.declared_axes:
             hint = "a constraint could mean either; rename one"
-            report.add("name-overlap", f"{name} is an input and an axis", hint, pointer_of("inputs", name))
+            findings.add("name-overlap", f"{name} is an input and an axis", hint, pointer_of("inputs", name))
 
 
-def check_descriptions(candidate: Candidate, report: Report) -> None:
+def check_descriptions(candidate: Candidate, findings: Findings) -> None:
     """Descriptions say something (description-trivial); their presence is the schema's matter."""
     described = [("", candidate.data.get("name"), candidate.data)]
     for section in ("axes", "inputs", "outputs"):
@@ -81,12 +83,12 @@ def check_descriptions(candidate: Candidate, report: Report) -> None:
             continue
         hint = "say what it means: unit, layout, range"
         if not _words(text):
-            report.add("description-trivial", "the description is blank", hint, f"{pointer}/description")
+            findings.add("description-trivial", "the description is blank", hint, f"{pointer}/description")
         elif _UNFINISHED.search(text):
-            report.add("description-trivial", "the description is a TODO", hint, f"{pointer}/description")
+            findings.add("description-trivial", "the description is a TODO", hint, f"{pointer}/description")
         elif isinstance(name, str) and _words(text) == _words(name):
             message = f"the description repeats the name {quote(name)}"
-            report.add("description-trivial", message, hint, f"{pointer}/description")
+            findings.add("description-trivial", message, hint, f"{pointer}/description")
 
 
 def _words(text: str) -> str:
@@ -94,14 +96,14 @@ def _words(text: str) -> str:
     return re.sub(r"[\W_]+", " ", text).strip().lower()
 
 
-def check_axes(candidate: Candidate, family: Family | None, constants: Iterable[str], report: Report) -> None:
+def check_axes(candidate: Candidate, family: NamePattern | None, constants: Iterable[str], findings: Findings) -> None:
     """Shapes use declared axes, every axis is used, every var axis is bound.
 
     Args:
         candidate: the Definition.
         family: its family, if known: axes in the pattern of its name are used.
         constants: names of module constants of the reference: a const axis may be used there alone.
-        report: where problems go.
+        findings: where problems go.
     """
     if not candidate.has_axes:
         return
@@ -112,7 +114,7 @@ def check_axes(candidate: Candidate, family: Family | None, constants: Iterable[
                     close = difflib.get_close_matches(axis[:80], candidate.declared_axes, 1)
                     hint = f"did you mean {close[0]}?" if close else "declare it in axes"
                     pointer = pointer_of(section, name, "shape", index)
-                    report.add("axis-undeclared", f"{name} has the undeclared axis {quote(axis)}", hint, pointer)
+                    findings.add("axis-undeclared", f"{name} has the undeclared axis {quote(axis)}", hint, pointer)
     if not candidate.has_all_tensors:
         return
     parsed = _parsed_constraints(candidate)
@@ -124,7 +126,7 @@ def check_axes(candidate: Candidate, family: Family | None, constants: Iterable[
     for axis in candidate.declared_axes:
         if axis not in used and not (axis in candidate.const_axes and axis.upper() in upper):
             hint = "remove it, or use it in a shape, a constraint or the reference"
-            report.add("axis-unused", f"nothing uses the axis {axis}", hint, pointer_of("axes", axis))
+            findings.add("axis-unused", f"nothing uses the axis {axis}", hint, pointer_of("axes", axis))
             used.add(axis)
             in_inputs.add(axis)  # that it is unbound as well would be the same problem twice
     bound = in_inputs | set(candidate.const_axes) | set(candidate.inputs)
@@ -136,7 +138,7 @@ def check_axes(candidate: Candidate, family: Family | None, constants: Iterable[
         if axis not in bound:
             hint = "use it in an input's shape, or add a constraint `axis == expression` over bound axes"
             message = f"nothing determines the var axis {axis}"
-            report.add("axis-unbound", message, hint, pointer_of("axes", axis))
+            findings.add("axis-unbound", message, hint, pointer_of("axes", axis))
 
 
 def _parsed_constraints(candidate: Candidate) -> list[Constraint]:
@@ -149,7 +151,7 @@ def _parsed_constraints(candidate: Candidate) -> list[Constraint]:
     return parsed
 
 
-def check_constraints(candidate: Candidate, report: Report) -> None:
+def check_constraints(candidate: Candidate, findings: Findings) -> None:
     """Constraints parse, name axes and inputs, use them as what they are, and hold where they are constant."""
     for index, text in candidate.constraints:
         pointer = pointer_of("constraints", index)
@@ -157,11 +159,11 @@ def check_constraints(candidate: Candidate, report: Report) -> None:
             constraint = parse(text)
         except ConstraintSyntaxError as error:
             if text and len(text) <= 300:  # otherwise the schema reports its length
-                report.add("constraint-syntax", f"column {error.column}: {error.message}", error.hint, pointer)
+                findings.add("constraint-syntax", f"column {error.column}: {error.message}", error.hint, pointer)
             continue
-        _check_names(constraint, candidate, report, pointer)
+        _check_names(constraint, candidate, findings, pointer)
         if candidate.has_all_tensors:
-            _check_uses(constraint, candidate, report, pointer)
+            _check_uses(constraint, candidate, findings, pointer)
         if constraint.names <= set(candidate.const_axes):
             try:
                 holds = constraint.evaluate(candidate.const_axes)
@@ -169,10 +171,10 @@ def check_constraints(candidate: Candidate, report: Report) -> None:
                 holds = False
             if not holds:
                 explanation = constraint.explain(candidate.const_axes)
-                report.add("constraint-false", explanation, "correct the constraint or the axes", pointer)
+                findings.add("constraint-false", explanation, "correct the constraint or the axes", pointer)
 
 
-def _check_names(constraint: Constraint, candidate: Candidate, report: Report, pointer: str) -> None:
+def _check_names(constraint: Constraint, candidate: Candidate, findings: Findings, pointer: str) -> None:
     inputs, outputs = candidate.data.get("inputs"), candidate.data.get("outputs")
     known = [*candidate.declared_axes, *(inputs if isinstance(inputs, dict) else ())]
     for name in sorted(constraint.names - set(known)):
@@ -182,10 +184,10 @@ def _check_names(constraint: Constraint, candidate: Candidate, report: Report, p
             close = difflib.get_close_matches(name, known, 1)
             message = f"the constraint names {quote(name)}, which is neither axis nor input"
             hint = f"did you mean {close[0]}?" if close else "declare it"
-        report.add("constraint-name", message, hint, pointer)
+        findings.add("constraint-name", message, hint, pointer)
 
 
-def _check_uses(constraint: Constraint, candidate: Candidate, report: Report, pointer: str) -> None:
+def _check_uses(constraint: Constraint, candidate: Candidate, findings: Findings, pointer: str) -> None:
     def kind(name: str) -> str:
         if name in candidate.declared_axes:
             return "an axis"
@@ -196,53 +198,49 @@ def _check_uses(constraint: Constraint, candidate: Candidate, report: Report, po
 
     known = {*candidate.declared_axes, *candidate.inputs}
     inputs = candidate.inputs
-    for name in sorted((constraint.subscripted | constraint.reduced) & known):
+    for name in sorted(constraint.subscripted & known):
         if name not in inputs or not inputs[name].is_index_list:
-            how = "subscripts" if name in constraint.subscripted else "takes min or max of"
-            message = f"the constraint {how} {name}, which is {kind(name)}"
-            report.add("constraint-type", message, "only 1-D integer inputs", pointer)
-    for name in sorted(constraint.measured & known):
-        if name not in inputs or inputs[name].shape is None:
-            report.add("constraint-type", f"len() of {name}, which is {kind(name)}", "only of tensors", pointer)
+            message = f"the constraint subscripts {name}, which is {kind(name)}"
+            findings.add("constraint-type", message, "only 1-D integer inputs", pointer)
     for name in sorted(constraint.scalars & known):
         if name in inputs and inputs[name].shape is not None:
             message = f"the constraint uses {name} as a number, but it is {kind(name)}"
-            report.add("constraint-type", message, f"subscript it, for example {name}[-1]", pointer)
+            findings.add("constraint-type", message, f"subscript it, for example {name}[-1]", pointer)
 
 
-def check_tags(candidate: Candidate, naming: Naming, report: Report) -> None:
+def check_tags(candidate: Candidate, naming: Naming, findings: Findings) -> None:
     """Tags follow schema/naming.json."""
     seen: set[str] = set()
     counts: Counter[str] = Counter()
     for index, tag in candidate.tags:
         pointer = pointer_of("tags", index)
         if tag in seen:
-            report.add("tag-duplicate", f"the tag {quote(tag)} appears twice", "remove one", pointer)
+            findings.add("tag-duplicate", f"the tag {quote(tag)} appears twice", "remove one", pointer)
             continue
         seen.add(tag)
         name, colon, value = tag.partition(":")
         namespace = naming.namespaces.get(name) if colon else None
         if namespace is None and not (not colon and tag in naming.flags):
-            _report_unknown_tag(tag, naming, report, pointer)
+            _report_unknown_tag(tag, naming, findings, pointer)
         elif namespace is not None:
             counts[name] += 1
             if not namespace.accepts(value):
-                report.add("tag-value", f"{name}: cannot be {quote(value)}", _tag_help(namespace), pointer)
+                findings.add("tag-value", f"{name}: cannot be {quote(value)}", _tag_help(namespace), pointer)
             if counts[name] > 1 and not namespace.repeatable:
-                report.add("tag-count", f"a second {name}: tag", f"only one {name}: is allowed", pointer)
+                findings.add("tag-count", f"a second {name}: tag", f"only one {name}: is allowed", pointer)
     if isinstance(candidate.data.get("tags"), list):
         for namespace in naming.namespaces.values():
             if namespace.required and not counts[namespace.name]:
-                report.add("tag-count", f"there is no {namespace.name}: tag", _tag_help(namespace), "/tags")
+                findings.add("tag-count", f"there is no {namespace.name}: tag", _tag_help(namespace), "/tags")
 
 
-def _report_unknown_tag(tag: str, naming: Naming, report: Report, pointer: str) -> None:
+def _report_unknown_tag(tag: str, naming: Naming, findings: Findings, pointer: str) -> None:
     spaces = [f"{name}:" for name in naming.namespaces]
     name, colon, _ = tag.partition(":")
     close = difflib.get_close_matches((name + colon)[:80], [*spaces, *naming.flags], 1)
     offer = f"did you mean {close[0]}? " if close else ""
     hint = f"{offer}namespaces {' '.join(spaces)} flags {' '.join(naming.flags)}, from schema/naming.json"
-    report.add("tag-unknown", f"the tag {quote(tag)} is unknown", hint, pointer)
+    findings.add("tag-unknown", f"the tag {quote(tag)} is unknown", hint, pointer)
 
 
 def _tag_help(namespace: TagNamespace) -> str:

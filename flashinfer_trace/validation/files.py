@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 
-from flashinfer_trace.validation.problems import Report
+from flashinfer_trace.validation.problems import Findings
 
 __all__ = ["DatasetFiles"]
 
@@ -47,57 +47,57 @@ class DatasetFiles:
         """Whether `path` is `directory` or inside it."""
         return path == directory or directory in path.parents
 
-    def json_files(self, path: Path, report_of: Callable[[Path], Report]) -> Iterator[Path]:
+    def json_files(self, path: Path, findings_of: Callable[[Path], Findings]) -> Iterator[Path]:
         """JSON files at or below `path`, sorted. Symbolic links are reported, never followed.
 
         Args:
             path: a file or directory.
-            report_of: gives the report for a file; what does not belong among Definitions is added to it.
+            findings_of: gives the findings of a file; what does not belong among Definitions is added to it.
         """
         try:
             mode = os.lstat(path).st_mode
             if stat.S_ISLNK(mode):
-                report_of(path).add("file-kind", "is a symbolic link", "replace it by the file itself")
+                findings_of(path).add("file-kind", "is a symbolic link", "replace it by the file itself")
                 return
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            report_of(path).add("file-unreadable", f"cannot be read: {reason}", "check the path")
+            findings_of(path).add("file-unreadable", f"cannot be read: {reason}", "check the path")
             return
         if not stat.S_ISDIR(mode):
             yield path
             return
         if path.suffix == ".json":
-            report_of(path).add("file-kind", "is a directory, not a JSON file", "remove it or rename it")
+            findings_of(path).add("file-kind", "is a directory, not a JSON file", "remove it or rename it")
             return
         queue = [path]
         while queue:
-            yield from self._entries(queue.pop(), queue, report_of)
+            yield from self._entries(queue.pop(), queue, findings_of)
 
-    def _entries(self, directory: Path, queue: list[Path], report_of: Callable[[Path], Report]) -> Iterator[Path]:
+    def _entries(self, directory: Path, queue: list[Path], findings_of: Callable[[Path], Findings]) -> Iterator[Path]:
         try:
             with os.scandir(directory) as scan:
                 entries = sorted(scan, key=lambda entry: entry.name)
         except OSError as error:
-            report_of(directory).add("file-unreadable", f"cannot be read: {error.strerror}", "check its permissions")
+            findings_of(directory).add("file-unreadable", f"cannot be read: {error.strerror}", "check its permissions")
             return
         for entry in entries:
             path = directory / entry.name
             if entry.is_symlink():
-                report_of(path).add("file-kind", "is a symbolic link", "replace it by the file itself")
+                findings_of(path).add("file-kind", "is a symbolic link", "replace it by the file itself")
             elif path.suffix == ".json" and not entry.is_file(follow_symlinks=False):
                 if entry.is_dir(follow_symlinks=False):
-                    report_of(path).add("file-kind", "is a directory, not a JSON file", "remove it or rename it")
+                    findings_of(path).add("file-kind", "is a directory, not a JSON file", "remove it or rename it")
                 else:  # the words of json_source.load, so that the problem is reported once
-                    report_of(path).add("file-kind", "is not a regular file", "replace it by a plain JSON file")
+                    findings_of(path).add("file-kind", "is not a regular file", "replace it by a plain JSON file")
             elif entry.is_dir(follow_symlinks=False):
                 queue.append(path)
             elif path.suffix == ".json":
                 yield path
             elif path.suffix == ".review":
                 hint = "take over what is right, then remove it"
-                report_of(path).add("file-unexpected", "is a conflict that extraction left for review", hint)
+                findings_of(path).add("file-unexpected", "is a conflict that extraction left for review", hint)
             else:
-                report_of(path).add("file-unexpected", "is not a JSON file", "one Definition a file, <name>.json")
+                findings_of(path).add("file-unexpected", "is not a JSON file", "one Definition a file, <name>.json")
 
     @cached_property
     def stems(self) -> dict[str, list[Path]]:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from flashinfer_trace.json_source import JsonDocument, escape_pointer
 
-__all__ = ["RULES", "Problem", "Report", "Result", "format_json", "format_text", "pointer_of", "quote"]
+__all__ = ["RULES", "Findings", "Problem", "Result", "format_json", "format_text", "pointer_of", "quote"]
 
-#: Every rule: its stable id and what it demands. `Report.add` refuses ids that are not here.
+#: Every rule: its stable id and what it demands. `Findings.add` refuses ids that are not here.
 RULES: dict[str, str] = {
     # Files
     "file-unreadable": "A file or directory can be read.",
@@ -63,10 +63,10 @@ RULES: dict[str, str] = {
     "reference-run": "A reference has exactly one top-level run().",
     "reference-parameters": "The parameters of run() are the inputs, in order, without defaults.",
     "reference-return": "run() returns one value for each output.",
-    "reference-construct": "A reference uses the syntax that isolation/allowed.py lists.",
-    "reference-attribute": "A reference uses the attributes that isolation/allowed.py lists, and no dunder names.",
+    "reference-construct": "A reference uses the syntax that allow_list/allowed.py lists.",
+    "reference-attribute": "A reference uses the attributes that allow_list/allowed.py lists, and no dunder names.",
     "reference-builtin": "A reference uses only harmless builtins: no open, exec, eval, getattr.",
-    "reference-torch": "A reference uses the paths of torch and math that isolation/allowed.py lists.",
+    "reference-torch": "A reference uses the paths of torch and math that allow_list/allowed.py lists.",
     "reference-ties": "Where indices of sorted values are used, the sort is stable.",
     "reference-state": "A reference keeps no state: no global, class, yield, async, assigned attribute.",
     "reference-undefined": "Every name a reference reads is defined.",
@@ -123,7 +123,7 @@ class Result:
     problems: list[Problem] = field(default_factory=list)
 
 
-class Report:
+class Findings:
     """Collects the problems of one file and finds their lines."""
 
     def __init__(self, path: Path, root: Path, document: JsonDocument | None = None) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Hashable
 
 from flashinfer_trace.validation.candidate import Candidate
-from flashinfer_trace.validation.problems import Report
+from flashinfer_trace.validation.problems import Findings
 from flashinfer_trace.validation.reference_rules import (
     Reference,
     check_constant_values,
@@ -33,14 +33,14 @@ class ReferenceMemo:
     def __init__(self) -> None:
         self._clean: dict[Hashable, Reference] = {}
 
-    def parse(self, candidate: Candidate, report: Report) -> Reference | None:
+    def parse(self, candidate: Candidate, report: Findings) -> Reference | None:
         """As `parse_reference`."""
         like = self._clean.get(_likeness(candidate))
         if like is None or candidate.reference is None:
             return parse_reference(candidate, report)
         return _with_integers(like, candidate.reference)
 
-    def check(self, reference: Reference, candidate: Candidate, report: Report) -> None:
+    def check(self, reference: Reference, candidate: Candidate, report: Findings) -> None:
         """As `check_reference`."""
         likeness = _likeness(candidate)
         if likeness in self._clean:

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
-from flashinfer_trace.isolation import static
-from flashinfer_trace.naming import Family
+from flashinfer_trace.allow_list import static
+from flashinfer_trace.naming import NamePattern
 from flashinfer_trace.validation.candidate import Candidate
-from flashinfer_trace.validation.problems import Report, quote
+from flashinfer_trace.validation.problems import Findings, quote
 
 __all__ = ["Reference", "check_constant_values", "check_reference", "check_rendering", "parse_reference"]
 
@@ -55,7 +55,7 @@ class Reference:
         return [node for node in self.module.body if isinstance(node, ast.FunctionDef) and node.name == "run"]
 
 
-def parse_reference(candidate: Candidate, report: Report) -> Reference | None:
+def parse_reference(candidate: Candidate, report: Findings) -> Reference | None:
     """Parses the reference (rule reference-syntax); None if there is none or it is not Python."""
     source = candidate.reference
     if source is None:
@@ -93,7 +93,7 @@ def _depth(module: ast.Module) -> int:
 class _Notes:
     """Adds problems with the line in the reference, and stops after some of each rule."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Findings) -> None:
         self.report = report
         self.counts: Counter[str] = Counter()
 
@@ -104,7 +104,7 @@ class _Notes:
             self.report.add(rule, f"reference line {line}: {message}", hint, POINTER)
 
 
-def check_reference(reference: Reference, candidate: Candidate, report: Report) -> None:
+def check_reference(reference: Reference, candidate: Candidate, report: Findings) -> None:
     """Checks everything that the source shows."""
     notes = _Notes(report)
     for violation in static.check(reference.module, reference.table, candidate.op_type, reference.nodes):
@@ -124,7 +124,7 @@ def check_reference(reference: Reference, candidate: Candidate, report: Report) 
     _check_asserts(run, candidate, notes)
 
 
-def check_constant_values(reference: Reference, candidate: Candidate, report: Report) -> None:
+def check_constant_values(reference: Reference, candidate: Candidate, report: Findings) -> None:
     """Checks that constants named after const axes have their values."""
     notes = _Notes(report)
     for name, value, line in reference.constants:
@@ -218,7 +218,7 @@ def _check_asserts(run: ast.FunctionDef, candidate: Candidate, notes: _Notes) ->
             notes.add("reference-assert", run, message, hint)
 
 
-def check_rendering(reference: str, candidate: Candidate, family: Family, root: Path, report: Report) -> None:
+def check_rendering(reference: str, candidate: Candidate, family: NamePattern, root: Path, report: Findings) -> None:
     """Compares the embedded reference with what ``reference/`` renders (reference-source, reference-stale)."""
     from flashinfer_trace.reference import ReferenceSourceError, render
 

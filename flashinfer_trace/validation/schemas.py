@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace.json_source import JsonSourceError, load
-from flashinfer_trace.validation.problems import Report, pointer_of, quote
+from flashinfer_trace.validation.problems import Findings, pointer_of, quote
 
 __all__ = ["SchemaFileError", "Schemas", "check_schema"]
 
@@ -82,20 +82,20 @@ def _check_pattern(_validator: Any, pattern: str, instance: Any, _schema: Any) -
         yield ValidationError(f"does not match {pattern}")
 
 
-def check_schema(validator: Any, data: Any, report: Report, rule: str | None = None) -> set[str]:
+def check_schema(validator: Any, data: Any, findings: Findings, rule: str | None = None) -> set[str]:
     """Reports every violation of a schema.
 
     Args:
         validator: one of `Schemas`.
         data: the parsed JSON.
-        report: where problems go.
+        findings: where problems go.
         rule: the rule of every problem; without it, the rule that fits the keyword (schema-type, ...).
 
     Returns:
         The pointers of the violations.
     """
     pointers = set()
-    known = {problem.pointer for problem in report.problems if problem.rule == "json-number"}
+    known = {problem.pointer for problem in findings.problems if problem.rule == "json-number"}
     for error in itertools.islice(validator.iter_errors(data), MAX_PROBLEMS):
         for found, pointer, message, hint in _translate(error):
             # What has the wrong type is not one of the allowed values either; the type says it all.
@@ -104,7 +104,7 @@ def check_schema(validator: Any, data: Any, report: Report, rule: str | None = N
             pointers.add(pointer)
             # A refused number has become null: that its type is wrong is no second problem.
             if pointer not in known:
-                report.add(rule or found, message, hint, pointer)
+                findings.add(rule or found, message, hint, pointer)
     return pointers
 
 

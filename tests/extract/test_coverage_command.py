@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import flashinfer_trace
 from flashinfer_trace.cli import main
-from flashinfer_trace.coverage import coverage
+from flashinfer_trace.model_coverage import model_coverages
 from tools.extract_definitions import model_needs
 from tools.extract_definitions.models import available
 
@@ -53,7 +53,7 @@ def small(tmp_path, monkeypatch):
 
 
 def test_what_exists_is_verified_or_missing(small):
-    (one,) = coverage(small)
+    (one,) = model_coverages(small)
     assert one.model == "small" and one.unsupported == {"indexer": "no family covers it: triton:k"}
     projection, quantiser, shared, norm = one.ops
     assert (quantiser.name, quantiser.op_type, quantiser.missing) == ("o_proj", "quantise", ("q_1",))
@@ -122,6 +122,6 @@ def test_committed_needs_are_up_to_date_and_follow_the_schema():
 
 
 def test_no_model_lacks_a_definition_that_its_ops_need():
-    assert {one.model: [name for op in one.ops for name in op.missing] for one in coverage(ROOT)} == {
+    assert {one.model: [name for op in one.ops for name in op.missing] for one in model_coverages(ROOT)} == {
         name: [] for name in available(ROOT)
     }

@@ -1,4 +1,7 @@
-"""The dataset is reproducible: extracting every model into an empty directory gives every committed Definition."""
+"""The dataset is reproducible: extracting every model into an empty directory gives what models need, byte for byte.
+
+What no model needs is curated: people wrote it, and the documents list it.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,16 @@ from collections import defaultdict
 import pytest
 
 import flashinfer_trace
-from flashinfer_trace.naming import load_naming
+from flashinfer_trace.naming import family_name, load_naming
+from tools.extract_definitions import model_needs
 from tools.extract_definitions.__main__ import main
 from tools.extract_definitions.models import available
 from tools.extract_definitions.recipes import RECIPES
 
 ROOT = flashinfer_trace.find_root()
 COMMITTED = {path.stem: path for path in flashinfer_trace.dataset.definition_paths(ROOT)}
+NEEDS = [json.loads(path.read_text()) for path in sorted((ROOT / "models" / "needs").glob("*.json"))]
+CURATED = {one.name: one for one in model_needs.curated(flashinfer_trace.definitions(), NEEDS)}
 
 
 @pytest.fixture(scope="module")
@@ -34,15 +40,25 @@ def without_description(path):
     return "".join(lines[: described[0]] + lines[described[0] + 1 :])
 
 
-def test_every_committed_definition_is_recreated_byte_for_byte(extracted):
-    assert sorted(set(COMMITTED) - set(extracted)) == []
+def test_every_definition_that_a_model_needs_is_recreated_byte_for_byte(extracted):
+    needed = {name: path for name, path in COMMITTED.items() if name not in CURATED}
+    assert sorted(set(needed) - set(extracted)) == []
     different = [
-        name for name, path in COMMITTED.items() if without_description(path) != without_description(extracted[name])
+        name for name, path in needed.items() if without_description(path) != without_description(extracted[name])
     ]
     assert different == []
-    assert {name: path.parent.name for name, path in COMMITTED.items()} == {
-        name: path.parent.name for name, path in extracted.items() if name in COMMITTED
+    assert {name: path.parent.name for name, path in needed.items()} == {
+        name: path.parent.name for name, path in extracted.items() if name in needed
     }
+
+
+def test_curated_definitions_are_listed_and_claim_no_model_that_does_not_need_them(extracted):
+    """Else a Definition that its recipe stops making would pass as curated."""
+    assert not set(CURATED) & set(extracted)
+    listed = (ROOT / "docs" / "coverage.md").read_text().partition("## Curated Definitions")[2]
+    assert [name for name in CURATED if f"`{name}`" not in listed] == []
+    claimed = {name: set(one.tag_values("model")) & set(available(ROOT)) for name, one in CURATED.items()}
+    assert {name: models for name, models in claimed.items() if models} == {}, "remove these model: tags"
 
 
 def test_nothing_that_a_model_needs_is_left_to_extract(extracted):
@@ -64,9 +80,12 @@ def test_models_one_by_one_give_the_same_but_for_descriptions(extracted, tmp_pat
     assert [name for name in found if without_description(found[name]) != without_description(extracted[name])] == []
 
 
-def test_every_family_has_one_recipe():
-    known = {name: family.op_type for name, family in load_naming(ROOT).families.items()}
-    assert sorted(family for recipe in RECIPES for family in recipe.families) == sorted(known)
+def test_every_family_that_a_model_needs_has_one_recipe():
+    naming = load_naming(ROOT)
+    needed = {family_name(one, naming) for one in flashinfer_trace.definitions() if one.name not in CURATED}
+    made = sorted(family for recipe in RECIPES for family in recipe.families)
+    assert made == sorted(set(made)) and needed <= set(made)
+    known = {name: naming.families[name].op_type for name in made}
     assert {family: recipe.op_type for recipe in RECIPES for family in recipe.families} == known
 
 
@@ -109,8 +128,7 @@ def test_the_sizes_that_the_documents_say_were_run():
     assert {op_type for op_type, row in rows.items() if row[0] == "1, 8"} == {"gemm", "mla_paged", "moe"}
     assert {op_type for op_type, row in rows.items() if row[0] == "any"} == {"rmsnorm", "sampling"}
     assert [op_type for op_type, row in rows.items() if row[1] != "-"] == ["moe"]
-    assert sum(int(row[2]) for row in rows.values()) == len(COMMITTED)
+    assert sum(int(row[2]) for row in rows.values()) == len(COMMITTED) - len(CURATED)
     document = (ROOT / "docs" / "verification.md").read_text()
-    unrun = document.partition("## Kernels that nobody has run yet")[2]
     for name, path in COMMITTED.items():
-        assert "status:verified" in json.loads(path.read_text())["tags"] or f"`{name}`" in unrun, name
+        assert "status:verified" in json.loads(path.read_text())["tags"] or f"- `{name}`" in document, name

@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 import flashinfer_trace
-from flashinfer_trace.embedding import embed_all
+from flashinfer_trace.embedding import EmbeddingError, embed_all
 from flashinfer_trace.validation import validate_paths
 from tools.scaffold.__main__ import main
 
@@ -81,13 +81,18 @@ def test_one_todo_that_is_left_is_enough(root, left):
     text = kept.read_text()
     fill(root)
     kept.write_text(text)
-    embed_all(root, write=True)
     expected = {
         "description": "description-trivial",
         "reference": "reference-undefined",
         "record": "record-unfinished",
     }
-    assert rules(root) == {expected[left]}
+    if left == "record":  # not a part of the Definition
+        embed_all(root, write=True)
+        assert rules(root) == {expected[left]}
+    else:
+        with pytest.raises(EmbeddingError) as refused:
+            embed_all(root, write=True)
+        assert {line.split(": ")[1] for line in str(refused.value).splitlines()[1:]} == {expected[left]}
 
 
 def test_the_lines_of_a_record_that_are_left_are_named(root):

@@ -8,73 +8,97 @@ from types import ModuleType
 
 import pytest
 import torch
+from attention_cases import CAUSAL, DECODE, LATENT, NAMES, PAGED, case, plan, queries
+from emulated_attention import attention_model, counted_lengths, paged_requests, ragged_requests
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.families.attention import kernels as attention_kernels
 from flashinfer_trace.families.attention import ragged
-from flashinfer_trace.families.attention.cases import LOGIT_KINDS, ROWS_WITHOUT_KEYS
-from flashinfer_trace.families.attention.kernels import CUDA_CORES, EMPTY, FA2, FA3, MASKED
+from flashinfer_trace.families.attention.cases import LOGIT_KINDS
+from flashinfer_trace.families.attention.kernels import CUDA_CORES, EMPTY, FA2, FA3, MASKED, SEEING
 from flashinfer_trace.families.attention.policies import LSE, kernel_policies
-from flashinfer_trace.families.gqa_paged import kernels as paged_kernels
-from flashinfer_trace.families.gqa_paged.plans import own_requests
+from flashinfer_trace.families.gqa_paged import inputs as gqa
+from flashinfer_trace.families.mla_paged import inputs as latent
+from flashinfer_trace.families.mla_paged.kernels import BACKENDS as LATENT_BACKENDS
 from flashinfer_trace.harness.case import evaluate, run_case
 from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.verify import prepare
 
-from .attention_models import attention_model, paged_requests, ragged_requests
-from .test_gqa import CAUSAL, DECODE, NAMES, PAGED, PREFILL, RAGGED, case
-
-VARIANTS = {"CUDA cores": CUDA_CORES, "fa2": FA2, "fa3": FA3}
+ROUNDINGS = {backend.name: backend.rounding for backend in (CUDA_CORES, FA2, FA3)}
+LATENT_ROUNDINGS = {backend.name: backend.rounding for backend in LATENT_BACKENDS}
 LENGTHS = {"kv_lens": [300, 0, 430, 33, 2], "q_lens": [3, 1, 2, 5, 2]}
 
 
-def model(name, inputs, rounding, **options):
+def model(definition, inputs, rounding, **options):
     """The model's outputs for these inputs of a family."""
-    requests = own_requests(inputs, options.pop("page_size")) if name in PAGED else ragged.own_requests(inputs)
-    value_dim = inputs["v_cache" if name in PAGED else "v"].shape[-1]
+    is_latent, page_size = definition.op_type == "mla_paged", definition.const_axes.get("page_size")
+    if page_size:
+        requests = (latent if is_latent else gqa).own_requests(inputs, page_size)
+    else:
+        requests = ragged.own_requests(inputs)
+    value_dim = inputs[next(name for name in ("ckv_cache", "v_cache", "v") if name in inputs)].shape[-1]
     return attention_model(
-        inputs["q"], requests, value_dim, inputs["sm_scale"], "qo_indptr" in inputs, rounding, **options
+        *(queries(inputs), requests, value_dim, inputs["sm_scale"], "qo_indptr" in inputs, rounding),
+        **options,
+        admits_nothing=is_latent,
     )
 
 
 def long_case(name, logits):
+    """(family, twin, inputs, expected) of requests that kernels split."""
     pages = {"num_pages": 800} if name in PAGED else {}
     family, definition, inputs = case(name, **LENGTHS, logits=logits, **pages)
-    options = {"page_size": definition.const_axes["page_size"]} if name in PAGED else {}
-    return family, family.oracle(definition, inputs), inputs, options
+    return family, definition, inputs, family.oracle(definition, inputs)
 
 
-@pytest.mark.parametrize("chunk", [128, 137])
+@pytest.mark.parametrize("long", [False, True])
 @pytest.mark.parametrize("logits", LOGIT_KINDS)
 @pytest.mark.parametrize("name", NAMES)
-def test_bounds_of_the_kernels_hold_for_a_model_of_them(name, logits, chunk):
+def test_bounds_of_the_kernels_hold_for_a_model_of_them(name, logits, long):
     """And they are not idle: outputs use a good part of theirs, and fa2's lse is too coarse for the others' bounds."""
-    family, expected, inputs, options = long_case(name, logits)
+    family, definition, inputs, expected = long_case(name, logits)
+    roundings, chunks = (LATENT_ROUNDINGS, (32, 64)) if name in LATENT else (ROUNDINGS, (128, 137))
     for kernel in family.kernels:
-        rounding = VARIANTS[kernel.variant]
-        split = {"chunk": chunk} if rounding.partial else {}
-        outputs = model(name, inputs, rounding, **split, **options)
+        rounding = roundings[kernel.variant]
+        split = {"chunk": chunks[long]} if rounding.partial else {}
+        outputs = model(definition, inputs, rounding, **split)
         for output, comparison in evaluate(family.policies(kernel), outputs, expected).items():
             assert comparison.passed, f"{kernel.label}: {output}: {comparison}"
             assert comparison.ratio > (0.2 if output == "output" else 1e-4), f"{kernel.label}: {output}: {comparison}"
         if logits == "normal":
-            lse = kernel_policies(FA3, MASKED)["lse"].compare(outputs["lse"], expected["lse"])
+            lse = kernel_policies(FA3.rounding, MASKED)["lse"].compare(outputs["lse"], expected["lse"])
             assert lse.passed == (not rounding.sum)
 
 
 @pytest.mark.parametrize("name", DECODE)
 def test_rounded_weights_do_not_meet_the_bound_of_float32_weights(name):
-    family, expected, inputs, options = long_case(name, "large")
-    outputs = model(name, inputs, FA2, **options)
+    family, definition, inputs, expected = long_case(name, "large")
+    outputs = model(definition, inputs, FA2.rounding)
     assert not evaluate(family.policies(family.kernels[0]), outputs, expected)["output"].passed
+
+
+@pytest.mark.parametrize("count", [32, 33, 100, 200, 700])
+def test_chunks_of_latent_attention_are_those_of_its_plan(count):
+    generator = torch.Generator().manual_seed(count)
+    p = torch.softmax(3 * torch.randn(2, 3, count, generator=generator, dtype=torch.float64), -1)
+    values = torch.randn(1, count, 4, generator=generator, dtype=torch.float64)
+    absolute, squared = torch.zeros(2, 3, 4).double(), torch.zeros(2, 3, 4).double()
+    for chunk in (32, 64, 128, 192, 256, 512):
+        if chunk < count:
+            pairs = zip(p.split(chunk, -1), values.split(chunk, 1), strict=True)
+            partial = torch.stack([part @ own for part, own in pairs])
+            absolute, squared = absolute.maximum(partial.abs().sum(0)), squared.maximum(partial.square().sum(0))
+    for found, expected in zip(latent.planned_chunks(p, values), (absolute, squared), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert bool(absolute.any()) is (count > 32)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_without_keys_are_declared_by_kernel(name):
     """flashinfer's -5e4 passes for its kernels only; a row with keys must have its lse whatever is declared."""
-    family, expected, _, _ = long_case(name, "normal")
+    family, _, _, expected = long_case(name, "normal")
     want = expected["lse"]
     empty = want.value == -math.inf
     assert empty.any()
@@ -97,58 +121,36 @@ def test_a_masked_row_may_count_its_masked_keys_only_where_that_is_declared():
     parts = dict.fromkeys(("lse", "lse_logit", "others", "squared_others"), torch.zeros(1, 1))
     want = Expected(torch.tensor([[-math.inf]], dtype=torch.float64), {**parts, "length": torch.ones(1, 1)})
     counted = torch.tensor([[-5e4 + 9.0]])
-    assert kernel_policies(FA2, MASKED)["lse"].compare(counted, want).passed
-    assert not kernel_policies(FA3, EMPTY)["lse"].compare(counted, want).passed
+    assert kernel_policies(FA2.rounding, MASKED)["lse"].compare(counted, want).passed
+    assert not kernel_policies(FA3.rounding, EMPTY)["lse"].compare(counted, want).passed
     assert not LSE.compare(counted, want).passed
 
 
-@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("name", [name for name in CAUSAL if name not in LATENT])
 def test_kernels_are_spared_rows_without_keys_that_they_get_wrong_but_the_reference_is_not(name):
     definition = flashinfer_trace.load(name)
     family = family_of(definition)
-    assert {k.variant: k.limits.get(ROWS_WITHOUT_KEYS) for k in family.kernels} == {"fa2": (0, 0), "fa3": (0, 0)}
-    plan = {"q_lens": [5], "kv_lens": [2], "logits": "normal", "shared_prefix": 0, "num_pages": 2, "unused": "nan"}
-    inputs = family.make_inputs(definition, plan, Draws(0, "cpu"))
+    assert {kernel.variant: kernel.plan_options for kernel in family.kernels} == {"fa2": SEEING, "fa3": SEEING}
+    inputs = family.make_inputs(definition, plan(name, [2], [5]), Draws(0, "cpu"))
     output, lse = definition.run(**inputs)
     assert (output[:3] == 0).all()
     assert (lse[:3] == -math.inf).all()
     assert lse[3:].isfinite().all()
 
 
-def test_decode_on_cuda_cores_is_for_the_groups_it_is_compiled_for():
-    for heads, groups in {
-        "h32_kv8": True,
-        "h64_kv8": True,
-        "h28_kv4": False,
-        "h48_kv8": False,
-        "h128_kv8": False,
-    }.items():
-        definition = flashinfer_trace.load(f"gqa_paged_decode_{heads}_d128_ps1")
-        labels = [k.variant for k in family_of(definition).kernels_of(definition)]
-        assert labels == (["CUDA cores"] if groups else []) + ["fa2", "fa3"]
-
-
-def test_every_definition_has_the_heads_that_its_models_and_tp_give():
-    """48 heads at TP 8 is 6 on one; 28 heads have no TP 8; 4 key-value heads at TP 8 are copied."""
-    found = {(d.const_axes["num_qo_heads"], d.const_axes["num_kv_heads"]): d for d in flashinfer_trace.definitions()
-             if d.op_type == "gqa_ragged"}  # fmt: skip
-    assert (6, 1) in found
-    assert {h for h, _ in found if h % 7 == 0} == {28, 14, 7}
-    assert "model:qwen3-30b-a3b" in found[4, 1].tags
-    for op_type, count in {"gqa_paged": 4, "gqa_ragged": 1}.items():
-        assert len([d for d in flashinfer_trace.definitions() if d.op_type == op_type]) == count * len(found)
-
-
 class Flashinfer:
     """Stands in for a wrapper of flashinfer 0.6.12: the same calls, the model's results."""
 
+    admits_nothing = False
+
     def __init__(self, workspace, kv_layout="NHD", *, use_tensor_cores=False, backend="auto"):
         assert kv_layout == "NHD"
-        self.rounding = {"fa2": FA2, "fa3": FA3, "auto": CUDA_CORES}[backend]
+        self.rounding = {"fa2": FA2, "fa3": FA3, "auto": CUDA_CORES}[backend].rounding
 
     def compute(self, q, requests, value_dim, out, lse, return_lse):
         assert return_lse
-        results = attention_model(q, requests, value_dim, self.sm_scale, self.causal, self.rounding)
+        what = (q, requests, value_dim, self.sm_scale, self.causal, self.rounding)
+        results = attention_model(*what, admits_nothing=self.admits_nothing)
         out.copy_(results["output"])
         lse.copy_(results["lse"])
 
@@ -164,7 +166,9 @@ class PagedDecode(Flashinfer):
 
     def run(self, q, caches, *, out, lse, return_lse):
         assert all(cache.shape[1:] == self.sizes for cache in caches)
-        self.compute(q, paged_requests(*caches, *self.pages), self.sizes[2], out, lse, return_lse)
+        *indices, last_page_len = self.pages
+        lengths = counted_lengths(indices[1], last_page_len, self.sizes[0])
+        self.compute(q, paged_requests(*caches, *indices, lengths), self.sizes[2], out, lse, return_lse)
 
 
 class PagedPrefill(PagedDecode):
@@ -186,11 +190,39 @@ class RaggedPrefill(Flashinfer):
         self.compute(q, ragged_requests(k, v, *self.indptrs), v.shape[-1], out, lse, return_lse)
 
 
+class Latent(Flashinfer):
+    admits_nothing = True
+
+    def __init__(self, workspace, *, backend):
+        self.rounding = LATENT_ROUNDINGS[backend]
+
+    def plan(
+        self, qo_indptr, kv_indptr, kv_indices, kv_len_arr, num_heads, head_dim_ckv, head_dim_kpe, page_size,
+        causal, sm_scale, q_data_type, kv_data_type,
+    ):  # fmt: skip
+        assert kv_len_arr.dtype == torch.int32
+        self.pages, self.causal, self.sm_scale = (
+            (qo_indptr, kv_indptr, kv_indices, kv_len_arr.tolist()),
+            causal,
+            sm_scale,
+        )
+        self.sizes = (page_size, head_dim_ckv), (page_size, head_dim_kpe)
+
+    def run(self, q_nope, q_pe, ckv_cache, kpe_cache, *, out, lse, return_lse):
+        assert (ckv_cache.shape[1:], kpe_cache.shape[1:]) == self.sizes
+        keys, values = (x.unsqueeze(2) for x in (torch.cat([ckv_cache, kpe_cache], -1), ckv_cache))
+        requests = paged_requests(keys, values, *self.pages)
+        self.compute(torch.cat([q_nope, q_pe], -1), requests, ckv_cache.shape[-1], out, lse, return_lse)
+
+
 @pytest.fixture
 def stand_ins(monkeypatch):
     """A module flashinfer made of the above."""
-    modules = {name: ModuleType(name) for name in ("flashinfer", "flashinfer.decode", "flashinfer.prefill")}
+    modules = {
+        name: ModuleType(name) for name in ("flashinfer", *(f"flashinfer.{x}" for x in ("decode", "mla", "prefill")))
+    }
     modules["flashinfer.decode"].BatchDecodeWithPagedKVCacheWrapper = PagedDecode
+    modules["flashinfer.mla"].BatchMLAPagedAttentionWrapper = Latent
     modules["flashinfer.prefill"].BatchPrefillWithPagedKVCacheWrapper = PagedPrefill
     modules["flashinfer.prefill"].BatchPrefillWithRaggedKVCacheWrapper = RaggedPrefill
     for name, module in modules.items():
@@ -207,28 +239,11 @@ def test_kernels_are_called_with_what_they_take(name, stand_ins):
     definition = flashinfer_trace.load(name)
     family = family_of(definition)
     twin = prepare(definition, family, "cpu", full=False)
-    pages = {"shared_prefix": 1, "num_pages": 40, "unused": "nan"} if name in PAGED else {}
-    plan = {"kv_lens": [9, 0, 4, 3, 5], "logits": "normal", **pages}
-    if name not in DECODE:
-        plan["q_lens"] = [2, 1, 4, 0, 5]
+    pages = {"shared_prefix": 1, "num_pages": 40} if name in PAGED else {}
+    given = plan(name, [9, 0, 4, 3, 5], [2, 1, 4, 0, 5], **pages)
     assert len(family.kernels) == (3 if name in DECODE else 2)
     for kernel in family.kernels:
-        result = run_case(twin, family, plan, 3, "cpu", kernel)
+        result = run_case(twin, family, given, 3, "cpu", kernel)
         assert not result.failures, f"{kernel.label}: {result.failures}"
         assert not result.vacuous
         assert set(result.kernel) == {"output", "lse"}
-
-
-def test_last_pages_are_empty_without_pages():
-    inputs = {
-        "kv_indptr": torch.tensor([0, 2, 2, 3], dtype=torch.int32),
-        "kv_last_page_len": torch.tensor([3, 2, 1], dtype=torch.int32),
-    }
-    assert paged_kernels.last_page_len(inputs).tolist() == [3, 0, 1]
-    del inputs["kv_last_page_len"]
-    assert paged_kernels.last_page_len(inputs).tolist() == [1, 0, 1]
-
-
-def test_prefill_and_ragged_names_are_what_they_say():
-    assert [n for n in NAMES if "ragged" in n] == RAGGED
-    assert [n for n in NAMES if "paged_prefill" in n] == PREFILL

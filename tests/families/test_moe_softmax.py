@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-import sys
 
-import emulated_sgl_kernel
-import hypothesis
 import pytest
 import torch
+from drawn_plans import drawn_plans
+from moe_cases import fitted_gain, measured_over_modelled_gain
 
 from flashinfer_trace import definitions, load
 from flashinfer_trace.families import family_of
 from flashinfer_trace.families.moe.oracle import softmax_route
 from flashinfer_trace.families.moe.softmax import decidable
 from flashinfer_trace.harness.case import kernel_outputs, poisoned_outputs, run_case, vacuity
-from flashinfer_trace.harness.family import PlanRequest
 
 ROUTER = load("moe_topk_softmax_topk8_e128")
 ROUTER_FAMILY = family_of(ROUTER)
@@ -40,14 +38,6 @@ def case(twin, seed=0, **changes):
     family = family_of(twin)
     inputs = family.inputs(twin, {**PLAN, **changes}, seed, "cpu")
     return inputs, family.oracle(twin, inputs)["output"]
-
-
-@pytest.fixture
-def sgl_kernel(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sgl_kernel", emulated_sgl_kernel)
-    monkeypatch.setattr(torch.nn.functional, "grouped_mm", emulated_sgl_kernel.grouped_mm, raising=False)
-    monkeypatch.setattr("flashinfer_trace.families.moe.pipeline.WORKSPACE_BYTES", 16)
-    return emulated_sgl_kernel
 
 
 # Routing
@@ -213,22 +203,10 @@ def test_routings_do_what_they_say(name):
             assert int(chosen.any(dim=0).sum()) == 1
 
 
-def drawn_routings(twin):
-    seen = set()
-
-    @hypothesis.settings(max_examples=200, database=None, deadline=None)
-    @hypothesis.seed(5)
-    @hypothesis.given(family_of(twin).plans(PlanRequest(twin, {}, large=False)))
-    def collect(plan):
-        seen.add(plan["routing"])
-
-    collect()
-    return seen
-
-
 @pytest.mark.parametrize(("layout", "possible"), [("whole", False), ("single", True), ("ranks", True)])
 def test_plans_leave_a_rank_only_where_others_can_take_over(layout, possible):
-    seen = drawn_routings(TWINS["bf16"].with_const_axes(LAYOUTS[layout]))
+    twin = TWINS["bf16"].with_const_axes(LAYOUTS[layout])
+    seen = {plan["routing"] for plan in drawn_plans(family_of(twin), twin)}
     assert ("elsewhere" in seen) is possible
     assert {"local", "ties", "one_expert"} <= seen
 
@@ -264,8 +242,7 @@ def test_weights_that_are_rounded_alike_are_allowed_for(sgl_kernel, name):
     assert policy.compare(outputs["output"], expected).passed
     shift = float(expected.parts["rounding_shift"])
     assert shift < -(2.0**-11)
-    value = expected.value
-    measured = float((outputs["output"].double() * value).sum() / value.square().sum()) - 1
+    measured = fitted_gain(outputs["output"], expected)
     deviation = float(expected.parts["hopper_gain"].sqrt())
     assert measured == pytest.approx(shift, abs=3 * deviation)
     assert not policy.compare((outputs["output"] * 1.01).to(torch.bfloat16), expected).passed
@@ -279,8 +256,7 @@ def test_products_of_short_numbers_that_round_alike_are_allowed_for(sgl_kernel):
     outputs, _ = kernel_outputs(twin, family_of(twin).kernels[0], inputs)
     assert policy.compare(outputs["output"], expected).passed
     shift, deviation = float(expected.parts["rounding_shift"]), float(expected.parts["hopper_gain"].sqrt())
-    value = expected.value
-    measured = float((outputs["output"].double() * value).sum() / value.square().sum()) - 1
+    measured = fitted_gain(outputs["output"], expected)
     assert shift < -3 * deviation
     assert measured == pytest.approx(shift, abs=3 * deviation)
     assert not policy.compare((outputs["output"] * 1.01).to(torch.bfloat16), expected).passed
@@ -333,15 +309,8 @@ def test_a_wrong_pipeline_is_rejected(sgl_kernel, name, mistake):
 def test_the_gain_of_a_case_is_told_apart_from_its_rounding_noise(sgl_kernel, name):
     """Over many seeds the scale that the pipeline's roundings leave has about the modelled deviation."""
     twin = TWINS[name]
-    gains, modelled = [], []
-    for seed in range(16):
-        inputs, expected = case(twin, seed, routing="local", seq_len=8)
-        output = kernel_outputs(twin, family_of(twin).kernels[0], inputs)[0]["output"].double()
-        value = expected.value
-        gains.append(float((output * value).sum() / value.square().sum()) - 1)
-        modelled.append(float(expected.parts["hopper_gain"]))
-    measured = math.sqrt(sum(gain**2 for gain in gains) / len(gains))
-    assert 0.5 < measured / math.sqrt(sum(modelled) / len(modelled)) < 1.5
+    cases = [case(twin, seed, routing="local", seq_len=8) for seed in range(16)]
+    assert 0.5 < measured_over_modelled_gain(twin, family_of(twin).kernels[0], cases) < 1.5
 
 
 def test_every_definition_fits_its_pipeline():

@@ -11,9 +11,9 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
+from sampling_rows import EXACT, case, definition_of
 
 import flashinfer_trace
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.sampling import EXACT_SUPPORT, FAMILIES, RENORM_ATOMIC
 from flashinfer_trace.families.sampling.oracles import renorm_oracle, sampling_oracle
 from flashinfer_trace.families.sampling.rows import KINDS, make_row
@@ -21,25 +21,11 @@ from flashinfer_trace.harness.case import reference_outputs, run_case, vacuity
 from flashinfer_trace.harness.compare import Policy
 from flashinfer_trace.harness.family import Family, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
-from flashinfer_trace.harness.verify import verify
+from flashinfer_trace.harness.verify import Job, verify
 
 FAMILY = {family.name: family for family in FAMILIES}
 SAMPLERS = [family for family in FAMILIES if "samples" in family.compare]
 RENORMALISERS = [family for family in FAMILIES if "renorm_probs" in family.compare]
-#: Dyadic: 1/16, 1/2, 1/16, 1/4, 1/8; every sum is exact.
-EXACT = [0.0625, 0.5, 0.0625, 0.25, 0.125, 0.0, 0.0, 0.0]
-
-
-def definition_of(family: Family, vocab_size: int = 8) -> Definition:
-    return flashinfer_trace.load(f"{family.name}_v129280").with_const_axes({"vocab_size": vocab_size})
-
-
-def case(row: list[float], draws: int = 4096, **parameters: float) -> dict[str, Any]:
-    """`draws` copies of one row with its parameters, in the order in which the interfaces take them."""
-    inputs: dict[str, Any] = {"probs": torch.tensor([row], dtype=torch.float32).expand(draws, -1).contiguous()}
-    for name, value in parameters.items():
-        inputs[name] = torch.full((draws,), value, dtype=torch.int32 if name == "top_k" else torch.float32)
-    return inputs
 
 
 def plain_support(row: list[Fraction], parameters: dict[str, Any], absolute: bool) -> set[int]:
@@ -80,7 +66,7 @@ def test_oracle_agrees_with_exact_fractions(family: Family, seed: int) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_reference_meets_the_oracle(family: Family) -> None:
-    report = verify(flashinfer_trace.load(f"{family.name}_v129280"), family, examples=25, seed=2)
+    report = verify(Job(flashinfer_trace.load(f"{family.name}_v129280"), family), examples=25, seed=2)
     assert report.status == "passed", report.message
     assert report.cases >= 25
 
@@ -233,12 +219,12 @@ def test_plans_are_json_and_give_valid_inputs(family: Family, large: bool) -> No
 
 
 @pytest.mark.parametrize("family", RENORMALISERS, ids=lambda family: family.name)
-def test_limits_of_sgl_kernel_reach_its_plans(family: Family) -> None:
+def test_options_of_sgl_kernel_reach_its_plans(family: Family) -> None:
     definition = definition_of(family, 64)
     (kernel,) = (kernel for kernel in family.kernels if kernel.library == "sglang-kernel")
 
     @hypothesis.settings(max_examples=60, database=None, deadline=None, derandomize=True)
-    @hypothesis.given(family.plans(PlanRequest(definition, kernel.limits, True)))
+    @hypothesis.given(family.plans(PlanRequest(definition, {}, True, kernel.plan_options)))
     def check(plan: dict[str, Any]) -> None:
         assert all(spec["sum"] == 1.0 and spec.get("top_k", 1) >= 1 for spec in plan["specs"])
 

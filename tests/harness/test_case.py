@@ -12,9 +12,9 @@ from click.testing import CliRunner
 import flashinfer_trace
 from flashinfer_trace.cli import main
 from flashinfer_trace.families import family_of
-from flashinfer_trace.harness.case import case_line, run_case
+from flashinfer_trace.harness.case import run_case
 from flashinfer_trace.harness.family import Kernel
-from flashinfer_trace.harness.verify import prepare, verify
+from flashinfer_trace.harness.verify import Job, prepare, verify
 
 PLAN = {"batch_size": 4, "values": "normal", "zero_row": False}
 LOADED = flashinfer_trace.load("rmsnorm_h512")
@@ -123,7 +123,7 @@ def test_vacuous_cases_never_count():
     only_empty = dataclasses.replace(
         FAMILY, plans=lambda request: FAMILY.plans(request).map(lambda p: {**p, "batch_size": 0})
     )
-    report = verify(LOADED, only_empty, examples=5)
+    report = verify(Job(LOADED, only_empty), examples=5)
     assert report.status == "failed"
     assert report.cases == 0
     assert report.vacuous > 0
@@ -131,25 +131,25 @@ def test_vacuous_cases_never_count():
 
 
 def test_a_crash_is_a_failure_that_can_be_repeated():
-    report = verify(LOADED, FAMILY, kernel=kernel(crashes), examples=5)
+    report = verify(Job(LOADED, FAMILY, kernel(crashes)), examples=5)
     assert report.status == "failed"
     assert "RuntimeError: CUDA error: misaligned address" in report.message
     assert "repeat: flashinfer-trace verify rmsnorm_h512 --kernel toy.kernel --device cpu --plan" in report.message
 
 
 def test_a_report_counts_distinct_cases_and_keeps_the_worst():
-    report = verify(LOADED, FAMILY, kernel=kernel(honest), examples=25, seed=4)
+    report = verify(Job(LOADED, FAMILY, kernel(honest)), examples=25, seed=4)
     assert (report.status, report.message) == ("passed", "")
     assert report.cases >= 25
     summary = report.outputs["output"]
     assert 0 < summary.kernel_worst <= 1
     assert summary.kernel_worst == summary.reference_worst  # the same function on the same inputs
-    again = verify(LOADED, FAMILY, kernel=kernel(honest), examples=25, seed=4)
+    again = verify(Job(LOADED, FAMILY, kernel(honest)), examples=25, seed=4)
     assert (again.cases, again.outputs) == (report.cases, report.outputs)
 
 
 def test_the_printed_line_repeats_the_case():
-    line = case_line(LOADED, PLAN, 3, "cpu", None, full=False)
+    line = Job(LOADED, FAMILY).line(PLAN, 3)
     program, *arguments = shlex.split(line)
     assert program == "flashinfer-trace"
     result = CliRunner().invoke(main, arguments)

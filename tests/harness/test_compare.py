@@ -19,6 +19,7 @@ from flashinfer_trace.harness.compare import (
     summation_error,
     unit_roundoff,
 )
+from flashinfer_trace.harness.mutants import MUTANTS
 
 BF16 = ErrorBound(lambda e: rounding_error(e.value, torch.bfloat16), "one rounding to bf16")
 
@@ -114,6 +115,20 @@ def test_gain_shows_a_scale_that_the_elements_hide():
     comparison = policy.compare((value * 1.01).float(), Expected(value))
     assert not comparison.passed
     assert "gain is off by 1.00e-02" in comparison.detail
+
+
+@pytest.mark.parametrize(("gain", "tells"), [(None, True), (0.005, True), (0.02, False)])
+def test_a_scale_is_no_mutant_where_the_gain_allows_for_as_much(gain, tells):
+    policy = ErrorBound(lambda e: e.value, "wide", gain=None if gain is None else lambda e: gain)
+    names = [mutant.name for mutant in policy.mutants(Expected(torch.ones(3, dtype=torch.float64)))]
+    assert ("scaled by 1.01" in names) == tells
+    assert {"zero", "stale", "two rows swapped", "shifted by one", "NaN in one element"} < {*names, "scaled by 1.01"}
+
+
+def test_mutants_that_are_not_wrong_do_not_apply():
+    output = torch.tensor([[3, 3], [3, 3]])
+    applied = {mutant.name: mutant.applied(output, output) for mutant in MUTANTS}
+    assert {name for name, wrong in applied.items() if wrong is not None} == {"zero"}
 
 
 def test_exact_counts_what_differs():

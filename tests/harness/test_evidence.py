@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import flashinfer_trace
-from flashinfer_trace.embedding import has_evidence
+from flashinfer_trace import ledger
 from flashinfer_trace.harness import evidence
 from flashinfer_trace.harness.family import Kernel
 from flashinfer_trace.harness.verify import OutputSummary, Report
@@ -45,8 +45,9 @@ def test_a_recorded_run_is_valid_and_carries_the_status(tmp_path):
     jsonschema.Draft202012Validator(schema).validate(document)
     assert document["reference_sha256"] == DEFINITION.reference_sha256
     assert document["entries"][0]["outputs"]["output"]["kernel_worst"] == 0.95
-    assert has_evidence(tmp_path, DEFINITION, DEFINITION.reference_sha256)
-    assert not has_evidence(tmp_path, DEFINITION, "0" * 64)
+    assert ledger.proven(tmp_path, DEFINITION)
+    assert [entry.kernel_label for entry in ledger.proofs(tmp_path, DEFINITION)] == [KERNEL.label]
+    assert not ledger.proven(tmp_path, dataclasses.replace(DEFINITION, reference=DEFINITION.reference + "# newer\n"))
     assert [p.name for p in path.parent.iterdir()] == ["rmsnorm_h512.json"]
 
 
@@ -64,9 +65,24 @@ def test_evidence_for_an_older_reference_is_dropped(tmp_path):
     assert [entry["kernel"]["variant"] for entry in entries(path)] == [""]
 
 
-@pytest.mark.parametrize(("change", "word"), [({"status": "failed"}, "failed"), ({"device": "cpu"}, "on cpu")])
+def test_evidence_that_cannot_be_read_is_not_overwritten(tmp_path):
+    path = evidence.record(tmp_path, DEFINITION, KERNEL, REPORT)
+    path.write_text("{")
+    with pytest.raises(ledger.LedgerError, match="not JSON"):
+        evidence.record(tmp_path, DEFINITION, KERNEL, REPORT)
+    assert path.read_text() == "{"
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"status": "failed"}, "failed on cuda is"),
+        ({"device": "cpu"}, "on cpu is"),
+        ({"cases": ledger.REQUIRED_CASES - 1, "vacuous": 500}, "49 real cases are"),
+    ],
+)
 def test_what_is_not_evidence(tmp_path, change, word):
-    with pytest.raises(ValueError, match=f"{word}.* is not evidence"):
+    with pytest.raises(ValueError, match=f"{word} not evidence"):
         evidence.record(tmp_path, DEFINITION, KERNEL, dataclasses.replace(REPORT, **change))
     assert not list(tmp_path.iterdir())
 

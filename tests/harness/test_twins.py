@@ -10,6 +10,7 @@ import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness import twins
 from flashinfer_trace.harness.twins import Twins, twin_key
+from flashinfer_trace.harness.verify import Job
 
 FIRST = flashinfer_trace.load("rmsnorm_h7168")
 FAMILY = family_of(FIRST)
@@ -20,9 +21,9 @@ def counted(monkeypatch):
     """Names of the Definitions whose cases were really run."""
     ran = []
 
-    def verify(definition, family, **options):
-        ran.append(definition.name)
-        return twins_verify(definition, family, **options)
+    def verify(job, **options):
+        ran.append(job.definition.name)
+        return twins_verify(job, **options)
 
     twins_verify = twins.verify
     monkeypatch.setattr(twins, "verify", verify)
@@ -31,8 +32,8 @@ def counted(monkeypatch):
 
 def test_another_size_of_a_family_shares_the_cases(counted):
     memory = Twins()
-    first = memory.verify(FIRST, FAMILY, examples=3, seed=4)
-    second = memory.verify(flashinfer_trace.load("rmsnorm_h512"), FAMILY, examples=3, seed=4)
+    first = memory.verify(Job(FIRST, FAMILY), examples=3, seed=4)
+    second = memory.verify(Job(flashinfer_trace.load("rmsnorm_h512"), FAMILY), examples=3, seed=4)
     assert counted == ["rmsnorm_h7168"]
     assert (first.twin_of, second.twin_of) == ("", "rmsnorm_h7168")
     assert second == dataclasses.replace(first, definition="rmsnorm_h512", twin_of="rmsnorm_h7168", seconds=0.0)
@@ -41,7 +42,7 @@ def test_another_size_of_a_family_shares_the_cases(counted):
 def test_other_examples_or_another_seed_are_run(counted):
     memory = Twins()
     for examples, seed in ((3, 4), (4, 4), (3, 5), (3, 4)):
-        assert memory.verify(FIRST, FAMILY, examples=examples, seed=seed).status == "passed"
+        assert memory.verify(Job(FIRST, FAMILY), examples=examples, seed=seed).status == "passed"
     assert len(counted) == 3
 
 
@@ -56,13 +57,13 @@ def test_other_examples_or_another_seed_are_run(counted):
     ids=["reference", "constraints", "dtype", "axes"],
 )
 def test_what_a_case_depends_on_makes_another_twin(change):
-    assert twin_key(dataclasses.replace(FIRST, **change), FAMILY) != twin_key(FIRST, FAMILY)
+    assert twin_key(Job(dataclasses.replace(FIRST, **change), FAMILY)) != twin_key(Job(FIRST, FAMILY))
 
 
 def test_descriptions_and_tags_do_not():
     axes = {name: dataclasses.replace(axis, description="Something else.") for name, axis in FIRST.axes.items()}
     other = dataclasses.replace(FIRST, name="rmsnorm_h8", description="Another.", tags=("tp:2",), axes=axes)
-    assert twin_key(other, FAMILY) == twin_key(FIRST, FAMILY)
+    assert twin_key(Job(other, FAMILY)) == twin_key(Job(FIRST, FAMILY))
 
 
 def test_a_failure_fails_every_size_with_the_line_that_repeats_it():
@@ -70,6 +71,6 @@ def test_a_failure_fails_every_size_with_the_line_that_repeats_it():
     memory = Twins()
     for name in ("rmsnorm_h7168", "rmsnorm_h512"):
         definition = dataclasses.replace(flashinfer_trace.load(name), reference=wrong)
-        report = memory.verify(definition, FAMILY, examples=3, seed=4)
+        report = memory.verify(Job(definition, FAMILY), examples=3, seed=4)
         assert (report.definition, report.status) == (name, "failed")
         assert "repeat: flashinfer-trace verify rmsnorm_h7168 --against oracle" in report.message

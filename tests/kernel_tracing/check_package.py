@@ -6,7 +6,7 @@ import ast
 import copy
 import textwrap
 
-from tools.kernel_tracing.sources import package_hash
+from tools.shared.source_packages import package_hash
 
 KERNEL = "sgl_kernel/gemm.py"
 LAYERS = "sglang/srt/layers.py"

@@ -9,7 +9,7 @@ import pytest
 from check_package import CHAIN, FILES, KERNEL, LAYER, LINEAR, MIXED, MODEL, RIGHT, frame, make_trace, write
 
 from tools.kernel_tracing.check import check
-from tools.kernel_tracing.sources import package_hash
+from tools.shared.source_packages import package_hash
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from synthetic import chains, trace_files, write
 
-from tools.kernel_tracing.__main__ import dumps, main
+from tools.kernel_tracing.__main__ import main
 from tools.kernel_tracing.check import check
 from tools.kernel_tracing.roots import RootsError
 from tools.kernel_tracing.sources import SourcesError, find_sources, notices
-from tools.kernel_tracing.terminal import link_base
 from tools.kernel_tracing.trace import trace
+from tools.kernel_tracing.trace_files import dumps, link_base
 
 TINY = """
 from torch import nn
@@ -182,7 +182,7 @@ def test_links_lead_from_the_report_to_the_sources(tmp_path: Path) -> None:
     files = set(re.findall(r"\]\(([^)#]+)#L\d+\)", report.read_text()))
     assert "../../src/sglang/srt/models/tiny.py" in files
     assert all((report.parent / file).is_file() for file in files)
-    assert link_base(Path("tools/kernel_traces.md"), tmp_path) == "../.sources/"
+    assert link_base(Path("traces/kernel_traces.md"), tmp_path) == "../.sources/"
 
 
 def test_entries_of_one_option(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from synthetic import write
 
-from tools.kernel_tracing.__main__ import dumps as dump_kernels
 from tools.kernel_tracing.analysis import analyse
 from tools.kernel_tracing.sources import find_sources
 from tools.kernel_tracing.trace import document
+from tools.kernel_tracing.trace_files import dumps as dump_kernels
 from tools.op_tracing.__main__ import main
 from tools.op_tracing.check import check
 from tools.op_tracing.trace import trace

@@ -18,11 +18,11 @@ from tools.op_tracing.definitions import covered
 from tools.op_tracing.render import render
 from tools.op_tracing.trace import trace
 
-TRACES = ROOT / "tools" / "op_traces.json"
-REPORT = ROOT / "tools" / "op_traces.md"
-KERNELS = ROOT / "tools" / "kernel_traces.json"
+TRACES = ROOT / "traces" / "op_traces.json"
+REPORT = ROOT / "traces" / "op_traces.md"
+KERNELS = ROOT / "traces" / "kernel_traces.json"
 AGAIN = (
-    "write it again: python -m tools.op_tracing --model deepseek --sources .sources --traces tools/kernel_traces.json"
+    "write it again: python -m tools.op_tracing --model deepseek --sources .sources --traces traces/kernel_traces.json"
 )
 
 

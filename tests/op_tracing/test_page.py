@@ -34,7 +34,7 @@ def test_the_page_of_a_large_trace_is_small(make):
     if make:
         ops, kernels = make()
     else:
-        ops, kernels = (json.loads((ROOT / f"tools/{name}.json").read_text("utf-8")) for name in SCHEMAS)
+        ops, kernels = (json.loads((ROOT / f"traces/{name}.json").read_text("utf-8")) for name in SCHEMAS)
     assert len(page.render(ops, kernels, {})) < 4_000_000
 
 

@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from flashinfer_trace.harness.quantised import dequantised, quantise_groups
+from flashinfer_trace.families.quantised import dequantised, quantise_groups
 
 
 def moe_fused_gate(logits, bias, groups, kept, top_k, routed_scaling_factor, apply_routed_scaling_factor_on_output):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flashinfer_trace.naming import family_of, load_naming
+from flashinfer_trace.naming import family_name, load_naming
 from flashinfer_trace.validation import Problem, validate_paths
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -54,7 +54,7 @@ class Dataset:
 
     def write_source(self, definition: dict[str, Any], source: str | None = None) -> None:
         """Makes reference/ render what the Definition embeds."""
-        family = family_of(definition, load_naming(self.root))
+        family = family_name(definition, load_naming(self.root))
         if family and isinstance(definition.get("reference"), str):
             self.write(f"reference/{definition['op_type']}/{family}.py", source or definition["reference"])
 

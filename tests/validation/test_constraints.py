@@ -19,26 +19,12 @@ from flashinfer_trace.constraints import (
 NAMES = ["a", "b", "c"]
 NUMBERS = st.recursive(
     st.sampled_from(NAMES) | st.integers(0, 99).map(str),
-    lambda inner: (
-        st.tuples(inner, st.sampled_from("+ - * // %".split()), inner).map(lambda t: f"({t[0]} {t[1]} {t[2]})")  # noqa: SIM905
-        | inner.map(lambda x: f"-{x}")
-        | inner.map(lambda x: f"abs({x})")
-        | st.tuples(inner, inner).map(lambda t: f"min({t[0]}, {t[1]})")
-        | st.tuples(inner, inner).map(lambda t: f"max({t[0]}, {t[1]})")
+    lambda inner: st.tuples(inner, st.sampled_from(["+", "-", "*", "//", "%"]), inner).map(
+        lambda t: f"({t[0]} {t[1]} {t[2]})"
     ),
     max_leaves=6,
 )
-COMPARISONS = st.tuples(
-    NUMBERS, st.sampled_from(["==", "!=", "<", "<=", ">", ">="]), NUMBERS, st.sampled_from(["<", "=="]), NUMBERS
-).map(lambda t: f"{t[0]} {t[1]} {t[2]} {t[3]} {t[4]}")
-CONSTRAINTS = st.recursive(
-    COMPARISONS,
-    lambda inner: (
-        st.tuples(inner, st.sampled_from(["and", "or"]), inner).map(lambda t: f"({t[0]}) {t[1]} ({t[2]})")
-        | inner.map(lambda x: f"not ({x})")
-    ),
-    max_leaves=3,
-)
+CONSTRAINTS = st.tuples(NUMBERS, st.sampled_from(["==", "!=", "<", "<=", ">", ">="]), NUMBERS).map(" ".join)
 
 
 class Tensor:
@@ -57,18 +43,12 @@ class Tensor:
     def item(self) -> Any:
         return self.values
 
-    def min(self) -> Tensor:
-        return Tensor(min(self.values))
-
-    def max(self) -> Tensor:
-        return Tensor(max(self.values))
-
 
 @given(CONSTRAINTS, st.fixed_dictionaries({name: st.integers(-5, 300) for name in NAMES}))
 def test_agrees_with_python(expression: str, env: dict[str, int]) -> None:
     assume(len(expression) <= MAX_LENGTH)
     try:
-        expected = bool(eval(expression, {"__builtins__": {}, "abs": abs, "min": min, "max": max}, dict(env)))
+        expected = bool(eval(expression, {"__builtins__": {}}, dict(env)))
     except ZeroDivisionError:
         with pytest.raises(ConstraintValueError, match="zero"):
             parse(expression).evaluate(env)
@@ -110,31 +90,36 @@ def test_any_text_parses_or_is_refused(text: str) -> None:
         ("a is b", "=="),
         ("a == 'x'", ""),
         ("a == True", "1 or 0"),
+        ("a == 0.5", "integers"),
+        ("a == 1e999", "integers"),
         ("a", "compare"),
         ("a + 1", "compare"),
-        ("a and b == 1", "compare"),
-        ("(a == 1) + 1 == 2", "and, or, not"),
-        ("sum(a) == 1", "min, max, abs, len"),
-        ("len(a, b) == 1", "len(kv_indices)"),
-        ("len(a + b) == 1", "len(kv_indices)"),
-        ("len == 1", "len(...)"),
-        ("abs(a, b) == 1", "abs(a - b)"),
-        ("min() == 1", "min("),
-        ("min(a + 1) == 1", "min("),
-        ("min(*a) == 1", "plain"),
-        ("min(a, key=b) == 1", "plain"),
+        ("-a == 1", "other side"),
+        ("a == -1", "other side"),
+        ("a == +b", "other side"),
+        ("(not a) == 1", "other side"),
+        ("a == 1 and b == 1", "two constraints"),
+        ("a == 1 or b == 1", "two constraints"),
+        ("not a == 1", "two constraints"),
+        ("0 <= a <= b", "two constraints"),
+        ("(a == 1) + 1 == 2", "two constraints"),
+        ("sum(a) == 1", ".item()"),
+        ("len(a) == 1", ".item()"),
+        ("min(a, b) == 1", ".item()"),
+        ("max(a) < b", ".item()"),
+        ("abs(a - b) == 1", ".item()"),
+        ("a.item(*b) == 1", ".item()"),
+        ("a.item(key=b) == 1", ".item()"),
         ("[a] == 1", ""),
         ("a == b if c else a == c", "compare"),
-        ("(lambda: a)() == 1", "min, max, abs, len"),
+        ("(lambda: a)() == 1", ".item()"),
         ("a == 99999999999999999999999", "2**31"),
-        ("a == 1e999", "2**31"),
         (" a == 1", "one line"),
         ("a ==\n1", "one line"),
         ("", "delete it"),
-        ("a == 1 and " * 40 + "a == 1", "split"),
+        ("a + " * 100 + "a == 1", "split"),
         ("(" * 50 + "a == 1" + ")" * 50, "simplify"),
-        ("-" * 60 + "a == 1", "split"),
-        ("not " * 60 + "a == 1", "split"),
+        ("a + " * 30 + "a == 1", "split"),
         ("a == 1 #", ""),
         ("a == 1; b", ""),
         ("(a := 1) == 1", ""),
@@ -154,8 +139,8 @@ def test_refused(expression: str, hint: str) -> None:
 
 def test_column() -> None:
     with pytest.raises(ConstraintSyntaxError) as caught:
-        parse("a == 1 and b ** 2 == 4")
-    assert caught.value.column == 12
+        parse("a == b ** 2 + 4")
+    assert caught.value.column == 6
 
 
 def test_explain() -> None:
@@ -163,18 +148,16 @@ def test_explain() -> None:
     env = {"len_indptr": 4, "batch_size": 4}
     assert constraint.evaluate(env) is False
     assert constraint.explain(env) == "len_indptr == batch_size + 1 is false: len_indptr = 4, batch_size = 4"
-    text = "n == kv_indptr[-1].item() and len(kv_indptr) == 3"
+    text = "n - kv_indptr[0] == kv_indptr[-1].item()"
     seen = parse(text).explain({"n": Tensor(7), "kv_indptr": Tensor([0, 3, 7])})
-    assert seen == f"{text} is true: n = 7, kv_indptr[-1] = 7, len(kv_indptr) = 3"
+    assert seen == f"{text} is true: n = 7, kv_indptr[0] = 0, kv_indptr[-1] = 7"
     assert constraint.explain({"len_indptr": 4}).endswith("cannot be computed, batch_size has no value: len_indptr = 4")
 
 
 def test_uses() -> None:
-    constraint = parse("n == kv_indptr[-1].item() and len(x) > max(y) and min(a, 2) == b.item()")
-    assert constraint.names == {"n", "kv_indptr", "x", "y", "a", "b"}
+    constraint = parse("n + 2 * a == kv_indptr[-1].item() % b.item()")
+    assert constraint.names == {"n", "kv_indptr", "a", "b"}
     assert constraint.subscripted == {"kv_indptr"}
-    assert constraint.measured == {"x"}
-    assert constraint.reduced == {"y"}
     assert constraint.scalars == {"n", "a", "b"}
 
 
@@ -191,9 +174,7 @@ def test_uses() -> None:
         ("a == 8", {"a": 7}, {}),
         ("a == a + b", {"b": 0}, {}),
         ("a <= b", {"b": 3}, {}),
-        ("a == b == c", {"b": 3}, {}),
         ("a * 2 == b", {"b": 4}, {}),
-        ("a == 1 and b == 2", {}, {}),
     ],
 )
 def test_solve(expression: str, known: dict[str, Any], solved: dict[str, int]) -> None:
@@ -202,7 +183,7 @@ def test_solve(expression: str, known: dict[str, Any], solved: dict[str, int]) -
 
 def test_solve_refuses_fractions_and_zero() -> None:
     with pytest.raises(ConstraintValueError, match="integer"):
-        parse("a == b * 0.5").solve({"b": 3})
+        parse("a == b * 2").solve({"b": 1.5})
     with pytest.raises(ConstraintValueError, match="zero"):
         parse("a == b // c").solve({"b": 3, "c": 0})
 
@@ -217,8 +198,7 @@ def test_solve_refuses_fractions_and_zero() -> None:
         ("a == 1", {"a": Tensor([1, 2])}, "not one number"),
         ("a == 1", {"a": "text"}, "not one number"),
         ("a == 1", {"a": Tensor("text")}, "not a number"),
-        ("max(a) == 1", {"a": Tensor([])}, "empty"),
-        ("len(a) == 1", {"a": 3}, "no length"),
+        ("a[-1] == 1", {"a": Tensor([])}, "out of range"),
         ("a * a * a == 1", {"a": 2**31}, r"larger than 2\*\*64"),
         ("a == 1", {"a": 2**100}, r"larger than 2\*\*64"),
         ("a % b == 1", {"a": 1, "b": 0}, "zero"),
@@ -231,16 +211,10 @@ def test_values_that_do_not_fit(expression: str, env: dict[str, Any], message: s
     assert "cannot be computed" in constraint.explain(env)
 
 
-def test_short_circuit_guards() -> None:
-    constraint = parse("len(a) == 0 or max(a) < n")
-    assert constraint.evaluate({"a": Tensor([]), "n": 1})
-    assert constraint.evaluate({"a": Tensor([2, 4]), "n": 5})
-    assert not constraint.evaluate({"a": [2, 5], "n": 5})
-
-
 def test_torch_tensors() -> None:
     torch = pytest.importorskip("torch")
     env = {"kv_indptr": torch.tensor([0, 2, 5], dtype=torch.int32), "n": 5, "scale": torch.tensor(0.5)}
-    assert parse("n == kv_indptr[-1].item() and len(kv_indptr) == 3 and min(kv_indptr) == 0").evaluate(env)
-    assert parse("0 < scale <= 0.5").evaluate(env)
+    assert parse("n == kv_indptr[-1].item()").evaluate(env)
+    assert parse("0 < scale").evaluate(env)
+    assert not parse("scale >= 1").evaluate(env)
     assert parse("m == kv_indptr[-1]").solve(env) == {"m": 5}

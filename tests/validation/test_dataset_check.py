@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from flashinfer_trace.validation import RULES, Problem, Result, format_json, format_text, validate_paths
-from flashinfer_trace.validation.problems import Report
+from flashinfer_trace.validation.problems import Findings
 
 from .conftest import FIXTURES, REPOSITORY, Dataset, read_fixture
 
@@ -394,7 +394,7 @@ def test_rules_are_documented() -> None:
 
 def test_unknown_rule_ids_are_refused(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
-        Report(tmp_path / "x.json", tmp_path).add("no-such-rule", "message")
+        Findings(tmp_path / "x.json", tmp_path).add("no-such-rule", "message")
 
 
 def test_problem_is_immutable() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flashinfer_trace.naming import NamingError, derive_name, family_of, load_naming
+from flashinfer_trace.naming import NamingError, derive_name, family_name, load_naming
 
 from .conftest import REPOSITORY
 
@@ -43,19 +43,19 @@ def definition(name: str, op_type: str, **const_axes: int) -> dict[str, Any]:
     ],
 )
 def test_family_of(candidate: dict[str, Any], family: str | None) -> None:
-    assert family_of(candidate, NAMING) == family
+    assert family_name(candidate, NAMING) == family
 
 
 def test_family_of_an_object() -> None:
     candidate = SimpleNamespace(name="gemm_n2_k3", op_type="gemm", const_axes={"n": 2, "k": 3})
-    assert family_of(candidate, NAMING) == "gemm"
+    assert family_name(candidate, NAMING) == "gemm"
 
 
 def test_every_family_finds_itself_by_its_name() -> None:
     for family in NAMING.families.values():
         const_axes = dict.fromkeys(family.axes, 7) | dict(family.where)
         name = derive_name(family, const_axes)
-        found = family_of(definition(name, family.op_type, **const_axes), NAMING)
+        found = family_name(definition(name, family.op_type, **const_axes), NAMING)
         assert found == family.name
 
 

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flashinfer_trace.dataset import DatasetError, find_root
+from flashinfer_trace.ledger import LedgerError
 from flashinfer_trace.naming import NamingError
 from flashinfer_trace.reference import ReferenceSourceError
 from flashinfer_trace.validation import Result, format_text
@@ -30,7 +31,7 @@ from tools.extract_definitions.models import Model, available, load_config, load
 from tools.extract_definitions.needs import Options, Request
 from tools.extract_definitions.plan import CONFLICT, CREATED, TAGGED, UNSUPPORTED, Plan, Planner
 from tools.extract_definitions.traces import STAGES, Usage, usage_of
-from tools.kernel_tracing.terminal import progress
+from tools.kernel_tracing.messages import progress
 
 SOURCES = Path(".sources")
 
@@ -62,7 +63,7 @@ def _run(options: argparse.Namespace) -> int:
             raise ExtractionError(f"{definitions}: is not a directory; --definitions names one, which need not exist")
         planner = Planner(root, definitions, options.deduplicate, options.refresh)
         plan = planner.plan(requests(root, options))
-    except (ExtractionError, DatasetError, NamingError, ReferenceSourceError) as error:
+    except (ExtractionError, DatasetError, LedgerError, NamingError, ReferenceSourceError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     problems = apply.problems_of(plan.rows, root)

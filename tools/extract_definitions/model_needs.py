@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flashinfer_trace import Definition
+from flashinfer_trace.files import Lines, laid_out
 from tools.extract_definitions.models import available, load_model
 from tools.extract_definitions.needs import Options, Request
 from tools.extract_definitions.plan import Planner
@@ -21,7 +23,7 @@ def documents(root: Path) -> dict[Path, str]:
     for name in available(root):
         model = load_model(root, name)
         request = Request(model, usage_of(model.architecture, None), Options())
-        found[root / "models" / "needs" / f"{name}.json"] = _dumps(_document(planner, request))
+        found[root / "models" / "needs" / f"{name}.json"] = dumps(_document(planner, request))
     return found
 
 
@@ -38,6 +40,17 @@ class Sizes:
     tensor: set[int] = field(default_factory=set)
     expert: set[int] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
+
+
+def curated(dataset: Iterable[Definition], needs: Iterable[Mapping[str, Any]]) -> list[Definition]:
+    """The Definitions of a dataset that no model needs: people wrote them, extraction does not make them.
+
+    Args:
+        dataset: its Definitions.
+        needs: the documents of all models (schema/model_needs.schema.json).
+    """
+    needed = {name for model in needs for op in model["ops"] for names in op["definitions"].values() for name in names}
+    return [one for one in dataset if one.name not in needed]
 
 
 def parallel_sizes(root: Path) -> dict[str, Sizes]:
@@ -72,12 +85,15 @@ def _by_op_type(names: dict[str, str]) -> dict[str, list[str]]:
     return found
 
 
-def _dumps(document: dict[str, Any]) -> str:
-    """One line an op."""
+def dumps(document: dict[str, Any]) -> str:
+    """The document as JSON, one line per op."""
+    return laid_out(document, _lines)
 
-    def value(item: Any) -> str:
-        if isinstance(item, list) and item:
-            return "[" + ",".join(f"\n    {json.dumps(one, ensure_ascii=False)}" for one in item) + "\n  ]"
-        return json.dumps(item, ensure_ascii=False)
 
-    return "{\n" + ",\n".join(f"  {json.dumps(key)}: {value(item)}" for key, item in document.items()) + "\n}\n"
+def _lines(path: tuple[str, ...], value: Any) -> Lines | None:
+    match path:
+        case ():
+            return Lines(2, closing=0)
+        case ("ops",) | ("unsupported",):
+            return Lines(4, closing=2)
+    return None

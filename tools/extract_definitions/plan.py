@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flashinfer_trace import ledger
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.embedding import definition_text, has_evidence
+from flashinfer_trace.files import json_text
 from flashinfer_trace.naming import Naming, derive_name, load_naming
-from flashinfer_trace.reference import render, sha256
+from flashinfer_trace.reference import render
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.needs import Need, Recipe, Request, kernel_name
 from tools.extract_definitions.recipes import RECIPES
@@ -158,7 +159,7 @@ class Planner:
         path = self.existing.get(name)
         if path is None:
             target = self.definitions / recipe.op_type / f"{name}.json"
-            return Row(CREATED, name, models, "", target, definition_text(data))
+            return Row(CREATED, name, models, "", target, json_text(data))
         existing = _read(path)
         differences = [section for section in CONTRACT if _contract(existing, section) != _contract(data, section)]
         if differences or not self.deduplicate:
@@ -171,11 +172,11 @@ class Planner:
             data["description"] = existing["description"]
             own = [tag for tag in tags if not tag.startswith("status:")]
             data["tags"] = ordered([status, *own], self.naming)
-            if definition_text(data) != path.read_text(encoding="utf-8"):
-                return Row(TAGGED, name, models, f"refreshed {' '.join(added)}".rstrip(), path, definition_text(data))
+            if json_text(data) != path.read_text(encoding="utf-8"):
+                return Row(TAGGED, name, models, f"refreshed {' '.join(added)}".rstrip(), path, json_text(data))
         elif added:
             existing["tags"] = [status if tag.startswith("status:") else tag for tag in tags]
-            return Row(TAGGED, name, models, f"adds {' '.join(added)}", path, definition_text(existing))
+            return Row(TAGGED, name, models, f"adds {' '.join(added)}", path, json_text(existing))
         return Row(SKIPPED, name, models, "exists")
 
     def _conflict(self, path: Path, data: dict[str, Any], models: tuple[str, ...], reason: str) -> Row:
@@ -184,7 +185,7 @@ class Planner:
         while True:
             name = f"{path.stem}_v{version}"
             review = path.with_name(f"{name}.json.review")
-            text = definition_text({**data, "name": name})
+            text = json_text({**data, "name": name})
             if not review.exists():
                 return Row(CONFLICT, path.stem, models, f"{reason}; see {review.name}", review, text)
             if review.read_text(encoding="utf-8") == text:
@@ -210,8 +211,7 @@ class Planner:
 
     def _status(self, data: dict[str, Any]) -> str:
         """The status tag that the evidence allows."""
-        verified = has_evidence(self.root, Definition.from_dict(data), sha256(data["reference"]))
-        return "status:verified" if verified else "status:unverified"
+        return ledger.VERIFIED if ledger.proven(self.root, Definition.from_dict(data)) else ledger.UNVERIFIED
 
 
 def _for_review(request: Request, met: set[str]) -> Iterator[tuple[str, str]]:

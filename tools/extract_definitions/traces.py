@@ -1,7 +1,7 @@
 """Which kernels the code of a model calls, by op and serving stage: a digest of its op trace.
 
-Digests of the models under `models/` are committed in `traces/`, so that extraction needs no sources. Where sources are
-given and differ from those a digest was made of, or there is none of an architecture, the tracer runs anew.
+Digests of the models under `models/` are committed in `traces/digests/`, so that extraction needs no sources. Where
+sources are given and differ from those a digest was made of, or there is none of an architecture, the tracer runs anew.
 
 python -m tools.extract_definitions.traces [ARCHITECTURE ...]     # write digests from .sources (default: all)
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.files import write_text
+from flashinfer_trace.files import Lines, laid_out, write_text
 from tools.extract_definitions.errors import ExtractionError
 from tools.kernel_tracing.analysis import Progress, analyse
 from tools.kernel_tracing.sources import SourcesError, SourceTree, find_sources
@@ -24,7 +24,7 @@ from tools.op_tracing.trace import trace
 
 STAGES = ("prefill", "decode")
 MODELS = "sglang.srt.models"
-COMMITTED = Path(__file__).parent / "traces"
+COMMITTED = Path(__file__).resolve().parents[2] / "traces" / "digests"
 #: What conditions say of the batch, as in `ForwardMode.DECODE` and `not (ForwardMode.IDLE or DECODE)`.
 _MODE = re.compile(r"(not )?\(?ForwardMode\.([A-Z][A-Z0-9_]*(?: or (?:ForwardMode\.)?[A-Z][A-Z0-9_]*)*)")
 _MODES = {"prefill": {"EXTEND", "MIXED"}, "decode": {"DECODE"}}
@@ -136,14 +136,19 @@ def usage_from(data: Mapping[str, Any]) -> Usage:
 
 
 def dumps(data: Mapping[str, Any]) -> str:
-    """A digest as JSON, one line an op."""
+    """A digest as JSON, one line per op."""
+    return laid_out(data, _lines)
 
-    def table(ops: Mapping[str, Any], indent: str) -> str:
-        return "{" + ",".join(f"\n{indent}{json.dumps(n)}: {json.dumps(k)}" for n, k in ops.items()) + "}"
 
-    outside = ",".join(f"\n  {json.dumps(group)}: {table(ops, '   ')}" for group, ops in data["outside"].items())
-    head = "".join(f' "{key}": {json.dumps(data[key])},\n' for key in ("architecture", "sources"))
-    return f'{{\n{head} "ops": {table(data["ops"], "  ")},\n "outside": {{{outside}}}\n}}\n'
+def _lines(path: tuple[str, ...], value: Any) -> Lines | None:
+    match path:
+        case ():
+            return Lines(1, closing=0)
+        case ("ops",) | ("outside",):
+            return Lines(2)
+        case ("outside", _):
+            return Lines(3)
+    return None
 
 
 def stages_of(condition: str) -> list[str]:

@@ -1,9 +1,9 @@
 """Which kernels a model calls, by static analysis of the sources that `python -m tools.fetch_sources` brings.
 
-python -m tools.kernel_tracing --model deepseek                      # -> tools/kernel_traces.md and .json
+python -m tools.kernel_tracing --model deepseek                      # -> traces/kernel_traces.md and .json
 python -m tools.kernel_tracing --model llama --out llama.md --json llama.json
 python -m tools.kernel_tracing --model deepseek --kernel rmsnorm     # one kernel, to the terminal
-python -m tools.kernel_tracing --verify tools/kernel_traces.json     # check a trace against the sources
+python -m tools.kernel_tracing --verify traces/kernel_traces.json     # check a trace against the sources
 python -m tools.kernel_tracing --diff old.json new.json              # what changed
 
 Exit status: 0 done, 1 the trace is not as it should be (wrong frames, no kernel, files that do not parse), 2 wrong
@@ -13,28 +13,20 @@ usage or no sources.
 from __future__ import annotations
 
 import argparse
-import importlib
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tools.kernel_tracing.analysis import deep
+from tools.kernel_tracing.arguments import model_arguments
+from tools.kernel_tracing.check import check
+from tools.kernel_tracing.diff import diff
+from tools.kernel_tracing.messages import left_out, notice, progress
+from tools.kernel_tracing.render import render
 from tools.kernel_tracing.roots import RootsError
 from tools.kernel_tracing.sources import SourcesError, find_sources
-from tools.kernel_tracing.terminal import (
-    HERE,
-    check_writable,
-    link_base,
-    load,
-    load_traces,
-    model_arguments,
-    notice,
-    progress,
-    write,
-)
 from tools.kernel_tracing.trace import trace
+from tools.kernel_tracing.trace_files import TRACES, check_writable, dumps, link_base, load, load_traces, write
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _verify(options.verify, options.sources)
         if options.diff is not None:
             old, new = (load_traces(path) for path in options.diff)
-            print(importlib.import_module("tools.kernel_tracing.diff").diff(old, new), end="")
+            print(diff(old, new), end="")
             return 0
         with deep():
             return _trace(options)
@@ -72,13 +64,11 @@ def _trace(options: argparse.Namespace) -> int:
     with progress() as report:
         document = trace(sources, options.model, options.entry, options.platform, options.kernel, report)
     problems = document.pop("problems")
-    for problem in problems:
-        print(f"{problem['file']}:{problem['line']}: {problem['reason']}; it is left out", file=sys.stderr)
+    left_out(problems)
     if not document["kernels"]:
         wanted = f"no call of a kernel named {options.kernel!r}" if options.kernel else "no call of any kernel"
         print(f"error: {wanted} was found from {options.model} on {options.platform}", file=sys.stderr)
         return 1
-    render = importlib.import_module("tools.kernel_tracing.render").render
     if out is None and data is None:
         print(render(document, link_base(Path("report.md"), options.sources)), end="")
     if out is not None:
@@ -97,40 +87,16 @@ def _targets(options: argparse.Namespace) -> tuple[Path | None, Path | None]:
     """The report and the data to write: what is asked for; if nothing is, both, or for one kernel none."""
     if options.kernel or options.out is not None or options.json is not None:
         return options.out, options.json
-    return HERE / "kernel_traces.md", HERE / "kernel_traces.json"
+    return TRACES / "kernel_traces.md", TRACES / "kernel_traces.json"
 
 
 def _verify(path: Path, sources: Path) -> int:
     find_sources(sources)  # a missing tree is reported as such, not as one problem a frame
-    problems: list[str] = importlib.import_module("tools.kernel_tracing.check").check(load(path), sources)
+    problems = check(load(path), sources)
     for problem in problems:
         print(problem)
     print(f"{path}: {len(problems)} problems" if problems else f"{path}: every frame checked", file=sys.stderr)
     return 1 if problems else 0
-
-
-def dumps(document: dict[str, Any]) -> str:
-    """The document as JSON: one line a kernel's field and one line a chain, so that diffs stay readable and small."""
-    lines = ["{"]
-    for key in ("sources", "model", "platform"):
-        lines.append(f'"{key}": {_compact(document[key])},')
-    lines.append('"kernels": [')
-    for number, kernel in enumerate(document["kernels"]):
-        lines.append(" {")
-        for key, value in kernel.items():
-            if key != "chains":
-                lines.append(f'  "{key}": {_compact(value)},')
-        chains = ",\n   ".join(_compact(chain) for chain in kernel["chains"])
-        lines.append(f'  "chains": [\n   {chains}]')
-        lines.append(" }" + "," * (number < len(document["kernels"]) - 1))
-    lines.append("],")
-    unresolved = ",\n ".join(_compact(call) for call in document["unresolved"])
-    lines.append(f'"unresolved": [{unresolved}]')
-    return "\n".join([*lines, "}"]) + "\n"
-
-
-def _compact(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from tools.kernel_tracing.frame import Arguments, Frame
 from tools.kernel_tracing.index import ClassInfo, FunctionInfo, Index, Module
 from tools.kernel_tracing.rules import boundaries, containers, external
 from tools.kernel_tracing.rules.platforms import Platform
+from tools.kernel_tracing.syntax import last_name
 from tools.kernel_tracing.values import (
     EMPTY,
     ClassValue,
@@ -74,7 +75,7 @@ def load_one(frame: Frame, owner: Value, name: str, node: ast.expr) -> ValueSet:
     if isinstance(owner, Container) and owner.label == NAMESPACE:
         return frame.resolve(frame.items(owner, name))
     if isinstance(owner, Container):
-        return frame.universe.one(ContainerMethod, owner, name) if name in containers.METHODS else frame.universe.dull
+        return frame.universe.one(ContainerMethod, owner, name) if name in containers.METHODS else frame.universe.data
     if isinstance(owner, NativeModule):
         return frame.universe.one(NativeFunction, boundaries.native_loader(owner.loaders, name), name)
     if isinstance(owner, EnumMember):
@@ -83,7 +84,7 @@ def load_one(frame: Frame, owner: Value, name: str, node: ast.expr) -> ValueSet:
         return frozenset((owner,))
     if isinstance(owner, Partial) and name == "func":
         return frozenset((owner.function,))
-    return frame.universe.dull
+    return frame.universe.data
 
 
 def _is_module(frame: Frame, owner: ModuleValue, name: str) -> bool:
@@ -200,12 +201,12 @@ def _load_class(frame: Frame, owner: ClassValue, name: str) -> ValueSet:
 
 def store(frame: Frame, owners: ValueSet, name: str, values: ValueSet) -> None:
     """`owner.name = values`."""
-    kept = frozenset(frame.universe.opaque if is_dull(value) else value for value in values)
+    kept = frame.universe.storable(values)
     for owner in owners:
         if isinstance(owner, Instance):
             declaring = next((c for c in frame.solver.index.mro(owner.info) if name in c.annotations), None)
             if declaring is not None and frame.solver.is_data(declaring.annotations[name]):
-                frame.write(("field", owner.info, name), frame.universe.dull)
+                frame.write(("field", owner.info, name), frame.universe.data)
                 continue
             frame.write(("field", owner.info, name), kept)
             setter = frame.solver.index.mro(owner.info)
@@ -216,12 +217,7 @@ def store(frame: Frame, owners: ValueSet, name: str, values: ValueSet) -> None:
         elif isinstance(owner, Container) and owner.label == NAMESPACE:
             frame.put(owner, name, kept)
         elif isinstance(owner, ModuleValue):
-            frame.write(("global", owner.name, name), values | frame.universe.dull)
-
-
-def is_dull(value: Value) -> bool:
-    """Whether storing the value could only decide tests, which fields and parameters must not."""
-    return isinstance(value, Constant) and not isinstance(value.literal, str)
+            frame.write(("global", owner.name, name), values | frame.universe.data)
 
 
 def declare(frame: Frame, target: ast.Attribute, annotation: ast.expr) -> None:
@@ -258,11 +254,7 @@ def _annotated(frame: Frame, annotation: ast.expr, module: Module) -> ValueSet:
     if isinstance(annotation, ast.BinOp):
         return annotated(frame, annotation.left, module) | annotated(frame, annotation.right, module)
     if isinstance(annotation, ast.Subscript):
-        outer = (
-            annotation.value.attr
-            if isinstance(annotation.value, ast.Attribute)
-            else getattr(annotation.value, "id", "")
-        )
+        outer = last_name(annotation.value)
         parts = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
         if outer in ("Optional", "Union", "Final", "Annotated", "ClassVar"):
             return frozenset().union(*(annotated(frame, part, module) for part in parts))

@@ -10,6 +10,7 @@ from tools.kernel_tracing.frame import Arguments, Frame
 from tools.kernel_tracing.index import ClassInfo, FunctionInfo
 from tools.kernel_tracing.rules import boundaries, containers, custom_ops, decorators, external, modules, tensors
 from tools.kernel_tracing.solver import Context, Guard, OpenCall
+from tools.kernel_tracing.syntax import last_name
 from tools.kernel_tracing.values import (
     EMPTY,
     ClassValue,
@@ -45,7 +46,7 @@ def call(frame: Frame, callees: ValueSet, arguments: Arguments, node: ast.Call, 
         else:
             found |= call_one(frame, callee, arguments, node, approximate)
     if opaque:
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        name = last_name(node.func)
         if name:
             frame.solver.open_calls.setdefault((frame.context, node), OpenCall(frame.context, node, name))
             found |= frame.universe.any
@@ -53,21 +54,26 @@ def call(frame: Frame, callees: ValueSet, arguments: Arguments, node: ast.Call, 
     return found
 
 
+def _ends(frame: Frame, function: FunctionInfo, node: ast.expr, approximate: str) -> bool:
+    """Whether a chain ends with the call of this function, which is then recorded: as a kernel, or as a leaf."""
+    kernel = boundaries.kernel_of(frame, function)
+    if kernel:
+        frame.solver.add_kernel_call(frame.context, node, function, kernel, frame.guards, approximate)
+    elif kernel is not None:
+        frame.solver.leaves[frame.function, node, function] = None
+    return kernel is not None
+
+
 def call_one(frame: Frame, callee: Value, arguments: Arguments, node: ast.expr, approximate: str = "") -> ValueSet:
     """Call one callee."""
     if isinstance(callee, Function):
         if custom_ops.is_registration(callee.info.qualname):
             custom_ops.register_called(frame, arguments)
-            return frame.universe.dull
+            return frame.universe.data
         operator = custom_ops.wrap(frame, callee.info.qualname, arguments)
         if operator is not None:
             return operator
-        kernel = boundaries.kernel_of(frame, callee.info)
-        if kernel is not None:
-            if kernel:
-                frame.solver.add_kernel_call(frame.context, node, callee.info, kernel, frame.guards, approximate)
-            else:
-                frame.solver.leaves[frame.function, node, callee.info] = None
+        if _ends(frame, callee.info, node, approximate):
             return frame.universe.any
         owner = callee.info.owner
         if owner is not None and arguments.positional and "staticmethod" not in callee.info.decorators:
@@ -81,12 +87,7 @@ def call_one(frame: Frame, callee: Value, arguments: Arguments, node: ast.expr, 
                 return found
         return enter(frame, callee.info, None, callee.closure, arguments, node, approximate)
     if isinstance(callee, Method):
-        kernel = boundaries.kernel_of(frame, callee.info)
-        if kernel is not None:
-            if kernel:
-                frame.solver.add_kernel_call(frame.context, node, callee.info, kernel, frame.guards, approximate)
-            else:
-                frame.solver.leaves[frame.function, node, callee.info] = None
+        if _ends(frame, callee.info, node, approximate):
             return frame.universe.any
         return enter(frame, callee.info, callee.receiver, None, arguments, node, approximate)
     if isinstance(callee, ClassValue):
@@ -103,7 +104,7 @@ def call_one(frame: Frame, callee: Value, arguments: Arguments, node: ast.expr, 
         return call_one(frame, callee.function, merged, node, approximate)
     if isinstance(callee, Launch):
         frame.solver.add_kernel_call(frame.context, node, callee.info, callee.info.node.name, frame.guards, approximate)  # type: ignore[union-attr]
-        return frame.universe.dull
+        return frame.universe.data
     if isinstance(callee, NativeFunction):
         frame.solver.add_kernel_call(frame.context, node, callee.loader, callee.name, frame.guards, approximate)
         return frame.universe.any
@@ -112,11 +113,11 @@ def call_one(frame: Frame, callee: Value, arguments: Arguments, node: ast.expr, 
     if isinstance(callee, Container):  # nn.Sequential calls its elements in order
         for element in frame.elements(frozenset((callee,))):
             if not isinstance(element, (Unknown, Container)):
-                call_one(frame, element, Arguments([frame.universe.dull]), node, approximate)
-        return frame.universe.dull
+                call_one(frame, element, Arguments([frame.universe.data]), node, approximate)
+        return frame.universe.data
     if isinstance(callee, ContainerMethod):
         return containers.call(frame, callee.container, callee.name, arguments, node)
-    return frame.universe.dull
+    return frame.universe.data
 
 
 def call_method(frame: Frame, receiver: Instance, name: str, arguments: list[ValueSet], node: ast.expr) -> ValueSet:
@@ -140,7 +141,7 @@ def construct(frame: Frame, info: ClassInfo, arguments: Arguments, node: ast.exp
     instance = frame.universe.make(Instance, info)
     result = frozenset((instance,))
     if tensors.is_tensor(frame.solver.index, info):
-        return frame.universe.dull
+        return frame.universe.data
     if attributes.is_foreign(frame, info):
         return EMPTY
     if is_enum(frame, info):
@@ -184,7 +185,7 @@ def enter(
         return frame.universe.any if boundaries.is_library(function.module.name) else EMPTY
     predicate = frame.solver.platform.predicate(function.qualname)
     if predicate is None and frame.solver.is_foreign(function):
-        return frame.universe.dull
+        return frame.universe.data
     found: ValueSet = EMPTY
     apart = variants.receivers(frame, function, closure, arguments) if receiver is None else []
     if apart and not any(isinstance(choice, variants.Choice) for choice in variant):
@@ -195,7 +196,7 @@ def enter(
         return found
     has_self = receiver is not None and function.owner is not None and "staticmethod" not in function.decorators
     bound = _bind(frame, function, arguments, variant, skip=1 if has_self or receiver is not None else 0)
-    dull = frame.solver.is_data(getattr(function.node, "returns", None))
+    returns_data = frame.solver.is_data(getattr(function.node, "returns", None))
     for way in variants.split(frame, function, bound):
         context = frame.solver.context(function, receiver, closure, (*variant, *way.choices))
         if node is not None and context is not frame.context:
@@ -204,7 +205,7 @@ def enter(
             frame.write(("parameter", context, name), values)
         frame.solver.start(context)
         returned = frame.read(("return", context))
-        found |= _booleans(frame, returned) if dull else returned
+        found |= _booleans(frame, returned) if returns_data else returned
     if predicate is not None:
         if node is not None:
             frame.solver.leaves[frame.function, node, function] = None
@@ -218,7 +219,7 @@ def enter(
 def _booleans(frame: Frame, values: ValueSet) -> ValueSet:
     """Of plain data, only True and False count: they decide tests."""
     if not values:
-        return frame.universe.dull
+        return frame.universe.data
     return frozenset(
         value if isinstance(value, Constant) and isinstance(value.literal, bool) else frame.universe.opaque
         for value in values
@@ -281,8 +282,8 @@ def _bind(
 def _expand(frame: Frame, function: FunctionInfo, name: str, values: ValueSet) -> ValueSet:
     """What a parameter receives: an unknown value is at least what the annotation says."""
     if frame.solver.is_data(function.annotations.get(name)):
-        return frame.universe.dull
-    kept = frozenset(frame.universe.opaque if attributes.is_dull(value) else value for value in values)
+        return frame.universe.data
+    kept = frame.universe.storable(values)
     if frame.universe.unknown in kept and name in function.annotations:
         kept |= attributes.annotated(frame, function.annotations[name], function.module)
     return kept
@@ -312,7 +313,7 @@ def bind_locals(frame: Frame) -> None:
         values = frame.resolve(frame.read(("parameter", context, name)))
         if name in defaults:
             default = expressions.evaluate(frame, defaults[name])
-            values |= frozenset(frame.universe.opaque if attributes.is_dull(value) else value for value in default)
+            values |= frame.universe.storable(default)
         if not values and not frame.solver.waits(("parameter", context, name), context):
             values = frame.universe.any
             if name in function.annotations:
@@ -331,8 +332,3 @@ def _mixin_self(frame: Frame, name: str) -> None:
         hosts = attributes.annotated(frame, annotation, frame.module)
         if hosts:
             frame.assign(name, hosts)
-
-
-def constant_strings(values: ValueSet) -> list[str]:
-    """String literals among values."""
-    return [value.literal for value in values if isinstance(value, Constant) and isinstance(value.literal, str)]

@@ -18,7 +18,8 @@ from jsonschema import Draft202012Validator
 
 from tools.kernel_tracing.check_links import Links, Target
 from tools.kernel_tracing.check_source import Site, SourceFile, Sources, last_name
-from tools.kernel_tracing.sources import DISTRIBUTIONS, package_hash
+from tools.kernel_tracing.sources import DISTRIBUTIONS
+from tools.shared.source_packages import package_hash
 
 __all__ = ["check", "schema_problems"]
 

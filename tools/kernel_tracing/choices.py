@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from tools.kernel_tracing.condition_text import CONFIGURATION
 from tools.kernel_tracing.enumerations import is_plain_enum
-from tools.kernel_tracing.guards import Tests
+from tools.kernel_tracing.guards import GuardReader
 from tools.kernel_tracing.index import ClassInfo, FunctionInfo
 from tools.kernel_tracing.names import symbols
 from tools.kernel_tracing.rules import registries
@@ -29,10 +29,10 @@ _ROUNDS = 4
 class Choices:
     """What chooses each class and function of one solved analysis."""
 
-    def __init__(self, solver: Solver, tests: Tests, roots: Collection[ClassInfo] = ()) -> None:
+    def __init__(self, solver: Solver, guards: GuardReader, roots: Collection[ClassInfo] = ()) -> None:
         """`roots`: classes that the runtime also makes where the analysis does not see it."""
         self.solver = solver
-        self.tests = tests
+        self.guards = guards
         self.roots = roots
         self.registered: dict[ClassInfo | FunctionInfo, Labels] = {}
         self.constructed: dict[ClassInfo, Labels] = {}
@@ -118,7 +118,7 @@ class Choices:
         """The configuration that tests ask for."""
         labels: Labels = {}
         for guard in guards:
-            for part in self.tests.read(guard.test, guard.negated, function, context):
+            for part in self.guards.read(guard.test, guard.negated, function, context):
                 if part.rank == CONFIGURATION and not part.negated and part.values != ("false",):
                     labels[part.dimension] = part.values
         return labels
@@ -141,7 +141,7 @@ class Choices:
             for symbol in self.solver.index.resolve(function.module, decorator.func):
                 if isinstance(symbol, FunctionInfo) and len(symbol.parameters) >= len(keys):
                     return {
-                        registries.setting_of(parameter, self.tests.settings) or parameter.removesuffix("_name"): (
+                        registries.setting_of(parameter, self.guards.settings) or parameter.removesuffix("_name"): (
                             str(key),
                         )
                         for parameter, key in zip(symbol.parameters, keys, strict=False)

@@ -14,11 +14,12 @@ from collections.abc import Iterable, Sequence
 from tools.kernel_tracing.chains import Chain
 from tools.kernel_tracing.choices import Choices, Labels
 from tools.kernel_tracing.condition_text import CONFIGURATION, KIND, SPECULATIVE, Part, join, named, setting, summarise
-from tools.kernel_tracing.guards import Tests
+from tools.kernel_tracing.guards import GuardReader
 from tools.kernel_tracing.index import ClassInfo, FunctionInfo
 from tools.kernel_tracing.roots import is_draft
 from tools.kernel_tracing.rules import registries
 from tools.kernel_tracing.solver import Context, Edge, Guard, Solver
+from tools.kernel_tracing.syntax import last_name
 from tools.kernel_tracing.values import ClassValue, Instance
 
 __all__ = ["Conditions", "summarise"]
@@ -33,8 +34,8 @@ class Conditions:
     def __init__(self, solver: Solver, roots: Iterable[Context] = ()) -> None:
         """`roots`: contexts that the runtime enters."""
         self.solver = solver
-        self.tests = Tests(solver)
-        self.choices = Choices(solver, self.tests, {info for root in roots if (info := _receiver(root)) is not None})
+        self.guards = GuardReader(solver)
+        self.choices = Choices(solver, self.guards, {info for root in roots if (info := _receiver(root)) is not None})
         self._live = self._reaching()
         self._parts: dict[Edge, list[Part]] = {}
 
@@ -59,7 +60,7 @@ class Conditions:
         the last frame.
         """
         call = chain.kernel_call
-        hops = [self.tests.parts(call.guards, call.caller), *(self._of_edge(edge) for edge in chain.edges)]
+        hops = [self.guards.parts(call.guards, call.caller), *(self._of_edge(edge) for edge in chain.edges)]
         hops[-1] = [*self._labels(chain.root), *hops[-1]]
         if is_draft(chain.root):
             hops[-1].insert(0, SPECULATIVE)
@@ -83,9 +84,9 @@ class Conditions:
         """
         call = chain.kernel_call
         if position == 0:
-            return self.tests.parts(call.guards, call.caller)
+            return self.guards.parts(call.guards, call.caller)
         hops = [
-            self.tests.parts(call.guards, call.caller),
+            self.guards.parts(call.guards, call.caller),
             *(self._of_edge(edge) for edge in chain.edges[: position - 1]),
         ]
         return [part for parts in (self._choice(chain.edges[position - 1]), *reversed(hops)) for part in parts]
@@ -98,7 +99,7 @@ class Conditions:
         """
         allowed: dict[tuple[str, str], set[str]] = {}
         refused: dict[tuple[str, str], set[str]] = defaultdict(set)
-        parts = [*self._labels(chain.root), *self.tests.parts(chain.kernel_call.guards, chain.kernel_call.caller)]
+        parts = [*self._labels(chain.root), *self.guards.parts(chain.kernel_call.guards, chain.kernel_call.caller)]
         for hop in [parts, *map(self._of_edge, chain.edges)]:
             for part in hop:
                 is_setting = part.rank == CONFIGURATION
@@ -118,12 +119,12 @@ class Conditions:
 
     def of_guards(self, context: Context, guards: Sequence[Guard]) -> str:
         """What the tests around and before a call in this context say."""
-        return join(self.tests.parts(guards, context))
+        return join(self.guards.parts(guards, context))
 
     def _of_edge(self, edge: Edge) -> list[Part]:
         parts = self._parts.get(edge)
         if parts is None:
-            parts = self._parts[edge] = [*self._choice(edge), *self.tests.parts(edge.guards, edge.caller)]
+            parts = self._parts[edge] = [*self._choice(edge), *self.guards.parts(edge.guards, edge.caller)]
         return parts
 
     def _labels(self, context: Context) -> list[Part]:
@@ -133,7 +134,7 @@ class Conditions:
     def _choice(self, edge: Edge) -> list[Part]:
         """What chooses this callee among those that the call may enter."""
         callee, info = edge.callee, _receiver(edge.callee)
-        others = [other for other in self.tests.callees[edge.caller, edge.call] if self._counts(other)]
+        others = [other for other in self.guards.callees[edge.caller, edge.call] if self._counts(other)]
         if len({_receiver(other) for other in others}) > 1 and info is not None:
             found = _settings(_telling(self.choices.of(info), others, self.choices))
             if found or callee not in others:
@@ -195,4 +196,4 @@ def _name(node: ast.AST) -> str:
         return _name(node.func).removeprefix("get_")
     if isinstance(node, ast.Subscript):
         return _name(node.value)
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    return last_name(node)

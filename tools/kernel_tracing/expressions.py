@@ -28,7 +28,7 @@ from tools.kernel_tracing.values import (
 def evaluate(frame: Frame, node: ast.expr) -> ValueSet:
     """Values of an expression; every call in it is recorded."""
     handler = _HANDLERS.get(type(node))
-    return handler(frame, node) if handler is not None else frame.universe.dull
+    return handler(frame, node) if handler is not None else frame.universe.data
 
 
 def _name(frame: Frame, node: ast.Name) -> ValueSet:
@@ -44,7 +44,7 @@ _BUILTINS = frozenset(dir(builtins))
 def _constant(frame: Frame, node: ast.Constant) -> ValueSet:
     if isinstance(node.value, (str, bool, int)) or node.value is None:
         return frame.constant(node.value)
-    return frame.universe.dull
+    return frame.universe.data
 
 
 def _attribute(frame: Frame, node: ast.Attribute) -> ValueSet:
@@ -76,7 +76,7 @@ def _spread(frame: Frame, arguments: Arguments, values: ValueSet) -> None:
             for position in sorted(key for key in keys if isinstance(key, int)):
                 here = len(arguments.positional)
                 if position >= here:
-                    arguments.positional.extend([frame.universe.dull] * (position - here + 1))
+                    arguments.positional.extend([frame.universe.data] * (position - here + 1))
                 arguments.positional[position] |= frame.items(value, position)
             arguments.star |= frame.read(("item", value, "*"))
         elif isinstance(value, Unknown):
@@ -159,7 +159,7 @@ def _subscript(frame: Frame, node: ast.Subscript) -> ValueSet:
         elif isinstance(owner, Function):
             found |= frame.universe.one(Launch, owner.info)
         elif isinstance(owner, Instance):
-            found |= calls.call_method(frame, owner, "__getitem__", [frame.universe.dull], node)
+            found |= calls.call_method(frame, owner, "__getitem__", [frame.universe.data], node)
         elif isinstance(owner, (ClassValue, Launch)):
             found |= frozenset((owner,))
             if isinstance(owner, ClassValue) and calls.is_enum(frame, owner.info):
@@ -177,7 +177,7 @@ def _binary(frame: Frame, node: ast.BinOp) -> ValueSet:
         return left | right  # a union of types
     both = frozenset(value for value in left | right if isinstance(value, Container))
     if not both:
-        return frame.universe.dull
+        return frame.universe.data
     if isinstance(node.op, ast.Add) and len(both) > 1:
         container = frame.container(node, "List")
         frame.put(container, "*", frame.elements(both))
@@ -237,13 +237,13 @@ def _unary(frame: Frame, node: ast.UnaryOp) -> ValueSet:
             return frame.constant(decided == "false")
         if decided == "waits":
             return EMPTY
-    return frame.universe.dull
+    return frame.universe.data
 
 
 def _compare(frame: Frame, node: ast.Compare) -> ValueSet:
     for part in (node.left, *node.comparators):
         evaluate(frame, part)
-    return frame.universe.dull
+    return frame.universe.data
 
 
 def _lambda(frame: Frame, node: ast.Lambda) -> ValueSet:
@@ -305,7 +305,7 @@ def _formatted(frame: Frame, node: ast.JoinedStr) -> ValueSet:
     for part in node.values:
         if isinstance(part, ast.FormattedValue):
             evaluate(frame, part.value)
-    return frame.universe.dull
+    return frame.universe.data
 
 
 def module_value(frame: Frame, name: str) -> ValueSet:

@@ -118,7 +118,7 @@ class Frame:
         values = self.read(("global", module_name, name))
         if name in module.bindings:
             if name in module.rebound:
-                values |= self.universe.dull
+                values |= self.universe.data
             return self.resolve(values, depth)
         for star in module.stars:
             found = self.read_global(star, name, depth + 1) if depth < 20 else EMPTY

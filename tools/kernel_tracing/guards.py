@@ -39,7 +39,7 @@ _INVERSE: dict[type[ast.cmpop], type[ast.cmpop]] = {
 _INVERSE |= {after: before for before, after in _INVERSE.items()}
 
 
-class Tests:
+class GuardReader:
     """Reads tests, with what the solved analysis knows of the functions that they call."""
 
     def __init__(self, solver: Solver) -> None:

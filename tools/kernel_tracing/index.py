@@ -235,10 +235,6 @@ class Index:
         """Modules whose text decorates something with `@name`."""
         return [module for module in self._traced_modules() if f"@{name}" in self.sources.text(module)]
 
-    def definers_of_method(self, name: str) -> list[str]:
-        """Modules whose text defines an indented function of that name."""
-        return [module for module in self._traced_modules() if f"    def {name}(" in self.sources.text(module)]
-
     def mro(self, info: ClassInfo) -> list[ClassInfo]:
         """Method resolution order, without the classes that are not traced."""
         return self._linearise(info)[0]

@@ -97,7 +97,7 @@ def store(frame: Frame, target: ast.expr, values: ValueSet) -> None:
             if isinstance(owner, Container):
                 frame.put(owner, key, values)
             elif isinstance(owner, Instance):
-                calls.call_method(frame, owner, "__setitem__", [frame.universe.dull, values], target)
+                calls.call_method(frame, owner, "__setitem__", [frame.universe.data, values], target)
     elif isinstance(target, (ast.Tuple, ast.List)):
         for position, part in enumerate(target.elts):
             if isinstance(part, ast.Starred):
@@ -198,7 +198,7 @@ def _with(frame: Frame, node: ast.With | ast.AsyncWith) -> bool:
         for manager in managers:
             if isinstance(manager, Instance):
                 entered.append(calls.call_method(frame, manager, "__enter__", [], item.context_expr))
-                calls.call_method(frame, manager, "__exit__", [frame.universe.dull] * 3, item.context_expr)
+                calls.call_method(frame, manager, "__exit__", [frame.universe.data] * 3, item.context_expr)
             elif isinstance(manager, Container):  # a generator decorated with contextmanager
                 entered.append(frame.items(manager))
             else:
@@ -216,7 +216,7 @@ def _try(frame: Frame, node: ast.Try) -> bool:
     for handler in node.handlers:
         frame.environment = join(before, body_end)
         if handler.name:
-            frame.environment[handler.name] = frame.universe.dull
+            frame.environment[handler.name] = frame.universe.data
         if not block(frame, handler.body):
             ends.append(frame.environment)
     frame.environment = join(*ends) if ends else body_end

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tools.kernel_tracing.condition_text import TEST, rank, split_condition
-from tools.kernel_tracing.markdown import code, escape, table
+from tools.shared.markdown import code, escape, table
 
 # More names than this make a table cell unreadable.
 LONGEST_LIST = 12

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tools.kernel_tracing.markdown import code, escape, link, slug, source_link, table
 from tools.kernel_tracing.notes import notes
 from tools.kernel_tracing.trees import Forest, callee, merge
+from tools.shared.markdown import code, escape, link, slug, source_link, table
 
 __all__ = ["render"]
 
@@ -20,7 +20,7 @@ def render(trace: Mapping[str, Any], base: str = "../.sources/") -> str:
 
     Args:
         trace: a document of schema/kernel_traces.schema.json.
-        base: what stands before the path of a source file in links. The default fits a report that lies in tools/.
+        base: what stands before the path of a source file in links. The default fits a report that lies in traces/.
     """
     kernels = sorted(trace["kernels"], key=_order)
     anchors = _anchors(kernels)

@@ -7,12 +7,12 @@ Whatever the layout, `file` in a trace is the path below the directory that hold
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tools.shared.source_packages import package_hash, package_version
 
 # Distribution name, its package, and where a checkout keeps it (below the directory that holds the checkouts).
 DISTRIBUTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -24,7 +24,6 @@ DISTRIBUTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 REQUIRED = {"sglang": ("srt/models", "srt/layers"), "sgl_kernel": ("__init__.py",), "flashinfer": ("__init__.py",)}
 # What `python -m tools.fetch_sources` writes beside the packages.
 MANIFEST = "manifest.json"
-_VERSION = re.compile(r"^_*version_*\s*(?::\s*\w+\s*)?=.*?['\"]([0-9][^'\"]*)['\"]", re.M)
 
 
 class SourcesError(Exception):
@@ -122,32 +121,3 @@ def notices(root: Path, sources: SourceTree) -> Iterator[str]:
                 f"{sources.packages[package]}: not the files of {distribution} that were fetched: some were changed, "
                 f"added or lost; remove it and fetch it again, unless you did that"
             )
-
-
-def package_version(root: Path, distribution: str) -> str:
-    """The version as the wheel's metadata, version.py, _version.py or pyproject.toml says, else "unknown"."""
-    stem = distribution.replace("-", "_")
-    for metadata in sorted(root.parent.glob("*.dist-info")):
-        name, _, version = metadata.name.removesuffix(".dist-info").partition("-")
-        if name.lower() == stem:
-            return version
-    for place in ("_version.py", "version.py", "_build_meta.py", "../pyproject.toml", "../version.txt"):
-        path = root / place
-        if path.is_file():
-            text = path.read_text(encoding="utf-8", errors="replace")
-            match = _VERSION.search(text)
-            if match:
-                return match[1]
-            if path.suffix == ".txt" and text.strip():
-                return text.strip()
-    return "unknown"
-
-
-def package_hash(root: Path) -> str:
-    """SHA-256 over the sorted relative paths and contents of the package's .py files."""
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):
-        content = path.read_bytes()
-        digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
-        digest.update(content)
-    return digest.hexdigest()

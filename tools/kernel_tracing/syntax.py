@@ -53,6 +53,13 @@ def dotted_name(expression: ast.AST) -> str:
     return ""
 
 
+def last_name(expression: ast.AST | None) -> str:
+    """`c` for `a.b.c`, `f().c` and `c`, else ""."""
+    if isinstance(expression, ast.Attribute):
+        return expression.attr
+    return expression.id if isinstance(expression, ast.Name) else ""
+
+
 def is_none_test(node: ast.Compare) -> bool:
     """Whether a comparison is `x is None` or `x is not None`."""
     return (

@@ -86,11 +86,10 @@ class Writer:
             "definition": {"file": kernel.file, "line": kernel.line},
             "call_sites": list(sites.values()),
             "ops": sorted({use(chain, kernel.name, self.analysis.in_model).op for chain in chains}),
-            "chains": ordered,
         }
         if omitted:
             document["omitted_chains"] = omitted
-        return document
+        return {**document, "chains": ordered}
 
     def _order(self, frames: list[dict[str, Any]]) -> tuple[Any, ...]:
         """Chains that end in the model come first, then short ones."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tools.kernel_tracing.markdown import code, escape, link, source_link
+from tools.shared.markdown import code, escape, link, source_link
 
 # No-break spaces: Markdown neither strips nor collapses them, so that the tree keeps its shape.
 GAP = "\u00a0"

@@ -15,7 +15,7 @@ from tools.kernel_tracing.index import ClassInfo
 from tools.kernel_tracing.rules import boundaries
 from tools.kernel_tracing.rules.libraries import LIBRARIES
 from tools.kernel_tracing.solver import Context, Solver
-from tools.kernel_tracing.syntax import walk
+from tools.kernel_tracing.syntax import last_name, walk
 from tools.kernel_tracing.values import Instance
 
 
@@ -93,7 +93,7 @@ def _mentions(tree: ast.AST, names: set[str], function: ast.AST) -> Iterator[tup
             for statement in [*child.decorator_list, *child.body]:
                 yield from _mentions(ast.Expression(statement), names, function)  # type: ignore[arg-type]
         elif isinstance(child, ast.Call):
-            name = _terminal(child.func)
+            name = last_name(child.func)
             if name in names:
                 yield name, function, True
             elif name not in ("isinstance", "issubclass"):
@@ -107,11 +107,7 @@ def _mentions(tree: ast.AST, names: set[str], function: ast.AST) -> Iterator[tup
         elif isinstance(child, ast.arguments):
             for default in [*child.defaults, *(part for part in child.kw_defaults if part is not None)]:
                 yield from _mentions(ast.Expression(default), names, function)
-        elif isinstance(child, (ast.Name, ast.Attribute)) and _terminal(child) in names:
-            yield _terminal(child), function, False
+        elif isinstance(child, (ast.Name, ast.Attribute)) and last_name(child) in names:
+            yield last_name(child), function, False
         elif not (isinstance(tree, (ast.FunctionDef, ast.AsyncFunctionDef)) and child is tree.returns):
             yield from _mentions(child, names, function)
-
-
-def _terminal(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -201,7 +201,7 @@ class Universe:
         self.unknown = self.make(Unknown, False)
         self.opaque = self.make(Unknown, True)
         self.any: ValueSet = frozenset((self.unknown,))
-        self.dull: ValueSet = frozenset((self.opaque,))
+        self.data: ValueSet = frozenset((self.opaque,))
 
     def make(self, kind: type[V], *arguments: Hashable) -> V:
         """The value of `kind` with these arguments."""
@@ -214,6 +214,15 @@ class Universe:
             self._count += 1
             self._made[key] = value
         return value  # type: ignore[return-value]
+
+    def storable(self, values: ValueSet) -> ValueSet:
+        """The values as fields and parameters hold them: a literal other than a string could only decide tests, which
+        what is stored must not.
+        """
+        return frozenset(
+            self.opaque if isinstance(value, Constant) and not isinstance(value.literal, str) else value
+            for value in values
+        )
 
     def one(self, kind: type[V], *arguments: Hashable) -> ValueSet:
         """The set of just that value."""

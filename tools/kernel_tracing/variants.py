@@ -53,7 +53,7 @@ def split(frame: Frame, function: FunctionInfo, bound: dict[str, ValueSet]) -> l
             if name not in bound:
                 told.append((Choice(name, None, given=False), EMPTY))
             elif rest:
-                maybe_none = not told and rest == frame.universe.dull
+                maybe_none = not told and rest == frame.universe.data
                 told.append((Choice(name, None if maybe_none else frame.universe.unknown), rest))
             elif not told:
                 return []  # given, but not known yet

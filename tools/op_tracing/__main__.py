@@ -1,6 +1,6 @@
 """A model's ops in execution order, each with the kernels that can implement it, by static analysis.
 
-python -m tools.op_tracing --model deepseek --traces tools/kernel_traces.json   # -> tools/op_traces.md and .json
+python -m tools.op_tracing --model deepseek --traces traces/kernel_traces.json   # -> traces/op_traces.md and .json
 python -m tools.op_tracing --model llama --out llama.md --json llama.json
 python -m tools.op_tracing --model deepseek --html deepseek.html                # a page to look at, nothing else
 
@@ -11,27 +11,20 @@ usage or no sources.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import definitions
+from flashinfer_trace.files import COMPACT, Lines, laid_out
 from tools.kernel_tracing.analysis import analyse, deep
+from tools.kernel_tracing.arguments import model_arguments
+from tools.kernel_tracing.messages import left_out, notice, progress
 from tools.kernel_tracing.roots import RootsError
 from tools.kernel_tracing.sources import SourcesError, find_sources
-from tools.kernel_tracing.terminal import (
-    HERE,
-    check_writable,
-    link_base,
-    load_traces,
-    model_arguments,
-    notice,
-    progress,
-    write,
-)
 from tools.kernel_tracing.trace import document
+from tools.kernel_tracing.trace_files import TRACES, check_writable, link_base, load_traces, write
 from tools.op_tracing import page
 from tools.op_tracing.check import check
 from tools.op_tracing.definitions import covered, definitions_of
@@ -63,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
 def _trace(options: argparse.Namespace) -> int:
     out, data = options.out, options.json
     if out is data is options.html is None:
-        out, data = HERE / "op_traces.md", HERE / "op_traces.json"
+        out, data = TRACES / "op_traces.md", TRACES / "op_traces.json"
     check_writable(out, data, options.html)
     given = None if options.traces is None else _traces(options.traces, options)
     sources = find_sources(options.sources)
@@ -73,8 +66,7 @@ def _trace(options: argparse.Namespace) -> int:
         ops = trace(analysis, report)
         kernels = given or document(analysis, progress=report)
     problems = kernels.pop("problems", [])
-    for problem in problems:
-        print(f"{problem['file']}:{problem['line']}: {problem['reason']}; it is left out", file=sys.stderr)
+    left_out(problems)
     violations = check(ops, kernels)
     for violation in violations:
         print(violation, file=sys.stderr)
@@ -96,7 +88,7 @@ def _trace(options: argparse.Namespace) -> int:
 
 def _chains(out: Path, model: str) -> str:
     """Where the report says that the call chains are."""
-    return CHAINS if out.parent.resolve() == HERE.resolve() else f"`python -m tools.kernel_tracing --model {model}`"
+    return CHAINS if out.parent.resolve() == TRACES.resolve() else f"`python -m tools.kernel_tracing --model {model}`"
 
 
 def _traces(path: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -112,27 +104,21 @@ def _traces(path: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def dumps(trace: dict[str, Any]) -> str:
-    """The document as JSON: one line a list element of the outer lists, one line a node of the graph."""
-    lines = []
-    for key, value in trace.items():
-        if key == "graph":
-            text = _graph(value, " ")
-        elif isinstance(value, list):
-            text = "[" + ",".join(f"\n {_compact(element)}" for element in value) + "]"
-        else:
-            text = _compact(value)
-        lines.append(f"{json.dumps(key)}: {text}")
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    """The document as JSON: one line per element of the outer lists, one line per node of the graph."""
+    return laid_out(trace, _lines, COMPACT)
 
 
-def _graph(node: dict[str, Any], indent: str) -> str:
-    head = _compact({key: value for key, value in node.items() if key != "children"}).removesuffix("}")
-    children = ",".join(f"\n{indent}{_graph(child, indent + ' ')}" for child in node["children"])
-    return f'{head},"children":[{children}]}}'
-
-
-def _compact(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+def _lines(path: tuple[str, ...], value: Any) -> Lines | None:
+    match path:
+        case ():
+            return Lines(0, closing=0)
+        case ("ops" | "direct_kernels" | "non_model_ops",):
+            return Lines(1)
+        case ("graph", *_, "children"):
+            return Lines(path.count("children"))
+        case ("graph",) | ("graph", *_, "children", "*"):
+            return Lines(None)
+    return None
 
 
 if __name__ == "__main__":

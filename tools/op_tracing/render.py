@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tools.kernel_tracing.markdown import code, escape, link, slug, source_link, table
 from tools.op_tracing.check import key
 from tools.op_tracing.definitions import Covered, definitions_of
+from tools.shared.markdown import code, escape, link, slug, source_link, table
 
 __all__ = ["CHAINS", "render"]
 
@@ -31,7 +31,7 @@ def render(
         trace: a document of schema/op_traces.schema.json.
         kernels: the kernel traces it goes with.
         known: which kernels have Definitions.
-        base: what stands before the path of a source file in links. The default fits a report that lies in tools/.
+        base: what stands before the path of a source file in links. The default fits a report that lies in traces/.
         chains: what has the call chains.
     """
     lines = _header(trace, kernels, chains)

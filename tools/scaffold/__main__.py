@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flashinfer_trace.dataset import DatasetError, find_root
-from flashinfer_trace.embedding import definition_text
-from flashinfer_trace.files import write_text
+from flashinfer_trace.files import json_text, write_text
 from flashinfer_trace.naming import NamingError, load_naming
 from tools.scaffold.templates import RECORD, REFERENCE, definition
 
@@ -66,7 +65,7 @@ def texts(root: Path, family: str, op_type: str) -> dict[Path, str]:
         raise ScaffoldError(f"schema/naming.json has the family {family} already, of op_type {known[family].op_type}")
     files = {
         root / "reference" / op_type / f"{family}.py": REFERENCE,
-        root / "definitions" / op_type / f"{family}_n8.json": definition_text(definition(family, op_type)),
+        root / "definitions" / op_type / f"{family}_n8.json": json_text(definition(family, op_type)),
         record_path(root, family, op_type): RECORD.substitute(family=family, op_type=op_type),
     }
     for path in files:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,16 +13,37 @@ from hypothesis import strategies as st
 from flashinfer_trace.harness.family import Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, sizes, split
 
-__all__ = ["LOGIT_KINDS", "add_peaks", "lengths", "lengths_for_axes", "query_scale", "softmax_scale"]
+__all__ = [
+    "LOGIT_KINDS",
+    "AttentionOptions",
+    "add_peaks",
+    "batch_size_of",
+    "lengths",
+    "lengths_for_axes",
+    "query_scale",
+    "softmax_scale",
+]
 
 #: normal: logits of standard deviation 1; large: 20, so that errors of logits matter; peaked: one key has nearly all
-#: the weight; uniform: all keys have the same; positive: the values do not cancel.
+#: the weight; uniform: all keys have the same; positive: the values do not cancel. Latent attention sums over 576
+#: features what it scales by 1 / sqrt(192): there the standard deviations are 1.7 and 35 at real sizes.
 LOGIT_KINDS = ("normal", "large", "peaked", "uniform", "positive")
 QUERY_SCALE = {"uniform": 0.0, "large": 20.0}
 #: How far above the others the one key of peaked logits is, in nats.
 PEAK = 14.0
-#: A quantity that a kernel may limit: queries of a request that attend to nothing although it has keys.
-ROWS_WITHOUT_KEYS = "rows_without_keys"
+
+
+@dataclass(frozen=True)
+class AttentionOptions:
+    """What plans may draw for a kernel, beyond limits of its axes.
+
+    Attributes:
+        unseeing_rows: queries that attend to nothing although their request has keys.
+        keyless: batches without any keys.
+    """
+
+    unseeing_rows: bool = True
+    keyless: bool = True
 
 
 def softmax_scale(head_dim: int) -> float:
@@ -52,18 +74,18 @@ def lengths(draw: Callable[[Any], Any], request: PlanRequest, page_size: int, ha
     low, high = request.range("len_indptr", 1, 6, 17)
     # An empty batch, and one without keys, prove nothing: they are drawn, but seldom.
     batch_size = 0 if low == 1 and draw(st.integers(0, 30)) == 7 else draw(st.integers(max(1, low - 1), high - 1))
-    keyless = request.limits.get("total_kv", (0, 0))[0] == 0 and draw(st.integers(0, 30)) == 7
+    options = request.options_of(AttentionOptions)
+    keyless = options.keyless and draw(st.integers(0, 30)) == 7
     longest = 2000 if request.large else 40
     plan: Plan = {}
     if has_queries:
-        unseeing = request.limits.get(ROWS_WITHOUT_KEYS, (0, 1))[1] > 0
         left = request.range("total_q", 0, 12, 256)[1]
         q_lens, kv_lens = [], []
         for request_number in range(batch_size):
             q_lens.append(draw(sizes(int(request_number == 0), left)))
             left -= q_lens[-1]
             # Keys are cached tokens and then the queries' own; fewer keys than queries leave rows without any.
-            if not unseeing or draw(st.integers(0, 3)):
+            if not options.unseeing_rows or draw(st.integers(0, 3)):
                 kv_lens.append(draw(token_counts(q_lens[-1], max(longest, q_lens[-1]), page_size)))
             else:
                 kv_lens.append(draw(st.integers(0, q_lens[-1])))

@@ -1,4 +1,4 @@
-"""What flashinfer's attention wrappers have in common: workspaces, infinities, limits.
+"""What flashinfer's attention wrappers have in common: workspaces, infinities, limits, and what each backend rounds.
 
 By their source (flashinfer 0.6.12, include/flashinfer/attention), and plans keep to:
 
@@ -7,7 +7,8 @@ By their source (flashinfer 0.6.12, include/flashinfer/attention), and plans kee
   comes near -5e4 would be confused with masked ones; the plans' q.k stays below 5e3.
 - A request without keys: decode starts from m = -5e4, d = 1 in each of up to 32 warps, and fa2 adds weights of 1 for
   masked keys to d, but both set the output to 0 and answer lse = m + log2(d), from -5e4 to -5e4 + 32. fa3 answers 0 and
-  exactly -5e4.
+  exactly -5e4. The kernels of latent attention answer -inf; merging starts from m = -5e4, d = 1 (state.cuh), so that
+  such a row comes out as exactly -5e4 where the keys of its request are split.
 - A query longer than its keys under the causal mask, whose first rows see none: two defects, so neither fa2 nor fa3 is
   given such plans. fa2 (prefill.cuh) computes the first tile of keys that needs the mask as an unsigned
   kv_len + first row - qo_len; where that is negative it wraps, no full tile of keys is masked, and every row of the
@@ -21,36 +22,112 @@ By their source (flashinfer 0.6.12, include/flashinfer/attention), and plans kee
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
-from flashinfer_trace.families.attention.cases import ROWS_WITHOUT_KEYS
-from flashinfer_trace.families.attention.policies import Rounding
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.attention.cases import AttentionOptions
+from flashinfer_trace.families.attention.policies import Rounding, kernel_policies
+from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
 
-__all__ = ["CUDA_CORES", "EMPTY", "FA2", "FA3", "LAUNCHABLE", "MASKED", "SEEING", "wrapper"]
+__all__ = [
+    "BATCHES",
+    "CUDA_CORES",
+    "EMPTY",
+    "FA2",
+    "FA3",
+    "MASKED",
+    "PAGES",
+    "QUERIES",
+    "SEEING",
+    "SOME_KEYS",
+    "Backend",
+    "flashinfer_kernels",
+    "wrapper",
+]
 
 #: Partial outputs of 128 heads in tiles of 128 queries: what fa2 needs at most on 132 multiprocessors, twice.
 WORKSPACE_BYTES = 512 * 2**20
-LAUNCHABLE = {"len_indptr": (2, 1 << 20), "total_q": (1, 1 << 30), "num_pages": (1, 1 << 30), "total_kv": (1, 1 << 30)}
-#: For a kernel that cannot compute a row without keys unless its request has none.
-SEEING = {**LAUNCHABLE, ROWS_WITHOUT_KEYS: (0, 0)}
-#: The lse of a row without keys: of a skipped tile, and of one that was computed and masked.
+#: What every plan() takes: a request at least, a query at least, and a cache with pages.
+BATCHES = {"len_indptr": (2, 1 << 20)}
+QUERIES = {"total_q": (1, 1 << 30)}
+PAGES = {"num_pages": (1, 1 << 30)}
+#: For kernels that need a key in the batch, and for those that cannot compute a row without keys unless its request has
+#: none.
+SOME_KEYS = AttentionOptions(keyless=False)
+SEEING = AttentionOptions(keyless=False, unseeing_rows=False)
+#: The lse of a row without keys, if it is not -inf: of a skipped tile, and of one that was computed and masked.
 EMPTY = (-5e4, -5e4)
 MASKED = (-5e4, -5e4 + 32)
-FA2 = Rounding(weights=True, sum=True, partial=True)
-FA3 = Rounding(weights=True, sum=False, partial=False)
-CUDA_CORES = Rounding(weights=False, sum=False, partial=True)
+
+#: (backend, definition, inputs, poisoned outputs) -> outputs.
+Run = Callable[[str, Definition, Inputs, Outputs], Outputs]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One of the kernels behind a wrapper.
+
+    Attributes:
+        name: as the wrapper takes it; the kernel's variant.
+        rounding: what it rounds besides its output.
+        lse_of_nothing: the lse that it declares for rows without keys, lowest and highest.
+        min_capability, max_capability: of the GPUs that run it.
+    """
+
+    name: str
+    rounding: Rounding
+    lse_of_nothing: tuple[float, float]
+    min_capability: tuple[int, int] = (8, 0)
+    max_capability: tuple[int, int] = (99, 9)
+
+
+CUDA_CORES = Backend("CUDA cores", Rounding(weights=False, sum=False, partial=2), MASKED)
+FA2 = Backend("fa2", Rounding(weights=True, sum=True, partial=2), MASKED)
+FA3 = Backend("fa3", Rounding(weights=True, sum=False, partial=0), EMPTY, (9, 0), (9, 0))
+
+
+def flashinfer_kernels(
+    path: str,
+    run: Run,
+    backends: Sequence[Backend],
+    *,
+    limits: Mapping[str, tuple[int, int]],
+    const_axes: Mapping[str, int],
+    plan_options: AttentionOptions = SOME_KEYS,
+    supports: Callable[[Definition], str | None] = lambda definition: None,
+) -> tuple[Kernel, ...]:
+    """One kernel for each backend of the wrapper at `path`; `Kernel` says what the others are."""
+    return tuple(
+        Kernel(
+            path,
+            "flashinfer-python",
+            functools.partial(run, backend.name),
+            variant=backend.name,
+            min_capability=backend.min_capability,
+            max_capability=backend.max_capability,
+            limits=limits,
+            plan_options=plan_options,
+            const_axes=const_axes,
+            supports=supports,
+            compare=kernel_policies(backend.rounding, backend.lse_of_nothing),
+        )
+        for backend in backends
+    )
+
+
+class Wrapper(Protocol):
+    """One of flashinfer's classes: plan() takes the structure of a batch, run() its tensors."""
+
+    def plan(self, *arguments: Any, **options: Any) -> None: ...
+
+    def run(self, *arguments: Any, **options: Any) -> object: ...
 
 
 @functools.cache
-def wrapper(path: str, device: torch.device, *arguments: Any) -> Any:
-    """One of flashinfer's wrappers, by dotted path, with its workspace; every call plans anew.
-
-    `arguments` are keyword arguments of the constructor as (name, value).
-    """
-    import importlib
-
-    module, _, name = path.rpartition(".")
-    workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-    return getattr(importlib.import_module(module), name)(workspace, "NHD", **dict(arguments))
+def wrapper(kind: Callable[..., Wrapper], device: torch.device, **options: str | bool) -> Wrapper:
+    """An object of a class of flashinfer for each GPU and set of options, with its workspace; every call plans anew."""
+    return kind(torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device), **options)

@@ -8,7 +8,7 @@ divide after that product.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,11 @@ import torch
 from flashinfer_trace.families.attention.rounding import FLOAT32, LOG2_E
 from flashinfer_trace.harness.compare import CONFIDENCE, Expected, summation_error
 
-__all__ = ["Request", "expected_outputs", "partial_outputs"]
+__all__ = ["Request", "Split", "any_chunks", "expected_outputs", "partial_outputs"]
+
+#: (weights p [heads, q, n], values [heads or 1, n, value_dim]) -> bounds of the sum of |partial outputs| and of the sum
+#: of their squares over the chunks into which a kernel may split the keys, both [heads, q, value_dim].
+Split = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 #: flashinfer splits the keys of a request into chunks of at least so many tokens (scheduler.cuh: max(128 / page_size,
 #: 1) pages), but of any number of pages: bounds are made from pieces, of which a chunk's ends cut at most one each, or
@@ -51,12 +55,22 @@ class Request:
     values: torch.Tensor
 
 
+def any_chunks(page_size: int = 1) -> Split:
+    """Kernels that split keys into chunks of any length from SMALLEST_CHUNK on, in whole pages."""
+
+    def split(p: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        absolute = partial_outputs(p, values, page_size)
+        return absolute, absolute.square()
+
+    return split
+
+
 def expected_outputs(
-    q: torch.Tensor, requests: Iterable[Request], value_dim: int, sm_scale: float, causal: bool, page_size: int = 1
+    q: torch.Tensor, requests: Iterable[Request], value_dim: int, sm_scale: float, causal: bool, split: Split
 ) -> dict[str, Expected]:
     """Expected output [queries, heads, value_dim] and lse [queries, heads]; queries align with the end of the keys.
 
-    Kernels that split keys cut them at multiples of `page_size`.
+    `split` says how kernels may split the keys.
 
     Parts of both, with p the exact weights, v the values, o the output, x the logits in nats:
 
@@ -84,7 +98,9 @@ def expected_outputs(
         if kv_len == 0:
             continue
         shared = torch.arange(heads, device=device) // (heads // kv_heads)
-        keys, values = (x.double()[:, shared].transpose(0, 1) for x in (request.keys, request.values))
+        keys, values = (x.double().transpose(0, 1) for x in (request.keys, request.values))
+        if kv_heads > 1:  # One head is broadcast: 128 copies of it would not fit.
+            keys, values = keys[shared], values[shared]
         position = torch.arange(kv_len, device=device)
         step = max(1, BLOCK_ELEMENTS // (heads * max(kv_len * value_dim // PIECE, kv_len, value_dim)))
         for start in range(request.first, request.end, step):
@@ -96,7 +112,7 @@ def expected_outputs(
                 continue
             queries = q[start:stop].double().transpose(0, 1)
             seen = (keys[:, :visible], values[:, :visible], hidden[:, :visible])
-            block = attention(queries, *seen, sm_scale, page_size)
+            block = attention(queries, *seen, sm_scale, split)
             value[start:stop] = block["value"].transpose(0, 1)
             lse[start:stop] = block["lse"].squeeze(-1).T
             parts["length"][start:stop] = (visible - hidden[:, :visible].sum(dim=1)).view(-1, 1, 1)
@@ -115,9 +131,12 @@ def attention(
     values: torch.Tensor,
     hidden: torch.Tensor,
     sm_scale: float,
-    page_size: int,
+    split: Split,
 ) -> dict[str, torch.Tensor]:
-    """One block of queries [heads, q, dim] on keys and values [heads, n, ...]; hidden [q, n]. Parts [heads, q, ...]."""
+    """One block of queries [heads, q, dim] on keys and values [heads, n, ...]; hidden [q, n]. Parts [heads, q, ...].
+
+    Keys and values of a single head stand for those of all.
+    """
     raw = queries @ keys.mT
     logits = (raw * float(sm_scale)).masked_fill(hidden, -math.inf)
     lse = torch.logsumexp(logits, dim=-1, keepdim=True)
@@ -132,14 +151,18 @@ def attention(
     squares_of_values = values.square()
     lse_logit = p_error.square().sum(dim=-1, keepdim=True).sqrt()
     rest_weighted = (rest @ values.abs()).minimum(CONFIDENCE * (rest.square() @ squares_of_values).sqrt())
-    partial = partial_outputs(p, values, page_size)
+    partial, partial_squares = split(p, values)
     # The projection of a row's errors on its output. Each key's error moves the output towards that key, or, where the
     # denominator has the same error, towards it and away from the output.
     row_size = value.square().sum(dim=-1, keepdim=True)
     along = value @ values.mT
     moves = rest * along.abs().maximum((along - row_size).abs())
     worst = {"weights": moves.sum(dim=-1), "partial": (partial * value.abs()).sum(dim=-1), "output": row_size[..., 0]}
-    squares = {"weights": moves.square(), "partial": (partial * value).square(), "output": value.square().square()}
+    squares = {
+        "weights": moves.square(),
+        "partial": partial_squares * value.square(),
+        "output": value.square().square(),
+    }
     # Where one key has nearly all the weight, all elements are a little less than its bf16 values and round to them:
     # errors of one sign. Elsewhere roundings are independent from element to element and from key to key.
     settled = p.amax(dim=-1) > SETTLED

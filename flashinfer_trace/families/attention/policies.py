@@ -9,9 +9,13 @@ source (flashinfer 0.6.12, include/flashinfer/attention):
   denominator d (m16k16_rowsum_f16f16f32), so that its lse = m + log2(d) inherits up to log2(1 + 2^-8) = 5.6e-3;
 - fa3 (hopper/attention_updater.cuh) multiplies by rounded weights, but sums them before they are rounded;
 - decode and fa2 split long requests where the GPU is not full, and keep partial outputs in bf16; merging rounds sums of
-  groups of them once more (cascade.cuh, threadblock_sync_state). fa3 does not split.
+  groups of them once more (cascade.cuh, threadblock_sync_state). fa3 does not split;
+- the two of latent attention (mla.cuh, mla_hopper.cuh) differ as fa2 and fa3 do in the sum of the weights: fa2 sums the
+  rounded ones (compute_mla_pv), fa3 sums before convert_s_to_p. Both split the keys of long requests where the GPU is
+  not full, keep partial outputs in bf16 (MLAParams: partial_o has the output's type), and merge them in float32.
 
-None of flashinfer's kernels answers -inf for a row without keys: their infinity is 5e4 (math.cuh). See `LseOfNothing`.
+flashinfer's infinity is 5e4 (math.cuh), so that most of its kernels do not answer -inf for a row without keys: see
+`LseOfNothing`, and `kernels` for what each of them answers.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from flashinfer_trace.families.attention.rounding import (
     output_bound,
     rounded_sum,
 )
-from flashinfer_trace.harness.compare import CONFIDENCE, Comparison, ErrorBound, Expected, Policy
+from flashinfer_trace.harness.compare import CONFIDENCE, Comparison, Elementwise, ErrorBound, Expected, Policy
 
 __all__ = ["LSE", "OUTPUT", "LseOfNothing", "Rounding", "kernel_policies"]
 
@@ -46,6 +50,11 @@ LSE = ErrorBound(
     "float32: errors of the logits, 8 sqrt(d) 2^-24 sm_scale |q||k|, weighted by p in quadrature; sum of n weights "
     "8 sqrt(n) 2^-24; roundings of the lse itself",
 )
+#: By how often they are rounded.
+PARTIAL = {
+    1: "partial outputs of split keys rounded to bf16",
+    2: "partial outputs of chunks of 128 keys or more rounded to bf16, and groups of them again",
+}
 
 
 @dataclass(frozen=True)
@@ -55,21 +64,21 @@ class Rounding:
     Attributes:
         weights: the weights, before the product with the values.
         sum: the weights, before they are summed as well.
-        partial: outputs of split keys, once when they are stored and once more in groups.
+        partial: how often outputs of split keys, each once when it is stored, and once more where groups are merged.
     """
 
     weights: bool
     sum: bool
-    partial: bool
+    partial: int
 
     @property
     def times(self) -> dict[str, int]:
         """How often each of the oracle's `ROUNDED` parts is rounded."""
-        return {"weights": int(self.weights), "partial": 2 * int(self.partial), "output": 1}
+        return {"weights": int(self.weights), "partial": self.partial, "output": 1}
 
 
 @dataclass(frozen=True)
-class LseOfNothing:
+class LseOfNothing(Elementwise):
     """A lse whose rows without keys, -inf by mathematics, a kernel answers with another number.
 
     Only those rows, and only numbers from `low` to `high`, are taken for -inf; every other element, and -inf itself, is
@@ -157,7 +166,7 @@ def kernel_policies(rounding: Rounding, lse_of_nothing: tuple[float, float] | No
     else:
         lse.append("weights are summed in float32")
     if rounding.partial:
-        output.append("partial outputs of chunks of 128 keys or more rounded to bf16, and groups of them again")
+        output.append(PARTIAL[rounding.partial])
     for reasons in (output, lse):
         reasons.append("ex2.approx and m c: 2^-24 (8 |lse| + 128)")
     output.append("the gain within what these roundings can do together")

@@ -5,10 +5,8 @@ The families differ in heads and dimensions only: `Sizes` reads them from a Defi
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -22,21 +20,14 @@ from flashinfer_trace.families.attention.cases import (
     query_scale,
     softmax_scale,
 )
-from flashinfer_trace.families.attention.kernels import (
-    EMPTY,
-    FA2,
-    FA3,
-    MASKED,
-    SEEING,
-    wrapper,
-)
-from flashinfer_trace.families.attention.oracle import Request, expected_outputs
-from flashinfer_trace.families.attention.policies import kernel_policies
+from flashinfer_trace.families.attention.kernels import BATCHES, FA2, FA3, QUERIES, SEEING, flashinfer_kernels, wrapper
+from flashinfer_trace.families.attention.oracle import Request, any_chunks, expected_outputs
+from flashinfer_trace.families.attention.policies import LSE, OUTPUT
 from flashinfer_trace.harness.compare import Expected
-from flashinfer_trace.harness.family import Kernel, Plan, PlanRequest
+from flashinfer_trace.harness.family import Family, Inputs, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, indptr, split
 
-__all__ = ["make_inputs", "oracle", "plan_for_axes", "plans", "ragged_kernels"]
+__all__ = ["own_requests", "ragged_family"]
 
 PATH = "flashinfer.prefill.BatchPrefillWithRaggedKVCacheWrapper"
 #: No pages: lengths around multiples of this are drawn with weight, as those of flashinfer's tiles of keys.
@@ -73,7 +64,7 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
     return lengths_for_axes(axes, kv_lens, True, draws)
 
 
-def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, Any]:
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Normal queries, keys and values of the planned kind."""
     sizes, device = Sizes.of(definition), draws.device
     q_lens, kv_lens, kind = plan["q_lens"], plan["kv_lens"], plan["logits"]
@@ -87,7 +78,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, A
     if kind == "peaked":
         own = torch.split(k, kv_lens)
         add_peaks(q, lambda request: own[request], q_lens, kv_lens, sm_scale, draws)
-    inputs: dict[str, Any] = {
+    inputs = {
         "q": q.to(torch.bfloat16),
         "k": k,
         "v": v,
@@ -98,14 +89,13 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, A
     return {name: inputs[name] for name in definition.inputs}
 
 
-def oracle(definition: Definition, inputs: dict[str, Any]) -> dict[str, Expected]:
+def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """Expected output and lse."""
-    return expected_outputs(
-        inputs["q"], own_requests(inputs), Sizes.of(definition).value_dim, inputs["sm_scale"], causal=True
-    )
+    value_dim = Sizes.of(definition).value_dim
+    return expected_outputs(inputs["q"], own_requests(inputs), value_dim, inputs["sm_scale"], True, any_chunks())
 
 
-def own_requests(inputs: dict[str, Any]) -> Iterator[Request]:
+def own_requests(inputs: Inputs) -> Iterator[Request]:
     """Queries, keys and values of each request."""
     queries, keys = inputs["qo_indptr"].tolist(), inputs["kv_indptr"].tolist()
     for request in range(len(queries) - 1):
@@ -113,10 +103,12 @@ def own_requests(inputs: dict[str, Any]) -> Iterator[Request]:
         yield Request(queries[request], queries[request + 1], inputs["k"][own], inputs["v"][own])
 
 
-def run_flashinfer(backend: str, definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+def run_flashinfer(backend: str, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     """flashinfer's ragged prefill wrapper."""
+    from flashinfer.prefill import BatchPrefillWithRaggedKVCacheWrapper
+
     sizes, q = Sizes.of(definition), inputs["q"]
-    prefill = wrapper(PATH, q.device, ("backend", backend))
+    prefill = wrapper(BatchPrefillWithRaggedKVCacheWrapper, q.device, kv_layout="NHD", backend=backend)
     prefill.plan(
         inputs["qo_indptr"],
         inputs["kv_indptr"],
@@ -130,23 +122,26 @@ def run_flashinfer(backend: str, definition: Definition, inputs: Any, outputs: A
         kv_data_type=inputs["k"].dtype,
     )
     prefill.run(q, inputs["k"], inputs["v"], out=outputs["output"], lse=outputs["lse"], return_lse=True)
-    return outputs  # type: ignore[no-any-return]
+    return outputs
 
 
-def ragged_kernels(const_axes: Mapping[str, int]) -> tuple[Kernel, ...]:
-    """The kernels of a family, compiled for these dimensions."""
-
-    def kernel(backend: str, **rest: Any) -> Kernel:
-        call = functools.partial(run_flashinfer, backend)
-        return Kernel(PATH, "flashinfer-python", call, variant=backend, const_axes=const_axes, **rest)
-
-    return (
-        kernel("fa2", min_capability=(8, 0), limits=SEEING, compare=kernel_policies(FA2, MASKED)),
-        kernel(
-            "fa3",
-            min_capability=(9, 0),
-            max_capability=(9, 0),
-            limits=SEEING,
-            compare=kernel_policies(FA3, EMPTY),
+def ragged_family(name: str, op_type: str, twin: Mapping[str, int], compiled: Mapping[str, int]) -> Family:
+    """The record of one family; its kernels are compiled for the dimensions `compiled`."""
+    return Family(
+        name=name,
+        op_type=op_type,
+        twin=twin,
+        plans=plans,
+        plan_for_axes=plan_for_axes,
+        make_inputs=make_inputs,
+        oracle=oracle,
+        compare={"output": OUTPUT, "lse": LSE},
+        kernels=flashinfer_kernels(
+            PATH,
+            run_flashinfer,
+            (FA2, FA3),
+            limits={**BATCHES, **QUERIES},
+            const_axes=compiled,
+            plan_options=SEEING,
         ),
     )

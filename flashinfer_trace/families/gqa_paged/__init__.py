@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from flashinfer_trace.families.attention.policies import LSE, OUTPUT
+from flashinfer_trace.families.attention.paged_cases import paged_family
+from flashinfer_trace.families.gqa_paged.inputs import make_inputs, oracle
 from flashinfer_trace.families.gqa_paged.kernels import DECODE, PREFILL
-from flashinfer_trace.families.gqa_paged.plans import make_inputs, oracle, plan_for_axes, plans
 from flashinfer_trace.harness.family import Family, Kernel
 
 __all__ = ["FAMILIES"]
 
-#: Three query heads a group, so that h // 3, h % 2 and h // 2 differ.
+#: Three query heads per group, so that h // 3, h % 2 and h // 2 differ.
 TWIN = {"num_qo_heads": 6, "num_kv_heads": 2, "head_dim": 64}
 
 
 def family(name: str, page_size: int, kernels: tuple[Kernel, ...]) -> Family:
     """The record of one family; `page_size` is its twin's."""
-    return Family(
-        name=name,
-        op_type="gqa_paged",
-        twin={**TWIN, "page_size": page_size},
-        plans=plans,
-        plan_for_axes=plan_for_axes,
-        make_inputs=make_inputs,
-        oracle=oracle,
-        compare={"output": OUTPUT, "lse": LSE},
-        kernels=kernels,
-        unverified="its kernels need a GPU and have not been run yet",
-    )
+    return paged_family(name, "gqa_paged", {**TWIN, "page_size": page_size}, make_inputs, oracle, kernels)
 
 
 FAMILIES = (

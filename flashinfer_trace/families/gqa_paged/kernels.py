@@ -9,24 +9,21 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 import torch
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention.kernels import (
+    BATCHES,
     CUDA_CORES,
-    EMPTY,
     FA2,
     FA3,
-    LAUNCHABLE,
-    MASKED,
+    PAGES,
+    QUERIES,
     SEEING,
+    flashinfer_kernels,
     wrapper,
 )
-from flashinfer_trace.families.attention.policies import kernel_policies
-from flashinfer_trace.harness.family import Kernel
+from flashinfer_trace.harness.family import Inputs, Outputs
 
 DECODE_PATH = "flashinfer.decode.BatchDecodeWithPagedKVCacheWrapper"
 PREFILL_PATH = "flashinfer.prefill.BatchPrefillWithPagedKVCacheWrapper"
@@ -35,7 +32,7 @@ COMPILED_GROUPS = (1, 2, 3, 4, 8)
 HEAD_DIM = {"head_dim": 128}
 
 
-def last_page_len(inputs: dict[str, Any]) -> torch.Tensor:
+def last_page_len(inputs: Inputs) -> torch.Tensor:
     """Tokens in the last page of each request: int32 [batch_size]; 0 for a request without pages."""
     pages = inputs["kv_indptr"].diff()
     return torch.where(pages > 0, inputs.get("kv_last_page_len", 1), 0).to(torch.int32)
@@ -45,11 +42,13 @@ def sizes(definition: Definition) -> list[int]:
     return [definition.const_axes[axis] for axis in ("num_qo_heads", "num_kv_heads", "head_dim", "page_size")]
 
 
-def run_decode(tensor_cores: str, definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
-    """flashinfer's decode wrapper; `tensor_cores` is a backend, or empty for CUDA cores."""
+def run_decode(backend: str, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """flashinfer's decode wrapper."""
+    from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper
+
     q = inputs["q"]
-    arguments = (("use_tensor_cores", True), ("backend", tensor_cores)) if tensor_cores else ()
-    decode = wrapper(DECODE_PATH, q.device, *arguments)
+    options = {} if backend == CUDA_CORES.name else {"use_tensor_cores": True, "backend": backend}
+    decode = wrapper(BatchDecodeWithPagedKVCacheWrapper, q.device, kv_layout="NHD", **options)
     decode.plan(
         inputs["kv_indptr"],
         inputs["kv_indices"],
@@ -61,13 +60,15 @@ def run_decode(tensor_cores: str, definition: Definition, inputs: Any, outputs: 
     )
     caches = (inputs["k_cache"], inputs["v_cache"])
     decode.run(q, caches, out=outputs["output"], lse=outputs["lse"], return_lse=True)
-    return outputs  # type: ignore[no-any-return]
+    return outputs
 
 
-def run_prefill(backend: str, definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+def run_prefill(backend: str, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     """flashinfer's paged prefill wrapper."""
+    from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
+
     q = inputs["q"]
-    prefill = wrapper(PREFILL_PATH, q.device, ("backend", backend))
+    prefill = wrapper(BatchPrefillWithPagedKVCacheWrapper, q.device, kv_layout="NHD", backend=backend)
     prefill.plan(
         inputs["qo_indptr"],
         inputs["kv_indptr"],
@@ -81,7 +82,7 @@ def run_prefill(backend: str, definition: Definition, inputs: Any, outputs: Any)
     )
     caches = (inputs["k_cache"], inputs["v_cache"])
     prefill.run(q, caches, out=outputs["output"], lse=outputs["lse"], return_lse=True)
-    return outputs  # type: ignore[no-any-return]
+    return outputs
 
 
 def uncompiled_group(definition: Definition) -> str | None:
@@ -90,60 +91,23 @@ def uncompiled_group(definition: Definition) -> str | None:
     return None if group in COMPILED_GROUPS else f"is compiled for {known} query heads a key-value head, not {group}"
 
 
+DECODE_LIMITS = {**BATCHES, **PAGES}
 DECODE = (
-    Kernel(
+    *flashinfer_kernels(
         DECODE_PATH,
-        "flashinfer-python",
-        functools.partial(run_decode, ""),
-        variant="CUDA cores",
-        min_capability=(8, 0),
-        limits=LAUNCHABLE,
+        run_decode,
+        (CUDA_CORES,),
+        limits=DECODE_LIMITS,
         const_axes=HEAD_DIM,
         supports=uncompiled_group,
-        compare=kernel_policies(CUDA_CORES, MASKED),
     ),
-    Kernel(
-        DECODE_PATH,
-        "flashinfer-python",
-        functools.partial(run_decode, "fa2"),
-        variant="fa2",
-        min_capability=(8, 0),
-        limits=LAUNCHABLE,
-        const_axes=HEAD_DIM,
-        compare=kernel_policies(FA2, MASKED),
-    ),
-    Kernel(
-        DECODE_PATH,
-        "flashinfer-python",
-        functools.partial(run_decode, "fa3"),
-        variant="fa3",
-        min_capability=(9, 0),
-        max_capability=(9, 0),
-        limits=LAUNCHABLE,
-        const_axes=HEAD_DIM,
-        compare=kernel_policies(FA3, EMPTY),
-    ),
+    *flashinfer_kernels(DECODE_PATH, run_decode, (FA2, FA3), limits=DECODE_LIMITS, const_axes=HEAD_DIM),
 )
-PREFILL = (
-    Kernel(
-        PREFILL_PATH,
-        "flashinfer-python",
-        functools.partial(run_prefill, "fa2"),
-        variant="fa2",
-        min_capability=(8, 0),
-        limits=SEEING,
-        const_axes=HEAD_DIM,
-        compare=kernel_policies(FA2, MASKED),
-    ),
-    Kernel(
-        PREFILL_PATH,
-        "flashinfer-python",
-        functools.partial(run_prefill, "fa3"),
-        variant="fa3",
-        min_capability=(9, 0),
-        max_capability=(9, 0),
-        limits=SEEING,
-        const_axes=HEAD_DIM,
-        compare=kernel_policies(FA3, EMPTY),
-    ),
+PREFILL = flashinfer_kernels(
+    PREFILL_PATH,
+    run_prefill,
+    (FA2, FA3),
+    limits={**DECODE_LIMITS, **QUERIES},
+    const_axes=HEAD_DIM,
+    plan_options=SEEING,
 )

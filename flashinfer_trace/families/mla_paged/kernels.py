@@ -8,49 +8,47 @@ What their source says (flashinfer 0.6.12, include/flashinfer/attention), and pl
 - Masked logits are -5e4 *before* scaling (math.cuh: inf = 5e4), so keys whose q.k comes near -5e4 would be confused
   with masked ones; the plans' q.k stays below 5e3. A row whose maximum is -5e4 attends to nothing: output 0, lse -inf
   (-5e4 where the keys of its request are split).
+- Queries longer than their keys, whose first rows see none, are computed as they should be: plans draw them.
 - kv_len_arr counts tokens: 0 for a request without pages, as paged_kv_t::get_length says whatever last_page_len is.
 """
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 import torch
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.mla_paged.policies import kernel_policies
-from flashinfer_trace.harness.family import Kernel
+from flashinfer_trace.families.attention.cases import AttentionOptions
+from flashinfer_trace.families.attention.kernels import (
+    BATCHES,
+    EMPTY,
+    PAGES,
+    QUERIES,
+    Backend,
+    flashinfer_kernels,
+    wrapper,
+)
+from flashinfer_trace.families.attention.paged_cases import kv_lengths
+from flashinfer_trace.families.attention.policies import Rounding
+from flashinfer_trace.harness.family import Inputs, Outputs
 
 PATH = "flashinfer.mla.BatchMLAPagedAttentionWrapper"
-WORKSPACE_BYTES = 128 * 2**20
-LAUNCHABLE = {"len_indptr": (2, 1 << 20), "num_pages": (1, 1 << 30)}
 #: Head sizes that the compiled modules have.
 HEAD_DIMS = {"head_dim_ckv": 512, "head_dim_kpe": 64}
+#: Both split keys, and merge the partial outputs in one step.
+BACKENDS = (
+    Backend("fa2", Rounding(weights=True, sum=True, partial=1), EMPTY),
+    Backend("fa3", Rounding(weights=True, sum=False, partial=1), EMPTY, (9, 0), (9, 0)),
+)
 
 
-@functools.cache
-def wrapper(backend: str, device: torch.device) -> Any:
-    """One wrapper, with its workspace, for each backend and GPU; every call plans anew."""
-    import flashinfer.mla
+def run_flashinfer(backend: str, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """flashinfer's wrapper for latent attention, of decode and of prefill."""
+    from flashinfer.mla import BatchMLAPagedAttentionWrapper
 
-    workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-    return flashinfer.mla.BatchMLAPagedAttentionWrapper(workspace, backend=backend)
-
-
-def kv_lengths(inputs: dict[str, Any], page_size: int) -> torch.Tensor:
-    """Tokens of each request: int32 [batch_size]; 0 for a request without pages."""
-    pages = inputs["kv_indptr"].diff()
-    last = inputs.get("kv_last_page_len", 1)
-    lengths = torch.where(pages > 0, (pages - 1) * page_size + last, 0)
-    return lengths.to(torch.int32)
-
-
-def run_flashinfer(backend: str, definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
     axes, q_nope = definition.const_axes, inputs["q_nope"]
     causal = "qo_indptr" in inputs
     one_each = torch.arange(q_nope.shape[0] + 1, dtype=torch.int32, device=q_nope.device)
-    mla = wrapper(backend, q_nope.device)
+    mla = wrapper(BatchMLAPagedAttentionWrapper, q_nope.device, backend=backend)
     mla.plan(
         inputs["qo_indptr"] if causal else one_each,
         inputs["kv_indptr"],
@@ -74,29 +72,17 @@ def run_flashinfer(backend: str, definition: Definition, inputs: Any, outputs: A
         lse=outputs["lse"],
         return_lse=True,
     )
-    return outputs  # type: ignore[no-any-return]
+    return outputs
 
 
-FLASHINFER = (
-    Kernel(
+DECODE, PREFILL = (
+    flashinfer_kernels(
         PATH,
-        "flashinfer-python",
-        functools.partial(run_flashinfer, "fa2"),
-        variant="fa2",
-        min_capability=(8, 0),
-        limits=LAUNCHABLE,
+        run_flashinfer,
+        BACKENDS,
+        limits=limits,
         const_axes=HEAD_DIMS,
-        compare=kernel_policies(rounds_sum=True),
-    ),
-    Kernel(
-        PATH,
-        "flashinfer-python",
-        functools.partial(run_flashinfer, "fa3"),
-        variant="fa3",
-        min_capability=(9, 0),
-        max_capability=(9, 0),
-        limits=LAUNCHABLE,
-        const_axes=HEAD_DIMS,
-        compare=kernel_policies(rounds_sum=False),
-    ),
+        plan_options=AttentionOptions(),
+    )
+    for limits in ({**BATCHES, **PAGES}, {**BATCHES, **PAGES, **QUERIES})
 )

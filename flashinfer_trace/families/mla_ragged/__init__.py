@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from flashinfer_trace.families.attention.policies import LSE, OUTPUT
-from flashinfer_trace.families.attention.ragged import make_inputs, oracle, plan_for_axes, plans, ragged_kernels
-from flashinfer_trace.harness.family import Family
+from flashinfer_trace.families.attention.ragged import ragged_family
 
 __all__ = ["FAMILIES"]
 
-FAMILIES = (
-    Family(
-        name="mla_ragged_prefill_causal",
-        op_type="mla_ragged",
-        twin={"num_qo_heads": 4, "head_dim_qk": 96, "head_dim_vo": 64},
-        plans=plans,
-        plan_for_axes=plan_for_axes,
-        make_inputs=make_inputs,
-        oracle=oracle,
-        compare={"output": OUTPUT, "lse": LSE},
-        kernels=ragged_kernels({"head_dim_qk": 192, "head_dim_vo": 128}),
-        unverified="its kernels need a GPU and have not been run yet",
-    ),
-)
+TWIN = {"num_qo_heads": 4, "head_dim_qk": 96, "head_dim_vo": 64}
+COMPILED = {"head_dim_qk": 192, "head_dim_vo": 128}
+
+FAMILIES = (ragged_family("mla_ragged_prefill_causal", "mla_ragged", TWIN, COMPILED),)

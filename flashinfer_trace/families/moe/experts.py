@@ -19,15 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.quantised import blocks_of, blockwise_product, dequantised, e4m3_variance, float_variance
 from flashinfer_trace.harness.compare import Expected, correctly_rounded, unit_roundoff
-from flashinfer_trace.harness.quantised import blocks_of, blockwise_product, dequantised, e4m3_variance, float_variance
-
-Inputs = dict[str, Any]
+from flashinfer_trace.harness.family import Inputs
 
 U32 = unit_roundoff(torch.float32)
 #: Roundings of a weight c in float32: sigmoid or softmax, the sum of chosen scores, division, factor.

@@ -1,17 +1,40 @@
-"""Inputs that the mixtures of experts share: hidden states, and experts in fp8 blocks."""
+"""Inputs that the mixtures of experts share: logits with a clear choice, hidden states, and experts in fp8 blocks."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.family import Plan
+from flashinfer_trace.families.quantised import BLOCK, CODE_SIGMA, normal_codes, quantise_groups, varied_scales
+from flashinfer_trace.harness.family import Inputs, Plan
 from flashinfer_trace.harness.inputs import Draws
-from flashinfer_trace.harness.quantised import BLOCK, CODE_SIGMA, normal_codes, quantise_groups, varied_scales
 
 VALUES = {"normal": 1.0, "large": 300.0, "tiny": 0.01}
+#: ``random``; ``ties``: logits of a few values; ``local``: every choice on this rank, as far as it has experts enough;
+#: ``one_expert``: one local expert for all tokens, their other choices elsewhere if they can be; ``elsewhere``: none
+#: here (such a case is vacuous).
+ROUTINGS = (*("random", "local", "ties", "one_expert") * 3, "elsewhere")
+#: Logits of tied experts. No two pairs of their sigmoids have almost equal sums.
+TIED_LOGITS = (-1.0, 0.0, 2.0)
+#: Rows of logits beyond those asked for, to replace undecidable ones.
+SPARE_ROWS = 16
+#: Fewer tokens than this choose local experts, or most would choose none here, and show nothing.
+FEW_TOKENS = 16
+
+
+def tied_logits(shape: Sequence[int], draws: Draws) -> torch.Tensor:
+    """float32 logits of a few values."""
+    levels = torch.tensor(TIED_LOGITS, device=draws.device)
+    return levels[draws.integers(shape, 0, len(TIED_LOGITS) - 1)]
+
+
+def clear_rows(logits: torch.Tensor, clear: torch.Tensor, count: int) -> torch.Tensor:
+    """The first `count` rows; those that are not `clear` are replaced by the first that is."""
+    assert clear.any(), "no row of logits leaves the choice of experts clear"
+    rows = torch.arange(len(logits), device=logits.device)
+    return logits[torch.where(clear, rows, clear.int().argmax())][:count].contiguous()
 
 
 def hidden_values(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
@@ -24,7 +47,7 @@ def hidden_values(definition: Definition, plan: Plan, draws: Draws) -> torch.Ten
     return hidden
 
 
-def fp8_experts(definition: Definition, hidden: torch.Tensor, draws: Draws) -> dict[str, Any]:
+def fp8_experts(definition: Definition, hidden: torch.Tensor, draws: Draws) -> Inputs:
     """Hidden states quantised in groups, weights like trained ones."""
     axes = definition.const_axes
     experts, hidden_size, size = axes["num_local_experts"], axes["hidden_size"], axes["intermediate_size"]

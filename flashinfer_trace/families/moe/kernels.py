@@ -1,18 +1,18 @@
-"""The kernels of the DeepSeek mixture of experts, and what those of softmax routing share with them: bounds, limits.
+"""What the kernels of all routings share: bounds, limits, records, and trtllm-gen's call.
 
 sgl-kernel's pipeline runs on Hopper, trtllm-gen's single call on Blackwell.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.moe.pipeline import fp8_products, run_experts
 from flashinfer_trace.harness.compare import CONFIDENCE, ErrorBound, Expected, rounding_error
-from flashinfer_trace.harness.family import Kernel
+from flashinfer_trace.harness.family import Inputs, Kernel, KernelCall, Outputs
 
 #: A case fits one scale, but judges up to millions of elements: 2 exp(-5^2 / 2) is 7e-6, 2 exp(-8^2 / 2) is 3e-14.
 GAIN_CONFIDENCE = 5.0
@@ -61,24 +61,46 @@ BLACKWELL = bound(
 )
 
 
-def run_ds_pipeline(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
-    """sgl-kernel's pipeline with the gate of DeepSeek."""
-    import sgl_kernel
+#: No kernel launches for zero tokens: an empty grid is an error in CUDA.
+LAUNCHABLE = {"seq_len": (1, 8192)}
 
-    axes = definition.const_axes
-    weights, ids = sgl_kernel.moe_fused_gate(
-        inputs["routing_logits"],
-        inputs["routing_bias"].float(),
-        axes["n_group"],
-        axes["topk_group"],
-        axes["top_k"],
-        routed_scaling_factor=float(inputs["routed_scaling_factor"]),
-        apply_routed_scaling_factor_on_output=True,
+
+def hopper_pipeline(
+    path: str,
+    library: str,
+    call: KernelCall,
+    variant: str,
+    policy: ErrorBound,
+    supports: Callable[[Definition], str | None],
+) -> Kernel:
+    """A pipeline of kernels around the grouped product at `path`; `variant` names the others."""
+    return Kernel(
+        path,
+        library,
+        call,
+        variant=variant,
+        min_capability=(9, 0),
+        max_capability=(9, 0),
+        limits=LAUNCHABLE,
+        supports=supports,
+        compare={"output": policy},
     )
-    return run_experts(definition, inputs, outputs, weights, ids, fp8_products)
 
 
-def trtllm_gen(definition: Definition, inputs: Any, **options: Any) -> dict[str, torch.Tensor]:
+def blackwell_kernel(call: KernelCall) -> Kernel:
+    """trtllm-gen's single call for experts in fp8 blocks."""
+    return Kernel(
+        "flashinfer.fused_moe.trtllm_fp8_block_scale_moe",
+        "flashinfer-python",
+        call,
+        min_capability=(10, 0),
+        max_capability=(10, 3),
+        limits=LAUNCHABLE,
+        compare={"output": BLACKWELL},
+    )
+
+
+def trtllm_gen(definition: Definition, inputs: Inputs, **options: Any) -> Outputs:
     """flashinfer's single call; weights neither shuffled nor blocked, so they are taken as the Definition has them."""
     from flashinfer.fused_moe import Fp8QuantizationType, trtllm_fp8_block_scale_moe
 
@@ -97,51 +119,3 @@ def trtllm_gen(definition: Definition, inputs: Any, **options: Any) -> dict[str,
         fp8_quantization_type=Fp8QuantizationType.DeepSeekFp8,
     )
     return {"output": output}
-
-
-def run_ds_trtllm_gen(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
-    from flashinfer.fused_moe import RoutingMethodType
-
-    return trtllm_gen(
-        definition,
-        inputs,
-        n_group=definition.const_axes["n_group"],
-        topk_group=definition.const_axes["topk_group"],
-        routed_scaling_factor=float(inputs["routed_scaling_factor"]),
-        routing_method_type=RoutingMethodType.DeepSeekV3.value,
-    )
-
-
-def unsupported_by_fused_gate(definition: Definition) -> str | None:
-    """Why sgl_kernel.moe_fused_gate does not route this one, or None."""
-    experts, groups = definition.const_axes["num_experts"], definition.const_axes["n_group"]
-    if experts & (experts - 1):
-        return f"moe_fused_gate needs a power of two of experts, not {experts}"
-    return f"moe_fused_gate takes up to 32 experts a group, not {experts // groups}" if experts > 32 * groups else None
-
-
-# No kernel launches for zero tokens: an empty grid is an error in CUDA.
-LAUNCHABLE = {"seq_len": (1, 8192)}
-
-KERNELS = (
-    Kernel(
-        "sgl_kernel.fp8_blockwise_scaled_grouped_mm",
-        "sglang-kernel",
-        run_ds_pipeline,
-        variant="pipeline: moe_fused_gate, prepare_moe_input, shuffle_rows, silu_and_mul, group_quant, shuffle_mul_sum",
-        min_capability=(9, 0),
-        max_capability=(9, 0),
-        limits=LAUNCHABLE,
-        supports=unsupported_by_fused_gate,
-        compare={"output": HOPPER},
-    ),
-    Kernel(
-        "flashinfer.fused_moe.trtllm_fp8_block_scale_moe",
-        "flashinfer-python",
-        run_ds_trtllm_gen,
-        min_capability=(10, 0),
-        max_capability=(10, 3),
-        limits=LAUNCHABLE,
-        compare={"output": BLACKWELL},
-    ),
-)

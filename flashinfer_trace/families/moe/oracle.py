@@ -6,14 +6,13 @@ chosen ones, is the same number by another way.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe.experts import BF16, FP8_BLOCKS, expert_outputs
+from flashinfer_trace.families.quantised import chosen_by_rank, ranks
 from flashinfer_trace.harness.compare import Expected
-from flashinfer_trace.harness.quantised import chosen_by_rank, ranks
+from flashinfer_trace.harness.family import Inputs
 
 
 def in_groups(scores: torch.Tensor, groups: int) -> torch.Tensor:
@@ -21,7 +20,7 @@ def in_groups(scores: torch.Tensor, groups: int) -> torch.Tensor:
     return scores.view(scores.shape[0], groups, scores.shape[1] // groups)
 
 
-def route(definition: Definition, inputs: dict[str, Any]) -> torch.Tensor:
+def route(definition: Definition, inputs: Inputs) -> torch.Tensor:
     """DeepSeek routing: weights [seq_len, num_experts] in float64, zero where an expert is not chosen."""
     axes = definition.const_axes
     scores = torch.sigmoid(inputs["routing_logits"].double())
@@ -33,7 +32,7 @@ def route(definition: Definition, inputs: dict[str, Any]) -> torch.Tensor:
     return chosen / chosen.sum(dim=1, keepdim=True) * float(inputs["routed_scaling_factor"])
 
 
-def softmax_route(definition: Definition, inputs: dict[str, Any]) -> torch.Tensor:
+def softmax_route(definition: Definition, inputs: Inputs) -> torch.Tensor:
     """Softmax routing: weights [seq_len, num_experts] in float64, zero where an expert is not chosen."""
     logits = inputs["routing_logits"].double()
     chosen = chosen_by_rank(logits, definition.const_axes["top_k"])
@@ -41,22 +40,22 @@ def softmax_route(definition: Definition, inputs: dict[str, Any]) -> torch.Tenso
     return chosen / torch.exp(counted.unsqueeze(1) - logits.unsqueeze(2)).sum(dim=2)
 
 
-def oracle(definition: Definition, inputs: dict[str, Any]) -> dict[str, Expected]:
+def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """DeepSeek routing, fp8 blocks."""
     return expert_outputs(FP8_BLOCKS, definition, inputs, route(definition, inputs))
 
 
-def fp8_softmax_oracle(definition: Definition, inputs: dict[str, Any]) -> dict[str, Expected]:
+def fp8_softmax_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """Softmax routing, fp8 blocks."""
     return expert_outputs(FP8_BLOCKS, definition, inputs, softmax_route(definition, inputs))
 
 
-def bf16_softmax_oracle(definition: Definition, inputs: dict[str, Any]) -> dict[str, Expected]:
+def bf16_softmax_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """Softmax routing, bfloat16."""
     return expert_outputs(BF16, definition, inputs, softmax_route(definition, inputs))
 
 
-def topk_softmax_oracle(definition: Definition, inputs: dict[str, Any]) -> dict[str, Expected]:
+def topk_softmax_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """The router alone; ``distance`` says how far a chosen logit is below the best, ``experts`` how many there are."""
     logits = inputs["routing_logits"].double()
     top_k = definition.const_axes["top_k"]

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from flashinfer_trace.definition import Definition
+from flashinfer_trace.harness.family import Inputs, Outputs
 
 WORKSPACE_BYTES = 256 << 20
 
@@ -38,12 +38,17 @@ class Order:
 
 
 #: (inputs, order) -> the result of each row, bfloat16 [tokens * top_k, hidden_size]; finite in rows of no expert.
-Products = Callable[[Any, Order], torch.Tensor]
+Products = Callable[[Inputs, Order], torch.Tensor]
 
 
 def run_experts(
-    definition: Definition, inputs: Any, outputs: Any, weights: torch.Tensor, ids: torch.Tensor, products: Products
-) -> dict[str, torch.Tensor]:
+    definition: Definition,
+    inputs: Inputs,
+    outputs: Outputs,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    products: Products,
+) -> Outputs:
     """The experts for routing that a kernel has decided: weights float32 and ids int32, both [tokens, top_k]."""
     import sgl_kernel
 
@@ -71,7 +76,7 @@ def run_experts(
         axes["hidden_size"],
     )
     sgl_kernel.apply_shuffle_mul_sum(products(inputs, order), outputs["output"], to_token, factors)
-    return outputs  # type: ignore[no-any-return]
+    return outputs
 
 
 def activated(up_gate: torch.Tensor) -> torch.Tensor:
@@ -82,7 +87,7 @@ def activated(up_gate: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def fp8_products(inputs: Any, order: Order) -> torch.Tensor:
+def fp8_products(inputs: Inputs, order: Order) -> torch.Tensor:
     """Both products by sgl_kernel.fp8_blockwise_scaled_grouped_mm, the activation quantised again between them."""
     import sgl_kernel
 
@@ -128,7 +133,7 @@ def fp8_products(inputs: Any, order: Order) -> torch.Tensor:
     return grouped_product(codes, scales, "gemm2", order.sizes2)
 
 
-def bf16_products(inputs: Any, order: Order) -> torch.Tensor:
+def bf16_products(inputs: Inputs, order: Order) -> torch.Tensor:
     """Both products by torch.nn.functional.grouped_mm, which leaves rows after the last group unwritten."""
     import sgl_kernel
 

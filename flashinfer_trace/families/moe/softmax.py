@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe import softmax_kernels as kernels
-from flashinfer_trace.families.moe.inputs import VALUES, fp8_experts, hidden_values
+from flashinfer_trace.families.moe.inputs import (
+    FEW_TOKENS,
+    ROUTINGS,
+    SPARE_ROWS,
+    VALUES,
+    clear_rows,
+    fp8_experts,
+    hidden_values,
+    tied_logits,
+)
 from flashinfer_trace.families.moe.kernels import REFERENCE
 from flashinfer_trace.families.moe.oracle import bf16_softmax_oracle, fp8_softmax_oracle, topk_softmax_oracle
-from flashinfer_trace.harness.family import Family, Plan, PlanRequest
+from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, sizes
 
-#: ``random``; ``ties``: logits of a few values; ``local``: every choice on this rank, as far as it has experts enough;
-#: ``one_expert``: one local expert for all tokens, their other choices elsewhere if they can be; ``elsewhere``: none
-#: here (such a case is vacuous; drawn only where the other ranks have experts enough).
-ROUTINGS = (*("random", "local", "ties", "one_expert") * 3, "elsewhere")
 #: Of the router alone. ``peaked``: a token's weights span many orders of magnitude; ``equal``: nothing to choose by.
 LOGITS = ("random", "peaked", "ties", "one_expert", "equal")
-TIED_LOGITS = (-1.0, 0.0, 2.0)
-#: Rows of logits beyond those asked for, to replace undecidable ones.
-SPARE_ROWS = 16
 #: Smallest difference of logits next to each other, about 200 roundings of a float32 softmax, and the largest distance
 #: of a chosen logit from the best, from which exp is far above the smallest normal number 2^-126.
 GAP, REACH = 2.0**-16, 80.0
-FEW_TOKENS = 16
 
 
 def decidable(logits: torch.Tensor, top_k: int) -> torch.Tensor:
@@ -52,7 +53,7 @@ def draw_logits(definition: Definition, plan: Plan, draws: Draws) -> torch.Tenso
     here = slice(first, first + local)
     logits = draws.normal(shape) * (12.0 if routing == "peaked" else 1.0)
     if routing == "ties":
-        logits = torch.tensor(TIED_LOGITS, device=draws.device)[draws.integers(shape, 0, len(TIED_LOGITS) - 1)]
+        logits = tied_logits(shape, draws)
     elif routing == "equal":
         logits = logits[:, :1].expand(shape).contiguous()
     elif routing == "local":
@@ -63,10 +64,7 @@ def draw_logits(definition: Definition, plan: Plan, draws: Draws) -> torch.Tenso
         # Where the other choices are local too, they keep weights that count.
         logits[:, first + local // 2] += 8 if experts == local else 18
     rounded = logits.to(torch.bfloat16)
-    clear = decidable(rounded, top_k)
-    assert clear.any(), "no row of logits leaves the choice of experts clear"
-    rows = torch.arange(len(rounded), device=draws.device)
-    return rounded[torch.where(clear, rows, clear.int().argmax())][:count].contiguous()
+    return clear_rows(rounded, decidable(rounded, top_k), count)
 
 
 # The router alone
@@ -88,7 +86,7 @@ def router_plan_for_axes(definition: Definition, axes: Mapping[str, int], draws:
     return {"seq_len": axes.get("seq_len", 8), "routing": "random", "rank": 0, "norm": True}
 
 
-def router_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, Any]:
+def router_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     return {"routing_logits": draw_logits(definition, plan, draws), "norm_topk_prob": plan["norm"]}
 
 
@@ -96,7 +94,7 @@ def router_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str,
 
 
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    """Few tokens choose local experts: otherwise most would choose none here, and show nothing."""
+    """Few tokens choose local experts; ``elsewhere`` is drawn only where the other ranks have experts enough."""
     axes = request.definition.const_axes
     ranks = axes["num_experts"] // axes["num_local_experts"]
     can_leave = axes["num_experts"] - axes["num_local_experts"] >= axes["top_k"]
@@ -124,11 +122,11 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
 
 
 def expert_inputs(
-    draw_experts: Callable[[Definition, torch.Tensor, Draws], dict[str, Any]],
-) -> Callable[[Definition, Plan, Draws], dict[str, Any]]:
+    draw_experts: Callable[[Definition, torch.Tensor, Draws], Inputs],
+) -> Callable[[Definition, Plan, Draws], Inputs]:
     """Inputs whose activations and weights `draw_experts` makes, from float32 hidden states."""
 
-    def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, Any]:
+    def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
         logits = draw_logits(definition, plan, draws)
         tensors = draw_experts(definition, hidden_values(definition, plan, draws), draws)
         offset = plan["rank"] * definition.const_axes["num_local_experts"]
@@ -137,7 +135,7 @@ def expert_inputs(
     return make_inputs
 
 
-def bf16_experts(definition: Definition, hidden: torch.Tensor, draws: Draws) -> dict[str, Any]:
+def bf16_experts(definition: Definition, hidden: torch.Tensor, draws: Draws) -> Inputs:
     """Weights like trained ones: products keep the size of what goes in."""
     axes = definition.const_axes
     experts, hidden_size, size = axes["num_local_experts"], axes["hidden_size"], axes["intermediate_size"]
@@ -159,6 +157,28 @@ TWIN = {
 }
 FP8_TWIN = {**TWIN, "num_hidden_blocks": 4, "num_intermediate_blocks": 4, "num_gemm1_out_blocks": 8}
 
+
+def experts_family(
+    name: str,
+    twin: Mapping[str, int],
+    draw_experts: Callable[[Definition, torch.Tensor, Draws], Inputs],
+    oracle: Callable[[Definition, Inputs], dict[str, Expected]],
+    kernels: tuple[Kernel, ...],
+) -> Family:
+    """The record of one format of the experts."""
+    return Family(
+        name=name,
+        op_type="moe",
+        twin=twin,
+        plans=plans,
+        plan_for_axes=plan_for_axes,
+        make_inputs=expert_inputs(draw_experts),
+        oracle=oracle,
+        compare={"output": REFERENCE},
+        kernels=kernels,
+    )
+
+
 FAMILIES = (
     Family(
         name="moe_topk_softmax",
@@ -171,26 +191,8 @@ FAMILIES = (
         compare={"topk_weights": kernels.TOPK_WEIGHTS_REFERENCE, "topk_ids": kernels.TOPK_IDS},
         kernels=kernels.TOPK_SOFTMAX,
     ),
-    Family(
-        name="moe_bf16_softmax_routing",
-        op_type="moe",
-        twin=TWIN,
-        plans=plans,
-        plan_for_axes=plan_for_axes,
-        make_inputs=expert_inputs(bf16_experts),
-        oracle=bf16_softmax_oracle,
-        compare={"output": REFERENCE},
-        kernels=kernels.BF16_KERNELS,
-    ),
-    Family(
-        name="moe_fp8_block_scale_softmax_routing",
-        op_type="moe",
-        twin=FP8_TWIN,
-        plans=plans,
-        plan_for_axes=plan_for_axes,
-        make_inputs=expert_inputs(fp8_experts),
-        oracle=fp8_softmax_oracle,
-        compare={"output": REFERENCE},
-        kernels=kernels.FP8_KERNELS,
+    experts_family("moe_bf16_softmax_routing", TWIN, bf16_experts, bf16_softmax_oracle, kernels.BF16_KERNELS),
+    experts_family(
+        "moe_fp8_block_scale_softmax_routing", FP8_TWIN, fp8_experts, fp8_softmax_oracle, kernels.FP8_KERNELS
     ),
 )

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.moe.kernels import BLACKWELL, HOPPER, LAUNCHABLE, TRUNCATION_GAIN, bound, trtllm_gen
+from flashinfer_trace.families.moe.kernels import (
+    HOPPER,
+    LAUNCHABLE,
+    TRUNCATION_GAIN,
+    blackwell_kernel,
+    bound,
+    hopper_pipeline,
+    trtllm_gen,
+)
 from flashinfer_trace.families.moe.pipeline import bf16_products, fp8_products, run_experts
 from flashinfer_trace.harness.compare import CONFIDENCE, ErrorBound, Exact, Expected, rounding_error, unit_roundoff
-from flashinfer_trace.harness.family import Kernel
+from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
 
 U32 = unit_roundoff(torch.float32)
 #: Roundings of one weight besides those of its exponent and of sums: exponential (2 ulp, 4 of these), reciprocal, two
@@ -59,19 +66,19 @@ FP8_HOPPER = bound(
 )
 
 
-def topk_softmax(definition: Definition, inputs: Any, weights: torch.Tensor, ids: torch.Tensor) -> None:
+def topk_softmax(definition: Definition, inputs: Inputs, weights: torch.Tensor, ids: torch.Tensor) -> None:
     """Writes weights float32 and ids int32, both [tokens, top_k]."""
     import sgl_kernel
 
     sgl_kernel.topk_softmax(weights, ids, inputs["routing_logits"], bool(inputs["norm_topk_prob"]))
 
 
-def run_topk_softmax(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+def run_topk_softmax(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     topk_softmax(definition, inputs, outputs["topk_weights"], outputs["topk_ids"])
-    return outputs  # type: ignore[no-any-return]
+    return outputs
 
 
-def chosen_by_kernel(definition: Definition, inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def chosen_by_kernel(definition: Definition, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
     logits = inputs["routing_logits"]
     shape = (logits.shape[0], definition.const_axes["top_k"])
     weights = torch.full(shape, math.nan, dtype=torch.float32, device=logits.device)
@@ -80,15 +87,15 @@ def chosen_by_kernel(definition: Definition, inputs: Any) -> tuple[torch.Tensor,
     return weights, ids
 
 
-def run_fp8_pipeline(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+def run_fp8_pipeline(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     return run_experts(definition, inputs, outputs, *chosen_by_kernel(definition, inputs), fp8_products)
 
 
-def run_bf16_pipeline(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+def run_bf16_pipeline(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     return run_experts(definition, inputs, outputs, *chosen_by_kernel(definition, inputs), bf16_products)
 
 
-def run_fp8_trtllm_gen(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+def run_fp8_trtllm_gen(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     """Its Renormalize takes the softmax over the chosen logits, its Default that over all."""
     from flashinfer.fused_moe import RoutingMethodType
 
@@ -123,38 +130,23 @@ TOPK_SOFTMAX = (
     ),
 )
 BF16_KERNELS = (
-    Kernel(
+    hopper_pipeline(
         "torch.nn.functional.grouped_mm",
         "torch",
         run_bf16_pipeline,
-        variant="pipeline with sgl_kernel: topk_softmax, prepare_moe_input, shuffle_rows, silu_and_mul, "
-        "shuffle_mul_sum",
-        min_capability=(9, 0),
-        max_capability=(9, 0),
-        limits=LAUNCHABLE,
-        supports=unsupported_by_topk_softmax,
-        compare={"output": BF16_HOPPER},
+        "pipeline with sgl_kernel: topk_softmax, prepare_moe_input, shuffle_rows, silu_and_mul, shuffle_mul_sum",
+        BF16_HOPPER,
+        unsupported_by_topk_softmax,
     ),
 )
 FP8_KERNELS = (
-    Kernel(
+    hopper_pipeline(
         "sgl_kernel.fp8_blockwise_scaled_grouped_mm",
         "sglang-kernel",
         run_fp8_pipeline,
-        variant="pipeline: topk_softmax, prepare_moe_input, shuffle_rows, silu_and_mul, group_quant, shuffle_mul_sum",
-        min_capability=(9, 0),
-        max_capability=(9, 0),
-        limits=LAUNCHABLE,
-        supports=unsupported_by_topk_softmax,
-        compare={"output": FP8_HOPPER},
+        "pipeline: topk_softmax, prepare_moe_input, shuffle_rows, silu_and_mul, group_quant, shuffle_mul_sum",
+        FP8_HOPPER,
+        unsupported_by_topk_softmax,
     ),
-    Kernel(
-        "flashinfer.fused_moe.trtllm_fp8_block_scale_moe",
-        "flashinfer-python",
-        run_fp8_trtllm_gen,
-        min_capability=(10, 0),
-        max_capability=(10, 3),
-        limits=LAUNCHABLE,
-        compare={"output": BLACKWELL},
-    ),
+    blackwell_kernel(run_fp8_trtllm_gen),
 )

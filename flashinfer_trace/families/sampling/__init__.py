@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+import functools
 from typing import Any
 
 import torch
 
 from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.sampling.distribution import Distribution, Renormalised
 from flashinfer_trace.families.sampling.oracles import renorm_oracle, sampling_oracle
-from flashinfer_trace.families.sampling.rows import make_inputs, plan_for_axes, renorm_plans, sampling_plans
+from flashinfer_trace.families.sampling.rows import (
+    SamplingOptions,
+    make_inputs,
+    plan_for_axes,
+    renorm_plans,
+    sampling_plans,
+)
 from flashinfer_trace.harness.compare import Policy, unit_roundoff
-from flashinfer_trace.harness.distribution import Distribution, Renormalised
-from flashinfer_trace.harness.family import Family, Kernel
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs
 
 U = unit_roundoff(torch.float32)
 
@@ -50,16 +57,16 @@ RENORM_ATOMIC = Renormalised(
 )
 
 
-def seed_of(inputs: Mapping[str, Any]) -> int:
+def seed_of(inputs: Inputs) -> int:
     """A seed for the kernel's generator that repeats with the inputs and differs between cases."""
     total = sum(int(value[:1].reshape(-1).view(torch.int32).sum()) for value in inputs.values())
     return total % (1 << 31)
 
 
-def sampler(name: str, **options: Any) -> Callable[..., dict[str, torch.Tensor]]:
+def sampler(name: str, **options: Any) -> KernelCall:
     """An adapter of flashinfer.sampling.<name>, which takes the inputs in the Definition's order."""
 
-    def run(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+    def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
         import flashinfer.sampling
 
         arguments = [inputs[key] for key in definition.inputs]
@@ -69,10 +76,10 @@ def sampler(name: str, **options: Any) -> Callable[..., dict[str, torch.Tensor]]
     return run
 
 
-def renormaliser(name: str, **options: Any) -> Callable[..., dict[str, torch.Tensor]]:
+def renormaliser(name: str, **options: Any) -> KernelCall:
     """An adapter of flashinfer.sampling.<name>."""
 
-    def run(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+    def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
         import flashinfer.sampling
 
         arguments = [inputs[key] for key in definition.inputs]
@@ -81,15 +88,15 @@ def renormaliser(name: str, **options: Any) -> Callable[..., dict[str, torch.Ten
     return run
 
 
-def sgl_renormaliser(name: str) -> Callable[..., dict[str, torch.Tensor]]:
+def sgl_renormaliser(name: str) -> KernelCall:
     """An adapter of the op itself: sgl_kernel's Python function calls flashinfer's instead where that is installed."""
 
-    def run(definition: Definition, inputs: Any, outputs: Any) -> dict[str, torch.Tensor]:
+    def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
         import sgl_kernel  # noqa: F401
 
         parameter = next(inputs[key] for key in definition.inputs if key != "probs")
         getattr(torch.ops.sgl_kernel, name).default(inputs["probs"], outputs["renorm_probs"], parameter, 0)
-        return outputs  # type: ignore[no-any-return]
+        return outputs
 
     return run
 
@@ -101,16 +108,17 @@ def within_bounds(definition: Definition) -> str | None:
     return f"bounds hold up to vocab_size {LARGEST_VOCABULARY}; derive LARGEST_VOCABULARY and SUM anew"
 
 
+row_family = functools.partial(
+    Family, op_type="sampling", twin={"vocab_size": 64}, plan_for_axes=plan_for_axes, make_inputs=make_inputs
+)
+
+
 def sampling_family(name: str, reference: Policy, kernel: Policy, **options: Any) -> Family:
     path = f"flashinfer.sampling.{name}"
     run = sampler(name, **options)
-    return Family(
+    return row_family(
         name=name,
-        op_type="sampling",
-        twin={"vocab_size": 64},
         plans=sampling_plans,
-        plan_for_axes=plan_for_axes,
-        make_inputs=make_inputs,
         oracle=sampling_oracle,
         compare={"samples": reference},
         kernels=(Kernel(path, "flashinfer-python", run, supports=within_bounds, compare={"samples": kernel}),),
@@ -118,13 +126,9 @@ def sampling_family(name: str, reference: Policy, kernel: Policy, **options: Any
 
 
 def renorm_family(name: str, kernels: tuple[Kernel, ...]) -> Family:
-    return Family(
+    return row_family(
         name=name,
-        op_type="sampling",
-        twin={"vocab_size": 64},
         plans=renorm_plans,
-        plan_for_axes=plan_for_axes,
-        make_inputs=make_inputs,
         oracle=renorm_oracle,
         compare={"renorm_probs": REFERENCE_RENORM},
         kernels=kernels,
@@ -134,14 +138,14 @@ def renorm_family(name: str, kernels: tuple[Kernel, ...]) -> Family:
 # sgl-kernel builds an older flashinfer. Its top-k keeps the largest value for k = 0 and returns the row unscaled for k
 # beyond the vocabulary, negative, or beyond the number of positive values; its top-p takes p as absolute mass. On rows
 # that sum to 1, with k > 0, both agree with the newer one.
-SUMS_TO_ONE = {"row_sum": (1, 1)}
+SUMS_TO_ONE = SamplingOptions(sums_to_one=True)
 
 # A defect of flashinfer 0.6.12 for p >= 1, which keeps the whole row by the mathematics, in its own search below 2048
 # tokens and in sgl-kernel: where the radix search of include/flashinfer/air_top_p.cuh does not reach p times the sum
 # (always for p > 1; for p = 1 when its rounded parts add up to less than its rounded total), it falls through its loop
 # over groups of 32 bins with the last group already added, adds it again, and may stop at that group's first bin.
 # Measured on an H200: (0.5, 0.25, 0.125, ...) with p = 1.5 keeps 0.5 alone; Zipf rows with p = 1 lose their tail.
-BELOW_ONE = {"top_p": (0, 0.999)}
+BELOW_ONE = SamplingOptions(highest_p=0.999)
 
 FAMILIES = (
     sampling_family("top_k_sampling_from_probs", EXACT_SUPPORT, EXACT_SUPPORT),
@@ -164,7 +168,7 @@ FAMILIES = (
                 "torch.ops.sgl_kernel.top_k_renorm_probs",
                 "sglang-kernel",
                 sgl_renormaliser("top_k_renorm_probs"),
-                limits={**SUMS_TO_ONE, "top_k": (1, 1 << 30)},
+                plan_options=dataclasses.replace(SUMS_TO_ONE, lowest_k=1),
                 supports=within_bounds,
                 compare={"renorm_probs": RENORM_TOP_K},
             ),
@@ -177,7 +181,7 @@ FAMILIES = (
                 "flashinfer.sampling.top_p_renorm_probs",
                 "flashinfer-python",
                 renormaliser("top_p_renorm_probs"),
-                limits=BELOW_ONE,
+                plan_options=BELOW_ONE,
                 supports=within_bounds,
                 compare={"renorm_probs": RENORM_ATOMIC},
             ),
@@ -186,7 +190,7 @@ FAMILIES = (
                 "flashinfer-python",
                 renormaliser("top_p_renorm_probs", is_deterministic=True),
                 variant="is_deterministic",
-                limits=BELOW_ONE,
+                plan_options=BELOW_ONE,
                 supports=within_bounds,
                 compare={"renorm_probs": RENORM_TOP_P},
             ),
@@ -194,7 +198,7 @@ FAMILIES = (
                 "torch.ops.sgl_kernel.top_p_renorm_probs",
                 "sglang-kernel",
                 sgl_renormaliser("top_p_renorm_probs"),
-                limits=SUMS_TO_ONE,
+                plan_options=SUMS_TO_ONE,
                 supports=within_bounds,
                 compare={"renorm_probs": RENORM_TOP_P},
             ),

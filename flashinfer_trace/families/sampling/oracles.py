@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.sampling.distribution import signed_margin
 from flashinfer_trace.families.sampling.rows import UNIT
 from flashinfer_trace.harness.compare import Expected
-from flashinfer_trace.harness.distribution import signed_margin
+from flashinfer_trace.harness.family import Inputs
 
 __all__ = ["renorm_oracle", "sampling_oracle"]
 
@@ -71,7 +72,7 @@ def top_p_margin(
     return torch.where(among, signed_margin(ranking.mass, p if absolute else p * total, exact), -torch.inf)
 
 
-def support_margin(inputs: dict[str, Any]) -> torch.Tensor:
+def support_margin(inputs: Inputs) -> torch.Tensor:
     """Margins of a sampling family's tokens, told apart by its parameters; only positive probabilities are drawn."""
     probs = inputs["probs"]
     if "min_p" in inputs:
@@ -101,7 +102,7 @@ def first_draw(probs: torch.Tensor) -> torch.Tensor:
     return part.scatter_add(1, last, 1.0 - end[:, -1:])
 
 
-def probabilities(inputs: dict[str, Any], keep: torch.Tensor) -> torch.Tensor:
+def probabilities(inputs: Inputs, keep: torch.Tensor) -> torch.Tensor:
     """Chance of each token: in proportion among the kept ones; rejection draws once from the whole row before."""
     probs = inputs["probs"]
     weight = torch.where(keep, probs.double(), 0.0)
@@ -112,7 +113,7 @@ def probabilities(inputs: dict[str, Any], keep: torch.Tensor) -> torch.Tensor:
     return value
 
 
-def chance_if_kept(inputs: dict[str, Any], keep: torch.Tensor) -> torch.Tensor:
+def chance_if_kept(inputs: Inputs, keep: torch.Tensor) -> torch.Tensor:
     """A bound of each token's chance where rounding lets a kernel keep it: its first draw, and its share of the kept.
 
     A token just behind the threshold has no part in `probabilities`, but may be as probable as the one before it.
@@ -124,7 +125,7 @@ def chance_if_kept(inputs: dict[str, Any], keep: torch.Tensor) -> torch.Tensor:
     return chance.clamp(max=1.0)
 
 
-def sampling_oracle(definition: Definition, inputs: dict[str, Any]) -> dict[str, Expected]:
+def sampling_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """Probabilities [rows, vocab_size] of the distinct rows; successive equal rows are draws of one distribution."""
     values = [inputs[name].reshape(len(inputs["probs"]), -1) for name in definition.inputs]
     changes = torch.stack([(value[1:] != value[:-1]).any(dim=-1) for value in values]).any(dim=0)
@@ -140,11 +141,11 @@ def sampling_oracle(definition: Definition, inputs: dict[str, Any]) -> dict[str,
     token = torch.where(zeros & ("min_p" in inputs), value.shape[-1] - 1, 0)
     value[nothing], margin[nothing] = 0.0, -torch.inf
     value[nothing, token], margin[nothing, token] = 1.0, torch.inf
-    parts = {"group": group, "margin": margin, "chance": chance, "samples": group}
+    parts = {"group": group, "margin": margin, "chance": chance}
     return {"samples": Expected(value, parts)}
 
 
-def renorm_oracle(definition: Definition, inputs: dict[str, Any]) -> dict[str, Expected]:
+def renorm_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """Each kept probability over the sum of the kept ones."""
     probs = inputs["probs"]
     ranking = rank(probs)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.family import Plan, PlanRequest
+from flashinfer_trace.harness.family import Inputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, sizes
 
-__all__ = ["UNIT", "make_inputs", "plan_for_axes", "renorm_plans", "sampling_plans"]
+__all__ = ["UNIT", "SamplingOptions", "make_inputs", "plan_for_axes", "renorm_plans", "sampling_plans"]
 
 #: Kinds of rows. ``normal``: softmax of normal logits; ``peaked``: one token of 0.6; ``zipf``: 1 / rank^1.1 in random
 #: order; ``uniform``: all tied; ``few_valued``: five values, one of them 0; ``dyadic``: multiples of UNIT that sum to
@@ -29,6 +31,21 @@ TOP_P = (0.05, 0.3, 0.5, 0.9, 0.95, 0.999, 1.0, 1.5, "boundary")
 MIN_P = (0.0, 0.02, 0.1, 0.5, 1.0, 1.5, -0.5)
 
 
+@dataclass(frozen=True)
+class SamplingOptions:
+    """The rows that a kernel takes.
+
+    Attributes:
+        lowest_k: smallest k; -1 for a k of any sign.
+        highest_p: largest p of top-p.
+        sums_to_one: only rows that sum to 1.
+    """
+
+    lowest_k: int = -1
+    highest_p: float = math.inf
+    sums_to_one: bool = False
+
+
 def top_ks(vocab_size: int, low: int) -> st.SearchStrategy[int]:
     """k small, around the vocabulary's size and beyond; 0 and -1 where `low` allows them."""
     corners = [1, 2, vocab_size // 2, vocab_size - 1, vocab_size, vocab_size + 1, NO_TOP_K, 0, -1]
@@ -41,17 +58,15 @@ def row_specs(draw: st.DrawFn, request: PlanRequest, ordinary: bool) -> dict[str
     """What one row is: its kind, its sum and its parameters. `ordinary` ones prove something for certain."""
     definition = request.definition
     vocab_size = definition.const_axes["vocab_size"]
-    lowest_k = int(request.limits.get("top_k", (-1, NO_TOP_K))[0])
-    unscaled = request.limits.get("row_sum") == (1, 1)
+    options = request.options_of(SamplingOptions)
     spec: dict[str, Any] = {"row": draw(st.sampled_from(ORDINARY if ordinary else KINDS))}
-    spec["sum"] = 1.0 if unscaled else draw(st.sampled_from((1.0, 1.0, 1.0, 0.5, 2.0)))
+    spec["sum"] = 1.0 if options.sums_to_one else draw(st.sampled_from((1.0, 1.0, 1.0, 0.5, 2.0)))
     if "top_k" in definition.inputs:
         small = st.integers(2, vocab_size // 4) if vocab_size <= 1024 else st.integers(2, 200)
-        spec["top_k"] = draw(small if ordinary else top_ks(vocab_size, lowest_k))
+        spec["top_k"] = draw(small if ordinary else top_ks(vocab_size, options.lowest_k))
     if "top_p" in definition.inputs:
         usual = st.sampled_from((0.5, 0.9, 0.95, 0.999, "boundary"))
-        highest_p = request.limits.get("top_p", (0, 2))[1]
-        allowed = [p for p in (0.0, *TOP_P) if isinstance(p, str) or p <= highest_p]
+        allowed = [p for p in (0.0, *TOP_P) if isinstance(p, str) or p <= options.highest_p]
         spec["top_p"] = draw(usual if ordinary else st.sampled_from(allowed))
     if "min_p" in definition.inputs:
         spec["min_p"] = draw(st.sampled_from((0.02, 0.1) if ordinary else MIN_P))
@@ -94,7 +109,7 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
     return {"rows": axes.get("batch_size", 8), "draws": 1, "specs": [spec]}
 
 
-def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, Any]:
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Rows and parameters as planned, each repeated `draws` times in succession; rows beyond the specs start over."""
     vocab_size = definition.const_axes["vocab_size"]
     specs = [plan["specs"][row % len(plan["specs"])] for row in range(plan["rows"])]
@@ -103,7 +118,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, A
     repeat = plan["draws"]
     # p is a share of the row's sum where rows are renormalised, absolute mass where they are sampled from.
     sums = [spec["sum"] if "renorm_probs" in definition.outputs else 1.0 for spec in specs]
-    inputs: dict[str, Any] = {"probs": probs.repeat_interleave(repeat, dim=0)}
+    inputs: Inputs = {"probs": probs.repeat_interleave(repeat, dim=0)}
     for name in definition.inputs:
         if name == "probs":
             continue

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from tools.extract_definitions.needs import Need, Request, Use
 from tools.extract_definitions.words import const, tensor, var
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
@@ -18,6 +20,45 @@ KEY_OFFSETS = (
     "equal neighbours mean no keys."
 )
 LSE = "Base-2 logarithm of the sum of exponentials of the scaled logits; -inf for"
+
+
+SPARSE = "its attention is sparse: queries read only the keys that the indexer chooses"
+
+
+def has_dense_latents(request: Request, op: str) -> bool:
+    """Whether a model's latent attention reads all keys; where it does not, the op is reported as not covered."""
+    if request.model.is_sparse and request.model.is_latent:
+        request.uncovered[op] = SPARSE
+    return request.model.is_latent and not request.model.is_sparse
+
+
+def paged_needs(
+    request: Request, family: str, op: str, stage: str, heads: Callable[[int], dict[str, int]], sizes: tuple[int, ...]
+) -> Iterator[Need]:
+    """One need for each tensor-parallel size and page size.
+
+    Args:
+        request: the model and the options.
+        family: its name for pages of several tokens; `<family>_ps1` is the one for pages of one token.
+        op: the op of the model.
+        stage: the stage that the family serves.
+        heads: const axes of a rank's heads, by tensor-parallel size.
+        sizes: tensor-parallel sizes by default.
+    """
+    for size in request.tensor_parallel(sizes):
+        for page_size in request.options.page_sizes:
+            axes = {**heads(size), "page_size": page_size}
+            yield Need(f"{family}_ps1" if page_size == 1 else family, axes, Use(request.model, op, tp=size), (stage,))
+
+
+def paged_text(decode: bool) -> tuple[str, str]:
+    """What the queries are, and a sentence on how they are aligned with the keys, in a description."""
+    if decode:
+        return "of one new token a request (decode)", ""
+    return (
+        "of several new tokens a request (prefill with a cached prefix), causal",
+        "Queries are aligned with the end of the keys. ",
+    )
 
 
 def paged_axes(decode: bool, sizes: dict[str, Any], page_size: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.needs import Request
-from tools.extract_definitions.words import const, tensor
+from tools.extract_definitions.words import const, tensor, var
 
 #: Ops of the experts; `run_moe_core` is theirs where two batches overlap.
 OPS = ("experts", "run_moe_core")
@@ -18,13 +18,13 @@ BLOCK_SCALED = frozenset({"flashinfer:trtllm_fp8_block_scale_moe", "sgl-kernel:f
 
 TOKENS = "Number of tokens of the batch"
 GATHERED = "after the all-to-all or all-gather that brought them to this rank"
-GATE_UP = "gemm1_out_size == 2 * intermediate_size"
-BLOCKS = (
+_GATE_UP = "gemm1_out_size == 2 * intermediate_size"
+_BLOCKS = (
     "num_hidden_blocks * 128 == hidden_size",
     "num_intermediate_blocks * 128 == intermediate_size",
     "num_gemm1_out_blocks * 128 == gemm1_out_size",
 )
-LOCAL = ("0 <= local_expert_offset", "local_expert_offset + num_local_experts <= num_experts")
+_LOCAL = ("0 <= local_expert_offset", "local_expert_offset + num_local_experts <= num_experts")
 OUTPUTS = {
     "output": tensor(
         ["seq_len", "hidden_size"],
@@ -54,7 +54,33 @@ def divides(request: Request, experts: int, size: int) -> bool:
     return experts % size == 0
 
 
-def expert_axes(axes: Mapping[str, int]) -> dict[str, Any]:
+def layer_axes(
+    tokens: str, axes: Mapping[str, int], routing: Mapping[str, Any], block_scaled: bool, shared: bool = False
+) -> dict[str, Any]:
+    """Axes of a layer.
+
+    Args:
+        tokens: what the tokens of a call are.
+        axes: sizes of the const axes.
+        routing: the axes that the routing brings.
+        block_scaled: whether the weights are fp8 with block scales.
+        shared: whether the features inside an expert are split over ranks.
+    """
+    return {
+        "seq_len": var(f"{tokens}."),
+        **_expert_axes(axes),
+        **routing,
+        **_feature_axes(axes, shared),
+        **(_block_axes(axes) if block_scaled else {}),
+    }
+
+
+def constraints(routing: str, block_scaled: bool) -> tuple[str, ...]:
+    """Constraints of a layer; `routing` is the one that the routing brings."""
+    return (_GATE_UP, *(_BLOCKS if block_scaled else ()), routing, *_LOCAL)
+
+
+def _expert_axes(axes: Mapping[str, int]) -> dict[str, Any]:
     """Experts of the layer and of a rank."""
     return {
         "num_experts": const(axes["num_experts"], "Routed experts of the layer, on all ranks."),
@@ -64,7 +90,7 @@ def expert_axes(axes: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def feature_axes(axes: Mapping[str, int], shared: bool = False) -> dict[str, Any]:
+def _feature_axes(axes: Mapping[str, int], shared: bool) -> dict[str, Any]:
     """Features of a token and inside an expert; `shared`: split over ranks."""
     between = "Features between the two products of an expert"
     return {
@@ -79,7 +105,7 @@ def feature_axes(axes: Mapping[str, int], shared: bool = False) -> dict[str, Any
     }
 
 
-def block_axes(axes: Mapping[str, int]) -> dict[str, Any]:
+def _block_axes(axes: Mapping[str, int]) -> dict[str, Any]:
     """Numbers of blocks that share one scale."""
     sizes = {
         "num_hidden_blocks": ("hidden_size", axes["hidden_size"]),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from tools.extract_definitions.needs import Need, Recipe, Request, Use
+from tools.extract_definitions.needs import Need, Recipe, Request
 from tools.extract_definitions.recipes import attention
 from tools.extract_definitions.words import const, document, plural, tensor, users
 
@@ -63,22 +64,16 @@ def needs(request: Request) -> Iterator[Need]:
         stages = request.stages("attn", kernels)
         if STAGE[family] not in stages:
             continue
-        for size in request.tensor_parallel(attention.TENSOR_PARALLEL):
-            for page_size in request.options.page_sizes:
-                axes = {**heads(request, size), "page_size": page_size}
-                name = f"{family}_ps1" if page_size == 1 else family
-                yield Need(name, axes, Use(request.model, "attn", tp=size), (STAGE[family],))
+        yield from attention.paged_needs(
+            request, family, "attn", STAGE[family], partial(heads, request), attention.TENSOR_PARALLEL
+        )
 
 
 def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
     family, page_size = family.removesuffix("_ps1"), axes["page_size"]
     decode = family == DECODE
     rows = "batch_size" if decode else "total_q"
-    if decode:
-        what, aligned = "of one new token a request (decode)", ""
-    else:
-        what = "of several new tokens a request (prefill with a cached prefix), causal"
-        aligned = "Queries are aligned with the end of the keys. "
+    what, aligned = attention.paged_text(decode)
     description = (
         f"Grouped-query attention over a paged cache, {what}. {heads_text(axes)}, page size {page_size}. {aligned}"
         f"{users(needs)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tools.extract_definitions.needs import Need, Recipe, Request, Use
+from tools.extract_definitions.needs import Need, Recipe, Request
 from tools.extract_definitions.recipes import attention
 from tools.extract_definitions.words import const, document, plural, tensor, users
 
@@ -14,42 +14,32 @@ DECODE, PREFILL = "mla_paged_decode", "mla_paged_prefill_causal"
 STAGE = {DECODE: "decode", PREFILL: "prefill"}
 OP = "attn_mqa"
 KERNELS = frozenset({"flashinfer:BatchMLAPagedAttentionWrapper"})
-SPARSE = "its attention is sparse: queries read only the keys that the indexer chooses"
 
 
 def needs(request: Request) -> Iterator[Need]:
     model = request.model
-    if not model.is_latent:
-        return
-    if model.is_sparse:
-        request.uncovered[OP] = SPARSE
+    if not attention.has_dense_latents(request, OP):
         return
     if request.usage.op("indexer"):
         request.unused["indexer"] = "index_topk is not set"
+
+    def heads(size: int) -> dict[str, int]:
+        return {
+            "num_qo_heads": model.size("num_attention_heads") // size,
+            "head_dim_ckv": model.size("kv_lora_rank"),
+            "head_dim_kpe": model.size("qk_rope_head_dim"),
+        }
+
     stages = request.stages(OP, KERNELS)
     for family in (DECODE, PREFILL):
-        if STAGE[family] not in stages:
-            continue
-        for size in request.tensor_parallel(TENSOR_PARALLEL):
-            for page_size in request.options.page_sizes:
-                axes = {
-                    "num_qo_heads": model.size("num_attention_heads") // size,
-                    "head_dim_ckv": model.size("kv_lora_rank"),
-                    "head_dim_kpe": model.size("qk_rope_head_dim"),
-                    "page_size": page_size,
-                }
-                name = f"{family}_ps1" if page_size == 1 else family
-                yield Need(name, axes, Use(model, OP, tp=size), (STAGE[family],))
+        if STAGE[family] in stages:
+            yield from attention.paged_needs(request, family, OP, STAGE[family], heads, TENSOR_PARALLEL)
 
 
 def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
     decode, page_size = family.startswith(DECODE), axes["page_size"]
     rows = "batch_size" if decode else "total_q"
-    if decode:
-        what, aligned = "of one new token a request (decode)", ""
-    else:
-        what = "of several new tokens a request (prefill with a cached prefix), causal"
-        aligned = "Queries are aligned with the end of the keys. "
+    what, aligned = attention.paged_text(decode)
     description = (
         f"DeepSeek multi-head latent attention with absorbed projections over a paged cache, {what}. "
         f"{plural(axes['num_qo_heads'], 'query head')}, page size {page_size}. {aligned}{users(needs)}"

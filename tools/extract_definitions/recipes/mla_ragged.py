@@ -8,7 +8,6 @@ from typing import Any
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.recipes import attention
 from tools.extract_definitions.recipes.gqa_ragged import KERNELS, TAGS
-from tools.extract_definitions.recipes.mla_paged import SPARSE
 from tools.extract_definitions.words import const, document, plural, tensor, users
 
 FAMILY = "mla_ragged_prefill_causal"
@@ -17,12 +16,7 @@ OP = "attn_mha"
 
 def needs(request: Request) -> Iterator[Need]:
     model = request.model
-    if not model.is_latent:
-        return
-    if model.is_sparse:
-        request.uncovered[OP] = SPARSE
-        return
-    if "prefill" not in request.stages(OP, KERNELS):
+    if not attention.has_dense_latents(request, OP) or "prefill" not in request.stages(OP, KERNELS):
         return
     for size in request.tensor_parallel(attention.TENSOR_PARALLEL):
         axes = {

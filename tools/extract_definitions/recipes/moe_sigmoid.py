@@ -6,29 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
-from tools.extract_definitions.recipes.experts import (
-    BLOCK,
-    BLOCK_SCALED,
-    BLOCKS,
-    GATE_UP,
-    GATHERED,
-    LOCAL,
-    OPS,
-    OUTPUTS,
-    TOKENS,
-    TOPK,
-    block_axes,
-    divides,
-    expert_axes,
-    feature_axes,
-    is_sigmoid,
-    operands,
-)
-from tools.extract_definitions.words import const, document, models, plural, tensor, var
+from tools.extract_definitions.recipes import experts as routed
+from tools.extract_definitions.words import const, document, models, plural, tensor
 
 EXPERT_PARALLEL = (8,)
 FAMILY = "moe_fp8_block_scale_ds_routing"
-KERNELS = frozenset({"sgl-kernel:moe_fused_gate", *BLOCK_SCALED})
+KERNELS = frozenset({"sgl-kernel:moe_fused_gate", *routed.BLOCK_SCALED})
 #: Experts of one group that sgl_kernel.moe_fused_gate takes; their whole number must be a power of two.
 MAX_GROUP = 32
 TAGS = (
@@ -45,7 +28,7 @@ TAGS = (
 def needs(request: Request) -> Iterator[Need]:
     model = request.model
     experts = model.experts
-    if experts is None or not is_sigmoid(request):
+    if experts is None or not routed.is_sigmoid(request):
         return
     reason = ""
     if not _is_block_scaled(request):
@@ -55,15 +38,15 @@ def needs(request: Request) -> Iterator[Need]:
     elif experts & (experts - 1) or experts > MAX_GROUP * model.size("n_group"):
         groups = f"{experts} experts in {plural(model.size('n_group'), 'group')}"
         reason = f"the family's router takes powers of two, {MAX_GROUP} a group at most, not {groups}"
-    for op in (*OPS, TOPK):
+    for op in (*routed.OPS, routed.TOPK):
         if reason and request.usage.op(op):
             request.uncovered[op] = reason
     if reason:
         return
-    for op in (*OPS, TOPK):
+    for op in (*routed.OPS, routed.TOPK):
         for size in request.options.expert_parallel or EXPERT_PARALLEL:
             stages = request.stages(op, KERNELS)
-            if not stages or not divides(request, experts, size):
+            if not stages or not routed.divides(request, experts, size):
                 continue
             axes = {
                 "num_experts": experts,
@@ -81,7 +64,7 @@ def _is_block_scaled(request: Request) -> bool:
     quantization = request.model.config.get("quantization_config")
     if not isinstance(quantization, dict) or quantization.get("quant_method") != "fp8":
         return False
-    return bool(quantization.get("weight_block_size") == [BLOCK, BLOCK])
+    return bool(quantization.get("weight_block_size") == [routed.BLOCK, routed.BLOCK])
 
 
 def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
@@ -98,22 +81,16 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
         f"then the SwiGLU MLPs of the {local} experts that live here, in fp8 with 128x128 weight scales and 1x128 "
         "activation scales. The ranks' outputs add up to the layer's; the shared expert is not in it."
     )
-    dimensions = {
-        "seq_len": var(f"{TOKENS}, {GATHERED}."),
-        **expert_axes(axes),
+    routing = {
         "top_k": const(top_k, "Experts chosen for each token."),
         "n_group": const(axes["n_group"], "Groups of consecutive experts that routing compares first."),
         "topk_group": const(
             axes["topk_group"], "Groups that stay after that comparison; experts of the others are not chosen."
         ),
-        **feature_axes(axes),
-        **block_axes(axes),
     }
-    constraints = (
-        *(GATE_UP, *BLOCKS, "num_experts % n_group == 0"),
-        *LOCAL,
-    )
-    return document(description, needs, TAGS, dimensions, _inputs(), OUTPUTS, constraints)
+    dimensions = routed.layer_axes(f"{routed.TOKENS}, {routed.GATHERED}", axes, routing, block_scaled=True)
+    constraints = routed.constraints("num_experts % n_group == 0", block_scaled=True)
+    return document(description, needs, TAGS, dimensions, _inputs(), routed.OUTPUTS, constraints)
 
 
 def _inputs() -> dict[str, Any]:
@@ -123,7 +100,7 @@ def _inputs() -> dict[str, Any]:
     return {
         "routing_logits": tensor(["seq_len", "num_experts"], "float32", logits),
         "routing_bias": tensor(["num_experts"], "bfloat16", bias),
-        **operands(block_scaled=True),
+        **routed.operands(block_scaled=True),
         "routed_scaling_factor": tensor(None, "float32", factor),
     }
 

@@ -8,30 +8,13 @@ from typing import Any
 
 from tools.extract_definitions.models import Model
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
-from tools.extract_definitions.recipes.experts import (
-    BLOCK,
-    BLOCK_SCALED,
-    BLOCKS,
-    GATE_UP,
-    GATHERED,
-    LOCAL,
-    OPS,
-    OUTPUTS,
-    TOKENS,
-    TOPK,
-    block_axes,
-    divides,
-    expert_axes,
-    feature_axes,
-    is_sigmoid,
-    operands,
-)
+from tools.extract_definitions.recipes import experts as routed
 from tools.extract_definitions.words import const, document, listed, models, plural, tensor, var
 
 TENSOR_PARALLEL, EXPERT_PARALLEL = (1, 8), (8,)
 ROUTER, BF16, FP8 = "moe_topk_softmax", "moe_bf16_softmax_routing", "moe_fp8_block_scale_softmax_routing"
 GATE, FUSED = "sgl-kernel:topk_softmax", "triton:fused_moe_kernel"
-KERNELS = {BF16: frozenset({FUSED}), FP8: BLOCK_SCALED}
+KERNELS = {BF16: frozenset({FUSED}), FP8: routed.BLOCK_SCALED}
 TAGS = {
     ROUTER: ("sgl_api:sgl_kernel.topk_softmax", "fused"),
     BF16: (
@@ -61,18 +44,18 @@ NORMALISE = tensor(
 def needs(request: Request) -> Iterator[Need]:
     model = request.model
     experts = model.experts
-    if experts is None or is_sigmoid(request):
+    if experts is None or routed.is_sigmoid(request):
         return
     if "n_group" in model:
-        for op in (*OPS, TOPK):
+        for op in (*routed.OPS, routed.TOPK):
             if request.usage.op(op):
                 request.uncovered[op] = "no family covers a softmax routing that knows groups of experts"
         return
     routing = ("routing:renormalize" if _normalises(model) else "routing:softmax",)
     router = {"num_experts": experts, "top_k": model.size("num_experts_per_tok")}
     for place in _places(request, experts):
-        if stages := request.stages(TOPK, [GATE]):
-            yield Need(ROUTER, router, replace(place, op=TOPK), stages, routing)
+        if stages := request.stages(routed.TOPK, [GATE]):
+            yield Need(ROUTER, router, replace(place, op=routed.TOPK), stages, routing)
         width = model.expert_size
         if place.tp is not None and not request.divides(width, place.tp, "the width of an expert"):
             continue
@@ -83,12 +66,11 @@ def needs(request: Request) -> Iterator[Need]:
             "intermediate_size": width // (place.tp or 1),
         }
         for family in (BF16, FP8) if request.options.quantized else (BF16,):
-            if family == FP8 and (axes["hidden_size"] % BLOCK or axes["intermediate_size"] % BLOCK):
-                request.left_out[f"{family} of {model.name}, TP {place.tp}: blocks of {BLOCK} features do not fit"] = (
-                    None
-                )
+            if family == FP8 and (axes["hidden_size"] % routed.BLOCK or axes["intermediate_size"] % routed.BLOCK):
+                problem = f"blocks of {routed.BLOCK} features do not fit"
+                request.left_out[f"{family} of {model.name}, TP {place.tp}: {problem}"] = None
                 continue
-            for op in OPS:
+            for op in routed.OPS:
                 if stages := request.stages(op, KERNELS[family]):
                     yield Need(family, axes, replace(place, op=op), stages, routing)
 
@@ -97,10 +79,10 @@ def _places(request: Request, experts: int) -> Iterator[Use]:
     """One use for each way to split the experts over ranks."""
     # Attention may be data-parallel at the same time: heads do not limit how experts are split.
     for size in request.options.tensor_parallel or TENSOR_PARALLEL:
-        yield Use(request.model, TOPK, tp=size)
+        yield Use(request.model, routed.TOPK, tp=size)
     for size in request.options.expert_parallel or EXPERT_PARALLEL:
-        if divides(request, experts, size):
-            yield Use(request.model, TOPK, ep=size)
+        if routed.divides(request, experts, size):
+            yield Use(request.model, routed.TOPK, ep=size)
 
 
 def _normalises(model: Model) -> bool:
@@ -118,7 +100,7 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
             f"each token and their weights, {weights}."
         )
         dimensions = {
-            "seq_len": var(f"{TOKENS}."),
+            "seq_len": var(f"{routed.TOKENS}."),
             "num_experts": const(experts, "Routed experts of the layer, on all ranks."),
             "top_k": chosen,
         }
@@ -142,16 +124,12 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
             *(["The shared expert is not in it."] if apart else []),
         ]
     )
-    dimensions = {
-        "seq_len": var(f"{TOKENS}, {GATHERED}." if local < experts else f"{TOKENS}."),
-        **expert_axes(axes),
-        "top_k": chosen,
-        **feature_axes(axes, shared=all((need.use.tp or 1) > 1 for need in needs)),
-        **(block_axes(axes) if block_scaled else {}),
-    }
-    constraints = (GATE_UP, *(BLOCKS if block_scaled else ()), "top_k <= num_experts", *LOCAL)
-    inputs = {"routing_logits": LOGITS, **operands(block_scaled), "norm_topk_prob": NORMALISE}
-    return document(description, needs, TAGS[family], dimensions, inputs, OUTPUTS, constraints)
+    tokens = f"{routed.TOKENS}, {routed.GATHERED}" if local < experts else routed.TOKENS
+    shared = all((need.use.tp or 1) > 1 for need in needs)
+    dimensions = routed.layer_axes(tokens, axes, {"top_k": chosen}, block_scaled, shared)
+    constraints = routed.constraints("top_k <= num_experts", block_scaled)
+    inputs = {"routing_logits": LOGITS, **routed.operands(block_scaled), "norm_topk_prob": NORMALISE}
+    return document(description, needs, TAGS[family], dimensions, inputs, routed.OUTPUTS, constraints)
 
 
 def _is_split(needs: Sequence[Need]) -> bool:
@@ -190,4 +168,4 @@ def _weights(needs: Sequence[Need]) -> str:
     return "scaled to sum to 1 if norm_topk_prob says so"
 
 
-RECIPE = Recipe("moe", (ROUTER, BF16, FP8), frozenset({GATE, FUSED, *BLOCK_SCALED}), needs, describe)
+RECIPE = Recipe("moe", (ROUTER, BF16, FP8), frozenset({GATE, FUSED, *routed.BLOCK_SCALED}), needs, describe)

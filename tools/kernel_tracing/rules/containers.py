@@ -48,7 +48,7 @@ def call(frame: Frame, container: Container, name: str, arguments: Arguments, no
         return frozenset((pairs,))
     elif name in _SAME:
         return frozenset((container,))
-    return frame.universe.dull
+    return frame.universe.data
 
 
 def _pending(frame: Frame, node: ast.expr) -> ValueSet:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 
+from tools.kernel_tracing.syntax import last_name
+
 _DATA = {
     "int",
     "float",
@@ -51,11 +53,7 @@ def is_data(annotation: ast.expr | None, inside: bool = False) -> bool:
     if isinstance(annotation, ast.BinOp):
         return is_data(annotation.left, inside) and is_data(annotation.right, inside)
     if isinstance(annotation, ast.Subscript):
-        outer = (
-            annotation.value.attr
-            if isinstance(annotation.value, ast.Attribute)
-            else getattr(annotation.value, "id", "")
-        )
+        outer = last_name(annotation.value)
         parts = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
         return outer in _GENERIC and all(is_data(part, outer not in ("Optional", "Union")) for part in parts)
     return False

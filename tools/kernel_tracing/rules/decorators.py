@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tools.kernel_tracing.index import FunctionInfo
 from tools.kernel_tracing.rules import custom_ops
-from tools.kernel_tracing.syntax import walk
+from tools.kernel_tracing.syntax import last_name, walk
 from tools.kernel_tracing.values import EMPTY, Constant, External, Function, Method, Partial, Unknown, ValueSet
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def decorate(frame: Frame, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Cl
     values = plain
     for decorator in reversed(node.decorator_list):
         target = decorator.func if isinstance(decorator, ast.Call) else decorator
-        terminal = target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "")
+        terminal = last_name(target)
         if terminal in _SKIPPED:
             continue
         if custom_ops.is_custom_op_decorator(terminal):
@@ -112,7 +112,7 @@ def is_registering(function: FunctionInfo) -> bool:
         if isinstance(node, ast.Assign) and any(isinstance(target, ast.Subscript) for target in node.targets):
             return True
         if isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            name = last_name(node.func)
             if name.startswith("register"):
                 return True
     return False

@@ -67,7 +67,7 @@ def call_back(frame: Frame, arguments: Arguments, node: ast.expr, name: str) -> 
     for values in [*arguments.positional, *arguments.keywords.values()]:
         for value in values:
             if isinstance(value, (Function, Method, Partial)):
-                calls.call_one(frame, value, Given(star=frame.universe.dull), node, f"{GIVEN_TO}{name}")
+                calls.call_one(frame, value, Given(star=frame.universe.data), node, f"{GIVEN_TO}{name}")
 
 
 def _torch_op(frame: Frame, path: str, arguments: Arguments, node: ast.expr, approximate: str) -> ValueSet:
@@ -105,7 +105,7 @@ def _setattr(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
     for name in arguments.get(1):
         if isinstance(name, Constant) and isinstance(name.literal, str):
             attributes.store(frame, arguments.get(0), name.literal, arguments.get(2))
-    return frame.universe.dull
+    return frame.universe.data
 
 
 def _super(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
@@ -178,7 +178,7 @@ def _zip(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
 
 def _enumerate(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
     row, rows = frame.container((node, "row"), "Tuple"), frame.container(node, "List")
-    frame.put(row, 0, frame.universe.dull)
+    frame.put(row, 0, frame.universe.data)
     frame.put(row, 1, frame.elements(arguments.get(0)))
     frame.put(rows, "*", frozenset((row,)))
     return frozenset((rows,))
@@ -242,7 +242,7 @@ def _native_module(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueS
         given = [word.value for word in node.keywords if word.arg == "sources"]
         parts = given[0].elts if len(given) == 1 and isinstance(given[0], (ast.List, ast.Tuple)) else []
         if boundaries.is_host_code([_ending(part) for part in parts]):
-            return frame.universe.dull
+            return frame.universe.data
     return frame.universe.one(NativeModule, (frame.function,))
 
 
@@ -277,7 +277,7 @@ def _isinstance(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
     classes = frame.elements(arguments.get(1)) | arguments.get(1)
     wanted = {value.info for value in classes if isinstance(value, ClassValue)}
     if not wanted or not all(isinstance(value, (ClassValue, Container)) for value in classes):
-        return frame.universe.dull
+        return frame.universe.data
     configs = frame.solver.model_configs
     if configs is not None and all(configs.is_impossible(info) for info in wanted):
         return frame.constant(False)
@@ -285,15 +285,15 @@ def _isinstance(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
         not wanted.isdisjoint(frame.solver.index.mro(value.info)) if isinstance(value, Instance) else None
         for value in arguments.get(0)
     }
-    return frame.constant(passes.pop()) if passes in ({True}, {False}) else frame.universe.dull
+    return frame.constant(passes.pop()) if passes in ({True}, {False}) else frame.universe.data
 
 
 def _nothing(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
-    return frame.universe.dull
+    return frame.universe.data
 
 
 def _bool(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
-    return frame.universe.dull
+    return frame.universe.data
 
 
 _IDENTITY = (External, "identity")

@@ -1,0 +1,31 @@
+"""The command ``flashinfer-trace``: list, show, coverage, validate, embed and verify. Only `verify` imports torch."""
+
+from __future__ import annotations
+
+import click
+
+import flashinfer_trace
+from flashinfer_trace.cli.browsing import coverage, list_definitions, show
+from flashinfer_trace.cli.completion import register_bash_completion
+from flashinfer_trace.cli.group import CommandGroup
+from flashinfer_trace.cli.maintenance import embed, validate
+from flashinfer_trace.cli.verification import verify
+
+__all__ = ["main"]
+
+
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(flashinfer_trace.__version__)
+def main() -> None:
+    """GPU-kernel Definitions whose references are proven against the real CUDA kernels.
+
+    The dataset is $FLASHINFER_TRACE_ROOT, or the checkout that the current directory lies in, or the installed one.
+
+    Completion of commands, names, op_types and tags, here for bash (or zsh, fish):
+    eval "$(_FLASHINFER_TRACE_COMPLETE=bash_source flashinfer-trace)"
+    """
+
+
+for command in (validate, list_definitions, show, coverage, embed, verify):
+    main.add_command(command)
+register_bash_completion()

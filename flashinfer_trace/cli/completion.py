@@ -1,0 +1,60 @@
+"""Shell completion of names, op_types, tags and models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import click
+from click.shell_completion import BashComplete, CompletionItem, add_completion_class
+
+from flashinfer_trace import dataset
+from flashinfer_trace.definition import InputError
+
+__all__ = ["models", "names", "op_types", "register_bash_completion", "tags"]
+
+Completer = Callable[[click.Context, click.Parameter, str], list[str]]
+
+
+def _completer(values: Callable[[], Iterable[str]]) -> Completer:
+    """Completes to those of `values` that begin as the user began; a dataset that cannot be read completes nothing."""
+
+    def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+        try:
+            return sorted({value for value in values() if value.startswith(incomplete)})
+        except (dataset.DatasetError, InputError, OSError):
+            return []
+
+    return complete
+
+
+names = _completer(lambda: (path.stem for path in dataset.definition_paths()))
+op_types = _completer(lambda: (path.parent.name for path in dataset.definition_paths()))
+tags = _completer(lambda: (tag for definition in dataset.definitions() for tag in definition.tags))
+models = _completer(lambda: (path.stem for path in (dataset.find_root() / "models" / "needs").glob("*.json")))
+
+
+class _ColonBashComplete(BashComplete):
+    """Completes tags in bash, which takes ``status:verified`` for three words and replaces only the last of them."""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """The words before the cursor and the one at it, with those around a colon joined again."""
+        arguments, incomplete = super().get_completion_args()
+        words: list[str] = []
+        for word in (*arguments, incomplete):
+            if words and (word == ":" or words[-1].endswith(":")):
+                words[-1] += word
+            else:
+                words.append(word)
+        return words[:-1], words[-1]
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[Any]]:
+        """Completions without what stands before the last colon, since bash keeps that."""
+        kept = incomplete.rfind(":") + 1
+        found = super().get_completions(args, incomplete)
+        return [CompletionItem(item.value[kept:], type=item.type, help=item.help) for item in found]
+
+
+def register_bash_completion() -> None:
+    """Makes the completion script of bash use the class above."""
+    add_completion_class(_ColonBashComplete)

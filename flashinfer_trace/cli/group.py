@@ -1,0 +1,83 @@
+"""What every command shares: one line for each error, JSON on standard output even then, and exit statuses."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from typing import Any
+
+import click
+
+from flashinfer_trace.dataset import DatasetError
+
+__all__ = ["FAILED", "INTERRUPTED", "NOTHING_VERIFIED", "CommandGroup", "echo_json", "echo_json_text", "is_ours"]
+
+#: Exit statuses. 0 is success, and click's own status for wrong usage is 2.
+FAILED = 1
+NOTHING_VERIFIED = 3
+INTERRUPTED = 130
+
+
+class CommandGroup(click.Group):
+    """Turns errors in data into one line, with ``{"error": ...}`` on standard output if JSON was asked for."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Also notes whether the command is to print JSON, since an error may come before its options are parsed."""
+        pairs = zip(args, [*args[1:], ""], strict=True)
+        ctx.meta["json"] = any(pair == ("--format", "json") or pair[0] == "--format=json" for pair in pairs)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command."""
+        if os.environ.get("NO_COLOR"):
+            ctx.color = False
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as error:
+            self._reported(ctx, error)
+            raise
+        except DatasetError as error:
+            raise self._reported(ctx, click.UsageError(str(error))) from error
+        except Exception as error:
+            # click itself ends quietly if the reader closed the pipe; anything else would be a mistake in this package.
+            bad_data = is_ours(error) or (isinstance(error, OSError) and error.errno != errno.EPIPE)
+            if not bad_data:
+                raise
+            raise self._reported(ctx, click.ClickException(str(error))) from error
+        except KeyboardInterrupt:
+            self._reported(ctx, click.ClickException("interrupted"))
+            click.echo("\ninterrupted", err=True)
+            ctx.exit(INTERRUPTED)
+
+    @staticmethod
+    def _reported(ctx: click.Context, error: click.ClickException) -> click.ClickException:
+        if ctx.meta.get("json"):
+            echo_json({"error": error.format_message()})
+        return error
+
+
+def is_ours(error: Exception) -> bool:
+    """Whether this package defines the error: its message then names the file and the fix."""
+    return type(error).__module__.startswith("flashinfer_trace.")
+
+
+def echo_json(document: object) -> None:
+    """Prints the JSON of a command, in a form that every reader takes: infinities and NaN become null."""
+    echo_json_text(json.dumps(_finite(document), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def echo_json_text(text: str) -> None:
+    """Prints the JSON of a command. It is the only document, even if an error interrupts the printing."""
+    click.get_current_context().meta["json"] = False
+    click.echo(text)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and value - value != 0 else value

@@ -1,0 +1,74 @@
+"""How `verify` prints what it found. Imports torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from flashinfer_trace import dataset, families
+from flashinfer_trace.cli.group import echo_json, is_ours
+from flashinfer_trace.cli.options import text_table
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.harness.verify import Report
+
+__all__ = ["error_line", "print_reports"]
+
+COLOURS = {"passed": "green", "failed": "red", "skipped": "yellow", "stale": "red"}
+HEADINGS = ("Definition", "against", "result", "cases", "vacuous", "error/bound", "seconds")
+
+
+def print_reports(reports: Sequence[Report], root: Path, output_format: str) -> None:
+    """A table, what went wrong, and a line that counts; or a JSON list of the reports."""
+    if output_format == "json":
+        echo_json([dataclasses.asdict(report) for report in reports])
+        return
+    if reports:
+        click.echo(text_table([HEADINGS, *map(_row, reports)], right=range(3, len(HEADINGS))))
+    for alike in _by_message(reports):
+        first, others = alike[0], len(alike) - 1
+        more = f" and {others} more" if others else ""
+        click.echo(f"\n{first.definition} ({first.target}){more} {first.status}: {first.message}")
+    counts = {status: sum(report.status == status for report in reports) for status in COLOURS}
+    shown = [f"{count} {status}" for status, count in counts.items() if count or status != "stale"]
+    same = sum(bool(report.twin_of) for report in reports)
+    note = f"; {same} have the small twin of another and share its cases" if same else ""
+    click.echo(f"\n{', '.join(shown)}{note}; dataset: {root}")
+
+
+def _row(report: Report) -> list[str]:
+    # The figures are those of the cases that passed: beside a failure they would say nothing about it.
+    worst = f"{report.worst:.3f}" if report.status in ("passed", "stale") else "-"
+    verdict = click.style(report.status, fg=COLOURS[report.status])
+    counts = [str(report.cases), str(report.vacuous), worst, f"{report.seconds:.1f}"]
+    return [report.definition, report.target, verdict, *counts]
+
+
+def _by_message(reports: Sequence[Report]) -> list[list[Report]]:
+    """Reports that have something to say, those of one status that say the same together."""
+    found: dict[tuple[str, str], list[Report]] = {}
+    for report in reports:
+        if report.message:
+            found.setdefault((report.status, report.message), []).append(report)
+    return list(found.values())
+
+
+def error_line(error: Exception, definition: Definition) -> str:
+    """One line for an error outside a case: the file, what is wrong and what to do, instead of a traceback."""
+    text = " ".join(str(error).split())
+    if is_ours(error):
+        return f"{definition.path}: {text}" if text.startswith(f"{definition.name}:") else text
+    if isinstance(error, SyntaxError) and error.filename:
+        place, text = f"{error.filename}:{error.lineno}", error.msg
+    else:
+        # The innermost line of the records, which contributors write; else of the package; else of anything.
+        frames = traceback.extract_tb(error.__traceback__)[::-1]
+        records = [frame for frame in frames if any(map(Path(frame.filename).is_relative_to, families.__path__))]
+        ours = [frame for frame in frames if Path(frame.filename).is_relative_to(dataset.PACKAGE)]
+        frame = (records or ours or frames)[0]
+        place = f"{frame.filename}:{frame.lineno}"
+    fix = f"correct it, then run `flashinfer-trace verify {definition.name}` again"
+    return f"{place}: {type(error).__name__}: {text}; {fix}"

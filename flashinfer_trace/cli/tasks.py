@@ -1,0 +1,131 @@
+"""What a run of `verify` consists of: each chosen Definition against its oracle and kernels. Imports torch."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import torch
+
+from flashinfer_trace import dataset
+from flashinfer_trace.cli.reports import error_line
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.embedding import outdated_reference
+from flashinfer_trace.families import family_of
+from flashinfer_trace.harness.family import Family, Kernel
+from flashinfer_trace.harness.verify import Report
+
+__all__ = ["Task", "find_tasks"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One Definition against one target.
+
+    Attributes:
+        definition: as loaded.
+        family: its record; None if there is no usable one.
+        target: ``oracle``, or the kernel's label.
+        kernel: the kernel it is compared with; None for the oracle.
+        broken: why it cannot be run, with the file and the fix; empty if it can.
+        stale: that its embedded reference is older than the source, with the fix; empty if it is not.
+    """
+
+    definition: Definition
+    family: Family | None
+    target: str
+    kernel: Kernel | None = None
+    broken: str = ""
+    stale: str = ""
+
+    @property
+    def record(self) -> Family:
+        """The family's record of a task that is not broken."""
+        assert self.family is not None, f"{self.definition.name}: a broken task is not run"
+        return self.family
+
+    def impossible(self, device: str) -> Report | None:
+        """A failed report of a broken task, a skipped one if the kernel cannot run on this device, or None."""
+        report = Report(self.definition.name, self.target, device)
+        if self.broken:
+            report.status, report.message = "failed", self.broken
+            return report
+        if self.kernel is None:
+            return None
+        if torch.device(device).type != "cuda":
+            reason: str | None = "kernels need --device cuda"
+        else:
+            reason = self.kernel.unavailable(torch.cuda.get_device_capability(device))
+        if reason is None:
+            return None
+        report.status, report.message = "skipped", reason
+        return report
+
+
+def find_tasks(definitions: Sequence[Definition], root: Path, against: str, kernel_label: str | None) -> list[Task]:
+    """The tasks of these Definitions, in their order.
+
+    Raises:
+        UsageError: none of them has the kernel that was asked for.
+    """
+    tasks = [task for definition in definitions for task in _tasks_of(definition, root, against, kernel_label)]
+    if kernel_label and not tasks:
+        labels = dict.fromkeys(kernel.label for each in definitions for kernel in family_of(each).kernels_of(each))
+        one = len(definitions) == 1
+        hint = (
+            dataset.closest(kernel_label, labels) or f"{'it has' if one else 'they have'} {', '.join(labels) or 'none'}"
+        )
+        who = f"{definitions[0].name} has" if one else "the chosen Definitions have"
+        raise click.UsageError(f"{who} no kernel {kernel_label!r}; {hint}")
+    return tasks
+
+
+def _tasks_of(definition: Definition, root: Path, against: str, kernel_label: str | None) -> list[Task]:
+    target = kernel_label or ("kernel" if against == "kernel" else "oracle")
+    try:
+        family = family_of(definition)
+        broken, stale = unfinished(family), outdated_reference(root, definition) or ""
+    except Exception as error:  # a family module is Python that a contributor writes
+        return [Task(definition, None, target, broken=error_line(error, definition))]
+    if broken:
+        return [Task(definition, family, target, broken=broken)]
+    tasks = []
+    if against in ("oracle", "all"):
+        tasks.append(Task(definition, family, "oracle", stale=stale))
+    if against in ("kernel", "all"):
+        kernels = [
+            kernel for kernel in family.kernels_of(definition) if kernel_label in (None, kernel.label, kernel.path)
+        ]
+        tasks += [Task(definition, family, kernel.label, kernel, stale=stale) for kernel in kernels]
+    return tasks
+
+
+def unfinished(family: Family) -> str:
+    """The first TODO that a scaffold left in the module of a family's record; empty if there is none."""
+    for path in _source_files(family):
+        todo = _first_todo(path)
+        if todo:
+            return (
+                f"{todo}; the harness record of {family.name} is unfinished: write it "
+                f"(`flashinfer-trace validate` lists every TODO)"
+            )
+    return ""
+
+
+@functools.cache
+def _first_todo(path: Path) -> str:
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        if b"TODO" in line:
+            return f"{path}:{number}: {line.decode(errors='replace').strip()}"
+    return ""
+
+
+def _source_files(family: Family) -> Iterator[Path]:
+    for function in (family.plans, family.plan_for_axes, family.make_inputs, family.oracle):
+        code = getattr(inspect.unwrap(getattr(function, "func", function)), "__code__", None)
+        if code is not None:
+            yield Path(code.co_filename)

@@ -1,0 +1,187 @@
+"""flashinfer-trace verify. torch and the families are imported when the command runs, not before."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from flashinfer_trace import dataset
+from flashinfer_trace.cli import completion
+from flashinfer_trace.cli.group import FAILED, INTERRUPTED, NOTHING_VERIFIED
+from flashinfer_trace.cli.options import ORACLE_EXAMPLES, counted, dataset_root, format_option, matching_names
+from flashinfer_trace.ledger import DRAWN_CASES, REQUIRED_CASES
+
+if TYPE_CHECKING:
+    from flashinfer_trace.cli.tasks import Task
+    from flashinfer_trace.harness.verify import Report
+
+__all__ = ["verify"]
+
+
+def _parse_plan(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise click.UsageError(f"--plan is not JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise click.UsageError('--plan must be a JSON object such as {"batch_size": 4}')
+    return parsed
+
+
+def _parse_axes(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, int] | None:
+    if text is None:
+        return None
+    values = {}
+    for part in text.split(","):
+        name, separator, value = part.partition("=")
+        if not separator or not (value.strip().isascii() and value.strip().isdigit()):
+            raise click.UsageError(f"--axes takes k=v,k=v with whole numbers; {part!r} is not")
+        values[name.strip()] = int(value)
+    return values
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME|GLOB]...", shell_complete=completion.names)
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
+@click.option(
+    "--against",
+    type=click.Choice(["oracle", "kernel", "all"]),
+    default="oracle",
+    show_default=True,
+    help="What the reference is compared with.",
+)
+@click.option("--kernel", "kernel_label", help="Only this kernel (implies --against kernel).")
+@click.option(
+    "--examples",
+    type=click.IntRange(min=1),
+    help=f"Real cases for each target [{ORACLE_EXAMPLES}; kernels: {DRAWN_CASES}].",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of all draws.")
+@click.option("--axes", callback=_parse_axes, help="Run one case with these variable axes: k=v,k=v.")
+@click.option("--plan", callback=_parse_plan, help="Run one case with this plan (JSON), as a failure prints it.")
+@click.option("--full", is_flag=True, help="Real sizes on the CPU too, instead of the family's small twin.")
+@click.option("--record", is_flag=True, help="Write evidence of what passed on a GPU.")
+@click.option(
+    "--evidence", type=click.Path(path_type=Path, file_okay=False), help="Where to record [evidence/ of the dataset]."
+)
+@format_option
+def verify(
+    names: tuple[str, ...],
+    device: str,
+    against: str,
+    kernel_label: str | None,
+    examples: int | None,
+    seed: int,
+    axes: dict[str, int] | None,
+    plan: dict[str, Any] | None,
+    full: bool,
+    record: bool,
+    evidence: Path | None,
+    output_format: str,
+) -> None:
+    """Prove references against their float64 oracles and the real kernels.
+
+    NAME is a Definition or a glob (default: the whole dataset). A Definition whose embedded reference is older than its
+    source in reference/ is stale, which counts as a failure: `flashinfer-trace embed NAME` writes the new one.
+
+    Exit status: 0 nothing failed and something passed, 1 a failure, 2 wrong usage, 3 nothing was verified because all
+    was skipped, 130 interrupted (what was finished by then is printed, and recorded).
+    """
+    if axes is not None and plan is not None:
+        raise click.UsageError("--axes and --plan both fix the case; give one of them")
+    root = dataset_root()
+    with _missing_packages():
+        import torch
+
+        from flashinfer_trace.isolation.worker import reference_worker
+    _check_device(device, torch)
+    if record and not device.startswith("cuda"):
+        raise click.UsageError("--record needs --device cuda: only a run of the real kernel is evidence")
+    if record and (examples or DRAWN_CASES) < REQUIRED_CASES:
+        raise click.UsageError(f"--record needs --examples {REQUIRED_CASES} or more: fewer are not evidence")
+    if device == "cpu" and not full:
+        torch.set_num_threads(1)  # twins are small: more threads only wait for each other
+    # Before harness and families are imported: a fork of this process must not hold the oracles.
+    with reference_worker(device, full) as worker:
+        with _missing_packages():
+            from flashinfer_trace.cli.reports import print_reports
+            from flashinfer_trace.cli.runs import Settings, run_tasks
+            from flashinfer_trace.cli.tasks import find_tasks
+        chosen = [dataset.load(name, root) for name in matching_names(names, root)]
+        tasks = find_tasks(chosen, root, "kernel" if kernel_label else against, kernel_label)
+        _warn_of_stale(tasks)
+        evidence = (evidence or root / "evidence") if record else None
+        settings = Settings(device, examples, seed, axes, plan, full, evidence, worker)
+        reports: list[Report] = []
+        status = 0
+        try:
+            with _progress(len(tasks), output_format) as advance:
+                for report in run_tasks(tasks, settings, advance):
+                    reports.append(report)
+        except KeyboardInterrupt:
+            click.echo(f"\ninterrupted: {len(reports)} of {counted(len(tasks), 'run')} finished", err=True)
+            status = INTERRUPTED
+    print_reports(reports, root, output_format)
+    sys.exit(status or _exit_status(reports))
+
+
+@contextmanager
+def _missing_packages() -> Iterator[None]:
+    """Says how to install what an import inside misses."""
+    try:
+        yield
+    except ImportError as error:
+        message = f"{error}; `pip install 'flashinfer-trace[verify]'` brings what verify needs"
+        raise click.ClickException(message) from error
+
+
+def _warn_of_stale(tasks: Sequence[Task]) -> None:
+    """Says before the run, which may take long, what will not pass."""
+    stale = len({task.definition.name for task in tasks if task.stale})
+    if stale:
+        who = counted(stale, "Definition")
+        click.echo(f"warning: {who} with a reference older than the one in reference/", err=True)
+
+
+def _exit_status(reports: list[Report]) -> int:
+    if any(report.status in ("failed", "stale") for report in reports):
+        return FAILED
+    if any(report.status == "passed" for report in reports):
+        return 0
+    reason = f"everything was skipped, {reports[0].message}" if reports else "the chosen Definitions have no kernel"
+    click.echo(f"nothing was verified: {reason}", err=True)
+    return NOTHING_VERIFIED
+
+
+def _check_device(device: str, torch: Any) -> None:
+    try:
+        parsed = torch.device(device)
+    except RuntimeError as error:
+        raise click.UsageError(f"--device {device}: {str(error).splitlines()[0]}") from error
+    if parsed.type not in ("cpu", "cuda"):
+        raise click.UsageError(f"--device {device}: verify runs on cpu, cuda or cuda:N")
+    if parsed.type == "cuda" and not torch.cuda.is_available():
+        raise click.UsageError("--device cuda: torch sees no CUDA device here; run on a machine with one, or use cpu")
+    if parsed.type == "cuda" and (parsed.index or 0) >= torch.cuda.device_count():
+        raise click.UsageError(f"--device {device}: there are {torch.cuda.device_count()} CUDA devices, from cuda:0")
+
+
+@contextmanager
+def _progress(total: int, output_format: str) -> Iterator[Callable[[str, bool], None]]:
+    """A progress bar on standard error, where there is a terminal; otherwise silence."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    hidden = output_format == "json" or not sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), disable=hidden) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda label, done: progress.update(task, description=label, advance=int(done))

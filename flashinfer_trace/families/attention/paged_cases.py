@@ -1,0 +1,130 @@
+"""What attention over paged caches shares, whatever the caches hold: plans, page tables, and reading a cache again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition, InputError
+from flashinfer_trace.families.attention.cases import batch_size_of, lengths, lengths_for_axes
+from flashinfer_trace.families.attention.oracle import Request
+from flashinfer_trace.families.attention.paged import UNUSED_KINDS, PageTable, allocate_pages, distinct_pages
+from flashinfer_trace.families.attention.policies import LSE, OUTPUT
+from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Plan, PlanRequest
+from flashinfer_trace.harness.inputs import Draws, indptr, split
+
+__all__ = ["index_inputs", "kv_lengths", "page_table", "paged_family", "paged_requests", "query_lengths"]
+
+
+def has_queries(definition: Definition) -> bool:
+    """Whether requests have any number of queries (prefill), not one each (decode)."""
+    return "qo_indptr" in definition.inputs
+
+
+def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    """Lengths, pages and kinds of one case."""
+    return _plans(request)
+
+
+@st.composite
+def _plans(draw: Callable[[Any], Any], request: PlanRequest) -> Plan:
+    page_size = request.definition.const_axes["page_size"]
+    plan: Plan = draw(lengths(request, page_size, has_queries(request.definition)))
+    plan["shared_prefix"] = draw(st.sampled_from([0, 0, 1, 3]))
+    needed = distinct_pages(plan["kv_lens"], page_size, plan["shared_prefix"])
+    least = request.limits.get("num_pages", (0, 0))[0]
+    plan["num_pages"] = max(least, needed + draw(st.integers(0, 3)))
+    plan["unused"] = draw(st.sampled_from(UNUSED_KINDS))
+    return plan
+
+
+def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    """A plan with these axes; `lengths_for_axes` says what is chosen if it is not given."""
+    page_size, kv_lens = definition.const_axes["page_size"], None
+    if "num_kv_indices" in axes or axes.get("num_pages") == 0:
+        batch_size = batch_size_of(axes)
+        pages = split(axes.get("num_kv_indices", 0), batch_size, draws)
+        # The last page of a request with pages holds 1 to page_size tokens.
+        missing = draws.host_integers(batch_size, 0, page_size - 1)
+        kv_lens = [count * page_size - m if count else 0 for count, m in zip(pages, missing, strict=True)]
+    plan = lengths_for_axes(axes, kv_lens, has_queries(definition), draws)
+    plan |= {"shared_prefix": 0, "unused": "nan"}
+    plan["num_pages"] = axes.get("num_pages", distinct_pages(plan["kv_lens"], page_size))
+    return plan
+
+
+def query_lengths(plan: Plan) -> list[int]:
+    """Queries of each request."""
+    lengths: list[int] = plan.get("q_lens", [1] * len(plan["kv_lens"]))
+    return lengths
+
+
+def page_table(definition: Definition, plan: Plan, draws: Draws) -> PageTable:
+    """The planned pages.
+
+    Raises:
+        InputError: the plan has tokens, but no pages to hold them.
+    """
+    page_size = definition.const_axes["page_size"]
+    try:
+        return allocate_pages(plan["kv_lens"], page_size, plan["num_pages"], plan["shared_prefix"], draws)
+    except ValueError as error:
+        raise InputError(f"{definition.name}: {error}") from error
+
+
+def index_inputs(table: PageTable, plan: Plan, device: torch.device) -> Inputs:
+    """The inputs that say where queries and keys of each request are."""
+    return {
+        "qo_indptr": indptr(query_lengths(plan), device),
+        "kv_indptr": table.indptr(device),
+        "kv_indices": table.indices(device),
+        "kv_last_page_len": table.last_page_len(device),
+    }
+
+
+def kv_lengths(inputs: Inputs, page_size: int) -> torch.Tensor:
+    """Tokens of each request: int32 [batch_size]; 0 for a request without pages, whatever its last page length is."""
+    pages = inputs["kv_indptr"].diff()
+    lengths = torch.where(pages > 0, (pages - 1) * page_size + inputs.get("kv_last_page_len", 1), 0)
+    return lengths.to(torch.int32)
+
+
+def paged_requests(inputs: Inputs, keys: torch.Tensor, values: torch.Tensor, page_size: int) -> Iterator[Request]:
+    """Queries, keys and values of each request; tokens are read one by one through flat slot numbers.
+
+    Args:
+        keys, values: of all slots, [num_pages * page_size, num_kv_heads, dim].
+    """
+    indices, device = inputs["kv_indices"], keys.device
+    first_pages, kv_lens = inputs["kv_indptr"].tolist(), kv_lengths(inputs, page_size).tolist()
+    queries = inputs["qo_indptr"].tolist() if "qo_indptr" in inputs else list(range(len(kv_lens) + 1))
+    for request, kv_len in enumerate(kv_lens):
+        position = torch.arange(kv_len, device=device)
+        slots = indices[first_pages[request] + position // page_size].long() * page_size + position % page_size
+        yield Request(queries[request], queries[request + 1], keys[slots], values[slots])
+
+
+def paged_family(
+    name: str,
+    op_type: str,
+    twin: Mapping[str, int],
+    make_inputs: Callable[[Definition, Plan, Draws], Inputs],
+    oracle: Callable[[Definition, Inputs], dict[str, Expected]],
+    kernels: tuple[Kernel, ...],
+) -> Family:
+    """The record of one family; `Family` says what the arguments are."""
+    return Family(
+        name=name,
+        op_type=op_type,
+        twin=twin,
+        plans=plans,
+        plan_for_axes=plan_for_axes,
+        make_inputs=make_inputs,
+        oracle=oracle,
+        compare={"output": OUTPUT, "lse": LSE},
+        kernels=kernels,
+    )

@@ -1,0 +1,50 @@
+"""Inputs and oracle of grouped-query attention over a paged cache; `attention.paged_cases` draws its plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.attention.cases import add_peaks, query_scale, softmax_scale
+from flashinfer_trace.families.attention.oracle import Request, any_chunks, expected_outputs
+from flashinfer_trace.families.attention.paged import spoil_unused
+from flashinfer_trace.families.attention.paged_cases import index_inputs, page_table, paged_requests, query_lengths
+from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.harness.family import Inputs, Plan
+from flashinfer_trace.harness.inputs import Draws
+
+
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """Normal queries and caches of the planned kind; tokens that no request has are NaN or stale."""
+    device, axes = draws.device, definition.const_axes
+    heads, kv_heads, dim = (axes[axis] for axis in ("num_qo_heads", "num_kv_heads", "head_dim"))
+    q_lens, kind, sm_scale = query_lengths(plan), plan["logits"], softmax_scale(dim)
+    table = page_table(definition, plan, draws)
+    shape = (table.num_pages, table.page_size, kv_heads, dim)
+    k_cache, v_cache = draws.normal(shape, torch.bfloat16), draws.normal(shape, torch.bfloat16)
+    if kind == "positive":
+        v_cache.abs_()
+    q = draws.normal([sum(q_lens), heads, dim], scale=query_scale(kind))
+    if kind == "peaked":
+        tokens = k_cache.flatten(0, 1)
+        add_peaks(q, lambda request: tokens[table.slots(request, device)], q_lens, plan["kv_lens"], sm_scale, draws)
+    used = table.used(device)
+    for cache in (k_cache, v_cache):
+        spoil_unused(cache, used, plan["unused"])
+    inputs = {"q": q.to(torch.bfloat16), "k_cache": k_cache, "v_cache": v_cache, "sm_scale": sm_scale}
+    inputs |= index_inputs(table, plan, device)
+    return {name: inputs[name] for name in definition.inputs}
+
+
+def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """Expected output and lse."""
+    dim, page_size = definition.const_axes["head_dim"], definition.const_axes["page_size"]
+    requests, causal = own_requests(inputs, page_size), "qo_indptr" in inputs
+    return expected_outputs(inputs["q"], requests, dim, inputs["sm_scale"], causal, any_chunks(page_size))
+
+
+def own_requests(inputs: Inputs, page_size: int) -> Iterator[Request]:
+    """Queries, keys and values of each request."""
+    return paged_requests(inputs, inputs["k_cache"].flatten(0, 1), inputs["v_cache"].flatten(0, 1), page_size)

@@ -1,0 +1,236 @@
+"""Merging two states of attention over disjoint keys, with lse in base 2 (flashinfer) and in base e (sgl-kernel).
+
+What the kernels do, by flashinfer's source (0.6.12, cascade.cuh, MergeStateKernel) and as measured of both on an H200:
+
+- They subtract the larger lse, exponentiate, divide by the sum, and add the two products, all in float32.
+- A state without keys (-inf) beside one with keys has weight 0. Two of them subtract -inf from itself: NaN, where
+  mathematics has output 0 and lse -inf. The reference is tested with such rows, the kernels are not given any.
+- sgl-kernel takes an lse of +inf for -inf. No finite logits have one: none is drawn.
+- flashinfer launches a block of one thread for every max(8, head_dim / 32) features of all heads: at most 1024.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, unit_roundoff
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
+from flashinfer_trace.harness.inputs import Draws, sizes
+
+__all__ = ["FAMILIES"]
+
+FLOAT32 = unit_roundoff(torch.float32)
+#: Below it float32 results may be flushed to zero.
+SMALLEST = torch.finfo(torch.float32).smallest_normal
+#: How the lses of a case differ. ``near``: weights of both count; ``equal``: both are a half; ``apart``: hundreds, so
+#: that one weight vanishes; ``large``: thousands, close to each other; ``nothing``: -5e4 on one side or both, as
+#: flashinfer's kernels write -inf; ``mixed``: all of them.
+SPREADS = ("near", "equal", "apart", "large", "nothing")
+#: Rows without keys: on one side, on the other, and on both.
+EMPTY = ("a", "b", "both")
+VALUES = {"normal": 1.0, "large": 1e4, "tiny": 1e-4}
+FLASHINFER_INFINITY = 5e4
+BLOCK_THREADS = 1024
+
+
+@dataclass(frozen=True)
+class MergeOptions:
+    """What plans may draw for a kernel: rows without keys in both states."""
+
+    both_empty: bool = True
+
+
+def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    both = request.options_of(MergeOptions).both_empty
+    return st.fixed_dictionaries(
+        {
+            "seq_len": sizes(*request.range("seq_len", 0, 40, 4096)),
+            "spread": st.sampled_from((*SPREADS, "mixed")),
+            "values": st.sampled_from(tuple(VALUES)),
+            "empty": st.lists(st.sampled_from([side for side in EMPTY if both or side != "both"]), unique=True),
+        }
+    )
+
+
+def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    return {"seq_len": axes.get("seq_len", 8), "spread": "mixed", "values": "normal", "empty": []}
+
+
+def draw_lses(spread: str, shape: tuple[int, int], draws: Draws) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32 lses of both states [seq_len, num_heads]; see `SPREADS`."""
+    a, b = (draws.normal(shape, scale=3.0) for _ in range(2))
+    if spread == "equal":
+        return a, a.clone()
+    if spread == "apart":
+        return a * 100, b * 100
+    if spread == "large":
+        offset = draws.normal(shape, scale=3000.0)
+        return a + offset, b + offset
+    if spread == "nothing":
+        absent = draws.integers(shape, 0, 2)  # a alone, b alone, or both
+        return a.masked_fill(absent != 1, -FLASHINFER_INFINITY), b.masked_fill(absent != 0, -FLASHINFER_INFINITY)
+    return a, b
+
+
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """Values of the planned size; a state without keys keeps the values that it has, which count for nothing."""
+    count = plan["seq_len"]
+    heads, dim = (definition.const_axes[axis] for axis in ("num_heads", "head_dim"))
+    values = [draws.normal([count, heads, dim], torch.bfloat16, VALUES[plan["values"]]) for _ in range(2)]
+    spreads = SPREADS if plan["spread"] == "mixed" else (plan["spread"],)
+    pairs = [draw_lses(spread, (count, heads), draws) for spread in spreads]
+    which = draws.integers([count, heads], 0, len(pairs) - 1).unsqueeze(0)
+    s_a, s_b = (torch.stack(list(of_spread)).gather(0, which)[0] for of_spread in zip(*pairs, strict=True))
+    # Each kind of empty row takes every seventh place, from another one on: most rows keep their keys.
+    place = torch.arange(count * heads, device=draws.device).view(count, heads) % 7
+    for position, side in enumerate(EMPTY):
+        if side in plan["empty"]:
+            here = place == position
+            s_a = s_a.masked_fill(here, -math.inf) if side != "b" else s_a
+            s_b = s_b.masked_fill(here, -math.inf) if side != "a" else s_b
+    return {"v_a": values[0], "s_a": s_a, "v_b": values[1], "s_b": s_b}
+
+
+def oracle(log_of_base: float, definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """The shares as sigmoids of the difference of the lses, the merged lse by logaddexp.
+
+    Parts: ``magnitude``, w_a |v_a| + w_b |v_b| for shares w; ``apart``, w_a w_b |v_a - v_b|, what a relative error of
+    one exponential does to v; ``smaller``, the smaller share; ``distance`` of the lses in nats (0 where one is
+    infinite, whose exponential is exact); ``values``, |v_a| + |v_b|.
+    """
+    s_a, s_b = (inputs[name].double() * log_of_base for name in ("s_a", "s_b"))
+    v_a, v_b = (inputs[name].double() for name in ("v_a", "v_b"))
+    empty = (s_a == -math.inf) & (s_b == -math.inf)
+    difference = torch.where(empty, 0.0, s_a - s_b)
+    share_a, share_b = (torch.sigmoid(x).masked_fill(empty, 0.0) for x in (difference, -difference))
+    of_a, of_b = share_a.unsqueeze(-1) * v_a, share_b.unsqueeze(-1) * v_b
+    distance = torch.where(difference.isfinite(), difference.abs(), 0.0)
+    lse = torch.logaddexp(s_a, s_b) / log_of_base
+    parts = {
+        "magnitude": of_a.abs() + of_b.abs(),
+        "apart": (share_a * share_b).unsqueeze(-1) * (v_a - v_b).abs(),
+        "distance": distance.unsqueeze(-1),
+        "values": v_a.abs() + v_b.abs(),
+    }
+    of_lse = {"smaller": torch.minimum(share_a, share_b), "distance": distance}
+    return {"v_merged": Expected(of_a + of_b, parts), "s_merged": Expected(lse, of_lse)}
+
+
+def exponential_error(expected: Expected) -> torch.Tensor:
+    """Relative error of the smaller exponential: its argument is rounded by the subtraction of the larger lse and,
+    where exp is exp2, by the product with log2(e); ex2.approx is within 2^-22, four roundings, expf closer."""
+    return FLOAT32 * (2 * expected.parts["distance"] + 4)
+
+
+def kernel_output_bound(expected: Expected) -> torch.Tensor:
+    """One bf16 rounding of two products in float32 with shares of a few roundings."""
+    parts = expected.parts
+    inside = 8 * FLOAT32 * parts["magnitude"] + exponential_error(expected) * parts["apart"]
+    flushed = SMALLEST * (1 + parts["values"])
+    return rounding_error(expected.value, torch.bfloat16) * (1 + 2**-8) + inside + flushed
+
+
+def kernel_lse_bound(log_of_base: float, expected: Expected) -> torch.Tensor:
+    """float32: the final sum, a logarithm of a number from 1 to 2, and the smaller exponential in it."""
+    size = torch.where(expected.value.isfinite(), expected.value.abs(), 0.0)
+    inside = 8 * FLOAT32 + exponential_error(expected) * expected.parts["smaller"]
+    return FLOAT32 * 2 * size + inside / log_of_base
+
+
+OUTPUT = ErrorBound(
+    lambda expected: (
+        rounding_error(expected.value, torch.bfloat16) * (1 + 2**-8) + 4 * FLOAT32 * expected.parts["magnitude"]
+    ),
+    "one bf16 rounding, u = 2^-8, of two float32 products with rounded shares: 4 * 2^-24 (w_a |v_a| + w_b |v_b|)",
+)
+LSE = ErrorBound(
+    lambda expected: rounding_error(expected.value.nan_to_num(neginf=0.0), torch.float32) * (1 + 2**-20),
+    "one float32 rounding of a float64 logarithm",
+)
+KERNEL_OUTPUT = ErrorBound(
+    kernel_output_bound,
+    "one bf16 rounding, u = 2^-8, of float32: 8 * 2^-24 (w_a |v_a| + w_b |v_b|) for sum, division and products; an "
+    "error of 2^-24 (2 d + 4) of the smaller exponential, d nats below the other, through the shares",
+)
+
+
+def run_flashinfer(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    from flashinfer.cascade import merge_state
+
+    v, s = merge_state(inputs["v_a"], inputs["s_a"], inputs["v_b"], inputs["s_b"])
+    return {"v_merged": v, "s_merged": s}
+
+
+def run_sgl_kernel(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    import sgl_kernel
+
+    states = (inputs["v_a"], inputs["s_a"], inputs["v_b"], inputs["s_b"])
+    sgl_kernel.merge_state_v2(*states, outputs["v_merged"], outputs["s_merged"])
+    return outputs
+
+
+def unsupported_by_flashinfer(definition: Definition) -> str | None:
+    """Why flashinfer's kernel does not merge this one, or None."""
+    heads, dim = (definition.const_axes[axis] for axis in ("num_heads", "head_dim"))
+    if dim not in (64, 128, 256, 512):
+        return f"is compiled for 64, 128, 256 and 512 features, not {dim}"
+    threads = heads * dim // max(8, dim // 32)
+    return f"needs {threads} threads a block, of at most {BLOCK_THREADS}" if threads > BLOCK_THREADS else None
+
+
+def unsupported_by_sgl_kernel(definition: Definition) -> str | None:
+    """Why sgl-kernel's kernel does not merge this one, or None: it loads 16 bytes at a time."""
+    dim = definition.const_axes["head_dim"]
+    return None if dim % 8 == 0 else f"needs a multiple of 8 features, not {dim}"
+
+
+def family(name: str, log_of_base: float, kernel: Kernel) -> Family:
+    """The record of one base of the lse, with the one kernel that takes it; what all kernels share is set here."""
+    lse = ErrorBound(
+        functools.partial(kernel_lse_bound, log_of_base),
+        "float32: 2 * 2^-24 |s|; 8 * 2^-24 nats for a logarithm from 1 to 2 and its product with ln 2; an error of "
+        "2^-24 (2 d + 4) of the smaller exponential, d nats below the other, times its share",
+    )
+    return Family(
+        name=name,
+        op_type="merge_state",
+        twin={"num_heads": 3, "head_dim": 64},
+        plans=plans,
+        plan_for_axes=plan_for_axes,
+        make_inputs=make_inputs,
+        oracle=functools.partial(oracle, log_of_base),
+        compare={"v_merged": OUTPUT, "s_merged": LSE},
+        kernels=(
+            replace(
+                kernel,
+                min_capability=(8, 0),
+                limits={"seq_len": (1, 1 << 20)},
+                plan_options=MergeOptions(both_empty=False),
+                compare={"v_merged": KERNEL_OUTPUT, "s_merged": lse},
+            ),
+        ),
+        unverified="awaits its first run on a GPU",
+    )
+
+
+FAMILIES = (
+    family(
+        "merge_state",
+        math.log(2.0),
+        Kernel(
+            "flashinfer.cascade.merge_state", "flashinfer-python", run_flashinfer, supports=unsupported_by_flashinfer
+        ),
+    ),
+    family(
+        "merge_state_base_e",
+        1.0,
+        Kernel("sgl_kernel.merge_state_v2", "sglang-kernel", run_sgl_kernel, supports=unsupported_by_sgl_kernel),
+    ),
+)

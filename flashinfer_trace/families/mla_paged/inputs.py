@@ -1,0 +1,97 @@
+"""Inputs and oracle of latent attention over a paged cache.
+
+It is attention with one key-value head, which all query heads share: the key of a token is its compressed part and its
+rotary part, 512 + 64 features at real sizes, and its value is the compressed part alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.attention.cases import add_peaks, query_scale, softmax_scale
+from flashinfer_trace.families.attention.oracle import Request, expected_outputs
+from flashinfer_trace.families.attention.paged import spoil_unused
+from flashinfer_trace.families.attention.paged_cases import index_inputs, page_table, paged_requests, query_lengths
+from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.harness.family import Inputs, Plan
+from flashinfer_trace.harness.inputs import Draws
+
+#: float32(1/sqrt(128 + 64)): the head dimension before absorption, at any size of the twin.
+SM_SCALE = softmax_scale(192)
+#: Split-KV kernels cut the keys of a request at multiples of this (or of a multiple of it).
+SMALLEST_CHUNK = 32
+
+
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """Normal queries and caches of the planned kind; entries that no request has are NaN or stale."""
+    device, axes = draws.device, definition.const_axes
+    heads, ckv_dim, kpe_dim = (axes[axis] for axis in ("num_qo_heads", "head_dim_ckv", "head_dim_kpe"))
+    q_lens, kind = query_lengths(plan), plan["logits"]
+    table = page_table(definition, plan, draws)
+    cache = draws.normal((table.num_pages, table.page_size, ckv_dim + kpe_dim), torch.bfloat16)
+    if kind == "positive":
+        cache.abs_()
+    queries = draws.normal([sum(q_lens), heads, ckv_dim + kpe_dim], scale=query_scale(kind))
+    if kind == "peaked":
+        tokens = cache.flatten(0, 1).unsqueeze(1)
+        add_peaks(queries, lambda r: tokens[table.slots(r, device)], q_lens, plan["kv_lens"], SM_SCALE, draws)
+    spoil_unused(cache, table.used(device), plan["unused"])
+    queries = queries.to(torch.bfloat16)
+    inputs = {
+        "q_nope": queries[..., :ckv_dim].contiguous(),
+        "q_pe": queries[..., ckv_dim:].contiguous(),
+        "ckv_cache": cache[..., :ckv_dim].contiguous(),
+        "kpe_cache": cache[..., ckv_dim:].contiguous(),
+        "sm_scale": SM_SCALE,
+        **index_inputs(table, plan, device),
+    }
+    return {name: inputs[name] for name in definition.inputs}
+
+
+def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """Expected output and lse: one product over the concatenated key, where the reference adds two products."""
+    requests, causal = own_requests(inputs, definition.const_axes["page_size"]), "qo_indptr" in inputs
+    dim = definition.const_axes["head_dim_ckv"]
+    return expected_outputs(queries_of(inputs), requests, dim, inputs["sm_scale"], causal, planned_chunks)
+
+
+def queries_of(inputs: Inputs) -> torch.Tensor:
+    """Queries over the concatenated key: bfloat16 [queries, heads, head_dim_ckv + head_dim_kpe]."""
+    return torch.cat([inputs["q_nope"], inputs["q_pe"]], dim=-1)
+
+
+def own_requests(inputs: Inputs, page_size: int) -> Iterator[Request]:
+    """Queries, keys and values of each request."""
+    keys = torch.cat([inputs["ckv_cache"], inputs["kpe_cache"]], dim=-1).flatten(0, 1).unsqueeze(1)
+    return paged_requests(inputs, keys, inputs["ckv_cache"].flatten(0, 1).unsqueeze(1), page_size)
+
+
+def planned_chunks(p: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sum of |partial output| and of its square over chunks of keys, the largest over the lengths a chunk may have.
+
+    flashinfer's MLAPlan splits the keys of a request into chunks of 32, 64, 128, 192 or a multiple of 256 tokens, by
+    the load of the GPU; each partial output is stored in bf16. Keys that fit one chunk are not split: zero.
+
+    Args:
+        p: weights [heads, queries, keys].
+        values: of the one key-value head, [1, keys, value_dim].
+    """
+    count, dim = values.shape[1:]
+    absolute, squared = (p.new_zeros((*p.shape[:2], dim)) for _ in range(2))
+    if count <= SMALLEST_CHUNK:
+        return absolute, squared
+    pieces = math.ceil(count / SMALLEST_CHUNK)
+    padding = pieces * SMALLEST_CHUNK - count
+    rows = torch.nn.functional.pad(p, (0, padding)).view(-1, pieces, SMALLEST_CHUNK)
+    by_piece = torch.nn.functional.pad(values[0], (0, 0, 0, padding)).view(pieces, SMALLEST_CHUNK, dim)
+    outputs = (rows.transpose(0, 1) @ by_piece).view(pieces, *absolute.shape)
+    for limit in (32, 64, 128, 192, *range(256, count, 256)):
+        if limit < count:
+            chunks = torch.stack([chunk.sum(dim=0) for chunk in torch.split(outputs, limit // SMALLEST_CHUNK)])
+            absolute = absolute.maximum(chunks.abs().sum(dim=0))
+            squared = squared.maximum(chunks.square().sum(dim=0))
+    return absolute, squared

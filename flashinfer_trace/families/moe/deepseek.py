@@ -1,0 +1,142 @@
+"""DeepSeek-V3 routing with experts in fp8 blocks: what is drawn, and the record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.moe.deepseek_kernels import KERNELS
+from flashinfer_trace.families.moe.inputs import (
+    FEW_TOKENS,
+    ROUTINGS,
+    SPARE_ROWS,
+    VALUES,
+    clear_rows,
+    fp8_experts,
+    hidden_values,
+    tied_logits,
+)
+from flashinfer_trace.families.moe.kernels import REFERENCE
+from flashinfer_trace.families.moe.oracle import in_groups, oracle
+from flashinfer_trace.harness.family import Family, Inputs, Plan, PlanRequest
+from flashinfer_trace.harness.inputs import Draws, sizes
+
+#: ``large`` biases dwarf the scores, as those of trained models may: s + bias then loses bits in float32.
+BIASES = ("zero", "small", "large")
+FACTORS = (2.5, 1.0, 0.75)
+#: Smallest gap between a chosen and a refused score, over 1 + |bias|: several float32 roundings of a sum of two.
+GAP = 2.0**-18
+
+
+def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    """Few tokens choose local experts only: otherwise most would choose none here, and show nothing."""
+    ranks = request.definition.const_axes["num_experts"] // request.definition.const_axes["num_local_experts"]
+
+    def few_stay_local(plan: Plan) -> Plan:
+        few = plan["seq_len"] < FEW_TOKENS and plan["routing"] != "elsewhere"
+        return {**plan, "routing": "local"} if few else plan
+
+    return st.fixed_dictionaries(
+        {
+            "seq_len": sizes(*request.range("seq_len", 0, 96, 300)),
+            "routing": st.sampled_from(ROUTINGS),
+            "bias": st.sampled_from(BIASES),
+            "values": st.sampled_from(tuple(VALUES)),
+            "zero_row": st.booleans(),
+            "rank": st.integers(0, ranks - 1),
+            "factor": st.sampled_from(FACTORS),
+        }
+    ).map(few_stay_local)
+
+
+def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    plan = {"seq_len": axes.get("seq_len", 8), "routing": "random", "bias": "small", "values": "normal"}
+    return {**plan, "zero_row": False, "rank": 0, "factor": 2.5}
+
+
+def draw_bias(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
+    """bfloat16 [num_experts]. Large ones are 32 or 32.25: neighbours in bfloat16."""
+    shape = [definition.const_axes["num_experts"]]
+    if plan["bias"] == "large" and plan["routing"] != "one_expert":
+        return (draws.integers(shape, 0, 1).float() * 0.25 + 32).to(torch.bfloat16)
+    if plan["bias"] == "small" and plan["routing"] not in ("one_expert", "ties"):
+        return draws.normal(shape, torch.bfloat16, 0.05)
+    return torch.zeros(shape, dtype=torch.bfloat16, device=draws.device)
+
+
+def decidable(definition: Definition, logits: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Rows whose choice float32 cannot change: at each boundary an exact tie, or a gap beyond its rounding errors.
+
+    Equal logits with equal biases tie in any arithmetic; almost equal scores do not.
+    """
+    axes = definition.const_axes
+    choice = in_groups(torch.sigmoid(logits.double()) + bias.double(), axes["n_group"])
+    group_scores = choice.topk(2, dim=2).values.sum(dim=2)
+    order = group_scores.argsort(dim=1, descending=True, stable=True)
+    kept = torch.zeros_like(group_scores, dtype=torch.bool).scatter_(1, order[:, : axes["topk_group"]], True)
+    candidates = choice.masked_fill(~kept.unsqueeze(2), -torch.inf).flatten(1)
+    smallest = GAP * (1 + float(bias.double().abs().max()))
+    clear = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
+    for scores, count in ((group_scores, axes["topk_group"]), (candidates, axes["top_k"])):
+        if count < scores.shape[1]:
+            ordered = scores.sort(dim=1, descending=True).values
+            gap = ordered[:, count - 1] - ordered[:, count]
+            clear &= (gap == 0) | (gap > smallest)
+    return clear
+
+
+def draw_logits(definition: Definition, plan: Plan, bias: torch.Tensor, draws: Draws) -> torch.Tensor:
+    """float32 [seq_len, num_experts]; undecidable rows are replaced by the first decidable one."""
+    axes, count = definition.const_axes, plan["seq_len"]
+    shape = [count + SPARE_ROWS, axes["num_experts"]]
+    first = plan["rank"] * axes["num_local_experts"]
+    here = slice(first, first + axes["num_local_experts"])
+    logits = tied_logits(shape, draws) if plan["routing"] == "ties" else draws.normal(shape)
+    if plan["routing"] == "local":
+        logits -= 4
+        logits[:, here] += 8
+    elif plan["routing"] in ("one_expert", "elsewhere"):
+        logits[:, here] -= 8
+    if plan["routing"] == "one_expert":
+        # Its group must stay with one good expert: experts elsewhere are weak, though better than the others here.
+        logits -= 3
+        logits[:, first + axes["num_local_experts"] // 2] += 19
+    return clear_rows(logits, decidable(definition, logits, bias), count)
+
+
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    bias = draw_bias(definition, plan, draws)
+    return {
+        "routing_logits": draw_logits(definition, plan, bias, draws),
+        "routing_bias": bias,
+        **fp8_experts(definition, hidden_values(definition, plan, draws), draws),
+        "local_expert_offset": plan["rank"] * definition.const_axes["num_local_experts"],
+        "routed_scaling_factor": plan["factor"],
+    }
+
+
+FAMILIES = (
+    Family(
+        name="moe_fp8_block_scale_ds_routing",
+        op_type="moe",
+        twin={
+            "num_experts": 32,
+            "num_local_experts": 8,
+            "hidden_size": 512,
+            "intermediate_size": 256,
+            "gemm1_out_size": 512,
+            "num_hidden_blocks": 4,
+            "num_intermediate_blocks": 2,
+            "num_gemm1_out_blocks": 4,
+        },
+        plans=plans,
+        plan_for_axes=plan_for_axes,
+        make_inputs=make_inputs,
+        oracle=oracle,
+        compare={"output": REFERENCE},
+        kernels=KERNELS,
+    ),
+)

@@ -1,0 +1,142 @@
+"""Which Definitions a model needs, by op; which of them exist, and which are verified. Importing this imports no torch.
+
+What a model needs is data, ``models/needs/<model>.json``, which `python -m tools.generate_docs` derives from the traces
+of the model's code and the constants of ``models/<model>.json``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flashinfer_trace.dataset import DatasetError, definitions
+from flashinfer_trace.ledger import VERIFIED
+
+__all__ = ["ModelCoverage", "OpCoverage", "load_needs", "matrix", "model_coverages", "op_table"]
+
+
+@dataclass(frozen=True)
+class OpCoverage:
+    """The Definitions of one op_type that one op of a model needs.
+
+    Attributes:
+        name: what the model's code calls the op.
+        op_type: their op_type.
+        exists: names of those that the dataset has, verified or not.
+        verified: names of those that evidence verifies.
+        missing: names of those that the dataset lacks.
+    """
+
+    name: str
+    op_type: str
+    exists: tuple[str, ...]
+    verified: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ModelCoverage:
+    """One model: its ops that have families, and those that have none.
+
+    Attributes:
+        model: name of the model.
+        ops: ops with a family, in order of their names and op_types.
+        unsupported: op -> why no family covers it.
+    """
+
+    model: str
+    ops: tuple[OpCoverage, ...]
+    unsupported: dict[str, str]
+
+
+def model_coverages(
+    root: Path, model: str | None = None, needs: Mapping[str, Mapping[str, Any]] | None = None
+) -> list[ModelCoverage]:
+    """Coverage of one model, or of every model under ``models/needs/``.
+
+    Args:
+        root: the dataset root.
+        model: only this model.
+        needs: what `load_needs` would read, if it is at hand.
+
+    Raises:
+        DatasetError: there is no such model; the message offers the closest name.
+    """
+    known = {one.name: one for one in definitions(root=root)}
+    found = []
+    for name, needed in (load_needs(root, model) if needs is None else needs).items():
+        ops = []
+        for op in needed["ops"]:
+            for op_type, names in op["definitions"].items():
+                exists = tuple(one for one in names if one in known)
+                verified = tuple(one for one in exists if VERIFIED in known[one].tags)
+                missing = tuple(one for one in names if one not in known)
+                ops.append(OpCoverage(op["name"], op_type, exists, verified, missing))
+        found.append(ModelCoverage(name, tuple(ops), {op["name"]: op["reason"] for op in needed["unsupported"]}))
+    return found
+
+
+def load_needs(root: Path, model: str | None = None) -> dict[str, dict[str, Any]]:
+    """The files of ``models/needs/`` by model: schema/model_needs.schema.json says what they hold.
+
+    Args:
+        root: the dataset root.
+        model: only this one; `_`, `.` and `-` in it count as the same.
+
+    Raises:
+        DatasetError: there are none, not the one asked for, or one cannot be read.
+    """
+    directory = root / "models" / "needs"
+    paths = {path.stem: path for path in sorted(directory.glob("*.json"), key=lambda path: path.stem)}
+    if not paths:
+        raise DatasetError(
+            f"no needs of models in {directory}; write them in a checkout: python -m tools.generate_docs"
+        )
+    if model is not None:
+        names = {_plain(name): name for name in paths}
+        if _plain(model) not in names:
+            close = difflib.get_close_matches(_plain(model), names, n=1, cutoff=0.3)
+            hint = f"; did you mean {names[close[0]]}?" if close else "."
+            raise DatasetError(f"no model named {model!r} in {directory}{hint} Available: {', '.join(paths)}")
+        name = names[_plain(model)]
+        paths = {name: paths[name]}
+    try:
+        return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items()}
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"{directory}: cannot be read: {error}") from error
+
+
+def matrix(found: Sequence[ModelCoverage], name: str = "Model") -> list[list[str]]:
+    """Rows of a table, headings first: model x op_type, verified / existing / needed Definitions."""
+    op_types = sorted({op.op_type for one in found for op in one.ops})
+    rows = [[name, *op_types, "all", "ops without a family"]]
+    for one in found:
+        groups = [[op for op in one.ops if op.op_type == op_type] for op_type in op_types]
+        cells = [_cell(group) for group in (*groups, list(one.ops))]
+        rows.append([one.model, *cells, str(len(one.unsupported))])
+    return rows
+
+
+def op_table(one: ModelCoverage) -> list[list[str]]:
+    """Rows of a table, headings first: the ops of one model, with what is missing."""
+    rows = [["Op", "op_type", "Needed", "Exists", "Verified", "Missing"]]
+    for op in one.ops:
+        counts = [len(op.exists) + len(op.missing), len(op.exists), len(op.verified)]
+        rows.append([op.name, op.op_type, *map(str, counts), ", ".join(op.missing) or "-"])
+    return rows
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.\s]", "", name).lower()
+
+
+def _cell(ops: Sequence[OpCoverage]) -> str:
+    verified = {name for op in ops for name in op.verified}
+    exists = {name for op in ops for name in op.exists}
+    needed = exists | {name for op in ops for name in op.missing}
+    return f"{len(verified)}/{len(exists)}/{len(needed)}" if needed else "-"

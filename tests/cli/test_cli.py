@@ -1,0 +1,199 @@
+"""The command line: exit statuses, formats, and errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import flashinfer_trace
+from flashinfer_trace.cli.group import echo_json
+from flashinfer_trace.cli.options import text_table
+
+
+def test_the_dataset_is_valid(invoke):
+    result = invoke("validate")
+    assert result.exit_code == 0, result.output
+    assert f"{len(list(flashinfer_trace.definitions()))} Definitions checked, no problems" in result.output
+
+
+def test_references_are_embedded_and_statuses_match_the_evidence(invoke):
+    result = invoke("embed", "--check")
+    assert result.exit_code == 0, result.output
+
+
+def test_validate_reports_place_and_rule(invoke, copy_of_dataset):
+    data = json.loads(copy_of_dataset.read_text())
+    data["axes"]["batch_size"]["description"] = ""
+    copy_of_dataset.write_text(json.dumps(data, indent=2))
+    text = invoke("validate", str(copy_of_dataset))
+    assert text.exit_code == 1
+    assert "rmsnorm_h512.json:" in text.output
+    parsed = json.loads(invoke("validate", str(copy_of_dataset), "--format", "json").output)
+    assert parsed["checked"] == 1
+    pointers = {problem["pointer"] for problem in parsed["problems"]}
+    assert "/axes/batch_size/description" in pointers
+    assert set(parsed["problems"][0]) == {"file", "line", "pointer", "rule", "severity", "message", "hint"}
+
+
+def test_embed_mends_an_old_reference_and_takes_the_status_away(invoke, copy_of_dataset):
+    data = json.loads(copy_of_dataset.read_text())
+    correct = data["reference"]
+    data["reference"] = correct.replace("EPS = 1e-6", "EPS = 1e-5")
+    data["tags"] = ["status:verified", *[tag for tag in data["tags"] if not tag.startswith("status:")]]
+    copy_of_dataset.write_text(json.dumps(data, indent=2))
+    assert invoke("embed", "--check").exit_code == 1
+    assert json.loads(copy_of_dataset.read_text()) == data
+    result = invoke("embed")
+    assert result.exit_code == 0, result.output
+    assert "reference and status:unverified updated" in result.output
+    mended = json.loads(copy_of_dataset.read_text())
+    assert mended["reference"] == correct
+    assert "status:unverified" in mended["tags"]
+    assert "0 Definitions updated" in invoke("embed").output
+
+
+def test_list_and_show(invoke):
+    rows = json.loads(invoke("list", "--op-type", "gemm", "--format", "json").output)
+    assert {row["op_type"] for row in rows} == {"gemm"}
+    assert "rmsnorm_h512" in invoke("list", "--tag", "model:deepseek-v3").output
+    shown = invoke("show", "rmsnorm_h512").output
+    assert "def run(" in shown
+    assert "hidden_size" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["validate", "no/such/file.json"], "no such file or directory: no/such/file.json"),
+        (["show", "rmsnorm_h513"], "did you mean"),
+        (["embed", "rmsnorm_h513"], "did you mean"),
+        (["list", "--op-type", "gem"], "no op_type 'gem'; did you mean gemm?"),
+        (["list", "--op-type", "zzz"], "no op_type 'zzz'; there are activation, gemm"),
+        (
+            ["list", "--tag", "model:deepseek-v33"],
+            "no Definition has the tag 'model:deepseek-v33'; did you mean model:deep",
+        ),
+        (["list", "--tag", "nosuch:x"], "no Definition has the tag 'nosuch:x'; tags begin with status:"),
+        (["verify", "nothing*"], "no Definition matches 'nothing*'"),
+        (["verify", "rmsnorm_h512", "--device", "abacus"], "--device abacus"),
+        (["verify", "rmsnorm_h512", "--device", "meta"], "verify runs on cpu, cuda or cuda:N"),
+        (["verify", "rmsnorm_h512", "--record"], "--record needs --device cuda"),
+        (["verify", "rmsnorm_h512", "--axes", "batch_size"], "--axes takes k=v"),
+        (["verify", "rmsnorm_h512", "--axes", "rows=3"], "['rows'] are not variable axes"),
+        (["verify", "rmsnorm_h512", "--plan", "{"], "--plan is not JSON"),
+        (["verify", "rmsnorm_h512", "--axes", "batch_size=1", "--plan", "{}"], "give one of them"),
+        (["verify", "rmsnorm_h512", "--kernel", "nobody"], "it has flashinfer.norm.rmsnorm"),
+        (["verify", "rmsnorm_h*", "--kernel", "flashinfer.norm.rmsnor"], "did you mean flashinfer.norm.rmsnorm"),
+    ],
+)
+def test_wrong_usage_is_exit_2_with_a_message(invoke, arguments, message):
+    result = invoke(*arguments)
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.output.split())
+
+
+def test_a_tag_or_op_type_that_no_definition_has_yet_is_an_empty_list(invoke, copy_of_dataset):
+    data = json.loads(copy_of_dataset.read_text())
+    data["tags"] = [tag.replace("status:verified", "status:unverified") for tag in data["tags"]]
+    copy_of_dataset.write_text(json.dumps(data))
+    for arguments in (["--tag", "status:verified"], ["--op-type", "gemm"]):
+        assert (invoke("list", *arguments).exit_code, invoke("list", *arguments).output) == (0, "")
+        assert json.loads(invoke("list", *arguments, "--format", "json").output) == []
+
+
+def test_names_are_neither_cut_nor_wrapped(invoke, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    longest = max((one.name for one in flashinfer_trace.definitions()), key=len)
+    assert len(longest) > 40
+    assert any(longest in line.split() for line in invoke("list").output.splitlines())
+    line, *_ = [
+        line for line in invoke("verify", longest, "--against", "kernel").output.splitlines() if longest in line
+    ]
+    assert line.split()[0] == longest and "skipped" in line
+
+
+@pytest.mark.parametrize("width", [3, 30])
+def test_the_text_table_aligns_plain_and_coloured_cells(width):
+    rows = [["name", "n"], ["x" * width, "1"], [click.style("y", fg="red"), "12"]]
+    lines = [click.unstyle(line) for line in text_table(rows, right=[1]).splitlines()]
+    assert lines == [
+        f"{'name':{max(width, 4)}}   n",
+        f"{'x' * width:{max(width, 4)}}   1",
+        f"{'y':{max(width, 4)}}  12",
+    ]
+
+
+def test_embed_by_name_leaves_the_others_alone(invoke, copy_of_dataset, change):
+    other = copy_of_dataset.with_name("rmsnorm_h7168.json")
+    shutil.copy(flashinfer_trace.load("rmsnorm_h7168", flashinfer_trace.dataset.PACKAGE.parent).path, other)
+    before = other.read_text()
+    source = copy_of_dataset.parents[2] / "reference" / "rmsnorm" / "rmsnorm.py"
+    source.write_text(source.read_text().replace("EPS = 1e-6", "EPS = 1e-5"))
+    checked = json.loads(invoke("embed", "rmsnorm_h512", "--check", "--format", "json").output)
+    what = {"file": "definitions/rmsnorm/rmsnorm_h512.json", "change": "reference and status:unverified"}
+    assert checked == {"root": str(copy_of_dataset.parents[2]), "written": False, "changed": [what]}
+    assert "1 Definition updated" in invoke("embed", "rmsnorm_h512").output
+    assert "EPS = 1e-5" in copy_of_dataset.read_text()
+    assert other.read_text() == before
+
+
+def test_show_as_json_is_the_definition(invoke):
+    definition = flashinfer_trace.load("rmsnorm_h512")
+    assert json.loads(invoke("show", "rmsnorm_h512", "--format", "json").output) == definition.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["show", "rmsnorm_h513"], 2),
+        (["list", "--op-type", "gem"], 2),
+        (["coverage", "--model", "nobody"], 2),
+        (["validate", "no/such/file.json"], 2),
+        (["verify", "nothing*"], 2),
+        (["verify", "--nosuch"], 2),
+        (["embed", "rmsnorm_h513"], 2),
+        (["list"], 1),
+        (["show", "rmsnorm_h512"], 1),
+        (["embed"], 1),
+        (["verify"], 1),
+    ],
+)
+def test_an_error_is_json_too(invoke, copy_of_dataset, arguments, status):
+    if status == 1:
+        copy_of_dataset.write_text("{")
+    result = invoke(*arguments, "--format", "json")
+    assert result.exit_code == status, result.output
+    assert list(json.loads(result.stdout)) == ["error"]
+    assert "Error: " in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["show", "rmsnorm_h512"], ["embed"], ["verify"], ["coverage"]])
+def test_a_broken_file_is_one_line_that_names_it(invoke, copy_of_dataset, arguments):
+    copy_of_dataset.write_text("{")
+    result = invoke(*arguments)
+    assert (result.exit_code, result.stdout) == (1, "")
+    (line,) = result.stderr.splitlines()
+    assert f"Error: {copy_of_dataset}: " in line and "property name enclosed in double quotes" in line
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["validate"], ["verify"], ["embed"], ["coverage"], ["show", "x"]])
+def test_a_wrong_root_is_one_line(invoke, monkeypatch, tmp_path, arguments):
+    monkeypatch.setenv("FLASHINFER_TRACE_ROOT", str(tmp_path))
+    result = invoke(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert f"no dataset (definitions/ and schema/) in {tmp_path}" in line
+
+
+def test_infinities_are_null_in_json():
+    command = click.Command("any", callback=lambda: echo_json([math.inf, (math.nan, 1.5), {"a": -math.inf}]))
+    assert json.loads(CliRunner().invoke(command).output, parse_constant=pytest.fail) == [
+        None,
+        [None, 1.5],
+        {"a": None},
+    ]

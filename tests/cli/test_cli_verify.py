@@ -1,0 +1,226 @@
+"""flashinfer-trace verify: what is run, what is said of it, and the exit status."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+import flashinfer_trace
+from flashinfer_trace import families
+from flashinfer_trace.families import family_of
+from flashinfer_trace.harness.twins import Twins
+from flashinfer_trace.harness.verify import Report
+from tools.scaffold.templates import RECORD, REFERENCE, definition
+
+
+def test_verify_one_case_by_axes(invoke):
+    result = invoke("verify", "rmsnorm_h512", "--axes", "batch_size=3", "--seed", "5", "--format", "json")
+    assert result.exit_code == 0, result.output
+    (report,) = json.loads(result.output)
+    assert (report["status"], report["cases"], report["seed"]) == ("passed", 1, 5)
+
+
+def test_kernels_without_a_gpu_are_skipped_with_the_reason(invoke):
+    result = invoke("verify", "rmsnorm_h512", "--against", "all", "--examples", "5")
+    assert result.exit_code == 0, result.output
+    assert "kernels need --device cuda" in result.output
+    assert "1 passed, 0 failed, 2 skipped" in result.output
+
+
+def test_a_failure_is_exit_1_with_a_line_that_repeats_it(invoke, change):
+    change(".mul_(weight.float())", ".mul_(weight.float() * 1.01)")
+    result = invoke("verify", "rmsnorm_h512", "--examples", "5")
+    assert result.exit_code == 1
+    assert "repeat: flashinfer-trace verify rmsnorm_h512 --against oracle" in result.output
+    assert "0 passed, 1 failed" in result.output
+    row = next(line for line in result.output.splitlines() if line.startswith("rmsnorm_h512 "))
+    assert row.split()[2] == "failed" and row.split()[5] == "-", "no figure of the cases that passed beside a failure"
+
+
+def test_all_skipped_is_not_success(invoke):
+    result = invoke("verify", "rmsnorm_h512", "--against", "kernel")
+    assert result.exit_code == 3
+    assert "nothing was verified: everything was skipped, kernels need --device cuda" in result.stderr
+    reports = json.loads(invoke("verify", "rmsnorm_h512", "--against", "kernel", "--format", "json").stdout)
+    assert {report["status"] for report in reports} == {"skipped"}
+
+
+def test_definitions_without_a_kernel_are_not_success(invoke, monkeypatch):
+    record = family_of(flashinfer_trace.load("rmsnorm_h512"))
+    monkeypatch.setattr("flashinfer_trace.cli.tasks.family_of", lambda definition: replace(record, kernels=()))
+    result = invoke("verify", "rmsnorm_h512", "--against", "kernel")
+    assert result.exit_code == 3
+    assert "nothing was verified: the chosen Definitions have no kernel" in result.stderr
+
+
+def test_an_embedded_reference_that_is_older_is_stale(invoke, copy_of_dataset):
+    source = copy_of_dataset.parents[2] / "reference" / "rmsnorm" / "rmsnorm.py"
+    source.write_text(source.read_text().replace("EPS = 1e-6", "EPS = 1e-5"))
+    result = invoke("verify", "rmsnorm_h512", "--examples", "5")
+    assert result.exit_code == 1
+    assert "warning: 1 Definition with a reference older than the one in reference/" in result.stderr
+    assert "run `flashinfer-trace embed rmsnorm_h512`" in result.stdout
+    assert "0 passed, 0 failed, 0 skipped, 1 stale" in result.stdout
+    (report,) = json.loads(invoke("verify", "rmsnorm_h512", "--examples", "5", "--format", "json").stdout)
+    assert report["status"] == "stale"
+    invoke("embed", "rmsnorm_h512")
+    output = invoke("verify", "rmsnorm_h512", "--examples", "5").output
+    assert "0 passed, 1 failed, 0 skipped; dataset" in output, "what passed was the older reference"
+
+
+def test_a_stale_reference_that_fails_says_both(invoke, change):
+    change(".mul_(weight.float())", ".mul_(weight.float() * 1.01)", source_too=False)
+    result = invoke("verify", "rmsnorm_h512", "--examples", "5")
+    assert result.exit_code == 1
+    assert "repeat: flashinfer-trace verify" in result.output and "embed rmsnorm_h512`" in result.output
+    assert "0 passed, 1 failed, 0 skipped" in result.output
+
+
+def test_what_many_reports_say_is_printed_once(invoke):
+    result = invoke("verify", "rmsnorm_h*", "--against", "kernel")
+    assert result.output.count("kernels need --device cuda") == 2, "once for all runs, once in the verdict"
+    assert " more skipped: kernels need --device cuda" in result.output
+
+
+def damage_naming(root):
+    (root / "schema" / "naming.json").write_text("{")
+
+
+def damage_source(root):
+    (root / "reference" / "rmsnorm" / "rmsnorm.py").write_text("def run(:\n")
+
+
+def damage_embedded(root):
+    path = root / "definitions" / "rmsnorm" / "rmsnorm_h512.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "reference": "def run(:\n"}))
+
+
+def remove_pattern(root):
+    path = root / "schema" / "naming.json"
+    data = json.loads(path.read_text())
+    del data["families"]["rmsnorm"]
+    path.write_text(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("damage", "status", "message"),
+    [
+        (damage_naming, "failed", "schema/naming.json: malformed"),
+        (damage_source, "stale", "reference/rmsnorm/rmsnorm.py:1: the reference is not Python"),
+        (damage_embedded, "failed", "rmsnorm_h512.json: rmsnorm_h512:1: the reference is not Python"),
+        (remove_pattern, "failed", "no family in schema/naming.json has this name; add its pattern there"),
+    ],
+)
+def test_bad_data_is_a_failure_of_its_definition(invoke, copy_of_dataset, damage, status, message):
+    damage(copy_of_dataset.parents[2])
+    result = invoke("verify", "rmsnorm_h512", "--examples", "5")
+    assert result.exit_code == 1, result.output
+    assert message in result.stdout and "Traceback" not in result.output
+    assert "0 passed, " in result.stdout and f" 1 {status}" in result.stdout
+    (report,) = json.loads(invoke("verify", "rmsnorm_h512", "--format", "json").stdout)
+    assert report["status"] == status and message in report["message"]
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ("import nosuch\n", ":1: ModuleNotFoundError: No module named 'nosuch'; correct it, then run"),
+        ("\n\ndef (:\n", ":3: SyntaxError: invalid syntax; correct it, then run"),
+        (RECORD.substitute(family="scaled", op_type="scaled"), "the harness record of scaled is unfinished: write it"),
+        (
+            RECORD.substitute(family="scaled", op_type="scaled").replace("TODO", "to do"),
+            "NotImplementedError: to do: draw axes and structure",
+        ),
+    ],
+)
+def test_a_bad_record_is_a_failure_of_its_definitions(
+    invoke, copy_of_dataset, tmp_path_factory, monkeypatch, record, message
+):
+    root = copy_of_dataset.parents[2]
+    names = json.loads((root / "schema" / "naming.json").read_text())
+    names["families"]["scaled"] = {"op_type": "scaled", "pattern": "scaled_n{n}"}
+    (root / "schema" / "naming.json").write_text(json.dumps(names))
+    for folder in ("reference", "definitions"):
+        (root / folder / "scaled").mkdir()
+    (root / "reference" / "scaled" / "scaled.py").write_text(REFERENCE)
+    (root / "definitions" / "scaled" / "scaled_n8.json").write_text(json.dumps(definition("scaled", "scaled")))
+    modules = tmp_path_factory.mktemp("families")
+    (modules / "scaled.py").write_text(record)
+    monkeypatch.setattr(families, "__path__", [*families.__path__, str(modules)])
+    families.families_of_op_type.cache_clear()
+    monkeypatch.delitem(sys.modules, "flashinfer_trace.families.scaled", raising=False)
+    result = invoke("verify", "--examples", "5")
+    assert result.exit_code == 1, result.output
+    assert f"{modules / 'scaled.py'}:" in result.stdout and message in result.stdout
+    assert "1 passed, 1 failed" in result.stdout, "the other Definitions are verified all the same"
+    assert "Traceback" not in result.output
+
+
+def interrupt_at(monkeypatch, number, how):
+    """Makes the verification of one Definition meet an interrupt."""
+    calls = []
+
+    def verify(self, job, **options):
+        calls.append(job)
+        if len(calls) == number:
+            how()
+        return Report(job.definition.name, job.target, job.device, cases=5)
+
+    monkeypatch.setattr(Twins, "verify", verify)
+
+
+def raised():
+    raise KeyboardInterrupt
+
+
+class Discarding:
+    """Python prints what a finaliser raises, and goes on."""
+
+    def __del__(self):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("how", "finished"), [(raised, 2), (Discarding, 3)])
+def test_an_interrupt_keeps_what_is_finished(invoke, monkeypatch, how, finished):
+    for output_format in ("text", "json"):
+        interrupt_at(monkeypatch, 3, how)
+        result = invoke("verify", "rmsnorm_h*", "--format", output_format)
+        assert result.exit_code == 130, result.output
+        assert f"interrupted: {finished} of " in result.stderr and "Traceback" not in result.output
+    assert [report["status"] for report in json.loads(result.stdout)] == ["passed"] * finished
+
+
+def test_an_interrupt_of_another_command(invoke, monkeypatch):
+    monkeypatch.setattr("flashinfer_trace.validation.validate_paths", lambda *paths: raised())
+    result = invoke("validate", "--format", "json")
+    assert (result.exit_code, json.loads(result.stdout)) == (130, {"error": "interrupted"})
+    assert result.stderr.strip() == "interrupted"
+
+
+def test_evidence_that_cannot_be_written_is_a_failure(invoke, monkeypatch):
+    """A run on a GPU, as far as a machine without one can go: the kernel passes, and its record does not."""
+
+    def passes(job, **options):
+        return Report(job.definition.name, job.target, job.device, cases=60)
+
+    def refuse(*arguments):
+        raise PermissionError(13, "Permission denied", "evidence/rmsnorm/rmsnorm_h512.json")
+
+    monkeypatch.setattr("flashinfer_trace.cli.verification._check_device", lambda device, torch: None)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr("flashinfer_trace.cli.runs.run_verification", passes)
+    monkeypatch.setattr("flashinfer_trace.cli.runs.record_evidence", refuse)
+    result = invoke("verify", "rmsnorm_h512", "--kernel", "flashinfer.norm.rmsnorm", "--device", "cuda", "--record")
+    assert result.exit_code == 1
+    assert "PermissionError" in result.stdout and "evidence/rmsnorm/rmsnorm_h512.json" in result.stdout
+
+
+def test_off_a_terminal_there_is_no_progress_bar_and_no_colour():
+    code = "from flashinfer_trace.cli import main; main(['verify', 'rmsnorm_h512', '--examples', '5'])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "\x1b" not in result.stdout and "1 passed" in result.stdout

@@ -1,0 +1,103 @@
+"""Models of real attention kernels in float32 on a CPU, and stand-ins for their libraries that take the same calls."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import torch
+
+INFINITY = 5e4
+
+
+def attention_model(q, requests, value_dim, sm_scale, causal, rounding, chunk=10**9, tile=16, admits_nothing=False):
+    """A kernel as its source has it, on (first, end, keys, values) of each request.
+
+    Keys split into chunks whose outputs are kept in bf16 (`rounding.partial`) and, if that is 2, rounded again in
+    groups of 4, tiles from last to first with a running maximum, weights rounded to bf16 for the product with the
+    values (`rounding.weights`) and for their own sum (`rounding.sum`), -5e4 for masked logits and for the maximum of
+    nothing. Rows without keys are answered with -5e4 + log2(d), or with -inf if the kernel `admits_nothing`.
+    """
+    output, lse = (
+        q.new_full((*q.shape[:2], value_dim), math.nan),
+        q.new_full(q.shape[:2], math.nan, dtype=torch.float32),
+    )
+    scale = torch.tensor(sm_scale, dtype=torch.float32) * torch.tensor(math.log2(math.e))
+    for request in requests:
+        kv_len, q_len = request.keys.shape[0], request.end - request.first
+        if not q_len:
+            continue
+        group = q.shape[1] // request.keys.shape[1]
+        keys, values = (x.float().repeat_interleave(group, 1).transpose(0, 1) for x in (request.keys, request.values))
+        logits = q[request.first : request.end].float().transpose(0, 1) @ keys.mT
+        last = kv_len - q_len + torch.arange(q_len) if causal else torch.full((q_len,), kv_len)
+        logits = logits.masked_fill(torch.arange(kv_len) > last[:, None], -INFINITY)
+        partial = [
+            one_chunk(
+                *(logits[..., start : start + chunk], values[:, start : start + chunk]),
+                *(scale, rounding, tile, admits_nothing),
+            )
+            for start in range(0, max(kv_len, 1), chunk)
+        ]
+        if len(partial) > 1:
+            if rounding.partial:
+                partial = stored(partial)
+            if rounding.partial == 2:
+                partial = stored([merge(partial[start::4]) for start in range(min(4, len(partial)))])
+            partial = [merge(partial)]
+        (o, s), rows = partial[0], slice(request.first, request.end)
+        output[rows], lse[rows] = o.transpose(0, 1).to(q.dtype), s.squeeze(-1).T
+    return {"output": output, "lse": lse}
+
+
+def one_chunk(logits, values, scale, rounding, tile, admits_nothing):
+    """Output and base-2 lse of some keys, both float32."""
+    m, d = torch.full((*logits.shape[:2], 1), -INFINITY), torch.ones(*logits.shape[:2], 1)
+    o = torch.zeros(*logits.shape[:2], values.shape[-1])
+    for first in reversed(range(0, logits.shape[-1], tile)):
+        part = slice(first, first + tile)
+        new = m.maximum(logits[..., part].amax(-1, keepdim=True))
+        p, rescale = torch.exp2(logits[..., part] * scale - new * scale), torch.exp2(m * scale - new * scale)
+        rounded = p.bfloat16().float() if rounding.weights else p
+        d = d * rescale + (rounded if rounding.sum else p).sum(-1, keepdim=True)
+        o, m = o * rescale + rounded @ values[:, part], new
+    seen = m > -INFINITY
+    nothing = torch.full_like(m, -math.inf) if admits_nothing else m + torch.log2(d)
+    return torch.where(seen, o / d, 0.0), torch.where(seen, m * scale + torch.log2(d), nothing)
+
+
+def stored(partial):
+    """Outputs as bf16 keeps them."""
+    return [(o.bfloat16().float(), s) for o, s in partial]
+
+
+def merge(partial):
+    """Outputs and lses of disjoint keys as one; merging starts from m = -5e4, d = 1."""
+    top = torch.stack([s for _, s in partial]).amax(0).clamp_min(-INFINITY)
+    weights = [torch.exp2(s - top) for _, s in partial]
+    total = torch.stack(weights).sum(0) + torch.exp2(-INFINITY - top)
+    output = torch.stack([o * w for (o, _), w in zip(partial, weights, strict=True)]).sum(0) / total
+    return output, top + torch.log2(total)
+
+
+def paged_requests(keys, values, qo_indptr, kv_indptr, kv_indices, kv_lens):
+    """Requests as flashinfer reads them from caches [pages, page_size, key-value heads, dim]."""
+    for b, kv_len in enumerate(kv_lens):
+        pages = kv_indices[kv_indptr[b] : kv_indptr[b + 1]].long()
+        own_keys, own_values = (cache[pages].flatten(0, 1)[:kv_len] for cache in (keys, values))
+        yield SimpleNamespace(first=int(qo_indptr[b]), end=int(qo_indptr[b + 1]), keys=own_keys, values=own_values)
+
+
+def counted_lengths(kv_indptr, last_page_len, page_size):
+    """Lengths as flashinfer's get_seq_lens counts them: last_page_len tokens even for a request without pages."""
+    lengths = []
+    for pages, last in zip(kv_indptr.diff().tolist(), last_page_len.tolist(), strict=True):
+        assert pages or not last, "get_seq_lens would count tokens of a request without pages"
+        lengths.append((pages - 1) * page_size + last if pages else 0)
+    return lengths
+
+
+def ragged_requests(k, v, qo_indptr, kv_indptr):
+    for b in range(len(kv_indptr) - 1):
+        own = slice(int(kv_indptr[b]), int(kv_indptr[b + 1]))
+        yield SimpleNamespace(first=int(qo_indptr[b]), end=int(qo_indptr[b + 1]), keys=k[own], values=v[own])

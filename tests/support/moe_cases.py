@@ -1,0 +1,21 @@
+"""What tests of the mixtures of experts measure."""
+
+from __future__ import annotations
+
+import math
+
+from flashinfer_trace.harness.case import kernel_outputs
+
+
+def fitted_gain(output, expected):
+    """The scale fitted to all elements of an output, less 1."""
+    return float((output.double() * expected.value).sum() / expected.value.square().sum()) - 1
+
+
+def measured_over_modelled_gain(twin, kernel, cases):
+    """Deviation of the scale that a pipeline's roundings leave, over the modelled one; cases are (inputs, expected)."""
+    gains, modelled = [], []
+    for inputs, expected in cases:
+        gains.append(fitted_gain(kernel_outputs(twin, kernel, inputs)[0]["output"], expected))
+        modelled.append(float(expected.parts["hopper_gain"]))
+    return math.sqrt(sum(gain**2 for gain in gains) / sum(modelled))

@@ -1,0 +1,152 @@
+"""Embedding: names, what it refuses, and what it never takes away."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+
+import flashinfer_trace
+from flashinfer_trace import ledger
+from flashinfer_trace.embedding import EmbeddingError, embed_all, outdated_reference
+
+ROOT = flashinfer_trace.find_root()
+NAMES = ("rmsnorm_h128", "rmsnorm_h512")
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    """A dataset of two verified Definitions with their evidence."""
+    for name in ("schema", "reference"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    for directory in ("definitions", "evidence"):
+        (tmp_path / directory / "rmsnorm").mkdir(parents=True)
+        for name in NAMES:
+            shutil.copy(ROOT / directory / "rmsnorm" / f"{name}.json", tmp_path / directory / "rmsnorm")
+    return tmp_path
+
+
+def path_of(root, name):
+    return root / "definitions" / "rmsnorm" / f"{name}.json"
+
+
+def edit(root, name, **fields):
+    path = path_of(root, name)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}, indent=2))
+
+
+def tags_of(root, name):
+    return json.loads(path_of(root, name).read_text())["tags"]
+
+
+def outdate(root, *names):
+    for name in names:
+        edit(root, name, reference="def run():\n    return 0\n")
+
+
+@pytest.mark.parametrize(
+    ("names", "changed"),
+    [((), NAMES), (("rmsnorm_h512",), NAMES[1:]), (("*h1*",), NAMES[:1]), (("*", "rmsnorm_h512"), NAMES)],
+)
+def test_names_and_globs_choose_the_definitions(dataset, names, changed):
+    outdate(dataset, *NAMES)
+    found = embed_all(dataset, write=True, names=names)
+    assert [(path.stem, changes) for path, changes in found] == [(name, "reference") for name in changed]
+    for name in changed:
+        assert path_of(dataset, name).read_text() == path_of(ROOT, name).read_text()
+    assert len(embed_all(dataset, write=False)) == len(NAMES) - len(changed)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("rmsnorm_h513", r"did you mean rmsnorm_h5?12\d?\?"), ("gemm*", "`flashinfer-trace list`")]
+)
+def test_a_name_that_matches_nothing_is_an_error(dataset, name, message):
+    with pytest.raises(EmbeddingError, match=message):
+        embed_all(dataset, write=True, names=[name])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tags": "status:verified"}, "schema-type: tags is string, must be array"),
+        ({"tags": ["status:verified", 7]}, r"tags\[1\] is integer, must be string"),
+        ({"description": "TODO"}, "description-trivial"),
+        ({"inputs": {}}, "schema-length"),
+        ({"axes": []}, "not a Definition"),
+        ({"op_type": "../rmsnorm"}, "no family"),
+        ({"constraints": ["batch_size = 1"]}, "constraint-syntax"),
+        ({"surplus": 1}, "schema-unknown-field"),
+    ],
+)
+def test_what_validate_refuses_is_refused_and_nothing_is_written(dataset, fields, message):
+    outdate(dataset, *NAMES)
+    edit(dataset, NAMES[1], **fields)
+    before = [path_of(dataset, name).read_text() for name in NAMES]
+    with pytest.raises(EmbeddingError, match=message):
+        embed_all(dataset, write=True)
+    assert [path_of(dataset, name).read_text() for name in NAMES] == before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"constraints": []', '"constraints": [], "tags": []', r"line \d+: the key tags appears twice"),
+        ('"op_type"', "'op_type'", "line 3: not JSON"),
+        ('"value": 512', '"value": NaN', r"line \d+: the number NaN"),
+    ],
+)
+def test_a_damaged_file_is_refused(dataset, old, new, message):
+    path = path_of(dataset, "rmsnorm_h512")
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(EmbeddingError, match=rf"rmsnorm_h512\.json: {message}"):
+        embed_all(dataset, write=True)
+
+
+def test_a_source_that_validate_refuses_is_not_embedded(dataset):
+    source = dataset / "reference" / "rmsnorm" / "rmsnorm.py"
+    source.write_text(source.read_text() + "\n\ndef leak():\n    return open('x')\n")
+    before = path_of(dataset, "rmsnorm_h512").read_text()
+    with pytest.raises(EmbeddingError, match="reference-builtin"):
+        embed_all(dataset, write=True, names=["rmsnorm_h512"])
+    assert path_of(dataset, "rmsnorm_h512").read_text() == before
+
+
+def test_no_definition_loses_its_tag_because_evidence_is_missing(dataset):
+    (dataset / "evidence").rename(dataset / "elsewhere")
+    with pytest.raises(EmbeddingError, match=r"evidence is missing, and 2 Definitions would lose status:verified"):
+        embed_all(dataset, write=True)
+    assert all(ledger.VERIFIED in tags_of(dataset, name) for name in NAMES)
+
+
+def test_evidence_that_cannot_be_read_takes_no_tag_away(dataset):
+    (dataset / "evidence" / "rmsnorm" / "rmsnorm_h512.json").write_text("{")
+    with pytest.raises(EmbeddingError, match=r"rmsnorm_h512\.json: line 1: not JSON"):
+        embed_all(dataset, write=True)
+    assert ledger.VERIFIED in tags_of(dataset, "rmsnorm_h512")
+
+
+def test_what_awaits_a_run_stays_unverified(dataset):
+    (dataset / "evidence" / "rmsnorm" / "rmsnorm_h512.json").unlink()
+    assert [(path.stem, what) for path, what in embed_all(dataset, write=True)] == [("rmsnorm_h512", ledger.UNVERIFIED)]
+    assert ledger.UNVERIFIED in tags_of(dataset, "rmsnorm_h512")
+    assert embed_all(dataset, write=True) == []
+
+
+def test_an_older_embedded_reference_is_told(dataset):
+    definition = flashinfer_trace.load("rmsnorm_h512", dataset)
+    assert outdated_reference(dataset, definition) is None
+    older = dataclasses.replace(definition, reference=definition.reference + "# older\n")
+    assert outdated_reference(dataset, older) == (
+        "rmsnorm_h512: the embedded reference is older than reference/rmsnorm/rmsnorm.py; "
+        "run `flashinfer-trace embed rmsnorm_h512`"
+    )
+    source = dataset / "reference" / "rmsnorm" / "rmsnorm.py"
+    source.write_text("def run(:\n")
+    assert "the reference is not Python" in (outdated_reference(dataset, definition) or "")
+    source.unlink()
+    assert outdated_reference(dataset, definition) is None
+    assert outdated_reference(dataset, dataclasses.replace(definition, name="a_name_of_no_family")) is None

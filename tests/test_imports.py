@@ -1,0 +1,66 @@
+"""Arrows between modules point down: the contracts of pyproject.toml hold, and each of them can fail."""
+
+from __future__ import annotations
+
+import graphlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("flashinfer_trace", "tools")
+#: So that no name of a contract is wrapped.
+WIDE = {**os.environ, "COLUMNS": "200"}
+FIRST = "from __future__ import annotations\n"
+#: Contract -> a module, and the import that turns one of its arrows.
+TURNED = {
+    "command line -> families": ("flashinfer_trace/harness/inputs.py", "from flashinfer_trace import families"),
+    "the package never reads": ("flashinfer_trace/definition.py", "from tools import generate_docs"),
+    "generated documents may": ("tools/kernel_tracing/sources.py", "from tools.op_tracing import definitions"),
+    "the other tools stand apart": ("tools/scaffold/templates.py", "from tools.op_tracing import graph"),
+    "nothing but generated": ("tools/extract_definitions/words.py", "from tools.scaffold import templates"),
+    "no circles": ("flashinfer_trace/harness/inputs.py", "from flashinfer_trace.harness import case"),
+}
+
+
+def lint(directory: Path) -> subprocess.CompletedProcess[str]:
+    code = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    command = [sys.executable, "-c", code, "--no-cache"]
+    return subprocess.run(command, cwd=directory, env=WIDE, capture_output=True, text=True, timeout=60)
+
+
+def test_arrows_point_down():
+    result = lint(ROOT)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("contract", TURNED)
+def test_an_arrow_that_is_turned_is_noticed(contract, tmp_path):
+    for package in PACKAGES:
+        ignored = shutil.ignore_patterns("__pycache__", "*.html", "*.js", "*.css")
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    file, turned = TURNED[contract]
+    text = (tmp_path / file).read_text()
+    (tmp_path / file).write_text(text.replace(FIRST, f"{FIRST}{turned}\n", 1))
+    result = lint(tmp_path)
+    broken = [line for line in result.stdout.splitlines() if line.endswith("BROKEN")]
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert any(line.startswith(contract) for line in broken), result.stdout
+
+
+def test_no_modules_outside_the_tracer_import_in_a_circle():
+    """Packages' own modules too (`__init__`), which the contracts on siblings leave out."""
+    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
+    imports = {
+        module: graph.find_modules_directly_imported_by(module)
+        for module in graph.modules
+        if not module.startswith("tools.kernel_tracing.")
+    }
+    assert len(imports) > 50
+    graphlib.TopologicalSorter(imports).prepare()  # raises CycleError, which names the circle

@@ -1,0 +1,28 @@
+"""The arguments that the tracers' command lines share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tools.kernel_tracing.rules.platforms import PLATFORMS
+from tools.kernel_tracing.trace_files import TRACES
+
+
+def model_arguments(parser: argparse.ArgumentParser, name: str) -> None:
+    """Adds the arguments that say what is traced and where it is written; `name`: the default files, without suffix."""
+    parser.add_argument(
+        "--model", default="deepseek", help="name of the model's file in sglang/srt/models, without .py"
+    )
+    parser.add_argument("--sources", type=Path, default=Path(".sources"), metavar="DIR", help="where the sources are")
+    parser.add_argument(
+        "--entry",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="MODULE:CLASS",
+        help="entry classes, instead of EntryClass",
+    )
+    parser.add_argument("--platform", choices=PLATFORMS, default="cuda", help="branches of others are left out")
+    parser.add_argument("--out", type=Path, metavar="FILE", help=f"the report (default: {TRACES}/{name}.md)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help=f"the data (default: {TRACES}/{name}.json)")

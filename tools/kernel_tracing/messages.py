@@ -1,0 +1,50 @@
+"""What the tracers' command lines say on the error stream: how far they are, and what is wrong with the sources."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from tools.kernel_tracing.analysis import Progress as Report
+from tools.kernel_tracing.sources import SourceTree, notices
+
+
+def notice(root: Path, sources: SourceTree) -> None:
+    """Says what the sources lack."""
+    for line in notices(root, sources):
+        print(f"note: {line}", file=sys.stderr)
+
+
+def left_out(problems: Iterable[Mapping[str, Any]]) -> None:
+    """Says which files do not parse."""
+    for problem in problems:
+        print(f"{problem['file']}:{problem['line']}: {problem['reason']}; it is left out", file=sys.stderr)
+
+
+@contextmanager
+def progress() -> Iterator[Report]:
+    """A progress bar on the error stream, if that is a terminal."""
+    console = Console(stderr=True)
+    if not console.is_interactive:
+        yield lambda phase, done, total: None
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("reading sources", total=None)
+
+        def report(phase: str, done: int, total: int) -> None:
+            bar.update(task, description=phase, completed=done, total=total)
+
+        yield report

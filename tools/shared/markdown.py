@@ -1,0 +1,51 @@
+"""Markdown that shows any text as it is: escapes, code spans, tables, links to source lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from urllib.parse import quote
+
+# Inside a word an underscore is no emphasis: names stay readable.
+_SPECIAL = re.compile(r"[\\`*\[\]<>|~$&]|(?<!\w)_|_(?!\w)")
+
+
+def escape(text: str) -> str:
+    """Text in which nothing is taken for Markdown or HTML, and which stays on its line; not for its beginning."""
+    return _SPECIAL.sub(lambda match: f"\\{match[0]}", " ".join(text.split()))
+
+
+def code(text: str) -> str:
+    """A code span; with a longer fence where the text has backticks. Pipes are escaped, as tables want it."""
+    text = " ".join(text.split())
+    if not text:
+        return ""
+    fence = "`" * (max((len(run) for run in re.findall("`+", text)), default=0) + 1)
+    padding = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{padding}{text}{padding}{fence}".replace("|", "\\|")
+
+
+def link(label: str, target: str) -> str:
+    """A link; `target` is already an address."""
+    return f"[{escape(label)}]({target})"
+
+
+def source_link(label: str, file: str, line: int, base: str) -> str:
+    """A link to one line of a source file below `base`."""
+    return link(label, f"{base}{quote(file)}#L{line}")
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], alignment: str = "") -> list[str]:
+    """Lines of a table.
+
+    Args:
+        header, rows: the cells, which are Markdown already.
+        alignment: "l" or "r" for each column; without it, all are left-aligned.
+    """
+    rule = "".join("---:|" if letter == "r" else "---|" for letter in alignment or "l" * len(header))
+    return [f"| {' | '.join(header)} |", f"|{rule}", *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def slug(text: str) -> str:
+    """What an anchor may be called."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"
