@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 #: Most violations of the allow-list that one error lists: the first ones tell what is wrong.
-MAX_VIOLATIONS = 5
+MAX_VIOLATIONS = 10
 
 
 class ReferenceSourceError(ValueError):

@@ -159,7 +159,9 @@ def _check_names(nodes: list[ast.AST], bound: dict[str, str], draws: bool, add: 
             add("reference-attribute", node, f"the dunder name {dunder[:80]}", "a reference needs none")
         elif isinstance(node, ast.ImportFrom) and node.module in allowed.MODULES:
             for alias in node.names:
-                _check_path(f"{node.module}.{alias.name}", node, paths | allowed.MODULES, add)
+                path = f"{node.module}.{alias.name}"
+                if path not in paths | allowed.MODULES and alias.name != "*" and not _is_dunder(alias.name):
+                    _refuse_path(path, path, node, add)
         elif isinstance(node, (ast.Attribute, ast.Name)) and id(node) not in inner:
             _check_chain(node, bound, paths, draws, add)
 
@@ -181,7 +183,8 @@ def _check_chain(
             add("reference-torch", node, f"the module {path} as a value", "write the whole path of what is called")
             return
         # The import of another module is reported already.
-        if path.split(".")[0] in ("torch", "math") and not _check_path(path, node, paths, add):
+        if path.split(".")[0] in ("torch", "math") and path not in paths and not _is_dunder(path.rsplit(".", 1)[-1]):
+            _refuse_path(".".join([path, *parts]), path, node, add)
             return
     attributes = allowed.ATTRIBUTES | (allowed.DRAWING_ATTRIBUTES if draws else frozenset())
     for name in parts:
@@ -189,15 +192,11 @@ def _check_chain(
             add("reference-attribute", node, f"the attribute .{name[:80]} is not allowed", _attribute_hint(name, draws))
 
 
-def _check_path(path: str, node: ast.AST, paths: frozenset[str], add: _Add) -> bool:
-    """Whether a path is allowed; reports it if not."""
-    if path in paths or path.endswith(".*") or _is_dunder(path.rsplit(".", 1)[-1]):
-        return True
+def _refuse_path(shown: str, path: str, node: ast.AST, add: _Add) -> None:
     hint = _PROPOSE
     if path in allowed.DRAWING_PATHS:
         hint = f"only the op_types {' '.join(sorted(allowed.DRAWING_OP_TYPES))} draw, or use memory that a draw fills"
-    add("reference-torch", node, f"{path[:80]} is not allowed", hint)
-    return False
+    add("reference-torch", node, f"{shown[:80]} is not allowed", hint)
 
 
 def _attribute_hint(name: str, draws: bool) -> str:

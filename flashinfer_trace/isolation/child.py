@@ -82,6 +82,8 @@ def _run(
     before = state.random_state()
     with torch.no_grad():
         result = run(*inputs.values())
+        if torch.is_grad_enabled():
+            raise _Failure("state", "it changed grad mode")
     outputs = list(result) if isinstance(result, tuple) else [result]
     if isinstance(result, (list, dict)):
         raise _Failure("outputs", f"run() returned a {type(result).__name__}; it must return a tensor or a tuple")
@@ -132,7 +134,8 @@ def _describe(error: BaseException) -> str:
         frames = [f for f, _ in traceback.walk_tb(error.__traceback__) if f.f_code.co_filename.startswith("<reference")]
         line = frames[-1].f_lineno if frames else 0
     where = f" (reference line {line})" if line else ""
-    return f"{type(error).__name__}: {str(error)[: protocol.MAX_MESSAGE]}{where}"
+    refused = "; a worker opens no files" if isinstance(error, (OSError, ImportError)) else ""
+    return f"{type(error).__name__}: {str(error)[: protocol.MAX_MESSAGE]}{refused}{where}"
 
 
 def _read(target: memoryview) -> None:

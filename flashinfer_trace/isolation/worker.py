@@ -170,8 +170,9 @@ class ReferenceWorker:
         assert self._zygote is not None
         try:
             return self._zygote.end(self._pid, reap=reap)
-        except (OSError, RuntimeError):
-            self._zygote = None  # it was ended from outside; the next call starts another
+        except (OSError, RuntimeError):  # it was ended from outside; the next call starts another
+            zygote, self._zygote = self._zygote, None
+            zygote.close()
             return -1
 
     # Messages
