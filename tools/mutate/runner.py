@@ -8,7 +8,7 @@ import os
 import re
 import resource
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import lru_cache
 from multiprocessing import get_context
@@ -124,27 +124,30 @@ def load_bench(family: str, more: bool) -> Any:
     return bench_of(record, representative(record), more)
 
 
-def work(load: Callable[[str, bool], Any], family: str, source: str, more: bool) -> Any:
-    """In a worker: the verdict of one mutant, or where one that is called equivalent differs."""
-    from tools.mutate import judge
+def work(load: Callable[[str, bool], Any], family: str, source: str, check: str) -> Any:
+    """In a worker: the verdict of one mutant, or, with a check, where one that is called equivalent differs."""
+    if check:
+        from tools.mutate.equivalence import first_difference
 
-    bench = worker_bench(load, family, more)
-    return judge.first_difference(bench, source) if more else judge.judge(bench, source)
+        found = (first_difference(worker_bench(load, family, more), source, check) for more in (False, True))
+        return next((line for line in found if line), "")
+    from tools.mutate.judge import judge
+
+    return judge(worker_bench(load, family, False), source)
 
 
 def judge_all(
-    tasks: Iterable[tuple[str, str]],
+    tasks: Sequence[tuple[str, str, str]],
     *,
-    more: bool = False,
     processes: int = 2,
     limits: Limits | None = None,
     load: Callable[[str, bool], Any] = load_bench,
 ) -> Iterator[tuple[int, Any]]:
-    """Judges (family, source) pairs; yields (number of the task, verdict) in their order.
+    """Judges (family, source, check) triples; yields (number of the task, verdict) in their order.
 
     Args:
-        tasks: those of one family one after another: a process keeps the cases of few families.
-        more: look for a difference on the further cases instead; the outcome is then `first_difference`'s line.
+        tasks: those of one family one after another: a process keeps the cases of few families. With a check, one of
+            `equivalence.CHECKS`, the outcome is the line of `equivalence.first_difference` instead.
         processes: how many at once.
         limits: of each process.
         load: (family, more) -> its bench, called in the process.
@@ -158,23 +161,24 @@ def judge_all(
     with pool:
         try:
             waiting = [
-                pool.schedule(work, args=[load, family, source, more], timeout=limits.seconds)
-                for family, source in tasks
+                pool.schedule(work, args=[load, *task], timeout=limits.seconds)
+                for task in tasks
             ]
-            for number, future in enumerate(waiting):
+            for number, (future, task) in enumerate(zip(waiting, tasks, strict=True)):
+                checked = bool(task[2])
                 try:
                     yield number, future.result()
                 except FutureTimeoutError:
-                    yield number, ended("time", f"no answer within {limits.seconds} s", more)
+                    yield number, ended("time", f"no answer within {limits.seconds} s", checked)
                 except ProcessExpired as error:
-                    yield number, ended("crashed", f"the process ended with exit code {error.exitcode}", more)
+                    yield number, ended("crashed", f"the process ended with exit code {error.exitcode}", checked)
         except BaseException:
             pool.stop()
             raise
 
 
-def ended(how: str, detail: str, more: bool) -> Any:
-    return detail if more else Verdict(how, 1, detail)
+def ended(how: str, detail: str, checked: bool) -> Any:
+    return detail if checked else Verdict(how, 1, detail)
 
 
 def default_processes() -> int:
