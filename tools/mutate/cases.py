@@ -85,6 +85,11 @@ def input_bytes(definition: Definition) -> int:
     )
 
 
+def has_real_size(definition: Definition) -> bool:
+    """Whether a case at the Definition's own sizes takes about a second."""
+    return input_bytes(definition) <= REAL_BYTES
+
+
 def representative(family: Family) -> Definition:
     """The largest Definition whose inputs fit REAL_BYTES; where none does, the smallest."""
     own = [definition for definition in definitions(op_type=family.op_type) if family_of(definition) is family]
@@ -110,7 +115,7 @@ def bench_of(family: Family, definition: Definition, more: bool = False) -> Benc
         cases = drawn(family, definition, MORE_EXAMPLES, MORE_SEED)
     else:
         cases = drawn(family, definition, EXAMPLES, SEED)
-        if input_bytes(definition) <= REAL_BYTES:
+        if has_real_size(definition):
             cases += real(family, definition)
     cases.sort(key=lambda case: (case.size == "real", case.elements))
     return Bench(definition, family, tuple(cases))

@@ -17,6 +17,7 @@ from typing import Any
 
 from flashinfer_trace import find_root
 from flashinfer_trace.definition import Definition
+from flashinfer_trace.files import write_text
 from flashinfer_trace.harness.family import Family
 from tools.mutate.judge import Verdict
 
@@ -49,7 +50,10 @@ class Store:
         self.known: dict[str, Verdict] = {}
         if self.path.is_file():
             text = self.path.read_text(encoding="utf-8")
-            for line in text[: text.rfind("\n") + 1].splitlines():
+            whole = text[: text.rfind("\n") + 1]
+            if whole != text:
+                write_text(self.path, whole)
+            for line in whole.splitlines():
                 entry = json.loads(line)
                 source = entry.pop("source")
                 self.known[source] = Verdict(**entry)
@@ -67,7 +71,7 @@ def source_key(source: str) -> str:
 
 def code_digest(family: Family, definition: Definition) -> str:
     """Hash of what a verdict depends on but the mutant: the contract, the harness, the family's modules, the judge."""
-    package = find_root_of_package()
+    package = package_directory()
     files = [*(package / "harness").glob("*.py"), *family_modules(package / "families", family.op_type)]
     files += [Path(__file__).with_name(name) for name in ("cases.py", "judge.py")]
     total = hashlib.sha256(json.dumps(definition.to_dict(), sort_keys=True).encode())
@@ -76,7 +80,7 @@ def code_digest(family: Family, definition: Definition) -> str:
     return total.hexdigest()
 
 
-def find_root_of_package() -> Path:
+def package_directory() -> Path:
     import flashinfer_trace
 
     return Path(flashinfer_trace.__file__).parent
