@@ -131,7 +131,9 @@ def corners(request: PlanRequest) -> list[Plan]:
     if request.large:
         return []
     one = {"seq_len": 1, "routing": "local", "values": "normal", "zero_row": False, "rank": 0, "norm": True}
-    return [one, {**one, "seq_len": 3, "routing": "beyond_float16", "values": "huge"}]
+    axes = request.definition.const_axes
+    last = axes["num_experts"] // axes["num_local_experts"] - 1
+    return [one, {**one, "seq_len": 3, "routing": "beyond_float16", "values": "huge", "rank": last}]
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
