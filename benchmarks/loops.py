@@ -29,6 +29,19 @@ def fused_add_rmsnorm(
     return rmsnorm(total, weight, eps).to(hidden_states.dtype), total.to(residual.dtype)
 
 
+def layernorm(hidden_states: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-6) -> Tensor:
+    rows = [(x - x.mean()) / torch.sqrt(x.var(correction=0) + eps) * weight + bias for x in hidden_states.float()]
+    return torch.stack(rows).to(hidden_states.dtype) if rows else torch.empty_like(hidden_states)
+
+
+def gelu_and_mul(gate_up: Tensor) -> Tensor:
+    rows = []
+    for row in gate_up.float():
+        gate, up = row.chunk(2)
+        rows.append(gate * torch.erfc(-gate / math.sqrt(2)) / 2 * up)
+    return torch.stack(rows).to(gate_up.dtype) if rows else gate_up[:, : gate_up.shape[1] // 2]
+
+
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     rows = []
     for row in gate_up.float():
@@ -294,7 +307,10 @@ LOOPS: dict[str, Callable[..., Any]] = {
     "fused_add_rmsnorm": fused_add_rmsnorm,
     "rmsnorm_eps1e5": functools.partial(rmsnorm, eps=1e-5),
     "fused_add_rmsnorm_eps1e5": functools.partial(fused_add_rmsnorm, eps=1e-5),
+    "layernorm": layernorm,
+    "layernorm_eps1e5": functools.partial(layernorm, eps=1e-5),
     "silu_and_mul": silu_and_mul,
+    "gelu_and_mul": gelu_and_mul,
     "rope_with_cos_sin_cache_neox_style": rope(half_split=True),
     "rope_with_cos_sin_cache_gptj_style": rope(half_split=False),
     "gemm": gemm,

@@ -94,7 +94,9 @@ def load_needs(root: Path, model: str | None = None) -> dict[str, dict[str, Any]
     directory = root / "models" / "needs"
     paths = {path.stem: path for path in sorted(directory.glob("*.json"), key=lambda path: path.stem)}
     if not paths:
-        raise DatasetError(f"no needs of models in {directory}; write them in a checkout: python -m tools.generate_docs")
+        raise DatasetError(
+            f"no needs of models in {directory}; write them in a checkout: python -m tools.generate_docs"
+        )
     if model is not None:
         names = {_plain(name): name for name in paths}
         if _plain(model) not in names:

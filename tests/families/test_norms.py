@@ -1,4 +1,4 @@
-"""RMSNorm: the families that differ by their epsilon alone are told apart."""
+"""Norms: the families that differ by their epsilon alone are told apart."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import evaluate, reference_outputs
+from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.verify import prepare
 
 
@@ -15,15 +16,23 @@ def twin(name):
     return prepare(definition, family_of(definition), "cpu", full=False)
 
 
-@pytest.mark.parametrize("family", ["rmsnorm", "fused_add_rmsnorm"])
-def test_the_other_epsilon_is_rejected_where_it_matters(family):
-    definitions = {suffix: twin(f"{family}_h4096{suffix}") for suffix in ("", "_eps1e5")}
-    plan = {"batch_size": 5, "values": "tiny", "zero_row": False}
-    for suffix, definition in definitions.items():
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("rmsnorm_h4096", "rmsnorm_h4096_eps1e5"),
+        ("fused_add_rmsnorm_h4096", "fused_add_rmsnorm_h4096_eps1e5"),
+        ("layernorm_h128", "layernorm_h4096_eps1e5"),
+    ],
+    ids=lambda names: names[0],
+)
+def test_the_other_epsilon_is_rejected_where_it_matters(names):
+    definitions = {name: twin(name) for name in names}
+    for name, definition in definitions.items():
         record = family_of(definition)
+        plan = {**record.plan_for_axes(definition, {"batch_size": 5}, Draws(0, "cpu")), "values": "tiny"}
         inputs = record.inputs(definition, plan, 3, "cpu")
         expected = record.oracle(definition, inputs)
         for other, with_epsilon in definitions.items():
             outputs = reference_outputs(with_epsilon, inputs, 3)
             passed = evaluate(record.policies(), outputs, expected)["output"].passed
-            assert passed == (other == suffix)
+            assert passed == (other == name)
