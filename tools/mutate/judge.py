@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from flashinfer_trace.harness.case import judge_reference, reference_outputs, same_bits
+from flashinfer_trace.harness.case import judge_reference, same_bits
 from flashinfer_trace.harness.inputs import clone_inputs
 from flashinfer_trace.harness.refusals import accepted_wrong_sizes
 from tools.mutate.cases import Bench, Case
 
-__all__ = ["Verdict", "first_difference", "judge"]
+__all__ = ["Verdict", "judge", "same_outputs"]
 
 
 @dataclass(frozen=True)
@@ -78,16 +78,3 @@ def same_outputs(outputs: Mapping[str, torch.Tensor], case: Case) -> bool:
         and same_bits(outputs[name], original)
         for name, original in case.original.items()
     )
-
-
-def first_difference(bench: Bench, source: str) -> str:
-    """Where a mutant that is called equivalent answers otherwise than the reference, or an empty string."""
-    for number, case in enumerate(bench.cases, 1):
-        definition = bench.sized(source, case.size)
-        try:
-            outputs = reference_outputs(definition, clone_inputs(dict(case.inputs)), case.seed)
-        except Exception as error:
-            return f"case {number} of {len(bench.cases)}: {type(error).__name__}: {error}"[:200]
-        if not same_outputs(outputs, case):
-            return f"case {number} of {len(bench.cases)} ({case.size} size): the outputs differ"
-    return ""
