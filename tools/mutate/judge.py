@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from flashinfer_trace.harness.case import judge_reference, same_bits
+from flashinfer_trace.harness.case import judge_reference, reference_outputs, same_bits
 from flashinfer_trace.harness.inputs import clone_inputs
 from flashinfer_trace.harness.refusals import accepted_wrong_sizes
 from tools.mutate.cases import Bench, Case
@@ -58,7 +58,9 @@ def judge(bench: Bench, source: str) -> Verdict:
             return Verdict("compared", number, failures[0][:200])
         identical = identical and same_outputs(outputs, case)
     twin = next(case for case in bench.cases if case.size == "twin" and case.elements)
-    accepted = accepted_wrong_sizes(sized["twin"], clone_inputs(dict(twin.inputs)))
+    accepted = accepted_wrong_sizes(
+        sized["twin"], clone_inputs(dict(twin.inputs)), lambda wrong: reference_outputs(sized["twin"], wrong, twin.seed)
+    )
     if accepted:
         return Verdict("accepted a wrong size", len(bench.cases), accepted[0][:200])
     for check in bench.family.checks:
