@@ -54,7 +54,7 @@ def accepted_wrong_sizes(
         except AssertionError:
             continue
         except ReferenceFailed as error:
-            raised = error.message.partition(":")[0] if error.kind == "raised" else error.kind
+            raised = error.error or error.kind
         except Exception as error:
             raised = type(error).__name__
         else:
