@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace.dataset import DatasetError, definitions
+from flashinfer_trace.definition import Definition
 from flashinfer_trace.json_source import JsonSourceError, load_object
 from flashinfer_trace.ledger import VERIFIED
 
@@ -65,20 +66,28 @@ def model_coverages(
         needs: what `load_needs` would read, if it is at hand.
 
     Raises:
-        DatasetError: there is no such model; the message offers the closest name.
+        DatasetError: there is no such model (the message offers the closest name), or a file is malformed.
     """
     known = {one.name: one for one in definitions(root=root)}
     found = []
     for name, needed in (load_needs(root, model) if needs is None else needs).items():
-        ops = []
-        for op in needed["ops"]:
-            for op_type, names in op["definitions"].items():
-                exists = tuple(one for one in names if one in known)
-                verified = tuple(one for one in exists if VERIFIED in known[one].tags)
-                missing = tuple(one for one in names if one not in known)
-                ops.append(OpCoverage(op["name"], op_type, exists, verified, missing))
-        found.append(ModelCoverage(name, tuple(ops), {op["name"]: op["reason"] for op in needed["unsupported"]}))
+        try:
+            found.append(_coverage(name, needed, known))
+        except (KeyError, TypeError, AttributeError) as error:
+            place = f"models/needs/{name}.json: malformed ({error!r})"
+            raise DatasetError(f"{place}; write it anew: python -m tools.generate_docs") from None
     return found
+
+
+def _coverage(name: str, needed: Mapping[str, Any], known: Mapping[str, Definition]) -> ModelCoverage:
+    ops = []
+    for op in needed["ops"]:
+        for op_type, names in op["definitions"].items():
+            exists = tuple(one for one in names if one in known)
+            verified = tuple(one for one in exists if VERIFIED in known[one].tags)
+            missing = tuple(one for one in names if one not in known)
+            ops.append(OpCoverage(op["name"], op_type, exists, verified, missing))
+    return ModelCoverage(name, tuple(ops), {op["name"]: op["reason"] for op in needed["unsupported"]})
 
 
 def load_needs(root: Path, model: str | None = None) -> dict[str, dict[str, Any]]:

@@ -191,8 +191,10 @@ def _load(path: Path, _modified: int) -> Naming:
         for family in families.values():
             _check_pattern(family, abbreviations)
     except (KeyError, AttributeError, TypeError, ValueError) as error:
-        if isinstance(error, (NamingError, JsonSourceError)):
+        if isinstance(error, NamingError):
             raise NamingError(f"{path}: {error}") from None
+        if isinstance(error, JsonSourceError):
+            raise NamingError(f"{path}: malformed: {error}") from None
         raise NamingError(f"{path}: malformed ({error!r}); schema/naming.schema.json says how it must be") from error
     return naming
 

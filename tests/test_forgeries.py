@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from made_up_evidence import small_dataset
 
 import flashinfer_trace
 from flashinfer_trace import ledger
+from flashinfer_trace.cli import main
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.embedding import EmbeddingError, embed_all
 from flashinfer_trace.validation import validate_paths
@@ -28,7 +30,8 @@ Json = dict[str, Any]
 
 
 @pytest.fixture
-def dataset(tmp_path: Path) -> Path:
+def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FLASHINFER_TRACE_ROOT", str(tmp_path))
     return small_dataset(tmp_path, ROOT, NAME, OTHER)
 
 
@@ -254,6 +257,8 @@ def test_older_code_is_stale_and_refused_at_a_release(dataset: Path, part: str, 
     loaded = Definition.from_file(dataset / DEFINITION)
     assert ledger.proven(dataset, loaded)
     assert not validate_paths([dataset], dataset).problems
+    for arguments, status in ((["validate"], 0), (["validate", "--release"], 1)):
+        assert CliRunner().invoke(main, arguments).exit_code == status
     (problem,) = validate_paths([dataset], dataset, release=True).problems
     assert (problem.rule, problem.file) == ("evidence-stale", DEFINITION)
     assert f"the code of the {word} has changed since the run of" in problem.message

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace.definition import Definition, InputError
-from flashinfer_trace.ledger import VERIFIED, Ledger, implausible, kernel_label, kernels_today
+from flashinfer_trace.ledger import VERIFIED, Ledger, LedgerError, implausible, kernel_label, kernels_today
 from flashinfer_trace.validation.candidate import Candidate
 from flashinfer_trace.validation.problems import Findings, pointer_of, quote
 from flashinfer_trace.validation.schemas import check_schema
@@ -43,7 +43,11 @@ def check_evidence_file(path: Path, root: Path, data: Any, schema: Any, findings
         if data[field] != expected:
             message = f"{field} is {quote(data[field])}, but the file's path says {quote(expected)}"
             findings.add("evidence-mismatch", message, _RECORD, pointer_of(field))
-    ledger = Ledger.from_json(data)
+    try:
+        ledger = Ledger.from_json(data)
+    except LedgerError as error:  # a schema that was changed
+        findings.add("evidence-invalid", str(error), _RECORD)
+        return None
     before = len(findings.problems)
     for repeated in ledger.repeated():
         findings.add("evidence-invalid", f"the run of {repeated} is there twice", _RECORD, "/entries")

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.json_source import JsonSourceError, load
+from flashinfer_trace.json_source import JsonSourceError, load_object
 from flashinfer_trace.patterns import PatternError, found_in
 from flashinfer_trace.validation.problems import Findings, pointer_of, quote
 
@@ -56,8 +56,11 @@ class Schemas:
 
         path = self.root / "schema" / name
         try:
-            schema = load(path).data
+            schema = load_object(path)
             Draft202012Validator.check_schema(schema)
+            # An empty schema would accept anything.
+            if schema.get("type") != "object" or not schema.get("properties"):
+                raise SchemaFileError(path, 1, "not a schema of an object with properties")
         except JsonSourceError as error:
             raise SchemaFileError(path, error.problem.line, error.problem.message) from None
         except SchemaError as error:

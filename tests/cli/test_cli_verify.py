@@ -202,7 +202,7 @@ def test_an_interrupt_keeps_what_is_finished(invoke, monkeypatch, how, finished)
 
 
 def test_an_interrupt_of_another_command(invoke, monkeypatch):
-    monkeypatch.setattr("flashinfer_trace.validation.validate_paths", lambda *paths: raised())
+    monkeypatch.setattr("flashinfer_trace.validation.validate_paths", lambda *paths, **options: raised())
     result = invoke("validate", "--format", "json")
     assert (result.exit_code, json.loads(result.stdout)) == (130, {"error": "interrupted"})
     assert result.stderr.strip() == "interrupted"
