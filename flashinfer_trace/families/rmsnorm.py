@@ -43,9 +43,7 @@ CORNER_WEIGHTS = {"huge": 1e5, "minute": 1e-6}
 
 def corners(request: PlanRequest) -> list[Plan]:
     low, high = request.range("batch_size", 0, 40, 4096)
-    return [
-        {"batch_size": max(low, min(3, high)), "values": values, "zero_row": False} for values in CORNER_WEIGHTS
-    ]
+    return [{"batch_size": max(low, min(3, high)), "values": values, "zero_row": False} for values in CORNER_WEIGHTS]
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:

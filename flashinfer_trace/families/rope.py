@@ -69,7 +69,9 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
 def corners(request: PlanRequest) -> list[Plan]:
     """States at the ends of float16's range."""
     low, high = request.range("num_tokens", 0, 24, 1024)
-    usual = plan_for_axes(request.definition, {"num_tokens": max(low, min(5, high)), "max_seq_len": 64}, Draws(0, "cpu"))
+    usual = plan_for_axes(
+        request.definition, {"num_tokens": max(low, min(5, high)), "max_seq_len": 64}, Draws(0, "cpu")
+    )
     cache = {"bfloat16_cache": request.options_of(RopeOptions).bfloat16_cache}
     return [{**usual, **cache, "values": values} for values in ("huge", "minute")]
 

@@ -62,7 +62,9 @@ def test_a_record_that_accepts_anything_scores_nothing():
     bench = dataclasses.replace(bench, family=weak, cases=bench.cases[:4])
     found = [m for m in mutants(bench.definition, weak) if m.operator in ("arithmetic", "number")]
     verdicts = [judge(bench, mutant.source) for mutant in found]
-    answered = [(m, v) for m, v in zip(found, verdicts, strict=True) if v.how not in ("raised", "accepted a wrong size")]
+    answered = [
+        (m, v) for m, v in zip(found, verdicts, strict=True) if v.how not in ("raised", "accepted a wrong size")
+    ]
     assert len(answered) >= 5
     summary = family_summary("weak", [m for m, _ in answered], [v for _, v in answered], {}, real=True)
     assert score(summary) == 0.0

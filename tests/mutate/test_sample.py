@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from flashinfer_trace import find_root
 from tools.mutate.__main__ import out_of_date, reasons
 from tools.mutate.cases import bench_of, known_families, representative
 from tools.mutate.judge import judge
@@ -13,8 +14,6 @@ from tools.mutate.mutants import mutants
 from tools.mutate.reasons import EQUIVALENTS, KEPT, ReasonError, read_reasons
 from tools.mutate.sample import sample
 from tools.mutate.summary import FLOOR_FAMILY, FLOOR_OVERALL, RESULTS, below_floor, overall, render, score
-
-from flashinfer_trace import find_root
 
 #: One mutant in so many: about 400 of all families, in half a minute of one core each for the slowest families.
 SHARE = 16

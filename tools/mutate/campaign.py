@@ -56,20 +56,20 @@ def run_campaign(
     judge_missing(campaign.mutants, stores, processes, limits)
     verdicts = {name: [stores[name].known[source_key(m.source)] for m in own] for name, own in found.items()}
     campaign.problems += failed_checks(found, verdicts, equivalents, processes, limits)
-    for name, family in families.items():
+    for name in families:
         real = has_real_size(chosen[name])
         campaign.summaries[name] = family_summary(chosen[name].name, found[name], verdicts[name], equivalents, real)
     return campaign
 
 
-def judge_missing(
-    found: Sequence[Mutant], stores: Mapping[str, Store], processes: int, limits: Limits | None
-) -> None:
+def judge_missing(found: Sequence[Mutant], stores: Mapping[str, Store], processes: int, limits: Limits | None) -> None:
     """Judges what the stores do not know, and writes each verdict down at once."""
     missing = [m for m in found if source_key(m.source) not in stores[m.family].known]
     with progress() as bar:
         task = bar.add_task("mutants", total=len(missing))
-        for number, verdict in judge_all([(m.family, m.source, "") for m in missing], processes=processes, limits=limits):
+        for number, verdict in judge_all(
+            [(m.family, m.source, "") for m in missing], processes=processes, limits=limits
+        ):
             mutant = missing[number]
             stores[mutant.family].add(source_key(mutant.source), verdict)
             bar.update(task, advance=1, description=mutant.family)
@@ -88,7 +88,9 @@ def failed_checks(
         for mutant, verdict in zip(own, verdicts[name], strict=True):
             if mutant.content in equivalents:
                 if verdict.rejected:
-                    problems.append(f"{mutant.id} ({mutant.content}) is called equivalent, and is rejected: {verdict.detail}")
+                    problems.append(
+                        f"{mutant.id} ({mutant.content}) is called equivalent, and is rejected: {verdict.detail}"
+                    )
                 else:
                     waiting.append(mutant)
     tasks = [(mutant.family, mutant.source, equivalents[mutant.content].check) for mutant in waiting]

@@ -81,7 +81,9 @@ def input_bytes(definition: Definition) -> int:
     """Memory of the inputs where every variable axis is 1: that of the weights."""
     shapes = definition.input_shapes(dict.fromkeys(definition.var_axes, 1))
     return sum(
-        math.prod(shape) * torch_dtype(definition.inputs[name].dtype).itemsize for name, shape in shapes.items() if shape
+        math.prod(shape) * torch_dtype(definition.inputs[name].dtype).itemsize
+        for name, shape in shapes.items()
+        if shape
     )
 
 
@@ -131,7 +133,7 @@ def drawn(family: Family, definition: Definition, examples: int, seed: int) -> l
 
 
 def real(family: Family, definition: Definition) -> list[Case]:
-    """Cases at the Definition's own sizes, as ``verify --full --plan`` runs them: one as served, and the first corner."""
+    """Cases at the Definition's own sizes, as ``verify --full --plan`` runs them: one as served, the first corner."""
     plans = [family.plan_for_axes(definition, {}, Draws(SEED, "cpu"))]
     job = Job(definition, family, full=True)
     results: list[CaseResult] = []

@@ -155,7 +155,9 @@ def locations(tree: ast.Module, axes: set[str]) -> Iterator[Location]:
 
 
 def is_axis(statement: ast.stmt, axes: set[str]) -> bool:
-    return isinstance(statement, ast.Assign) and any(isinstance(t, ast.Name) and t.id in axes for t in statement.targets)
+    return isinstance(statement, ast.Assign) and any(
+        isinstance(t, ast.Name) and t.id in axes for t in statement.targets
+    )
 
 
 def children(node: ast.AST, statement: ast.stmt, function: ast.FunctionDef | None) -> Iterator[Location]:

@@ -159,15 +159,10 @@ def judge_all(
     from pebble import ProcessExpired, ProcessPool
 
     limits = limits or Limits()
-    pool = ProcessPool(
-        max_workers=processes, initializer=start_worker, initargs=[limits], context=get_context("spawn")
-    )
+    pool = ProcessPool(max_workers=processes, initializer=start_worker, initargs=[limits], context=get_context("spawn"))
     with pool:
         try:
-            waiting = [
-                pool.schedule(work, args=[load, *task], timeout=limits.seconds)
-                for task in tasks
-            ]
+            waiting = [pool.schedule(work, args=[load, *task], timeout=limits.seconds) for task in tasks]
             for number, (future, task) in enumerate(zip(waiting, tasks, strict=True)):
                 checked = bool(task[2])
                 try:

@@ -31,9 +31,9 @@ Definition represents each family, at the sizes of its small twin and, where tha
 
 *Equivalent* mutants compute the same: each has a written reason (`tools/mutate/equivalents.json`), and every run checks
 that it answers as the reference does, in all cases that judge and in further ones of another seed: with the same bits,
-or up to the order of float32 sums where its reason says so. The *score* is the share of the others that are rejected. *Compared*: an output differs from the oracle. *Raised*: the
-mutant ends with an error on valid inputs. *Wrong size*: it no longer refuses inputs whose const axes are wrong, as a
-mutant without an `assert` does.
+or up to the order of float32 sums where its reason says so. The *score* is the share of the others that are rejected.
+*Compared*: an output differs from the oracle. *Raised*: the mutant ends with an error on valid inputs. *Wrong size*: it
+no longer refuses inputs whose const axes are wrong, as a mutant without an `assert` does.
 """
 
 
@@ -109,7 +109,7 @@ def render(families: Mapping[str, Any], kept: Mapping[str, str]) -> str:
         lines.append(row(f"`{name}`", real, summary))
     lines += [row("**all**", "", overall(families)), "", "## Survivors", ""]
     groups: dict[str, dict[str, list[str]]] = {}
-    for name, summary in sorted(families.items()):
+    for _, summary in sorted(families.items()):
         for survivor in summary["survivors"]:
             reason = kept.get(survivor["content"], "Not explained yet.")
             change = f"`{survivor['before']}` → `{survivor['after']}`"

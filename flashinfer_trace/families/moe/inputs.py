@@ -42,7 +42,10 @@ def clear_rows(logits: torch.Tensor, clear: torch.Tensor, count: int) -> torch.T
 def hidden_values(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
     """float32 [seq_len, hidden_size]: normal values whose blocks differ in size; on request a row of zeros."""
     count, hidden_size = plan["seq_len"], definition.const_axes["hidden_size"]
-    blocks = torch.exp2(draws.uniform([count, -(-hidden_size // BLOCK)], -0.5, 0.5)) * {**VALUES, **CORNER_VALUES}[plan["values"]]
+    blocks = (
+        torch.exp2(draws.uniform([count, -(-hidden_size // BLOCK)], -0.5, 0.5))
+        * {**VALUES, **CORNER_VALUES}[plan["values"]]
+    )
     hidden = draws.normal([count, hidden_size]) * blocks.repeat_interleave(BLOCK, dim=1)[:, :hidden_size]
     if plan["zero_row"] and count:
         hidden[count // 2] = 0

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.sampling.distribution import Distribution, Renormalised
 from flashinfer_trace.families.sampling.corners import renorm_corners, sampling_corners
+from flashinfer_trace.families.sampling.distribution import Distribution, Renormalised
 from flashinfer_trace.families.sampling.exact_draws import wrong_draws
 from flashinfer_trace.families.sampling.oracles import renorm_oracle, sampling_oracle
 from flashinfer_trace.families.sampling.rows import (

@@ -70,7 +70,7 @@ def renorm_corners(request: PlanRequest) -> Sequence[Plan]:
     """Each row once; on a CPU also rows of tiny sums, and more rows than the tokens that are looked at."""
     options = request.options_of(SamplingOptions)
     vocab_size = request.definition.const_axes["vocab_size"]
-    plans = [{"rows": len(specs), "draws": 1, "specs": specs} for specs in row_specs(request)]
+    plans: list[Plan] = [{"rows": len(specs), "draws": 1, "specs": specs} for specs in row_specs(request)]
     if not request.large:
         # What a kernel makes of sums this small is its own affair: here the reference is held to what it says.
         plans.append(
