@@ -141,7 +141,8 @@ def baseline_of(definition: Definition, path: Path | None) -> Callable[..., Any]
         return LOOPS.get(family_of(definition).name)
     is_definition = path.suffix == ".json"
     source = Definition.from_file(path).reference if is_definition else path.read_text(encoding="utf-8")
-    return compile_reference(substitute_constants(source, definition.const_axes, str(path)), str(path))
+    source = substitute_constants(source, definition.const_axes, str(path))
+    return compile_reference(source, str(path), definition.op_type)
 
 
 def select(names: Sequence[str]) -> list[str]:

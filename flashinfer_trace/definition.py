@@ -229,7 +229,7 @@ class Definition:
     @functools.cached_property
     def compiled(self) -> Callable[..., Any]:
         """The embedded ``run``, compiled once (imports torch)."""
-        return compile_reference(self.reference, self.name)
+        return compile_reference(self.reference, self.name, self.op_type)
 
     def run(self, *args: Any, **inputs: Any) -> Any:
         """Checks the inputs, then calls the embedded reference on them.
