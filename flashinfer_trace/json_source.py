@@ -75,7 +75,8 @@ class JsonSourceError(ValueError):
     """
 
     def __init__(self, problem: JsonProblem) -> None:
-        super().__init__(f"line {problem.line}: {problem.message}{f' ({problem.hint})' if problem.hint else ''}")
+        place = "" if problem.rule.startswith("file-") else f"line {problem.line}: "  # a whole file has no line
+        super().__init__(f"{place}{problem.message}{f' ({problem.hint})' if problem.hint else ''}")
         self.problem = problem
 
 
