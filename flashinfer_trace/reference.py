@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace.allow_list import allowed, static
+from flashinfer_trace.files import UnreadableFile, read_text
 
 __all__ = [
     "ReferenceSourceError",
@@ -35,6 +36,10 @@ __all__ = [
 
 #: Most violations of the allow-list that one error lists: the first ones tell what is wrong.
 MAX_VIOLATIONS = 10
+
+
+#: Largest source of a family, in bytes; the largest has about 12 KiB.
+MAX_SOURCE_BYTES = 256 * 1024
 
 
 class ReferenceSourceError(ValueError):
@@ -173,10 +178,17 @@ def _modification_time(path: Path) -> int:
         ) from error
 
 
+def _read(path: Path) -> str:
+    try:
+        return read_text(path, MAX_SOURCE_BYTES)
+    except UnreadableFile as error:
+        raise ReferenceSourceError(str(error)) from None
+
+
 @functools.lru_cache(maxsize=256)
 def _standalone_source(path: Path, _modified: int) -> str:
     """The family's source with sibling imports replaced by the functions themselves (cached by modification time)."""
-    source = path.read_text(encoding="utf-8")
+    source = _read(path)
     module = _parse(source, str(path))
     imports = [node for node in module.body if isinstance(node, ast.ImportFrom) and node.level == 1]
     if not imports:
@@ -199,7 +211,7 @@ def _helper_source(path: Path, node: ast.ImportFrom) -> str:
     sibling = path.with_name(f"{node.module}.py")
     if not sibling.is_file():
         raise ReferenceSourceError(f"{path}:{node.lineno}: imports from {sibling.name}, which is not beside it")
-    text = sibling.read_text(encoding="utf-8")
+    text = _read(sibling)
     available = {f.name: f for f in _parse(text, str(sibling)).body if isinstance(f, ast.FunctionDef)}
     wanted, queue = set[str](), [alias.name for alias in node.names]
     while queue:

@@ -18,7 +18,7 @@ from flashinfer_trace.harness.outputs import misfits, numbers_as_tensors
 from flashinfer_trace.isolation.ownership import aliased, not_owned
 from flashinfer_trace.isolation.worker import ReferenceWorker
 
-__all__ = ["CaseResult", "evaluate", "poisoned_outputs", "reference_outputs", "run_case"]
+__all__ = ["CaseResult", "evaluate", "judge_reference", "poisoned_outputs", "reference_outputs", "run_case"]
 
 #: A reference may be worse than a kernel by this factor before it counts as less accurate: two correctly rounded
 #: results of one value differ by as much in their Frobenius norm.
@@ -65,14 +65,10 @@ def run_case(
     expected = family.expected(definition, inputs)
     policies = family.policies(kernel)
     result.vacuous = vacuity(definition, expected, {**family.policies(), **policies})
-    actual = reference_outputs(definition, inputs, seed, worker)
-    wrong = misfits(definition, axes, actual, device_of(inputs)) or not_owned(actual, inputs)
-    if wrong:
-        result.failures += [f"reference: {line}" for line in wrong]
-        return result
-    result.reference = evaluate(family.policies(), actual, expected)
-    result.failures += describe("reference", result.reference, family.policies())
-    if kernel is None:
+    actual, result.reference, result.failures = judge_reference(
+        definition, family, inputs, axes, expected, seed, worker
+    )
+    if kernel is None or not result.reference:
         return result
     outputs, failures = kernel_outputs(definition, kernel, inputs)
     result.failures += failures
@@ -84,6 +80,27 @@ def run_case(
     result.failures += describe(kernel.label, result.kernel, policies)
     result.failures += less_accurate_reference(result, expected, actual)
     return result
+
+
+def judge_reference(
+    definition: Definition,
+    family: Family,
+    inputs: Mapping[str, Any],
+    axes: Mapping[str, int],
+    expected: Mapping[str, Expected],
+    seed: int,
+    worker: ReferenceWorker | None = None,
+) -> tuple[Outputs, dict[str, Comparison], list[str]]:
+    """Runs the embedded reference once: its outputs, the comparison of each with the oracle, and a line per failure.
+
+    Outputs that do not fit the Definition are not compared.
+    """
+    actual = reference_outputs(definition, inputs, seed, worker)
+    wrong = misfits(definition, axes, actual, device_of(inputs)) or not_owned(actual, inputs)
+    if wrong:
+        return actual, {}, [f"reference: {line}" for line in wrong]
+    comparisons = evaluate(family.policies(), actual, expected)
+    return actual, comparisons, describe("reference", comparisons, family.policies())
 
 
 def reference_outputs(

@@ -58,10 +58,12 @@ class ReferenceFailed(Exception):
         kind: ``refused`` (by the allow-list), ``not-loaded``, ``raised``, ``timed-out``, ``memory``, ``output``,
             ``died``, ``protocol``, ``random``, ``state``, ``inputs``, ``outputs`` or ``memory-shared``.
         message: what happened, in one line of printable characters.
+        error: of the kind ``raised``, the name of the type of exception, as the worker tells it.
     """
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: str, message: str, error: str = "") -> None:
         self.kind = kind
+        self.error = error
         self.message = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message[: protocol.MAX_MESSAGE])
         super().__init__(kind, self.message)
 
@@ -263,5 +265,6 @@ def reference_worker(device: str, full: bool) -> Iterator[ReferenceWorker | None
 def _reported(failed: Any) -> ReferenceFailed:
     """The failure that a worker reports, if it has the form of one."""
     if isinstance(failed, list) and len(failed) == 2 and failed[0] in _REPORTED and isinstance(failed[1], str):
-        return ReferenceFailed(failed[0], f"the reference failed: {failed[1]}")
+        error = failed[1].partition(":")[0] if failed[0] == "raised" else ""
+        return ReferenceFailed(failed[0], f"the reference failed: {failed[1]}", error)
     return ReferenceFailed("protocol", "the reference's process answered a failure of no known form")

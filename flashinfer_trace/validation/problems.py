@@ -76,9 +76,10 @@ RULES: dict[str, str] = {
     "reference-stale": "The embedded reference equals what reference/ renders.",
     # Evidence
     "evidence-missing": "status:verified has evidence/<op_type>/<name>.json.",
-    "evidence-invalid": "An evidence file is JSON and follows schema/evidence.schema.json.",
-    "evidence-mismatch": "Evidence is for this Definition and for this very reference.",
-    "evidence-failed": "The evidence of a verified Definition has an entry that passed with at least one real case.",
+    "evidence-invalid": "An evidence file is JSON, follows schema/evidence.schema.json, and can have been recorded.",
+    "evidence-mismatch": "Evidence of a verified Definition fits it and its family's record, kernel for kernel.",
+    "evidence-failed": "Every run in the evidence of a verified Definition passed, with at least 50 real cases.",
+    "evidence-stale": "At a release, today's harness and records have judged all evidence.",
     "evidence-orphan": "Every evidence file belongs to a Definition.",
 }
 
