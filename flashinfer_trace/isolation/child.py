@@ -48,7 +48,8 @@ def serve(descriptor: int, memory_bytes: int, output_bytes: int, threads: int, b
         baseline[0]["the number of threads"] = threads
         while True:
             request = protocol.read_header(_read)
-            inputs = dict(zip(request["names"], protocol.read_values(request["values"], _read, 1 << 62), strict=True))
+            values = protocol.read_values(request["values"], _read, 1 << 62, strided=True)
+            inputs = dict(zip(request["names"], values, strict=True))
             _answer(functools.partial(_run, run, inputs, request, baseline, output_bytes))
     except EOFError:
         os._exit(0)

@@ -24,7 +24,7 @@ __all__ = [
     "pack_header",
     "read_header",
     "read_values",
-    "span_bytes",
+    "value_bytes",
 ]
 
 #: Longest header, in bytes. A request's holds the source of a reference, of which the dataset's longest has 6 kB.
@@ -103,8 +103,8 @@ def describe_value(value: Any, strided: bool) -> tuple[dict[str, Any], memoryvie
     return header, memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else b""
 
 
-def span_bytes(header: Any, limit: int) -> int:
-    """Bytes that a value of this header takes.
+def value_bytes(header: Any, limit: int, strided: bool) -> int:
+    """Bytes that a value of this header takes. Only inputs are strided.
 
     Raises:
         ProtocolError: the header is malformed, or describes more than `limit` bytes.
@@ -117,11 +117,16 @@ def span_bytes(header: Any, limit: int) -> int:
     _check_sizes(shape)
     assert isinstance(shape, list)
     if "stride" in header:
+        if not strided:
+            raise ProtocolError("an output with strides")
         _check_sizes(header["stride"])
         if len(header["stride"]) != len(shape):
             raise ProtocolError("a value whose strides do not fit its shape")
     if header.get("number") and (shape != [] or dtype not in _NUMBERS):
         raise ProtocolError("a number that is a tensor")
+    # Sizes whose product overflows are refused even if one of them is 0: torch has no such tensor.
+    if math.prod(max(size, 1) for size in shape) >= 2**62:
+        raise ProtocolError("a shape that is too large")
     count = _span(shape, header["stride"]) if "stride" in header else math.prod(shape)
     size = count * _DTYPES[dtype].itemsize
     if size > limit:
@@ -129,7 +134,7 @@ def span_bytes(header: Any, limit: int) -> int:
     return size
 
 
-def read_values(headers: Any, read: Read, limit: int) -> list[Any]:
+def read_values(headers: Any, read: Read, limit: int, strided: bool = False) -> list[Any]:
     """The values that the headers of a message describe, `limit` bytes of them at most.
 
     Raises:
@@ -139,7 +144,7 @@ def read_values(headers: Any, read: Read, limit: int) -> list[Any]:
         raise ProtocolError(f"values that are no list of at most {MAX_VALUES}")
     sizes: list[int] = []
     for header in headers:
-        sizes.append(span_bytes(header, limit - sum(sizes)))
+        sizes.append(value_bytes(header, limit - sum(sizes), strided))
     return [_read_value(header, read, size) for header, size in zip(headers, sizes, strict=True)]
 
 
