@@ -18,7 +18,7 @@ __all__ = ["embed", "validate"]
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @format_option
 def validate(paths: tuple[Path, ...], output_format: str) -> None:
-    """Check Definitions (files or directories; default: the whole dataset) against schema and conventions.
+    """Check Definitions (files or directories; default: the whole dataset) against the schema and conventions.
 
     Exit status: 0 clean, 1 problems, 2 wrong usage, 130 interrupted.
     """
@@ -49,8 +49,7 @@ def embed(names: tuple[str, ...], check: bool, output_format: str) -> None:
     Writes each family's reference into its Definitions, and sets status:verified where evidence/ proves exactly that
     reference, status:unverified elsewhere.
 
-    Exit status: 0 done, 1 a file that cannot be embedded or, with --check, is out of date, 2 wrong usage, 130
-    interrupted.
+    Exit status: 0 done, 1 a file cannot be embedded or, with --check, is out of date, 2 wrong usage, 130 interrupted.
     """
     from flashinfer_trace.embedding import embed_all
 

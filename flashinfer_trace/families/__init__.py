@@ -1,4 +1,4 @@
-"""Harness records, one module for each op_type. Nothing here is imported before something verifies or makes inputs."""
+"""Harness records, one module per op_type. Imported only by code that verifies references or makes inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def families_of_op_type(op_type: str) -> dict[str, Family]:
     """Records of one op_type by family name; empty if the op_type has no module.
 
     Raises:
-        FamilyError: the module has no tuple ``FAMILIES`` of records of its op_type, or two of one name.
+        FamilyError: the module has no tuple ``FAMILIES`` of records of its op_type, or two records have the same name.
     """
     path = f"{__name__}.{op_type}"
     try:
@@ -32,20 +32,22 @@ def families_of_op_type(op_type: str) -> dict[str, Family]:
         raise FamilyError(f"{path} must define FAMILIES, a tuple of Family records with op_type={op_type!r}")
     records = {family.name: family for family in families}
     if len(records) < len(families):
-        raise FamilyError(f"{path}: FAMILIES has two records of one name; it has {[f.name for f in families]}")
+        raise FamilyError(f"{path}: FAMILIES has two records with the same name: {[f.name for f in families]}")
     return records
 
 
 def family_of(definition: Definition) -> Family:
-    """The record of a Definition's family, by the naming conventions of the root that the Definition came from.
+    """The record of a Definition's family, by the naming conventions of the root that contains the Definition.
 
     Raises:
-        FamilyError: schema/naming.json knows no family of that name, it has no record, or the record names what the
-            Definition does not have.
+        FamilyError: schema/naming.json has no family for that name, the family has no record, or the record names
+            something that the Definition does not have.
     """
     name = family_name(definition, load_naming(definition.root or find_root()))
     if name is None:
-        raise FamilyError(f"{definition.name}: no family in schema/naming.json has this name; add its pattern there")
+        raise FamilyError(
+            f"{definition.name}: no family in schema/naming.json matches this name; add its pattern there"
+        )
     families = families_of_op_type(definition.op_type)
     if name not in families:
         raise FamilyError(f"{definition.name}: {__name__}.{definition.op_type} has no record of family {name}")
@@ -60,7 +62,7 @@ def all_families() -> list[Family]:
     """Every record, in order of op_type and name; an entry of schema/naming.json without one is an error.
 
     Raises:
-        FamilyError: see above.
+        FamilyError: an entry has no record.
     """
     records = []
     for name, entry in load_naming(find_root()).families.items():

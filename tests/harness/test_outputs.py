@@ -47,7 +47,7 @@ def returning(expression: str) -> Definition:
         ("output, {'a': residual_out}", "output residual_out is a dict; it must be a tensor"),
         ("output, 1.0", "output residual_out is a float; it must be a tensor"),
         ("output, None", "output residual_out is a NoneType; it must be a tensor"),
-        ("output.t().contiguous().t(), residual_out", "output output is not contiguous: strides [1, 4] of the shape"),
+        ("output.t().contiguous().t(), residual_out", "output output is not contiguous: strides [1, 4] for the shape"),
         ("output, output[:1].expand(4, -1)", "output residual_out is not contiguous: strides [0, 1]"),
         ("output, residual", "output residual_out shares memory with input residual"),
         ("residual_out, residual_out", "output residual_out shares memory with output output"),
