@@ -29,6 +29,19 @@ def fused_add_rmsnorm(
     return rmsnorm(total, weight, eps).to(hidden_states.dtype), total.to(residual.dtype)
 
 
+def layernorm(hidden_states: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-6) -> Tensor:
+    rows = [(x - x.mean()) / torch.sqrt(x.var(correction=0) + eps) * weight + bias for x in hidden_states.float()]
+    return torch.stack(rows).to(hidden_states.dtype) if rows else torch.empty_like(hidden_states)
+
+
+def gelu_and_mul(gate_up: Tensor) -> Tensor:
+    rows = []
+    for row in gate_up.float():
+        gate, up = row.chunk(2)
+        rows.append(gate * torch.erfc(-gate / math.sqrt(2)) / 2 * up)
+    return torch.stack(rows).to(gate_up.dtype) if rows else gate_up[:, : gate_up.shape[1] // 2]
+
+
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     rows = []
     for row in gate_up.float():
@@ -289,12 +302,33 @@ def fp8_softmax_moe(
     return softmax_moe(routing_logits, x, *weights, here, norm_topk_prob)
 
 
+def merge_state(base: float) -> Callable[..., tuple[Tensor, Tensor]]:
+    """One head of one token at a time."""
+
+    def run(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[Tensor, Tensor]:
+        values, lse = torch.zeros_like(v_a), torch.full_like(s_a, -math.inf)
+        for index in torch.ones_like(s_a).nonzero().tolist():
+            place = tuple(index)
+            a, b = (float(s[place]) * math.log(base) for s in (s_a, s_b))
+            if max(a, b) == -math.inf:
+                continue
+            total = max(a, b) + math.log(math.exp(a - max(a, b)) + math.exp(b - max(a, b)))
+            merged = math.exp(a - total) * v_a[place].float() + math.exp(b - total) * v_b[place].float()
+            values[place], lse[place] = merged.to(v_a.dtype), total / math.log(base)
+        return values, lse
+
+    return run
+
+
 LOOPS: dict[str, Callable[..., Any]] = {
     "rmsnorm": rmsnorm,
     "fused_add_rmsnorm": fused_add_rmsnorm,
     "rmsnorm_eps1e5": functools.partial(rmsnorm, eps=1e-5),
     "fused_add_rmsnorm_eps1e5": functools.partial(fused_add_rmsnorm, eps=1e-5),
+    "layernorm": layernorm,
+    "layernorm_eps1e5": functools.partial(layernorm, eps=1e-5),
     "silu_and_mul": silu_and_mul,
+    "gelu_and_mul": gelu_and_mul,
     "rope_with_cos_sin_cache_neox_style": rope(half_split=True),
     "rope_with_cos_sin_cache_gptj_style": rope(half_split=False),
     "gemm": gemm,
@@ -314,6 +348,8 @@ LOOPS: dict[str, Callable[..., Any]] = {
     "min_p_sampling_from_probs": sampler("min_p"),
     "top_k_renorm_probs": renormaliser("top_k"),
     "top_p_renorm_probs": renormaliser("top_p"),
+    "merge_state": merge_state(2.0),
+    "merge_state_base_e": merge_state(math.e),
     "moe_fp8_block_scale_ds_routing": moe,
     "moe_topk_softmax": topk_softmax,
     "moe_bf16_softmax_routing": bf16_softmax_moe,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import pkgutil
+from collections.abc import Iterator
+from types import ModuleType
 
 from flashinfer_trace.dataset import find_root
 from flashinfer_trace.definition import Definition
@@ -17,23 +20,40 @@ __all__ = ["FamilyError", "all_families", "families_of_op_type", "family_of"]
 def families_of_op_type(op_type: str) -> dict[str, Family]:
     """Records of one op_type by family name; empty if the op_type has no module.
 
+    They stand in ``FAMILIES`` of the module or package of the op_type, or of a module of their own: inside the package,
+    or beside the module as ``<op_type>_<family>.py``. Nothing imports such a module but this, so that its record can
+    build on those that the op_type has.
+
     Raises:
-        FamilyError: the module has no tuple ``FAMILIES`` of records of its op_type, or two records have the same name.
+        FamilyError: a module has no tuple ``FAMILIES`` of records of its op_type, or two records have the same name.
     """
-    path = f"{__name__}.{op_type}"
+    own = f"{__name__}.{op_type}"
     try:
-        module = importlib.import_module(path)
+        module = importlib.import_module(own)
     except ModuleNotFoundError as error:
-        if error.name != path:
+        if error.name != own:
             raise
         return {}
     families = getattr(module, "FAMILIES", None)
     if not isinstance(families, tuple) or not all(isinstance(f, Family) and f.op_type == op_type for f in families):
-        raise FamilyError(f"{path} must define FAMILIES, a tuple of Family records with op_type={op_type!r}")
+        raise FamilyError(f"{own} must define FAMILIES, a tuple of Family records with op_type={op_type!r}")
     records = {family.name: family for family in families}
     if len(records) < len(families):
-        raise FamilyError(f"{path}: FAMILIES has two records with the same name: {[f.name for f in families]}")
+        raise FamilyError(f"{own}: FAMILIES has two records with the same name: {[f.name for f in families]}")
+    for path in _modules_of_one_family(module, op_type):
+        for family in getattr(importlib.import_module(path), "FAMILIES", ()):
+            if family.op_type == op_type and records.setdefault(family.name, family) is not family:
+                raise FamilyError(f"{path}: FAMILIES has a second record with the name {family.name}")
     return records
+
+
+def _modules_of_one_family(module: ModuleType, op_type: str) -> Iterator[str]:
+    """Dotted paths of the modules that may hold further records, given the module or package of the op_type."""
+    for found in pkgutil.iter_modules(__path__):
+        if found.name.startswith(f"{op_type}_"):
+            yield f"{__name__}.{found.name}"
+    for found in pkgutil.iter_modules(getattr(module, "__path__", ())):
+        yield f"{module.__name__}.{found.name}"
 
 
 def family_of(definition: Definition) -> Family:

@@ -1,16 +1,16 @@
-"""Gated activations of feed-forward networks: silu_and_mul."""
+"""Gated activations of feed-forward networks: silu_and_mul, and gelu_and_mul in its exact form."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, unit_roundoff
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
+from flashinfer_trace.harness.compare import ErrorBound, Expected, Policy, rounding_error, unit_roundoff
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
 
 U = unit_roundoff(torch.float32)
@@ -51,7 +51,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     return {"gate_up": torch.cat((gate, up), dim=-1)}
 
 
-def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+def silu_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """silu in float64 as x (1 + tanh(x / 2)) / 2, and through exp where that would cancel, below -1."""
     gate, up = inputs["gate_up"].double().tensor_split(2, dim=-1)
     tail = gate.clamp_max(0).exp()
@@ -59,11 +59,20 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     return {"output": Expected(gate * sigmoid * up, {"gate": gate, "up": up, "sigmoid": sigmoid})}
 
 
-def gated_bound(expected: Expected, exponential: torch.Tensor | float, division: float) -> torch.Tensor:
+def gelu_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """x Phi(x) in float64 with 2 Phi = 1 + erf(z), and through the scaled erfcx where that would cancel, below -1."""
+    gate, up = inputs["gate_up"].double().tensor_split(2, dim=-1)
+    z = gate * math.sqrt(0.5)
+    tail = torch.special.erfcx(-z.clamp_max(0)) * torch.exp(-gate.square() / 2)
+    twice = torch.where(gate < -1, tail, 1 + torch.erf(z))
+    return {"output": Expected(gate * twice / 2 * up, {"gate": gate, "up": up, "twice": twice})}
+
+
+def silu_bound(expected: Expected, exponential: torch.Tensor | float, division: float) -> torch.Tensor:
     """One bf16 rounding of (gate * sigmoid) * up in float32.
 
     Args:
-        expected: from `oracle`.
+        expected: from `silu_oracle`.
         exponential: relative error of exp(-gate); it passes into the sigmoid times 1 - sigmoid.
         division: relative error of the quotient.
     """
@@ -75,31 +84,71 @@ def gated_bound(expected: Expected, exponential: torch.Tensor | float, division:
     return rounding_error(value, torch.bfloat16) * (1 + 2**-8) + value.abs() * relative + flushed + smallest
 
 
-GATED = ErrorBound(
-    lambda expected: gated_bound(expected, 4 * U, 2 * U),
+SILU = ErrorBound(
+    lambda expected: silu_bound(expected, 4 * U, 2 * U),
     "one bf16 rounding, u = 2^-8, of float32: exp within 2 ulp, a sum, a quotient, a product; 0 where exp overflows",
 )
 # __expf: 2 + floor(1.173 |x|) ulp, a quotient of 2 ulp, which is 0 where the divisor exceeds 2^126 (CUDA C++
 # Programming Guide, "Intrinsic Functions"). An ulp is at most 2 U.
-FAST = ErrorBound(
-    lambda expected: gated_bound(expected, (3 + 1.173 * expected.parts["gate"].abs()) * 2 * U, 4 * U),
+FAST_SILU = ErrorBound(
+    lambda expected: silu_bound(expected, (3 + 1.173 * expected.parts["gate"].abs()) * 2 * U, 4 * U),
     "one bf16 rounding, u = 2^-8, of float32: __expf within 2 + 1.173 |x| ulp, fast division within 2 ulp, a sum, a "
     "product; 0 where exp(-x) exceeds 2^126",
 )
 
 
-def run_flashinfer(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    import flashinfer.activation
+def gelu_bound(expected: Expected, error: torch.Tensor) -> torch.Tensor:
+    """One bf16 rounding of (gate * Phi(gate)) * up in float32, whose argument gate / sqrt(2) is rounded twice.
 
-    flashinfer.activation.silu_and_mul(inputs["gate_up"], out=outputs["output"])
-    return outputs
+    Args:
+        expected: from `gelu_oracle`.
+        error: absolute error that 2 Phi has besides.
+    """
+    value, gate, up = expected.value, expected.parts["gate"], expected.parts["up"]
+    z = gate * math.sqrt(0.5)
+    # 2 Phi is erfc(-z), whose derivative is 2 / sqrt(pi) exp(-z^2).
+    argument = 2 * U * z.abs() * (2 / math.sqrt(math.pi)) * torch.exp(-z.square())
+    inside = (gate * up).abs() / 2 * (argument + error) + value.abs() * 3 * U
+    # What is subnormal in float32 may be 0: erfc, gelu and the product.
+    smallest = torch.finfo(torch.float32).smallest_normal * (1 + up.abs() + (gate * up).abs())
+    return rounding_error(value, torch.bfloat16) * (1 + 2**-8) + inside + smallest
 
 
-def run_sgl(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    import sgl_kernel  # noqa: F401
+# Largest errors of erfcf and erff: 4 and 2 ulp (CUDA C++ Programming Guide, "Mathematical Functions"); an ulp is at
+# most 2 U.
+GELU = ErrorBound(
+    lambda expected: gelu_bound(expected, 8 * U * expected.parts["twice"]),
+    "one bf16 rounding, u = 2^-8, of float32: erfc within 4 ulp of a rounded argument, three products",
+)
+CANCELLING_GELU = ErrorBound(
+    lambda expected: gelu_bound(expected, 4 * U * (expected.parts["twice"] - 1).abs() + U * expected.parts["twice"]),
+    "one bf16 rounding, u = 2^-8, of float32: 1 + erf, within 2 ulp of erf, of a rounded argument, three products; "
+    "|gate up| 2^-23 remains where 1 + erf cancels",
+)
 
-    torch.ops.sgl_kernel.silu_and_mul.default(outputs["output"], inputs["gate_up"])
-    return outputs
+
+def flashinfer_activation(name: str) -> KernelCall:
+    """An adapter of flashinfer.activation.<name>."""
+
+    def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+        import flashinfer.activation
+
+        getattr(flashinfer.activation, name)(inputs["gate_up"], out=outputs["output"])
+        return outputs
+
+    return run
+
+
+def sgl_activation(name: str) -> KernelCall:
+    """An adapter of sgl-kernel's op."""
+
+    def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+        import sgl_kernel  # noqa: F401
+
+        getattr(torch.ops.sgl_kernel, name).default(outputs["output"], inputs["gate_up"])
+        return outputs
+
+    return run
 
 
 def whole_vectors(definition: Definition) -> str | None:
@@ -110,33 +159,31 @@ def whole_vectors(definition: Definition) -> str | None:
 # No kernel launches for zero rows: an empty grid is an error in CUDA.
 LAUNCHABLE = {"num_tokens": (1, 1 << 20)}
 
-FAMILIES = (
-    Family(
-        name="silu_and_mul",
+
+def gated_family(
+    name: str, oracle: Callable[[Definition, Inputs], dict[str, Expected]], reference: Policy, kernel: Policy
+) -> Family:
+    kernels = (
+        (f"flashinfer.activation.{name}", "flashinfer-python", flashinfer_activation(name)),
+        (f"torch.ops.sgl_kernel.{name}", "sglang-kernel", sgl_activation(name)),
+    )
+    return Family(
+        name=name,
         op_type="activation",
         twin={"intermediate_size": 48, "gate_up_size": 96},
         plans=plans,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
         oracle=oracle,
-        compare={"output": GATED},
-        kernels=(
-            Kernel(
-                "flashinfer.activation.silu_and_mul",
-                "flashinfer-python",
-                run_flashinfer,
-                limits=LAUNCHABLE,
-                supports=whole_vectors,
-                compare={"output": FAST},
-            ),
-            Kernel(
-                "torch.ops.sgl_kernel.silu_and_mul",
-                "sglang-kernel",
-                run_sgl,
-                limits=LAUNCHABLE,
-                supports=whole_vectors,
-                compare={"output": FAST},
-            ),
+        compare={"output": reference},
+        kernels=tuple(
+            Kernel(path, library, call, limits=LAUNCHABLE, supports=whole_vectors, compare={"output": kernel})
+            for path, library, call in kernels
         ),
-    ),
+    )
+
+
+FAMILIES = (
+    gated_family("silu_and_mul", silu_oracle, SILU, FAST_SILU),
+    gated_family("gelu_and_mul", gelu_oracle, GELU, CANCELLING_GELU),
 )

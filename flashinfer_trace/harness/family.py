@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -131,6 +131,10 @@ class Family:
         oracle: (definition, inputs) -> what each output must be, in float64, computed another way.
         compare: policy of each output.
         kernels: the real implementations.
+        corners: (request) -> plans that every verification runs before those that it draws: what random draws seldom
+            meet. Each must have something to show that `plans` may miss.
+        checks: (definition at the sizes to run) -> one line for each way in which the reference alone is wrong, where
+            inputs and outputs do not tell: how a sampler uses the number that it draws.
         unverified: why none of its kernels can be run for evidence; empty if they have run, or only await a GPU run.
     """
 
@@ -143,6 +147,8 @@ class Family:
     oracle: Callable[[Definition, Inputs], dict[str, Expected]]
     compare: Mapping[str, Policy]
     kernels: tuple[Kernel, ...]
+    corners: Callable[[PlanRequest], Sequence[Plan]] = lambda request: ()
+    checks: tuple[Callable[[Definition], list[str]], ...] = ()
     unverified: str = ""
 
     def inputs(self, definition: Definition, plan: Plan, seed: int, device: str | torch.device) -> Inputs:

@@ -7,7 +7,7 @@ import json
 import math
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +16,11 @@ import torch
 from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.case import CaseResult, run_case
+from flashinfer_trace.harness.case import CaseResult, reference_outputs, run_case
 from flashinfer_trace.harness.compare import Comparison
 from flashinfer_trace.harness.family import Family, FamilyError, Kernel, Plan, PlanRequest
+from flashinfer_trace.harness.refusals import accepted_wrong_sizes
+from flashinfer_trace.isolation.worker import ReferenceFailed, ReferenceWorker
 
 __all__ = ["Job", "OutputSummary", "Report", "prepare", "verify"]
 
@@ -43,6 +45,7 @@ class Job:
         kernel: compare this kernel too; otherwise the reference against the oracle only.
         device: ``cpu``, ``cuda`` or ``cuda:1``.
         full: real sizes on a CPU too.
+        worker: where the reference runs on a CPU; in this process if there is none, and on a GPU.
     """
 
     definition: Definition
@@ -50,6 +53,7 @@ class Job:
     kernel: Kernel | None = None
     device: str = "cpu"
     full: bool = False
+    worker: ReferenceWorker | None = field(default=None, compare=False)
 
     @functools.cached_property
     def sized(self) -> Definition:
@@ -69,8 +73,18 @@ class Job:
     @property
     def plans(self) -> st.SearchStrategy[Plan]:
         """The plans that may be drawn."""
+        return self.family.plans(self.request)
+
+    @property
+    def corners(self) -> Sequence[Plan]:
+        """The plans that run before any is drawn."""
+        return self.family.corners(self.request)
+
+    @property
+    def request(self) -> PlanRequest:
+        """What plans are made for."""
         limits, options = (self.kernel.limits, self.kernel.plan_options) if self.kernel else ({}, None)
-        return self.family.plans(PlanRequest(self.sized, limits, self.large, options))
+        return PlanRequest(self.sized, limits, self.large, options)
 
     def line(self, plan: Plan, seed: int) -> str:
         """The command that repeats a case."""
@@ -115,6 +129,7 @@ class Report:
         target: ``oracle``, or the kernel's label.
         status: ``passed``, ``failed`` or ``skipped``.
         cases, vacuous: distinct cases that count, and those that proved nothing.
+        corners: how many of them the family names (see `Family.corners`).
         message: why it failed (ends with the line that repeats the case) or was skipped.
         twin_of: the Definition whose cases these were, if its small twin is the same (see `harness.twins`).
     """
@@ -125,6 +140,7 @@ class Report:
     status: str = "passed"
     cases: int = 0
     vacuous: int = 0
+    corners: int = 0
     seed: int = 0
     seconds: float = 0.0
     message: str = ""
@@ -150,11 +166,13 @@ def verify(
     plan: Plan | None = None,
     on_case: Callable[[CaseResult], None] | None = None,
 ) -> Report:
-    """Runs cases until `examples` real ones have passed, one has failed, or the draws are used up.
+    """Runs the family's corners, then cases until `examples` real ones have passed, one failed, or draws are used up.
+
+    Of a reference on a CPU it also checks that inputs of a wrong size are refused, and the family's own `checks`.
 
     Args:
         job: what to verify.
-        examples: distinct real (not vacuous) cases required; fewer is a failure.
+        examples: distinct real (not vacuous) cases required beside the corners; fewer is a failure.
         seed: of hypothesis's draws; the seed of the elements is drawn by it.
         plan: run this one case, with `seed` as the seed of its elements.
         on_case: called after each case, for progress.
@@ -170,10 +188,17 @@ def verify(
         if plan is not None:
             cases.run(plan, seed)
         else:
+            cases.corners()
+            examples += report.cases
             cases.draw(examples, seed)
+            if job.kernel is None and not job.large:
+                cases.check_reference()
     except (CaseFailure, FamilyError) as failure:
         report.status, report.message = "failed", str(failure)
-    if report.status == "passed" and plan is None and report.cases < examples:
+    if report.status == "passed" and plan is None and report.corners != len(job.corners):
+        report.status = "failed"
+        report.message = f"only {report.corners} of {len(job.corners)} corners ran; each must, and must differ from others"
+    elif report.status == "passed" and plan is None and report.cases < examples:
         report.status = "failed"
         report.message = (
             f"only {report.cases} of {examples} cases prove something ({report.vacuous} vacuous); "
@@ -190,6 +215,29 @@ class _Cases:
         self._job, self._report, self._on_case = job, report, on_case
         self._policies = job.family.policies(job.kernel)
         self._passed: set[str] = set()
+        self._real: tuple[Plan, int] | None = None
+        self._broken: CaseFailure | None = None
+
+    def corners(self) -> None:
+        """Runs the family's corners, with their number as the seed of their elements."""
+        for number, plan in enumerate(self._job.corners):
+            self._report.corners += self.run(plan, number)
+
+    def check_reference(self) -> None:
+        """What cases do not show of a reference.
+
+        Raises:
+            CaseFailure: it takes inputs of a wrong size, or one of the family's own checks has something to say.
+        """
+        job = self._job
+        lines = [line for check in job.family.checks for line in check(job.sized)]
+        if self._real is not None:
+            inputs = job.family.inputs(job.sized, *self._real, job.device)
+            lines += accepted_wrong_sizes(
+                job.sized, inputs, lambda wrong: reference_outputs(job.sized, wrong, 0, job.worker)
+            )
+        if lines:
+            raise CaseFailure("\n  ".join(lines))
 
     def draw(self, examples: int, seed: int) -> None:
         """Draws plans and element seeds until enough cases count."""
@@ -218,18 +266,25 @@ class _Cases:
             test: Any = hypothesis.given(self._job.plans, element_seeds)(run)
             hypothesis.seed(seed + 1_000_003 * round_number)(settings(test))()
 
-    def run(self, plan: Plan, seed: int) -> None:
-        """Runs one case, unless it passed before.
+    def run(self, plan: Plan, seed: int) -> bool:
+        """Runs one case, unless it passed before; whether it did.
 
         Raises:
             CaseFailure: it failed; the message ends with the line that repeats it.
         """
         key = repr((sorted(plan.items()), seed))
         if key in self._passed:
-            return
+            return False
+        if self._broken is not None:
+            raise self._broken
         job, repeat = self._job, f"repeat: {self._job.line(plan, seed)}"
+        worker = None if job.large else job.worker
         try:
-            result = run_case(job.sized, job.family, plan, seed, job.device, job.kernel)
+            result = run_case(job.sized, job.family, plan, seed, job.device, job.kernel, worker)
+        except ReferenceFailed as error:
+            # Not run again to shrink the case: a reference that hangs would hang hundreds of times.
+            self._broken = CaseFailure(f"{error}\n  {repeat}")
+            raise self._broken from error
         except Exception as error:
             raise CaseFailure(f"{type(error).__name__}: {error}\n  {repeat}") from error
         if self._on_case is not None:
@@ -238,6 +293,9 @@ class _Cases:
             raise CaseFailure("\n  ".join([*result.failures, f"axes {result.axes}", repeat]))
         self._passed.add(key)
         self._count(result)
+        if not result.vacuous:
+            self._real = self._real or (plan, seed)
+        return True
 
     def _count(self, result: CaseResult) -> None:
         if result.vacuous:

@@ -1,0 +1,128 @@
+"""LayerNorm with scale and bias, each with an epsilon of 1e-6 and of 1e-5."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, summation_error, unit_roundoff
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
+from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
+
+U = unit_roundoff(torch.float32)
+
+#: Half of five: three in each squared deviation, the division by n, + eps. Then rsqrt (2 ulp, 4 u), and three more: a
+#: deviation and two products.
+ROUNDINGS = 5 / 2 + 4 + 3
+
+#: Standard deviation of what is added to whole rows: their means are many times their deviations.
+OFFSETS = (0.0, 0.0, 30.0)
+
+
+def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    return st.fixed_dictionaries(
+        {
+            "batch_size": sizes(*request.range("batch_size", 0, 40, 4096)),
+            "values": st.sampled_from(VALUE_KINDS),
+            "offset": st.sampled_from(OFFSETS),
+        }
+    )
+
+
+def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    return {"batch_size": axes.get("batch_size", 8), "values": "normal", "offset": 0.0}
+
+
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """Activations of the planned kind, whole rows moved by the planned offset; weights around 1, biases around 0."""
+    hidden_size = definition.const_axes["hidden_size"]
+    x = draws.values((plan["batch_size"], hidden_size), torch.bfloat16, plan["values"])
+    offset = draws.normal([plan["batch_size"], 1], scale=plan["offset"])
+    return {
+        "hidden_states": (x.float() + offset).to(torch.bfloat16),
+        "weight": draws.normal([hidden_size], scale=0.25) + 1,
+        "bias": draws.normal([hidden_size], scale=0.25),
+    }
+
+
+def oracle(eps: float, definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """The norm in float64, from the moments: the variance is mean(x^2) - mean(x)^2.
+
+    What cancels is lost from 53 bits: with a mean of 300 deviations, 16 of them. Where the deviation is far below
+    sqrt(eps), as in a row of equal values, it loses nothing that shows beside eps.
+    """
+    x, weight, bias = (inputs[name].double() for name in ("hidden_states", "weight", "bias"))
+    n = x.shape[-1]
+    mean = torch.einsum("bi->b", x).div(n).unsqueeze(-1)
+    variance = torch.einsum("bi,bi->b", x, x).div(n).unsqueeze(-1) - mean.square()
+    deviation = torch.sqrt(variance.clamp_min(0.0) + eps)
+    scaled = (x - mean) / deviation * weight
+    parts = {
+        "scaled": scaled.abs(),
+        "weight": weight.abs(),
+        "sum": torch.where(summed_exactly(x), 0.0, x.abs().mean(dim=-1, keepdim=True)) / deviation,
+        "mean": mean.abs() / deviation,
+        "length": torch.tensor(float(n), device=x.device),
+    }
+    return {"output": Expected(scaled + bias, parts)}
+
+
+def summed_exactly(x: torch.Tensor) -> torch.Tensor:
+    """Rows [rows, 1] whose float32 sums are exact in any order: magnitudes that add up to below 2^24 common steps."""
+    # Eight significant bits: a bfloat16 is a multiple of its leading bit's value times 2^-7.
+    step = torch.where(x != 0, torch.exp2(torch.frexp(x).exponent.double() - 8), torch.inf).amin(dim=-1, keepdim=True)
+    return x.abs().sum(dim=-1, keepdim=True) / step < 2**24
+
+
+def normalised_bound(expected: Expected) -> torch.Tensor:
+    """One bf16 rounding of a float32 value, whose mean and variance carry the errors of their sums.
+
+    An error d of the mean moves every deviation by d, and the variance by d^2 alone, because deviations add up to 0.
+    """
+    parts = expected.parts
+    moved = summation_error(parts["sum"], parts["length"]) + parts["mean"] * 2 * U  # the division by n may be a product
+    relative = (summation_error(torch.ones_like(moved), parts["length"]) + moved.square()) / 2 + ROUNDINGS * U
+    inside = parts["weight"] * moved + parts["scaled"] * relative + expected.value.abs() * U
+    return rounding_error(expected.value, torch.bfloat16) * (1 + 2**-8) + inside
+
+
+NORMALISED = ErrorBound(
+    normalised_bound,
+    "one bf16 rounding, u = 2^-8, of a float32 value: the error of its mean, half that of its variance, 10 roundings",
+)
+
+
+def run_flashinfer(eps: float, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """The function has no argument for the output."""
+    import flashinfer.norm
+
+    return {"output": flashinfer.norm.layernorm(inputs["hidden_states"], inputs["weight"], inputs["bias"], eps)}
+
+
+def norm_family(suffix: str, eps: float) -> Family:
+    return Family(
+        name=f"layernorm{suffix}",
+        op_type="layernorm",
+        twin={"hidden_size": 64},
+        plans=plans,
+        plan_for_axes=plan_for_axes,
+        make_inputs=make_inputs,
+        oracle=functools.partial(oracle, eps),
+        compare={"output": NORMALISED},
+        kernels=(
+            Kernel(
+                "flashinfer.norm.layernorm",
+                "flashinfer-python",
+                functools.partial(run_flashinfer, eps),
+                # No kernel launches for zero rows: an empty grid is an error in CUDA.
+                limits={"batch_size": (1, 1 << 20)},
+            ),
+        ),
+    )
+
+
+FAMILIES = (norm_family("", 1e-6), norm_family("_eps1e5", 1e-5))

@@ -1,0 +1,65 @@
+"""Inputs of a wrong size, which a reference must refuse: it asserts every const axis that its inputs show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.isolation.worker import ReferenceFailed
+
+__all__ = ["accepted_wrong_sizes", "wrong_sizes"]
+
+
+def wrong_sizes(definition: Definition, inputs: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """`inputs` with one const axis of one tensor one too large, then one too small, each with a line that says so.
+
+    The added elements repeat the last ones, so that every value stays valid.
+    """
+    for spec in definition.inputs.values():
+        for dimension, axis in enumerate(spec.shape or ()):
+            size = definition.axes[axis].value
+            value = inputs[spec.name]
+            if size is None or value.shape[dimension] != size:
+                continue
+            last = torch.tensor([*range(size), size - 1], device=value.device)
+            wrong = {size + 1: take(value, dimension, last)}
+            if size > 1:
+                wrong[size - 1] = take(value, dimension, last[: size - 1])
+            for other, tensor in wrong.items():
+                line = f"input {spec.name} with {other} in dimension {dimension}, where axis {axis} is {size}"
+                yield line, {**inputs, spec.name: tensor}
+
+
+def take(value: torch.Tensor, dimension: int, index: torch.Tensor) -> torch.Tensor:
+    """`index_select` of any dtype: fp8 has none of its own on a CPU."""
+    if value.dtype.itemsize == 1:
+        return value.view(torch.uint8).index_select(dimension, index).view(value.dtype)
+    return value.index_select(dimension, index)
+
+
+def accepted_wrong_sizes(
+    definition: Definition, inputs: Mapping[str, Any], run: Callable[[Mapping[str, Any]], object]
+) -> list[str]:
+    """One line for each input of a wrong size that the reference does not refuse with an AssertionError.
+
+    `run` calls the reference on inputs, and raises what the reference raised, or a `ReferenceFailed` that names it.
+    """
+    lines = []
+    for line, wrong in wrong_sizes(definition, inputs):
+        try:
+            run(wrong)
+        except AssertionError:
+            continue
+        except ReferenceFailed as error:
+            raised = error.error or error.kind
+        except Exception as error:
+            raised = type(error).__name__
+        else:
+            lines.append(f"reference: {line}: was accepted; assert the axis")
+            continue
+        if raised != AssertionError.__name__:
+            lines.append(f"reference: {line}: raised {raised} instead of AssertionError; assert the axis")
+    return lines

@@ -1,0 +1,148 @@
+"""The cases that every mutant of a family is judged by: the harness's own, drawn once, with the oracle's results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flashinfer_trace import definitions
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families import all_families, family_of
+from flashinfer_trace.harness.case import CaseResult, reference_outputs
+from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.harness.family import Family
+from flashinfer_trace.harness.inputs import Draws, torch_dtype
+from flashinfer_trace.harness.verify import Job, prepare, verify
+
+__all__ = ["EXAMPLES", "Bench", "Case", "bench_of", "known_families", "representative"]
+
+#: Real cases of the small twin and their seed: what ``flashinfer-trace verify`` draws by default.
+EXAMPLES = 20
+SEED = 0
+
+#: The memory of inputs up to which a case at the Definition's own sizes takes about a second.
+REAL_BYTES = 32 * 2**20
+
+#: Further cases of the small twin, by another seed, on which a mutant that is called equivalent must agree as well.
+MORE_EXAMPLES = 60
+MORE_SEED = 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case with what the oracle expects, and what the unchanged reference answers.
+
+    `size` is ``twin`` or ``real``: which of the bench's Definitions it belongs to.
+    """
+
+    size: str
+    seed: int
+    axes: Mapping[str, int]
+    inputs: Mapping[str, Any]
+    expected: Mapping[str, Expected]
+    original: Mapping[str, torch.Tensor]
+
+    @property
+    def elements(self) -> int:
+        return sum(value.numel() for value in self.inputs.values() if isinstance(value, torch.Tensor))
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A family's representative Definition and its cases, the cheap ones first."""
+
+    definition: Definition
+    family: Family
+    cases: tuple[Case, ...]
+
+    def sized(self, reference: str, size: str) -> Definition:
+        """The Definition with another reference, at the sizes that a case is for."""
+        return at_size(with_reference(self.definition, reference), self.family, size)
+
+
+def with_reference(definition: Definition, reference: str) -> Definition:
+    return Definition.from_dict({**definition.to_dict(), "reference": reference}, definition.path)
+
+
+def at_size(definition: Definition, family: Family, size: str) -> Definition:
+    return prepare(definition, family, "cpu", full=size == "real")
+
+
+def known_families() -> dict[str, Family]:
+    """Every family that has a Definition, by name."""
+    return {family.name: family for family in all_families()}
+
+
+def input_bytes(definition: Definition) -> int:
+    """Memory of the inputs where every variable axis is 1: that of the weights."""
+    shapes = definition.input_shapes(dict.fromkeys(definition.var_axes, 1))
+    return sum(
+        math.prod(shape) * torch_dtype(definition.inputs[name].dtype).itemsize for name, shape in shapes.items() if shape
+    )
+
+
+def has_real_size(definition: Definition) -> bool:
+    """Whether a case at the Definition's own sizes takes about a second."""
+    return input_bytes(definition) <= REAL_BYTES
+
+
+def representative(family: Family) -> Definition:
+    """The largest Definition whose inputs fit REAL_BYTES; where none does, the smallest."""
+    own = [definition for definition in definitions(op_type=family.op_type) if family_of(definition) is family]
+    sizes = {definition.name: (input_bytes(definition), definition.name) for definition in own}
+    affordable = [definition for definition in own if sizes[definition.name][0] <= REAL_BYTES]
+    if affordable:
+        return max(affordable, key=lambda definition: sizes[definition.name])
+    return min(own, key=lambda definition: sizes[definition.name])
+
+
+def bench_of(family: Family, definition: Definition, more: bool = False) -> Bench:
+    """Draws the cases as `verify` does, the cheap ones first.
+
+    Args:
+        family: the record.
+        definition: its representative.
+        more: the further cases for equivalents, instead of those that judge.
+
+    Raises:
+        ValueError: the unchanged reference does not pass: there is nothing to measure.
+    """
+    if more:
+        cases = drawn(family, definition, MORE_EXAMPLES, MORE_SEED)
+    else:
+        cases = drawn(family, definition, EXAMPLES, SEED)
+        if has_real_size(definition):
+            cases += real(family, definition)
+    cases.sort(key=lambda case: (case.size == "real", case.elements))
+    return Bench(definition, family, tuple(cases))
+
+
+def drawn(family: Family, definition: Definition, examples: int, seed: int) -> list[Case]:
+    """The cases of the small twin that `verify` runs: corners, then drawn ones."""
+    results: list[CaseResult] = []
+    report = verify(Job(definition, family), examples=examples, seed=seed, on_case=results.append)
+    if report.status != "passed":
+        raise ValueError(f"{definition.name}: the reference itself does not pass: {report.message}")
+    return [make_case(family, at_size(definition, family, "twin"), "twin", result) for result in results]
+
+
+def real(family: Family, definition: Definition) -> list[Case]:
+    """Cases at the Definition's own sizes, as ``verify --full --plan`` runs them: one as served, and the first corner."""
+    plans = [family.plan_for_axes(definition, {}, Draws(SEED, "cpu"))]
+    job = Job(definition, family, full=True)
+    results: list[CaseResult] = []
+    for plan in [*plans, *job.corners[:1]]:
+        report = verify(job, plan=plan, seed=SEED, on_case=results.append)
+        if report.status != "passed":
+            raise ValueError(f"{definition.name}: the reference itself does not pass: {report.message}")
+    return [make_case(family, definition, "real", result) for result in results]
+
+
+def make_case(family: Family, definition: Definition, size: str, result: CaseResult) -> Case:
+    inputs = family.inputs(definition, result.plan, result.seed, "cpu")
+    expected = family.expected(definition, inputs)
+    return Case(size, result.seed, result.axes, inputs, expected, reference_outputs(definition, inputs, result.seed))

@@ -1,0 +1,171 @@
+"""The mutants of one reference: every operator at every place, each with an id that its content decides."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.harness.family import Family
+from tools.mutate.operators import EXPRESSIONS, Operator, Place
+from tools.mutate.statements import STATEMENTS
+from tools.mutate.torch_operators import CALLS
+
+__all__ = ["OPERATORS", "Mutant", "mutants", "size_between"]
+
+OPERATORS: dict[str, Operator] = {**EXPRESSIONS, **CALLS, **STATEMENTS}
+
+#: Parts of a node that hold no computation.
+SKIPPED_FIELDS = ("annotation", "returns", "decorator_list", "msg", "type_comment")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One way in which a reference could be wrong.
+
+    Attributes:
+        family: whose reference it is.
+        line: of the embedded reference.
+        operator: the name in `OPERATORS`.
+        number: counts what the operator yields on this line, from 1.
+        function: the function that it changes, ``<module>`` outside one.
+        before, after: the changed statement (of a compound one, its head), as `ast.unparse` writes it.
+        source: the whole changed module, with the Definition's own constants.
+        content: hash of function, before and after: the same mutant of shared code has it in every family.
+    """
+
+    family: str
+    line: int
+    operator: str
+    number: int
+    function: str
+    before: str
+    after: str
+    source: str
+    content: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.family}:{self.line}:{self.operator}:{self.number}"
+
+
+@dataclass(frozen=True)
+class Location:
+    """A node and where it hangs in the tree: `parent.field`, or `parent.field[position]`."""
+
+    node: ast.AST
+    parent: ast.AST
+    field: str
+    position: int | None
+    statement: ast.stmt
+    function: ast.FunctionDef | None
+
+    def put(self, node: ast.AST) -> None:
+        if self.position is None:
+            setattr(self.parent, self.field, node)
+        else:
+            getattr(self.parent, self.field)[self.position] = node
+
+
+def size_between(definition: Definition, family: Family) -> int:
+    """Half the largest const axis, if that is more than any size of the small twin; otherwise 0."""
+    half = max(definition.const_axes.values()) // 2
+    return half if half > 2 * max(family.twin.values()) else 0
+
+
+def mutants(definition: Definition, family: Family) -> list[Mutant]:
+    """All mutants of the embedded reference, in order of line and operator; no two have the same source.
+
+    Constants named after axes are left alone: a Definition's axes decide them.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tree = ast.parse(definition.reference)
+    remove_docstrings(tree)
+    axes = {axis.upper() for axis in definition.const_axes}
+    size = size_between(definition, family)
+    seen = {ast.unparse(tree)}
+    numbers: Counter[tuple[int, str]] = Counter()
+    found = []
+    for location in list(locations(tree, axes)):
+        place = Place(location.parent, location.field, location.function, size)
+        for name, operator in OPERATORS.items():
+            for replacement in operator(location.node, place):
+                mutant = build(tree, location, replacement, name, family.name, numbers, seen)
+                if mutant is not None:
+                    found.append(mutant)
+    return sorted(found, key=lambda mutant: (mutant.line, mutant.operator, mutant.number))
+
+
+def build(
+    tree: ast.Module,
+    location: Location,
+    replacement: ast.AST,
+    operator: str,
+    family: str,
+    numbers: Counter[tuple[int, str]],
+    seen: set[str],
+) -> Mutant | None:
+    """The mutant with `replacement` at `location`, or None if another has the same source."""
+    before = head(location.statement)
+    location.put(replacement)
+    try:
+        source = ast.unparse(ast.fix_missing_locations(tree))
+        after = head(replacement if location.node is location.statement else location.statement)
+    finally:
+        location.put(location.node)
+    if source in seen:
+        return None
+    seen.add(source)
+    line = getattr(location.node, "lineno", location.statement.lineno)
+    numbers[line, operator] += 1
+    function = location.function.name if location.function else "<module>"
+    content = hashlib.sha256("\0".join((function, before, after)).encode()).hexdigest()[:12]
+    return Mutant(family, line, operator, numbers[line, operator], function, before, after, source, content)
+
+
+def head(statement: ast.AST) -> str:
+    """A statement as text; of a compound one the first line, and where its body ends counts for deletions only."""
+    return ast.unparse(statement).split("\n", 1)[0]
+
+
+def remove_docstrings(tree: ast.Module) -> None:
+    """Takes docstrings away: they compute nothing, and parsing each mutant is faster without them."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.FunctionDef)) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+
+
+def locations(tree: ast.Module, axes: set[str]) -> Iterator[Location]:
+    """Every node that operators may change, statements included, in order of the source."""
+    for position, statement in enumerate(tree.body):
+        if isinstance(statement, (ast.Import, ast.ImportFrom)) or is_axis(statement, axes):
+            continue
+        if isinstance(statement, ast.FunctionDef):
+            for own, inner in enumerate(statement.body):
+                yield Location(inner, statement, "body", own, inner, statement)
+                yield from children(inner, inner, statement)
+        else:
+            yield Location(statement, tree, "body", position, statement, None)
+            yield from children(statement, statement, None)
+
+
+def is_axis(statement: ast.stmt, axes: set[str]) -> bool:
+    return isinstance(statement, ast.Assign) and any(isinstance(t, ast.Name) and t.id in axes for t in statement.targets)
+
+
+def children(node: ast.AST, statement: ast.stmt, function: ast.FunctionDef | None) -> Iterator[Location]:
+    for field, value in ast.iter_fields(node):
+        if field in SKIPPED_FIELDS or (isinstance(node, ast.keyword) and node.arg == "device"):
+            continue
+        items = list(enumerate(value)) if isinstance(value, list) else [(None, value)]
+        for position, child in items:
+            if not isinstance(child, ast.AST) or isinstance(child, (ast.operator, ast.cmpop, ast.expr_context)):
+                continue
+            own = child if isinstance(child, ast.stmt) else statement
+            yield Location(child, node, field, position, own, function)
+            yield from children(child, own, function)

@@ -1,0 +1,197 @@
+"""Judges mutants in processes of their own, each with a limit of time and memory, and remembers what it found."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import resource
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import lru_cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from flashinfer_trace import find_root
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.files import write_text
+from flashinfer_trace.harness.family import Family
+from tools.mutate.judge import Verdict
+
+__all__ = ["CACHE", "Limits", "Store", "code_digest", "judge_all"]
+
+#: Where verdicts are kept between runs, under the checkout; out of git.
+CACHE = ".mutate"
+
+#: Seconds that a mutant may take beyond the time of preparing a family's cases, and memory beyond a worker's own.
+SECONDS = 60
+GIBIBYTES = 6
+
+
+class Limits:
+    """Seconds for one mutant (the first of a family in a process also waits for its cases), and bytes."""
+
+    def __init__(self, seconds: float = SECONDS, gibibytes: float = GIBIBYTES) -> None:
+        self.seconds = seconds
+        self.bytes = int(gibibytes * 2**30)
+
+
+class Store:
+    """Verdicts of one family by source of the mutant, in a file that only grows; a torn last line is dropped.
+
+    The file's name holds the digest of all that verdicts depend on but the mutants, so that a change starts a new one.
+    """
+
+    def __init__(self, directory: Path, family: str, digest: str) -> None:
+        self.path = directory / f"{family}-{digest[:16]}.jsonl"
+        self.known: dict[str, Verdict] = {}
+        if self.path.is_file():
+            text = self.path.read_text(encoding="utf-8")
+            whole = text[: text.rfind("\n") + 1]
+            if whole != text:
+                write_text(self.path, whole)
+            for line in whole.splitlines():
+                entry = json.loads(line)
+                source = entry.pop("source")
+                self.known[source] = Verdict(**entry)
+
+    def add(self, key: str, verdict: Verdict) -> None:
+        self.known[key] = verdict
+        self.path.parent.mkdir(exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps({"source": key, **verdict.to_dict()}) + "\n")
+
+
+def source_key(source: str) -> str:
+    return hashlib.sha256(source.encode()).hexdigest()
+
+
+def code_digest(family: Family, definition: Definition) -> str:
+    """Hash of what a verdict depends on but the mutant: the contract, the harness, the family's modules, the judge."""
+    package = package_directory()
+    files = [*(package / "harness").glob("*.py"), *family_modules(package / "families", family.op_type)]
+    files += [Path(__file__).with_name(name) for name in ("cases.py", "judge.py")]
+    total = hashlib.sha256(json.dumps(definition.to_dict(), sort_keys=True).encode())
+    for path in sorted(files, key=lambda path: (path.parent.name, path.name)):
+        total.update(f"{path.parent.name}/{path.name}\0".encode() + path.read_bytes())
+    return total.hexdigest()
+
+
+def package_directory() -> Path:
+    import flashinfer_trace
+
+    return Path(flashinfer_trace.__file__).parent
+
+
+def family_modules(families: Path, op_type: str) -> set[Path]:
+    """The modules of an op_type, and those of other op_types that they import."""
+    found: set[Path] = set()
+    queue = [op_type]
+    while queue:
+        name = queue.pop()
+        own = {*families.glob(f"{name}.py"), *families.glob(f"{name}/*.py")} - found
+        found |= own
+        for path in own:
+            queue += re.findall(r"flashinfer_trace\.families\.(\w+)", path.read_text(encoding="utf-8"))
+    return found
+
+
+def start_worker(limits: Limits) -> None:
+    """Runs once in each process, before torch is imported there."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+
+    torch.set_num_threads(1)
+    import warnings
+
+    warnings.simplefilter("ignore")  # what a mutant warns of is not this project's warning
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() if on_linux() else 0
+    resource.setrlimit(resource.RLIMIT_AS, (used + limits.bytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def on_linux() -> bool:
+    return sys.platform == "linux"
+
+
+@lru_cache(maxsize=4)
+def worker_bench(load: Callable[[str, bool], Any], family: str, more: bool) -> Any:
+    return load(family, more)
+
+
+def load_bench(family: str, more: bool) -> Any:
+    from tools.mutate.cases import bench_of, known_families, representative
+
+    record = known_families()[family]
+    return bench_of(record, representative(record), more)
+
+
+def work(load: Callable[[str, bool], Any], family: str, source: str, check: str) -> Any:
+    """In a worker: the verdict of one mutant, or, with a check, where one that is called equivalent differs."""
+    if check:
+        from tools.mutate.equivalence import first_difference
+
+        found = (first_difference(worker_bench(load, family, more), source, check) for more in (False, True))
+        return next((line for line in found if line), "")
+    from tools.mutate.judge import judge
+
+    return judge(worker_bench(load, family, False), source)
+
+
+def judge_all(
+    tasks: Sequence[tuple[str, str, str]],
+    *,
+    processes: int = 2,
+    limits: Limits | None = None,
+    load: Callable[[str, bool], Any] = load_bench,
+) -> Iterator[tuple[int, Any]]:
+    """Judges (family, source, check) triples; yields (number of the task, verdict) in their order.
+
+    Args:
+        tasks: those of one family one after another: a process keeps the cases of few families. With a check, one of
+            `equivalence.CHECKS`, the outcome is the line of `equivalence.first_difference` instead.
+        processes: how many at once.
+        limits: of each process.
+        load: (family, more) -> its bench, called in the process.
+    """
+    from pebble import ProcessExpired, ProcessPool
+
+    limits = limits or Limits()
+    pool = ProcessPool(
+        max_workers=processes, initializer=start_worker, initargs=[limits], context=get_context("spawn")
+    )
+    with pool:
+        try:
+            waiting = [
+                pool.schedule(work, args=[load, *task], timeout=limits.seconds)
+                for task in tasks
+            ]
+            for number, (future, task) in enumerate(zip(waiting, tasks, strict=True)):
+                checked = bool(task[2])
+                try:
+                    yield number, future.result()
+                except FutureTimeoutError:
+                    yield number, ended("time", f"no answer within {limits.seconds} s", checked)
+                except ProcessExpired as error:
+                    yield number, ended("crashed", f"the process ended with exit code {error.exitcode}", checked)
+        except BaseException:
+            pool.stop()
+            raise
+
+
+def ended(how: str, detail: str, checked: bool) -> Any:
+    return detail if checked else Verdict(how, 1, detail)
+
+
+def default_processes() -> int:
+    return max(1, min(4, os.cpu_count() or 1))
+
+
+def default_store(family: Family, definition: Definition) -> Store:
+    return Store(find_root() / CACHE, family.name, code_digest(family, definition))
+
+
+def remembered(stores: Mapping[str, Store], family: str, source: str) -> Verdict | None:
+    return stores[family].known.get(source_key(source))
