@@ -71,7 +71,7 @@ def embed_all(root: Path, write: bool, names: Sequence[str] = ()) -> list[tuple[
             raise EmbeddingError(f"not valid; nothing was written\n{format_text(found)}")
     changed = [one for one in embedded if one.changes]
     if write:
-        for directory in {path.parent for path in paths}:  # what a killed run left, also where nothing changes now
+        for directory in {path.parent for path in paths}:  # files that a killed run left, even if nothing changes now
             sweep(directory)
         for one in changed:
             write_text(one.path, one.text)

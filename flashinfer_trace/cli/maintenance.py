@@ -16,7 +16,7 @@ __all__ = ["embed", "validate"]
 
 @click.command()
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--release", is_flag=True, help="Also refuse evidence that older code of the harness or a family judged.")
+@click.option("--release", is_flag=True, help="Also report evidence that older harness or family code judged.")
 @format_option
 def validate(paths: tuple[Path, ...], release: bool, output_format: str) -> None:
     """Check Definitions (files or directories; default: the whole dataset) against the schema and conventions.

@@ -137,7 +137,7 @@ def verify(
 
 @contextmanager
 def _missing_packages() -> Iterator[None]:
-    """Says how to install what an import inside misses."""
+    """Adds to an ImportError how to install what is missing."""
     try:
         yield
     except ImportError as error:

@@ -20,9 +20,9 @@ __all__ = ["FamilyError", "all_families", "families_of_op_type", "family_of"]
 def families_of_op_type(op_type: str) -> dict[str, Family]:
     """Records of one op_type by family name; empty if the op_type has no module.
 
-    They stand in ``FAMILIES`` of the module or package of the op_type, or of a module of their own: inside the package,
-    or beside the module as ``<op_type>_<family>.py``. Nothing imports such a module but this, so that its record can
-    build on those that the op_type has.
+    They are in ``FAMILIES`` of the op_type's module or package, or of a separate module: a submodule of the package, or
+    ``<op_type>_<family>.py`` next to the module. Only this function imports such a separate module, so that its record
+    can build on the other records of the op_type.
 
     Raises:
         FamilyError: a module has no tuple ``FAMILIES`` of records of its op_type, or two records have the same name.
@@ -48,7 +48,7 @@ def families_of_op_type(op_type: str) -> dict[str, Family]:
 
 
 def _modules_of_one_family(module: ModuleType, op_type: str) -> Iterator[str]:
-    """Dotted paths of the modules that may hold further records, given the module or package of the op_type."""
+    """Dotted paths of the modules that may contain further records, given the module or package of the op_type."""
     for found in pkgutil.iter_modules(__path__):
         if found.name.startswith(f"{op_type}_"):
             yield f"{__name__}.{found.name}"

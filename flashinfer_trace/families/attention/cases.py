@@ -30,7 +30,7 @@ __all__ = [
 #: Latent attention sums over 576 features but scales by 1 / sqrt(192), so at real sizes the standard deviations of its
 #: logits are 1.7 and 35.
 LOGIT_KINDS = ("normal", "large", "peaked", "uniform", "positive")
-#: Only corners have the kind spread: logits with standard deviation 200, so that exp of their differences leaves
+#: Only corners have the kind spread: logits with standard deviation 200, so that exp of their differences exceeds
 #: float32's range.
 QUERY_SCALE = {"uniform": 0.0, "large": 20.0, "spread": 200.0}
 #: How far the one key of peaked logits is above the others, in nats.
@@ -106,9 +106,9 @@ def lengths(draw: Callable[[Any], Any], request: PlanRequest, page_size: int, ha
 
 
 def corner_lengths(request: PlanRequest, has_queries: bool) -> list[Plan]:
-    """Logits whose spread leaves float32's range, and a request of 300 keys. On a CPU: what kernels round is not known.
+    """Logits whose spread exceeds float32's range, and a request with 300 keys. Every query sees a key.
 
-    Every query sees a key.
+    Only on a CPU, because it is not known what kernels round in such cases.
     """
     if request.large:
         return []

@@ -43,7 +43,7 @@ def _plans(draw: Callable[[Any], Any], request: PlanRequest) -> Plan:
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """As `corner_lengths`, on pages whose unused tokens are NaN."""
+    """The plans of `corner_lengths`, with pages whose unused entries are NaN."""
     page_size = request.definition.const_axes["page_size"]
     return [
         {**plan, "shared_prefix": 0, "unused": "nan", "num_pages": distinct_pages(plan["kv_lens"], page_size, 0)}

@@ -53,7 +53,7 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """Experts that get exactly one token; biases and hidden states beyond float16's range; on a CPU."""
+    """Experts with exactly one token; biases and hidden states beyond float16's range; only on a CPU."""
     if request.large:
         return []
     axes = request.definition.const_axes

@@ -87,7 +87,7 @@ def router_plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
 
 
 def router_corners(request: PlanRequest) -> list[Plan]:
-    """Logits beyond float16's range, of which the last experts have the largest; on a CPU."""
+    """Logits beyond float16's range, the largest for the last experts; only on a CPU."""
     experts = request.definition.const_axes["num_experts"]
     return [] if request.large else [{"seq_len": 3, "routing": "beyond_float16", "rank": experts - 1, "norm": False}]
 
@@ -127,7 +127,7 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """Experts that get exactly one token; logits and hidden states beyond float16's range; on a CPU."""
+    """Experts with exactly one token; logits and hidden states beyond float16's range; only on a CPU."""
     if request.large:
         return []
     one = {"seq_len": 1, "routing": "local", "values": "normal", "zero_row": False, "rank": 0, "norm": True}
