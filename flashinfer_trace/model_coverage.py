@@ -1,7 +1,7 @@
-"""Which Definitions a model needs, by op; which of them exist, and which are verified. Importing this imports no torch.
+"""Which Definitions a model needs, by op; which of them exist, and which are verified. This module needs no torch.
 
-What a model needs is data, ``models/needs/<model>.json``, which `python -m tools.generate_docs` derives from the traces
-of the model's code and the constants of ``models/<model>.json``.
+The needs of a model are data in ``models/needs/<model>.json``, which `python -m tools.generate_docs` derives from the
+traces of the model's code and the constants in ``models/<model>.json``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class OpCoverage:
     """The Definitions of one op_type that one op of a model needs.
 
     Attributes:
-        name: what the model's code calls the op.
+        name: the op's name in the model's code.
         op_type: their op_type.
-        exists: names of those that the dataset has, verified or not.
+        exists: names of those in the dataset, verified or not.
         verified: names of those that evidence verifies.
         missing: names of those that the dataset lacks.
     """
@@ -63,10 +63,10 @@ def model_coverages(
     Args:
         root: the dataset root.
         model: only this model.
-        needs: what `load_needs` would read, if it is at hand.
+        needs: the result of `load_needs`, if the caller already has it.
 
     Raises:
-        DatasetError: there is no such model (the message offers the closest name), or a file is malformed.
+        DatasetError: there is no such model (the message suggests the closest name), or a file is malformed.
     """
     known = {one.name: one for one in definitions(root=root)}
     found = []
@@ -91,21 +91,19 @@ def _coverage(name: str, needed: Mapping[str, Any], known: Mapping[str, Definiti
 
 
 def load_needs(root: Path, model: str | None = None) -> dict[str, dict[str, Any]]:
-    """The files of ``models/needs/`` by model: schema/model_needs.schema.json says what they hold.
+    """The contents of ``models/needs/`` by model; schema/model_needs.schema.json describes them.
 
     Args:
         root: the dataset root.
-        model: only this one; `_`, `.` and `-` in it count as the same.
+        model: only this model; `_`, `.`, `-`, blanks and case in its name are ignored.
 
     Raises:
-        DatasetError: there are none, not the one asked for, or one cannot be read.
+        DatasetError: there are no such files, the model is not among them, or a file cannot be read.
     """
     directory = root / "models" / "needs"
     paths = {path.stem: path for path in sorted(directory.glob("*.json"), key=lambda path: path.stem)}
     if not paths:
-        raise DatasetError(
-            f"no needs of models in {directory}; write them in a checkout: python -m tools.generate_docs"
-        )
+        raise DatasetError(f"no model needs in {directory}; in a checkout, `python -m tools.generate_docs` writes them")
     if model is not None:
         names = {_plain(name): name for name in paths}
         if _plain(model) not in names:
@@ -121,7 +119,7 @@ def load_needs(root: Path, model: str | None = None) -> dict[str, dict[str, Any]
 
 
 def matrix(found: Sequence[ModelCoverage], name: str = "Model") -> list[list[str]]:
-    """Rows of a table, headings first: model x op_type, verified / existing / needed Definitions."""
+    """Rows of a table, headings first: verified / existing / needed Definitions by model and op_type."""
     op_types = sorted({op.op_type for one in found for op in one.ops})
     rows = [[name, *op_types, "all", "ops without a family"]]
     for one in found:

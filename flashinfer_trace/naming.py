@@ -1,6 +1,7 @@
-"""Names of Definitions: which family a name belongs to, and which name the const axes give.
+"""Names of Definitions: the family that a name belongs to, and the name that the const axes determine.
 
-The conventions are data, ``schema/naming.json``, so that other tools can use them. Importing this imports no torch.
+The conventions are data in ``schema/naming.json``, so that other tools can use them. Importing this module does not
+import torch.
 """
 
 from __future__ import annotations
@@ -60,16 +61,16 @@ class NamePattern:
 
 @dataclass(frozen=True)
 class TagNamespace:
-    """What the tags ``name:value`` of one namespace may be.
+    """The rules for the tags ``name:value`` of one namespace.
 
     Attributes:
-        name: what stands before the colon.
-        description: what the namespace says.
-        values: the only values, empty if `pattern` decides.
-        pattern: regular expression that a whole value must match, empty if `values` decides.
-        examples: whole tags.
-        required: every Definition carries one.
-        repeatable: a Definition may carry several.
+        name: the part before the colon.
+        description: what its tags mean.
+        values: the allowed values; empty if `pattern` decides.
+        pattern: regular expression that a whole value must match; empty if `values` decides.
+        examples: complete tags.
+        required: whether every Definition must carry one.
+        repeatable: whether a Definition may carry several.
     """
 
     name: str
@@ -90,10 +91,10 @@ class Naming:
     """The conventions of schema/naming.json.
 
     Attributes:
-        families: by name, in file order: the first that matches wins.
-        abbreviations: abbreviation -> axes it may stand for.
+        families: patterns by name, in file order; the first that matches wins.
+        abbreviations: abbreviation -> axes that it may stand for.
         namespaces: tag namespaces by name.
-        flags: tags without a namespace -> what they say.
+        flags: tags without a namespace -> what they mean.
     """
 
     families: Mapping[str, NamePattern]
@@ -116,7 +117,7 @@ def load_naming(root: Path) -> Naming:
 
 
 def family_name(definition_like: Any, naming: Naming) -> str | None:
-    """Name of the family that a Definition belongs to, None if none matches.
+    """Name of the family that a Definition belongs to; None if none matches.
 
     Args:
         definition_like: a Definition, or its JSON as a mapping; it needs name, op_type and axes.
@@ -139,7 +140,7 @@ def derive_name(family: NamePattern, const_axes: Mapping[str, int]) -> str:
     """The name that a Definition of `family` with these const axes must have.
 
     Raises:
-        NamingError: the pattern names a const axis that is not given.
+        NamingError: the pattern needs a const axis that is not given.
     """
     missing = [axis for axis in _PLACEHOLDER.findall(family.pattern) if axis not in const_axes]
     if missing:
@@ -195,12 +196,12 @@ def _load(path: Path, _modified: int) -> Naming:
             raise NamingError(f"{path}: {error}") from None
         if isinstance(error, JsonSourceError):
             raise NamingError(f"{path}: malformed: {error}") from None
-        raise NamingError(f"{path}: malformed ({error!r}); schema/naming.schema.json says how it must be") from error
+        raise NamingError(f"{path}: malformed ({error!r}); schema/naming.schema.json specifies the format") from error
     return naming
 
 
 def _check_pattern(family: NamePattern, abbreviations: Mapping[str, tuple[str, ...]]) -> None:
-    """Each placeholder follows an abbreviation that may stand for its axis, so that names read the same everywhere."""
+    """Checks that each placeholder follows an abbreviation of its axis, so that names read the same everywhere."""
     # Underscores inside a placeholder belong to the axis's name.
     for part in re.split(r"_(?![^{]*\})", family.pattern):
         if "{" not in part and "}" not in part:

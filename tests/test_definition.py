@@ -155,7 +155,7 @@ def test_a_definition_knows_the_root_it_came_from(tmp_path, monkeypatch):
     alone.write_text(loaded.path.read_text())
     assert Definition.from_file(alone).root is None
     assert Definition.from_dict(SCALE).root is None
-    assert Definition.from_file(alone) == loaded, "where a Definition lies makes no difference to what it is"
+    assert Definition.from_file(alone) == loaded, "the location of a Definition must not affect equality"
 
 
 def test_the_family_is_that_of_the_root_a_definition_came_from(tmp_path):
@@ -173,7 +173,7 @@ def test_the_family_is_that_of_the_root_a_definition_came_from(tmp_path):
     assert (family_of(loaded).name, family_of(copied).name) == ("rmsnorm", "rmsnorm_eps1e5")
     naming["families"] = {}
     (tmp_path / "schema" / "naming.json").write_text(json.dumps(naming))
-    with pytest.raises(FamilyError, match=r"no family in schema/naming\.json has this name"):
+    with pytest.raises(FamilyError, match=r"no family in schema/naming\.json matches this name"):
         family_of(copied)
 
 
@@ -194,7 +194,7 @@ def test_a_definition_is_pickled_after_it_ran():
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         returned, actual = pickle.loads(pool.apply(run_in_another_process, (pickle.dumps(definition),)))
     assert returned == definition and actual == expected
-    assert "compiled" in vars(definition), "pickling drops the compiled reference from the copy only"
+    assert "compiled" in vars(definition), "pickling must drop the compiled reference from the copy only"
 
 
 def test_make_inputs_honours_axes_and_rejects_unknown_ones():

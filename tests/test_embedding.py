@@ -1,4 +1,4 @@
-"""Embedding: names, what it refuses, and what it never takes away."""
+"""Embedding: the choice of Definitions, what it refuses, and what it must not remove."""
 
 from __future__ import annotations
 

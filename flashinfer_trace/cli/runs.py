@@ -28,7 +28,7 @@ __all__ = ["Settings", "run_tasks"]
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of a run that hold for all of its tasks."""
+    """The options of a run that apply to all of its tasks."""
 
     device: str
     examples: int | None
@@ -41,11 +41,11 @@ class Settings:
 
 
 def run_tasks(tasks: Sequence[Task], settings: Settings, advance: Callable[[str, bool], None]) -> Iterator[Report]:
-    """The report of each task in turn; errors of a record, a reference or a kernel are in it, not raised.
+    """Yields the report of each task. It includes errors of a record, a reference or a kernel; they are not raised.
 
     Raises:
-        UsageError: the axes that were asked for do not fit a Definition.
-        KeyboardInterrupt: also for an interrupt that Python discarded while the task before was running.
+        UsageError: the requested axes do not fit a Definition.
+        KeyboardInterrupt: also for an interrupt that Python discarded while a task was running.
     """
     twins = Twins()
     with _lost_interrupts() as interrupted:
@@ -53,7 +53,7 @@ def run_tasks(tasks: Sequence[Task], settings: Settings, advance: Callable[[str,
             advance(f"{task.definition.name} ({task.target})", False)
             try:
                 report = task.impossible(settings.device) or _verified(task, settings, twins)
-            except click.ClickException:  # the axes or the plan that were asked for
+            except click.ClickException:  # the requested axes or plan
                 raise
             except Exception as error:
                 message = "\n  ".join(filter(None, [error_line(error, task.definition), task.stale]))
@@ -83,13 +83,15 @@ def _verified(task: Task, settings: Settings, twins: Twins) -> Report:
 
 
 def _plan(job: Job, settings: Settings) -> dict[str, Any] | None:
-    """The one plan that --axes or --plan asks for, or None."""
+    """The one plan that --axes or --plan requests, or None."""
     definition = job.sized
     if settings.axes is None:
         return settings.plan
     unknown = [name for name in settings.axes if name not in definition.var_axes]
     if unknown:
-        raise click.UsageError(f"{definition.name}: {unknown} are not variable axes; those are {definition.var_axes}")
+        raise click.UsageError(
+            f"{definition.name}: {unknown} are not variable axes; the variable axes are {definition.var_axes}"
+        )
     try:
         return job.family.plan_for_axes(definition, settings.axes, Draws(settings.seed, "cpu"))
     except InputError as error:
@@ -98,7 +100,7 @@ def _plan(job: Job, settings: Settings) -> dict[str, Any] | None:
 
 @contextmanager
 def _lost_interrupts() -> Iterator[Callable[[], bool]]:
-    """Whether Python discarded an interrupt, as it does when one meets a callback of the garbage collector."""
+    """Tells whether Python discarded an interrupt, as it does if one arrives in a callback of the garbage collector."""
     lost: list[object] = []
     report = sys.unraisablehook
 

@@ -12,7 +12,7 @@ VARIABLE = "_FLASHINFER_TRACE_COMPLETE"
 
 
 def completed(shell: str, *words: str) -> list[str]:
-    """What the shell offers for the last of these words."""
+    """What the shell suggests for the last of these words."""
     completion = get_completion_class(shell)(main, {}, "flashinfer-trace", VARIABLE)
     return [item.value for item in completion.get_completions(list(words[:-1]), words[-1])]
 
@@ -59,7 +59,7 @@ STATUS = sorted({f"status:{value}" for one in flashinfer_trace.definitions() for
     ],
 )
 def test_bash_takes_a_colon_for_the_end_of_a_word(monkeypatch, words, expected):
-    """It passes ``status:ver`` as three words, and replaces only the last of them."""
+    """bash passes ``status:ver`` as three words, and replaces only the last of them."""
     monkeypatch.setenv("COMP_WORDS", "\n".join(["flashinfer-trace", *words]))
     monkeypatch.setenv("COMP_CWORD", str(len(words)))
     completion = get_completion_class("bash")(main, {}, "flashinfer-trace", VARIABLE)

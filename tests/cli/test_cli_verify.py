@@ -1,4 +1,4 @@
-"""flashinfer-trace verify: what is run, what is said of it, and the exit status."""
+"""flashinfer-trace verify: what it runs, what it prints, and its exit status."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_failure_is_exit_1_with_a_line_that_repeats_it(invoke, change):
     assert "repeat: flashinfer-trace verify rmsnorm_h512 --against oracle" in result.output
     assert "0 passed, 1 failed" in result.output
     row = next(line for line in result.output.splitlines() if line.startswith("rmsnorm_h512 "))
-    assert row.split()[2] == "failed" and row.split()[5] == "-", "no figure of the cases that passed beside a failure"
+    assert row.split()[2] == "failed" and row.split()[5] == "-", "a failure shows no figure of cases that passed"
 
 
 def test_all_skipped_is_not_success(invoke):
@@ -74,7 +74,7 @@ def test_an_embedded_reference_that_is_older_is_stale(invoke, copy_of_dataset):
     assert report["status"] == "stale"
     invoke("embed", "rmsnorm_h512")
     output = invoke("verify", "rmsnorm_h512", "--examples", "5").output
-    assert "0 passed, 1 failed, 0 skipped; dataset" in output, "what passed was the older reference"
+    assert "0 passed, 1 failed, 0 skipped; dataset" in output, "only the older reference passed"
 
 
 def test_a_stale_reference_that_fails_says_both(invoke, change):
@@ -87,7 +87,7 @@ def test_a_stale_reference_that_fails_says_both(invoke, change):
 
 def test_what_many_reports_say_is_printed_once(invoke):
     result = invoke("verify", "rmsnorm_h*", "--against", "kernel")
-    assert result.output.count("kernels need --device cuda") == 2, "once for all runs, once in the verdict"
+    assert result.output.count("kernels need --device cuda") == 2, "once for all runs and once in the verdict"
     assert " more skipped: kernels need --device cuda" in result.output
 
 
@@ -117,7 +117,7 @@ def remove_pattern(root):
         (damage_naming, "failed", "schema/naming.json: malformed"),
         (damage_source, "stale", "reference/rmsnorm/rmsnorm.py:1: the reference is not Python"),
         (damage_embedded, "failed", "rmsnorm_h512.json: rmsnorm_h512:1: the reference is not Python"),
-        (remove_pattern, "failed", "no family in schema/naming.json has this name; add its pattern there"),
+        (remove_pattern, "failed", "no family in schema/naming.json matches this name; add its pattern there"),
     ],
 )
 def test_bad_data_is_a_failure_of_its_definition(invoke, copy_of_dataset, damage, status, message):
@@ -163,12 +163,12 @@ def test_a_bad_record_is_a_failure_of_its_definitions(
     result = invoke("verify", "--examples", "5")
     assert result.exit_code == 1, result.output
     assert f"{modules / 'scaled.py'}:" in result.stdout and message in result.stdout
-    assert "1 passed, 1 failed" in result.stdout, "the other Definitions are verified all the same"
+    assert "1 passed, 1 failed" in result.stdout, "the other Definitions must still be verified"
     assert "Traceback" not in result.output
 
 
 def interrupt_at(monkeypatch, number, how):
-    """Makes the verification of one Definition meet an interrupt."""
+    """Interrupts the verification of the Definition with this number."""
     calls = []
 
     def verify(self, job, **options):
@@ -185,7 +185,7 @@ def raised():
 
 
 class Discarding:
-    """Python prints what a finaliser raises, and goes on."""
+    """Python prints an exception that a finaliser raises, and continues."""
 
     def __del__(self):
         raise KeyboardInterrupt
@@ -209,7 +209,7 @@ def test_an_interrupt_of_another_command(invoke, monkeypatch):
 
 
 def test_evidence_that_cannot_be_written_is_a_failure(invoke, monkeypatch):
-    """A run on a GPU, as far as a machine without one can go: the kernel passes, and its record does not."""
+    """A run on a GPU, as far as a machine without one can imitate it: the kernel passes, but recording fails."""
 
     def passes(job, **options):
         return Report(job.definition.name, job.target, job.device, cases=60)

@@ -1,4 +1,4 @@
-"""Softmax routing, alone and with the experts in bfloat16 or in fp8 blocks: what is drawn, and the records."""
+"""Softmax routing, alone and with the experts in bfloat16 or in fp8 blocks: what plans draw, and the records."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, sizes
 
-#: Of the router alone. ``peaked``: a token's weights span many orders of magnitude; ``equal``: nothing to choose by.
+#: For the router alone. ``peaked``: a token's weights span many orders of magnitude; ``equal``: all logits are equal.
 LOGITS = ("random", "peaked", "ties", "one_expert", "equal")
-#: Smallest difference of logits next to each other, about 200 roundings of a float32 softmax, and the largest distance
-#: of a chosen logit from the best, from which exp is far above the smallest normal number 2^-126.
+#: The smallest difference of neighbouring logits, about 200 roundings of a float32 softmax; and the largest distance of
+#: a chosen logit from the best, at which exp is still far above the smallest normal number, 2^-126.
 GAP, REACH = 2.0**-16, 80.0
 
 
@@ -65,7 +65,7 @@ def draw_logits(definition: Definition, plan: Plan, draws: Draws) -> torch.Tenso
     elif routing in ("one_expert", "elsewhere") and experts - local >= top_k - 1:
         logits[:, here] -= 12
     if routing == "one_expert":
-        # Where the other choices are local too, they keep weights that count.
+        # Where the other choices are local too, their weights stay large enough to matter.
         logits[:, first + local // 2] += 8 if experts == local else 18
     rounded = logits.to(torch.bfloat16)
     return clear_rows(rounded, decidable(rounded, top_k), count)
@@ -87,7 +87,7 @@ def router_plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
 
 
 def router_corners(request: PlanRequest) -> list[Plan]:
-    """Logits beyond float16's range, of which the last experts have the largest; on a CPU."""
+    """Logits beyond float16's range, the largest for the last experts; only on a CPU."""
     experts = request.definition.const_axes["num_experts"]
     return [] if request.large else [{"seq_len": 3, "routing": "beyond_float16", "rank": experts - 1, "norm": False}]
 
@@ -104,7 +104,7 @@ def router_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    """Few tokens choose local experts; ``elsewhere`` is drawn only where the other ranks have experts enough."""
+    """Few tokens choose local experts; ``elsewhere`` is drawn only where the other ranks have enough experts."""
     axes = request.definition.const_axes
     ranks = axes["num_experts"] // axes["num_local_experts"]
     can_leave = axes["num_experts"] - axes["num_local_experts"] >= axes["top_k"]
@@ -127,7 +127,7 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """Experts that get exactly one token; logits and hidden states beyond float16's range; on a CPU."""
+    """Experts with exactly one token; logits and hidden states beyond float16's range; only on a CPU."""
     if request.large:
         return []
     one = {"seq_len": 1, "routing": "local", "values": "normal", "zero_row": False, "rank": 0, "norm": True}
@@ -156,7 +156,7 @@ def expert_inputs(
 
 
 def bf16_experts(definition: Definition, hidden: torch.Tensor, draws: Draws) -> Inputs:
-    """Weights like trained ones: products keep the size of what goes in."""
+    """Weights like trained ones: products keep the magnitude of their inputs."""
     axes = definition.const_axes
     experts, hidden_size, size = axes["num_local_experts"], axes["hidden_size"], axes["intermediate_size"]
     return {
@@ -166,8 +166,8 @@ def bf16_experts(definition: Definition, hidden: torch.Tensor, draws: Draws) -> 
     }
 
 
-#: Four ranks of eight experts: 8 choices may all fall on one of them, or on the others. Large enough for a scale that
-#: is a per cent off to show above the roundings of every kernel.
+#: Four ranks of eight experts, so that all 8 choices may be on one rank or on the others. Large enough that a scale
+#: that is one per cent off shows above the roundings of every kernel.
 TWIN = {
     "num_experts": 32,
     "num_local_experts": 8,
