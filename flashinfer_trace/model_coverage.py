@@ -75,7 +75,7 @@ def model_coverages(
             found.append(_coverage(name, needed, known))
         except (KeyError, TypeError, AttributeError) as error:
             place = f"models/needs/{name}.json: malformed ({error!r})"
-            raise DatasetError(f"{place}; write it anew: python -m tools.generate_docs") from None
+            raise DatasetError(f"{place}; in a checkout, `python -m tools.generate_docs` rewrites it") from None
     return found
 
 
