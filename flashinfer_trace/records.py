@@ -87,9 +87,9 @@ def _load(path: Path, _modified: int) -> Records:
         document = json_source.load_object(path)
         return Records({name: _kernels(family) for name, family in document["families"].items()})
     except json_source.JsonSourceError as error:
-        raise RecordsError(f"{path}: {error}; write it anew: python -m tools.generate_docs") from None
+        raise RecordsError(f"{path}: {error}; in a checkout, run python -m tools.generate_docs") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RecordsError(f"{path}: malformed ({error!r}); write it anew: python -m tools.generate_docs") from None
+        raise RecordsError(f"{path}: malformed ({error!r}); in a checkout, run python -m tools.generate_docs") from None
 
 
 def _kernels(family: Mapping[str, Any]) -> dict[str, KernelFacts]:

@@ -219,7 +219,6 @@ def family(name: str, log_of_base: float, kernel: Kernel) -> Family:
                 compare={"v_merged": KERNEL_OUTPUT, "s_merged": lse},
             ),
         ),
-        unverified="awaits its first run on a GPU",
     )
 
 
