@@ -77,7 +77,7 @@ def load_records(root: Path) -> Records:
     try:
         return _load(path, path.stat().st_mtime_ns)
     except OSError as error:
-        fix = "write it: python -m tools.generate_docs"
+        fix = "in a checkout, run python -m tools.generate_docs"
         raise RecordsError(f"{path}: cannot be read ({error.strerror}); {fix}") from None
 
 
