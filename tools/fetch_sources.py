@@ -68,7 +68,9 @@ class Pin:
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0 all sources are present, 1 they could not be fetched, 2 wrong usage, 130 interrupted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dest", type=Path, default=Path(".sources"), metavar="DIR", help="where to put them (default: .sources)")
+    parser.add_argument(
+        "--dest", type=Path, default=Path(".sources"), metavar="DIR", help="where to put them (default: .sources)"
+    )
     origin = parser.add_mutually_exclusive_group()
     origin.add_argument("--sglang", metavar="VERSION", help="a release of sglang other than the default")
     origin.add_argument("--from", dest="checkouts", type=Path, metavar="DIR", help="copy from here instead of fetching")
@@ -83,7 +85,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"fetch_sources: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("fetch_sources: interrupted; finished libraries are kept, run the same command to continue", file=sys.stderr)
+        print(
+            "fetch_sources: interrupted; finished libraries are kept, run the same command to continue", file=sys.stderr
+        )
         return 130
     for name, entry in read_manifest(options.dest).items():
         state = "fetched" if name in changed else "already present"
@@ -156,7 +160,7 @@ def bring(dest: Path, pin: Pin, console: Console | None) -> dict[str, Any]:
         wheel.unlink()
         raise FetchError(
             f"{wheel}: the wheel of {pin} has sha256 {found}, tools/sources.toml says {pin.sha256}; it was deleted. "
-            f"Run again; if this persists, the package index (a mirror, a proxy) serves another file or the pin is wrong"
+            f"Run again; if this persists, the package index (mirror, proxy) serves another file or the pin is wrong"
         )
     package = PACKAGES[pin.name]
     staging = dest / f".partial-{package}"
@@ -306,9 +310,7 @@ def writing(dest: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise FetchError(f"{place}: no space left; free some space or choose another --dest") from None
         reason = error.strerror or error
-        raise FetchError(
-            f"{place}: {reason}; {dest} must be a writable directory, choose another --dest"
-        ) from None
+        raise FetchError(f"{place}: {reason}; {dest} must be a writable directory, choose another --dest") from None
 
 
 def remove(path: Path) -> None:

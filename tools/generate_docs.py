@@ -161,7 +161,12 @@ def verification(root: Path) -> str:
     if awaiting:
         lines += ["", AWAITING, *awaiting]
     if missing:
-        lines += ["", "## Kernels that have not been run yet", "", *table(["Definition", "Kernel", "Why"], missing, "lll")]
+        lines += [
+            "",
+            "## Kernels that have not been run yet",
+            "",
+            *table(["Definition", "Kernel", "Why"], missing, "lll"),
+        ]
     return "\n".join(lines) + "\n"
 
 

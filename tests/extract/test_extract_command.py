@@ -236,7 +236,7 @@ MIXTURE = {
 
 
 def test_two_models_that_give_one_name_to_other_constants(root, extract, snapshot):
-    """The name of a mixture says how many experts a rank has, not how many there are."""
+    """The name of a mixture of experts gives the number of experts per rank, not of all experts."""
     add_model(root, "experts", "Experts", MIXTURE)
     add_model(root, "more", "More", {**MIXTURE, "n_routed_experts": 32})
     status, _, err = extract("--model-name", "experts", "more", "--ep", 4, 8)

@@ -225,7 +225,10 @@ def test_only_integers_need_no_bound(root):
         (["--axis", "n=8"], "give at least one --axis NAME[=VALUE], one --input NAME:DTYPE[AXIS,...] and one --output"),
         (["--input", "x=bfloat16"], "--input 'x=bfloat16': write NAME:DTYPE[AXIS,AXIS], or NAME:DTYPE for a scalar"),
         ([*CONTRACT, "--input", "z:double[batch_size]"], "z: no dtype 'double'; choose from float32"),
-        ([*CONTRACT, "--input", "z:int32[rows]"], "z: no axis 'rows'; declare it with --axis rows or --axis rows=VALUE"),
+        (
+            [*CONTRACT, "--input", "z:int32[rows]"],
+            "z: no axis 'rows'; declare it with --axis rows or --axis rows=VALUE",
+        ),
         ([*CONTRACT, "--input", "x:int32"], "'x' is declared twice"),
         ([*CONTRACT, "--input", "batch_size:int32"], "'batch_size' is declared twice"),
         ([*CONTRACT, "--input", "torch:int32"], "'torch' cannot name an input or output"),

@@ -61,7 +61,9 @@ def _run(options: argparse.Namespace) -> int:
         root = find_root()
         definitions = options.definitions or root / "definitions"
         if definitions.exists() and not definitions.is_dir():
-            raise ExtractionError(f"{definitions}: not a directory; --definitions takes a directory, which need not exist")
+            raise ExtractionError(
+                f"{definitions}: not a directory; --definitions takes a directory, which need not exist"
+            )
         planner = Planner(root, definitions, options.deduplicate, options.refresh)
         plan = planner.plan(requests(root, options))
     except (ExtractionError, DatasetError, LedgerError, NamingError, ReferenceSourceError) as error:
@@ -159,7 +161,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     named.add_argument("--all-models", action="store_true", help="every model under models/")
     parser.add_argument("--config", type=Path, metavar="FILE", help="a Hugging Face config.json, instead of models/")
-    parser.add_argument("--execution-modes", nargs="+", choices=STAGES, default=list(STAGES), help="serving stages (default: both)")
+    parser.add_argument(
+        "--execution-modes", nargs="+", choices=STAGES, default=list(STAGES), help="serving stages (default: both)"
+    )
     for option, default, text in (
         ("--tp", None, "tensor-parallel sizes (default: those that each family documents)"),
         ("--ep", None, "expert-parallel sizes (default: those that each family documents)"),
@@ -169,15 +173,24 @@ def _parser() -> argparse.ArgumentParser:
     flag = argparse.BooleanOptionalAction
     parser.add_argument("--include-quantized", action=flag, default=True, help="extract kernels with quantised weights")
     parser.add_argument(
-        "--deduplicate", action=flag, default=True, help="reuse existing Definitions; otherwise write them again, for review"
+        "--deduplicate",
+        action=flag,
+        default=True,
+        help="reuse existing Definitions; otherwise write them again, for review",
     )
     parser.add_argument(
-        "--refresh", action="store_true", help="also give existing Definitions the recipes' texts of axes, inputs and outputs"
+        "--refresh",
+        action="store_true",
+        help="also give existing Definitions the recipes' texts of axes, inputs and outputs",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the plan as a table and write nothing")
     parser.add_argument("--verbose", action="store_true", help="list every kernel that no family covers")
-    parser.add_argument("--sources", type=Path, default=SOURCES, metavar="DIR", help="sources to trace (default: .sources)")
-    parser.add_argument("--definitions", type=Path, metavar="DIR", help="where to write (default: definitions/ of the dataset)")
+    parser.add_argument(
+        "--sources", type=Path, default=SOURCES, metavar="DIR", help="sources to trace (default: .sources)"
+    )
+    parser.add_argument(
+        "--definitions", type=Path, metavar="DIR", help="where to write (default: definitions/ of the dataset)"
+    )
     return parser
 
 

@@ -27,8 +27,8 @@ def problems_of(rows: Sequence[Row], root: Path) -> list[Problem]:
 def write(rows: Sequence[Row], definitions: Path) -> int:
     """Writes the files of a plan under `definitions`; returns their number.
 
-    All are first written next to `definitions`, so that a full disk changes nothing. Then each is renamed into place, so
-    that an interruption leaves no half-written Definition and running again writes what is missing.
+    All are first written next to `definitions`, so that a full disk changes nothing. Then each is renamed into place,
+    so that an interruption leaves no half-written Definition and running again writes what is missing.
 
     Raises:
         OSError: a file cannot be written or renamed.

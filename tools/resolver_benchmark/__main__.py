@@ -28,12 +28,20 @@ PEERS = ("jedi", "pycg", "pyan3")
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0 measured, 1 labels and sources do not match or nothing could be measured, 2 wrong usage."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sources", type=Path, required=True, metavar="DIR", help="directory that contains sglang/, sgl_kernel/, ...")
-    parser.add_argument("--labels", type=Path, default=LABELS, metavar="DIR", help="labels (default: those of the tests)")
-    parser.add_argument("--with", dest="peers", nargs="+", choices=PEERS, default=[], help="other tools to measure as well")
+    parser.add_argument(
+        "--sources", type=Path, required=True, metavar="DIR", help="directory that contains sglang/, sgl_kernel/, ..."
+    )
+    parser.add_argument(
+        "--labels", type=Path, default=LABELS, metavar="DIR", help="labels (default: those of the tests)"
+    )
+    parser.add_argument(
+        "--with", dest="peers", nargs="+", choices=PEERS, default=[], help="other tools to measure as well"
+    )
     parser.add_argument("--no-own", dest="own", action="store_false", help="do not measure the tracer's own resolver")
     parser.add_argument("--python", default=sys.executable, help="interpreter that has the other tools")
-    parser.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="time limit for each other tool (default: 300)")
+    parser.add_argument(
+        "--limit", type=float, default=300, metavar="SECONDS", help="time limit for each other tool (default: 300)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     options = parser.parse_args(arguments)
     try:
@@ -43,7 +51,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     if problems := label_problems(labels, options.sources):
         print("\n".join(problems), file=sys.stderr)
-        print(f"{len(problems)} problems: is {options.sources} the release for which the labels were made?", file=sys.stderr)
+        print(
+            f"{len(problems)} problems: is {options.sources} the release for which the labels were made?",
+            file=sys.stderr,
+        )
         return 1
     command = "python -m tools.resolver_benchmark --sources DIR"
     measured = []

@@ -59,7 +59,10 @@ def main(arguments: list[str]) -> int:
     try:
         version = importlib.metadata.version(DISTRIBUTIONS[tool])
     except importlib.metadata.PackageNotFoundError:
-        print(f"not installed; run `pip install {DISTRIBUTIONS[tool]}` for the interpreter given by --python", file=sys.stderr)
+        print(
+            f"not installed; run `pip install {DISTRIBUTIONS[tool]}` for the interpreter given by --python",
+            file=sys.stderr,
+        )
         return 1
     request = json.load(sys.stdin)
     sources = Path(request["sources"])

@@ -94,7 +94,9 @@ def _check(contract: Contract, dtypes: Sequence[str]) -> None:
             raise ScaffoldError(f"{tensor.name}: no dtype {tensor.dtype!r}; choose from {', '.join(dtypes)}")
         for axis in tensor.shape or ():
             if axis not in contract.axes:
-                raise ScaffoldError(f"{tensor.name}: no axis {axis!r}; declare it with --axis {axis} or --axis {axis}=VALUE")
+                raise ScaffoldError(
+                    f"{tensor.name}: no axis {axis!r}; declare it with --axis {axis} or --axis {axis}=VALUE"
+                )
             used.add(axis)
     for axis, value in contract.axes.items():
         if keyword.iskeyword(axis) or axis in RESERVED:
