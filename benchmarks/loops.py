@@ -302,6 +302,24 @@ def fp8_softmax_moe(
     return softmax_moe(routing_logits, x, *weights, here, norm_topk_prob)
 
 
+def merge_state(base: float) -> Callable[..., tuple[Tensor, Tensor]]:
+    """One head of one token at a time."""
+
+    def run(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[Tensor, Tensor]:
+        values, lse = torch.zeros_like(v_a), torch.full_like(s_a, -math.inf)
+        for index in torch.ones_like(s_a).nonzero().tolist():
+            place = tuple(index)
+            a, b = (float(s[place]) * math.log(base) for s in (s_a, s_b))
+            if max(a, b) == -math.inf:
+                continue
+            total = max(a, b) + math.log(math.exp(a - max(a, b)) + math.exp(b - max(a, b)))
+            merged = math.exp(a - total) * v_a[place].float() + math.exp(b - total) * v_b[place].float()
+            values[place], lse[place] = merged.to(v_a.dtype), total / math.log(base)
+        return values, lse
+
+    return run
+
+
 LOOPS: dict[str, Callable[..., Any]] = {
     "rmsnorm": rmsnorm,
     "fused_add_rmsnorm": fused_add_rmsnorm,
@@ -330,6 +348,8 @@ LOOPS: dict[str, Callable[..., Any]] = {
     "min_p_sampling_from_probs": sampler("min_p"),
     "top_k_renorm_probs": renormaliser("top_k"),
     "top_p_renorm_probs": renormaliser("top_p"),
+    "merge_state": merge_state(2.0),
+    "merge_state_base_e": merge_state(math.e),
     "moe_fp8_block_scale_ds_routing": moe,
     "moe_topk_softmax": topk_softmax,
     "moe_bf16_softmax_routing": bf16_softmax_moe,

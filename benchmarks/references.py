@@ -95,8 +95,8 @@ def run(workload: Workload, options: argparse.Namespace) -> bool:
     times: list[list[float]] = [[]]
     runs[0]()  # warm up; the peak is read before a baseline raises it
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    if not options.no_baseline:
-        baseline = baseline_of(definition, options.baseline)
+    baseline = None if options.no_baseline else baseline_of(definition, options.baseline)
+    if baseline is not None:
         runs.append(lambda: baseline(*arguments))
         times.append([])
     for repetition in range(options.repeat):
@@ -135,13 +135,14 @@ def timed(function: Callable[[], Any], device: str) -> float:
     return time.perf_counter() - start
 
 
-def baseline_of(definition: Definition, path: Path | None) -> Callable[..., Any]:
-    """The older reference at `path`, or the family's loop."""
+def baseline_of(definition: Definition, path: Path | None) -> Callable[..., Any] | None:
+    """The older reference at `path`, or the family's loop; None if the family has no loop."""
     if path is None:
-        return LOOPS[family_of(definition).name]
+        return LOOPS.get(family_of(definition).name)
     is_definition = path.suffix == ".json"
     source = Definition.from_file(path).reference if is_definition else path.read_text(encoding="utf-8")
-    return compile_reference(substitute_constants(source, definition.const_axes, str(path)), str(path))
+    source = substitute_constants(source, definition.const_axes, str(path))
+    return compile_reference(source, str(path), definition.op_type)
 
 
 def select(names: Sequence[str]) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from flashinfer_trace.definition import Definition
+from flashinfer_trace.files import UnreadableFile, read_text
 
 __all__ = [
     "DatasetError",
@@ -67,8 +68,8 @@ def _is_dataset(directory: Path) -> bool:
 
 def _is_checkout(directory: Path) -> bool:
     try:
-        return _is_dataset(directory) and bool(_PROJECT.search((directory / "pyproject.toml").read_text("utf-8")))
-    except (OSError, ValueError):
+        return _is_dataset(directory) and bool(_PROJECT.search(read_text(directory / "pyproject.toml")))
+    except UnreadableFile:
         return False
 
 

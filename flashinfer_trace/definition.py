@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import constraints as constraint_language
+from flashinfer_trace.json_source import JsonSourceError, load_object
 from flashinfer_trace.reference import compile_reference, sha256, substitute_constants
 
 __all__ = ["Axis", "Definition", "InputError", "TensorSpec"]
@@ -108,8 +108,8 @@ class Definition:
         """
         path = Path(path)
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+            data = load_object(path)
+        except JsonSourceError as error:
             raise InputError(
                 f"{path}: cannot be read: {error}; `flashinfer-trace validate {path}` says more"
             ) from error
@@ -229,7 +229,7 @@ class Definition:
     @functools.cached_property
     def compiled(self) -> Callable[..., Any]:
         """The embedded ``run``, compiled once (imports torch)."""
-        return compile_reference(self.reference, self.name)
+        return compile_reference(self.reference, self.name, self.op_type)
 
     def run(self, *args: Any, **inputs: Any) -> Any:
         """Checks the inputs, then calls the embedded reference on them.

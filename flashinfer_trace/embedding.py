@@ -12,8 +12,9 @@ from typing import Any
 from flashinfer_trace import json_source, ledger
 from flashinfer_trace.dataset import definition_paths
 from flashinfer_trace.definition import Definition, InputError
-from flashinfer_trace.files import json_text, write_text
+from flashinfer_trace.files import json_text, sweep, write_text
 from flashinfer_trace.naming import Naming, NamingError, family_name, load_naming
+from flashinfer_trace.records import RecordsError
 from flashinfer_trace.reference import ReferenceSourceError, render, source_path
 
 __all__ = ["EmbeddingError", "embed_all", "outdated_reference"]
@@ -57,7 +58,7 @@ def embed_all(root: Path, write: bool, names: Sequence[str] = ()) -> list[tuple[
     try:
         naming = load_naming(root)
         embedded = [_embed(root, path, naming) for path in paths]
-    except (ReferenceSourceError, NamingError, InputError, ledger.LedgerError) as error:
+    except (ReferenceSourceError, NamingError, RecordsError, InputError, ledger.LedgerError) as error:
         raise EmbeddingError(str(error)) from error
     losing = sum(one.loses_verified for one in embedded)
     evidence = ledger.evidence_directory(root)
@@ -70,6 +71,8 @@ def embed_all(root: Path, write: bool, names: Sequence[str] = ()) -> list[tuple[
             raise EmbeddingError(f"not valid, nothing was written\n{format_text(found)}")
     changed = [one for one in embedded if one.changes]
     if write:
+        for directory in {path.parent for path in paths}:  # what a killed run left, also where nothing changes now
+            sweep(directory)
         for one in changed:
             write_text(one.path, one.text)
     return [(one.path, one.changes) for one in changed]
@@ -140,11 +143,6 @@ def _embed(root: Path, path: Path, naming: Naming) -> _Embedded:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        document = json_source.load(path)
-        if document.problems:
-            raise json_source.JsonSourceError(document.problems[0])
+        return json_source.load_object(path)
     except json_source.JsonSourceError as error:
         raise InputError(f"{path}: {error}") from None
-    if not isinstance(document.data, dict):
-        raise InputError(f"{path}: not a Definition (no JSON object)")
-    return document.data

@@ -7,7 +7,6 @@ of the model's code and the constants of ``models/<model>.json``.
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace.dataset import DatasetError, definitions
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.json_source import JsonSourceError, load_object
 from flashinfer_trace.ledger import VERIFIED
 
 __all__ = ["ModelCoverage", "OpCoverage", "load_needs", "matrix", "model_coverages", "op_table"]
@@ -65,20 +66,28 @@ def model_coverages(
         needs: what `load_needs` would read, if it is at hand.
 
     Raises:
-        DatasetError: there is no such model; the message offers the closest name.
+        DatasetError: there is no such model (the message offers the closest name), or a file is malformed.
     """
     known = {one.name: one for one in definitions(root=root)}
     found = []
     for name, needed in (load_needs(root, model) if needs is None else needs).items():
-        ops = []
-        for op in needed["ops"]:
-            for op_type, names in op["definitions"].items():
-                exists = tuple(one for one in names if one in known)
-                verified = tuple(one for one in exists if VERIFIED in known[one].tags)
-                missing = tuple(one for one in names if one not in known)
-                ops.append(OpCoverage(op["name"], op_type, exists, verified, missing))
-        found.append(ModelCoverage(name, tuple(ops), {op["name"]: op["reason"] for op in needed["unsupported"]}))
+        try:
+            found.append(_coverage(name, needed, known))
+        except (KeyError, TypeError, AttributeError) as error:
+            place = f"models/needs/{name}.json: malformed ({error!r})"
+            raise DatasetError(f"{place}; write it anew: python -m tools.generate_docs") from None
     return found
+
+
+def _coverage(name: str, needed: Mapping[str, Any], known: Mapping[str, Definition]) -> ModelCoverage:
+    ops = []
+    for op in needed["ops"]:
+        for op_type, names in op["definitions"].items():
+            exists = tuple(one for one in names if one in known)
+            verified = tuple(one for one in exists if VERIFIED in known[one].tags)
+            missing = tuple(one for one in names if one not in known)
+            ops.append(OpCoverage(op["name"], op_type, exists, verified, missing))
+    return ModelCoverage(name, tuple(ops), {op["name"]: op["reason"] for op in needed["unsupported"]})
 
 
 def load_needs(root: Path, model: str | None = None) -> dict[str, dict[str, Any]]:
@@ -106,8 +115,8 @@ def load_needs(root: Path, model: str | None = None) -> dict[str, dict[str, Any]
         name = names[_plain(model)]
         paths = {name: paths[name]}
     try:
-        return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items()}
-    except (OSError, ValueError) as error:
+        return {name: load_object(path) for name, path in paths.items()}
+    except JsonSourceError as error:
         raise DatasetError(f"{directory}: cannot be read: {error}") from error
 
 

@@ -6,12 +6,14 @@ The conventions are data, ``schema/naming.json``, so that other tools can use th
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from flashinfer_trace.json_source import JsonSourceError, load_object
+from flashinfer_trace.patterns import check_pattern, fits
 
 __all__ = ["NamePattern", "Naming", "NamingError", "TagNamespace", "derive_name", "family_name", "load_naming"]
 
@@ -80,7 +82,7 @@ class TagNamespace:
 
     def accepts(self, value: str) -> bool:
         """Whether `value` may follow the colon."""
-        return value in self.values if self.values else re.fullmatch(self.pattern, value) is not None
+        return value in self.values if self.values else fits(self.pattern, value)
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ def _pattern_regex(pattern: str) -> re.Pattern[str]:
 @functools.lru_cache(maxsize=32)
 def _load(path: Path, _modified: int) -> Naming:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = load_object(path)
         abbreviations = {name: tuple(axes) for name, axes in data["abbreviations"].items()}
         families = {
             name: NamePattern(name, entry["op_type"], entry["pattern"], tuple(entry.get("where", {}).items()))
@@ -184,13 +186,15 @@ def _load(path: Path, _modified: int) -> Naming:
             for name, entry in data["tags"]["namespaces"].items()
         }
         for namespace in namespaces.values():
-            re.compile(namespace.pattern)
+            check_pattern(namespace.pattern)
         naming = Naming(families, abbreviations, namespaces, dict(data["tags"]["flags"]))
         for family in families.values():
             _check_pattern(family, abbreviations)
-    except (KeyError, AttributeError, TypeError, ValueError, RecursionError, re.error) as error:
+    except (KeyError, AttributeError, TypeError, ValueError) as error:
         if isinstance(error, NamingError):
             raise NamingError(f"{path}: {error}") from None
+        if isinstance(error, JsonSourceError):
+            raise NamingError(f"{path}: malformed: {error}") from None
         raise NamingError(f"{path}: malformed ({error!r}); schema/naming.schema.json says how it must be") from error
     return naming
 

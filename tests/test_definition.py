@@ -11,7 +11,7 @@ import torch
 
 import flashinfer_trace
 from flashinfer_trace import Definition, InputError
-from flashinfer_trace.reference import ReferenceSourceError, compile_reference, render, substitute_constants
+from flashinfer_trace.reference import ReferenceSourceError, compile_reference, load_run, render, substitute_constants
 
 SCALE = {
     "name": "scale_h4",
@@ -206,12 +206,23 @@ def test_make_inputs_honours_axes_and_rejects_unknown_ones():
         flashinfer_trace.make_inputs(definition, {"batch_size": -1})
 
 
+def test_a_reference_is_checked_again_where_it_is_compiled():
+    with pytest.raises(ReferenceSourceError, match="hostile:2: the builtin open"):
+        compile_reference("def run(x):\n    return open(x)\n", "hostile")
+    with pytest.raises(ReferenceSourceError, match="hostile:1: imports os"):
+        compile_reference("import os\n\n\ndef run():\n    return os\n", "hostile")
+    draws = "import torch\n\n\ndef run():\n    return torch.rand(1)\n"
+    assert callable(compile_reference(draws, "sampler", "sampling"))
+    with pytest.raises(ReferenceSourceError, match=r"torch\.rand is not allowed"):
+        compile_reference(draws, "norm", "rmsnorm")
+
+
 def test_reference_namespace_is_bare():
-    run = compile_reference("def run(x):\n    return open(x)\n", "hostile")
+    run = load_run("def run(x):\n    return open(x)\n", "hostile")
     with pytest.raises(NameError, match="open"):
         run("/etc/passwd")
-    with pytest.raises(ImportError, match="may import math and torch only, not os"):
-        compile_reference("import os\n\n\ndef run():\n    return os\n", "hostile")
+    with pytest.raises(ImportError, match=r"may import math torch .* only, not os"):
+        load_run("import os\n\n\ndef run():\n    return os\n", "hostile")
     with pytest.raises(ReferenceSourceError, match=r"defines no run\(\)"):
         compile_reference("x = 1\n", "empty")
 

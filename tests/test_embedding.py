@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 
 import pytest
+from made_up_evidence import small_dataset
 
 import flashinfer_trace
 from flashinfer_trace import ledger
@@ -19,13 +19,7 @@ NAMES = ("rmsnorm_h128", "rmsnorm_h512")
 @pytest.fixture
 def dataset(tmp_path):
     """A dataset of two verified Definitions with their evidence."""
-    for name in ("schema", "reference"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    for directory in ("definitions", "evidence"):
-        (tmp_path / directory / "rmsnorm").mkdir(parents=True)
-        for name in NAMES:
-            shutil.copy(ROOT / directory / "rmsnorm" / f"{name}.json", tmp_path / directory / "rmsnorm")
-    return tmp_path
+    return small_dataset(tmp_path, ROOT, *NAMES)
 
 
 def path_of(root, name):

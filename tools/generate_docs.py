@@ -1,4 +1,4 @@
-"""Generates docs/verification.md, accuracy.md and coverage.md, traces/op_traces.md and models/needs/.
+"""Generates docs/verification.md, accuracy.md, coverage.md, traces/op_traces.md, models/needs/ and schema/records.json.
 
 They are derived from the dataset, the family records, the evidence, and the committed kernel and op traces. The sources
 of SGLang are not needed.
@@ -12,14 +12,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
-from flashinfer_trace import Definition, definitions, find_root
-from flashinfer_trace.families import family_of
-from flashinfer_trace.files import write_text
+from flashinfer_trace import DatasetError, Definition, InputError, definitions, find_root
+from flashinfer_trace.families import FamilyError, all_families, family_of
+from flashinfer_trace.files import UnreadableFile, json_text, read_text, write_text
 from flashinfer_trace.harness.family import Family, Kernel
-from flashinfer_trace.ledger import VERIFIED, proofs
+from flashinfer_trace.json_source import TRACES, JsonSourceError, load_object
+from flashinfer_trace.ledger import RECORDED_ON, VERIFIED, LedgerError, proofs, read
 from flashinfer_trace.model_coverage import matrix, model_coverages, op_table
+from flashinfer_trace.naming import NamingError
+from flashinfer_trace.records import RecordsError, records_path
 from tools.extract_definitions import model_needs
 from tools.op_tracing.definitions import covered
 from tools.op_tracing.kernel_coverage import kernel_coverage
@@ -36,8 +41,10 @@ that prove something. *Vacuous* cases (with an empty output, or one that zeros w
 *Error / bound* is the worst element over all cases and outputs; the limit is 1. [accuracy.md](accuracy.md) lists the
 bounds and the reasons for them.
 
-A Definition is `status:verified` if its evidence contains the SHA-256 of exactly the reference that it embeds.
-`flashinfer-trace validate` checks this, and `flashinfer-trace embed` removes the tag when a reference changes.
+A Definition is `status:verified` if its evidence contains a run of every kernel that computes it on the GPU used for
+recording. Each run must contain the SHA-256 of exactly the reference that the Definition embeds and of its contract
+(axes, constraints, inputs, outputs, dtypes), and it must match the family's record (kernel, policies, outputs, number
+of cases). `flashinfer-trace validate` checks this, and `flashinfer-trace embed` removes the tag when any of it changes.
 
 ## Which sizes were run
 
@@ -52,6 +59,12 @@ AWAITING = """## Definitions that await a GPU run
 
 These are `status:unverified`: no run of a real kernel is recorded for exactly the reference that they embed. Their
 tests against the float64 oracle run on every machine.
+"""
+
+STALE = """## Runs judged by older code
+
+The code of the harness or of the family's record has changed since these runs. They still count as evidence, but must
+be recorded again before a release: `flashinfer-trace validate --release` rejects them.
 """
 
 ACCURACY = """# Accuracy
@@ -76,31 +89,39 @@ CURATED = """## Curated Definitions
 Definitions that no model in `models/` needs. People write them; extraction does not create them.
 """
 
-#: Compute capability of the GPU that evidence is recorded on.
-RECORDED_ON = (9, 0)
-
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a document is out of date")
     options = parser.parse_args(arguments)
     root = find_root()
-    stale = []
-    for path, text in documents(root).items():
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            stale.append(path)
-            if not options.check:
-                path.parent.mkdir(exist_ok=True)
-                write_text(path, text)
-    for path in stale:
+    outdated = []
+    try:
+        # The facts of the records come first: what is proven, and thus the other documents, depends on them.
+        for write_documents in (record_documents, documents):
+            for path, text in write_documents(root).items():
+                if not path.exists() or read_text(path, TRACES.bytes) != text:
+                    outdated.append(path)
+                    if not options.check:
+                        path.parent.mkdir(exist_ok=True)
+                        write_text(path, text)
+    except (DatasetError, FamilyError, InputError, LedgerError, NamingError, RecordsError, UnreadableFile) as error:
+        print(error, file=sys.stderr)
+        return 2
+    for path in outdated:
         print(f"{path}: {'out of date; run `python -m tools.generate_docs`' if options.check else 'written'}")
-    return 1 if options.check and stale else 0
+    return 1 if options.check and outdated else 0
+
+
+def record_documents(root: Path) -> dict[Path, str]:
+    """The path of schema/records.json and its text."""
+    return {records_path(root): record_facts(root)}
 
 
 def documents(root: Path) -> dict[Path, str]:
-    """Every generated document and its text."""
-    kernels = json.loads((root / "traces" / "kernel_traces.json").read_text(encoding="utf-8"))
-    ops = json.loads((root / "traces" / "op_traces.json").read_text(encoding="utf-8"))
+    """Every other generated document and its text."""
+    kernels = _trace(root / "traces" / "kernel_traces.json")
+    ops = _trace(root / "traces" / "op_traces.json")
     dataset = list(definitions(root=root))
     runs = {one.name: [entry.path for entry in proofs(root, one)] for one in dataset}
     return {
@@ -110,6 +131,33 @@ def documents(root: Path) -> dict[Path, str]:
         root / "traces" / "op_traces.md": render(ops, kernels, covered(dataset)),
         **model_needs.documents(root),
     }
+
+
+def record_facts(root: Path) -> str:
+    """The text of schema/records.json: facts about the kernels of all families, for code that imports no torch."""
+    of_family: dict[str, list[Definition]] = {}
+    for definition in definitions(root=root):
+        of_family.setdefault(family_of(definition).name, []).append(definition)
+    families = {
+        family.name: {
+            "policies": {output: policy.reason for output, policy in family.compare.items()},
+            "kernels": [
+                {
+                    "label": kernel.label,
+                    "library": kernel.library,
+                    "path": kernel.path,
+                    "variant": kernel.variant,
+                    "min_capability": ".".join(map(str, kernel.min_capability)),
+                    "max_capability": ".".join(map(str, kernel.max_capability)),
+                    "policies": {output: policy.reason for output, policy in kernel.compare.items()},
+                    "unsupported": [one.name for one in of_family.get(family.name, []) if kernel.unsupported(one)],
+                }
+                for kernel in family.kernels
+            ],
+        }
+        for family in all_families()
+    }
+    return json_text({"$schema": "records.schema.json", "families": families})
 
 
 def model_coverage(root: Path, dataset: list[Definition]) -> str:
@@ -160,6 +208,8 @@ def verification(root: Path) -> str:
     lines += table(headings, rows, "llllrrrl")
     if awaiting:
         lines += ["", AWAITING, *awaiting]
+    if older := stale(root):
+        lines += ["", STALE, *table(["op_type", "Changed since", "Runs"], older, "llr")]
     if missing:
         lines += [
             "",
@@ -168,6 +218,16 @@ def verification(root: Path) -> str:
             *table(["Definition", "Kernel", "Why"], missing, "lll"),
         ]
     return "\n".join(lines) + "\n"
+
+
+def stale(root: Path) -> list[list[str]]:
+    """The number of recorded runs by op_type and by which part of the judging code has changed since."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for definition in definitions(root=root):
+        ledger = read(root, definition)
+        for changed in (ledger.stale() if ledger else {}).values():
+            counts[definition.op_type, " and ".join(changed)] += 1
+    return [[f"`{op_type}`", changed, str(count)] for (op_type, changed), count in sorted(counts.items())]
 
 
 def sizes(root: Path) -> list[list[str]]:
@@ -246,6 +306,13 @@ def accuracy_row(
 
 
 FIGURES = ("kernel_worst", "kernel_error", "reference_worst", "reference_error")
+
+
+def _trace(path: Path) -> dict[str, Any]:
+    try:
+        return load_object(path, TRACES)
+    except JsonSourceError as error:
+        raise DatasetError(f"{path}: {error}; generate it again or restore it from version control") from error
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.twins import Twins
 from flashinfer_trace.harness.verify import Job, Report
 from flashinfer_trace.harness.verify import verify as run_verification
+from flashinfer_trace.isolation.worker import ReferenceWorker
 from flashinfer_trace.ledger import DRAWN_CASES
 
 __all__ = ["Settings", "run_tasks"]
@@ -36,6 +37,7 @@ class Settings:
     plan: dict[str, Any] | None
     full: bool
     evidence: Path | None
+    worker: ReferenceWorker | None
 
 
 def run_tasks(tasks: Sequence[Task], settings: Settings, advance: Callable[[str, bool], None]) -> Iterator[Report]:
@@ -65,7 +67,7 @@ def run_tasks(tasks: Sequence[Task], settings: Settings, advance: Callable[[str,
 def _verified(task: Task, settings: Settings, twins: Twins) -> Report:
     """Runs one task, and records what it proves."""
     kernel = task.kernel
-    job = Job(task.definition, task.record, kernel, settings.device, settings.full)
+    job = Job(task.definition, task.record, kernel, settings.device, settings.full, settings.worker)
     plan = _plan(job, settings)
     count = settings.examples or (DRAWN_CASES if kernel else ORACLE_EXAMPLES)
     if kernel is None and plan is None and not job.full and not job.large:

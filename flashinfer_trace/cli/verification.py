@@ -95,42 +95,52 @@ def verify(
     Exit status: 0 nothing failed and something passed, 1 a failure, 2 wrong usage, 3 nothing was verified because all
     was skipped, 130 interrupted (what was finished by then is printed, and recorded).
     """
-    try:
+    if axes is not None and plan is not None:
+        raise click.UsageError("--axes and --plan both fix the case; give one of them")
+    root = dataset_root()
+    with _missing_packages():
         import torch
 
-        from flashinfer_trace.cli.reports import print_reports
-        from flashinfer_trace.cli.runs import Settings, run_tasks
-        from flashinfer_trace.cli.tasks import find_tasks
-    except ImportError as error:
-        message = f"{error}; `pip install 'flashinfer-trace[verify]'` brings what verify needs"
-        raise click.ClickException(message) from error
-
+        from flashinfer_trace.isolation.worker import reference_worker
     _check_device(device, torch)
     if record and not device.startswith("cuda"):
         raise click.UsageError("--record needs --device cuda: only a run of the real kernel is evidence")
     if record and (examples or DRAWN_CASES) < REQUIRED_CASES:
         raise click.UsageError(f"--record needs --examples {REQUIRED_CASES} or more: fewer are not evidence")
-    if axes is not None and plan is not None:
-        raise click.UsageError("--axes and --plan both fix the case; give one of them")
     if device == "cpu" and not full:
         torch.set_num_threads(1)  # twins are small: more threads only wait for each other
-    root = dataset_root()
-    chosen = [dataset.load(name, root) for name in matching_names(names, root)]
-    tasks = find_tasks(chosen, root, "kernel" if kernel_label else against, kernel_label)
-    _warn_of_stale(tasks)
-    evidence = (evidence or root / "evidence") if record else None
-    settings = Settings(device, examples, seed, axes, plan, full, evidence)
-    reports: list[Report] = []
-    status = 0
-    try:
-        with _progress(len(tasks), output_format) as advance:
-            for report in run_tasks(tasks, settings, advance):
-                reports.append(report)
-    except KeyboardInterrupt:
-        click.echo(f"\ninterrupted: {len(reports)} of {counted(len(tasks), 'run')} finished", err=True)
-        status = INTERRUPTED
+    # Before harness and families are imported: a fork of this process must not hold the oracles.
+    with reference_worker(device, full) as worker:
+        with _missing_packages():
+            from flashinfer_trace.cli.reports import print_reports
+            from flashinfer_trace.cli.runs import Settings, run_tasks
+            from flashinfer_trace.cli.tasks import find_tasks
+        chosen = [dataset.load(name, root) for name in matching_names(names, root)]
+        tasks = find_tasks(chosen, root, "kernel" if kernel_label else against, kernel_label)
+        _warn_of_stale(tasks)
+        evidence = (evidence or root / "evidence") if record else None
+        settings = Settings(device, examples, seed, axes, plan, full, evidence, worker)
+        reports: list[Report] = []
+        status = 0
+        try:
+            with _progress(len(tasks), output_format) as advance:
+                for report in run_tasks(tasks, settings, advance):
+                    reports.append(report)
+        except KeyboardInterrupt:
+            click.echo(f"\ninterrupted: {len(reports)} of {counted(len(tasks), 'run')} finished", err=True)
+            status = INTERRUPTED
     print_reports(reports, root, output_format)
     sys.exit(status or _exit_status(reports))
+
+
+@contextmanager
+def _missing_packages() -> Iterator[None]:
+    """Says how to install what an import inside misses."""
+    try:
+        yield
+    except ImportError as error:
+        message = f"{error}; `pip install 'flashinfer-trace[verify]'` brings what verify needs"
+        raise click.ClickException(message) from error
 
 
 def _warn_of_stale(tasks: Sequence[Task]) -> None:

@@ -66,6 +66,16 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
     }
 
 
+def corners(request: PlanRequest) -> list[Plan]:
+    """States at the ends of float16's range."""
+    low, high = request.range("num_tokens", 0, 24, 1024)
+    usual = plan_for_axes(
+        request.definition, {"num_tokens": max(low, min(5, high)), "max_seq_len": 64}, Draws(0, "cpu")
+    )
+    cache = {"bfloat16_cache": request.options_of(RopeOptions).bfloat16_cache}
+    return [{**usual, **cache, "values": values} for values in ("huge", "minute")]
+
+
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Queries and keys of the planned kind; a cache of max_seq_len rows; positions within it."""
     axes, tokens = definition.const_axes, plan["num_tokens"]
@@ -227,6 +237,7 @@ def rope_family(style: str) -> Family:
         op_type="rope",
         twin={"num_qo_heads": 4, "num_kv_heads": 2, "head_size": 16, "rotary_dim": 8},
         plans=plans,
+        corners=corners,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
         oracle=functools.partial(oracle, half_split),

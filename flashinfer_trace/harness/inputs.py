@@ -55,14 +55,15 @@ class Draws:
         """A matrix of activations or weights.
 
         Kinds: ``normal``; ``integers`` (-4..4: products and short sums are exact, so a kernel must round correctly);
-        ``large`` (1000 times as big), ``tiny`` (1/1000); ``constant_rows`` (each row one value: its mean square is
+        ``large`` (1000 times as big), ``tiny`` (1/1000), ``huge`` and ``minute`` (1e5 and 1e-6: corners, at the ends of
+        float16's range); ``constant_rows`` (each row one value: its mean square is
         that value's square).
         """
         if kind == "integers":
             return self.integers(shape, -4, 4).to(dtype)
         if kind == "constant_rows":
             return self.normal([*shape[:-1], 1], torch.float32, scale).expand(*shape).to(dtype)
-        factor = {"normal": 1.0, "large": 1000.0, "tiny": 0.001}[kind]
+        factor = {"normal": 1.0, "large": 1000.0, "tiny": 0.001, "huge": 1e5, "minute": 1e-6}[kind]
         return self.normal(shape, dtype, scale * factor)
 
 

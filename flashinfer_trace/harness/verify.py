@@ -16,10 +16,11 @@ import torch
 from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.case import CaseResult, run_case
+from flashinfer_trace.harness.case import CaseResult, reference_outputs, run_case
 from flashinfer_trace.harness.compare import Comparison
 from flashinfer_trace.harness.family import Family, FamilyError, Kernel, Plan, PlanRequest
 from flashinfer_trace.harness.refusals import accepted_wrong_sizes
+from flashinfer_trace.isolation.worker import ReferenceFailed, ReferenceWorker
 
 __all__ = ["Job", "OutputSummary", "Report", "prepare", "verify"]
 
@@ -44,6 +45,7 @@ class Job:
         kernel: compare this kernel too; otherwise the reference against the oracle only.
         device: ``cpu``, ``cuda`` or ``cuda:1``.
         full: real sizes on a CPU too.
+        worker: where the reference runs on a CPU; in this process if there is none, and on a GPU.
     """
 
     definition: Definition
@@ -51,6 +53,7 @@ class Job:
     kernel: Kernel | None = None
     device: str = "cpu"
     full: bool = False
+    worker: ReferenceWorker | None = field(default=None, compare=False)
 
     @functools.cached_property
     def sized(self) -> Definition:
@@ -180,25 +183,28 @@ def verify(
     report = Report(job.definition.name, job.target, job.device, seed=seed)
     cases = _Cases(job, report, on_case)
     started = time.perf_counter()
+    real_corners = 0
     try:
         job.family.check(job.definition, job.kernel)
         if plan is not None:
             cases.run(plan, seed)
         else:
             cases.corners()
-            examples += report.cases
-            cases.draw(examples, seed)
+            real_corners = report.cases
+            cases.draw(examples + real_corners, seed)
             if job.kernel is None and not job.large:
                 cases.check_reference()
     except (CaseFailure, FamilyError) as failure:
         report.status, report.message = "failed", str(failure)
     if report.status == "passed" and plan is None and report.corners != len(job.corners):
         report.status = "failed"
-        report.message = f"only {report.corners} of {len(job.corners)} corners ran; each must, and must differ from others"
-    elif report.status == "passed" and plan is None and report.cases < examples:
+        report.message = (
+            f"only {report.corners} of {len(job.corners)} corners ran; each must, and must differ from others"
+        )
+    elif report.status == "passed" and plan is None and report.cases < examples + real_corners:
         report.status = "failed"
         report.message = (
-            f"only {report.cases} of {examples} cases prove something ({report.vacuous} vacuous); "
+            f"only {report.cases - real_corners} of {examples} cases prove something ({report.vacuous} vacuous); "
             f"make the family's plans draw fewer empty or zero cases"
         )
     report.seconds = time.perf_counter() - started
@@ -213,6 +219,7 @@ class _Cases:
         self._policies = job.family.policies(job.kernel)
         self._passed: set[str] = set()
         self._real: tuple[Plan, int] | None = None
+        self._broken: CaseFailure | None = None
 
     def corners(self) -> None:
         """Runs the family's corners, with their number as the seed of their elements."""
@@ -228,7 +235,10 @@ class _Cases:
         job = self._job
         lines = [line for check in job.family.checks for line in check(job.sized)]
         if self._real is not None:
-            lines += accepted_wrong_sizes(job.sized, job.family.inputs(job.sized, *self._real, job.device))
+            inputs = job.family.inputs(job.sized, *self._real, job.device)
+            lines += accepted_wrong_sizes(
+                job.sized, inputs, lambda wrong: reference_outputs(job.sized, wrong, 0, job.worker)
+            )
         if lines:
             raise CaseFailure("\n  ".join(lines))
 
@@ -268,9 +278,16 @@ class _Cases:
         key = repr((sorted(plan.items()), seed))
         if key in self._passed:
             return False
+        if self._broken is not None:
+            raise self._broken
         job, repeat = self._job, f"repeat: {self._job.line(plan, seed)}"
+        worker = None if job.large else job.worker
         try:
-            result = run_case(job.sized, job.family, plan, seed, job.device, job.kernel)
+            result = run_case(job.sized, job.family, plan, seed, job.device, job.kernel, worker)
+        except ReferenceFailed as error:
+            # Not run again to shrink the case: a reference that hangs would hang hundreds of times.
+            self._broken = CaseFailure(f"{error}\n  {repeat}")
+            raise self._broken from error
         except Exception as error:
             raise CaseFailure(f"{type(error).__name__}: {error}\n  {repeat}") from error
         if self._on_case is not None:

@@ -14,7 +14,12 @@ from flashinfer_trace import families
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.twins import Twins
 from flashinfer_trace.harness.verify import Report
-from tools.scaffold.templates import RECORD, REFERENCE, definition
+from tools.scaffold.__main__ import EXAMPLE
+from tools.scaffold.contract import read_contract
+from tools.scaffold.templates import definition, record, reference
+
+CONTRACT = read_contract(flashinfer_trace.find_root(), *EXAMPLE)
+UNFINISHED = record("scaled", "scaled", CONTRACT)
 
 
 def test_verify_one_case_by_axes(invoke):
@@ -126,19 +131,19 @@ def test_bad_data_is_a_failure_of_its_definition(invoke, copy_of_dataset, damage
 
 
 @pytest.mark.parametrize(
-    ("record", "message"),
+    ("text", "message"),
     [
         ("import nosuch\n", ":1: ModuleNotFoundError: No module named 'nosuch'; correct it, then run"),
         ("\n\ndef (:\n", ":3: SyntaxError: invalid syntax; correct it, then run"),
-        (RECORD.substitute(family="scaled", op_type="scaled"), "the harness record of scaled is unfinished: write it"),
+        (UNFINISHED, "the harness record of scaled is unfinished: write it"),
         (
-            RECORD.substitute(family="scaled", op_type="scaled").replace("TODO", "to do"),
+            UNFINISHED.replace("TODO", "to do"),
             "NotImplementedError: to do: draw axes and structure",
         ),
     ],
 )
 def test_a_bad_record_is_a_failure_of_its_definitions(
-    invoke, copy_of_dataset, tmp_path_factory, monkeypatch, record, message
+    invoke, copy_of_dataset, tmp_path_factory, monkeypatch, text, message
 ):
     root = copy_of_dataset.parents[2]
     names = json.loads((root / "schema" / "naming.json").read_text())
@@ -146,10 +151,12 @@ def test_a_bad_record_is_a_failure_of_its_definitions(
     (root / "schema" / "naming.json").write_text(json.dumps(names))
     for folder in ("reference", "definitions"):
         (root / folder / "scaled").mkdir()
-    (root / "reference" / "scaled" / "scaled.py").write_text(REFERENCE)
-    (root / "definitions" / "scaled" / "scaled_n8.json").write_text(json.dumps(definition("scaled", "scaled")))
+    (root / "reference" / "scaled" / "scaled.py").write_text(reference(CONTRACT))
+    (root / "definitions" / "scaled" / "scaled_n8.json").write_text(
+        json.dumps(definition("scaled_n8", "scaled", CONTRACT))
+    )
     modules = tmp_path_factory.mktemp("families")
-    (modules / "scaled.py").write_text(record)
+    (modules / "scaled.py").write_text(text)
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(modules)])
     families.families_of_op_type.cache_clear()
     monkeypatch.delitem(sys.modules, "flashinfer_trace.families.scaled", raising=False)
@@ -195,7 +202,7 @@ def test_an_interrupt_keeps_what_is_finished(invoke, monkeypatch, how, finished)
 
 
 def test_an_interrupt_of_another_command(invoke, monkeypatch):
-    monkeypatch.setattr("flashinfer_trace.validation.validate_paths", lambda *paths: raised())
+    monkeypatch.setattr("flashinfer_trace.validation.validate_paths", lambda *paths, **options: raised())
     result = invoke("validate", "--format", "json")
     assert (result.exit_code, json.loads(result.stdout)) == (130, {"error": "interrupted"})
     assert result.stderr.strip() == "interrupted"

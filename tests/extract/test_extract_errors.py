@@ -155,7 +155,7 @@ def test_default_sizes_that_do_not_fit_are_left_out_and_reported(root, extract):
         (["--model-name", "tiny", "--all-models"], "not allowed with argument"),
         ([], "one of the arguments --model-name --all-models is required"),
         (["--model-name", "tiny", "twin-1.5", "--config", "c.json"], "--config gives the constants of one model"),
-        (["--model-name", "new", "--config", "absent.json"], "absent.json: cannot read it: No such file or directory"),
+        (["--model-name", "new", "--config", "absent.json"], "absent.json: cannot be read: No such file or directory"),
         (["--model-name", "tiny", "--sources", "."], "no sglang package"),
     ],
 )

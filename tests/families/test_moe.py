@@ -165,7 +165,8 @@ def offset_off_by_one(inputs):
 
 
 def transposed_scales(inputs):
-    inputs["gemm1_weights_scale"] = inputs["gemm1_weights_scale"].transpose(1, 2).contiguous()
+    scale = inputs["gemm1_weights_scale"]
+    inputs["gemm1_weights_scale"] = scale.transpose(1, 2).contiguous().view(scale.shape)
 
 
 def token_scales_misread(inputs):

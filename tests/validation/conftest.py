@@ -28,12 +28,13 @@ MINIMAL = read_fixture(FIXTURES / "valid" / "minimal.json")["definition"]
 
 
 class Dataset:
-    """A dataset root with the real schema/ and whatever a test writes."""
+    """A dataset root with the real schema/, the facts of a small record, and whatever a test writes."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         (root / "definitions").mkdir(parents=True)
         shutil.copytree(REPOSITORY / "schema", root / "schema", ignore=shutil.ignore_patterns("tests"))
+        shutil.copy(FIXTURES / "records.json", root / "schema" / "records.json")
 
     def write(self, relative: str, content: Any) -> Path:
         """Writes one file: bytes, text, or anything else as JSON."""

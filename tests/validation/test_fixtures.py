@@ -25,6 +25,7 @@ RULES_WITH_OWN_TEST = {
     "file-unexpected": "test_dataset_check.py::test_other_file_among_definitions",
     "record-unfinished": "test_dataset_check.py::test_a_record_with_something_left_to_be_written",
     "dataset-schema": "test_dataset_check.py::test_broken_naming",
+    "evidence-stale": "../test_forgeries.py::test_older_code_is_stale_and_refused_at_a_release",
     "evidence-orphan": "test_dataset_check.py::test_orphaned_evidence",
 }
 

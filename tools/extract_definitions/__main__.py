@@ -24,6 +24,7 @@ from pathlib import Path
 from flashinfer_trace.dataset import DatasetError, find_root
 from flashinfer_trace.ledger import LedgerError
 from flashinfer_trace.naming import NamingError
+from flashinfer_trace.records import RecordsError
 from flashinfer_trace.reference import ReferenceSourceError
 from flashinfer_trace.validation import Result, format_text
 from tools.extract_definitions import apply, report
@@ -66,7 +67,7 @@ def _run(options: argparse.Namespace) -> int:
             )
         planner = Planner(root, definitions, options.deduplicate, options.refresh)
         plan = planner.plan(requests(root, options))
-    except (ExtractionError, DatasetError, LedgerError, NamingError, ReferenceSourceError) as error:
+    except (ExtractionError, DatasetError, LedgerError, NamingError, RecordsError, ReferenceSourceError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     problems = apply.problems_of(plan.rows, root)

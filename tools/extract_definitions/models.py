@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flashinfer_trace.json_source import JsonSourceError, load_object
 from tools.extract_definitions.errors import ExtractionError
 
 TAG = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*")
@@ -163,14 +163,9 @@ def load_config(root: Path, path: Path, name: str) -> Model:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ExtractionError(f"{path}: cannot read it: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ExtractionError(f"{path}: not JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise ExtractionError(f"{path}: must hold a JSON object, not a {type(data).__name__}")
-    return data
+        return load_object(path)
+    except JsonSourceError as error:
+        raise ExtractionError(f"{path}: {error}") from error
 
 
 def _plain(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 from flashinfer_trace import ledger
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.files import json_text
+from flashinfer_trace.json_source import load_object
 from flashinfer_trace.naming import Naming, derive_name, load_naming
 from flashinfer_trace.reference import render
 from tools.extract_definitions.errors import ExtractionError
@@ -247,13 +247,13 @@ def _kernels(request: Request, op: Op) -> list[str]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = load_object(path)
         Definition.from_dict(data, path)
-    except (OSError, ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ExtractionError(
             f"{path}: not a Definition: {error}; run `flashinfer-trace validate {path}` for details"
         ) from error
-    return data  # type: ignore[no-any-return]
+    return data
 
 
 def _contract(data: Mapping[str, Any], section: str) -> Any:

@@ -8,7 +8,6 @@ python -m tools.extract_definitions.traces [ARCHITECTURE ...]     # write digest
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace.files import Lines, laid_out, write_text
+from flashinfer_trace.json_source import TRACES, load_object
 from tools.extract_definitions.errors import ExtractionError
 from tools.kernel_tracing.analysis import Progress, analyse
 from tools.kernel_tracing.sources import SourcesError, SourceTree, find_sources
@@ -182,8 +182,8 @@ def _nodes(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def _read(path: Path) -> Usage:
     try:
-        return usage_from(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        return usage_from(load_object(path, TRACES))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ExtractionError(f"{path}: not a digest ({error!r}); restore it from version control") from error
 
 

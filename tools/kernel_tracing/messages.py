@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import rich.progress
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from tools.kernel_tracing.analysis import Progress as Report
+from tools.kernel_tracing.analysis import Progress
 from tools.kernel_tracing.sources import SourceTree, notices
 
 
@@ -28,7 +29,7 @@ def left_out(problems: Iterable[Mapping[str, Any]]) -> None:
 
 
 @contextmanager
-def progress() -> Iterator[Report]:
+def progress() -> Iterator[Progress]:
     """A progress bar on standard error, if that is a terminal."""
     console = Console(stderr=True)
     if not console.is_interactive:
@@ -41,7 +42,7 @@ def progress() -> Iterator[Report]:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
+    with rich.progress.Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("reading sources", total=None)
 
         def report(phase: str, done: int, total: int) -> None:

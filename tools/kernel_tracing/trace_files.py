@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
+from flashinfer_trace import json_source
 from flashinfer_trace.files import COMPACT, Lines, laid_out, write_text
 from tools.kernel_tracing.check import schema_problems
 
@@ -37,10 +37,9 @@ def _lines(path: tuple[str, ...], value: Any) -> Lines | None:
 def load(path: Path) -> dict[str, Any]:
     """Reads a trace. Raises OSError, which names the file, if it does not exist or is not JSON."""
     try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise OSError(f"{path}: not JSON: {error}") from error
-    return document
+        return json_source.load_object(path, json_source.TRACES)
+    except json_source.JsonSourceError as error:
+        raise OSError(f"{path}: {error}") from error
 
 
 def load_traces(path: Path) -> dict[str, Any]:

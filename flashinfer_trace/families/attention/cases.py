@@ -18,6 +18,7 @@ __all__ = [
     "AttentionOptions",
     "add_peaks",
     "batch_size_of",
+    "corner_lengths",
     "lengths",
     "lengths_for_axes",
     "query_scale",
@@ -28,7 +29,8 @@ __all__ = [
 #: the weight; uniform: all keys have the same; positive: the values do not cancel. Latent attention sums over 576
 #: features what it scales by 1 / sqrt(192): there the standard deviations are 1.7 and 35 at real sizes.
 LOGIT_KINDS = ("normal", "large", "peaked", "uniform", "positive")
-QUERY_SCALE = {"uniform": 0.0, "large": 20.0}
+#: Only corners have spread: logits of standard deviation 200, so that exp of their differences leaves float32's range.
+QUERY_SCALE = {"uniform": 0.0, "large": 20.0, "spread": 200.0}
 #: How far above the others the one key of peaked logits is, in nats.
 PEAK = 14.0
 
@@ -99,6 +101,17 @@ def lengths(draw: Callable[[Any], Any], request: PlanRequest, page_size: int, ha
     plan["kv_lens"] = kv_lens
     plan["logits"] = draw(st.sampled_from(LOGIT_KINDS))
     return plan
+
+
+def corner_lengths(request: PlanRequest, has_queries: bool) -> list[Plan]:
+    """Logits whose spread leaves float32's range, and a request of 300 keys. On a CPU: what kernels round is not known.
+
+    Every query sees a key.
+    """
+    if request.large:
+        return []
+    plans: list[Plan] = [{"kv_lens": [300, 7], "logits": kind} for kind in ("spread", "normal")]
+    return [{**plan, "q_lens": [5, 3]} for plan in plans] if has_queries else plans
 
 
 def lengths_for_axes(axes: Mapping[str, int], kv_lens: list[int] | None, has_queries: bool, draws: Draws) -> Plan:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition, InputError
-from flashinfer_trace.families.attention.cases import batch_size_of, lengths, lengths_for_axes
+from flashinfer_trace.families.attention.cases import batch_size_of, corner_lengths, lengths, lengths_for_axes
 from flashinfer_trace.families.attention.oracle import Request
 from flashinfer_trace.families.attention.paged import UNUSED_KINDS, PageTable, allocate_pages, distinct_pages
 from flashinfer_trace.families.attention.policies import LSE, OUTPUT
@@ -40,6 +40,15 @@ def _plans(draw: Callable[[Any], Any], request: PlanRequest) -> Plan:
     plan["num_pages"] = max(least, needed + draw(st.integers(0, 3)))
     plan["unused"] = draw(st.sampled_from(UNUSED_KINDS))
     return plan
+
+
+def corners(request: PlanRequest) -> list[Plan]:
+    """As `corner_lengths`, on pages whose unused tokens are NaN."""
+    page_size = request.definition.const_axes["page_size"]
+    return [
+        {**plan, "shared_prefix": 0, "unused": "nan", "num_pages": distinct_pages(plan["kv_lens"], page_size, 0)}
+        for plan in corner_lengths(request, has_queries(request.definition))
+    ]
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
@@ -122,6 +131,7 @@ def paged_family(
         op_type=op_type,
         twin=twin,
         plans=plans,
+        corners=corners,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
         oracle=oracle,

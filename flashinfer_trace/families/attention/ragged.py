@@ -15,6 +15,7 @@ from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention.cases import (
     add_peaks,
     batch_size_of,
+    corner_lengths,
     lengths,
     lengths_for_axes,
     query_scale,
@@ -55,6 +56,10 @@ class Sizes:
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
     """Lengths and kind of one case."""
     return lengths(request, TILE if request.large else SMALL_TILE, True)
+
+
+def corners(request: PlanRequest) -> list[Plan]:
+    return corner_lengths(request, True)
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
@@ -132,6 +137,7 @@ def ragged_family(name: str, op_type: str, twin: Mapping[str, int], compiled: Ma
         op_type=op_type,
         twin=twin,
         plans=plans,
+        corners=corners,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
         oracle=oracle,

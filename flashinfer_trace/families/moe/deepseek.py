@@ -52,6 +52,16 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
     ).map(few_stay_local)
 
 
+def corners(request: PlanRequest) -> list[Plan]:
+    """Experts that get exactly one token; biases and hidden states beyond float16's range; on a CPU."""
+    if request.large:
+        return []
+    axes = request.definition.const_axes
+    one = {**plan_for_axes(request.definition, {"seq_len": 1}, Draws(0, "cpu")), "routing": "local"}
+    last = axes["num_experts"] // axes["num_local_experts"] - 1
+    return [one, {**one, "seq_len": 3, "routing": "random", "bias": "beyond_float16", "values": "huge", "rank": last}]
+
+
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
     plan = {"seq_len": axes.get("seq_len", 8), "routing": "random", "bias": "small", "values": "normal"}
     return {**plan, "zero_row": False, "rank": 0, "factor": 2.5}
@@ -60,6 +70,8 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
 def draw_bias(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
     """bfloat16 [num_experts]. Large ones are 32 or 32.25: neighbours in bfloat16."""
     shape = [definition.const_axes["num_experts"]]
+    if plan["bias"] == "beyond_float16":
+        return (torch.arange(1, shape[0] + 1, device=draws.device) * 65536.0).to(torch.bfloat16)
     if plan["bias"] == "large" and plan["routing"] != "one_expert":
         return (draws.integers(shape, 0, 1).float() * 0.25 + 32).to(torch.bfloat16)
     if plan["bias"] == "small" and plan["routing"] not in ("one_expert", "ties"):
@@ -126,13 +138,14 @@ FAMILIES = (
             "num_experts": 32,
             "num_local_experts": 8,
             "hidden_size": 512,
-            "intermediate_size": 256,
-            "gemm1_out_size": 512,
+            "intermediate_size": 384,
+            "gemm1_out_size": 768,
             "num_hidden_blocks": 4,
-            "num_intermediate_blocks": 2,
-            "num_gemm1_out_blocks": 4,
+            "num_intermediate_blocks": 3,
+            "num_gemm1_out_blocks": 6,
         },
         plans=plans,
+        corners=corners,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
         oracle=oracle,

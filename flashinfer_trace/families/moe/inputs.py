@@ -12,6 +12,8 @@ from flashinfer_trace.harness.family import Inputs, Plan
 from flashinfer_trace.harness.inputs import Draws
 
 VALUES = {"normal": 1.0, "large": 300.0, "tiny": 0.01}
+#: Of corners: beyond float16's range.
+CORNER_VALUES = {"huge": 1e5}
 #: ``random``; ``ties``: logits of a few values; ``local``: every choice on this rank, as far as it has experts enough;
 #: ``one_expert``: one local expert for all tokens, their other choices elsewhere if they can be; ``elsewhere``: none
 #: here (such a case is vacuous).
@@ -40,7 +42,10 @@ def clear_rows(logits: torch.Tensor, clear: torch.Tensor, count: int) -> torch.T
 def hidden_values(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
     """float32 [seq_len, hidden_size]: normal values whose blocks differ in size; on request a row of zeros."""
     count, hidden_size = plan["seq_len"], definition.const_axes["hidden_size"]
-    blocks = torch.exp2(draws.uniform([count, -(-hidden_size // BLOCK)], -0.5, 0.5)) * VALUES[plan["values"]]
+    blocks = (
+        torch.exp2(draws.uniform([count, -(-hidden_size // BLOCK)], -0.5, 0.5))
+        * {**VALUES, **CORNER_VALUES}[plan["values"]]
+    )
     hidden = draws.normal([count, hidden_size]) * blocks.repeat_interleave(BLOCK, dim=1)[:, :hidden_size]
     if plan["zero_row"] and count:
         hidden[count // 2] = 0

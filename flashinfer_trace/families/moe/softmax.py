@@ -54,6 +54,10 @@ def draw_logits(definition: Definition, plan: Plan, draws: Draws) -> torch.Tenso
     logits = draws.normal(shape) * (12.0 if routing == "peaked" else 1.0)
     if routing == "ties":
         logits = tied_logits(shape, draws)
+    elif routing == "beyond_float16":
+        end = first + local
+        logits = torch.full(shape, 70144.0, device=draws.device)
+        logits[:, max(0, end - top_k) : end] = 99840.0
     elif routing == "equal":
         logits = logits[:, :1].expand(shape).contiguous()
     elif routing == "local":
@@ -80,6 +84,12 @@ def router_plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
             "norm": st.booleans(),
         }
     )
+
+
+def router_corners(request: PlanRequest) -> list[Plan]:
+    """Logits beyond float16's range, of which the last experts have the largest; on a CPU."""
+    experts = request.definition.const_axes["num_experts"]
+    return [] if request.large else [{"seq_len": 3, "routing": "beyond_float16", "rank": experts - 1, "norm": False}]
 
 
 def router_plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
@@ -114,6 +124,16 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
             "norm": st.booleans(),
         }
     ).map(with_something_to_show)
+
+
+def corners(request: PlanRequest) -> list[Plan]:
+    """Experts that get exactly one token; logits and hidden states beyond float16's range; on a CPU."""
+    if request.large:
+        return []
+    one = {"seq_len": 1, "routing": "local", "values": "normal", "zero_row": False, "rank": 0, "norm": True}
+    axes = request.definition.const_axes
+    last = axes["num_experts"] // axes["num_local_experts"] - 1
+    return [one, {**one, "seq_len": 3, "routing": "beyond_float16", "values": "huge", "rank": last}]
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
@@ -152,10 +172,10 @@ TWIN = {
     "num_experts": 32,
     "num_local_experts": 8,
     "hidden_size": 512,
-    "intermediate_size": 512,
-    "gemm1_out_size": 1024,
+    "intermediate_size": 384,
+    "gemm1_out_size": 768,
 }
-FP8_TWIN = {**TWIN, "num_hidden_blocks": 4, "num_intermediate_blocks": 4, "num_gemm1_out_blocks": 8}
+FP8_TWIN = {**TWIN, "num_hidden_blocks": 4, "num_intermediate_blocks": 3, "num_gemm1_out_blocks": 6}
 
 
 def experts_family(
@@ -171,6 +191,7 @@ def experts_family(
         op_type="moe",
         twin=twin,
         plans=plans,
+        corners=corners,
         plan_for_axes=plan_for_axes,
         make_inputs=expert_inputs(draw_experts),
         oracle=oracle,
@@ -185,6 +206,7 @@ FAMILIES = (
         op_type="moe",
         twin={"num_experts": 16},
         plans=router_plans,
+        corners=router_corners,
         plan_for_axes=router_plan_for_axes,
         make_inputs=router_inputs,
         oracle=topk_softmax_oracle,

@@ -18,7 +18,9 @@ __all__ = ["UNIT", "SamplingOptions", "make_inputs", "plan_for_axes", "renorm_pl
 
 #: Kinds of rows. ``normal``: softmax of normal logits; ``peaked``: one token of 0.6; ``zipf``: 1 / rank^1.1 in random
 #: order; ``uniform``: all tied; ``few_valued``: five values, one of them 0; ``dyadic``: multiples of UNIT that sum to
-#: 1, with ties, so that float32 sums are exact in any order; ``one_hot``; ``zero``.
+#: 1, with ties, so that float32 sums are exact in any order; ``one_hot``; ``zero``. Only corners have ``short``, ten
+#: tokens of distinct probabilities around 0.1, the largest in the last place, and ``trailing``, the same without mass
+#: in the last place: each of their tokens is drawn often.
 ORDINARY = ("normal", "peaked", "zipf", "few_valued", "dyadic")
 KINDS = (*ORDINARY, "uniform", "one_hot", "zero")
 UNIT = 2.0**-20
@@ -94,8 +96,12 @@ def plans(request: PlanRequest, counts: tuple[int, ...], total: int) -> st.Searc
 
 def sampling_plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
     """Enough draws to see a temperature of 1.1 on a normal row: 1 GB on a GPU, at most 64 MB on a CPU."""
-    vocab_size = request.definition.const_axes["vocab_size"]
-    return plans(request, (1, 2, 4), 2048 if request.large else min(8192, 2**24 // vocab_size))
+    return plans(request, (1, 2, 4), draw_count(request))
+
+
+def draw_count(request: PlanRequest) -> int:
+    """Draws of one case, over all its rows."""
+    return 2048 if request.large else min(8192, 2**24 // request.definition.const_axes["vocab_size"])
 
 
 def renorm_plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
@@ -143,6 +149,13 @@ def make_row(kind: str, vocab_size: int, draws: Draws) -> torch.Tensor:
         return row.float()
     if kind == "dyadic":
         return dyadic_row(vocab_size, draws)[order]
+    if kind in ("short", "trailing"):
+        levels = torch.arange(10, 20, device=draws.device).double() + draws.uniform((10,), 0.0, 0.9).double()
+        places = draws.permutation(vocab_size - 1)[:10]
+        row[places] = levels
+        if kind == "short":
+            row[places[9]], row[-1] = 0.0, levels[9]
+        return (row / row.sum()).float()
     if kind == "normal":
         row = torch.softmax(draws.normal((vocab_size,), scale=2.5).double(), dim=-1)
     elif kind == "peaked":

@@ -11,13 +11,15 @@ from tools.extract_definitions.words import const, tensor, var
 TENSOR_PARALLEL = (1, 2, 4, 8)
 REQUESTS = "Number of requests."
 LENGTH = "Length of the offset arrays: number of requests + 1."
-QUERY_OFFSETS = "Offsets of each request's queries: request b has rows qo_indptr[b] to qo_indptr[b + 1] - 1."
-PAGE_OFFSETS = "Offsets of each request's pages in kv_indices; equal neighbours mean no keys."
-PAGE_INDICES = "Page indices, request after request, each below num_pages. Requests may share pages."
-LAST_PAGE = "Tokens in the last page of each request, 1 to page_size; 0 for a request without pages."
+QUERY_OFFSETS = "Query offsets: request b owns rows qo_indptr[b] to qo_indptr[b + 1] - 1."
+PAGE_OFFSETS = "Offsets of each request's pages in kv_indices; two equal neighbours mean a request without keys."
+PAGE_INDICES = (
+    "Page indices of all requests, one request after the other, each below num_pages. Requests may share pages."
+)
+LAST_PAGE = "Number of tokens in the last page of each request, 1 to page_size; 0 for a request without pages."
 KEY_OFFSETS = (
-    "Offsets of each request's keys and values: request b has rows kv_indptr[b] to kv_indptr[b + 1] - 1; "
-    "equal neighbours mean no keys."
+    "Key and value offsets: request b owns rows kv_indptr[b] to kv_indptr[b + 1] - 1; "
+    "two equal neighbours mean a request without keys."
 )
 LSE = "Base-2 logarithm of the sum of exponentials of the scaled logits; -inf for"
 
@@ -54,9 +56,9 @@ def paged_needs(
 def paged_text(decode: bool) -> tuple[str, str]:
     """Two parts of a description: what the queries are, and a sentence on how they are aligned with the keys."""
     if decode:
-        return "of one new token a request (decode)", ""
+        return "for one new token per request (decode)", ""
     return (
-        "of several new tokens a request (prefill with a cached prefix), causal",
+        "for several new tokens per request (prefill with a cached prefix), causal",
         "Queries are aligned with the end of the keys. ",
     )
 
@@ -67,16 +69,16 @@ def paged_axes(decode: bool, sizes: dict[str, Any], page_size: int) -> dict[str,
     if decode:
         axes["batch_size"] = var("Number of requests; each has one query.")
     else:
-        axes["total_q"] = var("Number of queries (new tokens) of all requests.")
+        axes["total_q"] = var("Total number of queries (new tokens) of all requests.")
         if page_size > 1:
             axes["batch_size"] = var(REQUESTS)
     return {
         **axes,
         **sizes,
-        "page_size": const(page_size, "Tokens of a page."),
-        "num_pages": var("Pages of the cache, used or not."),
+        "page_size": const(page_size, "Tokens per page."),
+        "num_pages": var("Number of pages in the cache, used or not."),
         "len_indptr": var(LENGTH),
-        "num_kv_indices": var("Page indices of all requests together."),
+        "num_kv_indices": var("Total number of page indices of all requests."),
     }
 
 
@@ -101,8 +103,8 @@ def paged_indices(decode: bool, page_size: int) -> dict[str, Any]:
 def ragged_axes(sizes: dict[str, Any]) -> dict[str, Any]:
     """Axes of attention on ragged tensors."""
     return {
-        "total_q": var("Number of queries (new tokens) of all requests."),
-        "total_kv": var("Number of keys of all requests."),
+        "total_q": var("Total number of queries (new tokens) of all requests."),
+        "total_kv": var("Total number of keys of all requests."),
         **sizes,
         "len_indptr": var(LENGTH),
     }
@@ -121,7 +123,7 @@ RAGGED_CONSTRAINTS = ("total_q == qo_indptr[-1].item()", "total_kv == kv_indptr[
 
 def outputs(rows: str, dim: str, what: str, decode: bool) -> dict[str, Any]:
     """The output and the log-sum-exp; `what` describes the output."""
-    nothing = "a request without keys" if decode else "a query that may attend to nothing"
+    nothing = "a request without keys" if decode else "a query that may attend to no key"
     return {
         "output": tensor([rows, "num_qo_heads", dim], "bfloat16", f"{what}; 0 for {nothing}."),
         "lse": tensor([rows, "num_qo_heads"], "float32", f"{LSE} {nothing}."),

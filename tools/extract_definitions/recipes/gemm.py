@@ -98,16 +98,16 @@ def _attention_layers(request: Request, heads: int, size: int) -> Iterator[Layer
 def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
     n, k = axes["n"], axes["k"]
     description = (
-        f"Linear layer in bf16, C = A @ B.T with {k} input and {plural(n, 'output feature')} a rank. {uses(needs)}"
+        f"Linear layer in bf16, C = A @ B.T, with {k} input and {plural(n, 'output feature')} per rank. {uses(needs)}"
     )
     dimensions = {
         "m": var("Number of rows: all tokens of the batch."),
         "n": const(n, "Output features."),
-        "k": const(k, "Input features, summed over."),
+        "k": const(k, "Input features, which the product sums over."),
     }
     inputs = {
-        "A": tensor(["m", "k"], "bfloat16", "Activations, one row a token."),
-        "B": tensor(["n", "k"], "bfloat16", "Weights as nn.Linear stores them, one row an output feature."),
+        "A": tensor(["m", "k"], "bfloat16", "Activations, one row per token."),
+        "B": tensor(["n", "k"], "bfloat16", "Weights as nn.Linear stores them, one row per output feature."),
     }
     outputs = {"C": tensor(["m", "n"], "bfloat16", "Product A @ B.T.")}
     return document(description, needs, (), dimensions, inputs, outputs)
