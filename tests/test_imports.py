@@ -20,11 +20,11 @@ FIRST = "from __future__ import annotations\n"
 #: Contract -> a module, and an import that breaks the contract.
 TURNED = {
     "command line -> families": ("flashinfer_trace/harness/inputs.py", "from flashinfer_trace import families"),
-    "the package never reads": ("flashinfer_trace/definition.py", "from tools import generate_docs"),
-    "generated documents may": ("tools/kernel_tracing/sources.py", "from tools.op_tracing import definitions"),
-    "the other tools stand apart": ("tools/scaffold/templates.py", "from tools.op_tracing import graph"),
-    "nothing but generated": ("tools/extract_definitions/words.py", "from tools.scaffold import templates"),
-    "no circles": ("flashinfer_trace/harness/inputs.py", "from flashinfer_trace.harness import case"),
+    "the package never imports": ("flashinfer_trace/definition.py", "from tools import generate_docs"),
+    "generate_docs may import": ("tools/kernel_tracing/sources.py", "from tools.op_tracing import definitions"),
+    "the other tools are independent": ("tools/scaffold/templates.py", "from tools.op_tracing import graph"),
+    "only generate_docs imports": ("tools/extract_definitions/words.py", "from tools.scaffold import templates"),
+    "no import cycles": ("flashinfer_trace/harness/inputs.py", "from flashinfer_trace.harness import case"),
 }
 
 

@@ -1,4 +1,4 @@
-"""A small package with one call of each kind, and traces of it made by hand."""
+"""A small package with one call of each kind, and hand-made traces of it."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def write(root, files):
 
 
 def frame(file, function, call, line=None, **extra):
-    """A frame; its line is where the call begins, found by its text."""
+    """A frame; by default its line is where the text of the call is found."""
     if line is None:
         lines = textwrap.dedent(FILES[file]).splitlines()
         start = call.split("(")[0].removeprefix("@") + ("(" if "(" in call else "")

@@ -1,4 +1,4 @@
-"""Evidence that nobody recorded, for tests of what reads it: it fits the Definition and its family's record."""
+"""Made-up evidence for tests of code that reads evidence; it matches the Definition and its family's record."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def made_up_evidence(root: Path, definition: Definition) -> dict[str, Any]:
 
 
 def small_dataset(root: Path, source: Path, *names: str) -> Path:
-    """A dataset at `root` with some Definitions of `source`, all verified by evidence that is made up."""
+    """Creates a dataset at `root` with some Definitions of `source`, all verified by made-up evidence."""
     for directory in ("schema", "reference"):
         shutil.copytree(source / directory, root / directory, ignore=shutil.ignore_patterns("tests"))
     for path in source.glob("definitions/*/*.json"):

@@ -1,4 +1,4 @@
-"""Headless Chromium that shows one page and answers for what is on it."""
+"""Headless Chromium that shows one page and answers questions about it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Browser:
         self.driver.get(self.address + fragment)
 
     def logs(self):
-        """What the console said, and the addresses that were asked for, since the last call."""
+        """Console messages and requested addresses since the last call."""
         said = [entry["message"] for entry in self.driver.get_log("browser")]
         events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         sent = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
@@ -78,7 +78,7 @@ class Browser:
         self.find(selector)[number].click()
 
     def names(self):
-        """Names in the tree that can be seen, in order."""
+        """The visible names in the tree, in order."""
         script = "return arguments[0].map((found) => found.textContent)"
         return self.driver.execute_script(script, self.find("[role=tree] .name"))
 
@@ -94,12 +94,12 @@ class Browser:
             self.driver.switch_to.active_element.send_keys(key)
 
     def focused(self):
-        """The name of the item of a tree that has the focus, or the text of what has it instead."""
+        """The name of the tree item that has the focus, or the text of the other element that has it."""
         active = self.driver.switch_to.active_element
         return active.get_attribute("data-name") or active.get_attribute("id") or active.text
 
     def wait(self, condition):
-        """Waits for what the browser does after the call that causes it has returned."""
+        """Waits for an effect that may appear after the call that causes it has returned."""
         from selenium.webdriver.support.wait import WebDriverWait
 
         WebDriverWait(self.driver, 10, poll_frequency=0.02).until(lambda _: condition())

@@ -1,4 +1,4 @@
-"""Small and large op traces with their kernel traces, made by hand, valid against the schemas."""
+"""Small and large hand-made op traces with their kernel traces, valid against the schemas."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEMAS = {
 MODEL, LINEAR = "sglang/srt/models/m.py", "sglang/srt/layers/linear.py"
 SOURCE = {"version": "1.0", "sha256": "ab" * 32}
 HEAD = {"sources": {"sglang": SOURCE, "sgl-kernel": SOURCE}, "model": "small", "platform": "cuda"}
-#: Markup, an end of the script element, quotes, an escape, and what ends a line in JavaScript but not in JSON.
+#: Markup, an end of the script element, quotes, an escape, and a character that ends a line in JavaScript but not JSON.
 HOSTILE = "<img/src=x/onerror=document.title='owned'>"
 HOSTILE_TEXT = (
     f"</script><script>document.title='owned'</script> <!-- {HOSTILE} \"double\" 'single' &lt; \\u003c \u2028 é"
@@ -57,7 +57,7 @@ def node(name, kind, *children, annotation="", sites=(), **more):
 
 
 def documents():
-    """A small op trace and its kernel traces: every kind of node, long and hostile texts; valid, or an error."""
+    """A small op trace and its kernel traces, with every kind of node, and with long and hostile texts."""
     entry = frame(90, "Model.forward", "self.layer(x)", "for i in range(len(self.layers))")
     inner = frame(40, "Linear.forward", "fp8_gemm(x, w)", "quantization=fp8", file=LINEAR)
     through = [[inner, frame(line, "Layer.forward", "self.q_proj(x)"), entry] for line in (12, 13)]
@@ -142,7 +142,7 @@ def large():
         layers.append(node(f"layer_{n}", "container", *children, function=f"Layer{n}.forward", sites=[site(n + 1)]))
     graph = node("large", "container", node("Large", "container", *layers, function="Large.forward"))
     trace = {**HEAD, "ops": ops, "graph": graph, "direct_kernels": [], "non_model_ops": []}
-    valid(trace, {**HEAD, "kernels": kernels[:9], "unresolved": []})  # the others are made alike; all would take long
+    valid(trace, {**HEAD, "kernels": kernels[:9], "unresolved": []})  # all would take long
     return trace, {**HEAD, "kernels": kernels, "unresolved": []}
 
 

@@ -1,4 +1,4 @@
-"""python -m tools.scaffold: three files that are refused until their TODOs are filled."""
+"""python -m tools.scaffold: three files that are rejected until their TODOs are filled in."""
 
 from __future__ import annotations
 
@@ -136,12 +136,12 @@ def test_the_record_goes_beside_those_of_its_op_type(root, op_type, record, shar
     assert main(["my_kernel", "--op-type", op_type]) == 0
     assert (root / "flashinfer_trace" / "families" / record).is_file()
     out = capsys.readouterr().out
-    assert f"families/{record} is found by itself: it may import what flashinfer_trace/families/{shared} has" in out
+    assert f"families/{record} is found automatically: it may import from flashinfer_trace/families/{shared}" in out
 
 
 @pytest.mark.parametrize("op_type", ["rmsnorm", "moe"])
 def test_a_record_that_builds_on_its_op_type_is_found(tmp_path, monkeypatch, op_type):
-    """In an op_type that exists: nothing has to import the record, so that it can import what is there."""
+    """For an existing op_type: nothing must import the record, so it can import from the op_type's module."""
     pytest.importorskip("torch")
     source = flashinfer_trace.find_root()
     for part in ("flashinfer_trace", "schema"):
@@ -225,12 +225,15 @@ def test_only_integers_need_no_bound(root):
         (["--axis", "n=8"], "give at least one --axis NAME[=VALUE], one --input NAME:DTYPE[AXIS,...] and one --output"),
         (["--input", "x=bfloat16"], "--input 'x=bfloat16': write NAME:DTYPE[AXIS,AXIS], or NAME:DTYPE for a scalar"),
         ([*CONTRACT, "--input", "z:double[batch_size]"], "z: no dtype 'double'; choose from float32"),
-        ([*CONTRACT, "--input", "z:int32[rows]"], "z: no axis 'rows'; declare it by --axis rows or rows=VALUE"),
+        (
+            [*CONTRACT, "--input", "z:int32[rows]"],
+            "z: no axis 'rows'; declare it with --axis rows or --axis rows=VALUE",
+        ),
         ([*CONTRACT, "--input", "x:int32"], "'x' is declared twice"),
         ([*CONTRACT, "--input", "batch_size:int32"], "'batch_size' is declared twice"),
         ([*CONTRACT, "--input", "torch:int32"], "'torch' cannot name an input or output"),
         ([*CONTRACT, "--axis", "class=3"], "'class' cannot name an axis"),
-        ([*CONTRACT, "--axis", "rows"], "the variable axis rows is in no shape"),
+        ([*CONTRACT, "--axis", "rows"], "no shape uses the variable axis rows"),
     ],
 )
 def test_contracts_that_cannot_be_read_are_explained(root, arguments, message, capsys):
@@ -255,10 +258,10 @@ def test_abbreviations_are_those_there_are_or_new_ones(axes, pattern, missing):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["My-Kernel", "--op-type", "my_op"], "'My-Kernel' is no name of family"),
-        (["my_kernel", "--op-type", "../up"], "'../up' is no name of op_type"),
-        (["lambda", "--op-type", "my_op"], "'lambda' is no name"),
-        (["rmsnorm", "--op-type", "rmsnorm"], "has the family rmsnorm already"),
+        (["My-Kernel", "--op-type", "my_op"], "'My-Kernel' is not a valid family"),
+        (["my_kernel", "--op-type", "../up"], "'../up' is not a valid op_type"),
+        (["lambda", "--op-type", "my_op"], "'lambda' is not a valid"),
+        (["rmsnorm", "--op-type", "rmsnorm"], "already has the family rmsnorm"),
     ],
 )
 def test_unusable_names(root, arguments, message, capsys):

@@ -1,4 +1,4 @@
-"""What the tracers' command lines say on the error stream: how far they are, and what is wrong with the sources."""
+"""Messages of the tracers' command lines on standard error: the progress, and problems of the sources."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from tools.kernel_tracing.sources import SourceTree, notices
 
 
 def notice(root: Path, sources: SourceTree) -> None:
-    """Says what the sources lack."""
+    """Prints what the sources lack."""
     for line in notices(root, sources):
         print(f"note: {line}", file=sys.stderr)
 
 
 def left_out(problems: Iterable[Mapping[str, Any]]) -> None:
-    """Says which files do not parse."""
+    """Prints which files do not parse."""
     for problem in problems:
-        print(f"{problem['file']}:{problem['line']}: {problem['reason']}; it is left out", file=sys.stderr)
+        print(f"{problem['file']}:{problem['line']}: {problem['reason']}; the file is ignored", file=sys.stderr)
 
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """A progress bar on the error stream, if that is a terminal."""
+    """A progress bar on standard error, if that is a terminal."""
     console = Console(stderr=True)
     if not console.is_interactive:
         yield lambda phase, done, total: None

@@ -1,11 +1,11 @@
-"""The three files of a new family: reference, Definition and harness record, with TODOs.
+"""Creates the three files of a new family, with TODOs: reference, Definition and harness record.
 
 python -m tools.scaffold my_kernel --op-type my_op --axis batch_size --axis hidden_size=4096 \\
     --input 'x:bfloat16[batch_size,hidden_size]' --input eps:float32 --output 'y:bfloat16[batch_size,hidden_size]'
 
-`flashinfer-trace validate` names what is left to be written, until all of it is. Nothing that exists is overwritten.
+`flashinfer-trace validate` lists the TODOs until all of them are filled in. No existing file is overwritten.
 
-Exit status: 0 done, 2 wrong usage, or a file is there already.
+Exit status: 0 success, 2 wrong usage, or a file already exists.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tools.scaffold.names import pattern_of
 from tools.scaffold.templates import definition, record, reference
 
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-#: The contract that shows the form, where none is given: axes, inputs, outputs.
+#: An example that is used if no contract is given: axes, inputs, outputs.
 EXAMPLE = (["m", "n=8"], ["x:bfloat16[m,n]"], ["output:bfloat16[m,n]"])
 
 
@@ -62,10 +62,10 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m tools.scaffold", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("family", metavar="FAMILY", help="name of the family: lower case, digits, underscores")
-    parser.add_argument("--op-type", required=True, metavar="T", help="op_type of its Definitions, new or not")
+    parser.add_argument("--op-type", required=True, metavar="T", help="op_type of its Definitions, existing or new")
     for option, metavar, text in (
-        ("axis", "NAME[=VALUE]", "a variable axis, or a constant one with the value of the first Definition"),
-        ("input", "NAME:DTYPE[AXIS,...]", "an input of run(), in order; without [...] a scalar"),
+        ("axis", "NAME[=VALUE]", "a variable axis, or a constant one with its value in the first Definition"),
+        ("input", "NAME:DTYPE[AXIS,...]", "an input of run(), in order; a scalar if [...] is omitted"),
         ("output", "NAME:DTYPE[AXIS,...]", "an output of run(), in order"),
     ):
         parser.add_argument(f"--{option}", action="append", default=[], metavar=metavar, help=text)
@@ -73,20 +73,20 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def check_names(root: Path, family: str, op_type: str) -> None:
-    """Raises ScaffoldError if a name is unusable, or the family exists."""
+    """Raises ScaffoldError if a name is invalid or the family exists."""
     for what, name in (("family", family), ("op_type", op_type)):
         if not NAME.fullmatch(name) or keyword.iskeyword(name):
-            raise ScaffoldError(f"{name!r} is no name of {what}: use lower case, digits and single underscores")
+            raise ScaffoldError(f"{name!r} is not a valid {what}: use lower case, digits and single underscores")
     known = load_naming(root).families
     if family in known:
-        raise ScaffoldError(f"schema/naming.json has the family {family} already, of op_type {known[family].op_type}")
+        raise ScaffoldError(f"schema/naming.json already has the family {family}, of op_type {known[family].op_type}")
 
 
 def texts(root: Path, family: str, op_type: str, name: str, contract: Contract) -> dict[Path, str]:
-    """The three files; `name` is that of the Definition.
+    """The content of the three files; `name` is the name of the Definition.
 
     Raises:
-        ScaffoldError: a file is there already, or `root` is no checkout.
+        ScaffoldError: a file already exists, or `root` is not a checkout.
     """
     files = {
         root / "reference" / op_type / f"{family}.py": reference(contract),
@@ -95,12 +95,12 @@ def texts(root: Path, family: str, op_type: str, name: str, contract: Contract) 
     }
     for path in files:
         if path.exists():
-            raise ScaffoldError(f"{path} exists; choose another name, or remove it")
+            raise ScaffoldError(f"{path} exists; choose another name or remove it")
     return files
 
 
 def record_path(root: Path, family: str, op_type: str) -> Path:
-    """A module of its own where the op_type is new, else one inside its package or beside its module."""
+    """The path of the record: a new module, inside the op_type's package or next to its module if there is one."""
     families = root / "flashinfer_trace" / "families"
     if not families.is_dir():
         raise ScaffoldError(f"{families}: no such directory; run this in a checkout")
@@ -111,7 +111,7 @@ def record_path(root: Path, family: str, op_type: str) -> Path:
 
 
 def write_all(files: dict[Path, str]) -> None:
-    """Writes all of the files or, where one cannot be written (OSError), none."""
+    """Writes all of the files, or none if one cannot be written (OSError)."""
     try:
         for path, text in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,19 +123,19 @@ def write_all(files: dict[Path, str]) -> None:
 
 
 def next_steps(root: Path, op_type: str, files: list[Path], name: str) -> list[str]:
-    """What the author does with the files, in order."""
+    """What the author must do next, in order."""
     path = files[-1].relative_to(root)
-    steps = ["fill the TODOs in these files; `flashinfer-trace validate` names those that are left"]
+    steps = ["fill in the TODOs in these files; `flashinfer-trace validate` lists those that are left"]
     if path.stem != op_type:
         inside = path.parent.name == op_type
         existing = f"{path.parent}/" if inside else f"{path.parent / op_type}.py"
-        steps.append(f"{path} is found by itself: it may import what {existing} has, which never imports it")
+        steps.append(f"{path} is found automatically: it may import from {existing}, which must not import it")
     recipes = Path("tools", "extract_definitions", "recipes")
     existing_recipes = sorted(one.name for one in (root / recipes).glob(f"{op_type}*.py"))
     recipe = (
         f"add the family to a recipe of {recipes} ({', '.join(existing_recipes)})"
         if existing_recipes
-        else f"write the recipe {recipes / op_type}.py, and add it to RECIPES beside it"
+        else f"write the recipe {recipes / op_type}.py, and add it to RECIPES in __init__.py there"
     )
     steps += [
         f"flashinfer-trace embed {name} && flashinfer-trace validate && flashinfer-trace verify {name}",

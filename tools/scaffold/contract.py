@@ -1,4 +1,4 @@
-"""What a new family declares on the command line: its axes, inputs and outputs."""
+"""The axes, inputs and outputs of a new family, as declared on the command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 AXIS = re.compile(r"([a-z][a-z0-9_]*)(?:=([1-9][0-9]*))?")
 TENSOR = re.compile(r"([A-Za-z][A-Za-z0-9_]*):([a-z0-9_]+)(?:\[([a-z0-9_, ]*)\])?")
-#: Names that a parameter of run() would hide from the reference.
+#: Names that must stay available in the reference, so that no parameter of run() may have them.
 RESERVED = frozenset({"torch", "math", "run", "TODO"})
 
 
@@ -31,7 +31,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Contract:
-    """Axes with their values, None for a variable one; inputs and outputs in order."""
+    """Axes with their values (None for a variable axis), and inputs and outputs in order."""
 
     axes: Mapping[str, int | None]
     inputs: tuple[Tensor, ...]
@@ -49,7 +49,7 @@ def read_contract(root: Path, axes: Sequence[str], inputs: Sequence[str], output
     Args:
         root: the checkout, whose schema lists the dtypes.
         axes: `NAME` for a variable axis, `NAME=VALUE` for a constant one.
-        inputs, outputs: `NAME:DTYPE[AXIS,AXIS]`, `NAME:DTYPE` for a scalar.
+        inputs, outputs: `NAME:DTYPE[AXIS,AXIS]`, or `NAME:DTYPE` for a scalar.
 
     Raises:
         ScaffoldError: an argument cannot be read, an axis is not declared or not used, or a name occurs twice.
@@ -59,7 +59,8 @@ def read_contract(root: Path, axes: Sequence[str], inputs: Sequence[str], output
     found_outputs = tuple(_tensor(text, "output") for text in outputs)
     if not (declared and found_inputs and found_outputs):
         raise ScaffoldError(
-            "give at least one --axis NAME[=VALUE], one --input NAME:DTYPE[AXIS,...] and one --output likewise"
+            "give at least one --axis NAME[=VALUE], one --input NAME:DTYPE[AXIS,...] "
+            "and one --output NAME:DTYPE[AXIS,...]"
         )
     names = [*(name for name, _ in declared), *(tensor.name for tensor in (*found_inputs, *found_outputs))]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
@@ -93,13 +94,15 @@ def _check(contract: Contract, dtypes: Sequence[str]) -> None:
             raise ScaffoldError(f"{tensor.name}: no dtype {tensor.dtype!r}; choose from {', '.join(dtypes)}")
         for axis in tensor.shape or ():
             if axis not in contract.axes:
-                raise ScaffoldError(f"{tensor.name}: no axis {axis!r}; declare it by --axis {axis} or {axis}=VALUE")
+                raise ScaffoldError(
+                    f"{tensor.name}: no axis {axis!r}; declare it with --axis {axis} or --axis {axis}=VALUE"
+                )
             used.add(axis)
     for axis, value in contract.axes.items():
         if keyword.iskeyword(axis) or axis in RESERVED:
             raise ScaffoldError(f"{axis!r} cannot name an axis: it is a keyword or reserved")
         if value is None and axis not in used:
-            raise ScaffoldError(f"the variable axis {axis} is in no shape; use it, or leave it out")
+            raise ScaffoldError(f"no shape uses the variable axis {axis}; use it or omit it")
 
 
 def _dtypes(root: Path) -> list[str]:

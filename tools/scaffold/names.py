@@ -12,9 +12,9 @@ def pattern_of(
     """The pattern `<family>_<abbreviation>{<axis>}...`, and the entries of `abbreviations` that it needs.
 
     Args:
-        family: name of the family.
+        family: the name of the family.
         axes: its const axes, in order.
-        known: abbreviation -> axes that it may stand for, as schema/naming.json has them.
+        known: abbreviation -> axes that it may stand for, from schema/naming.json.
     """
     parts = [family]
     missing: dict[str, tuple[str, ...]] = {}
@@ -30,7 +30,7 @@ def pattern_of(
 
 
 def _proposals(axis: str) -> Iterator[str]:
-    """The axis itself if it is a letter, its words' initials, ever longer beginnings of it, then more letters."""
+    """The axis if it is one letter, the initials of its words, increasingly long prefixes of it, then more letters."""
     words = ["".join(filter(str.isalpha, word)) for word in axis.split("_")]
     letters = "".join(words)
     yield "".join(word[:1] for word in words)

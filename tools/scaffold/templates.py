@@ -1,4 +1,4 @@
-"""Texts of the three files. Each is valid in form and marks with TODO what only the author knows."""
+"""Templates of the three files. Each is well-formed and marks with TODO what only the author knows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from tools.scaffold.contract import Contract, Tensor
 
-#: Largest const axis of a twin that a record begins with.
+#: The largest const axis in the initial twin of a record.
 LARGEST_TWIN = 8
 #: Python's type of a scalar, by the beginning of its dtype.
 SCALARS = (("float", "float"), ("bfloat", "float"), ("int", "int"), ("bool", "bool"))
@@ -30,11 +30,11 @@ from flashinfer_trace.harness.inputs import Draws
 
 
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    raise NotImplementedError("TODO: draw axes and structure, the awkward ones too; never elements")
+    raise NotImplementedError("TODO: draw axes and structure, including awkward ones, but never elements")
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    raise NotImplementedError("TODO: a plan with the axes that a user gives")
+    raise NotImplementedError("TODO: a plan for the axes that a user gives")
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, A
 
 
 def oracle(definition: Definition, inputs: dict[str, Any]) -> dict[str, Expected]:
-    raise NotImplementedError("TODO: each output another way, in float64, with the magnitudes for its bound")
+    raise NotImplementedError("TODO: each output computed another way, in float64, with the magnitudes for its bound")
 
 $bound
 FAMILIES = (
@@ -103,7 +103,7 @@ def reference(contract: Contract) -> str:
                 seen.setdefault(axis, f"    assert {tensor.name}.shape[{dimension}] == {axis.upper()}")
     return "\n".join(
         [
-            '"""TODO: the mathematics, the rules of its edge cases, and the source of each formula."""',
+            '"""TODO: the mathematics, the rules for its edge cases, and the source of each formula."""',
             "",
             "import torch",
             "",
@@ -126,12 +126,12 @@ def definition(name: str, op_type: str, contract: Contract) -> dict[str, object]
     return {
         "name": name,
         "op_type": op_type,
-        "description": "TODO: what it computes, for which model and at which place.",
+        "description": "TODO: what it computes, and where which model uses it.",
         "tags": ["status:unverified"],
         "axes": {
             axis: {"type": "var", "description": "TODO: what it counts."}
             if value is None
-            else {"type": "const", "value": value, "description": "TODO: what it counts; the value of a model."}
+            else {"type": "const", "value": value, "description": "TODO: what it counts; which model has this value."}
             for axis, value in contract.axes.items()
         },
         "constraints": [],

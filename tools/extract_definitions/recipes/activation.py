@@ -10,10 +10,10 @@ from tools.extract_definitions.recipes.feed_forward import dense_widths
 from tools.extract_definitions.words import const, document, tensor, uses, var
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
-#: Names of the activation in configurations.
+#: Names of the activation in model configurations.
 SILU = ("silu", "swish")
 KERNEL = "sgl-kernel:silu_and_mul"
-#: The kernels read 16 bytes at once: eight features of bf16.
+#: The kernels read 16 bytes at a time: eight bf16 features.
 ALIGNMENT = 8
 TAGS = ("fi_api:flashinfer.activation.silu_and_mul", "sgl_api:sgl_kernel.silu_and_mul")
 

@@ -1,4 +1,4 @@
-"""What the attention families share: sizes, axes and texts."""
+"""Sizes, axes and texts that the attention families share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SPARSE = "its attention is sparse: queries read only the keys that the indexer c
 
 
 def has_dense_latents(request: Request, op: str) -> bool:
-    """Whether a model's latent attention reads all keys; where it does not, the op is reported as not covered."""
+    """Whether a model's latent attention reads all keys. If it does not, the op is reported as not covered."""
     if request.model.is_sparse and request.model.is_latent:
         request.uncovered[op] = SPARSE
     return request.model.is_latent and not request.model.is_sparse
@@ -41,11 +41,11 @@ def paged_needs(
 
     Args:
         request: the model and the options.
-        family: its name for pages of several tokens; `<family>_ps1` is the one for pages of one token.
+        family: the family for pages of several tokens; `<family>_ps1` is the one for pages of one token.
         op: the op of the model.
         stage: the stage that the family serves.
-        heads: const axes of a rank's heads, by tensor-parallel size.
-        sizes: tensor-parallel sizes by default.
+        heads: gives the const axes of the heads per rank for a tensor-parallel size.
+        sizes: the default tensor-parallel sizes.
     """
     for size in request.tensor_parallel(sizes):
         for page_size in request.options.page_sizes:
@@ -54,7 +54,7 @@ def paged_needs(
 
 
 def paged_text(decode: bool) -> tuple[str, str]:
-    """What the queries are, and a sentence on how they are aligned with the keys, in a description."""
+    """Two parts of a description: what the queries are, and a sentence on how they are aligned with the keys."""
     if decode:
         return "for one new token per request (decode)", ""
     return (
@@ -64,7 +64,7 @@ def paged_text(decode: bool) -> tuple[str, str]:
 
 
 def paged_axes(decode: bool, sizes: dict[str, Any], page_size: int) -> dict[str, Any]:
-    """Axes of attention over a paged cache; `sizes` are the heads' const axes."""
+    """Axes of attention over a paged cache; `sizes` are the const axes of the heads."""
     axes: dict[str, Any] = {}
     if decode:
         axes["batch_size"] = var("Number of requests; each has one query.")
@@ -83,7 +83,7 @@ def paged_axes(decode: bool, sizes: dict[str, Any], page_size: int) -> dict[str,
 
 
 def paged_constraints(decode: bool, page_size: int) -> list[str]:
-    """What the offsets of a paged cache determine."""
+    """Constraints that the offsets of a paged cache impose."""
     constraints = ["len_indptr == batch_size + 1"] if decode or page_size > 1 else []
     if not decode:
         constraints.append("total_q == qo_indptr[-1].item()")
@@ -122,7 +122,7 @@ RAGGED_CONSTRAINTS = ("total_q == qo_indptr[-1].item()", "total_kv == kv_indptr[
 
 
 def outputs(rows: str, dim: str, what: str, decode: bool) -> dict[str, Any]:
-    """Output and logarithm of the sum; `what` says what the output is."""
+    """The output and the log-sum-exp; `what` describes the output."""
     nothing = "a request without keys" if decode else "a query that may attend to no key"
     return {
         "output": tensor([rows, "num_qo_heads", dim], "bfloat16", f"{what}; 0 for {nothing}."),

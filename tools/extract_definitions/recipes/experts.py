@@ -1,4 +1,4 @@
-"""What the mixtures of experts share: ops, kernels, axes and operands of the experts' feed-forward networks."""
+"""Ops, kernels, axes and operands of the experts' feed-forward networks, which all mixtures of experts share."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.needs import Request
 from tools.extract_definitions.words import const, tensor, var
 
-#: Ops of the experts; `run_moe_core` is theirs where two batches overlap.
+#: Ops of the experts; `run_moe_core` is the op when two batches overlap.
 OPS = ("experts", "run_moe_core")
 TOPK = "topk"
-#: Features that share one scale, of weights in both directions.
+#: Features that share one scale; for weights, in both directions.
 BLOCK = 128
 BLOCK_SCALED = frozenset({"flashinfer:trtllm_fp8_block_scale_moe", "sgl-kernel:fp8_blockwise_scaled_grouped_mm"})
 
@@ -40,10 +40,10 @@ def is_sigmoid(request: Request) -> bool:
 
 
 def divides(request: Request, experts: int, size: int) -> bool:
-    """Whether an expert-parallel size divides the experts; if a default one does not, that is noted.
+    """Whether an expert-parallel size divides the experts. If a default size does not, a note in `left_out` says so.
 
     Raises:
-        ExtractionError: a size that the user gave does not divide them.
+        ExtractionError: a size that the user gave does not divide the number of experts.
     """
     if experts % size:
         problem = f"EP {size} does not divide the {experts} experts of {request.model.name}"
@@ -60,9 +60,9 @@ def layer_axes(
     """Axes of a layer.
 
     Args:
-        tokens: what the tokens of a call are.
-        axes: sizes of the const axes.
-        routing: the axes that the routing brings.
+        tokens: describes the tokens of a call.
+        axes: the sizes of the const axes.
+        routing: the axes that the routing adds.
         block_scaled: whether the weights are fp8 with block scales.
         shared: whether the features inside an expert are split over ranks.
     """
@@ -76,12 +76,12 @@ def layer_axes(
 
 
 def constraints(routing: str, block_scaled: bool) -> tuple[str, ...]:
-    """Constraints of a layer; `routing` is the one that the routing brings."""
+    """Constraints of a layer; `routing` is the one that the routing adds."""
     return (_GATE_UP, *(_BLOCKS if block_scaled else ()), routing, *_LOCAL)
 
 
 def _expert_axes(axes: Mapping[str, int]) -> dict[str, Any]:
-    """Experts of the layer and of a rank."""
+    """Experts per layer and per rank."""
     return {
         "num_experts": const(axes["num_experts"], "Routed experts of the layer, on all ranks."),
         "num_local_experts": const(
@@ -91,7 +91,7 @@ def _expert_axes(axes: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _feature_axes(axes: Mapping[str, int], shared: bool) -> dict[str, Any]:
-    """Features of a token and inside an expert; `shared`: split over ranks."""
+    """Features of a token and inside an expert; `shared`: whether the latter are split over ranks."""
     between = "Features between the two products of each expert"
     return {
         "hidden_size": const(axes["hidden_size"], "Features per token."),
@@ -119,7 +119,7 @@ def _block_axes(axes: Mapping[str, int]) -> dict[str, Any]:
 
 
 def operands(block_scaled: bool) -> dict[str, Any]:
-    """Activations and weights, in fp8 with their scales or in bf16, and the first local expert."""
+    """Activations and weights, in fp8 with scales or in bf16, and the offset of the first local expert."""
     dtype, codes = ("float8_e4m3fn", " as fp8 codes") if block_scaled else ("bfloat16", "")
     experts, float32 = "num_local_experts", "float32"
     first = (

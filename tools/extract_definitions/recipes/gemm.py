@@ -10,7 +10,7 @@ from tools.extract_definitions.recipes.feed_forward import dense_widths
 from tools.extract_definitions.words import const, document, plural, tensor, uses, var
 
 TENSOR_PARALLEL = (1, 8)
-#: Kernels of one shape each that SGLang takes for few rows: kernel -> (op, shapes, tag).
+#: Kernels for fixed shapes that SGLang uses for few rows: kernel -> (op, shapes, tag).
 SPECIAL = {
     "sgl-kernel:dsv3_fused_a_gemm": (
         "fused_qkv_a_proj_with_mqa",
@@ -64,7 +64,7 @@ def _layers(request: Request, size: int) -> Iterator[Layer]:
 
 
 def _latent_layers(request: Request, heads: int) -> Iterator[Layer]:
-    """Multi-head latent attention; without q_lora_rank the query is not compressed."""
+    """Layers of multi-head latent attention; without q_lora_rank the query is not compressed."""
     model = request.model
     hidden, latent = model.size("hidden_size"), model.size("kv_lora_rank")
     nope, rope, value = model.size("qk_nope_head_dim"), model.size("qk_rope_head_dim"), model.size("v_head_dim")

@@ -28,7 +28,7 @@ KV_HEADS = (
 
 
 def heads(request: Request, size: int) -> dict[str, int]:
-    """Sizes of a rank's heads."""
+    """Numbers of heads per rank, and their size."""
     model = request.model
     return {
         "num_qo_heads": model.size("num_attention_heads") // size,

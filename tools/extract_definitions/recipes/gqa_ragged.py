@@ -1,4 +1,4 @@
-"""Grouped-query attention of a prefill on ragged keys and values."""
+"""Grouped-query attention on ragged keys and values, for prefill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Multi-head latent attention of a prefill, with keys and values expanded from their latents."""
+"""Multi-head latent attention for prefill, with keys and values expanded from their latents."""
 
 from __future__ import annotations
 

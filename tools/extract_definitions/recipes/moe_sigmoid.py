@@ -12,7 +12,7 @@ from tools.extract_definitions.words import const, document, models, plural, ten
 EXPERT_PARALLEL = (8,)
 FAMILY = "moe_fp8_block_scale_ds_routing"
 KERNELS = frozenset({"sgl-kernel:moe_fused_gate", *routed.BLOCK_SCALED})
-#: Experts of one group that sgl_kernel.moe_fused_gate takes; their whole number must be a power of two.
+#: The most experts per group that sgl_kernel.moe_fused_gate takes; the number of all experts must be a power of two.
 MAX_GROUP = 32
 TAGS = (
     "quantization:float8_e4m3fn",
@@ -37,7 +37,7 @@ def needs(request: Request) -> Iterator[Need]:
         reason = "its experts are quantised (--include-quantized)"
     elif experts & (experts - 1) or experts > MAX_GROUP * model.size("n_group"):
         groups = f"{experts} experts in {plural(model.size('n_group'), 'group')}"
-        reason = f"the family's router takes powers of two, {MAX_GROUP} a group at most, not {groups}"
+        reason = f"the family's router takes powers of two, at most {MAX_GROUP} per group, not {groups}"
     for op in (*routed.OPS, routed.TOPK):
         if reason and request.usage.op(op):
             request.uncovered[op] = reason

@@ -49,7 +49,7 @@ def needs(request: Request) -> Iterator[Need]:
     if "n_group" in model:
         for op in (*routed.OPS, routed.TOPK):
             if request.usage.op(op):
-                request.uncovered[op] = "no family covers a softmax routing that knows groups of experts"
+                request.uncovered[op] = "no family covers softmax routing with groups of experts"
         return
     routing = ("routing:renormalize" if _normalises(model) else "routing:softmax",)
     router = {"num_experts": experts, "top_k": model.size("num_experts_per_tok")}
@@ -77,7 +77,7 @@ def needs(request: Request) -> Iterator[Need]:
 
 def _places(request: Request, experts: int) -> Iterator[Use]:
     """One use for each way to split the experts over ranks."""
-    # Attention may be data-parallel at the same time: heads do not limit how experts are split.
+    # Attention may be data-parallel at the same time, so heads do not limit how experts are split.
     for size in request.options.tensor_parallel or TENSOR_PARALLEL:
         yield Use(request.model, routed.TOPK, tp=size)
     for size in request.options.expert_parallel or EXPERT_PARALLEL:
@@ -86,7 +86,7 @@ def _places(request: Request, experts: int) -> Iterator[Use]:
 
 
 def _normalises(model: Model) -> bool:
-    """Whether the chosen experts' weights are scaled to sum to 1: as the configuration says, else as Mixtral does."""
+    """Whether the chosen experts' weights are scaled to sum to 1: as configured, by default yes, as in Mixtral."""
     return model.config.get("norm_topk_prob") is not False
 
 

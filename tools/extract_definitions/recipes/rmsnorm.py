@@ -1,4 +1,4 @@
-"""RMSNorm: of the hidden state, of latents, of each head; alone and after the residual addition."""
+"""RMSNorm of the hidden state, of latents and of each head, alone or after the residual addition."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LATENT = {
     "kv_a_layernorm": ("kv_lora_rank", "the compressed key-value latent (kv_lora_rank)"),
 }
 HEAD = ("q_norm", "k_norm")
-#: Epsilon -> suffix of the families, which keep it as a constant of the reference.
+#: Epsilon -> suffix of the family's name. Epsilon is a constant of the reference.
 EPSILONS = {1e-6: "", 1e-5: "_eps1e5"}
 TAGS = {
     "rmsnorm": ("fi_api:flashinfer.norm.rmsnorm", "sgl_api:sgl_kernel.rmsnorm"),

@@ -25,7 +25,7 @@ def needs(request: Request) -> Iterator[Need]:
         return
     for size in request.tensor_parallel(TENSOR_PARALLEL):
         heads = model.size("num_attention_heads") // size
-        if model.is_latent:  # only the part that carries the position, and one key for all heads
+        if model.is_latent:  # only the part with the position is rotated, and all heads share one key
             family, kv_heads, dim = INTERLEAVED, 1, model.size("qk_rope_head_dim")
         else:
             family, kv_heads, dim = NEOX, max(1, model.size("num_key_value_heads") // size), model.head_dim

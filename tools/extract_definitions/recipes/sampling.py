@@ -1,4 +1,4 @@
-"""Drawing tokens: SGLang's sampler after every forward pass."""
+"""Token sampling: SGLang's sampler, which runs after every forward pass."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.words import const, document, tensor, var
 
-#: Family -> the kernel of the sampler that it belongs to. Where a batch asks for top-k alone, or top-p alone,
-#: FlashInfer draws by a kernel of its own.
+#: Family -> the sampler's kernel that it belongs to. If a batch asks for top-k alone, or for top-p alone, FlashInfer
+#: uses a separate kernel.
 FAMILIES = {
     "min_p_sampling_from_probs": "min_p_sampling_from_probs",
     "top_k_renorm_probs": "top_k_renorm_probs",
@@ -33,7 +33,7 @@ DESCRIPTIONS = {
     "top_p_sampling_from_probs": "Top-p (nucleus) sampling over {v} tokens: draws one token per row from the most "
     "probable tokens whose mass reaches top_p, in proportion to their probabilities.",
 }
-#: Families that sgl-kernel has too.
+#: Families that sgl-kernel provides as well.
 SGL_API = ("top_k_renorm_probs", "top_p_renorm_probs")
 #: Families whose probabilities must sum to 1.
 NORMALISED = ("top_k_sampling_from_probs", "top_p_sampling_from_probs")
