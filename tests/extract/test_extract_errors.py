@@ -166,11 +166,7 @@ def test_wrong_usage(extract, snapshot, arguments, message):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-<<<<<<< HEAD
     [("{", "line 1: not JSON"), ("[]", "is no JSON object"), ("{}", "lacks the field 'architectures'")],
-=======
-    [("{", "not JSON"), ("[]", "must hold a JSON object, not a list"), ("{}", "lacks the field 'architectures'")],
->>>>>>> wt-prosetools
 )
 def test_malformed_configurations(extract, tmp_path, text, message):
     path = tmp_path / "config.json"
