@@ -21,11 +21,7 @@ OP_TYPES = sorted({definition.op_type for definition in flashinfer_trace.definit
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     """A copy of the package's code."""
-    for name in ("harness", "families"):
-        shutil.copytree(PACKAGE / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in PACKAGE.glob("*.py"):
-        shutil.copy(path, tmp_path)
-    return tmp_path
+    return shutil.copytree(PACKAGE, tmp_path / "package", ignore=shutil.ignore_patterns("__pycache__", "data"))
 
 
 def changed(package: Path) -> set[str]:
