@@ -89,7 +89,7 @@ class JsonProblem:
             json-duplicate-key.
         line: line counted from 1.
         pointer: JSON pointer, "" for the whole file.
-        message, hint: what is wrong, and the mend.
+        message, hint: what is wrong, and the fix.
     """
 
     rule: str

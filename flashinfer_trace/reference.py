@@ -43,7 +43,7 @@ MAX_SOURCE_BYTES = 256 * 1024
 
 
 class ReferenceSourceError(ValueError):
-    """A reference source is missing, malformed, or cannot be rendered. The message names the file and the mend."""
+    """A reference source is missing, malformed, or cannot be rendered. The message names the file and the fix."""
 
 
 def sha256(reference: str) -> str:

@@ -90,7 +90,7 @@ MAX_TEXT = 400
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One thing to mend.
+    """One thing to fix.
 
     Attributes:
         file: path, relative to the dataset root if it is inside.
@@ -99,7 +99,7 @@ class Problem:
         rule: id in `RULES`.
         severity: "error"; every rule is one today.
         message: what is wrong.
-        hint: how to mend it, may be empty.
+        hint: how to fix it; may be empty.
     """
 
     file: str

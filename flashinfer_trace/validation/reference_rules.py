@@ -71,7 +71,7 @@ def parse_reference(candidate: Candidate, report: Findings) -> Reference | None:
         report.add(
             "reference-syntax",
             f"reference line {error.lineno or 1}: {error.msg}",
-            "mend the source under reference/",
+            "fix the source under reference/",
             POINTER,
         )
     except (ValueError, RecursionError, MemoryError) as error:

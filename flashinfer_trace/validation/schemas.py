@@ -1,4 +1,4 @@
-"""Checks against the JSON schemas, with messages that say the mend."""
+"""Checks against the JSON schemas, with messages that name the fix."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def spec(request: PlanRequest, row: str, total: float = 1.0, **given: Any) -> di
 
 
 def row_specs(request: PlanRequest) -> list[list[dict[str, Any]]]:
-    """Specs of the rows of each plan: one corner a row."""
+    """Specs of the rows of each plan: one corner per row."""
     options = request.options_of(SamplingOptions)
     corners = parameters(request)
     specs = [spec(request, "short", **corner) for corner in corners]
