@@ -31,14 +31,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--record-evidence", type=Path, metavar="DIR", help="record what passes under DIR")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_cmdline_main(config: pytest.Config) -> None:
-    """With -n, the pairs of a Definition go to one worker, which runs their cases once: `--dist loadgroup`."""
-    gpu = "gpu" in config.option.markexpr and "not gpu" not in config.option.markexpr
-    if gpu and getattr(config.option, "numprocesses", None) and config.option.dist == "no":
-        config.option.dist = "loadgroup"
-
-
 @pytest.fixture(scope="session")
 def examples(request: pytest.FixtureRequest) -> int:
     chosen = request.config.getoption("--examples")
