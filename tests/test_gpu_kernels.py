@@ -5,40 +5,70 @@ from __future__ import annotations
 import pytest
 
 import flashinfer_trace
+from flashinfer_trace.definition import Definition
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.evidence import record
-from flashinfer_trace.harness.verify import Job, verify
+from flashinfer_trace.harness.family import Kernel
+from flashinfer_trace.harness.verify import Job, Report, verify_together
 
 PAIRS = [
-    pytest.param(definition, kernel, id=f"{definition.name}-{kernel.label}")
+    pytest.param(
+        definition,
+        kernel,
+        id=f"{definition.name}-{kernel.label}",
+        # The pairs of a Definition share its cases: one worker of pytest-xdist runs them all.
+        marks=pytest.mark.xdist_group(definition.name),
+    )
     for definition in flashinfer_trace.definitions()
     for kernel in family_of(definition).kernels_of(definition)
 ]
 
 
 @pytest.fixture(scope="session")
+def reports() -> dict[tuple[str, str], Report]:
+    """What was found so far, by Definition and kernel."""
+    return {}
+
+
+@pytest.fixture(scope="session")
 def poisoned() -> list[str]:
-    """The kernel that left the CUDA context unusable, once one has: everything after it would fail for its sake."""
+    """What left the CUDA context unusable, once something has: everything after it would fail because of it."""
     return []
+
+
+def chosen_kernels(request: pytest.FixtureRequest, definition: Definition) -> list[Kernel]:
+    """The kernels of the Definition that this session runs and this GPU can."""
+    import torch
+
+    capability = torch.cuda.get_device_capability()
+    chosen = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    pairs = [pair for pair in chosen if pair.keys() == {"definition", "kernel"}]
+    kernels = [pair["kernel"] for pair in pairs if pair["definition"].name == definition.name]
+    return [kernel for kernel in kernels if kernel.unavailable(capability) is None]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("definition", "kernel"), PAIRS)
-def test_reference_and_kernel_meet_their_bounds(definition, kernel, cuda_device, examples, poisoned, request):
+def test_reference_and_kernel_meet_their_bounds(definition, kernel, cuda_device, examples, reports, poisoned, request):
+    """The first pair of a Definition verifies all of its kernels on shared cases; the others read their reports."""
     import torch
 
-    if poisoned:
-        pytest.fail(f"not run: the CUDA context is unusable since {poisoned[0]}")
     reason = kernel.unavailable(torch.cuda.get_device_capability(cuda_device))
     if reason:
         pytest.skip(f"{kernel.label}: {reason}")
-    seed = request.config.getoption("--seed")
-    job = Job(definition, family_of(definition), kernel, cuda_device)
-    report = verify(job, examples=examples, seed=seed)
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError:
-        poisoned.append(request.node.name)
+    if (definition.name, kernel.label) not in reports:
+        if poisoned:
+            pytest.fail(f"not run: the CUDA context is unusable since {poisoned[0]}")
+        family = family_of(definition)
+        jobs = [Job(definition, family, each, cuda_device) for each in chosen_kernels(request, definition)]
+        found = verify_together(jobs, examples=examples, seed=request.config.getoption("--seed"))
+        reports |= {(definition.name, report.target): report for report in found}
+        try:
+            torch.cuda.empty_cache()  # workers that share a GPU share its memory
+            torch.cuda.synchronize()
+        except RuntimeError:
+            poisoned.append(request.node.name)
+    report = reports[definition.name, kernel.label]
     assert report.status == "passed", report.message
     assert report.cases >= examples
     directory = request.config.getoption("--record-evidence")

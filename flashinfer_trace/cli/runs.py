@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,8 +19,7 @@ from flashinfer_trace.definition import InputError
 from flashinfer_trace.harness.evidence import record as record_evidence
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.twins import Twins
-from flashinfer_trace.harness.verify import Job, Report
-from flashinfer_trace.harness.verify import verify as run_verification
+from flashinfer_trace.harness.verify import Job, Report, verify_together
 from flashinfer_trace.isolation.worker import ReferenceWorker
 from flashinfer_trace.ledger import DRAWN_CASES
 
@@ -43,42 +43,66 @@ class Settings:
 def run_tasks(tasks: Sequence[Task], settings: Settings, advance: Callable[[str, bool], None]) -> Iterator[Report]:
     """Yields the report of each task. It includes errors of a record, a reference or a kernel; they are not raised.
 
+    Successive kernels of one Definition are verified together.
+
     Raises:
         UsageError: the requested axes do not fit a Definition.
         KeyboardInterrupt: also for an interrupt that Python discarded while a task was running.
     """
     twins = Twins()
     with _lost_interrupts() as interrupted:
-        for task in tasks:
-            advance(f"{task.definition.name} ({task.target})", False)
-            try:
-                report = task.impossible(settings.device) or _verified(task, settings, twins)
-            except click.ClickException:  # the requested axes or plan
-                raise
-            except Exception as error:
-                message = "\n  ".join(filter(None, [error_line(error, task.definition), task.stale]))
-                report = Report(task.definition.name, task.target, settings.device, "failed", message=message)
-            advance("", True)
-            yield report
-            if interrupted():
-                raise KeyboardInterrupt
+        for _, batch in itertools.groupby(tasks, lambda task: (task.definition.name, task.kernel is not None)):
+            for report in _batch(list(batch), settings, twins, advance):
+                advance("", True)
+                yield report
+                if interrupted():
+                    raise KeyboardInterrupt
 
 
-def _verified(task: Task, settings: Settings, twins: Twins) -> Report:
-    """Runs one task, and records what it proves."""
-    kernel = task.kernel
-    job = Job(task.definition, task.record, kernel, settings.device, settings.full, settings.worker)
-    plan = _plan(job, settings)
-    count = settings.examples or (DRAWN_CASES if kernel else ORACLE_EXAMPLES)
-    if kernel is None and plan is None and not job.full and not job.large:
-        report = twins.verify(job, examples=count, seed=settings.seed)
-    else:
-        report = run_verification(job, examples=count, seed=settings.seed, plan=plan)
+def _batch(
+    batch: Sequence[Task], settings: Settings, twins: Twins, advance: Callable[[str, bool], None]
+) -> list[Report]:
+    """The reports of tasks of one Definition, all against kernels or all against the oracle."""
+    possible = {task.target: task.impossible(settings.device) for task in batch}
+    run = [task for task in batch if possible[task.target] is None]
+    if run:
+        advance(f"{run[0].definition.name} ({', '.join(task.target for task in run)})", False)
+    try:
+        found = dict(zip([task.target for task in run], _verified(run, settings, twins), strict=True)) if run else {}
+    except click.ClickException:  # the requested axes or plan
+        raise
+    except Exception as error:
+        found = {task.target: _broken(task, settings, error) for task in run}
+    return [possible[task.target] or _finished(task, settings, found[task.target]) for task in batch]
+
+
+def _broken(task: Task, settings: Settings, error: Exception) -> Report:
+    message = error_line(error, task.definition)
+    return Report(task.definition.name, task.target, settings.device, "failed", message=message)
+
+
+def _verified(tasks: Sequence[Task], settings: Settings, twins: Twins) -> list[Report]:
+    """Runs tasks of one Definition."""
+    where = settings.device, settings.full, settings.worker
+    jobs = [Job(task.definition, task.record, task.kernel, *where) for task in tasks]
+    first = jobs[0]
+    plan = _plan(first, settings)
+    count = settings.examples or (DRAWN_CASES if first.kernel else ORACLE_EXAMPLES)
+    if first.kernel is None and plan is None and not first.full and not first.large:
+        return [twins.verify(job, examples=count, seed=settings.seed) for job in jobs]
+    return verify_together(jobs, examples=count, seed=settings.seed, plan=plan)
+
+
+def _finished(task: Task, settings: Settings, report: Report) -> Report:
+    """Records what a report proves, and says so of a stale reference that what passed was not the present one."""
     if task.stale:
         status = "stale" if report.status == "passed" else report.status
         return replace(report, status=status, message="\n  ".join(filter(None, [report.message, task.stale])))
-    if settings.evidence and kernel and report.status == "passed" and plan is None:
-        record_evidence(settings.evidence, job.definition, kernel, report)
+    if settings.evidence and task.kernel and report.status == "passed" and settings.plan is settings.axes is None:
+        try:
+            record_evidence(settings.evidence, task.definition, task.kernel, report)
+        except Exception as error:
+            return _broken(task, settings, error)
     return report
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,14 +11,23 @@ from typing import Any
 import torch
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.compare import Comparison, Expected, Policy, correctly_rounded, norm_error, unit_roundoff
-from flashinfer_trace.harness.family import Family, Kernel, Outputs, Plan
+from flashinfer_trace.harness.compare import Comparison, Expected, Policy, rounding_norm_error, unit_roundoff
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.inputs import clone_inputs, torch_dtype
 from flashinfer_trace.harness.outputs import misfits, numbers_as_tensors
 from flashinfer_trace.isolation.ownership import aliased, not_owned
 from flashinfer_trace.isolation.worker import ReferenceWorker
 
-__all__ = ["CaseResult", "evaluate", "judge_reference", "poisoned_outputs", "reference_outputs", "run_case"]
+__all__ = [
+    "CaseResult",
+    "SharedCase",
+    "evaluate",
+    "judge_reference",
+    "poisoned_outputs",
+    "reference_outputs",
+    "run_case",
+    "shared_case",
+]
 
 #: A reference may be worse than a kernel by this factor before it counts as less accurate: two correctly rounded
 #: results of one value differ by as much in their Frobenius norm.
@@ -46,6 +55,67 @@ class CaseResult:
     failures: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class SharedCase:
+    """What all targets of one case share: inputs, the oracle's results, the reference's outputs and their comparison.
+
+    Attributes:
+        actual: the reference's outputs.
+        reference: comparison of each with the oracle; empty if they do not fit the Definition.
+        failures: of the reference, one line each.
+        copies: inputs for kernels to work on; one that a kernel may have changed is replaced before the next kernel.
+    """
+
+    definition: Definition
+    family: Family
+    plan: Plan
+    seed: int
+    inputs: Inputs
+    axes: dict[str, int]
+    expected: dict[str, Expected]
+    actual: Outputs
+    reference: dict[str, Comparison]
+    failures: list[str]
+    copies: Inputs = field(default_factory=dict)
+
+    def result(self, kernel: Kernel | None) -> CaseResult:
+        """What the case shows of the reference alone, or of a kernel as well.
+
+        A kernel must meet its own policies, leave every input alone that it does not declare in place, and (where
+        errors can be measured) must not be closer to the oracle than the reference.
+        """
+        definition, policies = self.definition, self.family.policies(kernel)
+        result = CaseResult(self.plan, self.seed, self.axes, self.reference, failures=[*self.failures])
+        result.vacuous = vacuity(definition, self.expected, policies)
+        if kernel is None or not self.reference:
+            return result
+        outputs, failures = kernel_outputs(definition, kernel, self.inputs, self.copies)
+        result.failures += failures
+        wrong = misfits(definition, self.axes, outputs, device_of(self.inputs))
+        if wrong:
+            result.failures += [f"{kernel.label}: {line}" for line in wrong]
+            return result
+        result.kernel = evaluate(policies, outputs, self.expected)
+        result.failures += describe(kernel.label, result.kernel, policies)
+        result.failures += less_accurate_reference(result, self.expected, self.actual)
+        return result
+
+
+def shared_case(
+    definition: Definition,
+    family: Family,
+    plan: Plan,
+    seed: int,
+    device: str | torch.device,
+    worker: ReferenceWorker | None = None,
+) -> SharedCase:
+    """Makes the inputs of one case on `device`, and judges the reference, which runs in `worker` if there is one."""
+    inputs, axes = family.inputs_and_axes(definition, plan, seed, device)
+    expected = family.expected(definition, inputs)
+    actual, reference, failures = judge_reference(definition, family, inputs, axes, expected, seed, worker)
+    return SharedCase(definition, family, plan, seed, inputs, axes, expected, actual, reference, failures)
+
+
 def run_case(
     definition: Definition,
     family: Family,
@@ -55,31 +125,8 @@ def run_case(
     kernel: Kernel | None = None,
     worker: ReferenceWorker | None = None,
 ) -> CaseResult:
-    """Runs one case on `device`, the reference in `worker` if there is one.
-
-    The reference must meet the family's policies; a kernel must meet its own, leave every input alone that it does not
-    declare in place, and (where errors can be measured) must not be closer to the oracle than the reference.
-    """
-    inputs, axes = family.inputs_and_axes(definition, plan, seed, device)
-    result = CaseResult(plan, seed, axes)
-    expected = family.expected(definition, inputs)
-    policies = family.policies(kernel)
-    result.vacuous = vacuity(definition, expected, {**family.policies(), **policies})
-    actual, result.reference, result.failures = judge_reference(
-        definition, family, inputs, axes, expected, seed, worker
-    )
-    if kernel is None or not result.reference:
-        return result
-    outputs, failures = kernel_outputs(definition, kernel, inputs)
-    result.failures += failures
-    wrong = misfits(definition, axes, outputs, device_of(inputs))
-    if wrong:
-        result.failures += [f"{kernel.label}: {line}" for line in wrong]
-        return result
-    result.kernel = evaluate(policies, outputs, expected)
-    result.failures += describe(kernel.label, result.kernel, policies)
-    result.failures += less_accurate_reference(result, expected, actual)
-    return result
+    """Runs one case of one target on `device`, the reference in `worker` if there is one: see `SharedCase.result`."""
+    return shared_case(definition, family, plan, seed, device, worker).result(kernel)
 
 
 def judge_reference(
@@ -127,7 +174,7 @@ def reference_outputs(
             f"tensors in the order of {list(definition.outputs)}"
         )
     outputs = numbers_as_tensors(definition, definition.name_outputs(returned), device_of(inputs))
-    changed = [name for name in inputs if not same_bits(inputs[name], pristine[name])]
+    changed = differing(inputs, pristine, inputs)
     if changed:
         raise AssertionError(
             f"{definition.name}: the reference changed its inputs {changed}; it must not write to them"
@@ -135,20 +182,30 @@ def reference_outputs(
     return outputs
 
 
-def kernel_outputs(definition: Definition, kernel: Kernel, inputs: Mapping[str, Any]) -> tuple[Outputs, list[str]]:
+def kernel_outputs(
+    definition: Definition, kernel: Kernel, inputs: Mapping[str, Any], copies: Inputs | None = None
+) -> tuple[Outputs, list[str]]:
     """Outputs of a kernel on copies of the inputs, into poisoned memory, and a line for each input that it spoiled or
-    returned as an output, without declaring it in place."""
-    own = clone_inputs(dict(inputs))
+    returned as an output, without declaring it in place.
+
+    `copies` are those that earlier kernels left unchanged, by name; those that this one leaves are put there.
+    """
+    known = {} if copies is None else copies
+    own = {**clone_inputs({name: value for name, value in inputs.items() if name not in known}), **known}
+    own = {name: own[name] for name in inputs}
+    kept = {name: value for name, value in own.items() if name not in kernel.in_place}
+    known.clear()
     poisoned = poisoned_outputs(definition, inputs)
     poison_allocator(poisoned)
     outputs = numbers_as_tensors(definition, kernel.call(definition, own, poisoned), device_of(inputs))
     if device_of(inputs).type == "cuda":
         torch.cuda.synchronize()
-    kept = {name: value for name, value in own.items() if name not in kernel.in_place}
-    spoiled = [name for name, value in kept.items() if not same_bits(value, inputs[name])]
+    spoiled = differing(kept, inputs, kept)
     lines = [f"{kernel.label} changed input {name}, which it does not declare in place" for name in spoiled]
     tensors = {name: value for name, value in outputs.items() if isinstance(value, torch.Tensor)}
     lines += [f"{kernel.label}: {line}, which it does not declare in place" for line in aliased(tensors, kept)]
+    if not lines:
+        known.update(kept)
     return outputs, lines
 
 
@@ -184,10 +241,9 @@ def evaluate(
 def vacuity(definition: Definition, expected: Mapping[str, Expected], policies: Mapping[str, Policy]) -> str:
     """Why the case could not fail, or an empty string: an empty output, or one that zeros would pass."""
     for name, want in expected.items():
-        zero = policies[name].zero(want, torch_dtype(definition.outputs[name].dtype))
-        if not zero.numel():
+        if not want.value.numel():
             return f"{name} is empty"
-        if policies[name].compare(zero, want).passed:
+        if policies[name].passes_zero(want, torch_dtype(definition.outputs[name].dtype)):
             return f"a zero {name} would pass"
     return ""
 
@@ -209,15 +265,41 @@ def less_accurate_reference(
     for name, want in expected.items():
         if not want.value.is_floating_point() or want.value.shape != actual[name].shape:
             continue
-        best = norm_error(correctly_rounded(want.value, actual[name].dtype), want.value)
-        limit = CLOSENESS * max(result.kernel[name].error, best) + 4 * unit_roundoff(torch.float32)
-        if result.reference[name].error > limit:
+        reference, kernel = result.reference[name].error, result.kernel[name].error
+        if reference <= too_far(kernel):
+            continue
+        if reference > too_far(want.once(rounding_norm_error, actual[name].dtype)):
             lines.append(
                 f"reference: output {name} is farther from the oracle "
-                f"(relative norm {result.reference[name].error:.3g}) "
-                f"than the kernel ({result.kernel[name].error:.3g}); compute it in float32 and round once"
+                f"(relative norm {reference:.3g}) than the kernel ({kernel:.3g}); compute it in float32 and round once"
             )
     return lines
+
+
+def too_far(error: float) -> float:
+    """Relative norm of an error that is no longer about as small as `error`."""
+    return CLOSENESS * error + 4 * unit_roundoff(torch.float32)
+
+
+def differing(a: Mapping[str, Any], b: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """Those of `names` whose values do not have the same bits in `a` and `b`; one transfer from a GPU."""
+    found = {name: different_bits(a[name], b[name]) for name in names}
+    flags = [flag for flag in found.values() if isinstance(flag, torch.Tensor)]
+    known = iter(torch.stack(flags).tolist() if flags else [])
+    return [name for name, flag in found.items() if (next(known) if isinstance(flag, torch.Tensor) else flag)]
+
+
+def different_bits(a: Any, b: Any) -> bool | torch.Tensor:
+    """Whether the bits differ: a 0-d tensor where it takes a GPU to tell."""
+    if not isinstance(a, torch.Tensor) or a.device.type == "cpu" or (a.shape, a.dtype) != (b.shape, b.dtype):
+        return not same_bits(a, b)
+    return (as_integers(a) != as_integers(b)).any()
+
+
+def as_integers(value: torch.Tensor) -> torch.Tensor:
+    """The bits of each element as an integer."""
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return value.detach().contiguous().view(integers[value.dtype.itemsize])
 
 
 def same_bits(a: Any, b: Any) -> bool:

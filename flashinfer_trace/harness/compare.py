@@ -6,10 +6,11 @@ Cosine similarity and "x % of elements match" are left out on purpose.
 
 from __future__ import annotations
 
+import abc
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -23,8 +24,10 @@ __all__ = [
     "Expected",
     "Policy",
     "correctly_rounded",
+    "host_figures",
     "norm_error",
     "rounding_error",
+    "rounding_norm_error",
     "summation_error",
     "unit_roundoff",
     "wrong_shape",
@@ -35,6 +38,8 @@ CONFIDENCE = 8.0
 
 #: The widest bound of a gain that can tell one per cent from rounding; wider bounds come from too few elements.
 LARGEST_TELLING_GAIN = 0.009
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,15 @@ class Expected:
     value: torch.Tensor
     parts: Mapping[str, torch.Tensor] = field(default_factory=dict)
     exact: bool = False
+    _known: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def once(self, compute: Callable[..., Result], *arguments: Hashable) -> Result:
+        """compute(self, *arguments), computed at the first call: bounds and norms serve a reference and all kernels."""
+        key = (compute, arguments)
+        if key not in self._known:
+            self._known[key] = compute(self, *arguments)
+        result: Result = self._known[key]
+        return result
 
 
 @dataclass(frozen=True)
@@ -99,17 +113,27 @@ class Policy(Protocol):
         """Judges `actual`; never raises for wrong values, shapes or NaN: those are failures."""
 
     def zero(self, expected: Expected, dtype: torch.dtype) -> torch.Tensor:
-        """An output of zeros with the shape of `expected`. A case in which it passes proves nothing."""
+        """An output of zeros with the shape of `expected`."""
+
+    def passes_zero(self, expected: Expected, dtype: torch.dtype) -> bool:
+        """Whether an output of zeros passes; if it does, the case proves nothing."""
 
     def mutants(self, expected: Expected) -> tuple[Mutant, ...]:
         """The mutants that `compare` must reject in this case."""
 
 
-class Elementwise:
+class Elementwise(abc.ABC):
     """Shared by the policies that expect a particular value for every element."""
+
+    @abc.abstractmethod
+    def compare(self, actual: torch.Tensor, expected: Expected) -> Comparison:
+        """See `Policy.compare`."""
 
     def zero(self, expected: Expected, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(expected.value.shape, dtype=dtype, device=expected.value.device)
+
+    def passes_zero(self, expected: Expected, dtype: torch.dtype) -> bool:
+        return self.compare(self.zero(expected, dtype), expected).passed
 
     def mutants(self, expected: Expected) -> tuple[Mutant, ...]:
         return MUTANTS
@@ -163,6 +187,52 @@ def norm_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return difference / size if size else (0.0 if difference == 0 else math.inf)
 
 
+def host_figures(*figures: torch.Tensor) -> list[float]:
+    """0-d tensors as numbers, in one transfer: each transfer waits for all that a GPU has been given to do."""
+    values: list[float] = torch.stack([figure.double() for figure in figures]).tolist()
+    return values
+
+
+def place(position: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """The index of the element at `position` of the flattened tensor."""
+    index: list[int] = []
+    for size in reversed(shape):
+        position, remainder = divmod(position, size)
+        index.insert(0, remainder)
+    return tuple(index)
+
+
+def finite_value(expected: Expected) -> torch.Tensor:
+    """The expected value with 0 for what is infinite or NaN."""
+    return torch.where(expected.value.isfinite(), expected.value, 0.0)
+
+
+def size_of(expected: Expected) -> torch.Tensor:
+    """Frobenius norm of the finite part of the expected value, 0-d."""
+    size: torch.Tensor = finite_value(expected).norm()
+    return size
+
+
+def squared_size_of(expected: Expected) -> torch.Tensor:
+    """Sum of the squares of the finite part of the expected value, 0-d."""
+    value = finite_value(expected)
+    return (value * value).sum()
+
+
+def distance_to_rounded(expected: Expected, dtype: torch.dtype) -> torch.Tensor:
+    """How far each expected value is from the nearest number of `dtype`.
+
+    A tie may go either way without being wrong; anything farther than the nearest value is.
+    """
+    distance: torch.Tensor = correctly_rounded(expected.value, dtype) - expected.value
+    return distance.abs_()
+
+
+def rounding_norm_error(expected: Expected, dtype: torch.dtype) -> float:
+    """`norm_error` of the correctly rounded expected value."""
+    return norm_error(correctly_rounded(expected.value, dtype), expected.value)
+
+
 @dataclass(frozen=True)
 class ErrorBound(Elementwise):
     """Every element must be within a bound derived from the oracle; infinities and their signs must match.
@@ -179,57 +249,81 @@ class ErrorBound(Elementwise):
     gain: Callable[[Expected], float] | None = None
 
     def compare(self, actual: torch.Tensor, expected: Expected) -> Comparison:
+        """See `Policy.compare`. What passes is judged in one transfer, and in few passes over the elements."""
         value = expected.value
         if actual.shape != value.shape:
             return wrong_shape(actual, value)
         if value.numel() == 0:
             return Comparison(0.0)
         computed = actual.double()
-        bound = self.element_bound(expected, actual.dtype)
-        error = (computed - value).abs()
-        ratio = torch.where(error == 0, 0.0, error / bound)
+        difference = computed - value
+        norm = difference.norm()
+        error = difference.abs_()
+        ratio = (error / self.element_bound(expected, actual.dtype)).masked_fill_(error == 0, 0.0)
+        comparison = self._judged(ratio, (norm, expected.once(size_of)), computed, expected, actual.dtype)
+        # An element that is infinite or NaN, expected or not, shows in the norm of all errors.
+        if comparison.passed and math.isfinite(comparison.error):
+            return comparison
+        finite = value.isfinite() & computed.isfinite()
+        norms = torch.where(finite, computed - value, 0.0).norm(), torch.where(finite, value, 0.0).norm()
         same_infinity = ~value.isfinite() & (computed == value)
-        ratio = torch.where(same_infinity, 0.0, torch.where(value.isfinite() & computed.isfinite(), ratio, math.inf))
-        worst = int(ratio.argmax())
-        index = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), value.shape))
-        comparison = Comparison(
-            float(ratio.flatten()[worst]),
-            norm_error(computed, value),
-            index,
-            float(computed[index]),
-            float(value[index]),
-            float(bound[index]),
-        )
-        return self._with_gain(comparison, computed, expected)
+        ratio = torch.where(same_infinity, 0.0, torch.where(finite, ratio, math.inf))
+        return self._judged(ratio, norms, computed, expected, actual.dtype)
+
+    def passes_zero(self, expected: Expected, dtype: torch.dtype) -> bool:
+        if expected.once(largest_excess, self, dtype) > 0:
+            return False
+        return super().passes_zero(expected, dtype)
 
     def mutants(self, expected: Expected) -> tuple[Mutant, ...]:
         """All mutants, but not a wrong scale if the roundings that the gain allows for add up to as much."""
-        if self.gain is None or self.gain(expected) <= LARGEST_TELLING_GAIN:
+        if self.gain is None or expected.once(self.gain) <= LARGEST_TELLING_GAIN:
             return MUTANTS
         return tuple(mutant for mutant in MUTANTS if mutant is not ONE_PER_CENT_TOO_LARGE)
 
     def element_bound(self, expected: Expected, dtype: torch.dtype) -> torch.Tensor:
         """The bound of each element for an output of this dtype."""
         if expected.exact:
-            rounded = correctly_rounded(expected.value, dtype)
-            # A tie may be rounded either way; anything farther away than the nearest value is wrong.
-            return (rounded - expected.value).abs()
-        return self.bound(expected).expand_as(expected.value)
+            return expected.once(distance_to_rounded, dtype)
+        return expected.once(self.bound).expand_as(expected.value)
 
-    def _with_gain(self, comparison: Comparison, computed: torch.Tensor, expected: Expected) -> Comparison:
-        if self.gain is None or not comparison.passed:
+    def _judged(
+        self,
+        ratio: torch.Tensor,
+        norms: tuple[torch.Tensor, torch.Tensor],
+        computed: torch.Tensor,
+        expected: Expected,
+        dtype: torch.dtype,
+    ) -> Comparison:
+        """The comparison with these errors over their bounds, and these norms of all errors and expected values."""
+        value, bound, worst = expected.value, self.element_bound(expected, dtype), ratio.argmax()
+        figures = [torch.take(each, worst) for each in (ratio, computed, value, bound)]
+        terms = [] if self.gain is None else self._gain_terms(computed, expected)
+        found = host_figures(worst, *norms, *figures, *terms)
+        position, difference, size, largest, got, wanted, limit, *products = found
+        error = difference / size if size else (0.0 if difference == 0 else math.inf)
+        comparison = Comparison(largest, error, place(int(position), value.shape), got, wanted, limit)
+        if self.gain is None or not comparison.passed or products[1] == 0:
             return comparison
-        finite = expected.value.isfinite()
-        value = torch.where(finite, expected.value, 0.0)
-        size = (value * value).sum()
-        if size == 0:
-            return comparison
-        gain = float((torch.where(finite, computed, 0.0) * value).sum() / size) - 1.0
-        limit = self.gain(expected)
+        gain, limit = products[0] / products[1] - 1.0, expected.once(self.gain)
         detail = f"gain is off by {gain:.2e}, bound {limit:.2e}"
         if abs(gain) / limit <= comparison.ratio:
             return comparison
         return Comparison(abs(gain) / limit, comparison.error, detail=detail)
+
+    def _gain_terms(self, computed: torch.Tensor, expected: Expected) -> list[torch.Tensor]:
+        """<computed, expected> and <expected, expected> over the finite elements of the expected value."""
+        value = expected.once(finite_value)
+        product = torch.where(expected.value.isfinite(), computed, 0.0) * value
+        return [product.sum(), expected.once(squared_size_of)]
+
+
+def largest_excess(expected: Expected, policy: ErrorBound, dtype: torch.dtype) -> float:
+    """How far the largest value beyond its bound is beyond it; NaN, which is nowhere, where one is infinite or NaN."""
+    if not expected.value.numel():
+        return 0.0
+    excess = expected.value.abs() - policy.element_bound(expected, dtype)
+    return float(excess.amax())
 
 
 @dataclass(frozen=True)
@@ -242,9 +336,10 @@ class Exact(Elementwise):
         value = expected.value
         if actual.shape != value.shape:
             return wrong_shape(actual, value)
-        wrong = (actual.double() != value.double()).flatten().nonzero()
-        if not len(wrong):
+        wrong = (actual.double() != value.double()).flatten()
+        if not wrong.any():
             return Comparison(0.0)
-        index = tuple(int(i) for i in torch.unravel_index(wrong[0, 0].cpu(), value.shape))
-        detail = f"{len(wrong)} of {value.numel()} elements differ"
+        position = int(wrong.int().argmax())
+        index = place(position, value.shape)
+        detail = f"{int(wrong.sum())} of {value.numel()} elements differ"
         return Comparison(math.inf, math.inf, index, float(actual[index]), float(value[index]), 0.0, detail)

@@ -1,4 +1,4 @@
-"""Many cases of one Definition, against the oracle or against one kernel, drawn by hypothesis."""
+"""Many cases of one Definition, against the oracle or against kernels that share them, drawn by hypothesis."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 import math
 import shlex
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import hypothesis
@@ -16,13 +16,13 @@ import torch
 from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.case import CaseResult, reference_outputs, run_case
+from flashinfer_trace.harness.case import CaseResult, SharedCase, reference_outputs, shared_case
 from flashinfer_trace.harness.compare import Comparison
 from flashinfer_trace.harness.family import Family, FamilyError, Kernel, Plan, PlanRequest
 from flashinfer_trace.harness.refusals import accepted_wrong_sizes
 from flashinfer_trace.isolation.worker import ReferenceFailed, ReferenceWorker
 
-__all__ = ["Job", "OutputSummary", "Report", "prepare", "verify"]
+__all__ = ["Job", "OutputSummary", "Report", "prepare", "verify", "verify_together"]
 
 #: Rounds of further draws when vacuous cases left too few real ones.
 ROUNDS = 4
@@ -83,8 +83,13 @@ class Job:
     @property
     def request(self) -> PlanRequest:
         """What plans are made for."""
-        limits, options = (self.kernel.limits, self.kernel.plan_options) if self.kernel else ({}, None)
+        limits, options = self.drawing
         return PlanRequest(self.sized, limits, self.large, options)
+
+    @property
+    def drawing(self) -> tuple[Mapping[str, tuple[int, int]], object | None]:
+        """What its kernel asks of plans: limits of variable axes, and options."""
+        return (self.kernel.limits, self.kernel.plan_options) if self.kernel else ({}, None)
 
     def line(self, plan: Plan, seed: int) -> str:
         """The command that repeats a case."""
@@ -166,65 +171,142 @@ def verify(
     plan: Plan | None = None,
     on_case: Callable[[CaseResult], None] | None = None,
 ) -> Report:
+    """The report of one job: see `verify_together`."""
+    return verify_together([job], examples=examples, seed=seed, plan=plan, on_case=on_case)[0]
+
+
+def verify_together(
+    jobs: Sequence[Job],
+    *,
+    examples: int = 20,
+    seed: int = 0,
+    plan: Plan | None = None,
+    on_case: Callable[[CaseResult], None] | None = None,
+) -> list[Report]:
     """Runs the family's corners, then cases until `examples` real ones have passed, one failed, or draws are used up.
 
-    Of a reference on a CPU it also checks that inputs of a wrong size are refused, and the family's own `checks`.
+    Jobs for which the same plans may be drawn share their cases: inputs, reference and oracle are computed once. One
+    that fails does not stop the others. Of a reference on a CPU it also checks that inputs of a wrong size are refused,
+    and the family's own `checks`.
 
     Args:
-        job: what to verify.
-        examples: distinct real (not vacuous) cases required beside the corners; fewer is a failure.
+        jobs: targets of one Definition, on one device and at the same sizes.
+        examples: distinct real (not vacuous) cases required of each beside the corners; fewer is a failure.
         seed: of hypothesis's draws; the seed of the elements is drawn by it.
         plan: run this one case, with `seed` as the seed of its elements.
-        on_case: called after each case, for progress.
+        on_case: called after each case of each job, for progress.
 
     Returns:
-        A Report; failures are in it, not raised. Unexpected errors of a kernel or a reference are failures as well.
+        A Report of each job in turn; failures are in it, not raised. Unexpected errors of a kernel or a reference are
+        failures as well.
     """
-    report = Report(job.definition.name, job.target, job.device, seed=seed)
-    cases = _Cases(job, report, on_case)
-    started = time.perf_counter()
-    real_corners = 0
-    try:
-        job.family.check(job.definition, job.kernel)
-        if plan is not None:
-            cases.run(plan, seed)
+    reports: dict[int, Report] = {}
+    for group in sharing(jobs):
+        started = time.perf_counter()
+        found = _Cases([jobs[number] for number in group], seed, on_case).verified(examples, plan)
+        seconds = (time.perf_counter() - started) / len(group)
+        for number, report in zip(group, found, strict=True):
+            reports[number] = replace(report, seconds=seconds)
+    return [reports[number] for number in range(len(jobs))]
+
+
+def sharing(jobs: Sequence[Job]) -> list[list[int]]:
+    """The numbers of the jobs that share their cases: their kernels have the same limits and options of plans."""
+    groups: list[tuple[Job, list[int]]] = []
+    for number, job in enumerate(jobs):
+        for first, group in groups:
+            if job.drawing == first.drawing and (job.kernel is None) == (first.kernel is None):
+                group.append(number)
+                break
         else:
-            cases.corners()
-            real_corners = report.cases
-            cases.draw(examples + real_corners, seed)
-            if job.kernel is None and not job.large:
-                cases.check_reference()
-    except (CaseFailure, FamilyError) as failure:
-        report.status, report.message = "failed", str(failure)
-    if report.status == "passed" and plan is None and report.corners != len(job.corners):
-        report.status = "failed"
-        report.message = (
-            f"only {report.corners} of {len(job.corners)} corners ran; each must, and must differ from others"
-        )
-    elif report.status == "passed" and plan is None and report.cases < examples + real_corners:
-        report.status = "failed"
-        report.message = (
-            f"only {report.cases - real_corners} of {examples} cases prove something ({report.vacuous} vacuous); "
-            f"make the family's plans draw fewer empty or zero cases"
-        )
-    report.seconds = time.perf_counter() - started
-    return report
+            groups.append((job, [number]))
+    return [group for _, group in groups]
+
+
+@dataclass
+class _Target:
+    """One job of those that share their cases, with what was found of it so far."""
+
+    job: Job
+    report: Report
+    required: int = 0
+    real_corners: int = 0
+
+    def fail(self, message: str) -> None:
+        self.report.status, self.report.message = "failed", message
+
+    def count(self, result: CaseResult) -> None:
+        """Counts a case in that passed."""
+        report = self.report
+        if result.vacuous:
+            report.vacuous += 1
+            return
+        report.cases += 1
+        policies = self.job.family.policies(self.job.kernel)
+        for name, reference in result.reference.items():
+            summary = report.outputs.setdefault(name, OutputSummary(policies[name].reason))
+            summary.add(reference, result.kernel.get(name))
+
+    def judge(self, corners: int) -> None:
+        """Fails if corners are missing, or cases."""
+        report = self.report
+        if report.corners != corners:
+            self.fail(f"only {report.corners} of {corners} corners ran; each must, and must differ from others")
+        elif report.cases < self.required:
+            drawn = f"{report.cases - self.real_corners} of {self.required - self.real_corners}"
+            self.fail(
+                f"only {drawn} cases prove something ({report.vacuous} vacuous); "
+                f"make the family's plans draw fewer empty or zero cases"
+            )
 
 
 class _Cases:
-    """Runs the cases of one job, each once, and counts them in its report."""
+    """Runs the cases that some jobs share, each once, and counts them in their reports."""
 
-    def __init__(self, job: Job, report: Report, on_case: Callable[[CaseResult], None] | None) -> None:
-        self._job, self._report, self._on_case = job, report, on_case
-        self._policies = job.family.policies(job.kernel)
+    def __init__(self, jobs: Sequence[Job], seed: int, on_case: Callable[[CaseResult], None] | None) -> None:
+        self._job, self._seed, self._on_case = jobs[0], seed, on_case
+        self._targets = [_Target(job, Report(job.definition.name, job.target, job.device, seed=seed)) for job in jobs]
+        self._running = list(self._targets)
         self._passed: set[str] = set()
         self._real: tuple[Plan, int] | None = None
         self._broken: CaseFailure | None = None
 
-    def corners(self) -> None:
-        """Runs the family's corners, with their number as the seed of their elements."""
-        for number, plan in enumerate(self._job.corners):
-            self._report.corners += self.run(plan, number)
+    def verified(self, examples: int, plan: Plan | None) -> list[Report]:
+        """The reports of the jobs, in their order: see `verify_together`."""
+        try:
+            self._check_records()
+            if plan is not None:
+                self.run(plan, self._seed)
+            elif self._running:
+                self._all(examples)
+        except (CaseFailure, FamilyError) as failure:
+            for target in self._running:
+                target.fail(str(failure))
+        return [target.report for target in self._targets]
+
+    def _check_records(self) -> None:
+        for target in self._targets:
+            try:
+                target.job.family.check(target.job.definition, target.job.kernel)
+            except FamilyError as error:
+                target.fail(str(error))
+                self._running.remove(target)
+
+    def _all(self, examples: int) -> None:
+        corners = self._job.corners
+        for number, plan in enumerate(corners):
+            # Its number is the seed of its elements.
+            if self.run(plan, number):
+                for target in self._running:
+                    target.report.corners += 1
+        for target in self._running:
+            target.real_corners = target.report.cases
+            target.required = examples + target.real_corners
+        self.draw()
+        if self._job.kernel is None and not self._job.large:
+            self.check_reference()
+        for target in self._running:
+            target.judge(len(corners))
 
     def check_reference(self) -> None:
         """What cases do not show of a reference.
@@ -242,8 +324,8 @@ class _Cases:
         if lines:
             raise CaseFailure("\n  ".join(lines))
 
-    def draw(self, examples: int, seed: int) -> None:
-        """Draws plans and element seeds until enough cases count."""
+    def draw(self) -> None:
+        """Draws plans and element seeds until enough cases count for each job."""
         # Shrinking reruns a case up to hundreds of times: worth it on a small twin, not on a GPU.
         shrink = [] if self._job.large else [hypothesis.Phase.shrink]
         base = hypothesis.settings(
@@ -261,50 +343,59 @@ class _Cases:
             self.run(plan, element_seed)
 
         for round_number in range(ROUNDS):
-            missing = examples - self._report.cases
+            missing = max(target.required - target.report.cases for target in self._running)
             if missing <= 0:
                 return
             # A tenth more than is missing: some will be vacuous, and hypothesis begins each round with the simplest.
             settings = hypothesis.settings(base, max_examples=missing * 11 // 10 + 2)
             test: Any = hypothesis.given(self._job.plans, element_seeds)(run)
-            hypothesis.seed(seed + 1_000_003 * round_number)(settings(test))()
+            hypothesis.seed(self._seed + 1_000_003 * round_number)(settings(test))()
 
     def run(self, plan: Plan, seed: int) -> bool:
         """Runs one case, unless it passed before; whether it did.
 
         Raises:
-            CaseFailure: it failed; the message ends with the line that repeats it.
+            CaseFailure: it failed, and no job is left that had not; the message ends with the line that repeats it.
         """
         key = repr((sorted(plan.items()), seed))
         if key in self._passed:
             return False
         if self._broken is not None:
             raise self._broken
-        job, repeat = self._job, f"repeat: {self._job.line(plan, seed)}"
-        worker = None if job.large else job.worker
+        job = self._job
+        shared: SharedCase | Exception
         try:
-            result = run_case(job.sized, job.family, plan, seed, job.device, job.kernel, worker)
+            shared = shared_case(job.sized, job.family, plan, seed, job.device, None if job.large else job.worker)
         except ReferenceFailed as error:
             # Not run again to shrink the case: a reference that hangs would hang hundreds of times.
-            self._broken = CaseFailure(f"{error}\n  {repeat}")
+            self._broken = CaseFailure(f"{error}\n  repeat: {job.line(plan, seed)}")
             raise self._broken from error
         except Exception as error:
-            raise CaseFailure(f"{type(error).__name__}: {error}\n  {repeat}") from error
+            shared = error
+        failed = [(each, line) for each in self._running if (line := self._failure(each, shared, plan, seed))]
+        for target, message in failed:
+            # The last one stays, and is raised: hypothesis shrinks it.
+            if len(self._running) == 1:
+                raise CaseFailure(message)
+            target.fail(message)
+            self._running.remove(target)
+        self._passed.add(key)
+        return True
+
+    def _failure(self, target: _Target, shared: SharedCase | Exception, plan: Plan, seed: int) -> str:
+        """Counts the case in for one job; why it failed, with the line that repeats it, or an empty string."""
+        repeat = f"repeat: {target.job.line(plan, seed)}"
+        try:
+            if isinstance(shared, Exception):
+                raise shared
+            result = shared.result(target.job.kernel)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}\n  {repeat}"
         if self._on_case is not None:
             self._on_case(result)
         if result.failures:
-            raise CaseFailure("\n  ".join([*result.failures, f"axes {result.axes}", repeat]))
-        self._passed.add(key)
-        self._count(result)
+            return "\n  ".join([*result.failures, f"axes {result.axes}", repeat])
+        target.count(result)
         if not result.vacuous:
             self._real = self._real or (plan, seed)
-        return True
-
-    def _count(self, result: CaseResult) -> None:
-        if result.vacuous:
-            self._report.vacuous += 1
-            return
-        self._report.cases += 1
-        for name, reference in result.reference.items():
-            summary = self._report.outputs.setdefault(name, OutputSummary(self._policies[name].reason))
-            summary.add(reference, result.kernel.get(name))
+        return ""

@@ -211,15 +211,15 @@ def test_an_interrupt_of_another_command(invoke, monkeypatch):
 def test_evidence_that_cannot_be_written_is_a_failure(invoke, monkeypatch):
     """A run on a GPU, as far as a machine without one can imitate it: the kernel passes, but recording fails."""
 
-    def passes(job, **options):
-        return Report(job.definition.name, job.target, job.device, cases=60)
+    def pass_all(jobs, **options):
+        return [Report(job.definition.name, job.target, job.device, cases=60) for job in jobs]
 
     def refuse(*arguments):
         raise PermissionError(13, "Permission denied", "evidence/rmsnorm/rmsnorm_h512.json")
 
     monkeypatch.setattr("flashinfer_trace.cli.verification._check_device", lambda device, torch: None)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr("flashinfer_trace.cli.runs.run_verification", passes)
+    monkeypatch.setattr("flashinfer_trace.cli.runs.verify_together", pass_all)
     monkeypatch.setattr("flashinfer_trace.cli.runs.record_evidence", refuse)
     result = invoke("verify", "rmsnorm_h512", "--kernel", "flashinfer.norm.rmsnorm", "--device", "cuda", "--record")
     assert result.exit_code == 1

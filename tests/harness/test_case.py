@@ -14,7 +14,7 @@ from flashinfer_trace.cli import main
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import run_case
 from flashinfer_trace.harness.family import Kernel
-from flashinfer_trace.harness.verify import Job, prepare, verify
+from flashinfer_trace.harness.verify import Job, prepare, verify, verify_together
 
 PLAN = {"batch_size": 4, "values": "normal", "zero_row": False}
 LOADED = flashinfer_trace.load("rmsnorm_h512")
@@ -210,3 +210,77 @@ def test_large_plans_respect_the_limits_of_a_kernel():
     assert min(sizes) >= 1
     assert max(sizes) <= 16
     assert len(sizes) > 5
+
+
+def counted_family(ran):
+    """The family with an oracle that notes how often it was asked."""
+
+    def oracle(definition, inputs):
+        ran.append("oracle")
+        return FAMILY.oracle(definition, inputs)
+
+    return dataclasses.replace(FAMILY, oracle=oracle)
+
+
+def named(name, call, **changes):
+    return dataclasses.replace(kernel(call, **changes), path=f"toy.{name}")
+
+
+def test_kernels_share_their_cases_and_one_that_fails_does_not_stop_the_others():
+    ran = []
+    family = counted_family(ran)
+
+    def counted(definition, inputs, outputs):
+        ran.append("kernel")
+        return honest(definition, inputs, outputs)
+
+    def wrong_at_last(definition, inputs, outputs):
+        outputs = honest(definition, inputs, outputs)
+        late = ran.count("oracle") > 10
+        return {**outputs, "output": outputs["output"] * 2} if late and len(outputs["output"]) else outputs
+
+    kernels = [
+        named("first", counted),
+        named("wrong", wrong_at_last),
+        named("crashing", crashes),
+        named("second", counted),
+        named("limited", honest, limits={"batch_size": (2, 6)}),
+    ]
+    jobs = [Job(LOADED, family, each) for each in kernels]
+    reports = verify_together(jobs, examples=25, seed=4)
+    assert [report.target for report in reports] == [each.label for each in kernels]
+    assert [report.status for report in reports] == ["passed", "failed", "failed", "passed", "passed"]
+    first, wrong, crashing, second, limited = reports
+    assert first.cases == second.cases >= 25 and limited.cases >= 25
+    assert 0 < wrong.cases < 25 and crashing.cases == 0
+    assert "toy.wrong: output output" in wrong.message and "--kernel toy.wrong" in wrong.message
+    assert "RuntimeError" in crashing.message and "--kernel toy.crashing" in crashing.message
+    shared = first.cases + first.vacuous
+    assert ran.count("kernel") == 2 * shared
+    assert ran.count("oracle") == shared + limited.cases + limited.vacuous
+    alone = verify(Job(LOADED, FAMILY, kernels[0]), examples=25, seed=4)
+    assert dataclasses.replace(alone, seconds=0.0) == dataclasses.replace(first, seconds=0.0)
+
+
+def test_a_reference_that_fails_fails_every_kernel():
+    wrong = dataclasses.replace(LOADED, reference=LOADED.reference.replace("weight.float()", "weight.float() * 1.01"))
+    jobs = [Job(wrong, FAMILY, named(name, honest)) for name in ("first", "second")]
+    reports = verify_together(jobs, examples=5, seed=4)
+    assert [report.status for report in reports] == ["failed", "failed"]
+    for report, name in zip(reports, ("first", "second"), strict=True):
+        assert "reference: output output" in report.message and f"--kernel toy.{name}" in report.message
+
+
+def test_an_input_that_one_kernel_spoils_is_whole_for_the_next():
+    def spoils(definition, inputs, outputs):
+        result = {name: value.clone() for name, value in honest(definition, inputs, outputs).items()}
+        for value in inputs.values():
+            value.fill_(7)
+        return result
+
+    in_place = ("hidden_states",)
+    kernels = [named("spoils", spoils), named("allowed", spoils, in_place=in_place), named("last", honest)]
+    reports = verify_together([Job(LOADED, FAMILY, each) for each in kernels], plan=PLAN, seed=3)
+    assert [report.status for report in reports] == ["failed", "failed", "passed"]
+    assert "toy.spoils changed input hidden_states" in reports[0].message
+    assert "toy.allowed changed input weight" in reports[1].message and "hidden_states" not in reports[1].message

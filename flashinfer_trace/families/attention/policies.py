@@ -36,7 +36,15 @@ from flashinfer_trace.families.attention.rounding import (
     output_bound,
     rounded_sum,
 )
-from flashinfer_trace.harness.compare import CONFIDENCE, Comparison, Elementwise, ErrorBound, Expected, Policy
+from flashinfer_trace.harness.compare import (
+    CONFIDENCE,
+    Comparison,
+    Elementwise,
+    ErrorBound,
+    Expected,
+    Policy,
+    host_figures,
+)
 
 __all__ = ["LSE", "OUTPUT", "LseOfNothing", "Rounding", "kernel_policies"]
 
@@ -99,6 +107,11 @@ class LseOfNothing(Elementwise):
         declared = (expected.value == -math.inf) & (actual >= self.low) & (actual <= self.high)
         return self.policy.compare(torch.where(declared, -math.inf, actual), expected)
 
+    def passes_zero(self, expected: Expected, dtype: torch.dtype) -> bool:
+        if self.low <= 0 <= self.high:
+            return super().passes_zero(expected, dtype)
+        return self.policy.passes_zero(expected, dtype)
+
 
 def kernel_output_bound(rounding: Rounding) -> Callable[[Expected], torch.Tensor]:
     """Bound on a kernel's output."""
@@ -109,7 +122,7 @@ def kernel_output_bound(rounding: Rounding) -> Callable[[Expected], torch.Tensor
         if rounding.sum:
             rounded = rounded + size * rounded_sum(parts)
         shared = exponent_error(parts) * (parts["weighted"] + size)
-        return output_bound(expected) + BFLOAT16 * rounded * HIGHER_ORDERS + shared
+        return expected.once(output_bound) + BFLOAT16 * rounded * HIGHER_ORDERS + shared
 
     return bound
 
@@ -120,9 +133,16 @@ def kernel_lse_bound(rounding: Rounding) -> Callable[[Expected], torch.Tensor]:
     def bound(expected: Expected) -> torch.Tensor:
         parts = expected.parts
         rounded = BFLOAT16 * rounded_sum(parts) * HIGHER_ORDERS if rounding.sum else 0.0
-        return lse_bound(expected) + LOG2_E * (rounded + exponent_error(parts))
+        return expected.once(lse_bound) + LOG2_E * (rounded + exponent_error(parts))
 
     return bound
+
+
+def gain_figures(expected: Expected) -> dict[str, float]:
+    """The oracle's sums for the gain, without their prefix, and the largest ``exponent_error``."""
+    sums = {name.removeprefix("gain_"): total for name, total in expected.parts.items() if name.startswith("gain_")}
+    sums["exponent_error"] = exponent_error(expected.parts).max()
+    return dict(zip(sums, host_figures(*sums.values()), strict=True))
 
 
 def gain_limit(rounding: Rounding) -> Callable[[Expected], float]:
@@ -134,14 +154,14 @@ def gain_limit(rounding: Rounding) -> Callable[[Expected], float]:
     """
 
     def limit(expected: Expected) -> float:
-        gain = {n.removeprefix("gain_"): float(v) for n, v in expected.parts.items() if n.startswith("gain_")}
+        gain = expected.once(gain_figures)
         settled, worst, squares = (
             sum(times * gain[f"{kind}_{name}"] for name, times in rounding.times.items())
             for kind in ("settled", "worst", "squares")
         )
         independent = min(worst, CONFIDENCE * math.sqrt(squares * expected.value.shape[1]))
         rounded = BFLOAT16 * (settled + independent) * HIGHER_ORDERS
-        shared = float(exponent_error(expected.parts).max()) * gain["keys"]
+        shared = gain["exponent_error"] * gain["keys"]
         return (rounded + math.sqrt(gain["logit"]) + shared) / gain["size"] + 64 * FLOAT32
 
     return limit

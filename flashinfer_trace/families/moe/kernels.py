@@ -5,13 +5,14 @@ sgl-kernel's pipeline runs on Hopper, trtllm-gen's single call on Blackwell.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.compare import CONFIDENCE, ErrorBound, Expected, rounding_error
+from flashinfer_trace.harness.compare import CONFIDENCE, ErrorBound, Expected, host_figures, rounding_error
 from flashinfer_trace.harness.family import Inputs, Kernel, KernelCall, Outputs
 
 #: A case fits only one scale, but judges up to millions of elements: 2 exp(-5^2 / 2) is 7e-6, 2 exp(-8^2 / 2) is 3e-14.
@@ -36,8 +37,9 @@ def bound(model: str, reason: str, shrink: float | None = None, rounds_alike: bo
         return rounding_error(expected.value, torch.bfloat16) * (1 + 2**-7) + inside
 
     def gain(expected: Expected) -> float:
-        alike = float(expected.parts["rounding_shift"].abs()) if rounds_alike else 0.0
-        return (shrink or 0.0) + alike + GAIN_CONFIDENCE * float(expected.parts[f"{model}_gain"].sqrt())
+        shift, variance = host_figures(expected.parts["rounding_shift"], expected.parts[f"{model}_gain"])
+        alike = abs(shift) if rounds_alike else 0.0
+        return (shrink or 0.0) + alike + GAIN_CONFIDENCE * math.sqrt(variance)
 
     return ErrorBound(elements, reason, gain=None if shrink is None else gain)
 

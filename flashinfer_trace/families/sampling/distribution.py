@@ -127,6 +127,9 @@ class Distribution:
     def zero(self, expected: Expected, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros_like(expected.parts["group"], dtype=dtype)
 
+    def passes_zero(self, expected: Expected, dtype: torch.dtype) -> bool:
+        return self.compare(self.zero(expected, dtype), expected).passed
+
     def mutants(self, expected: Expected) -> tuple[Mutant, ...]:
         """Swaps and shifts only between distributions that the draws of one case tell apart."""
         value = expected.value
