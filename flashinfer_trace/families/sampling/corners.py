@@ -48,14 +48,6 @@ def row_specs(request: PlanRequest) -> list[list[dict[str, Any]]]:
     definition, options = request.definition, request.options_of(SamplingOptions)
     corners = parameters(request)
     plans = [[spec(request, "short", **corner) for corner in corners[:3]]]
-    if "top_p" in definition.inputs:
-        # The limit is within one rounding of the mass of some tokens: a sum in float32 decides otherwise.
-        everything = {"top_k": definition.const_axes["vocab_size"]} if "top_k" in definition.inputs else {}
-        plans.insert(0, [spec(request, "short", **everything, top_p="boundary")] * ROWS)
-    specs = [spec(request, "short", **corner) for corner in corners[3:]]
-    if not options.sums_to_one:
-        specs += [spec(request, row, total) for row in ("short", "trailing") for total in (0.5, 2.0)]
-        specs += [spec(request, "zero", **corners[-1])]
     # Every row at once without its filter, and every row that keeps nothing.
     off = {"top_k": NO_TOP_K, "top_p": 1.0, "min_p": 0.0}
     off = {name: value for name, value in off.items() if name in definition.inputs}
@@ -63,6 +55,20 @@ def row_specs(request: PlanRequest) -> list[list[dict[str, Any]]]:
         plans.append([spec(request, row, **off) for row in ("short", "normal")])
     if "top_k" in off and options.lowest_k <= 0:
         plans.append([spec(request, "few_valued", top_k=0)] * 2)
+    if "top_p" in off:
+        # The limit is within one rounding of the mass of some tokens: a sum in float32 decides otherwise.
+        every = {"top_k": definition.const_axes["vocab_size"]} if "top_k" in off else {}
+        plans.insert(0, [spec(request, "short", **every, top_p="boundary")] * ROWS)
+        beside = [spec(request, row, **every, top_p=p) for row in ("short", "dyadic") for p in ("above", "below")]
+        if every:
+            # Its limit is p times a kept sum, which float32 rounds as well: rows that sum to 0.7 show it.
+            plans.append([spec(request, "short", 0.7, top_k=every["top_k"] + 1, top_p="boundary")] * ROWS)
+        plans.append([*beside, spec(request, "dyadic", **every, top_p="boundary")])
+        plans.append([spec(request, "few_valued", **every, top_p=0.0)] * 2)
+    specs = [spec(request, "short", **corner) for corner in corners[3:]]
+    if not options.sums_to_one:
+        specs += [spec(request, row, total) for row in ("short", "trailing") for total in (0.5, 2.0)]
+        specs += [spec(request, "zero", **corners[-1])]
     return plans + [specs[first : first + ROWS] for first in range(0, len(specs), ROWS)]
 
 

@@ -54,7 +54,7 @@ def wrong_draws(definition: Definition) -> list[str]:
         edges = list(uniform_numbers(definition, inputs, case["row"] == "dyadic"))
         wanted = [token for _, token in edges]
         uniform = torch.tensor([u for u, _ in edges], dtype=torch.float64)
-        got = [token for few in uniform.split(BATCH) for token in tokens_for(definition, inputs, few)]
+        got = [token for few in torch.split(uniform, BATCH) for token in tokens_for(definition, inputs, few)]
         wrong = [i for i, token in enumerate(wanted) if i >= len(got) or got[i] != token]
         if wrong or len(got) != len(wanted):
             first = wrong[0] if wrong else 0
