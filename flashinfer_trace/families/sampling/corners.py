@@ -44,13 +44,8 @@ def spec(request: PlanRequest, row: str, total: float = 1.0, **given: Any) -> di
 
 
 def row_specs(request: PlanRequest) -> list[list[dict[str, Any]]]:
-<<<<<<< HEAD
-    """Specs of the rows of each plan: one corner per row."""
-    options = request.options_of(SamplingOptions)
-=======
     """Specs of the rows of each plan."""
     definition, options = request.definition, request.options_of(SamplingOptions)
->>>>>>> wt-mutate
     corners = parameters(request)
     plans = [[spec(request, "short", **corner) for corner in corners[:3]]]
     # Every row at once without its filter, and every row that keeps nothing.
