@@ -135,8 +135,10 @@ class ReferenceWorker:
             for _, data in values:
                 self._send(data, deadline)
             outputs = self._receive(deadline)
-        except BaseException:
-            self._drop()  # also on Ctrl-C: half an answer may be in the pipe
+        except BaseException as error:
+            # An exception of the reference is a whole answer; after all else, Ctrl-C too, half of one may be under way.
+            if not (isinstance(error, ReferenceFailed) and error.kind == "raised"):
+                self._drop()
             raise
         return definition.name_outputs(tuple(outputs))
 

@@ -245,3 +245,15 @@ def test_headers_are_checked_before_anything_is_read(header: object) -> None:
                 protocol.read_values(values, read, 1 << 20)
     with pytest.raises(protocol.ProtocolError):
         protocol.read_values([{"dtype": "int8", "shape": [1]}] * 65, read, 1 << 20)
+
+
+def test_an_exception_leaves_the_process_running(worker: ReferenceWorker) -> None:
+    """The harness asks for exceptions, with inputs of wrong sizes: each costs a call, not a process."""
+    picky = definition_of("def run(x):\n    assert x.shape == (4,)\n    return 2 * x\n")
+    worker.run(picky, x(), 0)
+    pid = worker._pid
+    with pytest.raises(ReferenceFailed) as failure:
+        worker.run(picky, {"x": torch.ones(5)}, 0)
+    assert (failure.value.kind, failure.value.error) == ("raised", "AssertionError")
+    assert torch.equal(worker.run(picky, x(), 0)["y"], 2 * x()["x"])
+    assert worker._pid == pid

@@ -24,6 +24,9 @@ __all__ = ["EXAMPLES", "Bench", "Case", "bench_of", "known_families", "represent
 EXAMPLES = 20
 SEED = 0
 
+#: Corners that are run at the Definition's own sizes too.
+REAL_CORNERS = 3
+
 #: The memory of inputs up to which a case at the Definition's own sizes takes about a second.
 REAL_BYTES = 32 * 2**20
 
@@ -133,11 +136,11 @@ def drawn(family: Family, definition: Definition, examples: int, seed: int) -> l
 
 
 def real(family: Family, definition: Definition) -> list[Case]:
-    """Cases at the Definition's own sizes, as ``verify --full --plan`` runs them: one as served, the first corner."""
+    """Cases at the Definition's own sizes, as ``verify --full --plan`` runs them: one as served, the first corners."""
     plans = [family.plan_for_axes(definition, {}, Draws(SEED, "cpu"))]
     job = Job(definition, family, full=True)
     results: list[CaseResult] = []
-    for plan in [*plans, *job.corners[:1]]:
+    for plan in [*plans, *job.corners[:REAL_CORNERS]]:
         report = verify(job, plan=plan, seed=SEED, on_case=results.append)
         if report.status != "passed":
             raise ValueError(f"{definition.name}: the reference itself does not pass: {report.message}")

@@ -24,6 +24,9 @@ LARGEST = 1.0 - 2.0**-53
 #: Edges that are looked at in each row, evenly spaced and the last one: those of a whole vocabulary would take minutes.
 EDGES = 40
 
+#: Rows of one batch: fewer than any of their tokens that are kept.
+BATCH = 3
+
 #: Rows and parameters, each without a token whose support a rounding could change.
 CASES: tuple[dict[str, Any], ...] = (
     {"row": "short", "sum": 1.0, "top_k": 6, "top_p": 0.7, "min_p": 0.5},
@@ -50,7 +53,8 @@ def wrong_draws(definition: Definition) -> list[str]:
         inputs = make_inputs(definition, {"rows": 1, "draws": 1, "specs": [spec]}, Draws(number, "cpu"))
         edges = list(uniform_numbers(definition, inputs, case["row"] == "dyadic"))
         wanted = [token for _, token in edges]
-        got = tokens_for(definition, inputs, torch.tensor([u for u, _ in edges], dtype=torch.float64))
+        uniform = torch.tensor([u for u, _ in edges], dtype=torch.float64)
+        got = [token for few in torch.split(uniform, BATCH) for token in tokens_for(definition, inputs, few)]
         wrong = [i for i, token in enumerate(wanted) if i >= len(got) or got[i] != token]
         if wrong or len(got) != len(wanted):
             first = wrong[0] if wrong else 0

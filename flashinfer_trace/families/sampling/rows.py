@@ -28,8 +28,10 @@ UNIT = 2.0**-20
 #: SGLang's "no top-k" is 2^30.
 NO_TOP_K = 1 << 30
 
-#: ``boundary`` stands for a cumulative mass of the row, in descending order.
+#: ``boundary`` stands for a cumulative mass of the row, in descending order; ``above`` and ``below``, of corners only,
+#: for the float32 numbers next to it.
 TOP_P = (0.05, 0.3, 0.5, 0.9, 0.95, 0.999, 1.0, 1.5, "boundary")
+BESIDE: dict[Any, float | None] = {"boundary": None, "above": math.inf, "below": -math.inf}
 MIN_P = (0.0, 0.02, 0.1, 0.5, 1.0, 1.5, -0.5)
 
 
@@ -122,14 +124,15 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     rows = [make_row(spec["row"], vocab_size, draws) * spec["sum"] for spec in specs]
     probs = torch.stack(rows) if rows else torch.zeros(0, vocab_size, device=draws.device)
     repeat = plan["draws"]
-    # p is a share of the row's sum where rows are renormalised, absolute mass where they are sampled from.
-    sums = [spec["sum"] if "renorm_probs" in definition.outputs else 1.0 for spec in specs]
+    # p is absolute mass where rows are sampled from by top-p alone, elsewhere a share of the row's sum.
+    share = "renorm_probs" in definition.outputs or "top_k" in definition.inputs
+    sums = [spec["sum"] if share else 1.0 for spec in specs]
     inputs: Inputs = {"probs": probs.repeat_interleave(repeat, dim=0)}
     for name in definition.inputs:
         if name == "probs":
             continue
         values = [
-            cumulative_mass(row / total, draws) if spec[name] == "boundary" else spec[name]
+            cumulative_mass(row / total, draws, BESIDE[spec[name]]) if spec[name] in BESIDE else spec[name]
             for row, total, spec in zip(rows, sums, specs, strict=True)
         ]
         dtype = torch.int32 if name == "top_k" else torch.float32
@@ -182,7 +185,14 @@ def dyadic_row(vocab_size: int, draws: Draws) -> torch.Tensor:
     return (units * UNIT).float()
 
 
-def cumulative_mass(row: torch.Tensor, draws: Draws) -> float:
-    """The mass of a random number of the largest tokens, rounded to float32: of a dyadic row it is exact."""
+def cumulative_mass(row: torch.Tensor, draws: Draws, towards: float | None) -> float:
+    """The mass of a random number of the largest tokens, rounded to float32: of a dyadic row it is exact.
+
+    With `towards`, the next float32 number in that direction.
+    """
     largest = torch.topk(row, min(40, len(row))).values.double()
-    return float(largest.cumsum(0)[draws.host_integers(1, 0, len(largest) - 1)[0]].float())
+    # Of a row of few tokens not the last one either: its mass is the whole row's.
+    positive = int((largest > 0).sum())
+    highest = len(largest) - 1 if positive == len(largest) else max(positive - 2, 0)
+    mass = largest.cumsum(0)[draws.host_integers(1, 0, highest)[0]].float()
+    return float(mass if towards is None else torch.nextafter(mass, torch.full_like(mass, towards)))
