@@ -1,7 +1,7 @@
 """The straightforward way to compute each family: a Python loop over rows, requests or tokens.
 
-These are baselines for benchmarks/references.py, written as one would first write them. tests/test_benchmarks.py holds
-them to the same oracles as the references, so that a ratio never compares two different functions.
+These are baselines for benchmarks/references.py, written in the obvious way. tests/test_benchmarks.py compares
+them with the same oracles as the references, so that a ratio never compares two different functions.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def mla_decode(q_nope: Tensor, q_pe: Tensor, ckv_cache: Tensor, kpe_cache: Tenso
 def ragged_attention(
     q: Tensor, k: Tensor, v: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, sm_scale: float
 ) -> tuple[Tensor, Tensor]:
-    """One query and one head at a time, on the key-value head that it shares."""
+    """One query and one head at a time, with the key-value head that it shares."""
     output = q.new_zeros(*q.shape[:2], v.shape[2])
     lse = torch.full(q.shape[:2], -math.inf, device=q.device)
     group = q.shape[1] // k.shape[1]
@@ -144,7 +144,7 @@ def ragged_attention(
 def paged_prefill(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor]:
-    """Copies the pages together first."""
+    """Gathers the pages first."""
     *last_page_len, sm_scale = rest
     page_size = k_cache.shape[1]
     tokens, lengths = [], [0]
@@ -163,7 +163,7 @@ def paged_decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, *rest: Any) -> tup
 
 
 def kept(row: Tensor, top_k: int | None = None, top_p: float | None = None, min_p: float | None = None) -> Tensor:
-    """The row with what the filters drop set to zero, not renormalised."""
+    """The row, with the entries that the filters drop set to zero; not renormalised."""
     if top_k is not None:
         threshold = torch.sort(row, descending=True).values[min(max(top_k, 1), len(row)) - 1]
         row = torch.where(row >= threshold, row, 0.0)
@@ -209,7 +209,7 @@ def moe(
     groups: int = 8,
     kept_groups: int = 4,
 ) -> Tensor:
-    """One token and one of its experts at a time; weights dequantised anew each time."""
+    """One token and one of its experts at a time; weights are dequantised again each time."""
     output = torch.zeros(hidden_states.shape, device=hidden_states.device)
     for t, logits in enumerate(routing_logits):
         scores = torch.sigmoid(logits)
@@ -238,7 +238,7 @@ def mlp(x: Tensor, gemm1: Tensor, gemm2: Tensor) -> Tensor:
 
 
 def best_experts(logits: Tensor, norm_topk_prob: bool, top_k: int = 8) -> tuple[list[int], Tensor]:
-    """Of one token: the indices, best first and of equals the lower first, and their weights."""
+    """The experts of one token, best first and the lower index first among equals, and their weights."""
     values = logits.double().tolist()
     experts = sorted(range(len(values)), key=lambda expert: -values[expert])[:top_k]
     weights = torch.softmax(logits.double(), 0)[experts]
@@ -302,6 +302,24 @@ def fp8_softmax_moe(
     return softmax_moe(routing_logits, x, *weights, here, norm_topk_prob)
 
 
+def merge_state(base: float) -> Callable[..., tuple[Tensor, Tensor]]:
+    """One head of one token at a time."""
+
+    def run(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[Tensor, Tensor]:
+        values, lse = torch.zeros_like(v_a), torch.full_like(s_a, -math.inf)
+        for index in torch.ones_like(s_a).nonzero().tolist():
+            place = tuple(index)
+            a, b = (float(s[place]) * math.log(base) for s in (s_a, s_b))
+            if max(a, b) == -math.inf:
+                continue
+            total = max(a, b) + math.log(math.exp(a - max(a, b)) + math.exp(b - max(a, b)))
+            merged = math.exp(a - total) * v_a[place].float() + math.exp(b - total) * v_b[place].float()
+            values[place], lse[place] = merged.to(v_a.dtype), total / math.log(base)
+        return values, lse
+
+    return run
+
+
 LOOPS: dict[str, Callable[..., Any]] = {
     "rmsnorm": rmsnorm,
     "fused_add_rmsnorm": fused_add_rmsnorm,
@@ -330,6 +348,8 @@ LOOPS: dict[str, Callable[..., Any]] = {
     "min_p_sampling_from_probs": sampler("min_p"),
     "top_k_renorm_probs": renormaliser("top_k"),
     "top_p_renorm_probs": renormaliser("top_p"),
+    "merge_state": merge_state(2.0),
+    "merge_state_base_e": merge_state(math.e),
     "moe_fp8_block_scale_ds_routing": moe,
     "moe_topk_softmax": topk_softmax,
     "moe_bf16_softmax_routing": bf16_softmax_moe,

@@ -1,12 +1,12 @@
-"""Times references beside a baseline, in one run, as ratios.
+"""Times references and a baseline in the same run, and prints the ratios.
 
     python -m benchmarks.references                                  # the four workloads with a target, one CPU thread
     python -m benchmarks.references 'gemm*' --axes m=16 --device cuda   # any Definitions, on a GPU
-    python -m benchmarks.references rmsnorm_h7168 --baseline old.json   # beside an older reference
+    python -m benchmarks.references rmsnorm_h7168 --baseline old.json   # against an older reference
 
 The baseline is a straightforward loop (benchmarks/loops.py), or --baseline: an older Definition (.json), or an older
 reference (.py; constants named after axes take the Definition's values). Reference and baseline alternate, so that a
-change of the machine's load meets both; the figures are medians. Peak memory is that of the whole process.
+change of the machine's load affects both; the figures are medians. Peak memory is that of the whole process.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from flashinfer_trace import Definition, definitions, load, make_inputs
 from flashinfer_trace.families import family_of
 from flashinfer_trace.reference import compile_reference, substitute_constants
 
-#: A loop that would take minutes tells nothing more: beyond this many seconds it is timed once.
+#: A function that takes longer than this many seconds is timed once: repetitions would take minutes for no gain.
 LONG = 5.0
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One Definition at one size, with the limits it must keep (single CPU thread), if any.
+    """One Definition at one size, with the limits that it must keep (single CPU thread), if any.
 
-    `plan` replaces what the family would choose for `axes`, where the structure matters (equal lengths).
+    `plan` replaces what the family would choose for `axes` if the structure matters (equal lengths).
     """
 
     definition: str
@@ -95,8 +95,8 @@ def run(workload: Workload, options: argparse.Namespace) -> bool:
     times: list[list[float]] = [[]]
     runs[0]()  # warm up; the peak is read before a baseline raises it
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    if not options.no_baseline:
-        baseline = baseline_of(definition, options.baseline)
+    baseline = None if options.no_baseline else baseline_of(definition, options.baseline)
+    if baseline is not None:
         runs.append(lambda: baseline(*arguments))
         times.append([])
     for repetition in range(options.repeat):
@@ -114,7 +114,7 @@ def run(workload: Workload, options: argparse.Namespace) -> bool:
 
 
 def check(workload: Workload, seconds: float, gibibytes: float, device: str) -> bool | None:
-    """Whether a workload keeps its limits; None if it has none here."""
+    """Whether a workload keeps its limits; None if none applies here."""
     if device != "cpu" or workload.seconds is None:
         return None
     return seconds < workload.seconds and (workload.gibibytes is None or gibibytes < workload.gibibytes)
@@ -126,7 +126,7 @@ def limits(workload: Workload) -> str:
 
 
 def timed(function: Callable[[], Any], device: str) -> float:
-    """Seconds that one call takes, to the end of its work on a GPU."""
+    """Seconds that one call takes, including its work on a GPU."""
     synchronise = torch.cuda.synchronize if device.startswith("cuda") else (lambda: None)
     synchronise()
     start = time.perf_counter()
@@ -135,17 +135,18 @@ def timed(function: Callable[[], Any], device: str) -> float:
     return time.perf_counter() - start
 
 
-def baseline_of(definition: Definition, path: Path | None) -> Callable[..., Any]:
-    """The older reference at `path`, or the family's loop."""
+def baseline_of(definition: Definition, path: Path | None) -> Callable[..., Any] | None:
+    """The older reference at `path`, or the family's loop; None if the family has no loop."""
     if path is None:
-        return LOOPS[family_of(definition).name]
+        return LOOPS.get(family_of(definition).name)
     is_definition = path.suffix == ".json"
     source = Definition.from_file(path).reference if is_definition else path.read_text(encoding="utf-8")
-    return compile_reference(substitute_constants(source, definition.const_axes, str(path)), str(path))
+    source = substitute_constants(source, definition.const_axes, str(path))
+    return compile_reference(source, str(path), definition.op_type)
 
 
 def select(names: Sequence[str]) -> list[str]:
-    """Definitions that the names or globs mean."""
+    """Names of the Definitions that match the names or globs."""
     known = [definition.name for definition in definitions()]
     chosen = [match for name in names for match in fnmatch.filter(known, name)]
     if not chosen:

@@ -5,7 +5,7 @@
     >>> inputs = flashinfer_trace.make_inputs(definition, {"batch_size": 4}, seed=0)
     >>> output = definition.run(**inputs)
 
-Importing the package imports no torch: only `make_inputs` and ``Definition.run`` do.
+Importing the package does not import torch; only `make_inputs` and ``Definition.run`` do.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ def make_inputs(
 ) -> dict[str, Any]:
     """Valid inputs of a Definition, by name.
 
-    The same (definition, axes, seed, kind of device) gives the same inputs in every process; no global random state
-    is read or changed. CPU and CUDA draw from different generators, so their elements differ.
+    The same definition, axes, seed and kind of device produce the same inputs in every process; global random state
+    is neither read nor changed. CPU and CUDA use different generators, so their elements differ.
 
     Args:
         definition: a Definition of a known family.
         axes: values of variable axes; the family chooses the others (and the index structure) from the seed.
         seed: any integer from 0 to 2**63 - 1.
-        device: where the tensors are made.
+        device: the device on which the tensors are created.
 
     Returns:
-        Tensors with the declared shapes and dtypes, Python numbers for scalars; every constraint holds.
+        Tensors with the declared shapes and dtypes, and Python numbers for scalars. They satisfy every constraint.
 
     Raises:
-        InputError: an axis is unknown or its value cannot be had.
+        InputError: an axis is unknown, or no valid inputs have the given value.
         ImportError: torch is not installed (``pip install flashinfer-trace[verify]``).
     """
     from flashinfer_trace.families import family_of

@@ -1,4 +1,4 @@
-"""Values of checked constraints (see `flashinfer_trace.constraints`): walks the syntax tree, never ``eval``."""
+"""Evaluates checked constraints (see `flashinfer_trace.constraints`) by walking syntax trees, never with ``eval``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 __all__ = ["MAX_MAGNITUDE", "ConstraintError", "ConstraintValueError", "Number", "evaluate", "literal_index", "number"]
 
-#: Largest magnitude of any literal or intermediate result. Axes are below 2**31, so products of two still fit.
+#: Largest magnitude of any literal or intermediate result. Axes are below 2**31, so the product of two still fits.
 MAX_MAGNITUDE = 2**64
 
 Number = int | float
@@ -33,7 +33,7 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 
 
 class ConstraintError(ValueError):
-    """Base of the errors of this module."""
+    """Base class of the errors about constraints."""
 
 
 class ConstraintValueError(ConstraintError):
@@ -41,7 +41,7 @@ class ConstraintValueError(ConstraintError):
 
 
 def evaluate(node: ast.Compare, env: Mapping[str, Any], seen: dict[str, Number]) -> bool:
-    """Whether a checked comparison holds. `seen` collects each value that was read, under the text that reads it."""
+    """Whether a checked comparison holds. `seen` collects each value that was read, keyed by the text that reads it."""
     left, right = (number(side, env, seen) for side in (node.left, node.comparators[0]))
     return COMPARISONS[type(node.ops[0])](left, right)
 
@@ -51,7 +51,7 @@ def number(node: ast.expr, env: Mapping[str, Any], seen: dict[str, Number]) -> N
     if isinstance(node, ast.BinOp):
         return _arithmetic(node, number(node.left, env, seen), number(node.right, env, seen))
     if isinstance(node, ast.Constant):
-        return node.value  # type: ignore[return-value]  # the checker lets only integers pass
+        return node.value  # type: ignore[return-value]  # the checker accepts only integers
     if isinstance(node, ast.Name):
         return seen.setdefault(node.id, _scalar(node.id, _look_up(node.id, env)))
     if isinstance(node, ast.Subscript):
@@ -97,17 +97,17 @@ def _length(name: str, value: Any) -> int:
     shape = getattr(value, "shape", None)
     if shape is not None:
         if len(shape) == 0:
-            raise ConstraintValueError(f"{name} is a scalar, it has no length")
+            raise ConstraintValueError(f"{name} is a scalar and has no length")
         return int(shape[0])
     if not isinstance(value, (list, tuple)):
-        raise ConstraintValueError(f"{name} is {_kind(value)}, it has no length")
+        raise ConstraintValueError(f"{name} is {_kind(value)} and has no length")
     return len(value)
 
 
 def _element(name: str, value: Any, index: int) -> Number:
     length = _length(name, value)
     if not -length <= index < length:
-        raise ConstraintValueError(f"{name}[{index}] is out of range, {name} has {length} elements")
+        raise ConstraintValueError(f"{name}[{index}] is out of range; {name} has {length} elements")
     return _scalar(f"{name}[{index}]", value[index])
 
 

@@ -1,17 +1,17 @@
 """The constraint language of Definitions: parsed and evaluated safely, never with ``eval``.
 
-A constraint is one Python-like comparison; every constraint of the list must hold::
+A constraint is one Python-like comparison. All constraints of a Definition must hold::
 
     len_indptr == batch_size + 1
     num_kv_indices == kv_indptr[-1].item()
     top_k <= num_experts
 
-It has integers, names of axes and inputs, ``+ - * // %``, one comparison of ``== != < <= > >=``, an integer literal as
-subscript of a 1-D integer input, and ``.item()`` (accepted and redundant: other tools evaluate constraints with
-Python). There are no functions, no attribute access, no power and no division: whatever parses here can neither reach
-outside nor run for long.
+The language has integers, names of axes and inputs, ``+ - * // %``, one comparison (``== != < <= > >=``), integer
+literals as subscripts of 1-D integer inputs, and ``.item()``. The last has no effect; it is accepted because other
+tools evaluate constraints as Python. There are no functions, attributes, powers or true division, so a constraint that
+parses can neither reach outside the language nor run for long.
 
-Importing this module imports no torch; tensors are recognised by their ``shape`` and ``item``.
+Importing this module does not import torch; tensors are recognised by their ``shape`` and ``item``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ConstraintSyntaxError(ConstraintError):
     """The text is not a constraint.
 
     Attributes:
-        column: where, counted from 1.
+        column: where the error is, counted from 1.
         hint: what to write instead; may be empty.
     """
 
@@ -66,9 +66,9 @@ class Constraint:
 
     Attributes:
         expression: the text as written.
-        names: every axis and input it reads.
-        subscripted: names it subscripts (must be 1-D integer inputs).
-        scalars: names it uses as one number (axes and scalar inputs).
+        names: every axis and input that it reads.
+        subscripted: names that it subscripts, which must be 1-D integer inputs.
+        scalars: names that it uses as single numbers (axes and scalar inputs).
     """
 
     expression: str
@@ -90,9 +90,9 @@ class Constraint:
         return evaluate(self._tree, env, {})
 
     def explain(self, env: Mapping[str, Any]) -> str:
-        """One line that names the constraint, whether it holds, and every value it read.
+        """One line with the constraint, whether it holds, and every value that it read.
 
-        Never raises for missing or unfit values: the line then says what cannot be computed.
+        Does not raise for missing or unsuitable values; the line then explains what cannot be computed.
         """
         seen: dict[str, Number] = {}
         try:
@@ -106,12 +106,13 @@ class Constraint:
     def solutions(self) -> tuple[tuple[str, frozenset[str]], ...]:
         """(name, names needed) for each name that this constraint determines.
 
-        That is the form ``axis == expression`` or ``expression == axis``, where the expression does not read the axis.
+        Such a constraint has the form ``axis == expression`` or ``expression == axis``, and the expression does not
+        read the axis.
         """
         return tuple((name, _names(expression)) for name, expression in self._equations())
 
     def solve(self, known: Mapping[str, Any]) -> dict[str, int]:
-        """Values of unknown axes that the constraint determines, {} if it determines none.
+        """The value of an unknown axis that the constraint determines, by name; {} if it determines none.
 
         Args:
             known: values by name: axes, and inputs if the expression reads them.
@@ -148,7 +149,7 @@ def parse(expression: str) -> Constraint:
         expression: the text, as in the ``constraints`` of a Definition.
 
     Raises:
-        ConstraintSyntaxError: it is not in the language; with column and hint.
+        ConstraintSyntaxError: it is not in the language; the error has a column and a hint.
     """
     tree = _python_expression(expression)
     checker = _Checker()
@@ -169,19 +170,19 @@ def _python_expression(expression: str) -> ast.expr:
         raise ConstraintSyntaxError(
             f"the constraint has {len(expression)} characters, more than {MAX_LENGTH}",
             MAX_LENGTH,
-            "split it: every constraint of the list must hold",
+            "split it into several constraints: all must hold",
         )
     if expression != expression.strip() or "\n" in expression or "\r" in expression:
-        raise ConstraintSyntaxError("blanks around the constraint or a line break in it", 1, "write it on one line")
+        raise ConstraintSyntaxError("the constraint has a line break or blanks around it", 1, "write it on one line")
     depth = 0
     for column, character in enumerate(expression, 1):
         depth += (character in "([") - (character in ")]")
-        # Checked before Python's own parser sees the text: that one answers deep nesting with a MemoryError.
+        # Checked before Python's own parser reads the text, because that raises a MemoryError for deep nesting.
         if depth > MAX_DEPTH:
             raise ConstraintSyntaxError(f"more than {MAX_DEPTH} nested brackets", column, "simplify it")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a SyntaxWarning of a refused text helps nobody
+            warnings.simplefilter("ignore")  # a SyntaxWarning about a rejected text helps nobody
             return ast.parse(expression, mode="eval").body
     except SyntaxError as error:
         hint = "write == to compare" if "=" in expression and "==" not in expression else ""
@@ -191,7 +192,7 @@ def _python_expression(expression: str) -> ast.expr:
 
 
 class _Checker:
-    """Accepts the language's trees and records how each name is used; everything else is a ConstraintSyntaxError."""
+    """Accepts the language's syntax trees and records how each name is used; any other raises ConstraintSyntaxError."""
 
     def __init__(self) -> None:
         self.subscripted: set[str] = set()
@@ -214,7 +215,7 @@ class _Checker:
     def _number(self, node: ast.expr, depth: int) -> None:
         """Checks a node that must be one number."""
         if depth > MAX_DEPTH:
-            _refuse(node, f"more than {MAX_DEPTH} nested operations", "split it in several constraints")
+            _refuse(node, f"more than {MAX_DEPTH} nested operations", "split it into several constraints")
         if isinstance(node, ast.Constant):
             _check_literal(node)
         elif isinstance(node, ast.Name):
@@ -248,7 +249,7 @@ class _Checker:
 
     def _item(self, node: ast.Call, depth: int) -> None:
         if not isinstance(node.func, ast.Attribute):
-            _refuse(node, "a call of a function", "there are none; only `.item()` may follow a name or a subscript")
+            _refuse(node, "a function call", "there are no functions; only `.item()` may follow a name or a subscript")
         if node.func.attr != "item" or node.args or node.keywords:
             _refuse(node, f"the method `.{node.func.attr}(...)`", "the only method is `.item()`, without arguments")
         if not isinstance(node.func.value, (ast.Name, ast.Subscript)):

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from flashinfer_trace.definition import Definition
+from flashinfer_trace.files import UnreadableFile, read_text
 
 __all__ = [
     "DatasetError",
@@ -25,22 +26,22 @@ __all__ = [
 ROOT_VARIABLE = "FLASHINFER_TRACE_ROOT"
 #: The directory of the imported package.
 PACKAGE = Path(__file__).resolve().parent
-#: What pyproject.toml of a checkout says. A regular expression: a TOML parser would take a part of the import time.
+#: Identifies the pyproject.toml of a checkout. A regular expression, because a TOML parser would slow down the import.
 _PROJECT = re.compile(r'^name\s*=\s*"flashinfer-trace"\s*$', re.MULTILINE)
 
 
 class DatasetError(LookupError):
-    """No dataset, or no such Definition. The message says where it looked and what comes closest."""
+    """There is no dataset, or no such Definition. The message names the place searched and the closest names."""
 
 
 def find_root() -> Path:
-    """The dataset root: a directory that holds ``definitions/``, ``schema/``, ``reference/`` and ``evidence/``.
+    """The dataset root: a directory that contains ``definitions/``, ``schema/``, ``reference/`` and ``evidence/``.
 
-    In this order: ``$FLASHINFER_TRACE_ROOT``; in an editable install, the checkout that the current directory lies in;
-    the checkout that the package is imported from; the copy in the wheel.
+    ``$FLASHINFER_TRACE_ROOT`` if it is set. Otherwise the first of these that exists: in an editable install, the
+    checkout that contains the current directory; the checkout that the package is imported from; the copy in the wheel.
 
     Raises:
-        DatasetError: none of them holds a dataset.
+        DatasetError: none of them contains a dataset.
     """
     override = os.environ.get(ROOT_VARIABLE)
     candidates = [Path(override).resolve()] if override else [PACKAGE.parent, PACKAGE / "data"]
@@ -53,7 +54,7 @@ def find_root() -> Path:
 
 
 def enclosing_checkout() -> Path | None:
-    """The checkout of this project that the current directory lies in, if any."""
+    """The checkout of this project that contains the current directory, if any."""
     try:
         here = Path.cwd()
     except OSError:  # the current directory was removed
@@ -67,21 +68,21 @@ def _is_dataset(directory: Path) -> bool:
 
 def _is_checkout(directory: Path) -> bool:
     try:
-        return _is_dataset(directory) and bool(_PROJECT.search((directory / "pyproject.toml").read_text("utf-8")))
-    except (OSError, ValueError):
+        return _is_dataset(directory) and bool(_PROJECT.search(read_text(directory / "pyproject.toml")))
+    except UnreadableFile:
         return False
 
 
 def definition_paths(root: Path | None = None, op_type: str | None = None) -> list[Path]:
-    """Every Definition file of the dataset, sorted; of one op_type if given."""
+    """Every Definition file of the dataset, sorted; only those of `op_type` if it is given."""
     return sorted((root or find_root()).glob(f"definitions/{op_type or '*'}/*.json"))
 
 
 def load(name: str, root: Path | None = None) -> Definition:
-    """The Definition of that name.
+    """The Definition with this name.
 
     Raises:
-        DatasetError: there is none; the message offers the closest names.
+        DatasetError: there is none; the message suggests the closest names.
         InputError: its file is not a Definition.
     """
     root = root or find_root()
@@ -93,7 +94,7 @@ def load(name: str, root: Path | None = None) -> Definition:
 
 
 def closest(word: str, known: Iterable[str]) -> str:
-    """The question which of the known words is meant; empty if none of them comes close."""
+    """A question that suggests the closest known words (``did you mean ...?``); empty if none is close."""
     close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.5)
     return f"did you mean {' or '.join(close)}?" if close else ""
 

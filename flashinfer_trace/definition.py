@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import constraints as constraint_language
+from flashinfer_trace.json_source import JsonSourceError, load_object
 from flashinfer_trace.reference import compile_reference, sha256, substitute_constants
 
 __all__ = ["Axis", "Definition", "InputError", "TensorSpec"]
 
 
 class InputError(ValueError):
-    """Inputs or axis values that do not fit a Definition. The message names the Definition, the input and the mend."""
+    """Inputs or axis values that do not fit a Definition. The message names the Definition, the input and the fix."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input or output. `shape` names axes; None stands for a scalar (a Python number or a 0-d tensor)."""
+    """One input or output. `shape` holds names of axes; None means a scalar (a Python number or a 0-d tensor)."""
 
     name: str
     shape: tuple[str, ...] | None
@@ -51,9 +51,9 @@ class Definition:
         name, op_type, description, tags, constraints: as in the JSON.
         axes: name -> `Axis`, in declared order.
         inputs, outputs: name -> `TensorSpec`, in declared order (the order of ``run``'s arguments and results).
-        reference: source of a module whose ``run(*inputs)`` computes the outputs with torch.
-        path: the file it was read from, if any.
-        root: the dataset root that `path` lies in, if any. Families and references of that root belong to it.
+        reference: source code of a module whose ``run(*inputs)`` computes the outputs with torch.
+        path: the file that it was read from, if any.
+        root: the dataset root that contains `path`, if any. Its family and its reference source come from that root.
     """
 
     name: str
@@ -69,12 +69,12 @@ class Definition:
     root: Path | None = field(default=None, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: every field, without the compiled reference, which each process compiles again."""
+        """The pickled state: every field, but not the compiled reference, which each process compiles again."""
         return {name: value for name, value in self.__dict__.items() if name != "compiled"}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], path: Path | None = None, root: Path | None = None) -> Definition:
-        """Builds a Definition from parsed JSON. It trusts the data: `flashinfer-trace validate` is the check.
+        """Builds a Definition from parsed JSON. It does not validate the data; `flashinfer-trace validate` does.
 
         Raises:
             InputError: a required field is missing or has the wrong type.
@@ -95,23 +95,23 @@ class Definition:
             )
         except (KeyError, AttributeError, TypeError) as error:
             where = path or "Definition"
-            raise InputError(f"{where}: not a Definition ({error!r}); `flashinfer-trace validate` says why") from error
+            raise InputError(f"{where}: not a Definition ({error!r}); `flashinfer-trace validate` shows why") from error
 
     @classmethod
     def from_file(cls, path: Path | str) -> Definition:
         """Reads one JSON file.
 
-        Its `root` is the directory above ``definitions/<op_type>/`` if that directory holds ``schema/`` as well.
+        Its `root` is the directory above ``definitions/<op_type>/`` if that directory also contains ``schema/``.
 
         Raises:
             InputError: the file cannot be read, or is not a Definition.
         """
         path = Path(path)
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+            data = load_object(path)
+        except JsonSourceError as error:
             raise InputError(
-                f"{path}: cannot be read: {error}; `flashinfer-trace validate {path}` says more"
+                f"{path}: cannot be read: {error}; `flashinfer-trace validate {path}` shows details"
             ) from error
         return cls.from_dict(data, path, _root_above(path))
 
@@ -156,8 +156,8 @@ class Definition:
             inputs: every declared input by name: tensors (anything with ``.shape``), and numbers for scalars.
 
         Raises:
-            InputError: an input is missing, unknown, has the wrong rank, disagrees with a const axis or with the
-                value another input gave an axis, or leaves an axis undetermined.
+            InputError: an input is missing, is unknown, has the wrong number of dimensions, or contradicts a const
+                axis or another input's size of an axis; or nothing determines an axis.
         """
         self._check_names(inputs)
         values: dict[str, int] = {}
@@ -188,10 +188,10 @@ class Definition:
     def check_inputs(self, inputs: Mapping[str, Any]) -> dict[str, int]:
         """Checks shapes, dtypes and every constraint on actual inputs; returns the variable axes.
 
-        Constraints may read values (``kv_indptr[-1]``), so inputs on a GPU are synchronised with.
+        Constraints may read values (``kv_indptr[-1]``); for inputs on a GPU, this waits for the GPU.
 
         Raises:
-            InputError: what does not fit; for a constraint, with the constraint and the values it saw.
+            InputError: an input does not fit. For a constraint, the message has the constraint and the values it read.
         """
         axes = self.bind_axes(inputs)
         for spec in self.inputs.values():
@@ -229,13 +229,13 @@ class Definition:
     @functools.cached_property
     def compiled(self) -> Callable[..., Any]:
         """The embedded ``run``, compiled once (imports torch)."""
-        return compile_reference(self.reference, self.name)
+        return compile_reference(self.reference, self.name, self.op_type)
 
     def run(self, *args: Any, **inputs: Any) -> Any:
         """Checks the inputs, then calls the embedded reference on them.
 
         Args:
-            inputs: every declared input, by position or by name.
+            inputs: all declared inputs, by position or by name.
 
         Returns:
             What ``run`` returns: a tensor, or a tuple in declared order if there are several outputs.
@@ -268,11 +268,11 @@ class Definition:
         return sha256(self.reference)
 
     def tag_values(self, namespace: str) -> list[str]:
-        """Values of the tags in a namespace: ``tag_values("model")`` for ``model:deepseek-v3``."""
+        """Values of the tags in a namespace: ``deepseek-v3`` for the tag ``model:deepseek-v3`` in ``model``."""
         return [tag.split(":", 1)[1] for tag in self.tags if tag.startswith(f"{namespace}:")]
 
     def with_const_axes(self, values: Mapping[str, int]) -> Definition:
-        """The same kernel at other sizes: const axes and the constants of the reference replaced.
+        """The same kernel at other sizes, with const axes and the constants of the reference replaced.
 
         CPU tests use it to run a family's small twin.
 
@@ -281,12 +281,12 @@ class Definition:
         """
         unknown = [name for name in values if name not in self.const_axes]
         if unknown:
-            raise InputError(f"{self.name}: {unknown} are not const axes; those are {list(self.const_axes)}")
+            raise InputError(f"{self.name}: {unknown} are not const axes; the const axes are {list(self.const_axes)}")
         axes = {n: replace(a, value=values.get(n, a.value)) for n, a in self.axes.items()}
         return replace(self, axes=axes, reference=substitute_constants(self.reference, values, self.name))
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form, keys in the order of the schema."""
+        """The JSON form, with keys in the order of the schema."""
 
         def spec(tensor: TensorSpec) -> dict[str, Any]:
             shape = None if tensor.shape is None else list(tensor.shape)

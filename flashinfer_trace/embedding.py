@@ -1,4 +1,4 @@
-"""Brings Definitions in line with ``reference/`` and ``evidence/``, changing nothing else in their files."""
+"""Brings Definitions up to date with ``reference/`` and ``evidence/``, and changes nothing else in their files."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from typing import Any
 from flashinfer_trace import json_source, ledger
 from flashinfer_trace.dataset import definition_paths
 from flashinfer_trace.definition import Definition, InputError
-from flashinfer_trace.files import json_text, write_text
+from flashinfer_trace.files import json_text, sweep, write_text
 from flashinfer_trace.naming import Naming, NamingError, family_name, load_naming
+from flashinfer_trace.records import RecordsError
 from flashinfer_trace.reference import ReferenceSourceError, render, source_path
 
 __all__ = ["EmbeddingError", "embed_all", "outdated_reference"]
 
 
 class EmbeddingError(ValueError):
-    """A Definition cannot be brought in line. The message names each file, what is wrong with it, and the fix."""
+    """A Definition cannot be brought up to date. The message names each file, what is wrong with it, and the fix."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Embedded:
-    """One Definition brought in line: its file, the new text, and a word on what changes ("" for nothing)."""
+    """One Definition brought up to date: its file, the new text, and what changes ("" if nothing does)."""
 
     path: Path
     text: str
@@ -34,30 +35,30 @@ class _Embedded:
 
 
 def embed_all(root: Path, write: bool, names: Sequence[str] = ()) -> list[tuple[Path, str]]:
-    """Renders Definitions' references and sets their status tags to what the evidence says.
+    """Renders the references of Definitions and sets their status tags according to the evidence.
 
-    Nothing is written unless every one of them is valid afterwards.
+    Nothing is written unless all of them are valid afterwards.
 
     Args:
         root: the dataset root.
-        write: write the changed files; otherwise only report.
-        names: names or globs of Definitions; all of the dataset if empty.
+        write: whether to write the changed files, or only report them.
+        names: names or globs of Definitions; the whole dataset if empty.
 
     Returns:
-        The files that change, each with a word on what changes.
+        The files that change, each with a short description of the change.
 
     Raises:
         EmbeddingError: a name matches no Definition; a file is not a valid Definition, or would not be one afterwards;
             a reference cannot be rendered; evidence cannot be read; or there is no evidence/ at all and Definitions
-            would lose status:verified for that.
+            would lose status:verified because of that.
     """
-    from flashinfer_trace.validation import Result, format_text, validate_paths  # here: verify needs only the rest
+    from flashinfer_trace.validation import Result, format_text, validate_paths  # not needed by verify
 
     paths = _selected(root, names)
     try:
         naming = load_naming(root)
         embedded = [_embed(root, path, naming) for path in paths]
-    except (ReferenceSourceError, NamingError, InputError, ledger.LedgerError) as error:
+    except (ReferenceSourceError, NamingError, RecordsError, InputError, ledger.LedgerError) as error:
         raise EmbeddingError(str(error)) from error
     losing = sum(one.loses_verified for one in embedded)
     evidence = ledger.evidence_directory(root)
@@ -67,16 +68,18 @@ def embed_all(root: Path, write: bool, names: Sequence[str] = ()) -> list[tuple[
     if embedded:
         found: Result = validate_paths(paths, root, {one.path: one.text for one in embedded})
         if found.problems:
-            raise EmbeddingError(f"not valid, nothing was written\n{format_text(found)}")
+            raise EmbeddingError(f"not valid; nothing was written\n{format_text(found)}")
     changed = [one for one in embedded if one.changes]
     if write:
+        for directory in {path.parent for path in paths}:  # files that a killed run left, even if nothing changes now
+            sweep(directory)
         for one in changed:
             write_text(one.path, one.text)
     return [(one.path, one.changes) for one in changed]
 
 
 def outdated_reference(root: Path, definition: Definition) -> str | None:
-    """Why the embedded reference is not what ``reference/`` renders today, None if it is (or if there is no source).
+    """Why the embedded reference is not what ``reference/`` renders now; None if it is (or if there is no source).
 
     Args:
         root: the dataset root that the Definition was read from.
@@ -119,7 +122,7 @@ def _embed(root: Path, path: Path, naming: Naming) -> _Embedded:
     definition = Definition.from_dict(data, path)
     family = family_name(definition, naming)
     if family is None:
-        raise ReferenceSourceError(f"{path}: no family in schema/naming.json fits this name; add its pattern there")
+        raise ReferenceSourceError(f"{path}: no family in schema/naming.json matches this name; add its pattern there")
     reference = render(root, definition.op_type, family, definition.const_axes)
     is_proven = ledger.proven(root, dataclasses.replace(definition, reference=reference))
     status = ledger.VERIFIED if is_proven else ledger.UNVERIFIED
@@ -127,7 +130,7 @@ def _embed(root: Path, path: Path, naming: Naming) -> _Embedded:
     if definition.reference != reference:
         data["reference"] = reference
         changes.append("reference")
-    # What is no list of strings stays as it is, so that validation tells about it.
+    # Tags that are not a list of strings are left as they are, so that validation reports them.
     tags = data.get("tags")
     loses_verified = False
     if isinstance(tags, list) and all(isinstance(tag, str) for tag in tags):
@@ -140,11 +143,6 @@ def _embed(root: Path, path: Path, naming: Naming) -> _Embedded:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        document = json_source.load(path)
-        if document.problems:
-            raise json_source.JsonSourceError(document.problems[0])
+        return json_source.load_object(path)
     except json_source.JsonSourceError as error:
         raise InputError(f"{path}: {error}") from None
-    if not isinstance(document.data, dict):
-        raise InputError(f"{path}: not a Definition (no JSON object)")
-    return document.data

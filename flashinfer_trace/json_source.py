@@ -8,26 +8,30 @@ somebody asks for a line (a problem was found) a second, iterative pass over the
 
 from __future__ import annotations
 
-import errno
 import functools
 import json
 import math
-import os
 import re
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["JsonDocument", "JsonProblem", "JsonSourceError", "escape_pointer", "load", "parse"]
+from flashinfer_trace import files
 
-#: Largest file, in bytes. The largest Definition has about 20 KiB.
-MAX_BYTES = 4 * 1024 * 1024
-#: Deepest nesting. A Definition has 4 levels, evidence 6.
-MAX_DEPTH = 32
-#: Most values (commas and containers) in one file: bounds the time of everything that comes after.
-MAX_VALUES = 20_000
+__all__ = [
+    "DEFINITION",
+    "TRACES",
+    "JsonDocument",
+    "JsonProblem",
+    "JsonSourceError",
+    "Limits",
+    "escape_pointer",
+    "load",
+    "load_object",
+    "parse",
+]
+
 #: Largest magnitude of an integer: what every JSON reader (JavaScript, jq) keeps exactly.
 MAX_INTEGER = 2**53
 #: Most problems found in the values of one file; more of the same help nobody.
@@ -42,6 +46,27 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _BYTE_ORDER_MARK = "\ufeff"
 
 
+@dataclass(frozen=True)
+class Limits:
+    """How much of a file is read.
+
+    Attributes:
+        bytes: largest file.
+        depth: deepest nesting.
+        values: most values (commas and containers): bounds the time of everything that comes after.
+    """
+
+    bytes: int
+    depth: int
+    values: int
+
+
+#: A Definition has about 20 KiB and 4 levels, evidence 6 levels.
+DEFINITION = Limits(files.MAX_BYTES, 32, 20_000)
+#: Traces of a model's kernels have about 8 MiB and 300,000 values, those of its ops 22 levels.
+TRACES = Limits(64 * 1024 * 1024, 64, 3_000_000)
+
+
 class JsonSourceError(ValueError):
     """The file has no usable data at all.
 
@@ -50,7 +75,8 @@ class JsonSourceError(ValueError):
     """
 
     def __init__(self, problem: JsonProblem) -> None:
-        super().__init__(f"line {problem.line}: {problem.message}{f' ({problem.hint})' if problem.hint else ''}")
+        place = "" if problem.rule.startswith("file-") else f"line {problem.line}: "  # a whole file has no line
+        super().__init__(f"{place}{problem.message}{f' ({problem.hint})' if problem.hint else ''}")
         self.problem = problem
 
 
@@ -63,7 +89,7 @@ class JsonProblem:
             json-duplicate-key.
         line: line counted from 1.
         pointer: JSON pointer, "" for the whole file.
-        message, hint: what is wrong, and the mend.
+        message, hint: what is wrong, and the fix.
     """
 
     rule: str
@@ -107,38 +133,41 @@ def escape_pointer(key: str) -> str:
     return key[:MAX_POINTER_PART].replace("~", "~0").replace("/", "~1")
 
 
-def load(path: Path) -> JsonDocument:
+def load(path: Path, limits: Limits = DEFINITION) -> JsonDocument:
     """Reads and parses one file. Never blocks on a FIFO and never reads more than the size limit.
 
     Raises:
         JsonSourceError: it cannot be read, is no regular file, or has no usable JSON.
     """
-    # Without O_NONBLOCK, opening a FIFO would wait for a writer forever.
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
-        if stat.S_ISDIR(os.stat(path).st_mode):
-            raise _error("file-kind", "is a directory, not a JSON file", "remove it or rename it")
-        descriptor = os.open(path, flags)
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise _error("file-kind", "is not a regular file", "replace it by a plain JSON file")
-            raw = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        if isinstance(error, JsonSourceError):
-            raise
-        reason = "symbolic links in a loop" if getattr(error, "errno", 0) == errno.ELOOP else _reason(error)
-        raise _error("file-unreadable", f"cannot be read: {reason}", "check the path and its permissions") from None
-    return parse(raw)
+        raw = files.read_bytes(path, limits.bytes)
+    except files.UnreadableFile as error:
+        raise _error(error.rule, error.reason, error.hint) from None
+    return parse(raw, limits)
 
 
-def parse(raw: bytes) -> JsonDocument:
+def load_object(path: Path, limits: Limits = DEFINITION) -> dict[str, Any]:
+    """The JSON object that a file holds, for a caller that has no use for anything less.
+
+    Raises:
+        JsonSourceError: see `load`; or it has a byte-order mark, a duplicate key or a refused number, or is no object.
+    """
+    document = load(path, limits)
+    if document.problems:
+        raise JsonSourceError(document.problems[0])
+    if not isinstance(document.data, dict):
+        raise _error("json-syntax", "is no JSON object", "the file holds one object, {...}")
+    return document.data
+
+
+def parse(raw: bytes, limits: Limits = DEFINITION) -> JsonDocument:
     """Parses the bytes of one file.
 
     Raises:
         JsonSourceError: too large, not UTF-8, nested too deeply, or not JSON.
     """
-    if len(raw) > MAX_BYTES:
-        raise _error("file-size", f"is larger than {MAX_BYTES // 1024**2} MiB", "a Definition has a few KiB")
+    if len(raw) > limits.bytes:
+        raise _error("file-size", f"is larger than {limits.bytes // 1024**2} MiB", "such a file has a few KiB")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -150,7 +179,7 @@ def parse(raw: bytes) -> JsonDocument:
         text = text.removeprefix(_BYTE_ORDER_MARK)
         hint = "save the file as UTF-8 without a mark"
         problems.append(JsonProblem("json-encoding", 1, "", "begins with a byte-order mark", hint))
-    _check_structure(text)
+    _check_structure(text, limits)
     data, suspicious = _decode(text)
     if suspicious or _SURROGATE.search(text):
         problems += _problems_in_values(text)
@@ -159,7 +188,7 @@ def parse(raw: bytes) -> JsonDocument:
     return JsonDocument(data, text, tuple(problems))
 
 
-def _check_structure(text: str) -> None:
+def _check_structure(text: str, limits: Limits) -> None:
     """Bounds nesting and number of values before a recursive parser sees the text."""
     depth = values = 0
     for match in _STRUCTURE.finditer(text):
@@ -171,8 +200,9 @@ def _check_structure(text: str) -> None:
             depth -= 1
         elif character == ",":
             values += 1
-        if depth > MAX_DEPTH or values > MAX_VALUES:
-            what = f"nested deeper than {MAX_DEPTH} levels" if depth > MAX_DEPTH else f"more than {MAX_VALUES} values"
+        if depth > limits.depth or values > limits.values:
+            deep = depth > limits.depth
+            what = f"nested deeper than {limits.depth} levels" if deep else f"more than {limits.values} values"
             line = text.count("\n", 0, match.start()) + 1
             raise _error("json-nesting", what, "a Definition has 4 levels and a few hundred values", line)
 
@@ -309,10 +339,6 @@ def _has_lone_surrogate(value: str) -> bool:
 
 def _short(value: str) -> str:
     return value if len(value) <= 40 else f"{value[:37]}..."
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)
 
 
 def _error(rule: str, message: str, hint: str, line: int = 1) -> JsonSourceError:

@@ -1,32 +1,47 @@
 """The ledger: where evidence lies, how it is read, and what *proven* means. Importing this imports no torch.
 
-Evidence is what real kernels answered for one Definition, on which GPU, for which reference. `harness.evidence` writes
-it; everything else reads it here, so that validation, embedding, documents and tests share one meaning.
+Evidence is what real kernels answered for one Definition: on which GPU, for which reference and contract, judged by
+which policies and which code. `harness.evidence` writes it; everything else reads it here, so that validation,
+embedding, documents and tests share one meaning.
+
+A Definition is *proven* if its evidence has an entry for each kernel of its family's record that runs on a GPU of
+compute capability `RECORDED_ON`, and every entry fits the Definition and the record as they stand today. An entry that
+fits, but was judged by older code of the harness or of the family, is *stale*: it still proves, until a release.
 """
 
 from __future__ import annotations
 
+import datetime
 import functools
 import stat
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from flashinfer_trace import json_source
+from flashinfer_trace import digests, json_source
+from flashinfer_trace.naming import family_name, load_naming
+from flashinfer_trace.records import KernelFacts, load_records
+
+if TYPE_CHECKING:
+    from flashinfer_trace.definition import Definition
 
 __all__ = [
     "DRAWN_CASES",
+    "RECORDED_ON",
     "REQUIRED_CASES",
     "UNVERIFIED",
     "VERIFIED",
     "Entry",
     "Ledger",
     "LedgerError",
+    "Objection",
     "evidence_directory",
     "evidence_path",
     "file_in",
     "kernel_label",
+    "kernels_today",
     "load_json",
     "proofs",
     "proven",
@@ -40,6 +55,18 @@ REQUIRED_CASES = 50
 #: Real cases that a run against a kernel draws unless told otherwise: a tenth above the requirement, so that recorded
 #: evidence still suffices if a few of its cases are found to prove nothing.
 DRAWN_CASES = REQUIRED_CASES * 11 // 10
+#: Compute capability of the GPUs that evidence is recorded on: a proven Definition has run on every kernel of these.
+RECORDED_ON = (9, 0)
+#: No evidence is older than the project, and none is from the future (but clocks differ).
+EARLIEST = datetime.datetime(2025, 1, 1, tzinfo=datetime.timezone.utc)
+CLOCK_DIFFERENCE = datetime.timedelta(days=1)
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+
+#: Digest in an entry -> what has changed if it differs.
+_BINDING = {
+    "reference": "the reference has changed since this run",
+    "contract": "the name, axes, constraints, inputs, outputs or dtypes have changed since this run",
+}
 
 
 class LedgerError(ValueError):
@@ -56,11 +83,16 @@ class Named(Protocol):
     def op_type(self) -> str: ...
 
 
-class Provable(Named, Protocol):
-    """What a Definition must have for its evidence to be judged."""
+class Objection(NamedTuple):
+    """Why evidence does not prove a Definition.
 
-    @property
-    def reference_sha256(self) -> str: ...
+    Attributes:
+        text: what is wrong, or what has changed.
+        failed: the run is no proof of anything; otherwise it is one of something else.
+    """
+
+    text: str
+    failed: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,10 +100,12 @@ class Entry:
     """One run of one kernel on one GPU.
 
     Attributes:
+        kernel_label: the kernel's name in its family's record.
         path, variant: the kernel's dotted path, and which use of it ("" if there is only one).
         library, version: the distribution that ships it.
         gpu: name as CUDA reports it.
         capability: compute capability, major and minor.
+        digests: SHA-256 of the ``reference``, the ``contract`` and the code of the ``family`` and the ``harness``.
         cases: real cases: distinct ones that prove something.
         vacuous: cases that prove nothing (an empty or all-zero expected output). They are counted apart from `cases`.
         passed: every output of every case met its bound.
@@ -80,12 +114,14 @@ class Entry:
         recorded_at: when the run ended, UTC, ISO 8601.
     """
 
+    kernel_label: str
     path: str
     variant: str
     library: str
     version: str
     gpu: str
     capability: tuple[int, int]
+    digests: Mapping[str, str]
     cases: int
     vacuous: int
     passed: bool
@@ -95,15 +131,17 @@ class Entry:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Entry:
         """An entry of schema/evidence.schema.json (KeyError, TypeError or ValueError if it does not follow that)."""
-        kernel, gpu = data["kernel"], data["gpu"]
+        kernel, gpu = data["kernel"], data["environment"]["gpu"]
         major, minor = gpu["compute_capability"].split(".")
         return cls(
+            kernel_label=kernel["label"],
             path=kernel["path"],
             variant=kernel["variant"],
             library=kernel["library"],
             version=kernel["version"],
             gpu=gpu["name"],
             capability=(int(major), int(minor)),
+            digests={key: data["digests"][key] for key in ("reference", "contract", "family", "harness")},
             cases=data["cases"],
             vacuous=data["vacuous"],
             passed=data["result"] == "passed",
@@ -112,27 +150,68 @@ class Entry:
         )
 
     @property
-    def kernel_label(self) -> str:
-        """The kernel as its family's record labels it: the path, and the variant in brackets."""
-        return kernel_label(self.path, self.variant)
-
-    @property
     def worst(self) -> float:
         """Largest error / bound of the kernel over all outputs."""
         return max(float(output["kernel_worst"]) for output in self.outputs.values())
 
     @property
     def shortcoming(self) -> str | None:
-        """Why this run proves nothing, None if it does."""
+        """Why this run proves nothing whatever it is for, None if it may prove something."""
         if not self.passed:
             return "the run failed"
+        if self.vacuous < 0:
+            return f"{self.vacuous} vacuous cases"
         if self.cases < REQUIRED_CASES:
             return f"{self.cases} real cases are fewer than {REQUIRED_CASES}"
         for name, output in self.outputs.items():
             for figure in ("kernel_worst", "reference_worst"):
                 if not 0 <= output[figure] <= 1:  # a NaN fails too
                     return f"{figure} of {name} is {output[figure]}, beyond its bound"
-        return None
+        return implausible(self.recorded_at)
+
+    def objections(self, definition: Definition, kernels: Mapping[str, KernelFacts]) -> Iterator[Objection]:
+        """Why this run does not prove the Definition as it stands; nothing if it does.
+
+        Args:
+            definition: the Definition.
+            kernels: what computes it today, by label (see `kernels_today`).
+        """
+        yield from map(Objection, self._mismatches(definition, kernels))
+        if self.shortcoming is not None:
+            yield Objection(self.shortcoming, failed=True)
+
+    def _mismatches(self, definition: Definition, kernels: Mapping[str, KernelFacts]) -> Iterator[str]:
+        today = {"reference": definition.reference_sha256, "contract": digests.contract_sha256(definition)}
+        yield from (text for part, text in _BINDING.items() if self.digests[part] != today[part])
+        kernel = kernels.get(self.kernel_label)
+        if kernel is None:
+            known = ", ".join(kernels) or "none"
+            yield f"no kernel of this label computes the Definition today; those are {known}"
+        else:
+            for name in ("library", "path", "variant"):
+                if getattr(self, name) != getattr(kernel, name):
+                    yield f"{name} is {getattr(self, name)!r}, but the record says {getattr(kernel, name)!r}"
+            if not kernel.runs_on(self.capability):
+                yield f"the kernel does not run on compute capability {self.capability[0]}.{self.capability[1]}"
+        for name in dict.fromkeys([*definition.outputs, *self.outputs]):
+            if name not in self.outputs:
+                yield f"the output {name} is missing"
+            elif name not in definition.outputs:
+                yield f"the Definition has no output {name}"
+            elif kernel is not None and self.outputs[name]["policy"] != kernel.policies.get(name):
+                yield f"the policy of {name} is not the one of today's record"
+
+
+@functools.lru_cache(maxsize=1024)
+def implausible(recorded_at: str) -> str | None:
+    """Why a run cannot have ended then, None if it can."""
+    try:
+        time = datetime.datetime.strptime(recorded_at, TIME_FORMAT).replace(tzinfo=datetime.timezone.utc)
+    except ValueError:
+        return f"recorded_at is {recorded_at[:40]!r}, no time of the calendar"
+    if not EARLIEST <= time <= datetime.datetime.now(datetime.timezone.utc) + CLOCK_DIFFERENCE:
+        return f"recorded_at is {recorded_at}, before {EARLIEST.year} or in the future"
+    return None
 
 
 @dataclass(frozen=True)
@@ -141,13 +220,11 @@ class Ledger:
 
     Attributes:
         definition, op_type: of which Definition.
-        reference_sha256: hash of the reference that ran.
         entries: every recorded run, proving or not.
     """
 
     definition: str
     op_type: str
-    reference_sha256: str
     entries: tuple[Entry, ...]
 
     @classmethod
@@ -159,31 +236,58 @@ class Ledger:
         """
         try:
             entries = tuple(map(Entry.from_json, data["entries"]))
-            ledger = cls(data["definition"], data["op_type"], data["reference_sha256"], entries)
             for entry in entries:  # touches every field that is computed with
-                _ = entry.shortcoming, entry.worst
+                _ = entry.shortcoming, entry.worst, [output["policy"] for output in entry.outputs.values()]
+            return cls(data["definition"], data["op_type"], entries)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise LedgerError(f"not an evidence file ({error!r}); record it again on a GPU") from None
-        return ledger
 
-    def mismatch(self, definition: Provable) -> str | None:
-        """Why this is no evidence for the Definition as it stands, None if it is."""
+    def stale(self) -> dict[str, list[str]]:
+        """Label of each run that was judged by older code -> what of it has changed: "harness", "family"."""
+        code = digests.current()
+        today = {"harness": code.harness, "family": code.family(self.op_type)}
+        found = {
+            e.kernel_label: [part for part, digest in today.items() if e.digests[part] != digest] for e in self.entries
+        }
+        return {label: changed for label, changed in found.items() if changed}
+
+    def repeated(self) -> list[str]:
+        """Kernel and GPU of the runs that are there twice: each is recorded once."""
+        counts = Counter((entry.kernel_label, entry.gpu) for entry in self.entries)
+        return [f"{label} on {gpu}" for (label, gpu), count in counts.items() if count > 1]
+
+    def objections(self, definition: Definition, kernels: Mapping[str, KernelFacts]) -> list[Objection]:
+        """Why this does not prove the Definition as it stands; nothing if it does (see `Entry.objections`)."""
         if (self.op_type, self.definition) != (definition.op_type, definition.name):
-            return f"it is for {self.op_type}/{self.definition}"
-        if self.reference_sha256 != definition.reference_sha256:
-            return f"it is for another reference (its hash is not {definition.reference_sha256[:12]}...)"
-        return None
-
-    def proofs(self, definition: Provable) -> tuple[Entry, ...]:
-        """The runs that prove the Definition as it stands."""
-        if self.mismatch(definition) is not None:
-            return ()
-        return tuple(entry for entry in self.entries if entry.shortcoming is None)
+            return [Objection(f"it is for {self.op_type}/{self.definition}")]
+        found = [Objection(f"the run of {one} is there twice", failed=True) for one in self.repeated()]
+        for entry in self.entries:
+            found += [
+                Objection(f"{entry.kernel_label}: {one.text}", one.failed)
+                for one in entry.objections(definition, kernels)
+            ]
+        recorded = {entry.kernel_label for entry in self.entries}
+        needed = [label for label, kernel in kernels.items() if kernel.runs_on(RECORDED_ON)]
+        if not needed:
+            found.append(Objection("the family's record has no kernel that could prove it"))
+        missing = [label for label in needed if label not in recorded]
+        return found + [Objection(f"no run of {label}, which computes it too") for label in missing]
 
 
 def kernel_label(path: str, variant: str) -> str:
     """Unique name of a kernel within a family: its dotted path, and the variant in brackets."""
     return f"{path}[{variant}]" if variant else path
+
+
+def kernels_today(root: Path, definition: Definition) -> dict[str, KernelFacts]:
+    """The kernels that compute a Definition according to its family's record, by label.
+
+    Raises:
+        NamingError: schema/naming.json is missing or malformed.
+        RecordsError: schema/records.json is missing or malformed.
+    """
+    family = family_name(definition, load_naming(root))
+    return load_records(root).kernels_of(family, definition.name) if family else {}
 
 
 def evidence_directory(root: Path) -> Path:
@@ -219,24 +323,29 @@ def read(root: Path, definition: Named) -> Ledger | None:
     return _read(path, state.st_mtime_ns, state.st_size)
 
 
-def proofs(root: Path, definition: Provable) -> tuple[Entry, ...]:
-    """The recorded runs that prove a Definition as it stands.
+def proofs(root: Path, definition: Definition) -> tuple[Entry, ...]:
+    """The recorded runs that fit a Definition and its family's record as they stand.
 
     Raises:
         LedgerError: see `read`.
+        NamingError, RecordsError: see `kernels_today`.
     """
     ledger = read(root, definition)
-    return ledger.proofs(definition) if ledger else ()
+    if ledger is None:
+        return ()
+    kernels = kernels_today(root, definition)
+    return tuple(entry for entry in ledger.entries if not any(entry.objections(definition, kernels)))
 
 
-def proven(root: Path, definition: Provable) -> bool:
-    """Whether a Definition is proven: a real kernel's run stands in its evidence, for exactly this reference, that
-    passed with at least `REQUIRED_CASES` real cases and every output within its bound.
+def proven(root: Path, definition: Definition) -> bool:
+    """Whether a Definition is proven, as the module's text says.
 
     Raises:
         LedgerError: see `read`.
+        NamingError, RecordsError: see `kernels_today`.
     """
-    return bool(proofs(root, definition))
+    ledger = read(root, definition)
+    return ledger is not None and not ledger.objections(definition, kernels_today(root, definition))
 
 
 def load_json(path: Path) -> dict[str, Any]:
@@ -246,14 +355,9 @@ def load_json(path: Path) -> dict[str, Any]:
         LedgerError: it cannot be read, or is not one JSON object without duplicate keys.
     """
     try:
-        document = json_source.load(path)
-        if document.problems:
-            raise json_source.JsonSourceError(document.problems[0])
+        return json_source.load_object(path)
     except json_source.JsonSourceError as error:
         raise LedgerError(f"{path}: {error}; restore it from version control or record it again") from None
-    if not isinstance(document.data, dict):
-        raise LedgerError(f"{path}: not an evidence file (no JSON object); record it again")
-    return document.data
 
 
 @functools.lru_cache(maxsize=1024)

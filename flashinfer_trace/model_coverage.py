@@ -1,13 +1,12 @@
-"""Which Definitions a model needs, by op; which of them exist, and which are verified. Importing this imports no torch.
+"""Which Definitions a model needs, by op; which of them exist, and which are verified. This module needs no torch.
 
-What a model needs is data, ``models/needs/<model>.json``, which `python -m tools.generate_docs` derives from the traces
-of the model's code and the constants of ``models/<model>.json``.
+The needs of a model are data in ``models/needs/<model>.json``, which `python -m tools.generate_docs` derives from the
+traces of the model's code and the constants in ``models/<model>.json``.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace.dataset import DatasetError, definitions
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.json_source import JsonSourceError, load_object
 from flashinfer_trace.ledger import VERIFIED
 
 __all__ = ["ModelCoverage", "OpCoverage", "load_needs", "matrix", "model_coverages", "op_table"]
@@ -25,9 +26,9 @@ class OpCoverage:
     """The Definitions of one op_type that one op of a model needs.
 
     Attributes:
-        name: what the model's code calls the op.
+        name: the op's name in the model's code.
         op_type: their op_type.
-        exists: names of those that the dataset has, verified or not.
+        exists: names of those in the dataset, verified or not.
         verified: names of those that evidence verifies.
         missing: names of those that the dataset lacks.
     """
@@ -62,41 +63,47 @@ def model_coverages(
     Args:
         root: the dataset root.
         model: only this model.
-        needs: what `load_needs` would read, if it is at hand.
+        needs: the result of `load_needs`, if the caller already has it.
 
     Raises:
-        DatasetError: there is no such model; the message offers the closest name.
+        DatasetError: there is no such model (the message suggests the closest name), or a file is malformed.
     """
     known = {one.name: one for one in definitions(root=root)}
     found = []
     for name, needed in (load_needs(root, model) if needs is None else needs).items():
-        ops = []
-        for op in needed["ops"]:
-            for op_type, names in op["definitions"].items():
-                exists = tuple(one for one in names if one in known)
-                verified = tuple(one for one in exists if VERIFIED in known[one].tags)
-                missing = tuple(one for one in names if one not in known)
-                ops.append(OpCoverage(op["name"], op_type, exists, verified, missing))
-        found.append(ModelCoverage(name, tuple(ops), {op["name"]: op["reason"] for op in needed["unsupported"]}))
+        try:
+            found.append(_coverage(name, needed, known))
+        except (KeyError, TypeError, AttributeError) as error:
+            place = f"models/needs/{name}.json: malformed ({error!r})"
+            raise DatasetError(f"{place}; in a checkout, `python -m tools.generate_docs` rewrites it") from None
     return found
 
 
+def _coverage(name: str, needed: Mapping[str, Any], known: Mapping[str, Definition]) -> ModelCoverage:
+    ops = []
+    for op in needed["ops"]:
+        for op_type, names in op["definitions"].items():
+            exists = tuple(one for one in names if one in known)
+            verified = tuple(one for one in exists if VERIFIED in known[one].tags)
+            missing = tuple(one for one in names if one not in known)
+            ops.append(OpCoverage(op["name"], op_type, exists, verified, missing))
+    return ModelCoverage(name, tuple(ops), {op["name"]: op["reason"] for op in needed["unsupported"]})
+
+
 def load_needs(root: Path, model: str | None = None) -> dict[str, dict[str, Any]]:
-    """The files of ``models/needs/`` by model: schema/model_needs.schema.json says what they hold.
+    """The contents of ``models/needs/`` by model; schema/model_needs.schema.json describes them.
 
     Args:
         root: the dataset root.
-        model: only this one; `_`, `.` and `-` in it count as the same.
+        model: only this model; `_`, `.`, `-`, blanks and case in its name are ignored.
 
     Raises:
-        DatasetError: there are none, not the one asked for, or one cannot be read.
+        DatasetError: there are no such files, the model is not among them, or a file cannot be read.
     """
     directory = root / "models" / "needs"
     paths = {path.stem: path for path in sorted(directory.glob("*.json"), key=lambda path: path.stem)}
     if not paths:
-        raise DatasetError(
-            f"no needs of models in {directory}; write them in a checkout: python -m tools.generate_docs"
-        )
+        raise DatasetError(f"no model needs in {directory}; in a checkout, `python -m tools.generate_docs` writes them")
     if model is not None:
         names = {_plain(name): name for name in paths}
         if _plain(model) not in names:
@@ -106,13 +113,13 @@ def load_needs(root: Path, model: str | None = None) -> dict[str, dict[str, Any]
         name = names[_plain(model)]
         paths = {name: paths[name]}
     try:
-        return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items()}
-    except (OSError, ValueError) as error:
+        return {name: load_object(path) for name, path in paths.items()}
+    except JsonSourceError as error:
         raise DatasetError(f"{directory}: cannot be read: {error}") from error
 
 
 def matrix(found: Sequence[ModelCoverage], name: str = "Model") -> list[list[str]]:
-    """Rows of a table, headings first: model x op_type, verified / existing / needed Definitions."""
+    """Rows of a table, headings first: verified / existing / needed Definitions by model and op_type."""
     op_types = sorted({op.op_type for one in found for op in one.ops})
     rows = [[name, *op_types, "all", "ops without a family"]]
     for one in found:

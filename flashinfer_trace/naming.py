@@ -1,17 +1,20 @@
-"""Names of Definitions: which family a name belongs to, and which name the const axes give.
+"""Names of Definitions: the family that a name belongs to, and the name that the const axes determine.
 
-The conventions are data, ``schema/naming.json``, so that other tools can use them. Importing this imports no torch.
+The conventions are data in ``schema/naming.json``, so that other tools can use them. Importing this module does not
+import torch.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from flashinfer_trace.json_source import JsonSourceError, load_object
+from flashinfer_trace.patterns import check_pattern, fits
 
 __all__ = ["NamePattern", "Naming", "NamingError", "TagNamespace", "derive_name", "family_name", "load_naming"]
 
@@ -58,16 +61,16 @@ class NamePattern:
 
 @dataclass(frozen=True)
 class TagNamespace:
-    """What the tags ``name:value`` of one namespace may be.
+    """The rules for the tags ``name:value`` of one namespace.
 
     Attributes:
-        name: what stands before the colon.
-        description: what the namespace says.
-        values: the only values, empty if `pattern` decides.
-        pattern: regular expression that a whole value must match, empty if `values` decides.
-        examples: whole tags.
-        required: every Definition carries one.
-        repeatable: a Definition may carry several.
+        name: the part before the colon.
+        description: what its tags mean.
+        values: the allowed values; empty if `pattern` decides.
+        pattern: regular expression that a whole value must match; empty if `values` decides.
+        examples: complete tags.
+        required: whether every Definition must carry one.
+        repeatable: whether a Definition may carry several.
     """
 
     name: str
@@ -80,7 +83,7 @@ class TagNamespace:
 
     def accepts(self, value: str) -> bool:
         """Whether `value` may follow the colon."""
-        return value in self.values if self.values else re.fullmatch(self.pattern, value) is not None
+        return value in self.values if self.values else fits(self.pattern, value)
 
 
 @dataclass(frozen=True)
@@ -88,10 +91,10 @@ class Naming:
     """The conventions of schema/naming.json.
 
     Attributes:
-        families: by name, in file order: the first that matches wins.
-        abbreviations: abbreviation -> axes it may stand for.
+        families: patterns by name, in file order; the first that matches wins.
+        abbreviations: abbreviation -> axes that it may stand for.
         namespaces: tag namespaces by name.
-        flags: tags without a namespace -> what they say.
+        flags: tags without a namespace -> what they mean.
     """
 
     families: Mapping[str, NamePattern]
@@ -114,7 +117,7 @@ def load_naming(root: Path) -> Naming:
 
 
 def family_name(definition_like: Any, naming: Naming) -> str | None:
-    """Name of the family that a Definition belongs to, None if none matches.
+    """Name of the family that a Definition belongs to; None if none matches.
 
     Args:
         definition_like: a Definition, or its JSON as a mapping; it needs name, op_type and axes.
@@ -137,7 +140,7 @@ def derive_name(family: NamePattern, const_axes: Mapping[str, int]) -> str:
     """The name that a Definition of `family` with these const axes must have.
 
     Raises:
-        NamingError: the pattern names a const axis that is not given.
+        NamingError: the pattern needs a const axis that is not given.
     """
     missing = [axis for axis in _PLACEHOLDER.findall(family.pattern) if axis not in const_axes]
     if missing:
@@ -165,7 +168,7 @@ def _pattern_regex(pattern: str) -> re.Pattern[str]:
 @functools.lru_cache(maxsize=32)
 def _load(path: Path, _modified: int) -> Naming:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = load_object(path)
         abbreviations = {name: tuple(axes) for name, axes in data["abbreviations"].items()}
         families = {
             name: NamePattern(name, entry["op_type"], entry["pattern"], tuple(entry.get("where", {}).items()))
@@ -184,19 +187,21 @@ def _load(path: Path, _modified: int) -> Naming:
             for name, entry in data["tags"]["namespaces"].items()
         }
         for namespace in namespaces.values():
-            re.compile(namespace.pattern)
+            check_pattern(namespace.pattern)
         naming = Naming(families, abbreviations, namespaces, dict(data["tags"]["flags"]))
         for family in families.values():
             _check_pattern(family, abbreviations)
-    except (KeyError, AttributeError, TypeError, ValueError, RecursionError, re.error) as error:
+    except (KeyError, AttributeError, TypeError, ValueError) as error:
         if isinstance(error, NamingError):
             raise NamingError(f"{path}: {error}") from None
-        raise NamingError(f"{path}: malformed ({error!r}); schema/naming.schema.json says how it must be") from error
+        if isinstance(error, JsonSourceError):
+            raise NamingError(f"{path}: malformed: {error}") from None
+        raise NamingError(f"{path}: malformed ({error!r}); schema/naming.schema.json specifies the format") from error
     return naming
 
 
 def _check_pattern(family: NamePattern, abbreviations: Mapping[str, tuple[str, ...]]) -> None:
-    """Each placeholder follows an abbreviation that may stand for its axis, so that names read the same everywhere."""
+    """Checks that each placeholder follows an abbreviation of its axis, so that names read the same everywhere."""
     # Underscores inside a placeholder belong to the axis's name.
     for part in re.split(r"_(?![^{]*\})", family.pattern):
         if "{" not in part and "}" not in part:

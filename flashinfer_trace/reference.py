@@ -14,42 +14,36 @@ import ast
 import builtins
 import functools
 import linecache
+import symtable
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ReferenceSourceError", "compile_reference", "render", "sha256", "source_path", "substitute_constants"]
+from flashinfer_trace.allow_list import allowed, static
+from flashinfer_trace.files import UnreadableFile, read_text
 
-#: What a reference may import. The validator checks it statically, the compiled namespace enforces it again.
-ALLOWED_MODULES = ("math", "torch")
+__all__ = [
+    "ReferenceSourceError",
+    "check_allowed",
+    "compile_reference",
+    "load_run",
+    "render",
+    "sha256",
+    "source_path",
+    "substitute_constants",
+]
 
-#: Builtins that a reference may use: values, iteration and errors; nothing that reaches files, modules or frames.
-ALLOWED_BUILTINS = (
-    *("abs", "all", "any", "bool", "dict", "divmod", "enumerate", "filter", "float", "frozenset", "int", "isinstance"),
-    *(
-        "iter",
-        "len",
-        "list",
-        "map",
-        "max",
-        "min",
-        "next",
-        "pow",
-        "range",
-        "reversed",
-        "round",
-        "set",
-        "slice",
-        "sorted",
-    ),
-    *("str", "sum", "tuple", "zip", "ArithmeticError", "AssertionError", "IndexError", "KeyError", "TypeError"),
-    *("ValueError", "ZeroDivisionError"),
-)
+#: Most violations of the allow-list that one error lists: the first ones tell what is wrong.
+MAX_VIOLATIONS = 10
+
+
+#: Largest source of a family, in bytes; the largest has about 12 KiB.
+MAX_SOURCE_BYTES = 256 * 1024
 
 
 class ReferenceSourceError(ValueError):
-    """A reference source is missing, malformed, or cannot be rendered. The message names the file and the mend."""
+    """A reference source is missing, malformed, or cannot be rendered. The message names the file and the fix."""
 
 
 def sha256(reference: str) -> str:
@@ -104,15 +98,38 @@ def _constant_places(source: str, label: str) -> tuple[tuple[str, int, int, int]
     return tuple(places)
 
 
-def compile_reference(source: str, label: str) -> Callable[..., Any]:
-    """The ``run`` function of an embedded reference, in a namespace of its own with few builtins.
-
-    The namespace is a fence against accidents (a stray ``open``, an import of numpy), not a sandbox against an
-    attacker: `flashinfer-trace validate` is what refuses a hostile reference.
+def compile_reference(source: str, label: str, op_type: str | None = None) -> Callable[..., Any]:
+    """The ``run`` function of an embedded reference that uses allowed syntax and names only.
 
     Args:
         source: the embedded reference.
         label: shown as the file name in tracebacks, for example the Definition's name.
+        op_type: of the Definition; only some draw random numbers.
+
+    Raises:
+        ReferenceSourceError: `source` is not Python, uses what `allow_list.allowed` does not list, or defines no
+            ``run``.
+    """
+    check_allowed(source, label, op_type)
+    return load_run(source, label)
+
+
+def check_allowed(source: str, label: str, op_type: str | None = None) -> None:
+    """Refuses a reference that uses what `allow_list.allowed` does not list, whether it was ever validated or not.
+
+    Raises:
+        ReferenceSourceError: with construct, line and hint of the first violations.
+    """
+    module = _parse(source, label)
+    found = static.check(module, symtable.symtable(source, label, "exec"), op_type)
+    if found:
+        lines = [f"{label}:{v.line}: {v.message} ({v.hint})" for v in found[:MAX_VIOLATIONS]]
+        more = [f"and {len(found) - MAX_VIOLATIONS} more"] if len(found) > MAX_VIOLATIONS else []
+        raise ReferenceSourceError("\n".join(lines + more))
+
+
+def load_run(source: str, label: str) -> Callable[..., Any]:
+    """The ``run`` function of a source that `check_allowed` accepted, in a namespace of its own with few builtins.
 
     Raises:
         ReferenceSourceError: `source` is not Python or defines no ``run``.
@@ -130,11 +147,11 @@ def compile_reference(source: str, label: str) -> Callable[..., Any]:
 
 
 def _restricted_builtins() -> dict[str, Any]:
-    names: dict[str, Any] = {name: getattr(builtins, name) for name in ALLOWED_BUILTINS}
+    names: dict[str, Any] = {name: getattr(builtins, name) for name in allowed.BUILTINS}
 
     def guarded_import(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.split(".")[0] not in ALLOWED_MODULES:
-            raise ImportError(f"a reference may import {' and '.join(ALLOWED_MODULES)} only, not {name}")
+        if name not in allowed.MODULES:
+            raise ImportError(f"a reference may import {' '.join(sorted(allowed.MODULES))} only, not {name}")
         return builtins.__import__(name, *args, **kwargs)
 
     return {**names, "__import__": guarded_import}
@@ -161,10 +178,17 @@ def _modification_time(path: Path) -> int:
         ) from error
 
 
+def _read(path: Path) -> str:
+    try:
+        return read_text(path, MAX_SOURCE_BYTES)
+    except UnreadableFile as error:
+        raise ReferenceSourceError(str(error)) from None
+
+
 @functools.lru_cache(maxsize=256)
 def _standalone_source(path: Path, _modified: int) -> str:
     """The family's source with sibling imports replaced by the functions themselves (cached by modification time)."""
-    source = path.read_text(encoding="utf-8")
+    source = _read(path)
     module = _parse(source, str(path))
     imports = [node for node in module.body if isinstance(node, ast.ImportFrom) and node.level == 1]
     if not imports:
@@ -187,7 +211,7 @@ def _helper_source(path: Path, node: ast.ImportFrom) -> str:
     sibling = path.with_name(f"{node.module}.py")
     if not sibling.is_file():
         raise ReferenceSourceError(f"{path}:{node.lineno}: imports from {sibling.name}, which is not beside it")
-    text = sibling.read_text(encoding="utf-8")
+    text = _read(sibling)
     available = {f.name: f for f in _parse(text, str(sibling)).body if isinstance(f, ast.FunctionDef)}
     wanted, queue = set[str](), [alias.name for alias in node.names]
     while queue:

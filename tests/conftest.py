@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-# Twins are small: more threads than one a worker only wait for each other. Before torch is imported.
+# Twins are small: more than one thread per worker would only wait. This must be set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
@@ -25,10 +25,10 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("real kernels")
-    group.addoption("--require-gpu", action="store_true", help="fail, instead of skipping, where there is no GPU")
+    group.addoption("--require-gpu", action="store_true", help="fail instead of skipping if there is no GPU")
     group.addoption("--examples", type=int, help="real cases for each (Definition, kernel); default: the profile's")
     group.addoption("--seed", type=int, default=0, help="seed of the GPU cases")
-    group.addoption("--record-evidence", type=Path, metavar="DIR", help="record what passes under DIR")
+    group.addoption("--record-evidence", type=Path, metavar="DIR", help="record evidence of what passes in DIR")
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +45,7 @@ def worker_device(worker: str, count: int) -> str:
 
 @pytest.fixture(scope="session")
 def cuda_device(request: pytest.FixtureRequest) -> str:
-    """This worker's GPU; without one the test is skipped with the reason, or fails under --require-gpu."""
+    """This worker's GPU; without one, the test is skipped with the reason, or fails with --require-gpu."""
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         reason = "no CUDA device: torch.cuda.is_available() is False"

@@ -11,7 +11,7 @@ import torch
 
 import flashinfer_trace
 from flashinfer_trace import Definition, InputError
-from flashinfer_trace.reference import ReferenceSourceError, compile_reference, render, substitute_constants
+from flashinfer_trace.reference import ReferenceSourceError, compile_reference, load_run, render, substitute_constants
 
 SCALE = {
     "name": "scale_h4",
@@ -155,7 +155,7 @@ def test_a_definition_knows_the_root_it_came_from(tmp_path, monkeypatch):
     alone.write_text(loaded.path.read_text())
     assert Definition.from_file(alone).root is None
     assert Definition.from_dict(SCALE).root is None
-    assert Definition.from_file(alone) == loaded, "where a Definition lies makes no difference to what it is"
+    assert Definition.from_file(alone) == loaded, "the location of a Definition must not affect equality"
 
 
 def test_the_family_is_that_of_the_root_a_definition_came_from(tmp_path):
@@ -173,7 +173,7 @@ def test_the_family_is_that_of_the_root_a_definition_came_from(tmp_path):
     assert (family_of(loaded).name, family_of(copied).name) == ("rmsnorm", "rmsnorm_eps1e5")
     naming["families"] = {}
     (tmp_path / "schema" / "naming.json").write_text(json.dumps(naming))
-    with pytest.raises(FamilyError, match=r"no family in schema/naming\.json has this name"):
+    with pytest.raises(FamilyError, match=r"no family in schema/naming\.json matches this name"):
         family_of(copied)
 
 
@@ -194,7 +194,7 @@ def test_a_definition_is_pickled_after_it_ran():
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         returned, actual = pickle.loads(pool.apply(run_in_another_process, (pickle.dumps(definition),)))
     assert returned == definition and actual == expected
-    assert "compiled" in vars(definition), "pickling drops the compiled reference from the copy only"
+    assert "compiled" in vars(definition), "pickling must drop the compiled reference from the copy only"
 
 
 def test_make_inputs_honours_axes_and_rejects_unknown_ones():
@@ -206,12 +206,23 @@ def test_make_inputs_honours_axes_and_rejects_unknown_ones():
         flashinfer_trace.make_inputs(definition, {"batch_size": -1})
 
 
+def test_a_reference_is_checked_again_where_it_is_compiled():
+    with pytest.raises(ReferenceSourceError, match="hostile:2: the builtin open"):
+        compile_reference("def run(x):\n    return open(x)\n", "hostile")
+    with pytest.raises(ReferenceSourceError, match="hostile:1: imports os"):
+        compile_reference("import os\n\n\ndef run():\n    return os\n", "hostile")
+    draws = "import torch\n\n\ndef run():\n    return torch.rand(1)\n"
+    assert callable(compile_reference(draws, "sampler", "sampling"))
+    with pytest.raises(ReferenceSourceError, match=r"torch\.rand is not allowed"):
+        compile_reference(draws, "norm", "rmsnorm")
+
+
 def test_reference_namespace_is_bare():
-    run = compile_reference("def run(x):\n    return open(x)\n", "hostile")
+    run = load_run("def run(x):\n    return open(x)\n", "hostile")
     with pytest.raises(NameError, match="open"):
         run("/etc/passwd")
-    with pytest.raises(ImportError, match="may import math and torch only, not os"):
-        compile_reference("import os\n\n\ndef run():\n    return os\n", "hostile")
+    with pytest.raises(ImportError, match=r"may import math torch .* only, not os"):
+        load_run("import os\n\n\ndef run():\n    return os\n", "hostile")
     with pytest.raises(ReferenceSourceError, match=r"defines no run\(\)"):
         compile_reference("x = 1\n", "empty")
 

@@ -1,12 +1,12 @@
-"""Embedding: names, what it refuses, and what it never takes away."""
+"""Embedding: the choice of Definitions, what it refuses, and what it must not remove."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 
 import pytest
+from made_up_evidence import small_dataset
 
 import flashinfer_trace
 from flashinfer_trace import ledger
@@ -19,13 +19,7 @@ NAMES = ("rmsnorm_h128", "rmsnorm_h512")
 @pytest.fixture
 def dataset(tmp_path):
     """A dataset of two verified Definitions with their evidence."""
-    for name in ("schema", "reference"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    for directory in ("definitions", "evidence"):
-        (tmp_path / directory / "rmsnorm").mkdir(parents=True)
-        for name in NAMES:
-            shutil.copy(ROOT / directory / "rmsnorm" / f"{name}.json", tmp_path / directory / "rmsnorm")
-    return tmp_path
+    return small_dataset(tmp_path, ROOT, *NAMES)
 
 
 def path_of(root, name):
@@ -51,11 +45,12 @@ def outdate(root, *names):
     [((), NAMES), (("rmsnorm_h512",), NAMES[1:]), (("*h1*",), NAMES[:1]), (("*", "rmsnorm_h512"), NAMES)],
 )
 def test_names_and_globs_choose_the_definitions(dataset, names, changed):
+    before = {name: path_of(dataset, name).read_text() for name in NAMES}
     outdate(dataset, *NAMES)
     found = embed_all(dataset, write=True, names=names)
     assert [(path.stem, changes) for path, changes in found] == [(name, "reference") for name in changed]
     for name in changed:
-        assert path_of(dataset, name).read_text() == path_of(ROOT, name).read_text()
+        assert path_of(dataset, name).read_text() == before[name]
     assert len(embed_all(dataset, write=False)) == len(NAMES) - len(changed)
 
 

@@ -1,4 +1,4 @@
-"""Arrows between modules point down: the contracts of pyproject.toml hold, and each of them can fail."""
+"""Imports point down: the contracts in pyproject.toml hold, and each of them can fail."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("flashinfer_trace", "tools")
-#: So that no name of a contract is wrapped.
+#: Wide enough that no name of a contract is wrapped.
 WIDE = {**os.environ, "COLUMNS": "200"}
 FIRST = "from __future__ import annotations\n"
-#: Contract -> a module, and the import that turns one of its arrows.
+#: Contract -> a module, and an import that breaks the contract.
 TURNED = {
     "command line -> families": ("flashinfer_trace/harness/inputs.py", "from flashinfer_trace import families"),
-    "the package never reads": ("flashinfer_trace/definition.py", "from tools import generate_docs"),
-    "generated documents may": ("tools/kernel_tracing/sources.py", "from tools.op_tracing import definitions"),
-    "the other tools stand apart": ("tools/scaffold/templates.py", "from tools.op_tracing import graph"),
-    "nothing but generated": ("tools/extract_definitions/words.py", "from tools.scaffold import templates"),
-    "no circles": ("flashinfer_trace/harness/inputs.py", "from flashinfer_trace.harness import case"),
+    "the package never imports": ("flashinfer_trace/definition.py", "from tools import generate_docs"),
+    "generate_docs may import": ("tools/kernel_tracing/sources.py", "from tools.op_tracing import definitions"),
+    "the other tools are independent": ("tools/scaffold/templates.py", "from tools.op_tracing import graph"),
+    "only generate_docs imports": ("tools/extract_definitions/words.py", "from tools.scaffold import templates"),
+    "no import cycles": ("flashinfer_trace/harness/inputs.py", "from flashinfer_trace.harness import case"),
 }
 
 
@@ -55,7 +55,7 @@ def test_an_arrow_that_is_turned_is_noticed(contract, tmp_path):
 
 
 def test_no_modules_outside_the_tracer_import_in_a_circle():
-    """Packages' own modules too (`__init__`), which the contracts on siblings leave out."""
+    """Includes the modules of packages (`__init__`), which the contracts on siblings leave out."""
     graph = grimp.build_graph(*PACKAGES, cache_dir=None)
     imports = {
         module: graph.find_modules_directly_imported_by(module)
@@ -63,4 +63,4 @@ def test_no_modules_outside_the_tracer_import_in_a_circle():
         if not module.startswith("tools.kernel_tracing.")
     }
     assert len(imports) > 50
-    graphlib.TopologicalSorter(imports).prepare()  # raises CycleError, which names the circle
+    graphlib.TopologicalSorter(imports).prepare()  # raises CycleError, which names the cycle

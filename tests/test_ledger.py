@@ -7,9 +7,11 @@ import json
 import shutil
 
 import pytest
+from made_up_evidence import small_dataset
 
 import flashinfer_trace
 from flashinfer_trace import ledger
+from flashinfer_trace.definition import Definition
 from flashinfer_trace.embedding import embed_all
 from flashinfer_trace.families import all_families, family_of
 from flashinfer_trace.files import write_json
@@ -34,7 +36,7 @@ def test_verified_means_every_kernel_that_hopper_runs(name):
     else:
         assert not proofs, "its evidence proves it: run `flashinfer-trace embed`"
         assert f"- `{name}`\n" in (ROOT / "docs" / "verification.md").read_text(encoding="utf-8")
-    for entry in (ledger.read(ROOT, definition) or ledger.Ledger("", "", "", ())).entries:
+    for entry in (ledger.read(ROOT, definition) or ledger.Ledger("", "", ())).entries:
         assert entry.shortcoming is None, f"{entry.kernel_label}: {entry.shortcoming}"
 
 
@@ -54,8 +56,9 @@ def test_documents_are_up_to_date():
 
 
 def test_stale_documents_are_noticed(tmp_path, monkeypatch):
-    for name in ("definitions", "schema", "reference", "evidence"):
+    for name in ("definitions", "reference", "evidence"):
         (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "schema", tmp_path / "schema", ignore=shutil.ignore_patterns("tests", "records.json"))
     (tmp_path / "docs").mkdir()
     (tmp_path / "traces").mkdir()
     for name in ("kernel_traces.json", "op_traces.json"):
@@ -64,22 +67,15 @@ def test_stale_documents_are_noticed(tmp_path, monkeypatch):
     assert generate_docs.main(["--check"]) == 1
     assert generate_docs.main([]) == 0
     assert generate_docs.main(["--check"]) == 0
-    first = next(iter((ROOT / "evidence").glob("*/*.json")))
     text = (tmp_path / "docs" / "verification.md").read_text()
-    assert f"`{json.loads(first.read_text())['definition']}`" in text
+    assert all(f"`{name}`" in text for name in DEFINITIONS)
 
 
 @pytest.fixture
-def dataset(tmp_path):
+def dataset(tmp_path, monkeypatch):
     """A dataset of one Definition, verified, with its evidence."""
-    definition = DEFINITIONS[NAME]
-    shutil.copytree(ROOT / "schema", tmp_path / "schema", ignore=shutil.ignore_patterns("tests"))
-    for name in ("definitions", "evidence"):
-        target = tmp_path / name / definition.op_type / f"{NAME}.json"
-        target.parent.mkdir(parents=True)
-        shutil.copy(ROOT / name / definition.op_type / f"{NAME}.json", target)
-    shutil.copytree(ROOT / "reference" / definition.op_type, tmp_path / "reference" / definition.op_type)
-    return tmp_path
+    monkeypatch.setenv("FLASHINFER_TRACE_ROOT", str(tmp_path))
+    return small_dataset(tmp_path, ROOT, NAME)
 
 
 def change_entries(root, **fields):
@@ -113,6 +109,7 @@ def verdicts(root):
         ({"cases": ledger.REQUIRED_CASES - 1, "vacuous": 1000}, False),
         ({"result": "failed"}, False),
         ({"outputs": {"kernel_worst": 1.0, "reference_worst": 1.0}}, True),
+        ({"recorded_at": "2999-01-01T00:00:00Z"}, False),
     ],
 )
 def test_validate_and_embed_mean_the_same_by_proven(dataset, fields, proves):
@@ -120,8 +117,23 @@ def test_validate_and_embed_mean_the_same_by_proven(dataset, fields, proves):
     assert verdicts(dataset) == (proves, proves, proves)
 
 
+def test_every_kernel_of_the_record_is_needed(dataset):
+    path = ledger.evidence_path(dataset, DEFINITIONS[NAME])
+    document = json.loads(path.read_text())
+    removed = document["entries"].pop()
+    write_json(path, document)
+    assert verdicts(dataset) == (False, False, False)
+    assert [entry.kernel_label for entry in ledger.proofs(dataset, DEFINITIONS[NAME])] == [
+        entry["kernel"]["label"] for entry in document["entries"]
+    ]
+    document["entries"].append(removed)
+    write_json(path, document)
+    assert verdicts(dataset) == (True, True, True)
+
+
 def test_another_reference_is_not_proven(dataset):
-    definition = DEFINITIONS[NAME]
+    (path,) = dataset.glob("definitions/*/*.json")
+    definition = Definition.from_file(path)
     assert ledger.proven(dataset, definition)
     assert not ledger.proven(dataset, dataclasses.replace(definition, reference=definition.reference + "\n# newer\n"))
     assert ledger.read(dataset, DEFINITIONS["rmsnorm_h128"]) is None
@@ -129,8 +141,8 @@ def test_another_reference_is_not_proven(dataset):
 
 @pytest.mark.parametrize("figure", ["kernel_worst", "reference_worst"])
 @pytest.mark.parametrize("value", [1.0001, -0.1, float("nan"), float("inf")])
-def test_figures_beyond_the_bound_prove_nothing(figure, value):
-    (entry, *_) = ledger.proofs(ROOT, DEFINITIONS[NAME])
+def test_figures_beyond_the_bound_prove_nothing(dataset, figure, value):
+    (entry, *_) = ledger.proofs(dataset, DEFINITIONS[NAME])
     (output,) = entry.outputs.values()
     changed = dataclasses.replace(entry, outputs={"output": {**output, figure: value}})
     assert figure in (changed.shortcoming or "")
@@ -143,8 +155,8 @@ def test_figures_beyond_the_bound_prove_nothing(figure, value):
         ("[]", "no JSON object"),
         ("{}", "KeyError"),
         ('{"definition": 1, "definition": 2}', "appears twice"),
-        ('{"definition": "x", "op_type": "y", "reference_sha256": "", "entries": []}', "is evidence for y/x"),
-        ('{"definition": "x", "op_type": "y", "reference_sha256": "", "entries": [7]}', "TypeError"),
+        ('{"definition": "x", "op_type": "y", "entries": []}', "is evidence for y/x"),
+        ('{"definition": "x", "op_type": "y", "entries": [7]}', "TypeError"),
         ("[" * 100, "nested deeper"),
     ],
 )
@@ -163,13 +175,22 @@ def test_a_symbolic_link_is_no_evidence(dataset):
         ledger.read(dataset, DEFINITIONS[NAME])
 
 
-def test_an_unverified_definition_is_valid_and_listed_as_awaiting_a_run(dataset, monkeypatch):
+def test_the_verification_document_counts_what_older_code_judged(dataset):
+    assert generate_docs.stale(dataset) == []
+    path = ledger.evidence_path(dataset, DEFINITIONS[NAME])
+    document = json.loads(path.read_text())
+    for entry in document["entries"]:
+        entry["digests"]["harness"] = "0" * 64
+    write_json(path, document)
+    assert generate_docs.stale(dataset) == [["`rmsnorm`", "harness", str(len(document["entries"]))]]
+    assert "| `rmsnorm` | harness | 2 |" in generate_docs.verification(dataset)
+
+
+def test_an_unverified_definition_is_valid_and_listed_as_awaiting_a_run(dataset):
     shutil.rmtree(dataset / "evidence" / "rmsnorm")
     assert [changes for _, changes in embed_all(dataset, write=True)] == [ledger.UNVERIFIED]
     assert not validate_paths([dataset], dataset).problems
     assert not embed_all(dataset, write=True)
-    (dataset / "models").symlink_to(ROOT / "models")
-    monkeypatch.setenv("FLASHINFER_TRACE_ROOT", str(dataset))
     text = generate_docs.verification(dataset)
     assert f"## Definitions that await a GPU run\n\nThey are `{ledger.UNVERIFIED}`" in text
     assert f"\n- `{NAME}`\n" in text

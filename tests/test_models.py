@@ -1,4 +1,4 @@
-"""models/*.json: valid, consistent, equal to transformers' defaults where those are a model's, and in the dataset."""
+"""models/*.json: valid, consistent, equal to the defaults in transformers that are a model's, and in the dataset."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 MODELS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(ROOT.glob("models/*.json"))}
 DEFINITIONS = {definition.name: definition for definition in flashinfer_trace.definitions()}
 
-#: Models whose constants are the defaults of a configuration class of transformers, with the fields that are not: its
-#: Qwen3-MoE class leaves head_dim to the published file.
+#: Models whose constants are the defaults of a configuration class in transformers, and the fields that differ: for
+#: example, the class of Qwen3-MoE takes head_dim from the published file.
 DEFAULTS = {
     "deepseek-v3": ("deepseek_v3", "DeepseekV3Config", ()),
     "deepseek-r1": ("deepseek_v3", "DeepseekV3Config", ()),
@@ -87,7 +87,7 @@ def test_a_malformed_model_does_not_follow_the_schema(change):
 def test_the_constants_fit_together(name):
     config = MODELS[name]["config"]
     assert config["num_attention_heads"] % config["num_key_value_heads"] == 0
-    # Latent attention has head sizes of its own.
+    # Latent attention has different head sizes.
     assert head_size(config) == 128 or "kv_lora_rank" in config
     experts = [config[key] for key in ("n_routed_experts", "num_experts", "num_local_experts") if key in config]
     assert len(experts) <= 1
@@ -142,7 +142,7 @@ def test_the_dataset_has_the_sizes_of_the_model(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_no_tensor_parallel_size_is_tagged_that_does_not_divide_the_heads(name):
-    """Of what belongs to this model alone."""
+    """Only Definitions that belong to no other model are checked."""
     sizes = {str(size) for size in parallel_sizes(MODELS[name]["config"])}
     own = [d for d in DEFINITIONS.values() if d.tag_values("model") == [name] and d.op_type in ("gemm", "rope")]
     assert all(set(definition.tag_values("tp")) <= sizes for definition in own)

@@ -1,4 +1,4 @@
-"""What users of the package rely on: a light import, the data in the wheel, flashinfer-bench, clean code."""
+"""What users of the package rely on: a light import, the data in the wheel, flashinfer-bench, and clean code."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_no_torch_and_no_cuda_package_is_imported(statement):
     )
 
 
-# Processor time, which other jobs on the machine do not change; both commands compute from beginning to end.
+# These measure processor time, which other jobs on the machine do not affect; both commands never wait.
 
 
 def test_import_takes_less_than_150_ms():
@@ -63,7 +63,7 @@ def test_validate_takes_less_than_2_s():
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """A directory with nothing but what the wheel installs."""
+    """A directory that contains only what the wheel installs."""
     directory = tmp_path_factory.mktemp("wheel")
     ignored = shutil.ignore_patterns(".git", ".sources", ".whl", ".venv", ".*_cache", "__pycache__", ".hypothesis")
     shutil.copytree(ROOT, directory / "source", ignore=ignored)
@@ -95,7 +95,7 @@ def test_the_wheel_carries_the_dataset(site):
 
 
 def test_messages_that_name_a_tool_say_that_it_needs_a_checkout():
-    """The wheel has no tools: an installed user who reads such a message must know where the command works."""
+    """The wheel has no tools, so a message that names one must tell users of the wheel where the command works."""
     named = []
     for path in sorted((ROOT / "flashinfer_trace").rglob("*.py")):
         tree = ast.parse(path.read_text())
@@ -106,7 +106,7 @@ def test_messages_that_name_a_tool_say_that_it_needs_a_checkout():
                 if "python -m tools" in text:
                     named.append((path.name, text))
     assert [one for one in named if "checkout" not in one[1]] == []
-    assert named, "the scan finds the messages that there are"
+    assert named, "the scan must find the existing messages"
 
 
 def test_every_definition_loads_in_flashinfer_bench():

@@ -1,12 +1,12 @@
-"""Brings the pinned sources of sglang, sgl-kernel and FlashInfer here, for the tools that read them.
+"""Fetches the pinned sources of sglang, sgl-kernel and FlashInfer for the tools that read them.
 
 python -m tools.fetch_sources                        # the default release of tools/sources.toml, to .sources/
 python -m tools.fetch_sources --sglang 0.5.15        # another release, with the kernel libraries it requires
 python -m tools.fetch_sources --from ~/checkouts     # copies git checkouts or unpacked wheels instead
 
-Only .py files are kept (.sources/sglang, .sources/sgl_kernel, .sources/flashinfer), nothing is installed or imported.
-.sources/manifest.json says what is there; what it names is not fetched again. After an interruption the same command
-goes on: finished libraries stay, a half-fetched wheel is found out by its hash and fetched again.
+Only .py files are kept (.sources/sglang, .sources/sgl_kernel, .sources/flashinfer); nothing is installed or imported.
+.sources/manifest.json lists the libraries that are present; they are not fetched again. After an interruption, run the
+same command again: finished libraries are kept; a half-fetched wheel is recognised by its hash and fetched again.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from flashinfer_trace.files import write_json
 from tools.shared.source_packages import package_hash, package_version
 from tools.source_archives import PACKAGES, FetchError, copy_checkout, file_hash, required_versions, unpack_wheel
 
-# tomllib is in the standard library since Python 3.11; tomli is the same for 3.10.
+# tomllib is in the standard library since Python 3.11; tomli provides the same for 3.10.
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
 PINS = Path(__file__).with_name("sources.toml")
-# The sources are only read, so that one fixed platform serves every machine: what is fetched never depends on it.
+# The sources are only read, so one fixed platform works on every machine and the result does not depend on it.
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (39, 35, 34, 31, 28, 27, 24, 17)] + ["manylinux2014_x86_64"]
 PYTHON = "3.12"
 NO_NETWORK = ("ConnectionError", "NameResolution", "Timeout", "ProxyError", "SSLError", "Max retries", "IncompleteRead")
@@ -46,13 +46,13 @@ NO_NETWORK = ("ConnectionError", "NameResolution", "Timeout", "ProxyError", "SSL
 
 @dataclass(frozen=True)
 class Pin:
-    """One library to bring.
+    """One library to fetch.
 
     Attributes:
-        name: how traces call it: sglang, sgl-kernel, flashinfer-python.
+        name: its name in traces: sglang, sgl-kernel or flashinfer-python.
         distribution: its name on PyPI.
         version: the exact version.
-        sha256, size: of the wheel; None if tools/sources.toml does not know this release.
+        sha256, size: hash and size in bytes of the wheel; None if tools/sources.toml does not give them.
     """
 
     name: str
@@ -66,12 +66,14 @@ class Pin:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0 all sources are there, 1 they could not be brought, 2 wrong usage, 130 interrupted."""
+    """Exit status: 0 all sources are present, 1 they could not be fetched, 2 wrong usage, 130 interrupted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dest", type=Path, default=Path(".sources"), metavar="DIR", help="default: .sources")
+    parser.add_argument(
+        "--dest", type=Path, default=Path(".sources"), metavar="DIR", help="where to put them (default: .sources)"
+    )
     origin = parser.add_mutually_exclusive_group()
-    origin.add_argument("--sglang", metavar="VERSION", help="another release of sglang than the default")
-    origin.add_argument("--from", dest="checkouts", type=Path, metavar="DIR", help="copy from here, fetch nothing")
+    origin.add_argument("--sglang", metavar="VERSION", help="a release of sglang other than the default")
+    origin.add_argument("--from", dest="checkouts", type=Path, metavar="DIR", help="copy from here instead of fetching")
     options = parser.parse_args(arguments)
     console = Console(stderr=True)
     try:
@@ -83,18 +85,20 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"fetch_sources: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("fetch_sources: interrupted; what is finished stays, the same command goes on", file=sys.stderr)
+        print(
+            "fetch_sources: interrupted; finished libraries are kept, run the same command to continue", file=sys.stderr
+        )
         return 130
     for name, entry in read_manifest(options.dest).items():
-        state = "brought" if name in changed else "already there"
+        state = "fetched" if name in changed else "already present"
         print(f"{options.dest / PACKAGES[name]}: {entry['distribution']} {entry['version']}, {state}")
     return 0
 
 
 def fetch(dest: Path, sglang: str | None = None, pins: Path = PINS, console: Console | None = None) -> list[str]:
-    """Brings one release to `dest` and returns the names of the libraries that had to be fetched.
+    """Fetches one release into `dest` and returns the names of the libraries that had to be fetched.
 
-    Raises FetchError, whose message names the file and the mend.
+    Raises FetchError, whose message names the file and the fix.
     """
     default, releases = read_pins(pins)
     version = sglang or default
@@ -110,7 +114,7 @@ def fetch(dest: Path, sglang: str | None = None, pins: Path = PINS, console: Con
                 entry = bring(dest, pin, console)
                 changed.append(pin.name)
             if pin.name == "sglang" and not known:
-                # An unknown release says in its metadata which kernel libraries belong to it.
+                # The metadata of an unknown release says which kernel libraries belong to it.
                 wanted += [Pin(name, *needs) for name, needs in sorted(entry["requires"].items())]
         for name in set(manifest) - {pin.name for pin in wanted}:
             write_manifest(dest, name, None)
@@ -121,9 +125,9 @@ def fetch(dest: Path, sglang: str | None = None, pins: Path = PINS, console: Con
 def take(dest: Path, checkouts: Path) -> list[str]:
     """Copies the .py files of git checkouts or unpacked wheels below `checkouts` to `dest`; returns the names."""
     if not checkouts.is_dir():
-        raise FetchError(f"{checkouts}: no such directory; --from wants the directory that holds the checkouts")
+        raise FetchError(f"{checkouts}: no such directory; --from takes the directory that contains the checkouts")
     if dest.resolve() == checkouts.resolve():
-        raise FetchError(f"{dest}: --dest and --from are the same directory; give another --dest")
+        raise FetchError(f"{dest}: --dest and --from are the same directory; choose another --dest")
     with writing(dest):
         dest.mkdir(parents=True, exist_ok=True)
         for name, package in PACKAGES.items():
@@ -141,14 +145,14 @@ def bring(dest: Path, pin: Pin, console: Console | None) -> dict[str, Any]:
     wheels.mkdir(exist_ok=True)
     wheel = wheels / f"{pin.distribution}-{pin.version}.whl"
     if wheel.exists() and (pin.sha256 is None or file_hash(wheel) != pin.sha256):
-        # Left by an interruption: only a matching hash shows that it is whole.
+        # Left by an interruption: only a matching hash proves that it is complete.
         wheel.unlink()
     if not wheel.exists():
         room = shutil.disk_usage(dest).free
         if pin.size is not None and room < pin.size * 1.1:
             raise FetchError(
                 f"{wheel}: no space for {pin}: {pin.size / 1e6:.0f} MB are needed (only until it is unpacked), "
-                f"{room / 1e6:.0f} MB are free; make room or choose another --dest"
+                f"{room / 1e6:.0f} MB are free; free some space or choose another --dest"
             )
         download(pin, wheel, console)
     found = file_hash(wheel)
@@ -156,7 +160,7 @@ def bring(dest: Path, pin: Pin, console: Console | None) -> dict[str, Any]:
         wheel.unlink()
         raise FetchError(
             f"{wheel}: the wheel of {pin} has sha256 {found}, tools/sources.toml says {pin.sha256}; it was deleted. "
-            f"Run again; if it stays so, the package index serves another file (a mirror, a proxy) or the pin is wrong"
+            f"Run again; if this persists, the package index (mirror, proxy) serves another file or the pin is wrong"
         )
     package = PACKAGES[pin.name]
     staging = dest / f".partial-{package}"
@@ -169,7 +173,7 @@ def bring(dest: Path, pin: Pin, console: Console | None) -> dict[str, Any]:
             entry["requires"] = {name: list(needs) for name, needs in requires.items()}
         install(dest, pin.name, staging, entry)
     except FetchError:
-        wheel.unlink()  # what cannot be unpacked would only be found again
+        wheel.unlink()  # otherwise the next run would find the same broken wheel
         raise
     finally:
         remove(staging)
@@ -178,7 +182,7 @@ def bring(dest: Path, pin: Pin, console: Console | None) -> dict[str, Any]:
 
 
 def download(pin: Pin, target: Path, console: Console | None = None) -> None:
-    """Runs `pip download` of exactly one wheel, shows how far it is, and renames the wheel to `target`."""
+    """Runs `pip download` for exactly one wheel, shows the progress, and renames the wheel to `target`."""
     staging = target.with_name(f".partial-{pin.name}")
     remove(staging)
     staging.mkdir()
@@ -186,7 +190,7 @@ def download(pin: Pin, target: Path, console: Console | None = None) -> None:
     command += ["--disable-pip-version-check", "--progress-bar=off", f"--python-version={PYTHON}"]
     command += [f"--platform={platform}" for platform in PLATFORMS]
     command += ["--dest", str(staging / "done"), f"{pin.distribution}=={pin.version}"]
-    # pip collects in TMPDIR: below the destination its growth can be watched, and the disk is the one asked for.
+    # pip downloads to TMPDIR. Below the destination, its growth can be watched and it uses the requested disk.
     environment = os.environ | {"TMPDIR": str(staging)}
     log = staging / "pip.log"
     progress = Progress(
@@ -216,18 +220,18 @@ def download(pin: Pin, target: Path, console: Console | None = None) -> None:
 
 
 def explain(pin: Pin, target: Path, output: str) -> str:
-    """What a failed `pip download` means, with the mend."""
+    """Explains why `pip download` failed, and the fix."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     offered = next((line for line in lines if "(from versions:" in line), "").partition("(from versions:")[2]
     versions = [word.strip() for word in offered.rstrip(") ").split(",") if word.strip() not in ("", "none")]
     if "No space left" in output or "Errno 28" in output:
-        return f"{target}: no space left while {pin} was fetched; make room or choose another --dest"
+        return f"{target}: no space left while fetching {pin}; free some space or choose another --dest"
     if versions:
         return (
             f"{target}: the package index has no wheel of {pin} for {PLATFORMS[-1]} and Python {PYTHON}; "
-            f"the newest that it offers: {', '.join(versions[-5:])}"
+            f"the newest versions that it offers: {', '.join(versions[-5:])}"
         )
-    # Without retries pip keeps the reason to itself, and only says that it found no version at all.
+    # Without retries, pip does not report the reason; it only says that it found no version at all.
     if offered or any(sign in output for sign in NO_NETWORK):
         return (
             f"{target}: no network: pip could not reach the package index for {pin}, or it has no such project. "
@@ -235,11 +239,11 @@ def explain(pin: Pin, target: Path, output: str) -> str:
         )
     if "No module named pip" in output:
         return f"{sys.executable}: has no pip; run `{sys.executable} -m ensurepip`, or copy the sources with --from DIR"
-    return f"{target}: pip could not fetch {pin}: {' / '.join(lines[-3:]) or 'it said nothing'}"
+    return f"{target}: pip could not fetch {pin}: {' / '.join(lines[-3:]) or 'pip printed nothing'}"
 
 
 def install(dest: Path, name: str, staging: Path, entry: dict[str, Any]) -> None:
-    """Puts the unpacked package in place of an old one; the manifest names it only when it is whole."""
+    """Replaces the old package with the unpacked one; the manifest lists it only when it is complete."""
     package = PACKAGES[name]
     write_manifest(dest, name, None)
     remove(dest / package)
@@ -249,7 +253,7 @@ def install(dest: Path, name: str, staging: Path, entry: dict[str, Any]) -> None
 
 
 def is_current(dest: Path, pin: Pin, entry: dict[str, Any]) -> bool:
-    """Whether the library is there as the manifest says, and the manifest says what is wanted."""
+    """Whether the library matches the manifest, and the manifest matches the pin."""
     if (entry.get("distribution"), entry.get("version")) != (pin.distribution, pin.version):
         return False
     if entry.get("wheel_sha256") is None or (pin.sha256 is not None and entry["wheel_sha256"] != pin.sha256):
@@ -261,7 +265,7 @@ def is_current(dest: Path, pin: Pin, entry: dict[str, Any]) -> bool:
 
 
 def read_manifest(dest: Path) -> dict[str, dict[str, Any]]:
-    """Library -> what is there; empty if there is no manifest, or none that can be read (then all is fetched again)."""
+    """Library -> its manifest entry; empty if there is no readable manifest (then everything is fetched again)."""
     try:
         sources = json.loads((dest / "manifest.json").read_text(encoding="utf-8"))["sources"]
         return {name: sources[name] for name in PACKAGES if isinstance(sources.get(name), dict)}
@@ -278,7 +282,7 @@ def write_manifest(dest: Path, name: str, entry: dict[str, Any] | None) -> None:
 
 
 def read_pins(path: Path) -> tuple[str, dict[str, list[Pin]]]:
-    """The default release, and the libraries of every release that tools/sources.toml knows."""
+    """The default release, and the libraries of every release in tools/sources.toml."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
         releases = {}
@@ -288,7 +292,7 @@ def read_pins(path: Path) -> tuple[str, dict[str, list[Pin]]]:
                 for name, pin in ((name, libraries[name]) for name in PACKAGES)
             ]
         if document["default"] not in releases:
-            raise FetchError(f"{path}: the default release {document['default']} is not among the releases")
+            raise FetchError(f"{path}: the default release {document['default']} is not listed")
         return document["default"], releases
     except OSError as error:
         raise FetchError(f"{path}: {error.strerror}; restore it from the repository") from None
@@ -298,21 +302,19 @@ def read_pins(path: Path) -> tuple[str, dict[str, list[Pin]]]:
 
 @contextmanager
 def writing(dest: Path) -> Iterator[None]:
-    """Turns what goes wrong while writing to `dest` into a FetchError."""
+    """Turns an OSError raised while writing to `dest` into a FetchError."""
     try:
         yield
     except OSError as error:
         place = error.filename2 or error.filename or dest
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise FetchError(f"{place}: no space left; make room or choose another --dest") from None
+            raise FetchError(f"{place}: no space left; free some space or choose another --dest") from None
         reason = error.strerror or error
-        raise FetchError(
-            f"{place}: {reason}; {dest} must be a directory that you may write to, choose another --dest"
-        ) from None
+        raise FetchError(f"{place}: {reason}; {dest} must be a writable directory, choose another --dest") from None
 
 
 def remove(path: Path) -> None:
-    """Removes a file or a directory, if there."""
+    """Removes a file or a directory if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -320,12 +322,12 @@ def remove(path: Path) -> None:
 
 
 def _size(directory: Path) -> int:
-    """Bytes in a directory that another process is writing to."""
+    """The size in bytes of a directory to which another process is writing."""
     total = 0
     for path in directory.rglob("*"):
         try:
             total += path.stat().st_size
-        except FileNotFoundError:  # renamed meanwhile
+        except FileNotFoundError:  # renamed in the meantime
             continue
     return total
 

@@ -1,4 +1,4 @@
-"""Takes the .py files of a Python package out of a wheel or a git checkout, and never writes outside a directory."""
+"""Extracts the .py files of a Python package from a wheel or a git checkout into one directory, never outside it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import zipfile
 from email.parser import HeaderParser
 from pathlib import Path, PurePosixPath
 
-# Library, as traces name it, and the package it is imported as.
+# Library name in traces -> name of the package to import.
 PACKAGES = {"sglang": "sglang", "sgl-kernel": "sgl_kernel", "flashinfer-python": "flashinfer"}
-# Where a package may lie below the directory given, and what must be in it: checkouts first, then unpacked wheels.
+# Where a package may be below the given directory, and what it must contain: checkouts first, then unpacked wheels.
 PLACES = {
     "sglang": (("sglang/python/sglang", "python/sglang", "sglang"), "srt"),
     "sgl_kernel": (
@@ -28,13 +28,13 @@ DISTRIBUTIONS = {
     "sglang-kernel": "sgl-kernel",  # its name on PyPI since 0.4.0
     "flashinfer-python": "flashinfer-python",
 }
-# No source file comes near; more is a damaged or a hostile archive.
+# No source file comes close to this size; a larger one indicates a damaged or hostile archive.
 LARGEST_FILE = 32 << 20
 _BLOCK = 1 << 20
 
 
 class FetchError(Exception):
-    """The sources could not be brought; the message names the file and says what to do."""
+    """The sources could not be fetched; the message names the file and says what to do."""
 
 
 def file_hash(path: Path) -> str:
@@ -49,9 +49,9 @@ def file_hash(path: Path) -> str:
 def unpack_wheel(wheel: Path, package: str, target: Path) -> None:
     """Writes the package's .py files, and nothing else, to the new directory `target`.
 
-    Raises FetchError for a broken wheel, a path that leads out of it, a link, and a wheel without the package.
+    Raises FetchError for a broken wheel, a path that leads outside it, a link, or a wheel without the package.
     """
-    again = "run again to fetch it anew"
+    again = "run again to fetch it again"
     try:
         with zipfile.ZipFile(wheel) as archive:
             members = [member for member in archive.infolist() if member.filename.endswith(".py")]
@@ -59,11 +59,11 @@ def unpack_wheel(wheel: Path, package: str, target: Path) -> None:
             for member in members:
                 path = PurePosixPath(member.filename)
                 if path.is_absolute() or ".." in path.parts or "\\" in member.filename or ":" in member.filename:
-                    raise FetchError(f"{wheel}: {member.filename!r} leads out of the wheel, nothing was kept; {again}")
+                    raise FetchError(f"{wheel}: {member.filename!r} leads outside the wheel; nothing was kept; {again}")
                 if path.parts[0] != package:
                     continue
                 if stat.S_ISLNK(member.external_attr >> 16):
-                    raise FetchError(f"{wheel}: {member.filename!r} is a link, nothing was kept; {again}")
+                    raise FetchError(f"{wheel}: {member.filename!r} is a link; nothing was kept; {again}")
                 if member.file_size > LARGEST_FILE:
                     raise FetchError(f"{wheel}: {member.filename!r} claims {member.file_size} bytes; {again}")
                 destination = target.joinpath(*path.parts[1:])
@@ -72,15 +72,15 @@ def unpack_wheel(wheel: Path, package: str, target: Path) -> None:
                     shutil.copyfileobj(source, stream, _BLOCK)
                 wanted += 1
     except FileExistsError as error:
-        raise FetchError(f"{wheel}: has two files {error.filename}; {again}") from None
+        raise FetchError(f"{wheel}: contains {error.filename} twice; {again}") from None
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
         raise FetchError(f"{wheel}: half-fetched or damaged ({error}); {again}") from None
     if not wanted:
-        raise FetchError(f"{wheel}: has no {package}/*.py; another layout than expected, this release is not supported")
+        raise FetchError(f"{wheel}: has no {package}/*.py; its layout differs, so this release is not supported")
 
 
 def required_versions(wheel: Path) -> dict[str, tuple[str, str]]:
-    """The kernel libraries that sglang's wheel requires exactly: library -> (name on PyPI, version)."""
+    """The kernel libraries that sglang's wheel pins to one version: library -> (name on PyPI, version)."""
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)]
         text = archive.read(names[0]).decode("utf-8", errors="replace") if names else ""
@@ -94,7 +94,7 @@ def required_versions(wheel: Path) -> dict[str, tuple[str, str]]:
     missing = [name for name in PACKAGES if name != "sglang" and name not in required]
     if missing:
         raise FetchError(
-            f"{wheel}: its metadata pins no version of {' and '.join(missing)}; add this release to tools/sources.toml"
+            f"{wheel}: the metadata pins no version of {' and '.join(missing)}; add this release to tools/sources.toml"
         )
     return required
 
@@ -102,13 +102,13 @@ def required_versions(wheel: Path) -> dict[str, tuple[str, str]]:
 def copy_checkout(checkouts: Path, package: str, target: Path) -> Path:
     """Copies the package's .py files from a checkout or an unpacked wheel to the new directory `target`.
 
-    Links are not followed. Returns where the package was found; raises FetchError if it is nowhere.
+    Links are not followed. Returns where the package was found; raises FetchError if it was not found.
     """
     places, mark = PLACES[package]
     origin = next((checkouts / place for place in places if (checkouts / place / mark).exists()), None)
     if origin is None:
         tried = ", ".join(str(checkouts / place / mark) for place in places)
-        raise FetchError(f"{checkouts}: no {package} here (tried {tried}); put it there, or leave out --from")
+        raise FetchError(f"{checkouts}: no {package} here (tried {tried}); put it there, or omit --from")
     target.mkdir()
     for directory, folders, files in os.walk(origin):
         folders.sort()

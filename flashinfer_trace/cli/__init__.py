@@ -19,9 +19,9 @@ __all__ = ["main"]
 def main() -> None:
     """GPU-kernel Definitions whose references are proven against the real CUDA kernels.
 
-    The dataset is $FLASHINFER_TRACE_ROOT, or the checkout that the current directory lies in, or the installed one.
+    The dataset is $FLASHINFER_TRACE_ROOT, or the checkout that contains the current directory, or the installed one.
 
-    Completion of commands, names, op_types and tags, here for bash (or zsh, fish):
+    To complete commands, names, op_types and tags in bash (for zsh or fish, replace bash):
     eval "$(_FLASHINFER_TRACE_COMPLETE=bash_source flashinfer-trace)"
     """
 

@@ -34,11 +34,11 @@ def list_definitions(op_type: str | None, tag: str | None, output_format: str) -
 
 
 def _check_filters(every: list[Definition], root: Path, op_type: str | None, tag: str | None) -> None:
-    """An op_type or a tag that is neither used nor one of those that schema/naming.json lists is a usage error."""
+    """Raises a usage error for an op_type or a tag that is neither in use nor listed in schema/naming.json."""
     naming = load_naming(root)
     op_types = {one.op_type for one in every} | {family.op_type for family in naming.families.values()}
     if op_type is not None and op_type not in op_types:
-        hint = dataset.closest(op_type, sorted(op_types)) or f"there are {', '.join(sorted(op_types))}"
+        hint = dataset.closest(op_type, sorted(op_types)) or f"the op_types are {', '.join(sorted(op_types))}"
         raise click.UsageError(f"no op_type {op_type!r}; {hint}")
     tags = {tag for one in every for tag in one.tags} | set(naming.flags)
     tags |= {f"{space.name}:{value}" for space in naming.namespaces.values() for value in space.values}
@@ -79,7 +79,7 @@ def show(name: str, output_format: str) -> None:
 def coverage(model: str | None, output_format: str) -> None:
     """Show which Definitions the models need, and which of them exist and are verified.
 
-    Without --model: model x op_type, each cell verified/existing/needed Definitions.
+    Without --model, print a table of model x op_type. Each cell counts verified/existing/needed Definitions.
     """
     from flashinfer_trace.model_coverage import matrix, model_coverages, op_table
 
@@ -88,7 +88,7 @@ def coverage(model: str | None, output_format: str) -> None:
         echo_json([asdict(one) for one in found])
     elif model is None:
         click.echo(text_table(matrix(found)))
-        click.echo("\nEach cell: verified/existing/needed Definitions. `--model NAME` lists the ops of one model.")
+        click.echo("\nEach cell counts verified/existing/needed Definitions. `--model NAME` lists the ops of a model.")
     else:
         click.echo(text_table(op_table(found[0])))
         for op, reason in found[0].unsupported.items():

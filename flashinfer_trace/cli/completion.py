@@ -17,7 +17,7 @@ Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def _completer(values: Callable[[], Iterable[str]]) -> Completer:
-    """Completes to those of `values` that begin as the user began; a dataset that cannot be read completes nothing."""
+    """Completes to the `values` that begin with what the user typed; offers none if the dataset cannot be read."""
 
     def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
         try:
@@ -35,10 +35,10 @@ models = _completer(lambda: (path.stem for path in (dataset.find_root() / "model
 
 
 class _ColonBashComplete(BashComplete):
-    """Completes tags in bash, which takes ``status:verified`` for three words and replaces only the last of them."""
+    """Completes tags in bash, which splits ``status:verified`` into three words and replaces only the last of them."""
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """The words before the cursor and the one at it, with those around a colon joined again."""
+        """The words before the cursor and the word at it; words around a colon are joined again."""
         arguments, incomplete = super().get_completion_args()
         words: list[str] = []
         for word in (*arguments, incomplete):
@@ -49,7 +49,7 @@ class _ColonBashComplete(BashComplete):
         return words[:-1], words[-1]
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[Any]]:
-        """Completions without what stands before the last colon, since bash keeps that."""
+        """Completions without the text up to the last colon, because bash keeps that text."""
         kept = incomplete.rfind(":") + 1
         found = super().get_completions(args, incomplete)
         return [CompletionItem(item.value[kept:], type=item.type, help=item.help) for item in found]

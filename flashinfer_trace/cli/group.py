@@ -1,4 +1,4 @@
-"""What every command shares: one line for each error, JSON on standard output even then, and exit statuses."""
+"""Shared by all commands: one line per error, JSON on standard output even after an error, and exit statuses."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from flashinfer_trace.dataset import DatasetError
 
 __all__ = ["FAILED", "INTERRUPTED", "NOTHING_VERIFIED", "CommandGroup", "echo_json", "echo_json_text", "is_ours"]
 
-#: Exit statuses. 0 is success, and click's own status for wrong usage is 2.
+#: Exit statuses. 0 means success, and click exits with 2 for wrong usage.
 FAILED = 1
 NOTHING_VERIFIED = 3
 INTERRUPTED = 130
 
 
 class CommandGroup(click.Group):
-    """Turns errors in data into one line, with ``{"error": ...}`` on standard output if JSON was asked for."""
+    """Turns errors in data into one line, with ``{"error": ...}`` on standard output if JSON was requested."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Also notes whether the command is to print JSON, since an error may come before its options are parsed."""
+        """Also records whether the command must print JSON: an error may occur before its options are parsed."""
         pairs = zip(args, [*args[1:], ""], strict=True)
         ctx.meta["json"] = any(pair == ("--format", "json") or pair[0] == "--format=json" for pair in pairs)
         return super().resolve_command(ctx, args)
@@ -42,7 +42,7 @@ class CommandGroup(click.Group):
         except DatasetError as error:
             raise self._reported(ctx, click.UsageError(str(error))) from error
         except Exception as error:
-            # click itself ends quietly if the reader closed the pipe; anything else would be a mistake in this package.
+            # click exits quietly if the reader closed the pipe; any other error is a bug in this package.
             bad_data = is_ours(error) or (isinstance(error, OSError) and error.errno != errno.EPIPE)
             if not bad_data:
                 raise
@@ -65,12 +65,12 @@ def is_ours(error: Exception) -> bool:
 
 
 def echo_json(document: object) -> None:
-    """Prints the JSON of a command, in a form that every reader takes: infinities and NaN become null."""
+    """Prints the JSON of a command, in a form that every reader accepts: infinities and NaN become null."""
     echo_json_text(json.dumps(_finite(document), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def echo_json_text(text: str) -> None:
-    """Prints the JSON of a command. It is the only document, even if an error interrupts the printing."""
+    """Prints the JSON of a command. It remains the only document, even if an error interrupts the printing."""
     click.get_current_context().meta["json"] = False
     click.echo(text)
 

@@ -16,9 +16,10 @@ __all__ = ["embed", "validate"]
 
 @click.command()
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--release", is_flag=True, help="Also report evidence that older harness or family code judged.")
 @format_option
-def validate(paths: tuple[Path, ...], output_format: str) -> None:
-    """Check Definitions (files or directories; default: the whole dataset) against schema and conventions.
+def validate(paths: tuple[Path, ...], release: bool, output_format: str) -> None:
+    """Check Definitions (files or directories; default: the whole dataset) against the schema and conventions.
 
     Exit status: 0 clean, 1 problems, 2 wrong usage, 130 interrupted.
     """
@@ -28,7 +29,7 @@ def validate(paths: tuple[Path, ...], output_format: str) -> None:
     missing = [path for path in paths if not path.exists() and not path.is_symlink()]
     if missing:
         raise click.UsageError(f"no such file or directory: {missing[0]}")
-    result = validate_paths(list(paths) or [root], root)
+    result = validate_paths(list(paths) or [root], root, release=release)
     if output_format == "json":
         echo_json_text(format_json(result))
     else:
@@ -49,8 +50,7 @@ def embed(names: tuple[str, ...], check: bool, output_format: str) -> None:
     Writes each family's reference into its Definitions, and sets status:verified where evidence/ proves exactly that
     reference, status:unverified elsewhere.
 
-    Exit status: 0 done, 1 a file that cannot be embedded or, with --check, is out of date, 2 wrong usage, 130
-    interrupted.
+    Exit status: 0 done, 1 a file cannot be embedded or, with --check, is out of date, 2 wrong usage, 130 interrupted.
     """
     from flashinfer_trace.embedding import embed_all
 

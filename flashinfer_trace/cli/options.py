@@ -1,4 +1,4 @@
-"""Options and answers that several commands share."""
+"""Options and output helpers that several commands share."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from flashinfer_trace import dataset
 
 __all__ = ["ORACLE_EXAMPLES", "counted", "dataset_root", "format_option", "matching_names", "text_table"]
 
-#: Real cases that a reference is compared with its oracle in, unless told otherwise.
+#: Default number of real cases in which a reference is compared with its oracle.
 ORACLE_EXAMPLES = 20
 
 format_option = click.option(
-    "--format", "output_format", type=click.Choice(["text", "json"]), default="text", help="How the result is printed."
+    "--format", "output_format", type=click.Choice(["text", "json"]), default="text", help="Format of the output."
 )
 
 
 def dataset_root() -> Path:
-    """The dataset root that a command reads; says on standard error if the code comes from somewhere else."""
+    """The dataset root that a command reads. Warns if the code, or the current checkout, is in another place."""
     root = dataset.find_root()
     code = root / "flashinfer_trace"
     checkout = dataset.enclosing_checkout()
@@ -41,7 +41,7 @@ def dataset_root() -> Path:
 
 
 def matching_names(patterns: Sequence[str], root: Path) -> list[str]:
-    """Names of Definitions by name or glob, or all of them; a pattern that matches nothing is a usage error."""
+    """Names of the Definitions that match the patterns, or all names; a pattern without a match is a usage error."""
     stems = [path.stem for path in dataset.definition_paths(root)]
     chosen: list[str] = []
     for pattern in patterns:
@@ -59,11 +59,11 @@ def counted(number: int, noun: str) -> str:
 
 
 def text_table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """A table for people, headings first. Nothing is wrapped or cut, so that every cell can be searched for.
+    """A table for people, headings first. Nothing is wrapped or cut, so that every cell can be found by a search.
 
     Args:
-        rows: cells, which may hold colours.
-        right: indices of the columns that are aligned to the right.
+        rows: cells, which may contain colours.
+        right: indices of the right-aligned columns.
     """
     widths = [max(len(click.unstyle(cell)) for cell in column) for column in zip(*rows, strict=True)]
     lines = []

@@ -1,4 +1,4 @@
-"""How `verify` prints what it found. Imports torch."""
+"""Prints the results of `verify`. Imports torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEADINGS = ("Definition", "against", "result", "cases", "vacuous", "error/bound"
 
 
 def print_reports(reports: Sequence[Report], root: Path, output_format: str) -> None:
-    """A table, what went wrong, and a line that counts; or a JSON list of the reports."""
+    """Prints a table, the messages of the reports, and a line of totals; or a JSON list of the reports."""
     if output_format == "json":
         echo_json([dataclasses.asdict(report) for report in reports])
         return
@@ -35,12 +35,12 @@ def print_reports(reports: Sequence[Report], root: Path, output_format: str) -> 
     counts = {status: sum(report.status == status for report in reports) for status in COLOURS}
     shown = [f"{count} {status}" for status, count in counts.items() if count or status != "stale"]
     same = sum(bool(report.twin_of) for report in reports)
-    note = f"; {same} have the small twin of another and share its cases" if same else ""
+    note = f"; {same} share the small twin, and the cases, of another Definition" if same else ""
     click.echo(f"\n{', '.join(shown)}{note}; dataset: {root}")
 
 
 def _row(report: Report) -> list[str]:
-    # The figures are those of the cases that passed: beside a failure they would say nothing about it.
+    # The figures come from the cases that passed, so they would say nothing about a failure.
     worst = f"{report.worst:.3f}" if report.status in ("passed", "stale") else "-"
     verdict = click.style(report.status, fg=COLOURS[report.status])
     counts = [str(report.cases), str(report.vacuous), worst, f"{report.seconds:.1f}"]
@@ -48,7 +48,7 @@ def _row(report: Report) -> list[str]:
 
 
 def _by_message(reports: Sequence[Report]) -> list[list[Report]]:
-    """Reports that have something to say, those of one status that say the same together."""
+    """Reports that have a message, grouped by status and message."""
     found: dict[tuple[str, str], list[Report]] = {}
     for report in reports:
         if report.message:
@@ -57,14 +57,14 @@ def _by_message(reports: Sequence[Report]) -> list[list[Report]]:
 
 
 def error_line(error: Exception, definition: Definition) -> str:
-    """One line for an error outside a case: the file, what is wrong and what to do, instead of a traceback."""
+    """One line for an error outside a case: the file, what is wrong and the fix, instead of a traceback."""
     text = " ".join(str(error).split())
     if is_ours(error):
         return f"{definition.path}: {text}" if text.startswith(f"{definition.name}:") else text
     if isinstance(error, SyntaxError) and error.filename:
         place, text = f"{error.filename}:{error.lineno}", error.msg
     else:
-        # The innermost line of the records, which contributors write; else of the package; else of anything.
+        # The innermost line in the records, which contributors write; else in the package; else anywhere.
         frames = traceback.extract_tb(error.__traceback__)[::-1]
         records = [frame for frame in frames if any(map(Path(frame.filename).is_relative_to, families.__path__))]
         ours = [frame for frame in frames if Path(frame.filename).is_relative_to(dataset.PACKAGE)]

@@ -20,6 +20,7 @@ from flashinfer_trace.harness.evidence import record as record_evidence
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.twins import Twins
 from flashinfer_trace.harness.verify import Job, Report, verify_together
+from flashinfer_trace.isolation.worker import ReferenceWorker
 from flashinfer_trace.ledger import DRAWN_CASES
 
 __all__ = ["Settings", "run_tasks"]
@@ -27,7 +28,7 @@ __all__ = ["Settings", "run_tasks"]
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of a run that hold for all of its tasks."""
+    """The options of a run that apply to all of its tasks."""
 
     device: str
     examples: int | None
@@ -36,16 +37,17 @@ class Settings:
     plan: dict[str, Any] | None
     full: bool
     evidence: Path | None
+    worker: ReferenceWorker | None
 
 
 def run_tasks(tasks: Sequence[Task], settings: Settings, advance: Callable[[str, bool], None]) -> Iterator[Report]:
-    """The report of each task in turn; errors of a record, a reference or a kernel are in it, not raised.
+    """Yields the report of each task. It includes errors of a record, a reference or a kernel; they are not raised.
 
     Successive kernels of one Definition are verified together.
 
     Raises:
-        UsageError: the axes that were asked for do not fit a Definition.
-        KeyboardInterrupt: also for an interrupt that Python discarded while the task before was running.
+        UsageError: the requested axes do not fit a Definition.
+        KeyboardInterrupt: also for an interrupt that Python discarded while a task was running.
     """
     twins = Twins()
     with _lost_interrupts() as interrupted:
@@ -67,7 +69,7 @@ def _batch(
         advance(f"{run[0].definition.name} ({', '.join(task.target for task in run)})", False)
     try:
         found = dict(zip([task.target for task in run], _verified(run, settings, twins), strict=True)) if run else {}
-    except click.ClickException:  # the axes or the plan that were asked for
+    except click.ClickException:  # the requested axes or plan
         raise
     except Exception as error:
         found = {task.target: _broken(task, settings, error) for task in run}
@@ -81,7 +83,8 @@ def _broken(task: Task, settings: Settings, error: Exception) -> Report:
 
 def _verified(tasks: Sequence[Task], settings: Settings, twins: Twins) -> list[Report]:
     """Runs tasks of one Definition."""
-    jobs = [Job(task.definition, task.record, task.kernel, settings.device, settings.full) for task in tasks]
+    where = settings.device, settings.full, settings.worker
+    jobs = [Job(task.definition, task.record, task.kernel, *where) for task in tasks]
     first = jobs[0]
     plan = _plan(first, settings)
     count = settings.examples or (DRAWN_CASES if first.kernel else ORACLE_EXAMPLES)
@@ -104,13 +107,15 @@ def _finished(task: Task, settings: Settings, report: Report) -> Report:
 
 
 def _plan(job: Job, settings: Settings) -> dict[str, Any] | None:
-    """The one plan that --axes or --plan asks for, or None."""
+    """The one plan that --axes or --plan requests, or None."""
     definition = job.sized
     if settings.axes is None:
         return settings.plan
     unknown = [name for name in settings.axes if name not in definition.var_axes]
     if unknown:
-        raise click.UsageError(f"{definition.name}: {unknown} are not variable axes; those are {definition.var_axes}")
+        raise click.UsageError(
+            f"{definition.name}: {unknown} are not variable axes; the variable axes are {definition.var_axes}"
+        )
     try:
         return job.family.plan_for_axes(definition, settings.axes, Draws(settings.seed, "cpu"))
     except InputError as error:
@@ -119,7 +124,7 @@ def _plan(job: Job, settings: Settings) -> dict[str, Any] | None:
 
 @contextmanager
 def _lost_interrupts() -> Iterator[Callable[[], bool]]:
-    """Whether Python discarded an interrupt, as it does when one meets a callback of the garbage collector."""
+    """Tells whether Python discarded an interrupt, as it does if one arrives in a callback of the garbage collector."""
     lost: list[object] = []
     report = sys.unraisablehook
 

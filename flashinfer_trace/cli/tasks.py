@@ -1,4 +1,4 @@
-"""What a run of `verify` consists of: each chosen Definition against its oracle and kernels. Imports torch."""
+"""The tasks of a run of `verify`: each chosen Definition against its oracle and kernels. Imports torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Task:
         target: ``oracle``, or the kernel's label.
         kernel: the kernel it is compared with; None for the oracle.
         broken: why it cannot be run, with the file and the fix; empty if it can.
-        stale: that its embedded reference is older than the source, with the fix; empty if it is not.
+        stale: a message with the fix if its embedded reference is older than the source; empty if it is not.
     """
 
     definition: Definition
@@ -45,11 +45,11 @@ class Task:
     @property
     def record(self) -> Family:
         """The family's record of a task that is not broken."""
-        assert self.family is not None, f"{self.definition.name}: a broken task is not run"
+        assert self.family is not None, f"{self.definition.name}: a broken task must not be run"
         return self.family
 
     def impossible(self, device: str) -> Report | None:
-        """A failed report of a broken task, a skipped one if the kernel cannot run on this device, or None."""
+        """A failed report for a broken task, a skipped one if the kernel cannot run on this device, or None."""
         report = Report(self.definition.name, self.target, device)
         if self.broken:
             report.status, report.message = "failed", self.broken
@@ -67,10 +67,10 @@ class Task:
 
 
 def find_tasks(definitions: Sequence[Definition], root: Path, against: str, kernel_label: str | None) -> list[Task]:
-    """The tasks of these Definitions, in their order.
+    """The tasks of these Definitions, in the same order.
 
     Raises:
-        UsageError: none of them has the kernel that was asked for.
+        UsageError: none of them has the requested kernel.
     """
     tasks = [task for definition in definitions for task in _tasks_of(definition, root, against, kernel_label)]
     if kernel_label and not tasks:
@@ -89,7 +89,7 @@ def _tasks_of(definition: Definition, root: Path, against: str, kernel_label: st
     try:
         family = family_of(definition)
         broken, stale = unfinished(family), outdated_reference(root, definition) or ""
-    except Exception as error:  # a family module is Python that a contributor writes
+    except Exception as error:  # a family module is Python code of contributors
         return [Task(definition, None, target, broken=error_line(error, definition))]
     if broken:
         return [Task(definition, family, target, broken=broken)]
@@ -105,7 +105,7 @@ def _tasks_of(definition: Definition, root: Path, against: str, kernel_label: st
 
 
 def unfinished(family: Family) -> str:
-    """The first TODO that a scaffold left in the module of a family's record; empty if there is none."""
+    """A message with the first TODO that a scaffold left in the modules of a record; empty if there is none."""
     for path in _source_files(family):
         todo = _first_todo(path)
         if todo:

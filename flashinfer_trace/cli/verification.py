@@ -43,7 +43,7 @@ def _parse_axes(context: click.Context, parameter: click.Parameter, text: str | 
     for part in text.split(","):
         name, separator, value = part.partition("=")
         if not separator or not (value.strip().isascii() and value.strip().isdigit()):
-            raise click.UsageError(f"--axes takes k=v,k=v with whole numbers; {part!r} is not")
+            raise click.UsageError(f"--axes takes k=v,k=v with whole numbers; {part!r} is not of that form")
         values[name.strip()] = int(value)
     return values
 
@@ -58,19 +58,21 @@ def _parse_axes(context: click.Context, parameter: click.Parameter, text: str | 
     show_default=True,
     help="What the reference is compared with.",
 )
-@click.option("--kernel", "kernel_label", help="Only this kernel (implies --against kernel).")
+@click.option("--kernel", "kernel_label", help="Run only this kernel (implies --against kernel).")
 @click.option(
     "--examples",
     type=click.IntRange(min=1),
-    help=f"Real cases for each target [{ORACLE_EXAMPLES}; kernels: {DRAWN_CASES}].",
+    help=f"Number of real cases per target [{ORACLE_EXAMPLES}; kernels: {DRAWN_CASES}].",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of all draws.")
 @click.option("--axes", callback=_parse_axes, help="Run one case with these variable axes: k=v,k=v.")
 @click.option("--plan", callback=_parse_plan, help="Run one case with this plan (JSON), as a failure prints it.")
-@click.option("--full", is_flag=True, help="Real sizes on the CPU too, instead of the family's small twin.")
-@click.option("--record", is_flag=True, help="Write evidence of what passed on a GPU.")
+@click.option("--full", is_flag=True, help="Use real sizes on the CPU too, instead of the family's small twin.")
+@click.option("--record", is_flag=True, help="Write evidence of the runs that passed on a GPU.")
 @click.option(
-    "--evidence", type=click.Path(path_type=Path, file_okay=False), help="Where to record [evidence/ of the dataset]."
+    "--evidence",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where --record writes [evidence/ of the dataset].",
 )
 @format_option
 def verify(
@@ -92,49 +94,59 @@ def verify(
     NAME is a Definition or a glob (default: the whole dataset). A Definition whose embedded reference is older than its
     source in reference/ is stale, which counts as a failure: `flashinfer-trace embed NAME` writes the new one.
 
-    Exit status: 0 nothing failed and something passed, 1 a failure, 2 wrong usage, 3 nothing was verified because all
-    was skipped, 130 interrupted (what was finished by then is printed, and recorded).
+    Exit status: 0 nothing failed and something passed, 1 a failure, 2 wrong usage, 3 nothing was verified because
+    everything was skipped or there is no kernel, 130 interrupted (the finished results are printed and recorded).
     """
-    try:
+    if axes is not None and plan is not None:
+        raise click.UsageError("--axes and --plan both fix the case; give one of them")
+    root = dataset_root()
+    with _missing_packages():
         import torch
 
-        from flashinfer_trace.cli.reports import print_reports
-        from flashinfer_trace.cli.runs import Settings, run_tasks
-        from flashinfer_trace.cli.tasks import find_tasks
-    except ImportError as error:
-        message = f"{error}; `pip install 'flashinfer-trace[verify]'` brings what verify needs"
-        raise click.ClickException(message) from error
-
+        from flashinfer_trace.isolation.worker import reference_worker
     _check_device(device, torch)
     if record and not device.startswith("cuda"):
         raise click.UsageError("--record needs --device cuda: only a run of the real kernel is evidence")
     if record and (examples or DRAWN_CASES) < REQUIRED_CASES:
         raise click.UsageError(f"--record needs --examples {REQUIRED_CASES} or more: fewer are not evidence")
-    if axes is not None and plan is not None:
-        raise click.UsageError("--axes and --plan both fix the case; give one of them")
     if device == "cpu" and not full:
-        torch.set_num_threads(1)  # twins are small: more threads only wait for each other
-    root = dataset_root()
-    chosen = [dataset.load(name, root) for name in matching_names(names, root)]
-    tasks = find_tasks(chosen, root, "kernel" if kernel_label else against, kernel_label)
-    _warn_of_stale(tasks)
-    evidence = (evidence or root / "evidence") if record else None
-    settings = Settings(device, examples, seed, axes, plan, full, evidence)
-    reports: list[Report] = []
-    status = 0
-    try:
-        with _progress(len(tasks), output_format) as advance:
-            for report in run_tasks(tasks, settings, advance):
-                reports.append(report)
-    except KeyboardInterrupt:
-        click.echo(f"\ninterrupted: {len(reports)} of {counted(len(tasks), 'run')} finished", err=True)
-        status = INTERRUPTED
+        torch.set_num_threads(1)  # twins are small: more threads would only wait for each other
+    # Before harness and families are imported, because a fork of this process must not contain the oracles.
+    with reference_worker(device, full) as worker:
+        with _missing_packages():
+            from flashinfer_trace.cli.reports import print_reports
+            from flashinfer_trace.cli.runs import Settings, run_tasks
+            from flashinfer_trace.cli.tasks import find_tasks
+        chosen = [dataset.load(name, root) for name in matching_names(names, root)]
+        tasks = find_tasks(chosen, root, "kernel" if kernel_label else against, kernel_label)
+        _warn_of_stale(tasks)
+        evidence = (evidence or root / "evidence") if record else None
+        settings = Settings(device, examples, seed, axes, plan, full, evidence, worker)
+        reports: list[Report] = []
+        status = 0
+        try:
+            with _progress(len(tasks), output_format) as advance:
+                for report in run_tasks(tasks, settings, advance):
+                    reports.append(report)
+        except KeyboardInterrupt:
+            click.echo(f"\ninterrupted: {len(reports)} of {counted(len(tasks), 'run')} finished", err=True)
+            status = INTERRUPTED
     print_reports(reports, root, output_format)
     sys.exit(status or _exit_status(reports))
 
 
+@contextmanager
+def _missing_packages() -> Iterator[None]:
+    """Adds to an ImportError how to install what is missing."""
+    try:
+        yield
+    except ImportError as error:
+        message = f"{error}; `pip install 'flashinfer-trace[verify]'` installs what verify needs"
+        raise click.ClickException(message) from error
+
+
 def _warn_of_stale(tasks: Sequence[Task]) -> None:
-    """Says before the run, which may take long, what will not pass."""
+    """Warns, before a run that may take long, that some Definitions will not pass."""
     stale = len({task.definition.name for task in tasks if task.stale})
     if stale:
         who = counted(stale, "Definition")
@@ -161,12 +173,12 @@ def _check_device(device: str, torch: Any) -> None:
     if parsed.type == "cuda" and not torch.cuda.is_available():
         raise click.UsageError("--device cuda: torch sees no CUDA device here; run on a machine with one, or use cpu")
     if parsed.type == "cuda" and (parsed.index or 0) >= torch.cuda.device_count():
-        raise click.UsageError(f"--device {device}: there are {torch.cuda.device_count()} CUDA devices, from cuda:0")
+        raise click.UsageError(f"--device {device}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")
 
 
 @contextmanager
 def _progress(total: int, output_format: str) -> Iterator[Callable[[str, bool], None]]:
-    """A progress bar on standard error, where there is a terminal; otherwise silence."""
+    """Shows a progress bar on standard error if that is a terminal; prints nothing otherwise."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

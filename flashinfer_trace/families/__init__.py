@@ -1,9 +1,12 @@
-"""Harness records, one module for each op_type. Nothing here is imported before something verifies or makes inputs."""
+"""Harness records, one module per op_type. Imported only by code that verifies references or makes inputs."""
 
 from __future__ import annotations
 
 import functools
 import importlib
+import pkgutil
+from collections.abc import Iterator
+from types import ModuleType
 
 from flashinfer_trace.dataset import find_root
 from flashinfer_trace.definition import Definition
@@ -17,35 +20,54 @@ __all__ = ["FamilyError", "all_families", "families_of_op_type", "family_of"]
 def families_of_op_type(op_type: str) -> dict[str, Family]:
     """Records of one op_type by family name; empty if the op_type has no module.
 
+    They are in ``FAMILIES`` of the op_type's module or package, or of a separate module: a submodule of the package, or
+    ``<op_type>_<family>.py`` next to the module. Only this function imports such a separate module, so that its record
+    can build on the other records of the op_type.
+
     Raises:
-        FamilyError: the module has no tuple ``FAMILIES`` of records of its op_type, or two of one name.
+        FamilyError: a module has no tuple ``FAMILIES`` of records of its op_type, or two records have the same name.
     """
-    path = f"{__name__}.{op_type}"
+    own = f"{__name__}.{op_type}"
     try:
-        module = importlib.import_module(path)
+        module = importlib.import_module(own)
     except ModuleNotFoundError as error:
-        if error.name != path:
+        if error.name != own:
             raise
         return {}
     families = getattr(module, "FAMILIES", None)
     if not isinstance(families, tuple) or not all(isinstance(f, Family) and f.op_type == op_type for f in families):
-        raise FamilyError(f"{path} must define FAMILIES, a tuple of Family records with op_type={op_type!r}")
+        raise FamilyError(f"{own} must define FAMILIES, a tuple of Family records with op_type={op_type!r}")
     records = {family.name: family for family in families}
     if len(records) < len(families):
-        raise FamilyError(f"{path}: FAMILIES has two records of one name; it has {[f.name for f in families]}")
+        raise FamilyError(f"{own}: FAMILIES has two records with the same name: {[f.name for f in families]}")
+    for path in _modules_of_one_family(module, op_type):
+        for family in getattr(importlib.import_module(path), "FAMILIES", ()):
+            if family.op_type == op_type and records.setdefault(family.name, family) is not family:
+                raise FamilyError(f"{path}: FAMILIES has a second record with the name {family.name}")
     return records
 
 
+def _modules_of_one_family(module: ModuleType, op_type: str) -> Iterator[str]:
+    """Dotted paths of the modules that may contain further records, given the module or package of the op_type."""
+    for found in pkgutil.iter_modules(__path__):
+        if found.name.startswith(f"{op_type}_"):
+            yield f"{__name__}.{found.name}"
+    for found in pkgutil.iter_modules(getattr(module, "__path__", ())):
+        yield f"{module.__name__}.{found.name}"
+
+
 def family_of(definition: Definition) -> Family:
-    """The record of a Definition's family, by the naming conventions of the root that the Definition came from.
+    """The record of a Definition's family, by the naming conventions of the root that contains the Definition.
 
     Raises:
-        FamilyError: schema/naming.json knows no family of that name, it has no record, or the record names what the
-            Definition does not have.
+        FamilyError: schema/naming.json has no family for that name, the family has no record, or the record names
+            something that the Definition does not have.
     """
     name = family_name(definition, load_naming(definition.root or find_root()))
     if name is None:
-        raise FamilyError(f"{definition.name}: no family in schema/naming.json has this name; add its pattern there")
+        raise FamilyError(
+            f"{definition.name}: no family in schema/naming.json matches this name; add its pattern there"
+        )
     families = families_of_op_type(definition.op_type)
     if name not in families:
         raise FamilyError(f"{definition.name}: {__name__}.{definition.op_type} has no record of family {name}")
@@ -60,7 +82,7 @@ def all_families() -> list[Family]:
     """Every record, in order of op_type and name; an entry of schema/naming.json without one is an error.
 
     Raises:
-        FamilyError: see above.
+        FamilyError: an entry has no record.
     """
     records = []
     for name, entry in load_naming(find_root()).families.items():

@@ -24,9 +24,9 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Activations of the planned kind; weights of standard deviation 1/sqrt(k), or small integers with integers.
+    """Activations of the planned kind, and weights with standard deviation 1/sqrt(k); ``integers`` makes both integers.
 
-    ``positive``: every term of every sum has the same sign, which shows an accumulator that truncates or is too short.
+    ``positive``: all terms of a sum have the same sign, which exposes an accumulator that truncates or is too short.
     """
     n, k = definition.const_axes["n"], definition.const_axes["k"]
     kind = plan["values"]
@@ -41,9 +41,9 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """float64 product as (B @ A.T).T, with |A||B| beside it.
+    """The float64 product as (B @ A.T).T, together with |A||B|.
 
-    Integer inputs: every partial sum is an integer below 2^24, exact in float32 in any order.
+    With integer inputs, partial sums are integers. Below 2^24 they are exact in float32 in any order of summation.
     """
     rows, weights = inputs["A"], inputs["B"]
     magnitude = (weights.abs().double() @ rows.abs().double().T).T.contiguous()

@@ -1,4 +1,4 @@
-"""LayerNorm with scale and bias, each with an epsilon of 1e-6 and of 1e-5."""
+"""LayerNorm with scale and bias, with an epsilon of 1e-6 or of 1e-5."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
 
 U = unit_roundoff(torch.float32)
 
-#: Half of five: three in each squared deviation, the division by n, + eps. Then rsqrt (2 ulp, 4 u), and three more: a
-#: deviation and two products.
+#: Half of five (three in each squared deviation, the division by n, and the addition of eps), four for rsqrt (2 ulp, 4
+#: u), and three for a deviation and two products.
 ROUNDINGS = 5 / 2 + 4 + 3
 
-#: Standard deviation of what is added to whole rows: their means are many times their deviations.
+#: Standard deviation of the offsets of whole rows, which can make means many times as large as deviations.
 OFFSETS = (0.0, 0.0, 30.0)
 
 
@@ -38,7 +38,7 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Activations of the planned kind, whole rows moved by the planned offset; weights around 1, biases around 0."""
+    """Activations of the planned kind, with an offset added to each row; weights around 1, and biases around 0."""
     hidden_size = definition.const_axes["hidden_size"]
     x = draws.values((plan["batch_size"], hidden_size), torch.bfloat16, plan["values"])
     offset = draws.normal([plan["batch_size"], 1], scale=plan["offset"])
@@ -52,8 +52,8 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 def oracle(eps: float, definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """The norm in float64, from the moments: the variance is mean(x^2) - mean(x)^2.
 
-    What cancels is lost from 53 bits: with a mean of 300 deviations, 16 of them. Where the deviation is far below
-    sqrt(eps), as in a row of equal values, it loses nothing that shows beside eps.
+    Cancellation costs some of the 53 bits: with a mean of 300 deviations, 16 of them. Where the deviation is far below
+    sqrt(eps), as in a row of equal values, the loss is negligible compared with eps.
     """
     x, weight, bias = (inputs[name].double() for name in ("hidden_states", "weight", "bias"))
     n = x.shape[-1]
@@ -72,16 +72,16 @@ def oracle(eps: float, definition: Definition, inputs: Inputs) -> dict[str, Expe
 
 
 def summed_exactly(x: torch.Tensor) -> torch.Tensor:
-    """Rows [rows, 1] whose float32 sums are exact in any order: magnitudes that add up to below 2^24 common steps."""
+    """Rows [rows, 1] whose float32 sums are exact in any order: their magnitudes add up to less than 2^24 steps."""
     # Eight significant bits: a bfloat16 is a multiple of its leading bit's value times 2^-7.
     step = torch.where(x != 0, torch.exp2(torch.frexp(x).exponent.double() - 8), torch.inf).amin(dim=-1, keepdim=True)
     return x.abs().sum(dim=-1, keepdim=True) / step < 2**24
 
 
 def normalised_bound(expected: Expected) -> torch.Tensor:
-    """One bf16 rounding of a float32 value, whose mean and variance carry the errors of their sums.
+    """Bound on one bf16 rounding of a float32 value, whose mean and variance carry the errors of their sums.
 
-    An error d of the mean moves every deviation by d, and the variance by d^2 alone, because deviations add up to 0.
+    An error d of the mean moves every deviation by d, but the variance only by d^2, because deviations add up to 0.
     """
     parts = expected.parts
     moved = summation_error(parts["sum"], parts["length"]) + parts["mean"] * 2 * U  # the division by n may be a product
@@ -92,12 +92,13 @@ def normalised_bound(expected: Expected) -> torch.Tensor:
 
 NORMALISED = ErrorBound(
     normalised_bound,
-    "one bf16 rounding, u = 2^-8, of a float32 value: the error of its mean, half that of its variance, 10 roundings",
+    "one bf16 rounding, u = 2^-8, of a float32 value, with the error of its mean, half the error of its variance, and "
+    "10 roundings",
 )
 
 
 def run_flashinfer(eps: float, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """The function has no argument for the output."""
+    """Calls the function, which has no argument for the output."""
     import flashinfer.norm
 
     return {"output": flashinfer.norm.layernorm(inputs["hidden_states"], inputs["weight"], inputs["bias"], eps)}
@@ -118,7 +119,7 @@ def norm_family(suffix: str, eps: float) -> Family:
                 "flashinfer.norm.layernorm",
                 "flashinfer-python",
                 functools.partial(run_flashinfer, eps),
-                # No kernel launches for zero rows: an empty grid is an error in CUDA.
+                # No kernel can be launched for zero rows, because an empty grid is an error in CUDA.
                 limits={"batch_size": (1, 1 << 20)},
             ),
         ),

@@ -1,12 +1,13 @@
 """Merging two states of attention over disjoint keys, with lse in base 2 (flashinfer) and in base e (sgl-kernel).
 
-What the kernels do, by flashinfer's source (0.6.12, cascade.cuh, MergeStateKernel) and as measured of both on an H200:
+What the kernels do, from flashinfer's source (0.6.12, cascade.cuh, MergeStateKernel) and measurements on an H200:
 
 - They subtract the larger lse, exponentiate, divide by the sum, and add the two products, all in float32.
-- A state without keys (-inf) beside one with keys has weight 0. Two of them subtract -inf from itself: NaN, where
-  mathematics has output 0 and lse -inf. The reference is tested with such rows, the kernels are not given any.
-- sgl-kernel takes an lse of +inf for -inf. No finite logits have one: none is drawn.
-- flashinfer launches a block of one thread for every max(8, head_dim / 32) features of all heads: at most 1024.
+- A state without keys (lse -inf) has weight 0 if the other state has keys. If neither has, the kernels subtract -inf
+  from itself and return NaN; the correct output is 0, and the correct lse -inf. The reference is tested with such rows;
+  the kernels are not given any.
+- sgl-kernel treats an lse of +inf as -inf. Finite logits never have one, so none is drawn.
+- flashinfer's blocks have one thread for every max(8, head_dim / 32) features of all heads, at most 1024 threads.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from flashinfer_trace.harness.inputs import Draws, sizes
 __all__ = ["FAMILIES"]
 
 FLOAT32 = unit_roundoff(torch.float32)
-#: Below it float32 results may be flushed to zero.
+#: Float32 results below this may be flushed to zero.
 SMALLEST = torch.finfo(torch.float32).smallest_normal
-#: How the lses of a case differ. ``near``: weights of both count; ``equal``: both are a half; ``apart``: hundreds, so
-#: that one weight vanishes; ``large``: thousands, close to each other; ``nothing``: -5e4 on one side or both, as
-#: flashinfer's kernels write -inf; ``mixed``: all of them.
+#: How the two lses of a case differ. ``near``: both weights matter; ``equal``: both weights are one half; ``apart``: by
+#: hundreds, so that one weight vanishes; ``large``: both are in the thousands and close to each other; ``nothing``: one
+#: or both are -5e4, which flashinfer's kernels write for -inf; ``mixed``: all of these.
 SPREADS = ("near", "equal", "apart", "large", "nothing")
 #: Rows without keys: on one side, on the other, and on both.
 EMPTY = ("a", "b", "both")
@@ -80,7 +81,7 @@ def draw_lses(spread: str, shape: tuple[int, int], draws: Draws) -> tuple[torch.
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Values of the planned size; a state without keys keeps the values that it has, which count for nothing."""
+    """Values of the planned magnitude. A state without keys keeps its values, which must have no effect."""
     count = plan["seq_len"]
     heads, dim = (definition.const_axes[axis] for axis in ("num_heads", "head_dim"))
     values = [draws.normal([count, heads, dim], torch.bfloat16, VALUES[plan["values"]]) for _ in range(2)]
@@ -88,7 +89,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     pairs = [draw_lses(spread, (count, heads), draws) for spread in spreads]
     which = draws.integers([count, heads], 0, len(pairs) - 1).unsqueeze(0)
     s_a, s_b = (torch.stack(list(of_spread)).gather(0, which)[0] for of_spread in zip(*pairs, strict=True))
-    # Each kind of empty row takes every seventh place, from another one on: most rows keep their keys.
+    # Each kind of empty row takes every seventh place, at a different offset, so that most rows keep their keys.
     place = torch.arange(count * heads, device=draws.device).view(count, heads) % 7
     for position, side in enumerate(EMPTY):
         if side in plan["empty"]:
@@ -99,10 +100,10 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def oracle(log_of_base: float, definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """The shares as sigmoids of the difference of the lses, the merged lse by logaddexp.
+    """The shares as sigmoids of the difference of the lses, and the merged lse by logaddexp.
 
-    Parts: ``magnitude``, w_a |v_a| + w_b |v_b| for shares w; ``apart``, w_a w_b |v_a - v_b|, what a relative error of
-    one exponential does to v; ``smaller``, the smaller share; ``distance`` of the lses in nats (0 where one is
+    Parts: ``magnitude``, w_a |v_a| + w_b |v_b| for shares w; ``apart``, w_a w_b |v_a - v_b|, the effect on v of a
+    relative error of one exponential; ``smaller``, the smaller share; ``distance`` of the lses in nats (0 where one is
     infinite, whose exponential is exact); ``values``, |v_a| + |v_b|.
     """
     s_a, s_b = (inputs[name].double() * log_of_base for name in ("s_a", "s_b"))
@@ -125,12 +126,12 @@ def oracle(log_of_base: float, definition: Definition, inputs: Inputs) -> dict[s
 
 def exponential_error(expected: Expected) -> torch.Tensor:
     """Relative error of the smaller exponential: its argument is rounded by the subtraction of the larger lse and,
-    where exp is exp2, by the product with log2(e); ex2.approx is within 2^-22, four roundings, expf closer."""
+    where exp is exp2, by the product with log2(e); ex2.approx is within 2^-22 (four roundings), and expf is closer."""
     return FLOAT32 * (2 * expected.parts["distance"] + 4)
 
 
 def kernel_output_bound(expected: Expected) -> torch.Tensor:
-    """One bf16 rounding of two products in float32 with shares of a few roundings."""
+    """One bf16 rounding of the sum of two float32 products, whose shares carry a few roundings."""
     parts = expected.parts
     inside = 8 * FLOAT32 * parts["magnitude"] + exponential_error(expected) * parts["apart"]
     flushed = SMALLEST * (1 + parts["values"])
@@ -148,7 +149,8 @@ OUTPUT = ErrorBound(
     lambda expected: (
         rounding_error(expected.value, torch.bfloat16) * (1 + 2**-8) + 4 * FLOAT32 * expected.parts["magnitude"]
     ),
-    "one bf16 rounding, u = 2^-8, of two float32 products with rounded shares: 4 * 2^-24 (w_a |v_a| + w_b |v_b|)",
+    "one bf16 rounding, u = 2^-8, of the sum of two float32 products with rounded shares: "
+    "4 * 2^-24 (w_a |v_a| + w_b |v_b|)",
 )
 LSE = ErrorBound(
     lambda expected: rounding_error(expected.value.nan_to_num(neginf=0.0), torch.float32) * (1 + 2**-20),
@@ -156,8 +158,9 @@ LSE = ErrorBound(
 )
 KERNEL_OUTPUT = ErrorBound(
     kernel_output_bound,
-    "one bf16 rounding, u = 2^-8, of float32: 8 * 2^-24 (w_a |v_a| + w_b |v_b|) for sum, division and products; an "
-    "error of 2^-24 (2 d + 4) of the smaller exponential, d nats below the other, through the shares",
+    "one bf16 rounding, u = 2^-8, of a float32 result: 8 * 2^-24 (w_a |v_a| + w_b |v_b|) for the sum, the division and "
+    "the products; an error of 2^-24 (2 d + 4) of the smaller exponential, d nats below the other, passes through the "
+    "shares",
 )
 
 
@@ -177,26 +180,26 @@ def run_sgl_kernel(definition: Definition, inputs: Inputs, outputs: Outputs) -> 
 
 
 def unsupported_by_flashinfer(definition: Definition) -> str | None:
-    """Why flashinfer's kernel does not merge this one, or None."""
+    """Why flashinfer's kernel does not compute this Definition, or None."""
     heads, dim = (definition.const_axes[axis] for axis in ("num_heads", "head_dim"))
     if dim not in (64, 128, 256, 512):
         return f"is compiled for 64, 128, 256 and 512 features, not {dim}"
     threads = heads * dim // max(8, dim // 32)
-    return f"needs {threads} threads a block, of at most {BLOCK_THREADS}" if threads > BLOCK_THREADS else None
+    return f"needs {threads} threads per block, more than {BLOCK_THREADS}" if threads > BLOCK_THREADS else None
 
 
 def unsupported_by_sgl_kernel(definition: Definition) -> str | None:
-    """Why sgl-kernel's kernel does not merge this one, or None: it loads 16 bytes at a time."""
+    """Why sgl-kernel's kernel does not compute this Definition, or None. It loads 16 bytes at a time."""
     dim = definition.const_axes["head_dim"]
     return None if dim % 8 == 0 else f"needs a multiple of 8 features, not {dim}"
 
 
 def family(name: str, log_of_base: float, kernel: Kernel) -> Family:
-    """The record of one base of the lse, with the one kernel that takes it; what all kernels share is set here."""
+    """The record of one base of the lse, with the only kernel that uses it; settings of all kernels are set here."""
     lse = ErrorBound(
         functools.partial(kernel_lse_bound, log_of_base),
-        "float32: 2 * 2^-24 |s|; 8 * 2^-24 nats for a logarithm from 1 to 2 and its product with ln 2; an error of "
-        "2^-24 (2 d + 4) of the smaller exponential, d nats below the other, times its share",
+        "float32 roundings, 2 * 2^-24 |s|; 8 * 2^-24 nats for a logarithm of a number from 1 to 2 and its product with "
+        "ln 2; an error of 2^-24 (2 d + 4) of the smaller exponential, d nats below the other, times its share",
     )
     return Family(
         name=name,
@@ -216,7 +219,6 @@ def family(name: str, log_of_base: float, kernel: Kernel) -> Family:
                 compare={"v_merged": KERNEL_OUTPUT, "s_merged": lse},
             ),
         ),
-        unverified="awaits its first run on a GPU",
     )
 
 

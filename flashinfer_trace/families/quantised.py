@@ -1,9 +1,9 @@
 """Building blocks for fp8 block-scaled matrices and for routing: inputs, exact products, models of rounding errors.
 
-Rounding models. An error of rounding to nearest is close to uniform between plus and minus half the distance of
-neighbouring numbers, so a third of that half-distance squared is its variance (and its sub-Gaussian variance proxy: a
+Rounding models. An error of rounding to nearest is close to uniform between plus and minus half the distance between
+neighbouring numbers, so its variance is a third of that half-distance squared (as is its sub-Gaussian variance proxy: a
 weighted sum of independent such errors exceeds L times the root of its summed proxies with probability at most
-2 exp(-L^2 / 2), Hoeffding's inequality for sub-Gaussian terms). Functions here return such variances.
+2 exp(-L^2 / 2), Hoeffding's inequality for sub-Gaussian terms). Functions in this module return such variances.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ BLOCK = 128
 E4M3_MAX = 448.0
 #: Standard deviation of `normal_codes`, in units of one code's value: 4 sigma is the largest e4m3 number.
 CODE_SIGMA = E4M3_MAX / 4
-#: Smallest maximum that a group is scaled by, as in the quantisers of sgl-kernel and of DeepSeek.
+#: Smallest maximum by which a group is scaled, as in the quantisers of sgl-kernel and of DeepSeek.
 SMALLEST_MAXIMUM = 1e-10
 _CHUNK = 1 << 24
 
 
 def blocks_of(values: torch.Tensor) -> torch.Tensor:
-    """[..., n] -> [..., n / BLOCK, BLOCK], for no rows too."""
+    """[..., n] -> [..., n / BLOCK, BLOCK], also for zero rows."""
     return values.reshape(*values.shape[:-1], values.shape[-1] // BLOCK, BLOCK)
 
 
@@ -49,8 +49,8 @@ def blocks_of(values: torch.Tensor) -> torch.Tensor:
 def normal_codes(draws: Draws, shape: Sequence[int]) -> torch.Tensor:
     """float8_e4m3fn codes that look like trained weights: close to normal, standard deviation CODE_SIGMA, no NaN.
 
-    Random bytes index the 256 quantiles of the normal distribution, two at a time: a gigabyte takes seconds on a CPU.
-    The number of elements is a multiple of 8.
+    Random bytes index the 256 quantiles of the normal distribution, two at a time, so that a gigabyte takes seconds on
+    a CPU. The number of elements must be a multiple of 8.
     """
     quantiles = torch.special.ndtri((torch.arange(256, dtype=torch.float64) + 0.5) / 256) * CODE_SIGMA
     table = quantiles.float().to(torch.float8_e4m3fn).view(torch.uint8)
@@ -64,12 +64,12 @@ def normal_codes(draws: Draws, shape: Sequence[int]) -> torch.Tensor:
 
 
 def varied_scales(draws: Draws, shape: Sequence[int], typical: float) -> torch.Tensor:
-    """float32 scales, log-uniform within a factor of sqrt(2) of `typical`: varied, so that a transposed one shows."""
+    """float32 scales, log-uniform within a factor of sqrt(2) of `typical`: varied, so that a transposition shows."""
     return torch.exp2(draws.uniform(shape, -0.5, 0.5)).mul_(typical)
 
 
 def group_scales(values: torch.Tensor) -> torch.Tensor:
-    """Scale of each BLOCK consecutive values of a row, largest magnitude / 448: [..., n] -> [..., n / BLOCK]."""
+    """Scale of each BLOCK consecutive values of a row: largest magnitude / 448; [..., n] -> [..., n / BLOCK]."""
     return blocks_of(values).abs().amax(dim=-1).clamp_min(SMALLEST_MAXIMUM) / E4M3_MAX
 
 
@@ -93,10 +93,10 @@ def dequantised(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -
 def blockwise_product(
     x: torch.Tensor, x_scales: torch.Tensor | None, codes: torch.Tensor, scales: torch.Tensor
 ) -> torch.Tensor:
-    """x @ weights.T in float64, scaled after the products: each block's product of codes, its scales, then the sum.
+    """x @ weights.T in float64, scaled after the products: each block's codes are multiplied, then scaled, then summed.
 
     Args:
-        x: float64 [..., rows, n]; codes as values where x_scales is given.
+        x: float64 [..., rows, n]; the values of codes if x_scales is given.
         x_scales: [..., rows, n / BLOCK], or None.
         codes, scales: weights [..., m, n] and their BLOCK x BLOCK scales.
     """
@@ -109,7 +109,7 @@ def blockwise_product(
 
 
 def ranks(scores: torch.Tensor) -> torch.Tensor:
-    """How many along the last axis come before each: the larger ones, and of equals those of lower index."""
+    """How many elements along the last axis come before each: larger ones, and equal ones of lower index."""
     mine, other = scores.unsqueeze(-1), scores.unsqueeze(-2)
     index = torch.arange(scores.shape[-1], device=scores.device)
     ahead = (other > mine) | ((other == mine) & (index < index.unsqueeze(1)))
@@ -117,7 +117,7 @@ def ranks(scores: torch.Tensor) -> torch.Tensor:
 
 
 def chosen_by_rank(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Which of the last axis are among the `count` largest, by counting ranks; of equals the lower indices."""
+    """Which elements along the last axis are the `count` largest, by counting ranks; equals by lower index."""
     return ranks(scores) < count
 
 
@@ -134,8 +134,8 @@ def float_variance(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def e4m3_variance(values: torch.Tensor) -> torch.Tensor:
     """Variance of rounding `values` [..., n] (float64) to e4m3 in groups of BLOCK along a row.
 
-    Three mantissa bits; below 2^-6 in units of the group's scale the spacing stays 2^-9. Values are taken 1/64 larger,
-    for kernels that quantise what was rounded before.
+    e4m3 has three mantissa bits; below 2^-6, in units of the group's scale, the spacing stays 2^-9. Values are taken
+    1/64 larger, for kernels that quantise values that were already rounded.
     """
     scale = group_scales(values).repeat_interleave(BLOCK, dim=-1)
     spacing = torch.exp2(_exponent((values.abs() / scale * (1 + 2**-6)).clamp_min(2.0**-6)) - 3)

@@ -37,6 +37,15 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
     return {"batch_size": axes.get("batch_size", 8), "values": "normal", "zero_row": False}
 
 
+#: Weights at the ends of float16's range, beside activations of the same size.
+CORNER_WEIGHTS = {"huge": 1e5, "minute": 1e-6}
+
+
+def corners(request: PlanRequest) -> list[Plan]:
+    low, high = request.range("batch_size", 0, 40, 4096)
+    return [{"batch_size": max(low, min(3, high)), "values": values, "zero_row": False} for values in CORNER_WEIGHTS]
+
+
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Activations of the planned kind; weights around 1, as trained norms have; optionally one row of zeros."""
     hidden_size = definition.const_axes["hidden_size"]
@@ -44,7 +53,8 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     inputs = {}
     for name in definition.inputs:
         if name == "weight":
-            inputs[name] = (draws.normal([hidden_size], scale=0.25) + 1).to(torch.bfloat16)
+            weight = draws.normal([hidden_size], scale=0.25) + 1
+            inputs[name] = (weight * CORNER_WEIGHTS.get(plan["values"], 1.0)).to(torch.bfloat16)
         else:
             inputs[name] = draws.values(shape, torch.bfloat16, plan["values"])
             if plan["zero_row"] and plan["batch_size"]:
@@ -138,6 +148,7 @@ def norm_family(
         op_type="rmsnorm",
         twin={"hidden_size": 64},
         plans=plans,
+        corners=corners,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
         oracle=functools.partial(oracle, eps),

@@ -18,26 +18,26 @@ from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
 U = unit_roundoff(torch.float32)
 U_BF16 = unit_roundoff(torch.bfloat16)
 
-#: What the cache holds. ``rotary``: cos and sin of p theta^(-2 i / rotary_dim); ``scaled``: the same times 1.37, as
+#: Contents of the cache. ``rotary``: cos and sin of p theta^(-2 i / rotary_dim); ``scaled``: the same times 1.37, as
 #: YaRN's attention factor scales them; ``quarter_turns``: multiples of 90 degrees at random, whose rotations are exact.
 CACHES = ("rotary", "rotary", "scaled", "quarter_turns")
-#: ``random``: in any order, with repetitions; ``same``: all the last row of the cache; ``zero``: all position 0;
-#: ``consecutive``: a prefill, from a random start; ``descending``.
+#: ``random``: in any order, with repetitions; ``same``: always the last row of the cache; ``zero``: always position 0;
+#: ``consecutive``: a prefill, from a random start; ``descending``: the same in reverse.
 POSITIONS = ("random", "random", "same", "zero", "consecutive", "descending")
 THETAS = (10_000.0, 500_000.0, 1_000_000.0)
 
 
 @dataclass(frozen=True)
 class RopeOptions:
-    """What a kernel takes: any cache, or (`bfloat16_cache`) only values that bfloat16 represents."""
+    """Which caches a kernel accepts: any, or (`bfloat16_cache`) only values that bfloat16 represents."""
 
     bfloat16_cache: bool = False
 
 
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
     axes = request.definition.const_axes
-    # flashinfer launches another kernel where the blocks of tokens alone fill an H200: from 16896 tokens of head size
-    # 128 and 33792 of 64. No more than 1 GB of float64 an intermediate result.
+    # flashinfer launches another kernel where the blocks of tokens alone fill an H200: from 16896 tokens with head size
+    # 128, and from 33792 with head size 64. An intermediate result has at most 1 GB of float64.
     width = (axes["num_qo_heads"] + axes["num_kv_heads"]) * axes["head_size"]
     most = max(1024, min(40960, 2**27 // width))
     return st.fixed_dictionaries(
@@ -64,6 +64,16 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
         "theta": THETAS[0],
         "bfloat16_cache": False,
     }
+
+
+def corners(request: PlanRequest) -> list[Plan]:
+    """States at the ends of float16's range."""
+    low, high = request.range("num_tokens", 0, 24, 1024)
+    usual = plan_for_axes(
+        request.definition, {"num_tokens": max(low, min(5, high)), "max_seq_len": 64}, Draws(0, "cpu")
+    )
+    cache = {"bfloat16_cache": request.options_of(RopeOptions).bfloat16_cache}
+    return [{**usual, **cache, "values": values} for values in ("huge", "minute")]
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -94,7 +104,7 @@ def make_cache(plan: Plan, rotary_dim: int, draws: Draws) -> torch.Tensor:
 
 
 def make_positions(kind: str, tokens: int, rows: int, draws: Draws) -> torch.Tensor:
-    """int64 [tokens], each in 0..rows-1; consecutive ones start over where the cache ends."""
+    """int64 [tokens], each in 0..rows-1; consecutive positions wrap around at the end of the cache."""
     if kind == "random":
         return draws.integers([tokens], 0, rows - 1)
     if kind in ("same", "zero"):
@@ -105,7 +115,7 @@ def make_positions(kind: str, tokens: int, rows: int, draws: Draws) -> torch.Ten
 
 
 def pairs_of(half_split: bool, rotated: torch.Tensor) -> torch.Tensor:
-    """The pairs that turn together, as the last axis: [..., rotary_dim / 2, 2]."""
+    """The pairs of features that are rotated together, as the last axis: [..., rotary_dim / 2, 2]."""
     if half_split:
         return rotated.reshape(*rotated.shape[:-1], 2, rotated.shape[-1] // 2).transpose(-1, -2)
     return rotated.reshape(*rotated.shape[:-1], rotated.shape[-1] // 2, 2)
@@ -121,7 +131,7 @@ def oracle(half_split: bool, definition: Definition, inputs: Inputs) -> dict[str
     rotary_dim = definition.const_axes["rotary_dim"]
     chosen = inputs["cos_sin_cache"].double().index_select(0, inputs["positions"])
     turn = torch.complex(chosen[:, : rotary_dim // 2], chosen[:, rotary_dim // 2 :]).unsqueeze(1)
-    # The products by 1, 0 and -1, and their sums with 0, are exact in any arithmetic: so is the result.
+    # The products by 1, 0 and -1, and their sums with 0, are exact in any arithmetic, so the result is exact, too.
     exact = bool(((chosen == 0) | (chosen.abs() == 1)).all() and (turn.abs() == 1).all())
     outputs = {}
     for name in ("q", "k"):
@@ -144,7 +154,7 @@ def oracle(half_split: bool, definition: Definition, inputs: Inputs) -> dict[str
 
 
 def rotated_bound(expected: Expected, inside: float) -> torch.Tensor:
-    """One bf16 rounding of x c - y s, wrong by inside (|x c| + |y s|) before it; 0 for copied features."""
+    """Bound on one bf16 rounding of x c - y s, off by `inside` (|x c| + |y s|) before it; 0 for copied features."""
     before = expected.parts["magnitude"] * inside
     bound = rounding_error(expected.value, torch.bfloat16) + before * (1 + U_BF16)
     return torch.where(expected.parts["copied"] > 0, 0.0, bound)
@@ -157,13 +167,13 @@ ROTATED = ErrorBound(
 )
 STEPWISE = ErrorBound(
     lambda expected: rotated_bound(expected, U_BF16),
-    "each product and their sum rounded to bf16: 2^-8 (|x c| + |y s| + |result|); exact for quarter turns; features "
-    "beyond rotary_dim are copies",
+    "each product and their sum are rounded to bf16: 2^-8 (|x c| + |y s| + |result|); exact for quarter turns; "
+    "features beyond rotary_dim are copies",
 )
 
 
 def run_flashinfer(half_split: bool) -> KernelCall:
-    """An adapter of the function that returns new tensors; it takes heads and features as one axis."""
+    """An adapter for the function that returns new tensors. The function takes heads and features as one axis."""
 
     def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
         import flashinfer.rope
@@ -179,7 +189,7 @@ def run_flashinfer(half_split: bool) -> KernelCall:
 
 
 def run_flashinfer_inplace(half_split: bool) -> KernelCall:
-    """An adapter of the in-place function, the one that SGLang calls."""
+    """An adapter for the in-place function, which SGLang calls."""
 
     def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
         import flashinfer.rope
@@ -195,7 +205,7 @@ def run_flashinfer_inplace(half_split: bool) -> KernelCall:
 
 
 def run_sgl(half_split: bool) -> KernelCall:
-    """An adapter of sgl-kernel's op, which reads the cache in the dtype of the query."""
+    """An adapter for sgl-kernel's op, which reads the cache in the dtype of the query."""
 
     def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
         import sgl_kernel  # noqa: F401
@@ -214,7 +224,7 @@ def known_head_size(definition: Definition) -> str | None:
     return None if definition.const_axes["head_size"] in (64, 128, 256) else "needs head_size 64, 128 or 256"
 
 
-# No kernel launches for zero rows: an empty grid is an error in CUDA.
+# No kernel can be launched for zero rows, because an empty grid is an error in CUDA.
 LAUNCHABLE = {"num_tokens": (1, 1 << 20)}
 IN_PLACE = ("q", "k")
 
@@ -227,6 +237,7 @@ def rope_family(style: str) -> Family:
         op_type="rope",
         twin={"num_qo_heads": 4, "num_kv_heads": 2, "head_size": 16, "rotary_dim": 8},
         plans=plans,
+        corners=corners,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
         oracle=functools.partial(oracle, half_split),

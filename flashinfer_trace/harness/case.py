@@ -14,7 +14,9 @@ from flashinfer_trace.definition import Definition
 from flashinfer_trace.harness.compare import Comparison, Expected, Policy, rounding_norm_error, unit_roundoff
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.inputs import clone_inputs, torch_dtype
-from flashinfer_trace.harness.outputs import aliased, misfits, not_owned, numbers_as_tensors
+from flashinfer_trace.harness.outputs import misfits, numbers_as_tensors
+from flashinfer_trace.isolation.ownership import aliased, not_owned
+from flashinfer_trace.isolation.worker import ReferenceWorker
 
 __all__ = [
     "CaseResult",
@@ -100,12 +102,17 @@ class SharedCase:
 
 
 def shared_case(
-    definition: Definition, family: Family, plan: Plan, seed: int, device: str | torch.device
+    definition: Definition,
+    family: Family,
+    plan: Plan,
+    seed: int,
+    device: str | torch.device,
+    worker: ReferenceWorker | None = None,
 ) -> SharedCase:
-    """Makes the inputs of one case on `device`, and judges the reference by the family's policies."""
+    """Makes the inputs of one case on `device`, and judges the reference, which runs in `worker` if there is one."""
     inputs, axes = family.inputs_and_axes(definition, plan, seed, device)
     expected = family.expected(definition, inputs)
-    actual, reference, failures = judge_reference(definition, family, inputs, axes, expected, seed)
+    actual, reference, failures = judge_reference(definition, family, inputs, axes, expected, seed, worker)
     return SharedCase(definition, family, plan, seed, inputs, axes, expected, actual, reference, failures)
 
 
@@ -116,9 +123,10 @@ def run_case(
     seed: int,
     device: str | torch.device,
     kernel: Kernel | None = None,
+    worker: ReferenceWorker | None = None,
 ) -> CaseResult:
-    """Runs one case of one target on `device`: see `SharedCase.result`."""
-    return shared_case(definition, family, plan, seed, device).result(kernel)
+    """Runs one case of one target on `device`, the reference in `worker` if there is one: see `SharedCase.result`."""
+    return shared_case(definition, family, plan, seed, device, worker).result(kernel)
 
 
 def judge_reference(
@@ -128,12 +136,13 @@ def judge_reference(
     axes: Mapping[str, int],
     expected: Mapping[str, Expected],
     seed: int,
+    worker: ReferenceWorker | None = None,
 ) -> tuple[Outputs, dict[str, Comparison], list[str]]:
     """Runs the embedded reference once: its outputs, the comparison of each with the oracle, and a line per failure.
 
     Outputs that do not fit the Definition are not compared.
     """
-    actual = reference_outputs(definition, inputs, seed)
+    actual = reference_outputs(definition, inputs, seed, worker)
     wrong = misfits(definition, axes, actual, device_of(inputs)) or not_owned(actual, inputs)
     if wrong:
         return actual, {}, [f"reference: {line}" for line in wrong]
@@ -141,13 +150,21 @@ def judge_reference(
     return actual, comparisons, describe("reference", comparisons, family.policies())
 
 
-def reference_outputs(definition: Definition, inputs: Mapping[str, Any], seed: int) -> Outputs:
+def reference_outputs(
+    definition: Definition, inputs: Mapping[str, Any], seed: int, worker: ReferenceWorker | None = None
+) -> Outputs:
     """The embedded reference's outputs, in full float32 products; a sampler draws from a generator seeded here.
 
+    It runs in `worker`, which takes inputs on the CPU. Without one it runs in this process, which is for references
+    that were read by somebody, and for those on a GPU.
+
     Raises:
+        ReferenceFailed: in the worker it gave no outputs, or did what no reference may do.
         AssertionError: it returned neither a tensor nor a tuple, or changed an input.
         InputError: it returned another number of results than the Definition has outputs.
     """
+    if worker is not None:
+        return numbers_as_tensors(definition, worker.run(definition, inputs, seed), device_of(inputs))
     pristine = clone_inputs(dict(inputs))
     with deterministic_draws(seed), full_precision_products(), torch.no_grad():
         returned = definition.compiled(*(inputs[name] for name in definition.inputs))

@@ -1,7 +1,7 @@
 """Comparison policies: how an actual output is judged against the oracle's `Expected`, and by what bound.
 
-Each policy gives a `Comparison` whose `ratio` is the worst error divided by its bound: at most 1 passes. Cosine
-similarity and "x % of elements match" are not among them on purpose.
+Each policy returns a `Comparison` whose `ratio` is the worst error divided by its bound; a ratio of at most 1 passes.
+Cosine similarity and "x % of elements match" are left out on purpose.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 #: Multiple of the root-mean-square growth of rounding errors that a sum may show (see `summation_error`).
 CONFIDENCE = 8.0
 
-#: The widest bound of a gain that tells one per cent from rounding; wider ones come from too few elements.
+#: The widest bound of a gain that can tell one per cent from rounding; wider bounds come from too few elements.
 LARGEST_TELLING_GAIN = 0.009
 
 Result = TypeVar("Result")
@@ -44,14 +44,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Expected:
-    """What the oracle says of one output.
+    """What the oracle expects of one output.
 
     Attributes:
         value: the exact result, float64 (or integers for index outputs).
-        parts: what bounds are made from, by name, broadcastable to `value`: ``magnitude`` is the sum of absolute
-            values of the terms that were summed (|A||B| for a product).
-        exact: the inputs were chosen so that every intermediate of any order of summation is representable in
-            float32: the output must then be the correctly rounded value, not merely within the bound.
+        parts: quantities from which bounds are computed, by name, broadcastable to `value`: ``magnitude`` is the sum
+            of the absolute values of the terms that were summed (|A||B| for a product).
+        exact: whether the inputs were chosen so that every intermediate result, in any order of summation, is
+            representable in float32. The output must then be the correctly rounded value, not just within the bound.
     """
 
     value: torch.Tensor
@@ -73,10 +73,10 @@ class Comparison:
     """Outcome for one output.
 
     Attributes:
-        ratio: worst error over its bound; infinite for a NaN, a wrong infinity or a wrong shape; NaN never occurs.
-        error: Frobenius norm of the error over that of the expected value (0 for exact policies that hold).
+        ratio: worst error over its bound; infinite for a NaN, a wrong infinity or a wrong shape; never NaN.
+        error: Frobenius norm of the error over that of the expected value (0 if an exact policy passes).
         index, actual, expected, bound: the worst element, for the report.
-        detail: what else a reader needs (a statistic, a mismatch of shapes).
+        detail: further information for the reader (a statistic, a mismatch of shapes).
     """
 
     ratio: float
@@ -107,23 +107,23 @@ class Policy(Protocol):
 
     @property
     def reason(self) -> str:
-        """One line: why this bound."""
+        """Why this bound, in one line."""
 
     def compare(self, actual: torch.Tensor, expected: Expected) -> Comparison:
         """Judges `actual`; never raises for wrong values, shapes or NaN: those are failures."""
 
     def zero(self, expected: Expected, dtype: torch.dtype) -> torch.Tensor:
-        """An output of zeros, of the shape that `expected` asks for."""
+        """An output of zeros with the shape of `expected`."""
 
     def passes_zero(self, expected: Expected, dtype: torch.dtype) -> bool:
-        """Whether an output of zeros passes: the case then proves nothing."""
+        """Whether an output of zeros passes; if it does, the case proves nothing."""
 
     def mutants(self, expected: Expected) -> tuple[Mutant, ...]:
-        """The ways to be wrong that `compare` must reject in this case."""
+        """The mutants that `compare` must reject in this case."""
 
 
 class Elementwise(abc.ABC):
-    """What policies share that expect a value of their own for every element."""
+    """Shared by the policies that expect a particular value for every element."""
 
     @abc.abstractmethod
     def compare(self, actual: torch.Tensor, expected: Expected) -> Comparison:
@@ -140,19 +140,19 @@ class Elementwise(abc.ABC):
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
-    """Largest relative error of one rounding to nearest: half the distance of 1.0 to the next number."""
+    """Largest relative error of one rounding to nearest: half the distance from 1.0 to the next number."""
     return torch.finfo(dtype).eps / 2
 
 
 def rounding_error(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Bound of one rounding of `value` (float64) to `dtype`: u |value|, at least half the smallest subnormal."""
+    """Bound on one rounding of `value` (float64) to `dtype`: u |value|, at least half the smallest subnormal."""
     info = torch.finfo(dtype)
     smallest = info.smallest_normal * info.eps / 2
     return (value.abs() * unit_roundoff(dtype)).clamp_min(smallest)
 
 
 def summation_error(magnitude: torch.Tensor, length: int | torch.Tensor) -> torch.Tensor:
-    """Bound of float32 summation of `length` terms whose absolute values add up to `magnitude`, in any order.
+    """Bound on float32 summation of `length` terms whose absolute values add up to `magnitude`, in any order.
 
     The rounding errors of a sum are close to independent and of zero mean, so they grow with the square root of the
     length: the bound is CONFIDENCE * sqrt(n) * u * magnitude, exceeded with probability below 2 exp(-CONFIDENCE^2/2)
@@ -235,13 +235,13 @@ def rounding_norm_error(expected: Expected, dtype: torch.dtype) -> float:
 
 @dataclass(frozen=True)
 class ErrorBound(Elementwise):
-    """Every element within a bound derived from the oracle; infinities and their signs must match.
+    """Every element must be within a bound derived from the oracle; infinities and their signs must match.
 
     Attributes:
-        bound: from `Expected` to the absolute bound of each element (float64).
+        bound: maps `Expected` to the absolute bound of each element (float64).
         reason: one line for reports and docs/accuracy.md.
-        gain: if given, from `Expected` to the bound of |<actual, expected> / <expected, expected> - 1|: a scale that
-            is off by less than the elementwise bound shows in the average.
+        gain: if given, maps `Expected` to the bound on |<actual, expected> / <expected, expected> - 1|. A scale that
+            is off by less than the elementwise bound shows in this average.
     """
 
     bound: Callable[[Expected], torch.Tensor]
@@ -276,7 +276,7 @@ class ErrorBound(Elementwise):
         return super().passes_zero(expected, dtype)
 
     def mutants(self, expected: Expected) -> tuple[Mutant, ...]:
-        """All of them, but for a scale where the roundings that the gain allows for add up to as much."""
+        """All mutants, but not a wrong scale if the roundings that the gain allows for add up to as much."""
         if self.gain is None or expected.once(self.gain) <= LARGEST_TELLING_GAIN:
             return MUTANTS
         return tuple(mutant for mutant in MUTANTS if mutant is not ONE_PER_CENT_TOO_LARGE)
@@ -328,7 +328,7 @@ def largest_excess(expected: Expected, policy: ErrorBound, dtype: torch.dtype) -
 
 @dataclass(frozen=True)
 class Exact(Elementwise):
-    """Integers, booleans and copied values: equal, element for element."""
+    """Integers, booleans and copied values must be equal, element for element."""
 
     reason: str = "integers are exact"
 

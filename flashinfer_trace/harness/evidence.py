@@ -1,11 +1,14 @@
-"""Writes evidence: what a real kernel answered, on which GPU, for which hash of the reference (see `ledger`)."""
+"""Writes evidence: what a real kernel answered, on which GPU, for which reference and contract (see `ledger`)."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import fcntl
 import importlib.metadata
 import os
+import platform
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +16,12 @@ from typing import Any
 
 import torch
 
+from flashinfer_trace import digests
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.files import write_json
 from flashinfer_trace.harness.family import Kernel
 from flashinfer_trace.harness.verify import Report
-from flashinfer_trace.ledger import REQUIRED_CASES, file_in, load_json
+from flashinfer_trace.ledger import REQUIRED_CASES, TIME_FORMAT, file_in, load_json
 
 __all__ = ["record"]
 
@@ -25,7 +29,7 @@ __all__ = ["record"]
 def record(directory: Path, definition: Definition, kernel: Kernel, report: Report) -> Path:
     """Adds one passed run to the Definition's evidence, replacing an older run of that kernel on that GPU.
 
-    Entries for another hash of the reference are dropped: they prove nothing about this one. The file is replaced
+    Entries for another reference or contract are dropped: they prove nothing about this one. The file is replaced
     as a whole, under a lock, so that parallel workers lose nothing and a reader never sees half of it.
 
     Raises:
@@ -40,33 +44,37 @@ def record(directory: Path, definition: Definition, kernel: Kernel, report: Repo
         )
     path = file_in(directory, definition.op_type, definition.name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    entry = _entry(kernel, report)
+    entry = _entry(definition, kernel, report)
     with _locked(path):
         old = load_json(path) if path.exists() else {}
-        same_reference = old.get("reference_sha256") == definition.reference_sha256
-        kept = [e for e in old.get("entries", []) if same_reference and _key(e) != _key(entry)]
+        binding = _binding(entry)
+        kept = [e for e in old.get("entries", []) if _binding(e) == binding and _key(e) != _key(entry)]
         document = {
             "definition": definition.name,
             "op_type": definition.op_type,
-            "reference_sha256": definition.reference_sha256,
             "entries": sorted([*kept, entry], key=_key),
         }
         write_json(path, document)
     return path
 
 
-def _entry(kernel: Kernel, report: Report) -> dict[str, Any]:
-    properties = torch.cuda.get_device_properties(torch.device(report.device))
+def _entry(definition: Definition, kernel: Kernel, report: Report) -> dict[str, Any]:
+    code = digests.current()
     return {
         "kernel": {
+            "label": kernel.label,
             "library": kernel.library,
             "version": importlib.metadata.version(kernel.library),
             "path": kernel.path,
             "variant": kernel.variant,
         },
-        "gpu": {"name": properties.name, "compute_capability": f"{properties.major}.{properties.minor}"},
-        "torch": torch.__version__,
-        "cuda": str(torch.version.cuda),
+        "digests": {
+            "reference": definition.reference_sha256,
+            "contract": digests.contract_sha256(definition),
+            "family": code.family(definition.op_type),
+            "harness": code.harness,
+        },
+        "environment": _environment(report.device),
         "cases": report.cases,
         "vacuous": report.vacuous,
         "seed": report.seed,
@@ -78,16 +86,54 @@ def _entry(kernel: Kernel, report: Report) -> dict[str, Any]:
             }
             for name, summary in report.outputs.items()
         },
-        "recorded_at": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "recorded_at": datetime.datetime.now(datetime.timezone.utc).strftime(TIME_FORMAT),
     }
 
 
+def _environment(device: str) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(torch.device(device))
+    driver = _driver()
+    return {
+        "gpu": {"name": properties.name, "compute_capability": f"{properties.major}.{properties.minor}"},
+        **({"driver": driver} if driver else {}),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": str(torch.version.cuda),
+        "libraries": {name: version for name in LIBRARIES if (version := _version(name)) is not None},
+    }
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _driver() -> str | None:
+    """Version of the NVIDIA driver as the kernel module tells it, None where it does not (torch has no call for it)."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"Module\s+(?:for \S+\s+)?([0-9][0-9.]*)", DRIVER_VERSION.read_text(encoding="utf-8"))
+        return found.group(1) if found else None
+    return None
+
+
+#: Where the NVIDIA driver for Linux tells its version.
+DRIVER_VERSION = Path("/proc/driver/nvidia/version")
+#: Distributions that take part in a run besides torch: kernels, what compiles some of them, and what draws the cases.
+LIBRARIES = ("flashinfer-python", "hypothesis", "sglang-kernel", "triton")
 FIGURES = ("kernel_worst", "reference_worst", "kernel_error", "reference_error")
 
 
 def _key(entry: dict[str, Any]) -> tuple[str, ...]:
-    kernel, gpu = entry["kernel"], entry["gpu"]
-    return (kernel["path"], kernel["variant"], kernel["library"], gpu["name"])
+    kernel = entry["kernel"]
+    return (kernel["path"], kernel["variant"], kernel["library"], entry["environment"]["gpu"]["name"])
+
+
+def _binding(entry: dict[str, Any]) -> tuple[str, str] | None:
+    """What an entry is evidence of; None for one in another form, which is of nothing here."""
+    found = entry.get("digests", {})
+    return (found["reference"], found["contract"]) if {"reference", "contract"} <= set(found) else None
 
 
 @contextmanager

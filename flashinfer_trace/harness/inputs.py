@@ -1,4 +1,4 @@
-"""Building blocks of valid inputs. Everything is drawn from one seeded generator, never from global random state."""
+"""Building blocks of valid inputs. Everything is drawn from seeded generators, never from global random state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 class Draws:
-    """A stream of random tensors: the same seed and kind of device give the same stream in every process."""
+    """A stream of random tensors: the same seed and kind of device produce the same stream in every process."""
 
     def __init__(self, seed: int, device: str | torch.device) -> None:
         self.device = torch.device(device)
@@ -31,7 +31,7 @@ class Draws:
         self._host = torch.Generator().manual_seed(seed)
 
     def normal(self, shape: Sequence[int], dtype: torch.dtype = torch.float32, scale: float = 1.0) -> torch.Tensor:
-        """Normal values of standard deviation `scale`, rounded to `dtype`."""
+        """Normal values with standard deviation `scale`, rounded to `dtype`."""
         values = torch.randn(tuple(shape), generator=self.generator, device=self.device)
         return values.mul_(scale).to(dtype)
 
@@ -48,26 +48,27 @@ class Draws:
         return torch.randperm(n, generator=self.generator, device=self.device)
 
     def host_integers(self, count: int, low: int, high: int) -> list[int]:
-        """`count` integers in low..high inclusive, the same on every kind of device: for index structures."""
+        """`count` integers in low..high inclusive, for index structures: the same on every kind of device."""
         return torch.randint(low, high + 1, (count,), generator=self._host).tolist()
 
     def values(self, shape: Sequence[int], dtype: torch.dtype, kind: str, scale: float = 1.0) -> torch.Tensor:
         """A matrix of activations or weights.
 
         Kinds: ``normal``; ``integers`` (-4..4: products and short sums are exact, so a kernel must round correctly);
-        ``large`` (1000 times as big), ``tiny`` (1/1000); ``constant_rows`` (each row one value: its mean square is
-        that value's square).
+        ``large`` (1000 times larger); ``tiny`` (1000 times smaller); ``huge`` and ``minute`` (factors 1e5 and 1e-6, for
+        corners: at the ends of float16's range); ``constant_rows`` (one value per row, so that its mean square is that
+        value's square).
         """
         if kind == "integers":
             return self.integers(shape, -4, 4).to(dtype)
         if kind == "constant_rows":
             return self.normal([*shape[:-1], 1], torch.float32, scale).expand(*shape).to(dtype)
-        factor = {"normal": 1.0, "large": 1000.0, "tiny": 0.001}[kind]
+        factor = {"normal": 1.0, "large": 1000.0, "tiny": 0.001, "huge": 1e5, "minute": 1e-6}[kind]
         return self.normal(shape, dtype, scale * factor)
 
 
 def sizes(low: int, high: int) -> st.SearchStrategy[int]:
-    """Sizes from low to high inclusive, with weight on the ends, small numbers and neighbours of powers of two."""
+    """Sizes from low to high inclusive, with more weight on the ends, small numbers and neighbours of powers of two."""
     corners = {low, high, *range(low, min(low + 4, high + 1))}
     power = 8
     while power <= high + 1:
@@ -85,7 +86,7 @@ def indptr(lengths: Sequence[int], device: str | torch.device) -> torch.Tensor:
 
 
 def split(total: int, parts: int, draws: Draws) -> list[int]:
-    """`total` as `parts` non-negative integers, at random, with empty parts likely: uneven batches."""
+    """`total` split at random into `parts` non-negative integers. Empty parts are likely, for uneven batches."""
     if parts == 0:
         return []
     cuts = sorted(draws.host_integers(parts - 1, 0, total)) if parts > 1 else []
@@ -94,5 +95,5 @@ def split(total: int, parts: int, draws: Draws) -> list[int]:
 
 
 def clone_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
-    """The same inputs in memory of their own, so that a kernel may overwrite them."""
+    """A copy of the inputs in separate memory, so that a kernel may overwrite it."""
     return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}

@@ -13,13 +13,13 @@ __all__ = ["ANY_OUTPUT", "MUTANTS", "ONE_PER_CENT_TOO_LARGE", "Mutant"]
 
 @dataclass(frozen=True)
 class Mutant:
-    """One way to be wrong.
+    """One way for an output to be wrong.
 
     Attributes:
-        name: for reports.
+        name: the name in reports.
         mutate: (a correct output, the output of a case with other elements) -> a wrong output, or None where this way
             of being wrong does not apply.
-        floating_only: integers cannot be wrong in this way.
+        floating_only: whether integers cannot be wrong in this way.
     """
 
     name: str
@@ -35,12 +35,12 @@ class Mutant:
 
 
 def stale(output: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
-    """What the memory held before: the result of the same shapes with other elements."""
+    """The previous contents of the memory: a result of the same shapes with other elements."""
     return other.clone() if other.shape == output.shape else None
 
 
 def two_rows_swapped(output: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
-    """The two rows that differ most exchange places."""
+    """Swaps the two rows with the smallest and the largest sum."""
     if output.ndim < 1 or output.shape[0] < 2:
         return None
     rows = output.double().nan_to_num(0, 0, 0).reshape(output.shape[0], -1)
@@ -51,7 +51,7 @@ def two_rows_swapped(output: torch.Tensor, other: torch.Tensor) -> torch.Tensor 
 
 
 def shifted_by_one(output: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
-    """Every element one place further along the last axis, as an index that is off by one makes it."""
+    """Every element moved one place along the last axis, as by an index that is off by one."""
     return output.roll(1, dims=-1) if output.ndim else None
 
 
@@ -69,7 +69,7 @@ def one_nan(output: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
     return mutated
 
 
-#: Wrong whatever an output means.
+#: Wrong for any output, whatever it means.
 ANY_OUTPUT = (
     Mutant("zero", lambda output, other: torch.zeros_like(output)),
     Mutant("stale", stale),
@@ -77,7 +77,7 @@ ANY_OUTPUT = (
 )
 ONE_PER_CENT_TOO_LARGE = Mutant("scaled by 1.01", scaled, floating_only=True)
 
-#: Wrong where every element has a value of its own.
+#: Wrong where a particular value is expected for every element.
 MUTANTS = (
     *ANY_OUTPUT,
     Mutant("two rows swapped", two_rows_swapped),

@@ -1,9 +1,9 @@
-"""Whether what a reference or a kernel returned is what the Definition declares, before any value is compared.
+"""Checks that the outputs of a reference or a kernel are what the Definition declares, before any value is compared.
 
-An output is a tensor on the device of the inputs, of the declared shape and dtype; where the declared shape is null, a
-number or a 0-d tensor. What a reference returns is contiguous, in memory of its own: a consumer may overwrite an input
-or an output and no other changes. A kernel's outputs may have any strides, and may share memory with the inputs that
-the kernel declares in place; with no other.
+An output is a tensor on the device of the inputs, with the declared shape and dtype; if the declared shape is null, it
+is a number or a 0-d tensor. The outputs of a reference are contiguous and share no memory with inputs or each other, so
+that a consumer may overwrite one without changing another. A kernel's outputs may have any strides, and may share
+memory only with the inputs that the kernel declares as in-place.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 from flashinfer_trace.definition import Definition, TensorSpec
 from flashinfer_trace.harness.inputs import torch_dtype
 
-__all__ = ["aliased", "misfits", "not_owned", "numbers_as_tensors"]
+__all__ = ["misfits", "numbers_as_tensors"]
 
 
 def numbers_as_tensors(
     definition: Definition, outputs: Mapping[str, Any], device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """The outputs, with a number of the declared kind as a 0-d tensor where the declared shape is null."""
+    """The outputs; where the declared shape is null, a number of the declared kind becomes a 0-d tensor."""
     named = dict(outputs)
     for name, value in outputs.items():
         spec = definition.outputs.get(name)
@@ -37,7 +37,7 @@ def numbers_as_tensors(
 def misfits(
     definition: Definition, axes: Mapping[str, int], outputs: Mapping[str, Any], device: torch.device
 ) -> list[str]:
-    """One line for each output that is missing, unknown, no tensor, or of another shape, dtype or device."""
+    """One line for each output that is missing, unknown or not a tensor, or has a wrong shape, dtype or device."""
     unknown = [name for name in outputs if name not in definition.outputs]
     lines = [f"output {name} is not one of the Definition's: {list(definition.outputs)}" for name in unknown]
     shapes = definition.output_shapes(axes)
@@ -67,39 +67,3 @@ def _wrong(
         yield f"is {value.dtype}; the Definition says {spec.dtype}"
     if value.device != device:
         yield f"is on {value.device}; the inputs are on {device}"
-
-
-def not_owned(outputs: Mapping[str, torch.Tensor], inputs: Mapping[str, Any]) -> list[str]:
-    """One line for each output of a reference that is not contiguous, or not in memory of its own."""
-    lines = [
-        f"output {name} is not contiguous: strides {list(value.stride())} of the shape {list(value.shape)}"
-        for name, value in outputs.items()
-        if not value.is_contiguous()
-    ]
-    lines += aliased(outputs, inputs)
-    names = list(outputs)
-    for number, name in enumerate(names):
-        earlier = {other: outputs[other] for other in names[:number]}
-        lines += [f"output {name} shares memory with output {other}" for other in _sharing(outputs[name], earlier)]
-    return lines
-
-
-def aliased(outputs: Mapping[str, torch.Tensor], inputs: Mapping[str, Any]) -> list[str]:
-    """One line for each output that shares memory with one of `inputs`."""
-    return [
-        f"output {name} shares memory with input {other}"
-        for name, value in outputs.items()
-        for other in _sharing(value, inputs)
-    ]
-
-
-def _sharing(value: torch.Tensor, others: Mapping[str, Any]) -> list[str]:
-    """Which of the tensors lie in the same storage; a storage without bytes is shared by none."""
-    storage = value.untyped_storage()
-    return [
-        name
-        for name, other in others.items()
-        if storage.nbytes()
-        and isinstance(other, torch.Tensor)
-        and other.untyped_storage().data_ptr() == storage.data_ptr()
-    ]

@@ -1,4 +1,4 @@
-"""Verifies each small twin once: at the sizes of the twin, all Definitions of a family are often the same one."""
+"""Verifies each small twin once: at the sizes of the twin, the Definitions of a family are often identical."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Twins:
         self._reports: dict[Hashable, Report] = {}
 
     def verify(self, job: Job, *, examples: int, seed: int) -> Report:
-        """As `harness.verify.verify` does, with the Definition's own name.
+        """Like `harness.verify.verify`; the report carries the name of the job's Definition.
 
-        The report of a twin that was verified before says so in `twin_of`, took no seconds, and repeats a failure's
-        message: its line still repeats the case.
+        If the twin was verified before, `twin_of` names the Definition that was verified, the time is 0 seconds, and
+        a failure's message is repeated, because its command line still reproduces the case.
         """
         key = (twin_key(job), examples, seed)
         known = self._reports.get(key)
@@ -37,7 +37,7 @@ class Twins:
 
 
 def twin_key(job: Job) -> Hashable:
-    """What the cases of a job depend on."""
+    """Everything that the cases of a job depend on."""
     data = {key: value for key, value in job.sized.to_dict().items() if key not in ("name", "description", "tags")}
     for section in ("axes", "inputs", "outputs"):
         data[section] = [(name, {**spec, "description": ""}) for name, spec in data[section].items()]

@@ -16,10 +16,11 @@ import torch
 from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.case import CaseResult, SharedCase, shared_case
+from flashinfer_trace.harness.case import CaseResult, SharedCase, reference_outputs, shared_case
 from flashinfer_trace.harness.compare import Comparison
 from flashinfer_trace.harness.family import Family, FamilyError, Kernel, Plan, PlanRequest
 from flashinfer_trace.harness.refusals import accepted_wrong_sizes
+from flashinfer_trace.isolation.worker import ReferenceFailed, ReferenceWorker
 
 __all__ = ["Job", "OutputSummary", "Report", "prepare", "verify", "verify_together"]
 
@@ -44,6 +45,7 @@ class Job:
         kernel: compare this kernel too; otherwise the reference against the oracle only.
         device: ``cpu``, ``cuda`` or ``cuda:1``.
         full: real sizes on a CPU too.
+        worker: where the reference runs on a CPU; in this process if there is none, and on a GPU.
     """
 
     definition: Definition
@@ -51,6 +53,7 @@ class Job:
     kernel: Kernel | None = None
     device: str = "cpu"
     full: bool = False
+    worker: ReferenceWorker | None = field(default=None, compare=False)
 
     @functools.cached_property
     def sized(self) -> Definition:
@@ -227,6 +230,7 @@ class _Target:
     job: Job
     report: Report
     required: int = 0
+    real_corners: int = 0
 
     def fail(self, message: str) -> None:
         self.report.status, self.report.message = "failed", message
@@ -249,8 +253,9 @@ class _Target:
         if report.corners != corners:
             self.fail(f"only {report.corners} of {corners} corners ran; each must, and must differ from others")
         elif report.cases < self.required:
+            drawn = f"{report.cases - self.real_corners} of {self.required - self.real_corners}"
             self.fail(
-                f"only {report.cases} of {self.required} cases prove something ({report.vacuous} vacuous); "
+                f"only {drawn} cases prove something ({report.vacuous} vacuous); "
                 f"make the family's plans draw fewer empty or zero cases"
             )
 
@@ -264,6 +269,7 @@ class _Cases:
         self._running = list(self._targets)
         self._passed: set[str] = set()
         self._real: tuple[Plan, int] | None = None
+        self._broken: CaseFailure | None = None
 
     def verified(self, examples: int, plan: Plan | None) -> list[Report]:
         """The reports of the jobs, in their order: see `verify_together`."""
@@ -294,7 +300,8 @@ class _Cases:
                 for target in self._running:
                     target.report.corners += 1
         for target in self._running:
-            target.required = examples + target.report.cases
+            target.real_corners = target.report.cases
+            target.required = examples + target.real_corners
         self.draw()
         if self._job.kernel is None and not self._job.large:
             self.check_reference()
@@ -310,7 +317,10 @@ class _Cases:
         job = self._job
         lines = [line for check in job.family.checks for line in check(job.sized)]
         if self._real is not None:
-            lines += accepted_wrong_sizes(job.sized, job.family.inputs(job.sized, *self._real, job.device))
+            inputs = job.family.inputs(job.sized, *self._real, job.device)
+            lines += accepted_wrong_sizes(
+                job.sized, inputs, lambda wrong: reference_outputs(job.sized, wrong, 0, job.worker)
+            )
         if lines:
             raise CaseFailure("\n  ".join(lines))
 
@@ -350,10 +360,16 @@ class _Cases:
         key = repr((sorted(plan.items()), seed))
         if key in self._passed:
             return False
+        if self._broken is not None:
+            raise self._broken
         job = self._job
         shared: SharedCase | Exception
         try:
-            shared = shared_case(job.sized, job.family, plan, seed, job.device)
+            shared = shared_case(job.sized, job.family, plan, seed, job.device, None if job.large else job.worker)
+        except ReferenceFailed as error:
+            # Not run again to shrink the case: a reference that hangs would hang hundreds of times.
+            self._broken = CaseFailure(f"{error}\n  repeat: {job.line(plan, seed)}")
+            raise self._broken from error
         except Exception as error:
             shared = error
         failed = [(each, line) for each in self._running if (line := self._failure(each, shared, plan, seed))]

@@ -8,9 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from flashinfer_trace.files import UnreadableFile, read_bytes
 from flashinfer_trace.json_source import JsonDocument, JsonSourceError, load, parse
 from flashinfer_trace.ledger import Ledger, file_in
 from flashinfer_trace.naming import Naming, NamingError, load_naming
+from flashinfer_trace.records import RecordsError, load_records, records_path
 from flashinfer_trace.validation import definition_rules, reference_rules
 from flashinfer_trace.validation.candidate import Candidate
 from flashinfer_trace.validation.evidence_rules import check_evidence_file, check_verified
@@ -22,7 +24,9 @@ from flashinfer_trace.validation.schemas import SchemaFileError, Schemas, check_
 __all__ = ["validate_paths"]
 
 
-def validate_paths(paths: Sequence[Path], root: Path, contents: Mapping[Path, str] | None = None) -> Result:
+def validate_paths(
+    paths: Sequence[Path], root: Path, contents: Mapping[Path, str] | None = None, release: bool = False
+) -> Result:
     """Checks Definitions and evidence files and reports every problem at once.
 
     It never raises for what a file contains, runs no reference, imports no torch, and reads at most 4 MiB of each file.
@@ -33,22 +37,24 @@ def validate_paths(paths: Sequence[Path], root: Path, contents: Mapping[Path, st
         root: the dataset root, a directory with definitions/, schema/, reference/ and evidence/.
 
         contents: text that is checked instead of what a file holds: what somebody is about to write.
+        release: evidence that older code of the harness or of a family judged is a problem too.
 
     Returns:
         Number of Definitions that were checked (and of evidence files among `paths`), and the problems in order of file
         and line.
     """
-    check = _DatasetCheck(root, contents or {})
+    check = _DatasetCheck(root, contents or {}, release)
     for path in paths or [root]:
         check.add(Path(path))
     return check.run()
 
 
 class _DatasetCheck:
-    def __init__(self, root: Path, contents: Mapping[Path, str]) -> None:
+    def __init__(self, root: Path, contents: Mapping[Path, str], release: bool) -> None:
         self.files = DatasetFiles(root)
         self.contents = {self.files.locate(path): text for path, text in contents.items()}
         self.root = self.files.root
+        self.release = release
         self.schemas = Schemas(self.root)
         self.findings: dict[Path, Findings] = {}
         self.definition_paths: dict[Path, None] = {}
@@ -75,7 +81,7 @@ class _DatasetCheck:
                 self._queue(self.files.evidence, self.context_paths)
         elif self.files.is_below(path, self.files.evidence):
             self._queue(path, self.evidence_paths)
-        elif self.files.is_below(path, self.root / "schema") and path.name in ("schema", "naming.json"):
+        elif self.files.is_below(path, self.root / "schema") and path.name in ("schema", "naming.json", "records.json"):
             self._check_conventions()
         else:
             self._queue(path, self.definition_paths)
@@ -132,10 +138,20 @@ class _DatasetCheck:
             self.references.check(reference, candidate, findings)
             if family is not None and not candidate.malformed_axes:
                 reference_rules.check_rendering(reference.source, candidate, family, self.root, findings)
-        if candidate.is_verified and candidate.name and candidate.op_type:
-            evidence_path = file_in(self.files.evidence, candidate.op_type, candidate.name)
-            ledger = self._evidence_of(evidence_path) if os.path.lexists(evidence_path) else None
-            check_verified(candidate, ledger, evidence_path, self.root, findings)
+        if candidate.is_verified and candidate.name and candidate.op_type and self.naming is not None:
+            self._check_verified(candidate, file_in(self.files.evidence, candidate.op_type, candidate.name), findings)
+
+    def _check_verified(self, candidate: Candidate, path: Path, findings: Findings) -> None:
+        ledger = self._evidence_of(path) if os.path.lexists(path) else None
+        try:
+            check_verified(candidate, ledger, path, self.root, self.release, findings)
+        except RecordsError as error:
+            self._report_records(error)
+
+    def _report_records(self, error: RecordsError) -> None:
+        path = records_path(self.root)
+        message = str(error).replace(f"{self.root}/", "")
+        self.findings_of(path).add("dataset-schema", message, "see schema/records.schema.json")
 
     def _check_path(self, candidate: Candidate, path: Path, findings: Findings) -> None:
         if candidate.name is None or candidate.op_type is None:
@@ -196,14 +212,27 @@ class _DatasetCheck:
         for name in ("definition", "evidence"):
             self._schema(name)
         _ = self.naming
+        self._check_record_facts()
+
+    def _check_record_facts(self) -> None:
+        """Checks schema/records.json by its own schema."""
+        path = records_path(self.root)
+        document, schema = self._load(path), self._schema("records")
+        if document is not None and schema is not None:
+            invalid = check_schema(schema, document.data, self.findings_of(path), "dataset-schema")
+            if not invalid:
+                try:
+                    load_records(self.root)
+                except RecordsError as error:
+                    self._report_records(error)
 
     def _check_records(self) -> None:
         """Finds what a scaffold left to be written in the harness records; a wheel keeps them elsewhere."""
         for path in sorted((self.root / "flashinfer_trace" / "families").rglob("*.py")):
             try:
-                lines = path.read_bytes().splitlines()
-            except OSError as error:
-                self.findings_of(path).add("file-unreadable", f"cannot be read: {error.strerror}", "check the path")
+                lines = read_bytes(path).splitlines()
+            except UnreadableFile as error:
+                self.findings_of(path).add(error.rule, error.reason, error.hint)
                 continue
             for number, line in enumerate(lines, 1):
                 if b"TODO" in line:

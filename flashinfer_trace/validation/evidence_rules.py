@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.ledger import REQUIRED_CASES, VERIFIED, Ledger
-from flashinfer_trace.reference import sha256
+from flashinfer_trace.definition import Definition, InputError
+from flashinfer_trace.ledger import VERIFIED, Ledger, LedgerError, implausible, kernel_label, kernels_today
 from flashinfer_trace.validation.candidate import Candidate
 from flashinfer_trace.validation.problems import Findings, pointer_of, quote
 from flashinfer_trace.validation.schemas import check_schema
 
 __all__ = ["check_evidence_file", "check_verified"]
 
+#: Most objections to the evidence of one Definition that are reported.
+MAX_OBJECTIONS = 10
+_RECORD = "record it again; do not edit it by hand"
 _FIX = "record it with `flashinfer-trace verify --record` on a GPU, or tag it status:unverified"
 
 
 def check_evidence_file(path: Path, root: Path, data: Any, schema: Any, findings: Findings) -> Ledger | None:
-    """Checks one evidence file by itself; None if it does not follow the schema.
+    """Checks one evidence file by itself; None if it does not follow the schema or cannot have been recorded.
 
     Args:
         path: where it lies, absolute.
@@ -40,19 +42,39 @@ def check_evidence_file(path: Path, root: Path, data: Any, schema: Any, findings
     for field, expected in (("definition", path.stem), ("op_type", path.parent.name)):
         if data[field] != expected:
             message = f"{field} is {quote(data[field])}, but the file's path says {quote(expected)}"
-            findings.add("evidence-mismatch", message, "record it again; do not edit it by hand", pointer_of(field))
-    return Ledger.from_json(data)
+            findings.add("evidence-mismatch", message, _RECORD, pointer_of(field))
+    try:
+        ledger = Ledger.from_json(data)
+    except LedgerError as error:  # a schema that was changed
+        findings.add("evidence-invalid", str(error), _RECORD)
+        return None
+    before = len(findings.problems)
+    for repeated in ledger.repeated():
+        findings.add("evidence-invalid", f"the run of {repeated} is there twice", _RECORD, "/entries")
+    for index, entry in enumerate(ledger.entries):
+        if (reason := implausible(entry.recorded_at)) is not None:
+            findings.add("evidence-invalid", reason, _RECORD, pointer_of("entries", index, "recorded_at"))
+        if entry.kernel_label != kernel_label(entry.path, entry.variant):
+            message = f"the label is {quote(entry.kernel_label)}, but path and variant give another"
+            findings.add("evidence-invalid", message, _RECORD, pointer_of("entries", index, "kernel", "label"))
+    return ledger if len(findings.problems) == before else None
 
 
-def check_verified(candidate: Candidate, ledger: Ledger | None, path: Path, root: Path, findings: Findings) -> None:
+def check_verified(
+    candidate: Candidate, ledger: Ledger | None, path: Path, root: Path, release: bool, findings: Findings
+) -> None:
     """Checks that a Definition tagged status:verified is proven (see `flashinfer_trace.ledger`).
 
     Args:
         candidate: the Definition.
         ledger: its evidence, None if the file is missing or unusable (then it has problems of its own).
         path: where the evidence must lie.
-        root: the dataset root.
+        root: the dataset root; its schema/naming.json must be usable.
+        release: evidence that older code judged is a problem too.
         findings: those of the Definition.
+
+    Raises:
+        RecordsError: schema/records.json is unusable.
     """
     pointer = pointer_of("tags", next(index for index, tag in candidate.tags if tag == VERIFIED))
     shown = path.relative_to(root).as_posix()
@@ -60,22 +82,15 @@ def check_verified(candidate: Candidate, ledger: Ledger | None, path: Path, root
         if not os.path.lexists(path):
             findings.add("evidence-missing", f"{VERIFIED}, but there is no {shown}", _FIX, pointer)
         return
-    if candidate.name is None or candidate.op_type is None or candidate.reference is None:
-        return
-    definition = _Claim(candidate.name, candidate.op_type, sha256(candidate.reference))
-    mismatch = ledger.mismatch(definition)
-    if mismatch is not None:
-        findings.add("evidence-mismatch", f"{VERIFIED}, but of {shown}: {mismatch}", _FIX, pointer)
-    elif not ledger.proofs(definition):
-        reasons = "; ".join(dict.fromkeys(f"{e.kernel_label}: {e.shortcoming}" for e in ledger.entries))
-        message = f"{VERIFIED}, but no entry of {shown} passed with {REQUIRED_CASES} real cases ({reasons})"
-        findings.add("evidence-failed", message, _FIX, pointer)
-
-
-@dataclass(frozen=True)
-class _Claim:
-    """What the ledger must know of a Definition."""
-
-    name: str
-    op_type: str
-    reference_sha256: str
+    try:
+        definition = Definition.from_dict(candidate.data)
+    except InputError:
+        return  # it has problems of its own
+    objections = ledger.objections(definition, kernels_today(root, definition))
+    for objection in objections[:MAX_OBJECTIONS]:
+        rule = "evidence-failed" if objection.failed else "evidence-mismatch"
+        findings.add(rule, f"{VERIFIED}, but of {shown}: {objection.text}", _FIX, pointer)
+    if release and not objections:
+        for label, changed in ledger.stale().items():
+            message = f"{shown}: the code of the {' and of the '.join(changed)} has changed since the run of {label}"
+            findings.add("evidence-stale", message, "record it again before a release", pointer)

@@ -67,7 +67,7 @@ class DatasetFiles:
             yield path
             return
         if path.suffix == ".json":
-            findings_of(path).add("file-kind", "is a directory, not a JSON file", "remove it or rename it")
+            findings_of(path).add("file-kind", "is a directory, not a file", "remove it or rename it")
             return
         queue = [path]
         while queue:
@@ -86,9 +86,9 @@ class DatasetFiles:
                 findings_of(path).add("file-kind", "is a symbolic link", "replace it by the file itself")
             elif path.suffix == ".json" and not entry.is_file(follow_symlinks=False):
                 if entry.is_dir(follow_symlinks=False):
-                    findings_of(path).add("file-kind", "is a directory, not a JSON file", "remove it or rename it")
+                    findings_of(path).add("file-kind", "is a directory, not a file", "remove it or rename it")
                 else:  # the words of json_source.load, so that the problem is reported once
-                    findings_of(path).add("file-kind", "is not a regular file", "replace it by a plain JSON file")
+                    findings_of(path).add("file-kind", "is not a regular file", "replace it by a plain file")
             elif entry.is_dir(follow_symlinks=False):
                 queue.append(path)
             elif path.suffix == ".json":

@@ -63,9 +63,11 @@ RULES: dict[str, str] = {
     "reference-run": "A reference has exactly one top-level run().",
     "reference-parameters": "The parameters of run() are the inputs, in order, without defaults.",
     "reference-return": "run() returns one value for each output.",
-    "reference-attribute": "A reference uses no dunder names, and no attributes that reach files or the interpreter.",
+    "reference-construct": "A reference uses the syntax that allow_list/allowed.py lists.",
+    "reference-attribute": "A reference uses the attributes that allow_list/allowed.py lists, and no dunder names.",
     "reference-builtin": "A reference uses only harmless builtins: no open, exec, eval, getattr.",
-    "reference-torch": "A reference uses no part of torch that reaches outside: files, compilers, global state.",
+    "reference-torch": "A reference uses the paths of torch and math that allow_list/allowed.py lists.",
+    "reference-ties": "Where indices of sorted values are used, the sort is stable.",
     "reference-state": "A reference keeps no state: no global, class, yield, async, assigned attribute.",
     "reference-undefined": "Every name a reference reads is defined.",
     "reference-constant": "A constant named after an axis has its value; module-level names are bound once.",
@@ -74,9 +76,10 @@ RULES: dict[str, str] = {
     "reference-stale": "The embedded reference equals what reference/ renders.",
     # Evidence
     "evidence-missing": "status:verified has evidence/<op_type>/<name>.json.",
-    "evidence-invalid": "An evidence file is JSON and follows schema/evidence.schema.json.",
-    "evidence-mismatch": "Evidence is for this Definition and for this very reference.",
-    "evidence-failed": "The evidence of a verified Definition has an entry that passed with at least one real case.",
+    "evidence-invalid": "An evidence file is JSON, follows schema/evidence.schema.json, and can have been recorded.",
+    "evidence-mismatch": "Evidence of a verified Definition fits it and its family's record, kernel for kernel.",
+    "evidence-failed": "Every run in the evidence of a verified Definition passed, with at least 50 real cases.",
+    "evidence-stale": "At a release, today's harness and records have judged all evidence.",
     "evidence-orphan": "Every evidence file belongs to a Definition.",
 }
 
@@ -87,7 +90,7 @@ MAX_TEXT = 400
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One thing to mend.
+    """One thing to fix.
 
     Attributes:
         file: path, relative to the dataset root if it is inside.
@@ -96,7 +99,7 @@ class Problem:
         rule: id in `RULES`.
         severity: "error"; every rule is one today.
         message: what is wrong.
-        hint: how to mend it, may be empty.
+        hint: how to fix it; may be empty.
     """
 
     file: str

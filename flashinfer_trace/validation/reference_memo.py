@@ -60,7 +60,7 @@ def _likeness(candidate: Candidate) -> Hashable:
         for section in (candidate.data.get("inputs"), candidate.data.get("outputs"))
     )
     source = _CONSTANT.sub(r"\1 = 0", candidate.reference or "")
-    return (source, shapes, declared, tuple(candidate.const_axes))
+    return (source, candidate.op_type, shapes, declared, tuple(candidate.const_axes))
 
 
 def _with_integers(like: Reference, source: str) -> Reference:

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
+from flashinfer_trace.allow_list import static
 from flashinfer_trace.naming import NamePattern
 from flashinfer_trace.validation.candidate import Candidate
 from flashinfer_trace.validation.problems import Findings, quote
-from flashinfer_trace.validation.reference_names import check_names
 
 __all__ = ["Reference", "check_constant_values", "check_reference", "check_rendering", "parse_reference"]
 
@@ -45,7 +45,7 @@ class Reference:
         found = []
         for statement in self.module.body:
             targets, value = _assignment(statement)
-            if value is not None and _is_literal(value):
+            if value is not None and static.is_literal(value):
                 found += [(t.id, _literal(value), statement.lineno) for t in targets if isinstance(t, ast.Name)]
         return found
 
@@ -71,7 +71,7 @@ def parse_reference(candidate: Candidate, report: Findings) -> Reference | None:
         report.add(
             "reference-syntax",
             f"reference line {error.lineno or 1}: {error.msg}",
-            "mend the source under reference/",
+            "fix the source under reference/",
             POINTER,
         )
     except (ValueError, RecursionError, MemoryError) as error:
@@ -107,10 +107,10 @@ class _Notes:
 def check_reference(reference: Reference, candidate: Candidate, report: Findings) -> None:
     """Checks everything that the source shows."""
     notes = _Notes(report)
-    _check_statements(reference, notes)
+    for violation in static.check(reference.module, reference.table, candidate.op_type, reference.nodes):
+        notes.add(violation.rule, violation.line, violation.message, violation.hint)
     check_constant_values(reference, candidate, report)
     _check_bindings(reference, notes)
-    check_names(reference.module, reference.nodes, reference.table, notes.add)
     if len(reference.runs) != 1:
         found = "is no top-level run()" if not reference.runs else f"are {len(reference.runs)} top-level run()"
         line = reference.runs[1].lineno if reference.runs else 1
@@ -122,35 +122,6 @@ def check_reference(reference: Reference, candidate: Candidate, report: Findings
     if isinstance(candidate.data.get("outputs"), dict):
         _check_returns(run, len(candidate.data["outputs"]), notes)
     _check_asserts(run, candidate, notes)
-
-
-def _check_statements(reference: Reference, notes: _Notes) -> None:
-    for index, statement in enumerate(reference.module.body):
-        targets, value = _assignment(statement)
-        if isinstance(statement, (ast.Import, ast.ImportFrom, ast.FunctionDef)):
-            continue
-        if index == 0 and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-            continue
-        if value is not None and _is_literal(value) and all(isinstance(target, ast.Name) for target in targets):
-            continue
-        hint = "only a docstring, imports, constants that are literals, and functions; move it into run()"
-        kind = "an assignment that is no literal" if targets else f"the statement {type(statement).__name__}"
-        notes.add("reference-statement", statement, f"{kind} at module level", hint)
-    _check_state(reference, notes)
-
-
-def _check_state(reference: Reference, notes: _Notes) -> None:
-    hint = "a reference is a pure function of its inputs"
-    state = (ast.Global, ast.Nonlocal, ast.ClassDef, ast.AsyncFunctionDef, ast.Yield, ast.YieldFrom, ast.Await)
-    for node in reference.nodes:
-        if isinstance(node, state):
-            notes.add("reference-state", node, f"{type(node).__name__} keeps state", hint)
-        elif isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
-            notes.add("reference-state", node, f"the attribute .{node.attr[:80]} is assigned", hint)
-        elif isinstance(node, ast.arguments):
-            for default in (*node.defaults, *(default for default in node.kw_defaults if default)):
-                if not _is_literal(default) and not isinstance(default, (ast.Name, ast.Attribute)):
-                    notes.add("reference-state", default, "a default that is no literal is kept between calls", hint)
 
 
 def check_constant_values(reference: Reference, candidate: Candidate, report: Findings) -> None:
@@ -273,15 +244,6 @@ def _assignment(statement: ast.stmt) -> tuple[list[ast.expr], ast.expr | None]:
     if isinstance(statement, ast.AnnAssign):
         return [statement.target], statement.value
     return [], None
-
-
-def _is_literal(node: ast.expr) -> bool:
-    """Numbers, strings, booleans, None, and tuples of them; a minus sign is allowed."""
-    if isinstance(node, ast.Tuple):
-        return all(_is_literal(item) for item in node.elts)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        node = node.operand
-    return isinstance(node, ast.Constant)
 
 
 def _literal(node: ast.expr) -> object:

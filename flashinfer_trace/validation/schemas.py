@@ -1,22 +1,25 @@
-"""Checks against the JSON schemas, with messages that say the mend."""
+"""Checks against the JSON schemas, with messages that name the fix."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.json_source import JsonSourceError, load
+from flashinfer_trace.json_source import JsonSourceError, load_object
+from flashinfer_trace.patterns import PatternError, found_in
 from flashinfer_trace.validation.problems import Findings, pointer_of, quote
 
 __all__ = ["SchemaFileError", "Schemas", "check_schema"]
 
 #: Most schema problems reported for one file: a hostile file could have thousands.
 MAX_PROBLEMS = 100
+#: Longest object, as JSON, that is remembered as valid; longer ones hardly repeat.
+MAX_REMEMBERED = 2000
 
 _LENGTH_KEYWORDS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
 _VALUE_KEYWORDS = {"enum", "const", "minimum", "maximum", "oneOf", "anyOf"}
@@ -43,13 +46,21 @@ class Schemas:
         """Validator of schema/naming.json."""
         return self._compile("naming.schema.json")
 
+    @cached_property
+    def records(self) -> Any:
+        """Validator of schema/records.json."""
+        return self._compile("records.schema.json")
+
     def _compile(self, name: str) -> Any:
         from jsonschema import Draft202012Validator, SchemaError, validators
 
         path = self.root / "schema" / name
         try:
-            schema = load(path).data
+            schema = load_object(path)
             Draft202012Validator.check_schema(schema)
+            # An empty schema would accept anything.
+            if schema.get("type") != "object" or not schema.get("properties"):
+                raise SchemaFileError(path, 1, "not a schema of an object with properties")
         except JsonSourceError as error:
             raise SchemaFileError(path, error.problem.line, error.problem.message) from None
         except SchemaError as error:
@@ -57,7 +68,8 @@ class Schemas:
         extend: Any = validators.extend  # it has no annotations
         # 8.0 is an integer to JSON Schema, but a float to Python, and prints as 8.0 in a name.
         types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, instance: type(instance) is int)
-        return extend(Draft202012Validator, {"pattern": _check_pattern}, type_checker=types)(schema)
+        keywords = {"pattern": _check_pattern, "$ref": _remembering_ref(Draft202012Validator.VALIDATORS["$ref"])}
+        return extend(Draft202012Validator, keywords, type_checker=types)(schema)
 
 
 class SchemaFileError(ValueError):
@@ -78,8 +90,30 @@ def _check_pattern(_validator: Any, pattern: str, instance: Any, _schema: Any) -
     from jsonschema import ValidationError
 
     # JSON Schema means ECMAScript, where $ is the very end; in Python it also matches before a last line break.
-    if isinstance(instance, str) and not re.search(re.sub(r"\$$", r"\\Z", pattern), instance):
-        yield ValidationError(f"does not match {pattern}")
+    try:
+        if isinstance(instance, str) and not found_in(pattern, instance):
+            yield ValidationError(f"does not match {pattern}")
+    except PatternError as error:
+        yield ValidationError(f"the schema's pattern: {error}")
+
+
+def _remembering_ref(check_ref: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    """`check_ref` that checks equal objects once: tensors and environments repeat in hundreds of files.
+
+    Only what has no problem is remembered, so that every file with one is reported in full.
+    """
+    valid: set[tuple[str, str]] = set()
+
+    def check(validator: Any, ref: str, instance: Any, schema: Any) -> Iterator[Any]:
+        key = (ref, json.dumps(instance))
+        if key in valid:
+            return
+        errors = list(check_ref(validator, ref, instance, schema))
+        if not errors and len(key[1]) <= MAX_REMEMBERED:
+            valid.add(key)
+        yield from errors
+
+    return check
 
 
 def check_schema(validator: Any, data: Any, findings: Findings, rule: str | None = None) -> set[str]:

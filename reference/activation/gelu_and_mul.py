@@ -1,9 +1,9 @@
 """Gated activation of a GEGLU feed-forward network (Shazeer, 2020): output = gelu(gate) * up.
 
-gate is the first half of each row, up the second; gelu(x) = x * Phi(x), where Phi is the distribution function of the
-standard normal distribution. This is the exact form, not the approximation with tanh. Phi(x) is erfc(-x / sqrt(2)) / 2,
-which keeps its relative accuracy for negative x, where 1 + erf(x / sqrt(2)) cancels. Computed in float32 with one
-rounding, at the end, to the dtype of the input. Where erfc underflows (x below about -14.2) gelu is -0.
+The gate is the first half of each row and up the second; gelu(x) = x * Phi(x), where Phi is the distribution function
+of the standard normal distribution. This is the exact form, not the approximation with tanh. Phi(x) is erfc(-x /
+sqrt(2)) / 2, which keeps its relative accuracy for negative x, where 1 + erf(x / sqrt(2)) cancels. Computed in float32
+and rounded once, at the end, to the dtype of the input. Where erfc underflows (x below about -14.2) gelu is -0.
 """
 
 import math

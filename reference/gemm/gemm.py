@@ -1,7 +1,7 @@
 """Matrix product of a linear layer without bias: C = A @ B.T.
 
-The products of two bfloat16 numbers are exact in float32; they are summed in float32 and the sum
-is rounded once, to the dtype of A.
+The product of two bfloat16 numbers is exact in float32. The products are summed in float32, and the sum is rounded
+once, to the dtype of A.
 """
 
 import torch
@@ -11,7 +11,7 @@ K = 7168
 
 
 def run(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
-    """A [m, k] activations, B [n, k] weights (one row an output feature) -> C [m, n]."""
+    """Activations A [m, k] and weights B [n, k], one row per output feature -> C [m, n]."""
     assert A.shape[1] == K
     assert B.shape == (N, K)
     return (A.float() @ B.float().T).to(A.dtype)

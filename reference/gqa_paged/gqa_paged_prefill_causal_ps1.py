@@ -1,14 +1,14 @@
-"""Grouped-query attention, causal, of several new tokens a request over a paged cache, one token a page.
+"""Causal grouped-query attention for prefill: several new tokens per request over a paged KV cache, one token per page.
 
 Query heads share key-value heads in consecutive groups: with g = num_qo_heads / num_kv_heads, query head h attends with
 key-value head h // g (Ainslie et al., "GQA", EMNLP 2023). logit_hj = q_h . k_j * sm_scale, p_h = softmax_j(logit_h),
-output_h = sum_j p_hj v_j and lse_h = log2(sum_j exp(logit_hj)). sm_scale is 1/sqrt(head_dim) in the models.
+output_h = sum_j p_hj v_j and lse_h = log2(sum_j exp(logit_hj)). The models use sm_scale = 1/sqrt(head_dim).
 
-Request b has the tokens kv_indices[kv_indptr[b] : kv_indptr[b + 1]] of the cache, one a page, in this order. Requests
-may share pages; pages that none names are never read: they may hold NaN.
-Queries are aligned with the end of the keys: query i of a request attends to the keys j <= kv_len - q_len + i. One
-that may attend to nothing gives output 0 and lse -inf. Queries go in blocks whose logits fit 128 MiB.
-Everything is float32; output is rounded once, at the end, to the dtype of q.
+Request b owns the pages kv_indices[kv_indptr[b] : kv_indptr[b + 1]] of the cache, one token each, in this order.
+Requests may share pages. Pages that no request names are never read, so they may hold NaN.
+Queries are aligned with the end of the keys: query i of a request attends to the keys j <= kv_len - q_len + i. A query
+that may attend to no key has output 0 and lse -inf. Queries are processed in blocks whose logits fit in 128 MiB.
+All arithmetic is in float32. The output is rounded once, at the end, to the dtype of q.
 """
 
 import math

@@ -1,14 +1,14 @@
-"""Grouped-query attention, causal, of several new tokens a request, with keys and values in ragged tensors.
+"""Causal grouped-query attention for prefill: several new tokens per request, keys and values in ragged tensors.
 
 Query heads share key-value heads in consecutive groups: with g = num_qo_heads / num_kv_heads, query head h attends with
 key-value head h // g (Ainslie et al., "GQA", EMNLP 2023). logit_hj = q_h . k_j * sm_scale, p_h = softmax_j(logit_h),
-output_h = sum_j p_hj v_j and lse_h = log2(sum_j exp(logit_hj)). sm_scale is 1/sqrt(head_dim) in the models.
+output_h = sum_j p_hj v_j and lse_h = log2(sum_j exp(logit_hj)). The models use sm_scale = 1/sqrt(head_dim).
 
-Request b has the queries qo_indptr[b] to qo_indptr[b + 1] - 1 and the keys and values kv_indptr[b] to
-kv_indptr[b + 1] - 1; either may be none.
-Queries are aligned with the end of the keys: query i of a request attends to the keys j <= kv_len - q_len + i. One
-that may attend to nothing gives output 0 and lse -inf. Queries go in blocks whose logits fit 128 MiB.
-Everything is float32; output is rounded once, at the end, to the dtype of q.
+Request b owns the queries qo_indptr[b] to qo_indptr[b + 1] - 1 and the keys and values kv_indptr[b] to
+kv_indptr[b + 1] - 1. Either range may be empty.
+Queries are aligned with the end of the keys: query i of a request attends to the keys j <= kv_len - q_len + i. A query
+that may attend to no key has output 0 and lse -inf. Queries are processed in blocks whose logits fit in 128 MiB.
+All arithmetic is in float32. The output is rounded once, at the end, to the dtype of q.
 """
 
 import math
@@ -23,10 +23,10 @@ HEAD_DIM = 128
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float, last_key: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries q [queries, num_qo_heads, dim] on the keys k and values v [num_kv_heads, kv_len, dim] of one request.
+    """Attention of the queries q [queries, num_qo_heads, dim] of a request to its k and v [num_kv_heads, kv_len, dim].
 
     The query heads of a group are rows of one product with the key-value head that they share. last_key [queries] is
-    the last key that each query may attend to (negative: none). kv_len >= 1.
+    the last key that each query may attend to (negative: no key). kv_len >= 1.
     Returns output [queries, num_qo_heads, dim] and lse [queries, num_qo_heads], base 2, both float32.
     """
     queries, num_qo_heads, dim = q.shape
@@ -34,7 +34,7 @@ def attend(
     rows = q.float().view(queries, k.shape[0], group, dim).transpose(0, 1).flatten(1, 2)
     hidden = torch.arange(k.shape[1], device=k.device) > last_key.repeat_interleave(group)[:, None]
     logits = (rows @ k.transpose(1, 2) * sm_scale).masked_fill(hidden, -math.inf)
-    # A row without keys has the maximum -inf; subtracting 0 instead keeps its weights at exp(-inf) = 0.
+    # The maximum of a row without keys is -inf; subtracting 0 instead keeps its weights at exp(-inf) = 0.
     maximum = logits.amax(dim=-1, keepdim=True).nan_to_num(neginf=0.0)
     weights = torch.exp(logits - maximum)
     total = weights.sum(dim=-1, keepdim=True)

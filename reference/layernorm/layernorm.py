@@ -4,7 +4,7 @@ output = (x - mean(x)) / sqrt(var(x) + EPS) * weight + bias, where var is the me
 mean of the row, without Bessel's correction. EPS is 1e-6, the default of FlashInfer and SGLang.
 
 The deviations are formed before they are squared: mean(x^2) - mean(x)^2 cancels in rows whose mean is large. Computed
-in float32 with one rounding, at the end, to the dtype of the input. A row of equal values gives the bias.
+in float32 and rounded once, at the end, to the dtype of the input. A row of equal values gives the bias.
 """
 
 import torch
@@ -19,7 +19,7 @@ def run(hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -
     assert weight.shape == (HIDDEN_SIZE,)
     assert bias.shape == (HIDDEN_SIZE,)
     x = hidden_states.to(torch.float32, copy=True)
-    # In place on the float32 copy: new memory for each step would take most of the time.
+    # In place on the float32 copy: allocating memory for each step would take most of the time.
     x.sub_(x.mean(dim=-1, keepdim=True))
     variance = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / HIDDEN_SIZE
     return x.mul_(torch.rsqrt(variance + EPS)).mul_(weight).add_(bias).to(hidden_states.dtype)

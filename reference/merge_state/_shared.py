@@ -1,4 +1,4 @@
-"""Shared by the merge_state references."""
+"""The function that the merge_state references share."""
 
 import torch
 
@@ -6,13 +6,13 @@ import torch
 def merge(
     v_a: torch.Tensor, s_a: torch.Tensor, v_b: torch.Tensor, s_b: torch.Tensor, log_of_base: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two attention states as one: outputs v [seq_len, num_heads, head_dim], lse s [seq_len, num_heads].
+    """Merges two attention states into one: outputs v [seq_len, num_heads, head_dim], lse s [seq_len, num_heads].
 
-    log_of_base is the natural logarithm of the base of s. Weights and lse, few beside the values, are float64, so that
-    chains of merges add no errors of their own. Returns v in the dtype of v_a and s in float32.
+    log_of_base is the natural logarithm of the base of s. Weights and lse are computed in float64 (they are few
+    compared with the values), so that chains of merges add no errors. Returns v in the dtype of v_a and s in float32.
     """
     a, b = s_a.double(), s_b.double()
-    # A row without keys on both sides has the maximum -inf; subtracting 0 instead keeps its weights at exp(-inf) = 0.
+    # The maximum of a row without keys on both sides is -inf; subtracting 0 instead keeps its weights at exp(-inf) = 0.
     maximum = torch.maximum(a, b).nan_to_num(neginf=0.0)
     weight_a, weight_b = torch.exp((a - maximum) * log_of_base), torch.exp((b - maximum) * log_of_base)
     total = weight_a + weight_b

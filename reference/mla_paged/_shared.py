@@ -1,4 +1,4 @@
-"""Shared by the mla_paged references."""
+"""Functions that the mla_paged references share."""
 
 import math
 
@@ -6,9 +6,9 @@ import torch
 
 
 def gather(cache: torch.Tensor, pages: torch.Tensor, kv_len: int) -> torch.Tensor:
-    """The first `kv_len` entries of these pages of cache [num_pages, page_size, dim] -> float32 [kv_len, dim].
+    """The first `kv_len` tokens of these pages of cache [num_pages, page_size, dim] -> float32 [kv_len, dim].
 
-    What follows them in the last page is cut off, not masked: it may hold NaN, and 0 * NaN is NaN.
+    The rest of the last page is cut off, not masked: it may hold NaN, and 0 * NaN is NaN.
     """
     return cache.index_select(0, pages).flatten(0, 1)[:kv_len].float()
 
@@ -21,16 +21,17 @@ def attend(
     sm_scale: float,
     last_key: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries q_nope, q_pe [queries, heads, dim] on the keys ckv, kpe [kv_len, dim] of one request (kv_len >= 1).
+    """Attention of the queries q_nope, q_pe [queries, heads, dim] of one request to its keys ckv, kpe [kv_len, dim].
 
-    last_key [queries] is the last key that each query may attend to (negative: none); None: all may attend to all.
+    last_key [queries] is the last key that each query may attend to (negative: no key); with None, every query attends
+    to every key. kv_len >= 1.
     Returns output [queries, heads, head_dim_ckv] and lse [queries, heads], base 2, both float32.
     """
     logits = (q_nope.float() @ ckv.T + q_pe.float() @ kpe.T) * sm_scale
     if last_key is not None:
         hidden = torch.arange(ckv.shape[0], device=ckv.device) > last_key[:, None]
         logits = logits.masked_fill(hidden[:, None, :], -math.inf)
-    # A row without keys has the maximum -inf; subtracting 0 instead keeps its weights at exp(-inf) = 0.
+    # The maximum of a row without keys is -inf; subtracting 0 instead keeps its weights at exp(-inf) = 0.
     maximum = logits.amax(dim=-1, keepdim=True).nan_to_num(neginf=0.0)
     weights = torch.exp(logits - maximum)
     total = weights.sum(dim=-1, keepdim=True)

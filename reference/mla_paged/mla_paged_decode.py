@@ -1,16 +1,16 @@
-"""DeepSeek multi-head latent attention (MLA) of one new token a request over a paged cache.
+"""DeepSeek multi-head latent attention (MLA) for decode: one new token per request over a paged KV cache.
 
 Every query head h of a request attends to the same latent keys, k_j = [ckv_j | kpe_j], and reads the values ckv_j:
 logit_hj = (q_nope_h . ckv_j + q_pe_h . kpe_j) * sm_scale, p_h = softmax_j(logit_h), output_h = sum_j p_hj ckv_j and
 lse_h = log2(sum_j exp(logit_hj)). (DeepSeek-V2, section 2.1, with the key up-projection absorbed into q_nope and the
-value up-projection left to the caller.) sm_scale belongs to the heads before absorption: 1/sqrt(128 + 64).
+value up-projection left to the caller.) sm_scale is that of the heads before absorption: 1/sqrt(128 + 64).
 
-Request b has the pages kv_indices[kv_indptr[b] : kv_indptr[b + 1]], in this order; all are full but the last, which
-holds kv_last_page_len[b] entries (1 to page_size; 0 for a request without pages, whose length is 0 whatever stands
-there). Requests may share pages; pages that none names, and entries after the last one, are never read: they may hold
-NaN.
-A request without keys gives output 0 and lse -inf.
-Everything is float32; output is rounded once, at the end, to the dtype of q_nope.
+Request b owns the pages kv_indices[kv_indptr[b] : kv_indptr[b + 1]], in this order. All of them are full except the
+last, which holds kv_last_page_len[b] tokens (1 to page_size). A request without pages has length 0, whatever its
+kv_last_page_len says. Requests may share pages. Pages that no request names and slots after a request's last token are
+never read, so they may hold NaN.
+A request without keys has output 0 and lse -inf.
+All arithmetic is in float32. The output is rounded once, at the end, to the dtype of q_nope.
 """
 
 import math

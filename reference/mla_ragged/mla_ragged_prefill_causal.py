@@ -1,15 +1,15 @@
-"""DeepSeek multi-head latent attention (MLA), causal, of several new tokens a request, with keys and values expanded.
+"""Causal DeepSeek multi-head latent attention (MLA) for prefill, with keys and values expanded from the latent.
 
-In prefill the latent is multiplied by the up-projections first, so that every query head h has keys and values of its
-own, k_jh = [k_nope | k_pe] and v_jh (DeepSeek-V2, section 2.1; "MHA mode"): logit_hj = q_h . k_jh * sm_scale,
-p_h = softmax_j(logit_h), output_h = sum_j p_hj v_jh and lse_h = log2(sum_j exp(logit_hj)). Keys are longer
+Prefill first multiplies the latent by the up-projections, so that every query head h has its own keys and values,
+k_jh = [k_nope | k_pe] and v_jh (DeepSeek-V2, section 2.1; "MHA mode"): logit_hj = q_h . k_jh * sm_scale,
+p_h = softmax_j(logit_h), output_h = sum_j p_hj v_jh and lse_h = log2(sum_j exp(logit_hj)). Keys have more features
 (head_dim_qk = 128 + 64) than values (head_dim_vo = 128).
 
-Request b has the queries qo_indptr[b] to qo_indptr[b + 1] - 1 and the keys and values kv_indptr[b] to
-kv_indptr[b + 1] - 1; either may be none.
-Queries are aligned with the end of the keys: query i of a request attends to the keys j <= kv_len - q_len + i. One
-that may attend to nothing gives output 0 and lse -inf. Queries go in blocks whose logits fit 128 MiB.
-Everything is float32; output is rounded once, at the end, to the dtype of q.
+Request b owns the queries qo_indptr[b] to qo_indptr[b + 1] - 1 and the keys and values kv_indptr[b] to
+kv_indptr[b + 1] - 1. Either range may be empty.
+Queries are aligned with the end of the keys: query i of a request attends to the keys j <= kv_len - q_len + i. A query
+that may attend to no key has output 0 and lse -inf. Queries are processed in blocks whose logits fit in 128 MiB.
+All arithmetic is in float32. The output is rounded once, at the end, to the dtype of q.
 """
 
 import math
@@ -24,14 +24,14 @@ HEAD_DIM_VO = 128
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float, last_key: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries q [heads, queries, head_dim_qk] on the keys k and values v [heads, kv_len, dim] of one request.
+    """Attention of the queries q [heads, queries, head_dim_qk] of one request to its k and v [heads, kv_len, dim].
 
-    last_key [queries] is the last key that each query may attend to (negative: none). kv_len >= 1.
+    last_key [queries] is the last key that each query may attend to (negative: no key). kv_len >= 1.
     Returns output [heads, queries, head_dim_vo] and lse [heads, queries], base 2, both float32.
     """
     hidden = torch.arange(k.shape[1], device=k.device) > last_key[:, None]
     logits = (q @ k.transpose(1, 2) * sm_scale).masked_fill(hidden, -math.inf)
-    # A row without keys has the maximum -inf; subtracting 0 instead keeps its weights at exp(-inf) = 0.
+    # The maximum of a row without keys is -inf; subtracting 0 instead keeps its weights at exp(-inf) = 0.
     maximum = logits.amax(dim=-1, keepdim=True).nan_to_num(neginf=0.0)
     weights = torch.exp(logits - maximum)
     total = weights.sum(dim=-1, keepdim=True)

@@ -1,16 +1,16 @@
-"""One rank's part of a mixture of experts with softmax routing, in bfloat16.
+"""The experts of one rank in a mixture of experts with softmax routing, in bfloat16.
 
-Routing: the TOP_K experts of largest logit; equal logits: the lower index first. The weight of a chosen expert is its
-softmax over all experts; norm_topk_prob (Mixtral, Qwen3) divides by the sum of the chosen ones, without it (Qwen2-57B)
-the weights of a token add up to less than 1.
+Routing chooses the TOP_K experts with the largest logits; of equal logits, the lower index comes first. The weight of a
+chosen expert is its softmax probability over all experts. With norm_topk_prob (Mixtral, Qwen3), the weights of a token
+are divided by their sum; without it (Qwen2-57B), they add up to less than 1.
 
-Experts: each is a SwiGLU MLP. The first half of gemm1's rows is the up projection, the second half the gate:
-silu(x W_gate') * (x W_up') W_2'. Only the experts local_expert_offset .. local_expert_offset + NUM_LOCAL_EXPERTS - 1
-live on this rank; what a token sends to others contributes nothing, and a token with none of them gives zeros. Under
-tensor parallelism INTERMEDIATE_SIZE is this rank's part, and the ranks' outputs add up.
+Each expert is a SwiGLU MLP: (silu(x W_gate') * (x W_up')) W_2'. The first half of gemm1's rows is the up projection,
+the second half the gate. Only the experts local_expert_offset .. local_expert_offset + NUM_LOCAL_EXPERTS - 1 are on
+this rank. Experts on other ranks contribute nothing, so a token that chose none of these gives zeros. Under tensor
+parallelism, INTERMEDIATE_SIZE is the share of this rank, and the outputs of the ranks add up.
 
-Products are float32; nothing is rounded between them, and the sum over experts once. Kernels that keep the first
-product, the activation or each expert's result in bfloat16 differ by those roundings.
+All arithmetic is in float32: nothing is rounded between the products, and the sum over the experts is rounded once.
+Kernels that keep the first product, the activation or the result of each expert in bfloat16 differ by those roundings.
 """
 
 import torch
@@ -33,7 +33,7 @@ def run(
     local_expert_offset: int,
     norm_topk_prob: bool,
 ) -> torch.Tensor:
-    """Shapes as the axes say -> output [seq_len, hidden_size] bfloat16."""
+    """Tensors with the shapes asserted below -> output [seq_len, hidden_size] bfloat16."""
     seq_len = hidden_states.shape[0]
     assert routing_logits.shape == (seq_len, NUM_EXPERTS)
     assert hidden_states.shape == (seq_len, HIDDEN_SIZE)
@@ -44,7 +44,7 @@ def run(
     weights = weights.float()
     x = hidden_states.float()
     output = torch.zeros_like(x)
-    # One expert at a time, and only those that got a token: all of them in float32 would take up to 10 GB.
+    # One expert at a time, and only those that received a token: all of them in float32 would take up to 10 GB.
     for expert in range(NUM_LOCAL_EXPERTS):
         token, slot = (local == expert).nonzero(as_tuple=True)
         if len(token) == 0:

@@ -1,18 +1,19 @@
-"""One rank's part of a DeepSeek-V3 mixture of experts, with weights and activations in fp8 (e4m3) blocks.
+"""The experts of one rank in a DeepSeek-V3 mixture of experts, with block-scaled fp8 (e4m3) tensors.
 
-Routing (no auxiliary loss): scores s = sigmoid(logits) choose with a bias and weigh without it. A group of experts is
-as good as its two best s + bias together; the best TOPK_GROUP groups stay, and in them the TOP_K experts of largest
-s + bias are chosen. Equal values: the lower index first, for groups and for experts. The weight of a chosen expert is
-s / (sum of the chosen s) * routed_scaling_factor. Nothing is added to that sum, so a token whose chosen scores are all
-zero in float32 (logits below about -88) has no defined weights, here as in the kernels.
+Routing (without auxiliary loss): the scores s = sigmoid(logits) choose experts with a bias and weigh them without it.
+The score of a group is the sum of its two largest s + bias. The best TOPK_GROUP groups are kept, and among their
+experts the TOP_K with the largest s + bias are chosen. Of equal values, the lower index comes first, for groups and for
+experts. The weight of a chosen expert is s / (sum of the chosen s) * routed_scaling_factor. Nothing is added to that
+sum, so the weights of a token whose chosen scores are all zero in float32 (logits below about -88) are undefined, here
+as in the kernels.
 
-Experts: each is a SwiGLU MLP. The first half of gemm1's rows is the up projection, the second half the gate:
-silu(x W_gate') * (x W_up') W_2'. Only the experts local_expert_offset .. local_expert_offset + NUM_LOCAL_EXPERTS - 1
-live on this rank; what a token sends to others contributes nothing, and a token with none of them gives zeros.
+Each expert is a SwiGLU MLP: (silu(x W_gate') * (x W_up')) W_2'. The first half of gemm1's rows is the up projection,
+the second half the gate. Only the experts local_expert_offset .. local_expert_offset + NUM_LOCAL_EXPERTS - 1 are on
+this rank. Experts on other ranks contribute nothing, so a token that chose none of these gives zeros.
 
-A scale belongs to BLOCK x BLOCK weights, or to BLOCK consecutive features of a token (hidden_states_scale is stored
-block-major). Products are float32, the sum over experts is rounded once. The activation between the two products is
-not quantised again: kernels that do so differ by that rounding.
+One scale belongs to BLOCK x BLOCK weights, or to BLOCK consecutive features of a token (hidden_states_scale is stored
+block-major). Products are computed in float32, and the sum over the experts is rounded once. The activation between the
+two products is not quantised again; kernels that do so differ by that rounding.
 """
 
 import math
@@ -38,7 +39,7 @@ def route(routing_logits: torch.Tensor, routing_bias: torch.Tensor) -> tuple[tor
     scores = torch.sigmoid(routing_logits.float())
     groups = (scores + routing_bias.float()).view(len(scores), N_GROUP, NUM_EXPERTS // N_GROUP)
     group_scores = groups.topk(2, dim=2).values.sum(dim=2)
-    # A stable sort puts the lower index first among equals; topk does not say which it takes.
+    # A stable sort puts the lower index first among equal values; topk does not specify an order.
     kept = group_scores.argsort(dim=1, descending=True, stable=True)[:, :TOPK_GROUP]
     dropped = torch.ones_like(group_scores, dtype=torch.bool).scatter(1, kept, False)
     candidates = groups.masked_fill(dropped.unsqueeze(2), -math.inf).flatten(1)
@@ -66,7 +67,7 @@ def run(
     local_expert_offset: int,
     routed_scaling_factor: float,
 ) -> torch.Tensor:
-    """Shapes as the axes say (hidden_states_scale is [blocks, seq_len]) -> output [seq_len, hidden_size] bfloat16."""
+    """Tensors with the shapes asserted below -> output [seq_len, hidden_size] bfloat16."""
     seq_len = hidden_states.shape[0]
     assert routing_logits.shape == (seq_len, NUM_EXPERTS)
     assert routing_bias.shape == (NUM_EXPERTS,)
@@ -82,7 +83,7 @@ def run(
     blocks = hidden_states.float().view(seq_len, NUM_HIDDEN_BLOCKS, BLOCK)
     x = (blocks * hidden_states_scale.T.unsqueeze(2)).view(seq_len, HIDDEN_SIZE)
     output = torch.zeros_like(x)
-    # One expert at a time, and only those that got a token: all of them in float32 would take 5.6 GB.
+    # One expert at a time, and only those that received a token: all of them in float32 would take 5.6 GB.
     for expert in range(NUM_LOCAL_EXPERTS):
         token, slot = (local == expert).nonzero(as_tuple=True)
         if len(token) == 0:

@@ -1,17 +1,17 @@
-"""One rank's part of a mixture of experts with softmax routing, with weights and activations in fp8 (e4m3) blocks.
+"""The experts of one rank in a mixture of experts with softmax routing, with block-scaled fp8 (e4m3) tensors.
 
-Routing: the TOP_K experts of largest logit; equal logits: the lower index first. The weight of a chosen expert is its
-softmax over all experts; norm_topk_prob (Mixtral, Qwen3) divides by the sum of the chosen ones, without it (Qwen2-57B)
-the weights of a token add up to less than 1.
+Routing chooses the TOP_K experts with the largest logits; of equal logits, the lower index comes first. The weight of a
+chosen expert is its softmax probability over all experts. With norm_topk_prob (Mixtral, Qwen3), the weights of a token
+are divided by their sum; without it (Qwen2-57B), they add up to less than 1.
 
-Experts: each is a SwiGLU MLP. The first half of gemm1's rows is the up projection, the second half the gate:
-silu(x W_gate') * (x W_up') W_2'. Only the experts local_expert_offset .. local_expert_offset + NUM_LOCAL_EXPERTS - 1
-live on this rank; what a token sends to others contributes nothing, and a token with none of them gives zeros. Under
-tensor parallelism INTERMEDIATE_SIZE is this rank's part, and the ranks' outputs add up.
+Each expert is a SwiGLU MLP: (silu(x W_gate') * (x W_up')) W_2'. The first half of gemm1's rows is the up projection,
+the second half the gate. Only the experts local_expert_offset .. local_expert_offset + NUM_LOCAL_EXPERTS - 1 are on
+this rank. Experts on other ranks contribute nothing, so a token that chose none of these gives zeros. Under tensor
+parallelism, INTERMEDIATE_SIZE is the share of this rank, and the outputs of the ranks add up.
 
-A scale belongs to BLOCK x BLOCK weights, or to BLOCK consecutive features of a token (hidden_states_scale is stored
-block-major). Products are float32, the sum over experts is rounded once. The activation between the two products is
-not quantised again: kernels that do so differ by that rounding.
+One scale belongs to BLOCK x BLOCK weights, or to BLOCK consecutive features of a token (hidden_states_scale is stored
+block-major). Products are computed in float32, and the sum over the experts is rounded once. The activation between the
+two products is not quantised again; kernels that do so differ by that rounding.
 """
 
 import torch
@@ -41,7 +41,7 @@ def run(
     local_expert_offset: int,
     norm_topk_prob: bool,
 ) -> torch.Tensor:
-    """Shapes as the axes say (hidden_states_scale is [blocks, seq_len]) -> output [seq_len, hidden_size] bfloat16."""
+    """Tensors with the shapes asserted below -> output [seq_len, hidden_size] bfloat16."""
     seq_len = hidden_states.shape[0]
     assert routing_logits.shape == (seq_len, NUM_EXPERTS)
     assert hidden_states.shape == (seq_len, HIDDEN_SIZE)
@@ -56,7 +56,7 @@ def run(
     blocks = hidden_states.float().view(seq_len, NUM_HIDDEN_BLOCKS, BLOCK)
     x = (blocks * hidden_states_scale.T.unsqueeze(2)).view(seq_len, HIDDEN_SIZE)
     output = torch.zeros_like(x)
-    # One expert at a time, and only those that got a token: all of them in float32 would take up to 10 GB.
+    # One expert at a time, and only those that received a token: all of them in float32 would take up to 10 GB.
     for expert in range(NUM_LOCAL_EXPERTS):
         token, slot = (local == expert).nonzero(as_tuple=True)
         if len(token) == 0:

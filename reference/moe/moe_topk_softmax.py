@@ -1,9 +1,10 @@
 """The router of a mixture of experts: softmax over the experts' logits, then the TOP_K best experts of each token.
 
-Experts are chosen by their logits (the softmax keeps their order) and listed best first. Equal logits: the lower index
-first. The weight of a chosen expert is its softmax over all experts; norm_topk_prob divides by the sum of the chosen
-ones, which is the softmax over the chosen alone. Computed in float64, rounded once. Logits are finite; a kernel whose
-softmax is float32 cannot tell experts apart whose logits are closer than its roundings, or about 87 below the best.
+Experts are chosen by their logits (the softmax keeps their order) and listed best first; of equal logits, the lower
+index comes first. The weight of a chosen expert is its softmax probability over all experts. norm_topk_prob divides it
+by the sum over the chosen experts, which gives the softmax over the chosen experts alone. Computed in float64 and
+rounded once. Logits are finite. A kernel that computes the softmax in float32 cannot tell apart experts whose logits
+differ by less than its rounding errors, or lie more than about 87 below the best.
 """
 
 import torch

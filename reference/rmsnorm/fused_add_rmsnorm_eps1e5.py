@@ -1,9 +1,9 @@
 """Residual addition followed by root-mean-square normalisation.
 
 x = hidden_states + residual in float32; residual_out = x rounded once; output = x / sqrt(mean(x^2) + EPS) * weight.
-The norm reads the sum before it is rounded for residual_out, as the fused kernels do: normalising the rounded residual
-instead changes about a fifth of the output bits. Both results are rounded once, at the end. EPS is 1e-5, as Llama and
-Mixtral have it; most other models have 1e-6.
+As in the fused kernels, the norm reads the sum before it is rounded for residual_out. Normalising the rounded residual
+instead would change about a fifth of the output elements. Both results are rounded once, at the end. EPS is 1e-5, as in
+Llama and Mixtral; most other models use 1e-6.
 """
 
 import torch
@@ -20,6 +20,6 @@ def run(hidden_states: torch.Tensor, residual: torch.Tensor, weight: torch.Tenso
     x = hidden_states.float() + residual.float()
     residual_out = x.to(residual.dtype)
     mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / HIDDEN_SIZE
-    # In place on the sum: new memory for each step would take most of the time.
+    # In place on the sum: allocating memory for each step would take most of the time.
     output = x.mul_(torch.rsqrt(mean_square + EPS)).mul_(weight.float()).to(hidden_states.dtype)
     return output, residual_out

@@ -1,7 +1,7 @@
 """Root-mean-square normalisation (Zhang and Sennrich, 2019): output = x / sqrt(mean(x^2) + EPS) * weight.
 
-EPS is 1e-5, as Llama and Mixtral have it; most other models have 1e-6. Computed in float32 with one rounding, at the
-end, to the dtype of the input. A row of zeros gives zeros.
+EPS is 1e-5, as in Llama and Mixtral; most other models use 1e-6. Computed in float32 and rounded once, at the end, to
+the dtype of the input. A row of zeros gives zeros.
 """
 
 import torch
@@ -16,5 +16,5 @@ def run(hidden_states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     assert weight.shape == (HIDDEN_SIZE,)
     x = hidden_states.to(torch.float32, copy=True)
     mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / HIDDEN_SIZE
-    # In place on the float32 copy: new memory for each step would take most of the time.
+    # In place on the float32 copy: allocating memory for each step would take most of the time.
     return x.mul_(torch.rsqrt(mean_square + EPS)).mul_(weight.float()).to(hidden_states.dtype)

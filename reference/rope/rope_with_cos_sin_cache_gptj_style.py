@@ -1,9 +1,9 @@
-"""Rotary position embedding (Su et al., 2021) of query and key, from a cache of cosines and sines, in GPT-J style.
+"""Rotary position embedding (Su et al., 2021) of queries and keys, from a cache of cosines and sines, in GPT-J style.
 
-The first ROTARY_DIM features of each head are rotated, the others copied. Features 2 i and 2 i + 1 form the pair
-(x, y), which turns by the angle i of the token's position: (x cos - y sin, y cos + x sin). Row p of the cache holds the
-ROTARY_DIM / 2 cosines of position p, then its sines; they are used as they are, so that a scale in them (YaRN) scales
-the result. Computed in float32, rounded once, at the end.
+The first ROTARY_DIM features of each head are rotated; the others are copied. Features 2 i and 2 i + 1 form the pair
+(x, y), which is rotated by the i-th angle of the token's position: (x cos - y sin, y cos + x sin). Row p of the cache
+holds the ROTARY_DIM / 2 cosines of position p, then its sines. They are used as they are, so a scale in them (YaRN)
+scales the result. Computed in float32 and rounded once, at the end.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""What the sampling references share: thresholds from the largest values, and a draw by inverse transform."""
+"""Functions that the sampling references share: thresholds from the largest values, and inverse-transform draws."""
 
 import torch
 
@@ -13,7 +13,7 @@ def largest_values(probs: torch.Tensor, count: int) -> torch.Tensor:
 def top_k_threshold(probs: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
     """The k-th largest value of each row [batch_size, 1].
 
-    0 (all are kept) for k >= vocab_size and for k < 0; infinity (none is kept) for k = 0.
+    0 (keeps all) for k >= vocab_size and for k < 0; infinity (keeps none) for k = 0.
     """
     k = top_k.long().unsqueeze(-1)
     everything = (k < 0) | (k >= probs.shape[-1])
@@ -28,7 +28,7 @@ def nucleus_threshold(probs: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
 
     In descending order this is the value that reaches the limit. All values equal to it have the same mass above them.
     """
-    for part in (64, 8, 1):  # a nucleus is small as a rule: look at all values only if fewer do not reach the limit
+    for part in (64, 8, 1):  # a nucleus is usually small: look at all values only if fewer do not reach the limit
         descending = largest_values(probs, -(-probs.shape[-1] // part))
         mass = descending.cumsum(dim=-1, dtype=torch.float64)
         if bool((mass[:, -1:] >= limit).all()):
@@ -43,10 +43,10 @@ def kept_mass(probs: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
 
 
 def draw(probs: torch.Tensor, keep: torch.Tensor, scaled: bool) -> torch.Tensor:
-    """One token of each row, int64 [batch_size, 1]: the first whose cumulative kept mass, in order of index, exceeds u.
+    """One token per row, int64 [batch_size, 1]: the first whose cumulative kept mass, in order of index, exceeds u.
 
-    u is uniform in [0, total kept mass) if `scaled`, else in [0, 1). Where no token exceeds it: the last kept token, or
-    token 0 if none is kept.
+    u is uniform in [0, total kept mass) if `scaled`, else in [0, 1). If no token exceeds it, the result is the last
+    kept token, or token 0 if none is kept.
     """
     cumulative = torch.where(keep, probs, 0.0).cumsum(dim=-1, dtype=torch.float64)
     u = torch.rand(probs.shape[0], 1, dtype=torch.float64, device=probs.device)
@@ -57,11 +57,11 @@ def draw(probs: torch.Tensor, keep: torch.Tensor, scaled: bool) -> torch.Tensor:
 
 
 def draw_by_rejection(probs: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-    """One token of each row, int64 [batch_size, 1]: drawn from the row as it is, and again from `keep` if not in it.
+    """One token per row, int64 [batch_size, 1]: drawn from the row as it is, and drawn again from `keep` if not in it.
 
-    For rows that sum to 1 this is a draw from the kept tokens in proportion to their probabilities. For others the
-    first draw is not scaled by the sum: mass beyond 1, in order of index, is never reached; missing mass goes to the
-    last token of positive probability.
+    For rows that sum to 1 this is a draw from the kept tokens in proportion to their probabilities. For other rows the
+    first draw is not scaled by the sum: mass beyond 1, in order of index, is never reached, and missing mass goes to
+    the last token with a positive probability.
     """
     first = draw(probs, probs > 0, scaled=False)
     again = draw(probs, keep, scaled=True)

@@ -1,11 +1,11 @@
-"""Min-p sampling: one token of each row, among those at least min_p times as probable as the most probable one.
+"""Min-p sampling: one token per row, from those at least min_p times as probable as the most probable token.
 
-Support: probs[i] >= max(probs) * min_p, the product rounded once to float32; a token exactly at the threshold is kept.
-min_p = 1 keeps the largest value and its ties; min_p <= 0 keeps every token; min_p > 1 keeps none of a row that has a
-positive value.
+Support: probs[i] >= max(probs) * min_p, with the product rounded once to float32. A token exactly at the threshold is
+kept. min_p = 1 keeps the largest value and its ties, min_p <= 0 keeps every token, and min_p > 1 keeps no token of a
+row that has a positive value.
 
-Draw: in proportion to the kept probabilities, whatever the row sums to. Where nothing is kept the token is 0. A row of
-zeros keeps every token, none of which can be drawn: the token is the last one, vocab_size - 1.
+Draw: in proportion to the kept probabilities, whatever the sum of the row. If nothing is kept, the token is 0. A row of
+zeros keeps every token, but none can be drawn: the token is the last one, vocab_size - 1.
 """
 
 import torch

@@ -1,8 +1,8 @@
-"""Top-k renormalisation: the k largest probabilities of each row scaled to sum to 1, all others 0.
+"""Top-k renormalisation: the k largest probabilities of each row, scaled to sum to 1; the rest are 0.
 
-Values greater than or equal to the k-th largest are kept, so all values tied with it are, and more than k may remain.
-k >= vocab_size and k < 0 (read as unsigned) keep the whole row and still scale it; k = 0 gives zeros. The kept sum is
-not taken below 1e-8: a row of zeros gives zeros. Computed in float64, rounded once to float32.
+Values greater than or equal to the k-th largest are kept. That includes all values tied with it, so more than k may
+remain. k >= vocab_size and k < 0 (read as unsigned) keep the whole row and still scale it; k = 0 gives zeros. A kept
+sum below 1e-8 is replaced by 1e-8, so a row of zeros gives zeros. Computed in float64 and rounded once to float32.
 """
 
 import torch

@@ -1,13 +1,13 @@
-"""Top-k sampling: one token of each row, among its k most probable ones, in proportion to their probabilities.
+"""Top-k sampling: one token per row, from its k most probable tokens, in proportion to their probabilities.
 
-Support: token i is kept if fewer than k tokens are strictly more probable and probs[i] > 0. So all tokens tied with the
-k-th are kept, and the support may be larger than k. k >= vocab_size and k < 0 (read as unsigned) keep every token of
-positive probability; k = 0 keeps none.
+Support: token i is kept if fewer than k tokens are strictly more probable and probs[i] > 0. All tokens tied with the
+k-th are therefore kept, and the support may be larger than k. k >= vocab_size and k < 0 (read as unsigned) keep every
+token with a positive probability; k = 0 keeps none.
 
-Draw: rows sum to 1. The kernels sample by rejection and do not scale the first draw by the row's sum: of a row that
-sums to more than 1, the first draw reaches only the tokens whose cumulative mass, in order of index, begins below 1; of
-one that sums to less, the missing mass falls to its last token of positive probability. A first draw outside the
-support is drawn again from the support, in proportion. Where nothing is kept (k = 0, a row of zeros) the token is 0.
+Draw: rows should sum to 1. The kernels sample by rejection and do not scale the first draw by the sum of the row. If a
+row sums to more than 1, the first draw reaches only tokens whose cumulative mass, in order of index, begins below 1; if
+it sums to less, the missing mass goes to the last token with a positive probability. A first draw outside the support
+is replaced by one from the support, in proportion. If nothing is kept (k = 0, a row of zeros), the token is 0.
 """
 
 import torch

@@ -1,16 +1,16 @@
-"""Top-p (nucleus) renormalisation: the most probable tokens whose mass reaches p, scaled to sum to 1, all others 0.
+"""Top-p (nucleus) renormalisation: the most probable tokens whose mass reaches p, scaled to sum to 1; the rest are 0.
 
-Token i is kept if the mass of the tokens strictly more probable than it is less than p times the row's sum. In
-descending order, the token that reaches that mass is the last one, also when it is reached exactly; all tokens tied
-with it are kept. p is a share of the row's sum here, unlike in top-p sampling, where it is absolute mass. p > 1 keeps
-the whole row, p = 1 too but for rounding; p <= 0 keeps the largest value and its ties.
+Token i is kept if the mass of the strictly more probable tokens is less than p times the row's sum. In descending
+order, the token with which the mass reaches or exceeds that limit is the last one kept, together with all tokens tied
+with it. Here p is a share of the row's sum; in top-p sampling it is absolute mass. p > 1 keeps the whole row; so does p
+= 1, except for rounding. p <= 0 keeps the largest value and its ties.
 
-flashinfer 0.6.12 may drop more than rounding explains for p >= 1 in vocabularies of 2048 tokens and more: where its
+For p >= 1 and vocabularies of 2048 tokens or more, FlashInfer 0.6.12 may drop more than rounding explains: if its
 search does not reach p times its rounded sum, it counts the last group of bins twice. That is a defect, not a rule.
 
-A kept sum of at most 1e-8 is not scaled: a row of zeros gives zeros. Computed in float64, rounded once to float32; a
-kernel that sums in float32 may decide differently for a token whose mass above lies within its summation error of the
-limit, and then scales by its own kept sum.
+A kept sum of at most 1e-8 is not scaled, so a row of zeros gives zeros. Computed in float64 and rounded once to
+float32. A kernel that sums in float32 may decide differently about a token if the mass above it is within the summation
+error of the limit; it then scales by its own kept sum.
 """
 
 import torch

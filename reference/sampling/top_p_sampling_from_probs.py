@@ -1,17 +1,17 @@
-"""Top-p (nucleus) sampling: one token of each row, among the most probable ones whose mass reaches p, in proportion.
+"""Top-p (nucleus) sampling: one token per row, from the most probable tokens whose mass reaches p, in proportion.
 
-Support: token i is kept if the mass of the tokens strictly more probable than it is less than p and probs[i] > 0. In
-descending order, the token that reaches p is the last one, also when the mass reaches p exactly; all tokens tied with
-it are kept. p is absolute mass, not a share of the row's sum. p > 1 keeps every token of positive probability of a row
-that sums to 1, p = 1 too but for rounding; p <= 0 keeps none.
+Support: token i is kept if the mass of the strictly more probable tokens is less than p and probs[i] > 0. In descending
+order, the token with which the mass reaches or exceeds p is the last one kept, together with all tokens tied with it. p
+is absolute mass, not a share of the row's sum. In a row that sums to 1, p > 1 keeps every token with a positive
+probability; so does p = 1, except for rounding. p <= 0 keeps none.
 
-Draw: rows sum to 1. The kernels sample by rejection and do not scale the first draw by the row's sum: of a row that
-sums to more than 1, the first draw reaches only the tokens whose cumulative mass, in order of index, begins below 1; of
-one that sums to less, the missing mass falls to its last token of positive probability. A first draw outside the
-support is drawn again from the support, in proportion. Where nothing is kept (p <= 0, a row of zeros) the token is 0.
+Draw: rows should sum to 1. The kernels sample by rejection and do not scale the first draw by the sum of the row. If a
+row sums to more than 1, the first draw reaches only tokens whose cumulative mass, in order of index, begins below 1; if
+it sums to less, the missing mass goes to the last token with a positive probability. A first draw outside the support
+is replaced by one from the support, in proportion. If nothing is kept (p <= 0, a row of zeros), the token is 0.
 
-The mass is summed in float64; a kernel that sums in float32 may decide differently for a token whose mass above lies
-within its summation error of p.
+The mass is summed in float64. A kernel that sums in float32 may decide differently about a token if the mass above it
+is within the summation error of p.
 """
 
 import torch

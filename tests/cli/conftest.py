@@ -1,4 +1,4 @@
-"""The command line in this process, and a small dataset that tests may damage."""
+"""Runs the command line in this process, on a small dataset that tests may damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which dataset a command reads, and what it says of it."""
+"""Which dataset a command reads, and what it prints about it."""
 
 from __future__ import annotations
 

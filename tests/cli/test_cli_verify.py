@@ -1,4 +1,4 @@
-"""flashinfer-trace verify: what is run, what is said of it, and the exit status."""
+"""flashinfer-trace verify: what it runs, what it prints, and its exit status."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from flashinfer_trace import families
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.twins import Twins
 from flashinfer_trace.harness.verify import Report
-from tools.scaffold.templates import RECORD, REFERENCE, definition
+from tools.scaffold.__main__ import EXAMPLE
+from tools.scaffold.contract import read_contract
+from tools.scaffold.templates import definition, record, reference
+
+CONTRACT = read_contract(flashinfer_trace.find_root(), *EXAMPLE)
+UNFINISHED = record("scaled", "scaled", CONTRACT)
 
 
 def test_verify_one_case_by_axes(invoke):
@@ -38,7 +43,7 @@ def test_a_failure_is_exit_1_with_a_line_that_repeats_it(invoke, change):
     assert "repeat: flashinfer-trace verify rmsnorm_h512 --against oracle" in result.output
     assert "0 passed, 1 failed" in result.output
     row = next(line for line in result.output.splitlines() if line.startswith("rmsnorm_h512 "))
-    assert row.split()[2] == "failed" and row.split()[5] == "-", "no figure of the cases that passed beside a failure"
+    assert row.split()[2] == "failed" and row.split()[5] == "-", "a failure shows no figure of cases that passed"
 
 
 def test_all_skipped_is_not_success(invoke):
@@ -69,7 +74,7 @@ def test_an_embedded_reference_that_is_older_is_stale(invoke, copy_of_dataset):
     assert report["status"] == "stale"
     invoke("embed", "rmsnorm_h512")
     output = invoke("verify", "rmsnorm_h512", "--examples", "5").output
-    assert "0 passed, 1 failed, 0 skipped; dataset" in output, "what passed was the older reference"
+    assert "0 passed, 1 failed, 0 skipped; dataset" in output, "only the older reference passed"
 
 
 def test_a_stale_reference_that_fails_says_both(invoke, change):
@@ -82,7 +87,7 @@ def test_a_stale_reference_that_fails_says_both(invoke, change):
 
 def test_what_many_reports_say_is_printed_once(invoke):
     result = invoke("verify", "rmsnorm_h*", "--against", "kernel")
-    assert result.output.count("kernels need --device cuda") == 2, "once for all runs, once in the verdict"
+    assert result.output.count("kernels need --device cuda") == 2, "once for all runs and once in the verdict"
     assert " more skipped: kernels need --device cuda" in result.output
 
 
@@ -112,7 +117,7 @@ def remove_pattern(root):
         (damage_naming, "failed", "schema/naming.json: malformed"),
         (damage_source, "stale", "reference/rmsnorm/rmsnorm.py:1: the reference is not Python"),
         (damage_embedded, "failed", "rmsnorm_h512.json: rmsnorm_h512:1: the reference is not Python"),
-        (remove_pattern, "failed", "no family in schema/naming.json has this name; add its pattern there"),
+        (remove_pattern, "failed", "no family in schema/naming.json matches this name; add its pattern there"),
     ],
 )
 def test_bad_data_is_a_failure_of_its_definition(invoke, copy_of_dataset, damage, status, message):
@@ -126,19 +131,19 @@ def test_bad_data_is_a_failure_of_its_definition(invoke, copy_of_dataset, damage
 
 
 @pytest.mark.parametrize(
-    ("record", "message"),
+    ("text", "message"),
     [
         ("import nosuch\n", ":1: ModuleNotFoundError: No module named 'nosuch'; correct it, then run"),
         ("\n\ndef (:\n", ":3: SyntaxError: invalid syntax; correct it, then run"),
-        (RECORD.substitute(family="scaled", op_type="scaled"), "the harness record of scaled is unfinished: write it"),
+        (UNFINISHED, "the harness record of scaled is unfinished: write it"),
         (
-            RECORD.substitute(family="scaled", op_type="scaled").replace("TODO", "to do"),
+            UNFINISHED.replace("TODO", "to do"),
             "NotImplementedError: to do: draw axes and structure",
         ),
     ],
 )
 def test_a_bad_record_is_a_failure_of_its_definitions(
-    invoke, copy_of_dataset, tmp_path_factory, monkeypatch, record, message
+    invoke, copy_of_dataset, tmp_path_factory, monkeypatch, text, message
 ):
     root = copy_of_dataset.parents[2]
     names = json.loads((root / "schema" / "naming.json").read_text())
@@ -146,22 +151,24 @@ def test_a_bad_record_is_a_failure_of_its_definitions(
     (root / "schema" / "naming.json").write_text(json.dumps(names))
     for folder in ("reference", "definitions"):
         (root / folder / "scaled").mkdir()
-    (root / "reference" / "scaled" / "scaled.py").write_text(REFERENCE)
-    (root / "definitions" / "scaled" / "scaled_n8.json").write_text(json.dumps(definition("scaled", "scaled")))
+    (root / "reference" / "scaled" / "scaled.py").write_text(reference(CONTRACT))
+    (root / "definitions" / "scaled" / "scaled_n8.json").write_text(
+        json.dumps(definition("scaled_n8", "scaled", CONTRACT))
+    )
     modules = tmp_path_factory.mktemp("families")
-    (modules / "scaled.py").write_text(record)
+    (modules / "scaled.py").write_text(text)
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(modules)])
     families.families_of_op_type.cache_clear()
     monkeypatch.delitem(sys.modules, "flashinfer_trace.families.scaled", raising=False)
     result = invoke("verify", "--examples", "5")
     assert result.exit_code == 1, result.output
     assert f"{modules / 'scaled.py'}:" in result.stdout and message in result.stdout
-    assert "1 passed, 1 failed" in result.stdout, "the other Definitions are verified all the same"
+    assert "1 passed, 1 failed" in result.stdout, "the other Definitions must still be verified"
     assert "Traceback" not in result.output
 
 
 def interrupt_at(monkeypatch, number, how):
-    """Makes the verification of one Definition meet an interrupt."""
+    """Interrupts the verification of the Definition with this number."""
     calls = []
 
     def verify(self, job, **options):
@@ -178,7 +185,7 @@ def raised():
 
 
 class Discarding:
-    """Python prints what a finaliser raises, and goes on."""
+    """Python prints an exception that a finaliser raises, and continues."""
 
     def __del__(self):
         raise KeyboardInterrupt
@@ -195,14 +202,14 @@ def test_an_interrupt_keeps_what_is_finished(invoke, monkeypatch, how, finished)
 
 
 def test_an_interrupt_of_another_command(invoke, monkeypatch):
-    monkeypatch.setattr("flashinfer_trace.validation.validate_paths", lambda *paths: raised())
+    monkeypatch.setattr("flashinfer_trace.validation.validate_paths", lambda *paths, **options: raised())
     result = invoke("validate", "--format", "json")
     assert (result.exit_code, json.loads(result.stdout)) == (130, {"error": "interrupted"})
     assert result.stderr.strip() == "interrupted"
 
 
 def test_evidence_that_cannot_be_written_is_a_failure(invoke, monkeypatch):
-    """A run on a GPU, as far as a machine without one can go: the kernel passes, and its record does not."""
+    """A run on a GPU, as far as a machine without one can imitate it: the kernel passes, but recording fails."""
 
     def pass_all(jobs, **options):
         return [Report(job.definition.name, job.target, job.device, cases=60) for job in jobs]

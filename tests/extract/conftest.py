@@ -13,7 +13,7 @@ from tools.extract_definitions.__main__ import main
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """The dataset's conventions and references, an empty definitions/ and evidence/, and the models tiny and twin."""
+    """A dataset root with conventions, references, empty definitions/ and evidence/, and the models tiny and twin."""
     source = flashinfer_trace.find_root()
     target = tmp_path / "dataset"
     shutil.copytree(source / "schema", target / "schema", ignore=shutil.ignore_patterns("tests"))
@@ -29,7 +29,7 @@ def root(tmp_path, monkeypatch):
 
 @pytest.fixture
 def extract(root, capsys):
-    """Runs the command; returns exit status, standard output and standard error."""
+    """Runs the command and returns exit status, standard output and standard error."""
 
     def run(*arguments):
         try:
@@ -44,7 +44,7 @@ def extract(root, capsys):
 
 @pytest.fixture
 def snapshot(root):
-    """The files under definitions/ and their texts."""
+    """The files under definitions/ and their content."""
     return lambda: {
         path.relative_to(root / "definitions").as_posix(): path.read_text()
         for path in sorted((root / "definitions").rglob("*"))

@@ -1,20 +1,18 @@
-"""The command from end to end on a small model: what it writes, merges, refuses to overwrite, and survives."""
+"""The command from end to end on a small model: what it writes and merges, refuses to overwrite, and survives."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
-from pathlib import Path
 
 import pytest
+from made_up_evidence import made_up_evidence
 from small_models import SPARSE, TINY, add_model
 
-from flashinfer_trace.reference import sha256
+from flashinfer_trace.definition import Definition
 from flashinfer_trace.validation import validate_paths
 from tools.extract_definitions import apply
-
-CHECKOUT = Path(__file__).resolve().parent.parent.parent
 
 
 def states(table):
@@ -40,7 +38,7 @@ def test_a_small_model(root, extract, snapshot):
     } <= set(files)
     assert not validate_paths([root / "definitions"], root).problems
     gemm = load(root, "gemm/gemm_n96_k64.json")
-    # The query, key and value projection over one rank ((8 + 2 x 2) x 8), and half of gate and up over two (2 x 48).
+    # The query, key and value projection on one rank ((8 + 2 x 2) x 8), and half of gate and up on two ranks (2 x 48).
     assert gemm["tags"] == [
         *("status:unverified", "stage:prefill", "stage:decode", "model:tiny", "tp:1", "tp:2"),
     ]
@@ -86,7 +84,7 @@ def test_running_again_changes_nothing(root, extract, snapshot):
 
 
 def test_models_share_kernels(root, extract, snapshot):
-    """In one call or in two, in either order: the same tags, and what a person wrote is kept."""
+    """One call or two, in either order, give the same tags and keep what a person wrote."""
     extract("--model-name", "tiny", "twin_1_5")
     together = snapshot()
     assert "model:tiny" in load(root, "gemm/gemm_n64_k64.json")["tags"]
@@ -169,7 +167,7 @@ def test_another_kernel_of_the_same_name_is_a_conflict(root, extract, snapshot, 
     review = path.with_name("gemm_n64_k64_v2.json.review")
     assert json.loads(review.read_text()) == {**expected, "name": "gemm_n64_k64_v2"}
     assert {**snapshot()} == {**before, "gemm/gemm_n64_k64_v2.json.review": review.read_text()}
-    # The validator flags it, and running again adds no further one.
+    # The validator reports it, and running again adds no second one.
     rules = {(problem.rule, problem.file) for problem in validate_paths([root / "definitions"], root).problems}
     assert ("file-unexpected", "definitions/gemm/gemm_n64_k64_v2.json.review") in rules
     after = snapshot()
@@ -204,7 +202,7 @@ def test_duplicates_are_written_for_review_where_asked_for(root, extract, snapsh
     extract("--model-name", "tiny")
     before = snapshot()
     status, _, err = extract("--model-name", "tiny", "--no-deduplicate")
-    assert status == 3 and "exists, and duplicates were asked for" in err
+    assert status == 3 and "exists, and duplicates were requested" in err
     added = {path: text for path, text in snapshot().items() if path not in before}
     assert {path.replace("_v2.json.review", ".json") for path in added} == set(before)
     assert {path: snapshot()[path] for path in before} == before
@@ -236,12 +234,12 @@ MIXTURE = {
 
 
 def test_two_models_that_give_one_name_to_other_constants(root, extract, snapshot):
-    """The name of a mixture says how many experts a rank has, not how many there are."""
+    """The name of a mixture of experts gives the number of experts per rank, not of all experts."""
     add_model(root, "experts", "Experts", MIXTURE)
     add_model(root, "more", "More", {**MIXTURE, "n_routed_experts": 32})
     status, _, err = extract("--model-name", "experts", "more", "--ep", 4, 8)
     name = "moe_fp8_block_scale_ds_routing_topk2_ng4_kg2_e4_h128_i128"
-    assert status == 3 and f"conflict: {name}: other constants in this very call" in err
+    assert status == 3 and f"conflict: {name}: other constants in the same call" in err
     assert load(root, f"moe/{name}.json")["axes"]["num_experts"]["value"] == 16
     review = json.loads((root / "definitions" / "moe" / f"{name}_v2.json.review").read_text())
     assert review["axes"]["num_experts"]["value"] == 32
@@ -340,12 +338,10 @@ def test_another_directory(root, extract, snapshot, tmp_path):
 
 def test_evidence_decides_the_status(root, extract):
     extract("--model-name", "tiny")
-    ledger = json.loads((CHECKOUT / "evidence" / "rmsnorm" / "rmsnorm_h512.json").read_text())
-    ledger["definition"] = "rmsnorm_h64"
-    ledger["reference_sha256"] = sha256(load(root, "rmsnorm/rmsnorm_h64.json")["reference"])
+    definition = Definition.from_dict(load(root, "rmsnorm/rmsnorm_h64.json"))
     path = root / "evidence" / "rmsnorm" / "rmsnorm_h64.json"
     path.parent.mkdir()
-    path.write_text(json.dumps(ledger))
+    path.write_text(json.dumps(made_up_evidence(root, definition)))
     status, _, err = extract("--model-name", "twin-1.5")
     assert status == 0, err
     assert load(root, "rmsnorm/rmsnorm_h64.json")["tags"][0] == "status:verified"
@@ -387,8 +383,8 @@ def test_an_interrupted_run_leaves_whole_files_and_is_taken_up_again(root, extra
     original = apply.os.replace
     monkeypatch.setattr(apply.os, "replace", replace)
     status, _, err = extract("--model-name", "tiny")
-    assert status == (130 if isinstance(error, KeyboardInterrupt) else 1) and "run again for the rest" in err
-    assert "every Definition there is whole" in err and "Traceback" not in err
+    assert status == (130 if isinstance(error, KeyboardInterrupt) else 1) and "run again to write the rest" in err
+    assert "no Definition is half-written" in err and "Traceback" not in err
     assert len(snapshot()) == 4
     assert not validate_paths([root / "definitions"], root).problems
     monkeypatch.setattr(apply.os, "replace", original)

@@ -1,6 +1,6 @@
-"""The dataset is reproducible: extracting every model into an empty directory gives what models need, byte for byte.
+"""The dataset is reproducible: extracting all models into an empty directory gives what they need, byte for byte.
 
-What no model needs is curated: people wrote it, and the documents list it.
+Definitions that no model needs are curated: people write them, and the documents list them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ CURATED = {one.name: one for one in model_needs.curated(flashinfer_trace.definit
 
 @pytest.fixture(scope="module")
 def extracted(tmp_path_factory):
-    """Every model at once, from the committed digests, into a directory that does not exist yet."""
+    """All models extracted at once, from the committed digests, into a directory that did not exist."""
     directory = tmp_path_factory.mktemp("extracted") / "definitions"
     assert main(["--all-models", "--definitions", str(directory), "--sources", "absent"]) == 0
     return {path.stem: path for path in directory.glob("*/*.json")}
 
 
 def without_description(path):
-    """The text without the line of the Definition's own description, which people curate."""
+    """The text without the Definition's own description, which people may edit."""
     lines = path.read_text().splitlines(keepends=True)
     described = [number for number, line in enumerate(lines) if line.startswith('  "description": ')]
     assert len(described) == 1, path
@@ -53,7 +53,7 @@ def test_every_definition_that_a_model_needs_is_recreated_byte_for_byte(extracte
 
 
 def test_curated_definitions_are_listed_and_claim_no_model_that_does_not_need_them(extracted):
-    """Else a Definition that its recipe stops making would pass as curated."""
+    """Otherwise a Definition that its recipe no longer creates would pass as curated."""
     assert not set(CURATED) & set(extracted)
     listed = (ROOT / "docs" / "coverage.md").read_text().partition("## Curated Definitions")[2]
     assert [name for name in CURATED if f"`{name}`" not in listed] == []
@@ -95,7 +95,7 @@ def test_one_model_takes_less_than_20_s(tmp_path):
     assert time.process_time() - start < 20
 
 
-#: Facts of the published models, written down without the recipes: family -> sizes that must be there.
+#: Facts about the published models, written independently of the recipes: family -> sizes that must be there.
 KNOWN = {
     "llama-3.1-8b": ["gemm_n6144_k4096", "gemm_n28672_k4096", "gemm_n4096_k14336", "rmsnorm_h4096_eps1e5"],
     "llama-3.1-70b": ["gqa_paged_decode_h8_kv1_d128_ps1", "gqa_paged_decode_h64_kv8_d128_ps64"],

@@ -1,4 +1,4 @@
-"""Errors that a user can make: each says what is wrong, where, and what to do; and nothing is written."""
+"""User errors: each message says what is wrong, where, and what to do; nothing is written."""
 
 from __future__ import annotations
 
@@ -97,25 +97,25 @@ def test_an_activation_that_no_family_computes_is_reported(extract, root, snapsh
 
 
 @pytest.mark.parametrize(("dtype", "told"), [("bfloat16", False), ("float16", True)])
-def test_another_dtype_is_said(extract, root, dtype, told):
+def test_other_dtypes_are_reported(extract, root, dtype, told):
     add_model(root, "odd", "Odd", {**TINY, "torch_dtype": dtype})
     status, _, err = extract("--model-name", "odd")
     assert status == 0 and ("torch_dtype 'float16' of odd: the families are for bfloat16" in err) is told
 
 
-def test_sources_that_are_not_there_are_said(extract, root):
+def test_missing_sources_are_reported(extract, root):
     status, _, err = extract("--model-name", "tiny", "--sources", "absent")
-    assert status == 0 and "note: absent: no such directory; the committed traces are read" in err
+    assert status == 0 and "note: absent: no such directory; using the committed traces" in err
     assert "note: " not in extract("--model-name", "tiny")[2]
 
 
 def test_definitions_must_be_a_directory(extract, root):
     status, _, err = extract("--model-name", "tiny", "--definitions", root / "models" / "tiny.json")
-    assert status == 2 and "tiny.json: is not a directory; --definitions names one" in err
+    assert status == 2 and "tiny.json: not a directory; --definitions takes a directory" in err
 
 
 def run(root, *arguments, **options):
-    """The command in a process of its own, as a shell starts it."""
+    """Runs the command in a separate process, as a shell does."""
     command = [sys.executable, "-m", "tools.extract_definitions", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(Path(flashinfer_trace.__file__).parents[1])}
     return subprocess.Popen(
@@ -136,10 +136,10 @@ def test_a_report_that_cannot_be_printed(root):
     with open("/dev/full", "w") as full, run(root, "--model-name", "tiny", "--dry-run", stdout=full) as process:
         err = process.communicate()[1]
     assert process.returncode == 1
-    assert err == "error: the report cannot be printed: No space left on device\n"
+    assert err == "error: cannot print the report: No space left on device\n"
 
 
-def test_default_sizes_that_do_not_fit_are_left_out_and_said(root, extract):
+def test_default_sizes_that_do_not_fit_are_left_out_and_reported(root, extract):
     add_model(root, "odd", "Odd", {**TINY, "num_attention_heads": 4, "head_dim": 16})
     status, _, err = extract("--model-name", "odd")
     assert status == 0 and "left out: TP 8 does not divide the 4 query heads" in err
@@ -166,7 +166,7 @@ def test_wrong_usage(extract, snapshot, arguments, message):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "is not JSON"), ("[]", "must hold a JSON object, not a list"), ("{}", "lacks the field 'architectures'")],
+    [("{", "line 1: not JSON"), ("[]", "is no JSON object"), ("{}", "lacks the field 'architectures'")],
 )
 def test_malformed_configurations(extract, tmp_path, text, message):
     path = tmp_path / "config.json"
@@ -188,7 +188,7 @@ def test_a_broken_definition_in_the_way(root, extract, text):
     path.parent.mkdir()
     path.write_text(text)
     status, _, err = extract("--model-name", "tiny")
-    assert status == 2 and f"{path}: is not a Definition" in err
+    assert status == 2 and f"{path}: not a Definition" in err
     assert path.read_text() == text
 
 

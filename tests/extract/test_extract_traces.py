@@ -1,4 +1,4 @@
-"""Digests of op traces: what they keep, when a committed one serves, and that they are those of the pinned release."""
+"""Digests of op traces: what they keep, when a committed one is used, and that they match the pinned release."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_every_model_has_a_committed_digest():
 
 
 def write_sources(directory, body):
-    """Sources of one model file, as a checkout of sglang has them."""
+    """Writes sources with one model file, laid out like a checkout of sglang."""
     for package in ("sglang", "sglang/srt", "sglang/srt/models", "sglang/srt/layers"):
         (directory / package).mkdir(parents=True)
         (directory / package / "__init__.py").write_text("")

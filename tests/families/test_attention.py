@@ -1,4 +1,4 @@
-"""All attention families: small cases whose answer is known, and what the plans draw."""
+"""All attention families: small cases with known results, and what the plans draw."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_request_without_keys_gives_zero_and_minus_infinity(name):
     family, definition, inputs = case(name, [5, 0, 9], [2, 3, 1])
     if "kv_last_page_len" in inputs:
         assert inputs["kv_last_page_len"].tolist() == [1, 0, 1]
-        inputs["kv_last_page_len"][1] = 3  # without pages, it counts for nothing
+        inputs["kv_last_page_len"][1] = 3  # must have no effect on a request without pages
     if name in PAGED:
         assert kv_lengths(inputs, definition.const_axes["page_size"]).tolist() == [5, 0, 9]
     rows = slice(2, 5) if name in CAUSAL else slice(1, 2)
@@ -265,8 +265,8 @@ def test_plans_keep_the_limits_of_a_kernel(name):
     kernel = next(k for k in family.kernels if not k.plan_options.unseeing_rows)
     _, plans = drawn(name, kernel)
     pairs = [pair for p in plans for pair in zip(p["q_lens"], p["kv_lens"], strict=True)]
-    assert not [pair for pair in pairs if 0 < pair[1] < pair[0]], "rows without keys beside others"
-    assert any(kv == 0 < q for q, kv in pairs), "requests without keys are still drawn"
+    assert not [pair for pair in pairs if 0 < pair[1] < pair[0]], "rows without keys next to rows with keys"
+    assert any(kv == 0 < q for q, kv in pairs), "requests without keys must still be drawn"
     assert all(sum(p["q_lens"]) and sum(p["kv_lens"]) for p in plans)
 
 

@@ -1,4 +1,4 @@
-"""Attention kernels: bounds against models of them, declared answers for rows without keys, and how they are called."""
+"""Attention kernels: their bounds against models of them, declared results for rows without keys, and their calls."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def long_case(name, logits):
 @pytest.mark.parametrize("logits", LOGIT_KINDS)
 @pytest.mark.parametrize("name", NAMES)
 def test_bounds_of_the_kernels_hold_for_a_model_of_them(name, logits, long):
-    """And they are not idle: outputs use a good part of theirs, and fa2's lse is too coarse for the others' bounds."""
+    """The bounds are also tight: outputs use a good part of theirs, and fa2's lse exceeds the bounds of the others."""
     family, definition, inputs, expected = long_case(name, logits)
     roundings, chunks = (LATENT_ROUNDINGS, (32, 64)) if name in LATENT else (ROUNDINGS, (128, 137))
     for kernel in family.kernels:
@@ -98,7 +98,7 @@ def test_chunks_of_latent_attention_are_those_of_its_plan(count):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_without_keys_are_declared_by_kernel(name):
-    """flashinfer's -5e4 passes for its kernels only; a row with keys must have its lse whatever is declared."""
+    """-5e4 passes for flashinfer's kernels only; a row with keys must have the correct lse, whatever is declared."""
     family, _, _, expected = long_case(name, "normal")
     want = expected["lse"]
     empty = want.value == -math.inf
@@ -140,7 +140,7 @@ def test_kernels_are_spared_rows_without_keys_that_they_get_wrong_but_the_refere
 
 
 class Flashinfer:
-    """Stands in for a wrapper of flashinfer 0.6.12: the same calls, the model's results."""
+    """A substitute for a wrapper of flashinfer 0.6.12, with the same calls and the results of the model."""
 
     admits_nothing = False
 
@@ -218,7 +218,7 @@ class Latent(Flashinfer):
 
 @pytest.fixture
 def stand_ins(monkeypatch):
-    """A module flashinfer made of the above."""
+    """Modules flashinfer.* that contain the classes above."""
     modules = {
         name: ModuleType(name) for name in ("flashinfer", *(f"flashinfer.{x}" for x in ("decode", "mla", "prefill")))
     }
@@ -236,7 +236,7 @@ def stand_ins(monkeypatch):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_kernels_are_called_with_what_they_take(name, stand_ins):
-    """Every adapter, from drawn inputs to compared outputs, on libraries that compute with the arguments they get."""
+    """Every adapter, from inputs to compared outputs, with libraries that compute with the arguments they receive."""
     definition = flashinfer_trace.load(name)
     family = family_of(definition)
     twin = prepare(definition, family, "cpu", full=False)

@@ -1,4 +1,4 @@
-"""The records of all op_types: a module that gives none, or wrong ones, is an error that names it."""
+"""The records of all op_types: a module with none, or with wrong ones, raises an error that names it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_module_without_records_of_its_op_type_is_named(module, records):
 
 def test_two_records_of_one_name_are_named(module):
     module.FAMILIES = (TOY, TOY)
-    with pytest.raises(FamilyError, match=r"families\.toy: FAMILIES has two records of one name"):
+    with pytest.raises(FamilyError, match=r"families\.toy: FAMILIES has two records with the same name"):
         families.families_of_op_type("toy")
 
 

@@ -31,7 +31,7 @@ def tail():
 
 
 def cancelling_kernel(gate_up, ulps=0):
-    """gate * 0.5 * (1 + erf(gate / sqrt(2))) * up in float32, with erf wrong by some ulp."""
+    """gate * 0.5 * (1 + erf(gate / sqrt(2))) * up in float32, with erf off by some ulp."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     erf = torch.erf(gate * torch.tensor(math.sqrt(0.5))) * (1 + ulps * 2**-24)
     return (gate * 0.5 * (1 + erf.clamp(-1, 1)) * up).to(torch.bfloat16)
@@ -92,7 +92,7 @@ def test_the_tanh_form_is_rejected_by_its_tail_alone():
 
 
 def test_a_gelu_that_is_zero_too_early_is_rejected():
-    """From -5.5 on 1 + erf may be 0 in float32; from -4.5 on it is not, though the results are tiny."""
+    """Below -5.5, 1 + erf may be 0 in float32; from there to -4.5 it must not be, although results are tiny."""
     inputs, expected = tail()
     gate, exact = inputs["gate_up"][:, :48], expected.value.bfloat16()
     assert CANCELLING_GELU.compare(torch.where(gate < -5.5, 0.0, exact), expected).passed

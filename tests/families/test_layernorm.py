@@ -1,4 +1,4 @@
-"""LayerNorm: values by hand, rows whose mean is large, and an emulation of the kernel's two passes."""
+"""LayerNorm: values computed by hand, rows with a large mean, and an emulation of the kernel's two passes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def case(values="normal", offset=0.0, seed=3, definition=TWIN):
 
 
 def kernel(inputs, variance=lambda x, mean: (x - mean).square(), ulps=0):
-    """The kernel in float32: sums in order, one after the other, and a reciprocal root that is wrong by some ulp."""
+    """The kernel in float32: sequential sums, and a reciprocal root that is off by some ulp."""
     x = inputs["hidden_states"].float()
     n = x.shape[1]
 

@@ -1,4 +1,4 @@
-"""Merging attention states: what it must give, and models of both kernels against their bounds."""
+"""Merging attention states: known results, and models of both kernels against their bounds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def case(name, seed=1, **changes):
 
 
 def states(*pairs):
-    """Inputs of one query and three heads: each state's value, the same in all features, and lse by head."""
+    """Inputs with one query and three heads: each state's value, the same in all features, and its lse, per head."""
     inputs = {}
     for side, (values, lses) in zip("ab", pairs, strict=True):
         inputs[f"v_{side}"] = torch.tensor(values).view(1, 3, 1).expand(1, 3, 64).to(torch.bfloat16).contiguous()
@@ -55,7 +55,7 @@ def test_weights_by_hand(name, base):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_state_without_keys_counts_for_nothing(name):
-    """The other state comes out as it is; without keys on both sides output 0 and lse -inf."""
+    """The other state is returned unchanged; without keys on both sides, the output is 0 and the lse -inf."""
     family, definition = twin(name)
     inputs = states(([1.0, 4.0, 5.0], [-math.inf, -2.5, -math.inf]), ([3.0, 8.0, 9.0], [700.25, -math.inf, -math.inf]))
     for result in (
@@ -119,7 +119,7 @@ def kernel_model(base, v_a, s_a, v_b, s_b, error=0.0):
 @pytest.mark.parametrize("spread", SPREADS)
 @pytest.mark.parametrize(("name", "base"), NAMES.items())
 def test_bounds_hold_for_a_model_of_the_kernel(name, base, spread, values, error):
-    """And they are not idle: where the weights of both states count, outputs use a good part of theirs."""
+    """The bounds are also tight: where the weights of both states matter, outputs use a good part of theirs."""
     family, _, inputs, expected = case(name, spread=spread, values=values, empty=["a", "b"])
     outputs = dict(zip(expected, kernel_model(base, **inputs, error=error), strict=True))
     found = evaluate(family.policies(family.kernels[0]), outputs, expected)
@@ -131,7 +131,7 @@ def test_bounds_hold_for_a_model_of_the_kernel(name, base, spread, values, error
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_kernel_that_rounds_its_shares_is_rejected(name):
-    """Shares in bf16 instead of float32, and an exponential that is off by a thousandth."""
+    """A kernel with shares in bf16 instead of float32, and one with an exponential that is off by a thousandth."""
     family, _, inputs, expected = case(name, spread="near")
     policies = family.policies(family.kernels[0])
     base = NAMES[name]

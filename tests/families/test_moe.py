@@ -1,7 +1,7 @@
 """The mixture of experts: its routing rules, its inputs, its error models, and the adapter of sgl-kernel's pipeline.
 
-The adapter runs here on an emulation of the kernels it calls: each does in torch what was measured of the real one,
-with its roundings, its unwritten slots and its poisoned outputs.
+Here the adapter calls emulations of the kernels: each reproduces in torch what was measured of the real kernel, with
+its roundings, its unwritten slots and its poisoned outputs.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_equal_scores_choose_the_lower_groups_and_experts():
 
 
 def test_routing_by_hand():
-    """Group 7 stays for its two best together, not for its best; the bias chooses and does not weigh."""
+    """Group 7 is kept for its two best together, not for its best; the bias affects choices, but not weights."""
     inputs, _ = case(seq_len=1)
     logits, bias = torch.full((32,), -6.0), torch.zeros(32)
     logits[[0, 1, 4, 5, 8, 9, 28, 29]] = torch.tensor([1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3])
@@ -136,7 +136,7 @@ def test_the_pipeline_is_within_its_bound(sgl_kernel, routing, values):
         assert not failures
         comparison = POLICIES["pipeline"].compare(outputs["output"], expected)
         assert comparison.passed, comparison
-        # The bound is a model of the errors, not a blanket: it is used up to a good part (8 deviations, 5 seen).
+        # The bound models the errors and is not just wide: a good part of it is used (of 8 deviations, 5 occur).
         assert count < 64 or comparison.ratio > 0.3, comparison
         assert POLICIES["single call"].compare(outputs["output"], expected).passed
 
@@ -165,7 +165,8 @@ def offset_off_by_one(inputs):
 
 
 def transposed_scales(inputs):
-    inputs["gemm1_weights_scale"] = inputs["gemm1_weights_scale"].transpose(1, 2).contiguous()
+    scale = inputs["gemm1_weights_scale"]
+    inputs["gemm1_weights_scale"] = scale.transpose(1, 2).contiguous().view(scale.shape)
 
 
 def token_scales_misread(inputs):
@@ -215,7 +216,7 @@ def test_weights_with_bias_are_rejected(sgl_kernel, monkeypatch):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_mutants_are_rejected(sgl_kernel, policy):
-    """Of the reference's output and of the pipeline's."""
+    """Mutants of the reference's output and of the pipeline's output."""
     inputs, expected = case(routing="local")
     other, _ = case(seed=1, routing="local")
     pairs = {
@@ -232,6 +233,6 @@ def test_mutants_are_rejected(sgl_kernel, policy):
 
 
 def test_the_gain_of_a_case_is_told_apart_from_its_rounding_noise(sgl_kernel):
-    """Over many seeds the scale that the pipeline's roundings leave has about the modelled deviation."""
+    """Over many seeds, the deviation of the scale that the pipeline's roundings cause is about the modelled one."""
     cases = [case(seed, routing="local", seq_len=8) for seed in range(16)]
     assert 0.5 < measured_over_modelled_gain(TWIN, PIPELINE, cases) < 1.5

@@ -1,4 +1,4 @@
-"""Page tables: the pages that requests have, and the entries that nobody may read."""
+"""Page tables: the pages of requests, and the entries that no kernel may read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotary embedding: angles by hand, and policies that tell one rounding from three."""
+"""Rotary embedding: angles computed by hand, and policies that can tell one rounding from three."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def stepwise_kernel(style, inputs):
 
 @pytest.mark.parametrize(("style", "paired"), [("neox", 2), ("gptj", 1)])
 def test_a_quarter_turn_by_hand(style, paired):
-    """Feature 0 turns into the one it is paired with, and that into minus feature 0; what is not rotated stays."""
+    """Feature 0 moves to its partner, and the partner, negated, to feature 0; features that are not rotated stay."""
     definition = small(style, num_qo_heads=1, num_kv_heads=1, head_size=6, rotary_dim=4)
     cache = torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 1.0, 1.0, 0.0]])  # position 1 turns the first pair by 90 degrees
     states = torch.arange(1.0, 7.0).repeat(2, 1, 1).to(torch.bfloat16)
@@ -75,7 +75,7 @@ def test_scores_depend_on_the_distance_of_positions_alone(style):
     _, k_out = definition.run(q, k, inputs["cos_sin_cache"], torch.tensor([2, 17, 38, 60]))
     scores = (q_out.double() * k_out.double()).sum(-1).flatten()
     sizes = q_out.double().norm(dim=-1) * k_out.double().norm(dim=-1)
-    # Each factor carries one bf16 rounding.
+    # Each factor was rounded once to bf16.
     assert ((scores - scores[0]).abs() <= 4 * 2**-8 * sizes.flatten()).all()
     elsewhere, _ = definition.run(q, k, inputs["cos_sin_cache"], torch.tensor([9, 24, 45, 3]))
     assert ((elsewhere.double() * k_out.double()).sum(-1).flatten() - scores[0]).abs().max() > 0.1
@@ -146,7 +146,7 @@ def test_positions_lie_in_the_cache(kind, rows):
 
 
 def test_a_gpu_draws_enough_tokens_for_both_launches_of_flashinfer():
-    """From the heads of Llama-3.1-8B down; larger ones stay below 1 GB an intermediate result."""
+    """This holds up to the heads of Llama-3.1-8B; with more heads, an intermediate result stays below 1 GB."""
     definition = flashinfer_trace.load(NAMES["neox"])
     strategy = family_of(definition).plans(PlanRequest(definition, {"num_tokens": (1, 1 << 20)}, large=True))
     found = []

@@ -121,13 +121,50 @@ def test_vacuous_cases_are_recognised(plan, reason):
 
 def test_vacuous_cases_never_count():
     only_empty = dataclasses.replace(
-        FAMILY, plans=lambda request: FAMILY.plans(request).map(lambda p: {**p, "batch_size": 0})
+        FAMILY,
+        plans=lambda request: FAMILY.plans(request).map(lambda p: {**p, "batch_size": 0}),
+        corners=lambda request: [],
     )
     report = verify(Job(LOADED, only_empty), examples=5)
     assert report.status == "failed"
     assert report.cases == 0
     assert report.vacuous > 0
     assert "only 0 of 5 cases prove something" in report.message
+
+
+CORNER = {"batch_size": 3, "values": "large", "zero_row": True}
+
+
+def with_corners(*corners, **changes):
+    return dataclasses.replace(FAMILY, corners=lambda request: corners, **changes)
+
+
+def test_corners_run_first_in_every_verification_and_beside_the_examples():
+    ran = []
+    report = verify(Job(LOADED, with_corners(CORNER)), examples=4, on_case=ran.append)
+    assert (report.status, report.corners, ran[0].plan) == ("passed", 1, CORNER)
+    assert report.cases >= 5
+    assert verify(Job(LOADED, with_corners(CORNER), kernel(honest)), examples=4).corners == 1
+
+
+def test_a_run_without_one_of_its_corners_fails():
+    report = verify(Job(LOADED, with_corners(CORNER, {**CORNER, "values": "none"})), examples=4)
+    assert report.status == "failed" and "KeyError" in report.message and '"values":"none"' in report.message
+
+
+def test_a_check_of_the_family_fails_the_reference_and_is_not_asked_of_kernels():
+    family = with_corners(checks=(lambda definition: [f"{definition.name} is wrong"],))
+    report = verify(Job(LOADED, family), examples=4)
+    assert (report.status, report.message) == ("failed", "rmsnorm_h512 is wrong")
+    assert verify(Job(LOADED, family, kernel(honest)), examples=4).status == "passed"
+
+
+def test_a_reference_without_an_assert_of_a_const_axis_fails():
+    source = LOADED.reference.replace("    assert weight.shape == (HIDDEN_SIZE,)\n", "")
+    assert source != LOADED.reference
+    report = verify(Job(dataclasses.replace(LOADED, reference=source), FAMILY), examples=4)
+    assert report.status == "failed"
+    assert "input weight with 65 in dimension 0, where axis hidden_size is 64" in report.message
 
 
 def test_a_crash_is_a_failure_that_can_be_repeated():

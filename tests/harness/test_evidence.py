@@ -15,6 +15,7 @@ from flashinfer_trace import ledger
 from flashinfer_trace.harness import evidence
 from flashinfer_trace.harness.family import Kernel
 from flashinfer_trace.harness.verify import OutputSummary, Report
+from flashinfer_trace.records import KernelFacts
 
 DEFINITION = flashinfer_trace.load("rmsnorm_h512")
 KERNEL = Kernel("pytest.kernel", "pytest", lambda definition, inputs, outputs: outputs)
@@ -43,12 +44,55 @@ def test_a_recorded_run_is_valid_and_carries_the_status(tmp_path):
     document = json.loads(path.read_text())
     schema = json.loads((flashinfer_trace.find_root() / "schema" / "evidence.schema.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(document)
-    assert document["reference_sha256"] == DEFINITION.reference_sha256
-    assert document["entries"][0]["outputs"]["output"]["kernel_worst"] == 0.95
-    assert ledger.proven(tmp_path, DEFINITION)
-    assert [entry.kernel_label for entry in ledger.proofs(tmp_path, DEFINITION)] == [KERNEL.label]
-    assert not ledger.proven(tmp_path, dataclasses.replace(DEFINITION, reference=DEFINITION.reference + "# newer\n"))
+    (entry,) = document["entries"]
+    assert entry["outputs"]["output"]["kernel_worst"] == 0.95
+    assert entry["digests"]["reference"] == DEFINITION.reference_sha256
+    assert entry["environment"]["gpu"] == {"name": "Test GPU", "compute_capability": "9.0"}
+    assert (entry["environment"]["torch"], entry["kernel"]["label"]) == (torch.__version__, KERNEL.label)
+    found = ledger.read(tmp_path, DEFINITION)
+    kernels = {KERNEL.label: facts(KERNEL)}
+    assert found.objections(DEFINITION, kernels) == []
+    assert found.stale() == {}
+    newer = dataclasses.replace(DEFINITION, reference=DEFINITION.reference + "# newer\n")
+    (objection,) = found.objections(newer, kernels)
+    assert objection == (f"{KERNEL.label}: the reference has changed since this run", False)
     assert [p.name for p in path.parent.iterdir()] == ["rmsnorm_h512.json"]
+
+
+def facts(kernel):
+    """What schema/records.json would say of it."""
+    return KernelFacts(
+        kernel.label, kernel.library, kernel.path, kernel.variant, (7, 5), (99, 9), {"output": "why"}, set()
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan 23 2025\n", "570.86.15"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n", "580.95.05"),
+        ("something else\n", None),
+        (None, None),
+    ],
+)
+def test_the_driver_is_recorded_where_it_tells_its_version(tmp_path, monkeypatch, text, version):
+    told = tmp_path / "version"
+    if text is not None:
+        told.write_text(text)
+    monkeypatch.setattr(evidence, "DRIVER_VERSION", told)
+    path = evidence.record(tmp_path / "evidence", DEFINITION, KERNEL, REPORT)
+    assert entries(path)[0]["environment"].get("driver") == version
+
+
+def test_evidence_in_an_older_form_is_replaced(tmp_path):
+    path = evidence.record(tmp_path, DEFINITION, KERNEL, REPORT)
+    document = json.loads(path.read_text())
+    for entry in document["entries"]:
+        del entry["digests"]
+        entry["kernel"]["variant"] = "older"
+    path.write_text(json.dumps(document))
+    evidence.record(tmp_path, DEFINITION, KERNEL, REPORT)
+    assert [entry["kernel"]["variant"] for entry in entries(path)] == [""]
 
 
 def test_a_second_run_replaces_the_first_and_leaves_other_kernels(tmp_path):

@@ -1,4 +1,4 @@
-"""The checker rejects wrong frames, definitions, call sites, sources and documents, and says where."""
+"""The checker rejects wrong frames, definitions, call sites, sources and documents, and says where they are."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_long_call_that_is_cut(tmp_path):
 
 def test_the_kernel_itself(sources):
     (problem,) = check(make_trace(sources, CHAIN, name="bf16_gemm"), sources)[:1]
-    assert f"{KERNEL}:3: defines no bf16_gemm" in problem
+    assert f"{KERNEL}:3: does not define bf16_gemm" in problem
     problems = check(make_trace(sources, CHAIN[1:]), sources)
     assert any("`self.linear(x)` does not call fp8_gemm" in problem for problem in problems)
     alias = make_trace(sources, CHAIN, name="alias", definition={"file": KERNEL, "line": 6})
@@ -91,7 +91,7 @@ def test_call_sites_are_the_first_frames(sources):
     trace = make_trace(sources, CHAIN, RIGHT["partial"])
     gone = copy.deepcopy(trace)
     gone["kernels"][0]["call_sites"].pop()
-    assert any("begins a chain, but is no call site" in problem for problem in check(gone, sources))
+    assert any("begins a chain, but is not listed as a call site" in problem for problem in check(gone, sources))
     more = copy.deepcopy(trace)
     more["kernels"][0]["call_sites"].append({"file": MODEL, "line": 5, "function": "f"})
     assert any("begins no chain" in problem for problem in check(more, sources))
@@ -111,7 +111,7 @@ def test_unresolved_calls_must_exist(sources):
     assert check(trace, sources)[0].startswith("unresolved: sglang/srt/model.py:")
 
 
-def test_other_sources_are_told(sources):
+def test_other_sources_are_reported(sources):
     trace = make_trace(sources, CHAIN)
     trace["sources"]["sglang"]["sha256"] = "0" * 64
     (problem,) = check(trace, sources)
@@ -123,7 +123,7 @@ def test_missing_sources(sources, tmp_path):
     (problem,) = check(trace, tmp_path / "none")
     assert "no such directory; fetch it with `python -m tools.fetch_sources --dest" in problem
     problems = check(trace, tmp_path)
-    assert "sglang is not there" in problems[0] and any("no such file" in problem for problem in problems)
+    assert "sglang is missing" in problems[0] and any("no such file" in problem for problem in problems)
 
 
 def test_a_file_that_is_not_python(tmp_path):

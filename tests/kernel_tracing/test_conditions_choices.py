@@ -69,7 +69,7 @@ def test_the_class_of_a_worker_says_the_algorithm(tmp_path):
     document = trace_files(tmp_path, SPECULATIVE)
     root = "EAGLEWorker.forward_batch_generation"
     assert conditions(document, "good", root) == {"speculative=EAGLE or EAGLE3"}
-    assert conditions(document, "good", "Verify.verify") == {""}  # said once, at the root
+    assert conditions(document, "good", "Verify.verify") == {""}  # stated once, at the root
     assert conditions(document, "other") == {"speculative=NGRAM"}
     assert conditions(document, "wrong") == {""}
 
@@ -159,7 +159,7 @@ def trace_registry(root: Path, **keys: str) -> dict:
     return trace_model(root, CHOOSE, "from sglang.srt.registry import ATTENTION_BACKENDS", registry=registry(**keys))
 
 
-def test_a_choice_stands_at_the_hop_that_selects_the_class_and_only_there(tmp_path):
+def test_a_choice_is_stated_only_at_the_hop_that_selects_the_class(tmp_path):
     document = trace_registry(tmp_path, a="Fast", b="Fast", c="Slow")
     assert conditions(document, "good", "Tiny.forward") == {"attention_backend=a or b"}
     assert conditions(document, "good", "Base.forward") == {""}

@@ -1,4 +1,4 @@
-"""Differences between traces made by hand."""
+"""Differences between hand-made traces."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_no_difference(old, new):
     assert diff(old, new) == NO_DIFFERENCE
     new["kernels"].reverse()
     new["unresolved"][0]["line"] += 1
-    assert diff(old, new) == NO_DIFFERENCE, "neither the order nor the line of an unresolved call matters"
+    assert diff(old, new) == NO_DIFFERENCE, "neither the order nor the line of unresolved calls matters"
 
 
 def test_new_and_gone_kernels(old, new):
@@ -56,7 +56,7 @@ def test_new_and_gone_kernels(old, new):
         "New kernels (2)\n"
         "  + norm (triton), 1 chains, called at sglang/l.py:30\n"
         "  + rope (sgl-kernel), 2 chains, called at sglang/l.py:5, sglang/l.py:6\n"
-        "Gone kernels (1)\n"
+        "Removed kernels (1)\n"
         "  - norm (sgl-kernel), 1 chains, called at sglang/l.py:30\n"
     )
 
@@ -76,7 +76,7 @@ def test_new_gone_and_fewer_call_sites(old, new):
     assert "chains: 2 -> 1\n" in diff(old, new)
     new["kernels"][0]["call_sites"][0]["function"] = "Other.forward"
     text = diff(old, new)
-    assert "call site gone: sglang/l.py in Layer.forward, line 10, 20\n" in text
+    assert "call site removed: sglang/l.py in Layer.forward, line 10, 20\n" in text
     assert "call site new: sglang/l.py in Other.forward, line 10\n" in text
 
 
@@ -123,4 +123,4 @@ def test_two_kernels_of_one_name_are_kept_apart_by_their_definitions(old, new):
 
 def test_chains_left_out(old, new):
     new["kernels"][0]["omitted_chains"] = 7
-    assert "      chains left out: 0 -> 7\n" in diff(old, new)
+    assert "      chains omitted: 0 -> 7\n" in diff(old, new)

@@ -60,7 +60,7 @@ def _model(body: str) -> dict[str, str]:
 
 HOPS = [
     Hop(
-        "decorator for debugging, with and without arguments, gives back what it is given",
+        "debugging decorator, with and without arguments, returns what it is given",
         _model(
             _DEBUG
             + """
@@ -81,7 +81,7 @@ EntryClass = Tiny
         {"good": ("plain", "Tiny.forward"), "other": ("named", "Tiny.forward")},
     ),
     Hop(
-        "decorator for debugging, called",
+        "debugging decorator, called",
         _model(
             _DEBUG
             + """
@@ -129,7 +129,7 @@ EntryClass = Tiny
         },
     ),
     Hop(
-        "wrapper that is no debugging wrapper keeps its frame, and the receivers of its method apart",
+        "wrapper that is not a debugging wrapper keeps its frame, and keeps the receivers of its method separate",
         _model(
             """
 def logged(method):
@@ -197,7 +197,7 @@ EntryClass = Tiny
 
 
 @pytest.mark.parametrize(("count", "marked"), [(150, False), (151, True)])
-def test_values_that_are_not_told_apart_are_marked(tmp_path: Path, count: int, marked: bool) -> None:
+def test_values_that_are_not_distinguished_are_marked(tmp_path: Path, count: int, marked: bool) -> None:
     functions = "".join(f"def f{number}(x):\n    return good(x)\n" for number in range(count))
     body = f"""
 {functions}

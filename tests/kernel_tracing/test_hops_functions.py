@@ -9,7 +9,7 @@ from synthetic import Hop, check, trace_files
 
 
 def _model(body: str, extra: str = "") -> dict[str, str]:
-    """A model file: `body` after the usual imports."""
+    """A model file with the usual imports before `body`."""
     return {"models/tiny.py": "from torch import nn\nfrom sgl_kernel import good, other, wrong\n" + body + extra}
 
 

@@ -1,4 +1,4 @@
-"""What cannot happen is left out, and what is known but not given is listed: configurations, classes, host helpers."""
+"""What cannot happen is left out (configurations, classes, host helpers); calls into unknown libraries are listed."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_configuration_of_another_model_and_what_only_it_constructs(tmp_path: 
     "model", [OTHER, "from sglang.srt.models.other import Other", "from sglang.srt.models import other"]
 )
 def test_a_model_that_names_the_configuration_keeps_its_kernels(tmp_path: Path, model: str) -> None:
-    """Also where the model is built from another one whose file names it."""
+    """This also holds if the model is built from another one whose file names the configuration."""
     assert names(trace_files(tmp_path, {**FILES, "models/tiny.py": model + "\n" + dedent(MODEL)})) == {"good", "wrong"}
 
 
@@ -92,7 +92,7 @@ def test_an_alternative_that_is_possible_keeps_the_branch(tmp_path: Path) -> Non
     "maker",
     [
         "KINDS = {'linear': LinearBackend}",  # not only called
-        "def make():\n    return LinearBackend()",  # called where nothing was interpreted
+        "def make():\n    return LinearBackend()",  # called in a function that was not interpreted
     ],
 )
 def test_a_class_that_something_else_may_make_is_kept(tmp_path: Path, maker: str) -> None:

@@ -36,7 +36,7 @@ HOPS = [
         {"good": ("Inner.apply", "Tiny.forward")},
     ),
     Hop(
-        "a platform's flag behind a function that is annotated as bool",
+        "a platform flag returned by a function annotated as bool",
         {
             "models/tiny.py": """
                 from torch import nn
@@ -288,7 +288,7 @@ HOPS = [
         conditions={"other": "x.decoding"},
     ),
     Hop(
-        "isinstance tells types apart",
+        "isinstance distinguishes types",
         {
             "models/tiny.py": """
                 from torch import nn
@@ -343,7 +343,7 @@ def test_hop(hop: Hop, tmp_path: Path) -> None:
 
 
 def test_two_patched_modules_do_not_share_their_forwards(tmp_path: Path) -> None:
-    """Each module's chain goes through the function that patches it, and ends where that module is called."""
+    """Each module's chain passes through the function that patches it, and ends where that module is called."""
     model = """
         from torch import nn
         from sgl_kernel import good, other

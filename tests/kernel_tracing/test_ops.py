@@ -1,4 +1,4 @@
-"""Ops: how chains name them, and that none is lost however many call sites a kernel has."""
+"""Ops: how chains name them, and that none is lost, however many call sites a kernel has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pinned release of sglang: the committed trace is what the sources give, and every frame of it is checked."""
+"""The pinned release of sglang: the committed trace matches the sources, and every frame of it is checked."""
 
 from __future__ import annotations
 

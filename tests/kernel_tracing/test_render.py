@@ -1,4 +1,4 @@
-"""The report, on traces made by hand."""
+"""The report of hand-made traces."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_order_of_kernels_and_chains_in_the_trace_does_not_matter_for_the_trees(
 
 def test_chains_that_were_left_out_are_counted():
     assert "\n2 chains from 1 call site.\n" in render(trace(GEMM))
-    assert "\n2 chains from 1 call site; 12 more are left out for their number.\n" in render(
+    assert "\n2 chains from 1 call site; 12 more are omitted for brevity.\n" in render(
         trace(GEMM | {"omitted_chains": 12})
     )
     assert "; about 2.0e+22 more are" in render(trace(GEMM | {"omitted_chains": 2 * 10**22}))
@@ -187,7 +187,7 @@ def test_notes_are_derived_from_the_conditions():
     assert "| **MoE layer** | none | `fp8_gemm` | 1 |" in text
     assert "| **quantization=fp8** | `fp8_gemm` | none | 2 |" in text
     assert "| **quantization=fp8** | `fp8_gemm` | `dense`, `mlp` |" in text
-    assert "No hop over-approximates." in text
+    assert "There are no approximate hops." in text
     guess = kernel("g", [[frame(LAYER, 1, "f", "g()", "", "any override"), ENTRY]])
     assert "| any override | 1 | `g` |" in render(trace(guess))
     guard = kernel("h", [[frame(LAYER, 1, "f", "h()", "x.ndim == 2 and quantization=a or b"), ENTRY]])
@@ -233,7 +233,7 @@ def test_two_kernels_of_one_name_have_their_own_anchors():
 def test_very_deep_and_very_many_chains():
     deep = [frame(MODEL, n, f"f{n}", f"g{n}()") for n in range(1, 1201)]
     assert render(unchecked(kernel("deep", [deep]))).count("└─>") == 1199
-    # 2^12 paths through pairs of callers: the tree is as large as the graph, not as the paths.
+    # 2^12 paths through pairs of callers: the tree grows with the graph, not with the number of paths.
     paths = [[]]
     for level in range(12):
         paths = [[*path, frame(MODEL, 10 * level + side, "f", f"c{level}()")] for path in paths for side in (1, 2)]

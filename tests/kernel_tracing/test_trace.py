@@ -145,10 +145,11 @@ def test_bad_input_of_the_command_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert main([*common, "--json", str(good)]) == 0
     for text in ("[]", "{}", '{"kernels": [{"name": "x"}]}', good.read_text().replace('"kernels"', '"ops"', 1)):
         bad.write_text(text)
+        reason = "line 1: is no JSON object" if text == "[]" else "not kernel traces: /"
         for pair in ([good, bad], [bad, good]):
             assert main(["--diff", *map(str, pair)]) == 2
-            assert f"error: {bad}: not kernel traces: /" in capsys.readouterr().err
-        assert main(["--sources", str(root), "--verify", str(bad)]) == 1
+            assert f"error: {bad}: {reason}" in capsys.readouterr().err
+        assert main(["--sources", str(root), "--verify", str(bad)]) == (2 if text == "[]" else 1)
         assert f"{bad}: " in capsys.readouterr().err
     assert main(["--diff", str(good), str(good)]) == 0
     assert capsys.readouterr().out == "No difference.\n"
@@ -158,10 +159,10 @@ def test_a_trace_without_kernels_is_not_verified(tmp_path: Path) -> None:
     document = trace_files(tmp_path, {"models/tiny.py": TINY})
     del document["problems"]
     assert check(document, tmp_path) == []
-    assert check(document | {"kernels": []}, tmp_path) == ["/kernels: there are none: nothing can be checked"]
+    assert check(document | {"kernels": []}, tmp_path) == ["/kernels: empty, so there is nothing to check"]
 
 
-def test_places_that_cannot_be_written_are_told_before_anything_is(
+def test_places_that_cannot_be_written_are_reported_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = write(tmp_path, {"models/tiny.py": TINY})
@@ -196,10 +197,10 @@ def test_entries_of_one_option(tmp_path: Path) -> None:
     assert roots == {"Tiny.forward", "Other.forward"}
 
 
-def test_what_the_sources_lack_is_told(tmp_path: Path) -> None:
+def test_what_the_sources_lack_is_reported(tmp_path: Path) -> None:
     root = write(tmp_path, {"models/tiny.py": TINY})
     sources = find_sources(root)
-    assert list(notices(root, sources)) == [f"{root}: no flashinfer; calls of it are listed as unresolved"]
+    assert list(notices(root, sources)) == [f"{root}: no flashinfer; calls into it are listed as unresolved"]
     (root / "flashinfer").mkdir()
     (root / "flashinfer" / "__init__.py").touch()
     sources = find_sources(root)

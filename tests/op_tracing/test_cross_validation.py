@@ -1,4 +1,4 @@
-"""Cross-validation notices when the op trace and the kernel traces do not tell the same."""
+"""Cross-validation notices when the op trace and the kernel traces disagree."""
 
 from __future__ import annotations
 
@@ -98,13 +98,13 @@ def _other_sources(ops: dict[str, Any], kernels: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [
-        (_remove_kernel, "kernel good: ops down, up use it, the traces lack it"),
+        (_remove_kernel, "kernel good: ops down, up use it, but the traces lack it"),
         (_rename_op_in_traces, "kernel good: its op renamed is not in the op trace"),
         (_rename_op, "graph: tiny > Tiny > down is an op without kernels"),
         (_forget_kernel, "op other: no kernel"),
-        (_move_call_site, "op down: no chain of good passes a call site of it"),
+        (_move_call_site, "op down: no chain of good passes through a call site of the op"),
         (_prune_graph, "op up: it is not in the graph"),
-        (_empty_container, "graph: tiny > Tiny is a container of nothing"),
+        (_empty_container, "graph: tiny > Tiny is an empty container"),
         (_twice, "kernels: good occur more than once"),
         (_other_sources, "sources: the op trace is of"),
     ],
@@ -163,5 +163,5 @@ def test_the_report_leads_to_the_sources(sources: Path) -> None:
     files = set(re.findall(r"\]\(([^)#]+)#L\d+\)", text))
     assert "sglang/srt/models/tiny.py" in {str(Path(file)) for file in files}
     assert all((report.parent / file).is_file() for file in files)
-    assert "`python -m tools.kernel_tracing --model tiny` has the call chains" in text
+    assert "For the call chains, see `python -m tools.kernel_tracing --model tiny`." in text
     assert "kernel_traces.md" not in text

@@ -30,7 +30,7 @@ class Embedding(nn.Module):
 
 
 def op_trace(root: Path, model: str, **files: str) -> dict[str, Any]:
-    """The op trace of a model file, which agrees with its kernel traces."""
+    """The op trace of a model file, checked against its kernel traces."""
     heading = "from torch import nn\nfrom sglang.srt.layers.basic import Embedding, Linear, Norm\n"
     tree = {"layers/basic.py": LAYERS, "models/tiny.py": heading + model}
     analysis = analyse(find_sources(write(root, tree | files)), "tiny")
@@ -40,7 +40,7 @@ def op_trace(root: Path, model: str, **files: str) -> dict[str, Any]:
 
 
 def outline(node: dict[str, Any]) -> Any:
-    """A node as text, or as a pair of text and children."""
+    """A node as text, or as a pair of text and children if it has any."""
     text = " | ".join(filter(None, [f"{node['name']} {node['kind']}", node["annotation"]]))
     return (text, [outline(child) for child in node["children"]]) if node["children"] else text
 

@@ -1,4 +1,4 @@
-"""The pinned release of sglang: the committed op trace is what the sources give; other models go through as well."""
+"""The pinned release of sglang: the committed op trace matches the sources, and other models can be traced as well."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_committed_op_trace_is_what_the_sources_give() -> None:
 
 
 def test_what_deepseek_is_known_for_is_in_its_graph(committed: dict[str, Any]) -> None:
-    """Read off deepseek_v2.py: the two halves of a layer, the paths of attention, dense and MoE layers."""
+    """Facts read from deepseek_v2.py: the two halves of a layer, the paths of attention, dense and MoE layers."""
     nodes = list(_nodes(committed["graph"]))
     paths = {node["name"]: node["annotation"] for node in nodes if node["kind"] == "container"}
     for name, member in {

@@ -12,7 +12,7 @@ from tools.op_tracing.order import execution_order
 
 
 def calls(text: str) -> list[tuple[str, str]]:
-    """Names of the calls of a function's body in execution order, each with the loop around it."""
+    """Names of the calls in a function's body in execution order, each with the loop around it."""
     node = ast.parse(f"def f():\n{dedent(text)}".replace("\n", "\n    ")).body[0]
     assert isinstance(node, ast.FunctionDef)
     order = execution_order(FunctionInfo(None, "f", node))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The page of an op trace, as a file: what it holds, and what it refuses to be made of."""
+"""The page of an op trace as a file: what it contains, and which documents are refused."""
 
 from __future__ import annotations
 

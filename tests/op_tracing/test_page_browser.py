@@ -1,7 +1,7 @@
 """The page of an op trace in headless Chromium: what it shows and does.
 
-Needs Chromium, chromedriver and selenium: where one is missing the tests are skipped with the reason, and fail where
-the environment variable CI is set.
+Needs Chromium, chromedriver and selenium. If one is missing, the tests are skipped with the reason; if the environment
+variable CI is set, they fail instead.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def file(tmp_path_factory):
 
 @pytest.fixture
 def browser(chromium, file):
-    """Shows the small page; afterwards nothing may have gone wrong, and nothing may have been asked for."""
+    """Shows the small page; afterwards, there must have been no errors and no requests."""
     chromium.show(file)
     yield chromium
     said, sent = chromium.logs()
@@ -127,7 +127,7 @@ def test_an_op_shows_its_kernels(browser):
 
 def test_a_kernel_shows_its_chains(browser):
     browser.choose("q_proj()")
-    assert not browser.run("return document.querySelectorAll('.chain').length")  # made when asked for
+    assert not browser.run("return document.querySelectorAll('.chain').length")  # created on demand
     browser.click(".kernel button")
     assert [e.text for e in browser.find(".alternatives li")] == [
         "quantization=fp8",
@@ -143,7 +143,7 @@ def test_a_kernel_shows_its_chains(browser):
     ]
     assert browser.find(".frame")[0].text == f"fp8_gemm(x, w)\n{LINEAR}:40 Linear.forward\nquantization=fp8"
     assert [e.text.split("\n")[0] for e in browser.find(".frame.here")] == ["self.q_proj(x)"] * 2
-    assert "leaves out 3,201 more chains" in browser.text(".omitted")
+    assert "omits 3,201 more chains" in browser.text(".omitted")
     browser.click(".more summary")
     browser.wait(lambda: len(browser.find(".chain")) == 3)
     assert "approximate: the receiver's class is unknown" in browser.find(".chain")[2].text
@@ -293,7 +293,7 @@ def test_hostile_texts_are_shown_as_text(browser):
     assert browser.run("return document.querySelectorAll('img, main script').length") == 0
 
 
-#: How many texts can be seen, and those whose contrast with what is behind them is less than 4.5.
+#: Gives the number of visible texts, and those whose contrast with their background is less than 4.5.
 CONTRAST = """
 const parse = (text) => text.match(/[\\d.]+/g).map(Number);
 const light = (c) => { const [r, g, b] = c.map((v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
@@ -336,7 +336,7 @@ def test_the_focus_can_be_seen(browser):
     assert browser.focused() == "SmallForCausalLM" and browser.run(style) == "solid"
 
 
-#: What is wider than the place it has.
+#: Gives the elements that are wider than the space available to them.
 WIDTHS = """
 return [document.documentElement, ...document.querySelectorAll('#detail, #detail *, .browse, .row, .tabs, header')]
   .filter((e) => e.clientWidth && e.scrollWidth > e.clientWidth).map((e) => e.outerHTML.slice(0, 200))

@@ -1,4 +1,4 @@
-"""The scoring of call-edge resolvers, on synthetic labels; the labels made by hand fit the release."""
+"""The scoring of call-edge resolvers on synthetic labels, and whether the hand-made labels match the release."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tools.resolver_benchmark.defined_names import DefinedNames, calls_of
 from tools.resolver_benchmark.labels import LABELS, Label, LabelError, label_problems, read_labels
 from tools.resolver_benchmark.scores import Tally, attribute, score
 
-#: Of the labelled calls, as the analysis that a trace is made of resolves them (docs/kernel_tracing.md): lower figures
-#: are a regression.
+#: Lower limits for the labelled calls, as resolved by the analysis from which traces are made (docs/kernel_tracing.md).
+#: Figures below them are a regression.
 PRECISION, RECALL = 0.99, 0.97
 
 PACKAGE = {
@@ -72,7 +72,7 @@ def tree(tmp_path):
 
 @pytest.fixture
 def labelled(tree, tmp_path):
-    """A directory of labels that fit the synthetic package."""
+    """A directory of labels that match the synthetic package."""
     directory = tmp_path / "labels"
     directory.mkdir()
     entries = [
@@ -205,8 +205,8 @@ def test_labels_that_fit_have_no_problems(labelled, tree):
     [
         (label("print", 12), "model.py:12: no call of `print` starts on this line"),
         (label("print", 11, caller="Model"), "`print` is called in Model.forward, not in Model"),
-        (label("print", 11, ["sglang.model:nothing"]), "sglang.model:nothing is defined nowhere"),
-        (label("print", 11, [HELPER], [HELPER]), "is both in callees and in also"),
+        (label("print", 11, ["sglang.model:nothing"]), "sglang.model:nothing is not defined anywhere"),
+        (label("print", 11, [HELPER], [HELPER]), "is in both callees and also"),
         (label("print", 11, file="sglang/gone.py"), "sglang/gone.py:11: no call of `print`"),
     ],
 )
@@ -253,7 +253,7 @@ def test_the_command_measures_the_resolver_that_is_wired_in(labelled, tree, tmp_
     (figures,) = json.loads(out.read_text())
     assert figures["tool"] == "own"
     assert (figures["precision"], figures["recall"]) == (1.0, pytest.approx(1 / 3, abs=1e-4))
-    assert "negatives left alone: 1 of 1" in capsys.readouterr().out
+    assert "negatives without an answer: 1 of 1" in capsys.readouterr().out
 
 
 def test_a_missing_tool_is_reported_with_the_reason(labelled, tree, tmp_path, capsys):
@@ -267,7 +267,7 @@ def test_a_missing_tool_is_reported_with_the_reason(labelled, tree, tmp_path, ca
 def test_labels_of_another_release_are_refused(labelled, tree, capsys):
     (tree / "sglang" / "model.py").write_text("\n")
     assert main(["--sources", str(tree), "--labels", str(labelled)]) == 1
-    assert "is " + str(tree) + " the release the labels were made for?" in capsys.readouterr().err
+    assert "is " + str(tree) + " the release for which the labels were made?" in capsys.readouterr().err
 
 
 def test_a_tool_that_fails_or_hangs_is_told_apart(tree, tmp_path):
@@ -277,7 +277,7 @@ def test_a_tool_that_fails_or_hangs_is_told_apart(tree, tmp_path):
     with pytest.raises(peers.PeerError, match="failed: Boom: out of cheese"):
         peers.ask("jedi", tree, [], str(python), 10)
     python.write_text("#!/bin/sh\nexec sleep 60\n")
-    with pytest.raises(peers.PeerError, match=r"did not end within 0.2 s"):
+    with pytest.raises(peers.PeerError, match=r"did not finish within 0.2 s"):
         peers.ask("jedi", tree, [], str(python), 0.2)
 
 
@@ -299,7 +299,7 @@ def test_imports_are_followed_to_files(tree):
     assert peers.imported_files(tree, "sglang/layers/__init__.py") == {"sglang/layers/impl.py"}
 
 
-# What was labelled and verified by hand.
+# Calls that were labelled and verified by hand.
 
 
 def test_there_are_enough_labels_of_every_hop():

@@ -30,7 +30,7 @@ def twin(name):
 
 
 def plan(name, kv_lens, q_lens=None, logits="normal", **rest):
-    """A plan with these lengths; `q_lens` counts only where requests have any number of queries."""
+    """A plan with these lengths; `q_lens` matters only if requests may have any number of queries."""
     lengths = {"kv_lens": kv_lens, "logits": logits}
     if name in CAUSAL:
         lengths["q_lens"] = q_lens or [1] * len(kv_lens)
@@ -54,7 +54,7 @@ def queries(inputs):
 
 
 def keys_and_values(inputs):
-    """Of all slots, or of all tokens of ragged tensors: [..., key-value heads, features]."""
+    """Keys and values of all slots, or of all tokens of ragged tensors: [..., key-value heads, features]."""
     if "ckv_cache" in inputs:
         ckv, kpe = (inputs[name].unsqueeze(-2) for name in ("ckv_cache", "kpe_cache"))
         return torch.cat([ckv, kpe], -1), ckv
@@ -62,7 +62,7 @@ def keys_and_values(inputs):
 
 
 def slots(inputs, page_size, kv_lens):
-    """Where all tokens are in the flattened cache, request after request."""
+    """The positions of all tokens in the flattened cache, request after request."""
     pages = inputs["kv_indptr"].tolist()
     return [
         int(inputs["kv_indices"][pages[request] + j // page_size]) * page_size + j % page_size

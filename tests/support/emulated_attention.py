@@ -11,12 +11,12 @@ INFINITY = 5e4
 
 
 def attention_model(q, requests, value_dim, sm_scale, causal, rounding, chunk=10**9, tile=16, admits_nothing=False):
-    """A kernel as its source has it, on (first, end, keys, values) of each request.
+    """A kernel as in its source, applied to (first, end, keys, values) of each request.
 
-    Keys split into chunks whose outputs are kept in bf16 (`rounding.partial`) and, if that is 2, rounded again in
-    groups of 4, tiles from last to first with a running maximum, weights rounded to bf16 for the product with the
-    values (`rounding.weights`) and for their own sum (`rounding.sum`), -5e4 for masked logits and for the maximum of
-    nothing. Rows without keys are answered with -5e4 + log2(d), or with -inf if the kernel `admits_nothing`.
+    Keys are split into chunks whose outputs are kept in bf16 (`rounding.partial`) and, if that is 2, rounded again in
+    groups of 4. Tiles are processed from last to first with a running maximum. Weights are rounded to bf16 for the
+    product with the values (`rounding.weights`) and for their own sum (`rounding.sum`). Masked logits and the maximum
+    of nothing are -5e4. Rows without keys give -5e4 + log2(d), or -inf if the kernel `admits_nothing`.
     """
     output, lse = (
         q.new_full((*q.shape[:2], value_dim), math.nan),
@@ -67,12 +67,12 @@ def one_chunk(logits, values, scale, rounding, tile, admits_nothing):
 
 
 def stored(partial):
-    """Outputs as bf16 keeps them."""
+    """Outputs rounded to bf16."""
     return [(o.bfloat16().float(), s) for o, s in partial]
 
 
 def merge(partial):
-    """Outputs and lses of disjoint keys as one; merging starts from m = -5e4, d = 1."""
+    """Merges outputs and lses of disjoint keys; merging starts from m = -5e4, d = 1."""
     top = torch.stack([s for _, s in partial]).amax(0).clamp_min(-INFINITY)
     weights = [torch.exp2(s - top) for _, s in partial]
     total = torch.stack(weights).sum(0) + torch.exp2(-INFINITY - top)

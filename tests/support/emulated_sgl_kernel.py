@@ -1,6 +1,6 @@
-"""sgl_kernel's steps of a mixture of experts, emulated in torch on a CPU: what was measured of the real ones.
+"""sgl_kernel's steps of a mixture of experts, emulated in torch on a CPU, as measured on the real ones.
 
-With their roundings, their unwritten slots and what they require of their arguments.
+The emulation includes their roundings, their unwritten slots and the requirements on their arguments.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def prepare_moe_input(ids, offsets, sizes1, sizes2, to_expert, to_token, experts
     for expert in range(experts):
         offsets[expert] = slot
         where = (ids.flatten() == expert).nonzero().flatten().tolist()
-        # The order inside an expert is not fixed: atomics.
+        # The order inside an expert is not fixed, because the kernel uses atomics.
         for index in reversed(where):
             to_expert[slot], to_token[index] = index // ids.shape[1], slot
             slot += 1

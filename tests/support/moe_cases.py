@@ -1,4 +1,4 @@
-"""What tests of the mixtures of experts measure."""
+"""Measurements that the tests of the mixtures of experts share."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from flashinfer_trace.harness.case import kernel_outputs
 
 
 def fitted_gain(output, expected):
-    """The scale fitted to all elements of an output, less 1."""
+    """The scale fitted to all elements of an output, minus 1."""
     return float((output.double() * expected.value).sum() / expected.value.square().sum()) - 1
 
 
 def measured_over_modelled_gain(twin, kernel, cases):
-    """Deviation of the scale that a pipeline's roundings leave, over the modelled one; cases are (inputs, expected)."""
+    """The measured deviation of a pipeline's scale, divided by the modelled one; cases are (inputs, expected)."""
     gains, modelled = [], []
     for inputs, expected in cases:
         gains.append(fitted_gain(kernel_outputs(twin, kernel, inputs)[0]["output"], expected))

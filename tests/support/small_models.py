@@ -1,4 +1,4 @@
-"""Models small enough to read, for the extraction."""
+"""Models for the extraction that are small enough to read."""
 
 from __future__ import annotations
 

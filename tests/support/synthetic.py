@@ -1,4 +1,4 @@
-"""Synthetic packages: a few small files that hold one dynamic hop each, traced like sglang."""
+"""Synthetic packages: a few small files with one dynamic hop each, traced like sglang."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Hop:
     """One package.
 
     Attributes:
-        name: of the hop.
-        files: text by path below sglang/srt; the model is models/tiny.py.
-        reached: kernel -> functions of one chain that must be there, kernel call first.
-        pruned: kernels that must not be reached: another platform's, or another type's.
+        name: the name of the hop.
+        files: path below sglang/srt -> text; the model is models/tiny.py.
+        reached: kernel -> functions of one chain that must exist, kernel call first.
+        pruned: kernels that must not be reached, such as those of another platform or another type.
         conditions: kernel -> text that some frame's condition must contain.
         approximate: kernels whose chains must all be marked as approximate.
     """
@@ -69,7 +69,7 @@ def trace_files(root: Path, files: Mapping[str, str], **options: Any) -> dict[st
 
 
 def chains(document: dict[str, Any]) -> dict[str, list[tuple[str, ...]]]:
-    """kernel -> its chains, as the functions that enclose their frames."""
+    """kernel -> its chains, each as the functions that enclose its frames."""
     return {
         kernel["name"]: [tuple(frame["function"] for frame in chain) for chain in kernel["chains"]]
         for kernel in document["kernels"]
@@ -77,7 +77,7 @@ def chains(document: dict[str, Any]) -> dict[str, list[tuple[str, ...]]]:
 
 
 def check(hop: Hop, document: dict[str, Any]) -> None:
-    """Assert what a hop expects of its trace."""
+    """Assert what a hop expects in its trace."""
     found = chains(document)
     for kernel, functions in hop.reached.items():
         assert functions in found.get(kernel, []), (kernel, found)

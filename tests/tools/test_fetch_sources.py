@@ -1,4 +1,4 @@
-"""fetch_sources: small wheels instead of the real ones, and a downloader that copies them; nothing is fetched."""
+"""fetch_sources, with small wheels and a downloader that copies them; nothing is fetched from the network."""
 
 from __future__ import annotations
 
@@ -247,16 +247,16 @@ def test_no_space_while_unpacking(tmp_path, index, pins, monkeypatch):
         raise OSError(28, "No space left on device", str(tmp_path / "s/.partial-sglang/a.py"))
 
     monkeypatch.setattr("tools.source_archives.shutil.copyfileobj", full)
-    with pytest.raises(FetchError, match=r"a\.py: no space left; make room"):
+    with pytest.raises(FetchError, match=r"a\.py: no space left; free some space"):
         fetch(tmp_path / "s", pins=pins)
     assert not list((tmp_path / "s").glob("sglang")) and not list((tmp_path / "s").glob(".partial*"))
 
 
 def test_a_destination_that_cannot_be_written(tmp_path, index, pins):
     (tmp_path / "file").touch()
-    with pytest.raises(FetchError, match=r"file.*must be a directory that you may write to, choose another --dest"):
+    with pytest.raises(FetchError, match=r"file.*must be a writable directory, choose another --dest"):
         fetch(tmp_path / "file", pins=pins)
-    with pytest.raises(FetchError, match="must be a directory that you may write to"):
+    with pytest.raises(FetchError, match="must be a writable directory"):
         fetch(tmp_path / "file/below", pins=pins)
 
 
@@ -316,7 +316,7 @@ def test_command_line(tmp_path, index, pins, monkeypatch, capsys):
     assert main(["--dest", str(tmp_path / "s")]) == 0
     assert capsys.readouterr().out.count("brought") == 3
     assert main(["--dest", str(tmp_path / "s")]) == 0
-    assert capsys.readouterr().out.count("already there") == 3
+    assert capsys.readouterr().out.count("already present") == 3
     monkeypatch.setattr(fetch_sources, "fetch", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     assert main([]) == 130
     with pytest.raises(SystemExit) as stop:
@@ -325,7 +325,7 @@ def test_command_line(tmp_path, index, pins, monkeypatch, capsys):
 
 
 class TestPip:
-    """The real `pip download`, from a directory of wheels or an address where nobody listens."""
+    """The real `pip download`, from a directory of wheels or from an address where nothing listens."""
 
     @pytest.fixture(autouse=True)
     def offline(self, tmp_path, monkeypatch):
@@ -350,7 +350,7 @@ class TestPip:
         unpack_wheel(tmp_path / "s/sglang-1.0.whl", "sglang", tmp_path / "out")
 
     def test_unknown_version(self, tmp_path):
-        message = r"has no wheel of sglang 9\.9 for .*the newest that it offers: 1\.0"
+        message = r"has no wheel of sglang 9\.9 for .*the newest versions that it offers: 1\.0"
         with pytest.raises(FetchError, match=message):
             fetch_sources.download(Pin("sglang", "sglang", "9.9"), tmp_path / "sglang-9.9.whl")
         assert not list(tmp_path.glob(".partial*"))
@@ -369,11 +369,11 @@ class TestPip:
 @pytest.mark.parametrize(
     ("output", "expected"),
     [
-        ("ERROR: [Errno 28] No space left on device", "no space left while"),
+        ("ERROR: [Errno 28] No space left on device", "no space left while fetching"),
         ("/usr/bin/python: No module named pip", "ensurepip"),
         ("a\nb\nERROR: odd\n", "pip could not fetch sglang 1.0: a / b / ERROR: odd"),
         ("ProtocolError: IncompleteRead(5 bytes read, 9 more expected)", "no network"),
-        ("", "it said nothing"),
+        ("", "pip printed nothing"),
     ],
 )
 def test_what_pip_says_is_explained(output, expected):

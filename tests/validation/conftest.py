@@ -1,4 +1,4 @@
-"""Datasets in temporary directories, made from fixtures and from small edits of a valid Definition."""
+"""Datasets in temporary directories, made from fixtures or by small edits of a valid Definition."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ MINIMAL = read_fixture(FIXTURES / "valid" / "minimal.json")["definition"]
 
 
 class Dataset:
-    """A dataset root with the real schema/ and whatever a test writes."""
+    """A dataset root with the real schema/, the facts of a small record, and whatever a test writes."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         (root / "definitions").mkdir(parents=True)
         shutil.copytree(REPOSITORY / "schema", root / "schema", ignore=shutil.ignore_patterns("tests"))
+        shutil.copy(FIXTURES / "records.json", root / "schema" / "records.json")
 
     def write(self, relative: str, content: Any) -> Path:
         """Writes one file: bytes, text, or anything else as JSON."""
@@ -42,24 +43,24 @@ class Dataset:
         if isinstance(content, bytes):
             path.write_bytes(content)
         else:
-            # newline="" keeps the line ends that a fixture has.
+            # newline="" preserves the line ends of a fixture.
             with path.open("w", encoding="utf-8", newline="") as file:
                 file.write(content if isinstance(content, str) else json.dumps(content, indent=2))
         return path
 
     def add(self, definition: dict[str, Any], source: str | None = None) -> Path:
-        """Writes a Definition where it belongs, and its reference as the source of its family."""
+        """Writes a Definition to its proper place, and its reference as the source of its family."""
         self.write_source(definition, source)
         return self.write(f"definitions/{definition['op_type']}/{definition['name']}.json", definition)
 
     def write_source(self, definition: dict[str, Any], source: str | None = None) -> None:
-        """Makes reference/ render what the Definition embeds."""
+        """Writes a source under reference/ that renders to what the Definition embeds."""
         family = family_name(definition, load_naming(self.root))
         if family and isinstance(definition.get("reference"), str):
             self.write(f"reference/{definition['op_type']}/{family}.py", source or definition["reference"])
 
     def problems(self, *paths: Path) -> list[Problem]:
-        """What the validator says of these paths, by default of everything."""
+        """Problems that the validator finds in these paths, by default in everything."""
         return validate_paths(list(paths) or [self.root], self.root).problems
 
 
@@ -70,13 +71,13 @@ def dataset(tmp_path: Path) -> Iterator[Dataset]:
 
 @pytest.fixture
 def minimal() -> dict[str, Any]:
-    """The smallest valid Definition, a copy to be changed."""
+    """A copy of the smallest valid Definition, for a test to change."""
     return copy.deepcopy(MINIMAL)
 
 
 @pytest.fixture
 def rules_after(dataset: Dataset, minimal: dict[str, Any]) -> Callable[[Callable[[dict[str, Any]], object]], list[str]]:
-    """Changes the smallest Definition and gives the rules that it then breaks."""
+    """Changes the smallest Definition and returns the rules that it then breaks."""
 
     def check(change: Callable[[dict[str, Any]], object]) -> list[str]:
         change(minimal)

@@ -1,4 +1,4 @@
-"""The constraint language: same values as Python, no way out of it, messages that name values."""
+"""The constraint language: it gives the same values as Python, allows no escape, and its messages name values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONSTRAINTS = st.tuples(NUMBERS, st.sampled_from(["==", "!=", "<", "<=", ">", ">
 
 
 class Tensor:
-    """The little of a tensor that the evaluator may use."""
+    """The few members of a tensor that the evaluator may use."""
 
     def __init__(self, values: Any) -> None:
         self.values = values
@@ -128,7 +128,7 @@ def test_any_text_parses_or_is_refused(text: str) -> None:
     ],
 )
 def test_refused(expression: str, hint: str) -> None:
-    if expression == "a == 1 #":  # a comment is harmless; what is before it counts
+    if expression == "a == 1 #":  # a comment is harmless; the text before it counts
         assert parse(expression).evaluate({"a": 1})
         return
     with pytest.raises(ConstraintSyntaxError) as caught:

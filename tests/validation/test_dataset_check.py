@@ -1,4 +1,4 @@
-"""What is checked: paths, the whole dataset, conventions, evidence, lines, both output forms."""
+"""What the validator checks: paths, the whole dataset, conventions, evidence, lines, both output formats."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_reserved_input_names(rules_after: Callable[[Callable[[dict[str, Any]], 
 
 
 def test_whole_floats_are_no_integers(dataset: Dataset, minimal: dict[str, Any]) -> None:
-    """JSON Schema takes 8.0 for an integer; the name would become rmsnorm_h8.0."""
+    """JSON Schema accepts 8.0 as an integer, but the name would become rmsnorm_h8.0."""
     minimal["axes"]["hidden_size"]["value"] = 8.0
     problems = dataset.problems(dataset.add(minimal))
     assert [(p.rule, p.pointer) for p in problems] == [("schema-type", "/axes/hidden_size/value")]
@@ -320,7 +320,7 @@ def test_three_hundred_definitions_in_seconds(dataset: Dataset, minimal: dict[st
         dataset.add(definition, minimal["reference"])
     started = time.monotonic()
     assert validate_paths([dataset.root], dataset.root) == Result(300, [])
-    # About 0.6 s on an idle core; the bound leaves room for busy machines.
+    # This takes about 0.6 s on an idle core; the limit leaves room for busy machines.
     assert time.monotonic() - started < 6
 
 
@@ -336,7 +336,7 @@ def sized(minimal: dict[str, Any], size: int, **changes: Any) -> dict[str, Any]:
 def test_a_clean_reference_does_not_vouch_for_the_constants_and_signatures_of_its_family(
     dataset: Dataset, minimal: dict[str, Any]
 ) -> None:
-    """The checks of a reference that do not depend on the Definition are made once a family; the others for each."""
+    """Checks that do not depend on the Definition run once per family; the others run for each Definition."""
     stale = sized(minimal, 9, reference=minimal["reference"])
     renamed = sized(minimal, 16)
     renamed["inputs"] = {"x" if name == "weight" else name: spec for name, spec in renamed["inputs"].items()}
@@ -383,7 +383,7 @@ def test_a_record_with_something_left_to_be_written(dataset: Dataset, minimal: d
         "flashinfer_trace/families/norms/mine.py",
         3,
     )
-    assert dataset.problems(path) == []  # the Definition itself is whole
+    assert dataset.problems(path) == []  # the Definition itself is complete
 
 
 def test_rules_are_documented() -> None:

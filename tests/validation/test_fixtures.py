@@ -1,4 +1,4 @@
-"""Runs schema/tests: every valid fixture is clean, every invalid one trips exactly its rule, at its place."""
+"""Runs schema/tests: every valid fixture has no problems, every invalid one breaks exactly its rule, at its place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .conftest import FIXTURES, REPOSITORY, Dataset, read_fixture
 VALID = sorted((FIXTURES / "valid").glob("*.json"))
 INVALID = sorted((FIXTURES / "invalid").glob("*.json"))
 
-#: Rules about files and schemas, which no single Definition can break; the test that breaks them.
+#: Rules about files and schemas, which no single Definition can break -> the test that breaks them.
 RULES_WITH_OWN_TEST = {
     "file-unreadable": "test_hostile.py::test_missing_file",
     "file-kind": "test_hostile.py::test_directory_named_json",
@@ -25,6 +25,7 @@ RULES_WITH_OWN_TEST = {
     "file-unexpected": "test_dataset_check.py::test_other_file_among_definitions",
     "record-unfinished": "test_dataset_check.py::test_a_record_with_something_left_to_be_written",
     "dataset-schema": "test_dataset_check.py::test_broken_naming",
+    "evidence-stale": "../test_forgeries.py::test_older_code_is_stale_and_refused_at_a_release",
     "evidence-orphan": "test_dataset_check.py::test_orphaned_evidence",
 }
 
@@ -82,11 +83,11 @@ def test_invalid_trips_exactly_its_rule(path: Path, dataset: Dataset) -> None:
 
 
 def is_for_a_schema(path: Path) -> bool:
-    """Whether a JSON schema alone, with Python's regular expressions, has an answer to a fixture."""
+    """Whether a JSON schema alone, with Python's regular expressions, can judge a fixture."""
     fixture = read_fixture(path)
-    # Python's $ matches before a last line break; our validator's and ECMAScript's do not.
+    # In Python, $ matches before a final line break; in our validator and in ECMAScript, it does not.
     python_differs = path.stem == "schema_pattern_line_break_in_name"
-    # JSON readers treat refused numbers differently.
+    # JSON readers differ in how they treat the numbers that we reject.
     is_json = parsed_or_none(content_of(fixture)) is not None and fixture.get("rule") != "json-number"
     return is_json and not python_differs
 
@@ -95,7 +96,7 @@ def is_for_a_schema(path: Path) -> bool:
     "path", [path for path in (*VALID, *INVALID) if is_for_a_schema(path)], ids=lambda path: path.stem
 )
 def test_schema_alone_agrees(path: Path) -> None:
-    """Any JSON Schema validator refuses exactly the fixtures of the rules schema-*."""
+    """Any JSON Schema validator rejects exactly the fixtures of the rules schema-*."""
     fixture = read_fixture(path)
     definition = parsed_or_none(content_of(fixture))
     schema = json.loads((REPOSITORY / "schema" / "definition.schema.json").read_text(encoding="utf-8"))

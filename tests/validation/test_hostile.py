@@ -1,4 +1,4 @@
-"""Hostile files get a clear error within seconds: never a traceback, never a hang."""
+"""Hostile files give a clear error within seconds, never a traceback or a hang."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flashinfer_trace.validation import format_json, format_text, validate_paths
 
 from .conftest import Dataset
 
-#: Generous for a busy machine; each case takes well below one second on an idle one.
+#: A generous limit for a busy machine; on an idle one, each case takes well under one second.
 SECONDS = 20
 
 
@@ -172,7 +172,7 @@ def test_hostile_reference(source: str, dataset: Dataset, minimal: dict[str, Any
 
 @pytest.mark.parametrize("name", ["../x", "a/../../b", "/etc/passwd", "a\nb", "a\x1b[31m", "", "\ud7ff", "con\u202e"])
 def test_names_with_paths_and_control_characters(name: str, dataset: Dataset, minimal: dict[str, Any]) -> None:
-    minimal["tags"] = ["status:verified", name]  # verified: the name would be part of the evidence's path
+    minimal["tags"] = ["status:verified", name]  # verified, so that the name would be part of the evidence's path
     minimal["name"] = minimal["op_type"] = name
     minimal["axes"][name] = {"type": "var", "description": "x y"}
     minimal["inputs"][name] = {"shape": [name], "dtype": name, "description": name}

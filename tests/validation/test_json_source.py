@@ -1,4 +1,4 @@
-"""JSON pointers and lines, duplicate keys, refused numbers."""
+"""JSON pointers and lines, duplicate keys, rejected numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""References of one family at other sizes: checked once, but no problem of any of them is missed."""
+"""References of one family at different sizes are checked once, but no problem of any of them is missed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def at_size(minimal: dict[str, Any], size: int) -> dict[str, Any]:
 def problems_by_size(
     dataset: Dataset, minimal: dict[str, Any], changes: dict[int, Callable[[dict[str, Any]], object]]
 ) -> dict[int, list[str]]:
-    """Rules that each of several sizes breaks, alone and together; they must be the same."""
+    """Rules that each of several sizes breaks; they must be the same when checked alone and together."""
     definitions = {size: at_size(minimal, size) for size in changes}
     dataset.write_source(definitions[min(changes)])
     paths = {}

@@ -1,1 +1,1 @@
-"""From a model to the Definitions that it needs: traces say which kernels, its configuration which sizes."""
+"""Extracts the Definitions that a model needs: traces give the kernels, the model's configuration gives the sizes."""

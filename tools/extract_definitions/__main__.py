@@ -1,14 +1,15 @@
-"""From a model to the Definitions that it needs and the dataset lacks.
+"""Extracts the Definitions that a model needs and the dataset lacks.
 
 python -m tools.extract_definitions --model-name deepseek_v3                 # write what is missing, tag what exists
 python -m tools.extract_definitions --model-name llama-3.1-8b qwen3-8b --dry-run
 python -m tools.extract_definitions --all-models
 python -m tools.extract_definitions --model-name my-llama --config config.json --tp 1 2
 
-The kernels come from the trace of the model's code, the sizes from models/<name>.json or --config. Nothing that exists
-is overwritten: the same kernel only gains tags, another one of the same name is written to <name>_v2.json.review.
+The kernels come from the trace of the model's code, the sizes from models/<name>.json or --config. No existing
+Definition is replaced. If it describes the same kernel, it only gains tags; if it describes another kernel under the
+same name, the new Definition is written to <name>_v2.json.review.
 
-Exit status: 0 done, 1 a file could not be written or would not be valid, 2 wrong usage, 3 conflicts to review,
+Exit status: 0 success, 1 a file could not be written or would be invalid, 2 wrong usage, 3 conflicts to review,
 130 interrupted.
 """
 
@@ -23,6 +24,7 @@ from pathlib import Path
 from flashinfer_trace.dataset import DatasetError, find_root
 from flashinfer_trace.ledger import LedgerError
 from flashinfer_trace.naming import NamingError
+from flashinfer_trace.records import RecordsError
 from flashinfer_trace.reference import ReferenceSourceError
 from flashinfer_trace.validation import Result, format_text
 from tools.extract_definitions import apply, report
@@ -43,15 +45,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = _run(options)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # the reader of the output has seen enough
+    except BrokenPipeError:  # the reader closed the pipe early
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        print(f"error: the report cannot be printed: {error.strerror or error}", file=sys.stderr)
+        print(f"error: cannot print the report: {error.strerror or error}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
-        print("interrupted: every Definition there is whole; run again for the rest", file=sys.stderr)
+        print("interrupted; no Definition is half-written, run again to write the rest", file=sys.stderr)
         return 130
 
 
@@ -60,35 +62,37 @@ def _run(options: argparse.Namespace) -> int:
         root = find_root()
         definitions = options.definitions or root / "definitions"
         if definitions.exists() and not definitions.is_dir():
-            raise ExtractionError(f"{definitions}: is not a directory; --definitions names one, which need not exist")
+            raise ExtractionError(
+                f"{definitions}: not a directory; --definitions takes a directory, which need not exist"
+            )
         planner = Planner(root, definitions, options.deduplicate, options.refresh)
         plan = planner.plan(requests(root, options))
-    except (ExtractionError, DatasetError, LedgerError, NamingError, ReferenceSourceError) as error:
+    except (ExtractionError, DatasetError, LedgerError, NamingError, RecordsError, ReferenceSourceError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     problems = apply.problems_of(plan.rows, root)
     if problems:
         print(format_text(Result(0, problems)), file=sys.stderr)
-        print("error: a recipe makes Definitions that are not valid; nothing was written", file=sys.stderr)
+        print("error: a recipe produced invalid Definitions; nothing was written", file=sys.stderr)
         return 1
     return _carry_out(plan, definitions, options)
 
 
 def requests(root: Path, options: argparse.Namespace) -> list[Request]:
-    """One request a model, in the order given.
+    """One request per model, in the order given.
 
     Raises:
-        ExtractionError: a model is unknown, its configuration unusable, or its kernels are not known.
+        ExtractionError: a model is unknown, its configuration is unusable, or its kernels are not known.
     """
     if options.sources != SOURCES and not options.sources.is_dir():
-        print(f"note: {options.sources}: no such directory; the committed traces are read", file=sys.stderr)
+        print(f"note: {options.sources}: no such directory; using the committed traces", file=sys.stderr)
     names = available(root) if options.all_models else options.model_name
     if options.config is None:
         models = [load_model(root, name) for name in names]
     elif len(names) == 1:
         models = [load_config(root, options.config, names[0])]
     else:
-        raise ExtractionError("--config gives the constants of one model; name it by --model-name NAME")
+        raise ExtractionError("--config gives the constants of one model; name it with --model-name NAME")
     chosen = Options(
         stages=tuple(stage for stage in STAGES if stage in options.execution_modes),
         tensor_parallel=_distinct(options.tp),
@@ -115,7 +119,7 @@ def _carry_out(plan: Plan, definitions: Path, options: argparse.Namespace) -> in
     except OSError as error:
         where = error.filename2 or error.filename or definitions
         print(
-            f"error: {where}: {error.strerror or error}; every Definition there is whole, run again for the rest",
+            f"error: {where}: {error.strerror or error}; no Definition is half-written, run again to write the rest",
             file=sys.stderr,
         )
         return 1
@@ -154,29 +158,40 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         action="extend",
         metavar="NAME",
-        help="models under models/ (with --config, the name of the tag); several share kernels",
+        help="one or more models under models/; with --config, the name for the model: tag",
     )
     named.add_argument("--all-models", action="store_true", help="every model under models/")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="a config.json of Hugging Face, instead of models/")
-    parser.add_argument("--execution-modes", nargs="+", choices=STAGES, default=list(STAGES), help="default: both")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="a Hugging Face config.json, instead of models/")
+    parser.add_argument(
+        "--execution-modes", nargs="+", choices=STAGES, default=list(STAGES), help="serving stages (default: both)"
+    )
     for option, default, text in (
         ("--tp", None, "tensor-parallel sizes (default: those that each family documents)"),
-        ("--ep", None, "expert-parallel sizes (default: likewise)"),
-        ("--page-sizes", [1, 64], "tokens of a page (default: 1 64)"),
+        ("--ep", None, "expert-parallel sizes (default: those that each family documents)"),
+        ("--page-sizes", [1, 64], "tokens per page (default: 1 64)"),
     ):
         parser.add_argument(option, nargs="+", type=_size, metavar="N", default=default, help=text)
     flag = argparse.BooleanOptionalAction
-    parser.add_argument("--include-quantized", action=flag, default=True, help="kernels of quantised weights")
+    parser.add_argument("--include-quantized", action=flag, default=True, help="extract kernels with quantised weights")
     parser.add_argument(
-        "--deduplicate", action=flag, default=True, help="otherwise what exists is written again, for review"
+        "--deduplicate",
+        action=flag,
+        default=True,
+        help="reuse existing Definitions; otherwise write them again, for review",
     )
     parser.add_argument(
-        "--refresh", action="store_true", help="give what exists the recipes' texts of axes, inputs and outputs too"
+        "--refresh",
+        action="store_true",
+        help="also give existing Definitions the recipes' texts of axes, inputs and outputs",
     )
-    parser.add_argument("--dry-run", action="store_true", help="print the plan as a table, write nothing")
-    parser.add_argument("--verbose", action="store_true", help="name every kernel that no family covers")
-    parser.add_argument("--sources", type=Path, default=SOURCES, metavar="DIR", help="default: .sources")
-    parser.add_argument("--definitions", type=Path, metavar="DIR", help="default: definitions/ of the dataset")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan as a table and write nothing")
+    parser.add_argument("--verbose", action="store_true", help="list every kernel that no family covers")
+    parser.add_argument(
+        "--sources", type=Path, default=SOURCES, metavar="DIR", help="sources to trace (default: .sources)"
+    )
+    parser.add_argument(
+        "--definitions", type=Path, metavar="DIR", help="where to write (default: definitions/ of the dataset)"
+    )
     return parser
 
 

@@ -1,4 +1,4 @@
-"""Carries a plan out: everything is validated and on the disk before the first file appears, and each appears whole."""
+"""Carries out a plan. All files are validated and written to disk before the first one appears under its name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tools.extract_definitions.plan import CONFLICT, Row
 
 
 def problems_of(rows: Sequence[Row], root: Path) -> list[Problem]:
-    """What the validator says of the Definitions that would be written (not of those for review)."""
+    """Problems that the validator finds in the Definitions to be written (not in those for review)."""
     with tempfile.TemporaryDirectory(prefix="extract_definitions_") as directory:
         for row in rows:
             if row.path is not None and row.state != CONFLICT:
@@ -27,8 +27,8 @@ def problems_of(rows: Sequence[Row], root: Path) -> list[Problem]:
 def write(rows: Sequence[Row], definitions: Path) -> int:
     """Writes the files of a plan under `definitions`; returns their number.
 
-    All are written beside `definitions` first: a full disk changes nothing. Then each is renamed into place, so that an
-    interruption leaves every Definition whole, and running again writes what is missing.
+    All are first written next to `definitions`, so that a full disk changes nothing. Then each is renamed into place,
+    so that an interruption leaves no half-written Definition and running again writes what is missing.
 
     Raises:
         OSError: a file cannot be written or renamed.

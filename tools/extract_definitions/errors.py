@@ -1,7 +1,7 @@
-"""The one error of the extraction, for what its user can mend."""
+"""The error that extraction raises for problems its user can fix."""
 
 from __future__ import annotations
 
 
 class ExtractionError(Exception):
-    """What was asked for cannot be extracted. The message names the model, the field or the file, and the mend."""
+    """The request cannot be extracted. The message names the model, the field or the file, and the fix."""

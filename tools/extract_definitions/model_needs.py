@@ -29,7 +29,7 @@ def documents(root: Path) -> dict[Path, str]:
 
 @dataclass
 class Sizes:
-    """What the models need of one op_type.
+    """What the models need from one op_type.
 
     Attributes:
         tensor: tensor-parallel sizes.
@@ -43,7 +43,7 @@ class Sizes:
 
 
 def curated(dataset: Iterable[Definition], needs: Iterable[Mapping[str, Any]]) -> list[Definition]:
-    """The Definitions of a dataset that no model needs: people wrote them, extraction does not make them.
+    """The Definitions of a dataset that no model needs. People write them; extraction does not create them.
 
     Args:
         dataset: its Definitions.

@@ -1,15 +1,15 @@
-"""Constants of a model: `models/<name>.json`, or a configuration as Hugging Face publishes it."""
+"""Constants of a model, from `models/<name>.json` or from a configuration as Hugging Face publishes it."""
 
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flashinfer_trace.json_source import JsonSourceError, load_object
 from tools.extract_definitions.errors import ExtractionError
 
 TAG = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*")
@@ -17,13 +17,13 @@ TAG = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*")
 
 @dataclass(frozen=True)
 class Model:
-    """What decides the sizes of a model's kernels.
+    """The constants that decide the sizes of a model's kernels.
 
     Attributes:
         name: value of the tag `model:<name>`.
         title: the name as its authors write it.
-        config: fields of its configuration.
-        path: the file they come from.
+        config: the fields of its configuration.
+        path: the file that they come from.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Model:
         return self.config[field]
 
     def remarks(self) -> list[str]:
-        """What the families do not heed in this configuration."""
+        """Notes on fields of this configuration that the families ignore."""
         return [
             f"{field} {self.config[field]!r} of {self.name}: the families are for bfloat16"
             for field in ("dtype", "torch_dtype")
@@ -75,7 +75,7 @@ class Model:
 
     @property
     def architecture(self) -> str:
-        """The class that implements it."""
+        """The class that implements the model."""
         named = self._require("architectures")
         if not (isinstance(named, list) and named and isinstance(named[0], str)):
             raise ExtractionError(f"{self.path}: the field 'architectures' is {named!r}; it must list one class")
@@ -83,7 +83,7 @@ class Model:
 
     @property
     def head_dim(self) -> int:
-        """Features of an attention head: `head_dim`, else hidden_size / num_attention_heads."""
+        """Features of an attention head: `head_dim`, or hidden_size / num_attention_heads if that is absent."""
         if "head_dim" in self:
             return self.size("head_dim")
         hidden_size, heads = self.size("hidden_size"), self.size("num_attention_heads")
@@ -126,7 +126,7 @@ def load_model(root: Path, name: str) -> Model:
     """The model of that name; `_`, `.` and `-` count as the same.
 
     Raises:
-        ExtractionError: there is none (the message lists what there is), or its file is malformed.
+        ExtractionError: there is no such model (the message lists those there are), or its file is malformed.
     """
     names = available(root)
     known = {_plain(one): one for one in names}
@@ -139,7 +139,7 @@ def load_model(root: Path, name: str) -> Model:
     data = _read(path)
     config, title = data.get("config"), data.get("title")
     if not isinstance(config, dict) or not isinstance(title, str):
-        raise ExtractionError(f"{path}: lacks 'title' or 'config'; schema/model.schema.json says how it must be")
+        raise ExtractionError(f"{path}: lacks 'title' or 'config'; schema/model.schema.json describes the format")
     return Model(path.stem, title, config, path)
 
 
@@ -147,7 +147,7 @@ def load_config(root: Path, path: Path, name: str) -> Model:
     """A model from a Hugging Face configuration; `name` becomes its tag.
 
     Raises:
-        ExtractionError: the file is missing or not a configuration, or `name` cannot be a tag.
+        ExtractionError: the file is missing or is not a configuration, or `name` cannot be a tag.
     """
     plain = {_plain(one): one for one in available(root)}
     tag = plain.get(_plain(name), name.lower().replace("_", "-"))
@@ -163,14 +163,9 @@ def load_config(root: Path, path: Path, name: str) -> Model:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ExtractionError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ExtractionError(f"{path}: is not JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise ExtractionError(f"{path}: must hold a JSON object, not a {type(data).__name__}")
-    return data
+        return load_object(path)
+    except JsonSourceError as error:
+        raise ExtractionError(f"{path}: {error}") from error
 
 
 def _plain(name: str) -> str:

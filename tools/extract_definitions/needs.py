@@ -1,4 +1,4 @@
-"""What recipes work with: the model and the options of a call, and the needs that they find."""
+"""The input and output of recipes: the model and options of a call, and the needs found for them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Options:
     """What the user chose.
 
     Attributes:
-        stages: serving stages to extract, of `prefill` and `decode`.
-        tensor_parallel: sizes, None for those each family covers by default.
-        expert_parallel: sizes, None likewise.
-        page_sizes: tokens of a page of the key-value cache.
-        quantized: whether to extract kernels of quantised weights.
+        stages: serving stages to extract: `prefill`, `decode` or both.
+        tensor_parallel: tensor-parallel sizes; None for those that each family covers by default.
+        expert_parallel: expert-parallel sizes; None as above.
+        page_sizes: tokens per page of the key-value cache.
+        quantized: whether to extract kernels with quantised weights.
     """
 
     stages: tuple[str, ...] = STAGES
@@ -38,7 +38,7 @@ class Use:
         model: the model.
         op: what the model's code calls it.
         role: what the kernel does there, for descriptions; may be empty.
-        tp, ep: the parallel size at which it has these sizes, None where that does not matter.
+        tp, ep: the parallel size at which the kernel has these sizes; None where it makes no difference.
     """
 
     model: Model
@@ -54,10 +54,10 @@ class Need:
 
     Attributes:
         family: name of the family in schema/naming.json.
-        axes: const axes that decide name and sizes.
-        use: who needs it.
+        axes: the const axes that decide its name and sizes.
+        use: where it is needed.
         stages: serving stages that call it.
-        tags: further tags, beyond those the family always has.
+        tags: tags beyond those that the family always has.
     """
 
     family: str
@@ -68,18 +68,18 @@ class Need:
 
     @property
     def key(self) -> tuple[str, tuple[tuple[str, int], ...]]:
-        """Equal for needs of the same Definition."""
+        """A key that is equal for needs of the same Definition."""
         return self.family, tuple(sorted(self.axes.items()))
 
 
 @dataclass
 class Request:
-    """One model to extract: what recipes read, and what they report besides needs.
+    """One model to extract: what recipes read, and what they report in addition to needs.
 
     Attributes:
         unused: ops that this configuration never calls, with the reason.
         uncovered: ops that a recipe knows but cannot cover for this model, with the reason.
-        left_out: sizes that were left out, with the reason.
+        left_out: messages on the sizes that were left out, with the reason.
     """
 
     model: Model
@@ -90,7 +90,7 @@ class Request:
     left_out: dict[str, None] = field(default_factory=dict)
 
     def stages(self, op: str, kernels: Iterable[str] = ()) -> tuple[str, ...]:
-        """The chosen stages in which an op runs; given kernels, in which it calls one of them."""
+        """The chosen stages in which an op runs or, if kernels are given, in which it calls one of them."""
         found = self.usage.op(op)
         if found is None:
             return ()
@@ -101,7 +101,7 @@ class Request:
             if not wanted or kernel_name(kernel) in wanted
             for stage in when
         }
-        if not found.kernels and not wanted:  # torch computes it, whenever the op runs
+        if not found.kernels and not wanted:  # torch computes it whenever the op runs
             stages = set(STAGES)
         return tuple(stage for stage in STAGES if stage in stages and stage in self.options.stages)
 
@@ -109,7 +109,7 @@ class Request:
         """The tensor-parallel sizes at which this model's heads can be divided.
 
         Raises:
-            ExtractionError: a size that the user gave does not divide them.
+            ExtractionError: the heads cannot be divided by a size that the user gave.
         """
         heads, fitting = self.model.size("num_attention_heads"), []
         for size in self.options.tensor_parallel or default:
@@ -124,7 +124,7 @@ class Request:
         return fitting
 
     def _misfit(self, size: int) -> str:
-        """Why this model's heads cannot be divided over so many ranks; "" if they can."""
+        """Why this model's heads cannot be divided over this many ranks; "" if they can."""
         heads, kv_heads = self.model.size("num_attention_heads"), self.model.size("num_key_value_heads")
         if heads % size:
             return f"TP {size} does not divide the {heads} query heads (num_attention_heads) of {self.model.name}"
@@ -133,7 +133,7 @@ class Request:
         return ""
 
     def divides(self, width: int, size: int, what: str) -> bool:
-        """Whether a tensor-parallel size divides `width`; if not, that is noted."""
+        """Whether a tensor-parallel size divides `width`. If it does not, a note in `left_out` says so."""
         if width % size:
             self.left_out[f"TP {size} does not divide {what} {width} of {self.model.name}"] = None
         return width % size == 0
@@ -141,14 +141,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the families of one op_type come from models.
+    """How to derive the Definitions of one op_type from models.
 
     Attributes:
-        op_type: their op_type.
+        op_type: the op_type of the families.
         families: their names in schema/naming.json.
         kernels: `<source>:<name>` of the real kernels that they define.
         needs: finds what a model needs.
-        document: the JSON of a Definition from family, axes and the needs for it; without name, status and reference.
+        document: makes the JSON of a Definition, without name, status and reference, from family, axes and needs.
     """
 
     op_type: str
@@ -159,5 +159,5 @@ class Recipe:
 
 
 def kernel_name(kernel: str) -> str:
-    """`<source>:<name>` without the method: a class of kernels stands for its methods."""
+    """`<source>:<name>` without the method, because a class of kernels covers all its methods."""
     return kernel.partition(".")[0] if not kernel.startswith("torch.ops") else kernel

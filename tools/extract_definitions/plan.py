@@ -1,8 +1,7 @@
-"""What extraction would do: every need met by a Definition that is created, tagged, left alone, or in conflict."""
+"""The plan of an extraction: for every need, a Definition that is created, tagged, left unchanged or in conflict."""
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 from flashinfer_trace import ledger
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.files import json_text
+from flashinfer_trace.json_source import load_object
 from flashinfer_trace.naming import Naming, derive_name, load_naming
 from flashinfer_trace.reference import render
 from tools.extract_definitions.errors import ExtractionError
@@ -22,7 +22,7 @@ from tools.extract_definitions.traces import Op
 
 CREATED, TAGGED, SKIPPED, CONFLICT, UNSUPPORTED = "created", "tagged", "skipped", "conflict", "unsupported"
 STATES = (CREATED, TAGGED, SKIPPED, CONFLICT, UNSUPPORTED)
-#: Sections of a Definition that decide what it computes; of each entry, all but its description counts.
+#: Sections of a Definition that decide what it computes. Descriptions within them do not count.
 CONTRACT = ("op_type", "axes", "constraints", "inputs", "outputs", "reference")
 
 
@@ -31,12 +31,12 @@ class Row:
     """One line of the plan.
 
     Attributes:
-        state: of `STATES`.
-        name: the Definition; for what is unsupported or unused, the op.
-        models: names of the models that need it.
+        state: one of `STATES`.
+        name: the name of the Definition, or of the op if it is unsupported or unused.
+        models: the names of the models that need it.
         detail: the reason, or what changes.
-        path: the file to write, None if nothing is.
-        text: what to write there.
+        path: the file to write; None if nothing is written.
+        text: the content of that file.
     """
 
     state: str
@@ -49,7 +49,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Plan:
-    """All rows, those that write in order of their files, and the sizes that were left out."""
+    """All rows, grouped by state and sorted by file, and notes on the sizes that were left out."""
 
     rows: list[Row]
     notes: list[str]
@@ -60,13 +60,13 @@ class Plan:
 
 
 class Planner:
-    """Compares what models need with the Definitions that are there.
+    """Compares what models need with the existing Definitions.
 
     Args:
-        root: the dataset root: references, evidence and conventions come from it.
-        definitions: directory of the Definitions, `root / "definitions"` or another.
-        deduplicate: whether what exists meets a need; otherwise every copy is written for review.
-        refresh: whether what exists takes the recipes' texts and order of tags; its own description stays.
+        root: the dataset root, from which references, evidence and conventions are read.
+        definitions: the directory of the Definitions, `root / "definitions"` or another.
+        deduplicate: whether an existing Definition meets a need; otherwise every copy is written for review.
+        refresh: whether existing Definitions get the recipes' texts and order of tags; each keeps its description.
     """
 
     def __init__(self, root: Path, definitions: Path, deduplicate: bool = True, refresh: bool = False) -> None:
@@ -75,7 +75,7 @@ class Planner:
         self.existing = {path.stem: path for path in sorted(definitions.glob("*/*.json"))}
 
     def plan(self, requests: Sequence[Request]) -> Plan:
-        """The plan for several models, which share kernels.
+        """The plan for several models, which may share kernels.
 
         Raises:
             ExtractionError: a configuration lacks a field, or the user's sizes do not fit it.
@@ -104,11 +104,11 @@ class Planner:
         return Plan(rows, list(notes))
 
     def needs_of(self, request: Request) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-        """What one model needs, whether it exists or not.
+        """What one model needs, whether the Definitions exist or not.
 
         Returns:
-            op -> name -> op_type of the Definitions it needs; and op -> reason for the ops of the forward pass and the
-            sampler that no family covers.
+            op -> name -> op_type of the Definitions that it needs; and op -> reason for the ops of the forward pass
+            and the sampler that no family covers.
         """
         ops: dict[str, dict[str, str]] = defaultdict(dict)
         for recipe, need in self.needs(request):
@@ -122,7 +122,7 @@ class Planner:
         return ops, uncovered
 
     def needs(self, request: Request) -> list[tuple[Recipe, Need]]:
-        """Needs whose family the dataset knows; the others are noted as uncovered."""
+        """Needs whose family the dataset has; the others are recorded as uncovered."""
         found = []
         for recipe in RECIPES:
             for need in recipe.needs(request):
@@ -137,7 +137,7 @@ class Planner:
         return derive_name(self.naming.families[need.family], need.axes)
 
     def _rows(self, groups: Sequence[tuple[Recipe, list[Need]]]) -> list[Row]:
-        """One row a group of needs. Where two groups have one name, the second is a conflict with the first."""
+        """One row per group of needs. If two groups have the same name, the second conflicts with the first."""
         rows: dict[str, Row] = {}
         clashes = []
         for recipe, needs in groups:
@@ -149,7 +149,7 @@ class Planner:
             path = rows[name].path or self.existing[name]
             models = tuple(dict.fromkeys(need.use.model.name for need in needs))
             clashes.append(
-                self._conflict(path.with_name(f"{name}.json"), data, models, "other constants in this very call")
+                self._conflict(path.with_name(f"{name}.json"), data, models, "other constants in the same call")
             )
         return [*rows.values(), *clashes]
 
@@ -163,7 +163,7 @@ class Planner:
         existing = _read(path)
         differences = [section for section in CONTRACT if _contract(existing, section) != _contract(data, section)]
         if differences or not self.deduplicate:
-            reason = f"other {', '.join(differences)}" if differences else "exists, and duplicates were asked for"
+            reason = f"other {', '.join(differences)}" if differences else "exists, and duplicates were requested"
             return self._conflict(path, data, models, reason)
         tags = merged(list(existing["tags"]), data["tags"], self.naming)
         added = [tag for tag in tags if tag not in existing["tags"]]
@@ -180,7 +180,7 @@ class Planner:
         return Row(SKIPPED, name, models, "exists")
 
     def _conflict(self, path: Path, data: dict[str, Any], models: tuple[str, ...], reason: str) -> Row:
-        """A file for review beside the one in the way; one with this very text already there is left alone."""
+        """A file for review next to the existing one; an identical one that is already there is kept."""
         version = 2
         while True:
             name = f"{path.stem}_v{version}"
@@ -215,7 +215,7 @@ class Planner:
 
 
 def _for_review(request: Request, met: set[str]) -> Iterator[tuple[str, str]]:
-    """Ops that no Definition meets, with their kernels; and of the others, the kernels that no recipe covers."""
+    """Ops that have no Definition, with their kernels; for the other ops, the kernels that no recipe covers."""
     covered = {kernel for recipe in RECIPES for kernel in recipe.kernels}
     for op in request.usage.ops:
         kernels = _kernels(request, op)
@@ -247,17 +247,17 @@ def _kernels(request: Request, op: Op) -> list[str]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = load_object(path)
         Definition.from_dict(data, path)
-    except (OSError, ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ExtractionError(
-            f"{path}: is not a Definition: {error}; `flashinfer-trace validate {path}` says more"
+            f"{path}: not a Definition: {error}; run `flashinfer-trace validate {path}` for details"
         ) from error
-    return data  # type: ignore[no-any-return]
+    return data
 
 
 def _contract(data: Mapping[str, Any], section: str) -> Any:
-    """A section without descriptions, in order."""
+    """A section without its descriptions, in order."""
     value = data.get(section) or ([] if section == "constraints" else None)
     if not isinstance(value, dict):
         return value

@@ -7,12 +7,12 @@ from collections import Counter
 from tools.extract_definitions.plan import STATES, Plan, Row
 
 MAX_MODELS = 4
-#: Characters of a detail that are shown, unless all is asked for.
+#: Characters of a detail that are shown without --verbose.
 MAX_DETAIL = 160
 
 
 def table(plan: Plan, verbose: bool = False) -> str:
-    """One line a Definition or op: state, name, models, detail; then the sizes left out, and the totals."""
+    """One line per Definition or op: state, name, models, detail; then the sizes left out, and the totals."""
     cells = [
         (row.state, row.name, _models(row.models), detail(row, verbose)) for state in STATES for row in plan.of(state)
     ]
@@ -25,7 +25,7 @@ def table(plan: Plan, verbose: bool = False) -> str:
 
 
 def detail(row: Row, verbose: bool) -> str:
-    """The detail of a row; a long list of kernels is cut to whole names, and how many are left is said."""
+    """The detail of a row; a long list of kernels is cut between names and ends with the number omitted."""
     if verbose or len(row.detail) <= MAX_DETAIL:
         return row.detail
     shown = row.detail[:MAX_DETAIL].rpartition(", ")[0]
@@ -34,7 +34,7 @@ def detail(row: Row, verbose: bool) -> str:
 
 
 def totals(plan: Plan) -> str:
-    """How many of each state."""
+    """How many rows have each state."""
     counts = Counter(row.state for row in plan.rows)
     return ", ".join(f"{counts[state]} {state}" for state in STATES)
 

@@ -1,4 +1,4 @@
-"""Tags in one order, so that merging them changes as few lines as can be."""
+"""Puts tags in a fixed order, so that merging them changes as few lines as possible."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from flashinfer_trace.naming import Naming
 
 
 def ordered(tags: Iterable[str], naming: Naming) -> list[str]:
-    """Tags by namespace, in the order of schema/naming.json, then flags; each once.
+    """Distinct tags by namespace, in the order of schema/naming.json, then flags.
 
-    Within a namespace: in the order of its listed values, else numbers by value and texts by the alphabet.
+    Within a namespace, tags follow the order of its listed values; without a list, numbers are sorted by value and
+    texts alphabetically.
     """
     namespaces = list(naming.namespaces)
 
@@ -26,6 +27,6 @@ def ordered(tags: Iterable[str], naming: Naming) -> list[str]:
 
 
 def merged(existing: list[str], new: Iterable[str], naming: Naming) -> list[str]:
-    """`existing` itself if `new` adds nothing to it, else both in order; the status is `existing`'s."""
+    """`existing` unchanged if `new` adds nothing, otherwise both in order; the status comes from `existing`."""
     added = [tag for tag in new if tag not in existing and not tag.startswith("status:")]
     return ordered([*existing, *added], naming) if added else existing

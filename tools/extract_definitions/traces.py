@@ -1,14 +1,13 @@
 """Which kernels the code of a model calls, by op and serving stage: a digest of its op trace.
 
-Digests of the models under `models/` are committed in `traces/digests/`, so that extraction needs no sources. Where
-sources are given and differ from those a digest was made of, or there is none of an architecture, the tracer runs anew.
+Digests of the models under `models/` are committed in `traces/digests/`, so that extraction needs no sources. If
+the given sources differ from those of the digest, or if an architecture has no digest, the tracer runs again.
 
 python -m tools.extract_definitions.traces [ARCHITECTURE ...]     # write digests from .sources (default: all)
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace.files import Lines, laid_out, write_text
+from flashinfer_trace.json_source import TRACES, load_object
 from tools.extract_definitions.errors import ExtractionError
 from tools.kernel_tracing.analysis import Progress, analyse
 from tools.kernel_tracing.sources import SourcesError, SourceTree, find_sources
@@ -25,7 +25,7 @@ from tools.op_tracing.trace import trace
 STAGES = ("prefill", "decode")
 MODELS = "sglang.srt.models"
 COMMITTED = Path(__file__).resolve().parents[2] / "traces" / "digests"
-#: What conditions say of the batch, as in `ForwardMode.DECODE` and `not (ForwardMode.IDLE or DECODE)`.
+#: What conditions say about the batch, as in `ForwardMode.DECODE` and `not (ForwardMode.IDLE or DECODE)`.
 _MODE = re.compile(r"(not )?\(?ForwardMode\.([A-Z][A-Z0-9_]*(?: or (?:ForwardMode\.)?[A-Z][A-Z0-9_]*)*)")
 _MODES = {"prefill": {"EXTEND", "MIXED"}, "decode": {"DECODE"}}
 
@@ -38,8 +38,8 @@ class Op:
 
     Attributes:
         name: what the model's code calls it.
-        group: "" for an op of the forward pass, else when it runs.
-        kernels: `<source>:<name>` of each kernel that can implement it -> the stages that call it. Empty where torch
+        group: "" for an op of the forward pass; for others, what the work belongs to, such as `sampling`.
+        kernels: `<source>:<name>` of each kernel that can implement it -> the stages that call it. Empty if torch
             alone computes it.
     """
 
@@ -65,10 +65,10 @@ def usage_of(architecture: str, sources: Path | None, progress: Progress | None 
     """What a model of this architecture calls.
 
     Args:
-        sources: directory of the sources; None or a missing one: what is committed must do.
+        sources: the directory of the sources; if it is None or missing, only committed digests are used.
 
     Raises:
-        ExtractionError: no digest is committed and there are no sources, or they do not define the architecture.
+        ExtractionError: no digest is committed and there are no sources, or the sources do not define the architecture.
     """
     path = COMMITTED / f"{architecture}.json"
     committed = _read(path) if path.is_file() else None
@@ -76,8 +76,8 @@ def usage_of(architecture: str, sources: Path | None, progress: Progress | None 
         if committed is None:
             known = ", ".join(sorted(one.stem for one in COMMITTED.glob("*.json")))
             raise ExtractionError(
-                f"no trace of the architecture {architecture}; there are {known}. With the sources it is made anew: "
-                "python -m tools.fetch_sources, then --sources .sources"
+                f"no trace of the architecture {architecture}; there are {known}. To trace it, get the sources: "
+                "python -m tools.fetch_sources, then pass --sources .sources"
             )
         return committed
     try:
@@ -90,7 +90,7 @@ def usage_of(architecture: str, sources: Path | None, progress: Progress | None 
 
 
 def digest(architecture: str, tree: SourceTree, progress: Progress | None = None) -> dict[str, Any]:
-    """Traces one architecture and keeps what the extraction reads.
+    """Traces one architecture and keeps what extraction reads.
 
     Raises:
         ExtractionError: no model file defines the class.
@@ -105,7 +105,7 @@ def digest(architecture: str, tree: SourceTree, progress: Progress | None = None
 
 
 def condense(architecture: str, document: Mapping[str, Any]) -> dict[str, Any]:
-    """A digest of an op trace (schema/op_traces.schema.json)."""
+    """The digest of an op trace (schema/op_traces.schema.json)."""
     ops = {op["name"]: _kernels(op["kernels"]) for op in document["ops"]}
     for node in _nodes(document["graph"]):
         if node["kind"] == "torch":
@@ -122,7 +122,7 @@ def condense(architecture: str, document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def usage_from(data: Mapping[str, Any]) -> Usage:
-    """A digest as objects."""
+    """The ops of a digest."""
     groups = {"": data["ops"], **data["outside"]}
     return Usage(
         data["architecture"],
@@ -136,7 +136,7 @@ def usage_from(data: Mapping[str, Any]) -> Usage:
 
 
 def dumps(data: Mapping[str, Any]) -> str:
-    """A digest as JSON, one line per op."""
+    """The digest as JSON, one line per op."""
     return laid_out(data, _lines)
 
 
@@ -152,16 +152,16 @@ def _lines(path: tuple[str, ...], value: Any) -> Lines | None:
 
 
 def stages_of(condition: str) -> list[str]:
-    """The stages in which a kernel's condition can hold; alternatives are separated by `; or `."""
+    """The stages in which a kernel's condition can hold; `; or ` separates its alternatives."""
     found = set[str]()
-    for alternative in condition.split("; or "):  # one that is cut short may say less, never anything else
+    for alternative in condition.split("; or "):  # a shortened one says less, but nothing different
         possible = set(STAGES)
         for negated, listed in _MODE.findall(alternative):
             modes = set(re.findall(r"[A-Z][A-Z0-9_]*", listed.replace("ForwardMode.", "")))
             for stage, own in _MODES.items():
                 if bool(negated) == bool(own & modes):
                     possible.discard(stage)
-        found |= possible or {"decode"}  # neither: speculative decoding alone, which goes on while decoding
+        found |= possible or {"decode"}  # neither: only speculative decoding, which is part of decoding
     return [stage for stage in STAGES if stage in found]
 
 
@@ -182,13 +182,13 @@ def _nodes(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def _read(path: Path) -> Usage:
     try:
-        return usage_from(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        return usage_from(load_object(path, TRACES))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ExtractionError(f"{path}: not a digest ({error!r}); restore it from version control") from error
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Writes the digests of the architectures named, or of all committed."""
+    """Writes the digests of the given architectures, by default of all that have one."""
     names = list(arguments) or sorted(path.stem for path in COMMITTED.glob("*.json"))
     try:
         tree = find_sources(Path(".sources"))

@@ -1,4 +1,4 @@
-"""Parts of a Definition's JSON, and the sentences of its description."""
+"""Parts of a Definition's JSON, and sentences of its description."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from tools.extract_definitions.needs import Need
 
-#: What the schema allows; longer lists of uses are cut at a word.
+#: The longest description that the schema allows; a longer one is cut between words.
 MAX_DESCRIPTION = 4000
 
 
@@ -37,7 +37,7 @@ def document(
     outputs: dict[str, Any],
     constraints: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The JSON of a Definition without name, status and reference; `tags` are those of its family."""
+    """The JSON of a Definition without name, status and reference; `tags` are the tags of its family."""
     found = dict.fromkeys(tags)
     for need in needs:
         found.update(dict.fromkeys(f"stage:{stage}" for stage in need.stages))
@@ -75,13 +75,13 @@ def models(needs: Iterable[Need]) -> str:
 
 
 def uses(needs: Iterable[Need]) -> str:
-    """`In <models>: <role> at TP 1 and 8; in <models>: ...`, models that use the kernel alike together."""
+    """`In <models>: <role> at TP 1 and 8; in <models>: ...`, where models that use the kernel alike share one part."""
     parts = [f"in {names}: {listed(roles)}" for names, roles in alike(needs)]
     return f"I{'; '.join(parts)[1:]}."
 
 
 def alike(needs: Iterable[Need]) -> list[tuple[str, list[str]]]:
-    """Models that use a kernel alike, as text, each with their roles and the tensor-parallel sizes of these."""
+    """Models that use a kernel alike, as text, with their roles and the tensor-parallel sizes of these roles."""
     sizes: dict[tuple[str, str], set[int]] = defaultdict(set)
     titles: dict[str, str] = {}
     for need in needs:

@@ -1,4 +1,4 @@
-"""Which kernels a model calls, by static analysis of the sources that `python -m tools.fetch_sources` brings.
+"""Finds the kernels that a model calls, by static analysis of the sources that `python -m tools.fetch_sources` fetches.
 
 python -m tools.kernel_tracing --model deepseek                      # -> traces/kernel_traces.md and .json
 python -m tools.kernel_tracing --model llama --out llama.md --json llama.json
@@ -6,8 +6,8 @@ python -m tools.kernel_tracing --model deepseek --kernel rmsnorm     # one kerne
 python -m tools.kernel_tracing --verify traces/kernel_traces.json     # check a trace against the sources
 python -m tools.kernel_tracing --diff old.json new.json              # what changed
 
-Exit status: 0 done, 1 the trace is not as it should be (wrong frames, no kernel, files that do not parse), 2 wrong
-usage or no sources.
+Exit status: 0 success, 1 the trace has problems (wrong frames, no kernel, files that do not parse), 2 wrong usage or no
+sources.
 """
 
 from __future__ import annotations
@@ -49,10 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.kernel_tracing", description=(__doc__ or "").split("\n")[0])
     model_arguments(parser, "kernel_traces")
-    parser.add_argument("--kernel", default="", metavar="NAME", help="only this kernel, printed unless --out is given")
+    parser.add_argument(
+        "--kernel", default="", metavar="NAME", help="trace only this kernel, and print it unless --out is given"
+    )
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--verify", type=Path, metavar="FILE", help="check every frame of a trace against the sources")
-    action.add_argument("--diff", type=Path, nargs=2, metavar=("OLD", "NEW"), help="what changed between two traces")
+    action.add_argument(
+        "--diff", type=Path, nargs=2, metavar=("OLD", "NEW"), help="show what changed between two traces"
+    )
     return parser
 
 
@@ -84,18 +88,18 @@ def _trace(options: argparse.Namespace) -> int:
 
 
 def _targets(options: argparse.Namespace) -> tuple[Path | None, Path | None]:
-    """The report and the data to write: what is asked for; if nothing is, both, or for one kernel none."""
+    """The report and the data to write: as requested, by default both, or neither for a single kernel."""
     if options.kernel or options.out is not None or options.json is not None:
         return options.out, options.json
     return TRACES / "kernel_traces.md", TRACES / "kernel_traces.json"
 
 
 def _verify(path: Path, sources: Path) -> int:
-    find_sources(sources)  # a missing tree is reported as such, not as one problem a frame
+    find_sources(sources)  # report a missing tree as such, not as one problem per frame
     problems = check(load(path), sources)
     for problem in problems:
         print(problem)
-    print(f"{path}: {len(problems)} problems" if problems else f"{path}: every frame checked", file=sys.stderr)
+    print(f"{path}: {len(problems)} problems" if problems else f"{path}: all frames are correct", file=sys.stderr)
     return 1 if problems else 0
 
 

@@ -1,4 +1,4 @@
-"""One analysis: a model's solved call graph, with what the kernel trace and the op trace read from it."""
+"""One analysis: a model's solved call graph, and what the kernel trace and the op trace derive from it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Analysis:
     """A solved call graph.
 
     Attributes:
-        model: name of the model's file, without `.py`.
+        model: the name of the model's file, without `.py`.
         platform: the platform whose branches were kept.
         solver: contexts, edges and kernel calls.
         entries: the model's entry classes.
-        ends: contexts where chains end: forward of the entries, and what the runtime calls for itself.
-        fallbacks: contexts where chains end that reach none of `ends`.
-        files: the models' files, which are one library: models inherit from and call each other.
+        ends: contexts where chains end: the forward of the entries, and what the runtime calls by itself.
+        fallbacks: contexts where chains end if they reach none of `ends`.
+        files: the files of all models, which form one library: models inherit from and call each other.
     """
 
     model: str
@@ -44,7 +44,7 @@ class Analysis:
     files: frozenset[str]
 
     def in_model(self, context: Context) -> bool:
-        """Whether a context's function stands in a model's file."""
+        """Whether a context's function is in a model's file."""
         return context.function.module.file in self.files
 
     @cached_property
@@ -59,7 +59,7 @@ class Analysis:
 
     @cached_property
     def conditions(self) -> Conditions:
-        """When a hop is taken."""
+        """The conditions under which hops are taken."""
         return Conditions(self.solver, [*self.ends, *self.fallbacks])
 
 
@@ -89,9 +89,9 @@ def analyse(
 
 @contextmanager
 def deep() -> Iterator[None]:
-    """Calls nest as deeply as the traced program's do.
+    """Raises the recursion limit, because calls nest as deeply as in the traced program, and pauses garbage collection.
 
-    The trees of a whole program are never garbage: collecting would walk millions of live nodes again and again.
+    The trees of a whole program are never garbage; a collection would visit millions of live nodes again and again.
     """
     limit, collecting = sys.getrecursionlimit(), gc.isenabled()
     sys.setrecursionlimit(max(limit, 100_000))

@@ -10,9 +10,9 @@ from tools.kernel_tracing.trace_files import TRACES
 
 
 def model_arguments(parser: argparse.ArgumentParser, name: str) -> None:
-    """Adds the arguments that say what is traced and where it is written; `name`: the default files, without suffix."""
+    """Adds arguments for what to trace and where to write it; `name` is the default file name, without suffix."""
     parser.add_argument(
-        "--model", default="deepseek", help="name of the model's file in sglang/srt/models, without .py"
+        "--model", default="deepseek", help="the name of the model's file in sglang/srt/models, without .py"
     )
     parser.add_argument("--sources", type=Path, default=Path(".sources"), metavar="DIR", help="where the sources are")
     parser.add_argument(
@@ -21,8 +21,10 @@ def model_arguments(parser: argparse.ArgumentParser, name: str) -> None:
         nargs="+",
         default=[],
         metavar="MODULE:CLASS",
-        help="entry classes, instead of EntryClass",
+        help="entry classes to use instead of EntryClass",
     )
-    parser.add_argument("--platform", choices=PLATFORMS, default="cuda", help="branches of others are left out")
+    parser.add_argument(
+        "--platform", choices=PLATFORMS, default="cuda", help="platform to trace; branches for others are ignored"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"the report (default: {TRACES}/{name}.md)")
     parser.add_argument("--json", type=Path, metavar="FILE", help=f"the data (default: {TRACES}/{name}.json)")

@@ -31,9 +31,9 @@ from tools.kernel_tracing.values import (
     ValueSet,
 )
 
-# An annotation that stands for more classes than this says nothing.
+# For an annotation that admits more classes than this, only the class itself is used.
 MAX_SUBCLASSES = 120
-# Label of containers that stand for a bare object: `head = nn.Module(); head.norm = RMSNorm(...)`.
+# Label of containers that represent a bare object: `head = nn.Module(); head.norm = RMSNorm(...)`.
 NAMESPACE = "Namespace"
 
 
@@ -51,7 +51,7 @@ def load_one(frame: Frame, owner: Value, name: str, node: ast.expr) -> ValueSet:
         return frozenset((owner,))
     if isinstance(owner, External):
         if "()." in owner.path:
-            return frame.universe.any  # of what a library returned, only its methods are told apart
+            return frame.universe.any  # for what a library returns, only its methods are distinguished
         path = f"{owner.path}.{name}"
         constant = frame.solver.platform.constant(path)
         if constant is not None:
@@ -103,14 +103,14 @@ def _load_instance(frame: Frame, owner: Instance, name: str, node: ast.expr) -> 
     order = frame.solver.index.mro(owner.info)
     found |= _from_classes(frame, order, name, owner, node)
     if all(is_literal(value) for value in found) and _declares(frame, order, name):
-        # Nothing but None was seen. If that stays so, what the class declares is all there is to go by.
+        # Nothing but literals was seen. If that does not change, the class's declaration is the only information.
         if frame.solver.waits(("declared", owner.info, name), frame.context):
             return found
         found |= declared_field(frame, owner.info, name)
     if found:
         return found
     if (getattr_method := _method(frame, order, "__getattr__")) is not None:
-        # Apart for each name, or asking for one would answer with all that were ever asked for.
+        # One variant per name. Otherwise a read of one name would give the values of all names ever read.
         asked, variant = Arguments([frame.constant(name)]), ("getattr", name)
         return calls.enter(frame, getattr_method, owner, None, asked, node, variant=variant)
     if frame.solver.waits(("field", owner.info, name), frame.context):
@@ -123,7 +123,7 @@ def _declares(frame: Frame, order: list[ClassInfo], name: str) -> bool:
 
 
 def is_literal(value: Value) -> bool:
-    """Whether a value says nothing about calls: a constant, or a number."""
+    """Whether a value carries no information about calls: a constant, or plain data."""
     return isinstance(value, Constant) or (isinstance(value, Unknown) and value.opaque)
 
 
@@ -135,12 +135,12 @@ def _method(frame: Frame, order: list[ClassInfo], name: str) -> FunctionInfo | N
 
 
 def find_method(frame: Frame, info: ClassInfo, name: str) -> FunctionInfo | None:
-    """The method that instances of a class have under a name."""
+    """The method of that name that instances of a class have."""
     return find_method_in(frame.solver.index, info, name)
 
 
 def find_method_in(index: Index, info: ClassInfo, name: str) -> FunctionInfo | None:
-    """The same, where there is no frame."""
+    """Like `find_method`, without a frame."""
     return next((cls.methods[name] for cls in index.mro(info) if name in cls.methods), None)
 
 
@@ -221,7 +221,7 @@ def store(frame: Frame, owners: ValueSet, name: str, values: ValueSet) -> None:
 
 
 def declare(frame: Frame, target: ast.Attribute, annotation: ast.expr) -> None:
-    """`self.field: Type [= value]`: remember the annotation for when nothing better is known."""
+    """`self.field: Type [= value]`: record the annotation, for use when nothing better is known."""
     for owner in expressions.evaluate(frame, target.value):
         if isinstance(owner, Instance):
             owner.info.annotations.setdefault(target.attr, annotation)
@@ -236,7 +236,7 @@ def declared_field(frame: Frame, info: ClassInfo, name: str) -> ValueSet:
 
 
 def annotated(frame: Frame, annotation: ast.expr, module: Module) -> ValueSet:
-    """Instances that an annotation allows: of the class, and of every class of this platform derived from it."""
+    """Instances that an annotation allows: of the class, and of every class of this platform that derives from it."""
     known = frame.solver.annotated.get(annotation)
     if known is None:
         known = frame.solver.annotated[annotation] = _annotated(frame, annotation, module)
@@ -277,7 +277,7 @@ def _annotated(frame: Frame, annotation: ast.expr, module: Module) -> ValueSet:
 
 
 def instances(frame: Frame, base: ClassInfo) -> ValueSet:
-    """Instances of a class and of what derives from it, without classes of other platforms."""
+    """Instances of a class and of the classes that derive from it, except those of other platforms."""
     candidates = frame.solver.index.subclasses(base)
     if len(candidates) > MAX_SUBCLASSES:
         candidates = [base]
@@ -291,7 +291,7 @@ def instances(frame: Frame, base: ClassInfo) -> ValueSet:
 
 
 def is_foreign(frame: Frame, info: ClassInfo) -> bool:
-    """Whether a class belongs to another platform, by its name, its file's name or the file's imports."""
+    """Whether a class belongs to another platform, according to its name, its file's name or the file's imports."""
     known = frame.solver.foreign.get(info)
     if known is None:
         known = frame.solver.foreign[info] = _is_foreign(frame.solver.platform, info)

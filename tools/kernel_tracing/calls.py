@@ -1,4 +1,4 @@
-"""Calls: which contexts a call enters, how arguments reach parameters, what comes back."""
+"""Calls: which contexts a call enters, how arguments reach parameters, and what is returned."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["Guard", "bind_locals", "call", "call_method", "call_one", "enter", "
 
 
 def call(frame: Frame, callees: ValueSet, arguments: Arguments, node: ast.Call, approximate: str = "") -> ValueSet:
-    """Call every callee; the union of what they return."""
+    """Call every callee; returns the union of their results."""
     found: ValueSet = EMPTY
     if not callees and frame.solver.waits((frame.context, node), frame.context):
         return EMPTY
@@ -55,7 +55,7 @@ def call(frame: Frame, callees: ValueSet, arguments: Arguments, node: ast.Call, 
 
 
 def _ends(frame: Frame, function: FunctionInfo, node: ast.expr, approximate: str) -> bool:
-    """Whether a chain ends with the call of this function, which is then recorded: as a kernel, or as a leaf."""
+    """Whether a chain ends with the call of this function. If so, the call is recorded as a kernel or as a leaf."""
     kernel = boundaries.kernel_of(frame, function)
     if kernel:
         frame.solver.add_kernel_call(frame.context, node, function, kernel, frame.guards, approximate)
@@ -121,7 +121,7 @@ def call_one(frame: Frame, callee: Value, arguments: Arguments, node: ast.expr, 
 
 
 def call_method(frame: Frame, receiver: Instance, name: str, arguments: list[ValueSet], node: ast.expr) -> ValueSet:
-    """Call a method that syntax implies, such as __enter__, if the class has it."""
+    """Call a method that the syntax implies, such as __enter__, if the class has it."""
     method = attributes.find_method(frame, receiver.info, name)
     if method is None:
         return frame.universe.any
@@ -217,7 +217,7 @@ def enter(
 
 
 def _booleans(frame: Frame, values: ValueSet) -> ValueSet:
-    """Of plain data, only True and False count: they decide tests."""
+    """Keep only True and False of plain data, because they decide tests."""
     if not values:
         return frame.universe.data
     return frozenset(
@@ -227,7 +227,7 @@ def _booleans(frame: Frame, values: ValueSet) -> ValueSet:
 
 
 def _loaded(frame: Frame, function: FunctionInfo, value: Value) -> Value:
-    """What a function returns, where it is a native module that it loaded itself: by whose call, too."""
+    """A returned value; for a native module that the function loaded, the caller is added to the loaders."""
     if isinstance(value, NativeModule) and value.loaders == (function,):
         return frame.universe.make(NativeModule, (function, frame.function))
     return value
@@ -280,7 +280,7 @@ def _bind(
 
 
 def _expand(frame: Frame, function: FunctionInfo, name: str, values: ValueSet) -> ValueSet:
-    """What a parameter receives: an unknown value is at least what the annotation says."""
+    """What a parameter receives. An unknown value is taken to be at least what the annotation says."""
     if frame.solver.is_data(function.annotations.get(name)):
         return frame.universe.data
     kept = frame.universe.storable(values)
@@ -290,7 +290,7 @@ def _expand(frame: Frame, function: FunctionInfo, name: str, values: ValueSet) -
 
 
 def bind_locals(frame: Frame) -> None:
-    """Fill the environment of a context with its parameters: arguments and defaults, else what annotations say."""
+    """Fill the environment of a context with its parameters: arguments and defaults, or else values of annotations."""
     function, context = frame.function, frame.context
     node = function.node
     if isinstance(node, ast.Module):
@@ -324,7 +324,7 @@ def bind_locals(frame: Frame) -> None:
 
 
 def _mixin_self(frame: Frame, name: str) -> None:
-    """`def method(self: Host)` of a mixin: called on the mixin itself, the receiver is what the annotation says."""
+    """`def method(self: Host)` of a mixin: if called on the mixin itself, the receiver is of the annotated class."""
     annotation = frame.function.annotations.get(name)
     receiver = frame.context.receiver
     owner = frame.function.owner

@@ -1,9 +1,9 @@
 """Chains: paths of calls from a kernel call up to a root.
 
-All paths would be too many to read: hops multiply (every linear layer, times every quantisation, times every kernel's
-dispatch). A kernel has one shortest chain through every pair of a call of it and a call in the model's own files, so
-that nothing the model does with it is missing, then some through hops that are not shown yet. How many acyclic paths
-are left out is counted, never silent.
+There are too many paths to read, because hops multiply: every linear layer, times every quantisation, times every
+kernel's dispatch. For each pair of a call of the kernel and a call in the model's own files, one shortest chain is
+kept, so that nothing the model does with the kernel is missing; then some chains through hops that are not shown yet.
+The number of acyclic paths omitted is always reported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tools.kernel_tracing.kernels import Kernel
 from tools.kernel_tracing.roots import is_draft
 from tools.kernel_tracing.solver import Context, Edge, KernelCall, Solver
 
-# More chains of a kernel, besides those through each of the model's calls.
+# The most chains of a kernel in addition to those through each of the model's calls.
 MAX_MORE = 8
 _DRAFT_PENALTY = 1000
 
@@ -37,7 +37,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class _Ways:
-    """Where chains stop, and how far every context is from there."""
+    """Where chains stop, and the distance of every context from there."""
 
     stops: dict[Context, None]
     distance: dict[Context, int]
@@ -63,7 +63,7 @@ class Chains:
         in_model: Callable[[Context], bool],
         consistent: Callable[[Chain], bool] = lambda chain: True,
     ) -> None:
-        """`consistent`: whether some configuration takes a chain; others are kept only where there is no other."""
+        """`consistent`: whether some configuration takes a chain; others are kept only if there is none."""
         self.ends = dict.fromkeys(ends)
         self.fallbacks = dict.fromkeys(fallbacks)
         self.in_model = in_model
@@ -75,7 +75,7 @@ class Chains:
         self.edges = edges = _credible(solver.edges.values())
         for edge in sorted(edges, key=_edge_order):
             self._up[edge.callee].append(edge)
-        # Distance down from the nearest end, over contexts that an end reaches.
+        # The distance down from the nearest end, for contexts that an end reaches.
         self._to_end = self._distances(self.ends, edges)
         self._to_fallback = self._distances(self.fallbacks, edges)
 
@@ -83,7 +83,7 @@ class Chains:
         down: dict[Context, list[Context]] = defaultdict(list)
         for edge in edges:
             down[edge.caller].append(edge.callee)
-        # Draft models reuse the layers of the main one: a chain ends in them only if it must.
+        # Draft models reuse the layers of the main model: a chain ends in a draft model only if it must.
         distance: dict[Context, int] = {}
         for late in (False, True):
             chosen = [root for root in roots if is_draft(root) is late]
@@ -98,7 +98,7 @@ class Chains:
         return distance
 
     def of(self, kernel: Kernel) -> tuple[list[Chain], int]:
-        """The kernel's chains, and how many acyclic paths they leave out."""
+        """The kernel's chains, and the number of acyclic paths that are omitted."""
         if kernel not in self._found:
             self._found[kernel] = self._find(kernel)
         return self._found[kernel]
@@ -125,7 +125,7 @@ class Chains:
         return list(kept.values()), max(0, total - len(kept))
 
     def _passed(self, chain: Chain) -> Iterator[tuple[object, ...]]:
-        """A chain's kernel call with each call in the model's files, or with None if it has no such call."""
+        """Pairs of a chain's kernel call and each of its calls in the model's files, or None if there are none."""
         site = place(chain.kernel_call.caller, chain.kernel_call.call)
         calls = [
             (chain.kernel_call.caller, site),
@@ -141,7 +141,7 @@ class Chains:
     ) -> Iterator[Chain]:
         """A shortest chain through every call in the model's files that leads to the kernel call, nearest first.
 
-        What no configuration takes goes to `spare`, by kernel call and call in the model.
+        Chains that no configuration takes go to `spare`, by kernel call and call in the model.
         """
         site = place(call.caller, call.call)
         if call.caller in ways.stops and (site, None) not in seen:
@@ -156,7 +156,7 @@ class Chains:
                 anchor = place(edge.caller, edge.call)
             if tree.parent.get(edge.caller) is edge:
                 anchors[edge.caller] = anchor
-            # Without a call in the model the chain must end here, or it says nothing yet.
+            # A chain without a call in the model must end here; otherwise it is not yet of use.
             if (site, anchor) not in seen and (anchor is not None or edge.caller in ways.stops):
                 found.append((tree.depth[edge.callee] + ways.distance[edge.caller], edge, anchor))
         for _, edge, anchor in sorted(found, key=lambda item: item[0]):
@@ -178,7 +178,7 @@ class Chains:
                     yield chain
 
     def _chain(self, call: KernelCall, edge: Edge, tree: _Tree, ways: _Ways) -> Chain | None:
-        """The kernel call, a shortest path to a hop, and one from there to a root; None if it would meet itself."""
+        """The kernel call, a shortest path to a hop, and one from there to a root; None if that has a cycle."""
         below = [edge]
         while below[-1].callee is not call.caller:
             below.append(tree.parent[below[-1].callee])
@@ -186,7 +186,7 @@ class Chains:
         return None if _repeats(chain) else chain
 
     def _tree(self, start: Context, ways: _Ways) -> _Tree:
-        """All hops above a context, nearest first, and the first hop by which each context was met."""
+        """All hops above a context, nearest first, and the first hop through which each context was reached."""
         key = (start, ways.stops is self.ends)
         tree = self._trees.get(key)
         if tree is None:
@@ -216,7 +216,7 @@ class Chains:
             context = edge.caller
 
     def _count(self, start: Context, ways: _Ways) -> int:
-        """Number of paths to a root; hops that close a cycle do not count."""
+        """The number of paths to a root; hops that close a cycle do not count."""
         counts = self._counts[ways.stops is self.ends]
         if start in counts:
             return counts[start]
@@ -252,7 +252,7 @@ class Chains:
 
 
 def _credible(edges: Collection[Edge]) -> list[Edge]:
-    """Edges without those of functions given to a call that is known: it does with them what it does, no more."""
+    """Edges, except those to functions that are given to a known call: what it does with them is already traced."""
     known = {(edge.caller, edge.call) for edge in edges if not edge.given_to}
     return [edge for edge in edges if not edge.given_to or (edge.caller, edge.call) not in known]
 

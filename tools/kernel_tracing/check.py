@@ -1,8 +1,9 @@
-"""Checks a trace against the sources it was made from, without the tracer's index and resolver.
+"""Checks a trace against the sources from which it was made, without the tracer's index and resolver.
 
-Every file must exist, every line must hold the call, every function must enclose its line, and every call must be able
-to enter the function that encloses the frame before it: by name where names decide (scopes, imports, hierarchies), else
-by evidence in the sources that the called value may be that function (see check_links).
+Every file must exist, every line must contain the call, every function must enclose its line, and every call must be
+able to enter the function that encloses the frame before it. This is decided by name where names suffice (scopes,
+imports, hierarchies), and otherwise by evidence in the sources that the called value may be that function (see
+check_links).
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ __all__ = ["check", "schema_problems"]
 
 SCHEMA = Path(__file__).resolve().parents[2] / "schema" / "kernel_traces.schema.json"
 CUT = ("...", "…")
-# A call's text is cut only if it is long: a short text ending in dots is another call.
+# The text of a call is shortened only if it is long: a short text that ends in dots is a different call.
 SHORTEST_CUT = 60
 
 
 def check(trace: dict[str, Any], sources: Path) -> list[str]:
-    """What is wrong with a trace, one line a problem, in the order of the trace; empty if nothing is.
+    """The problems of a trace, one line per problem, in the order of the trace; empty if there are none.
 
     Args:
         trace: the parsed JSON document; it may be malformed.
-        sources: the directory that holds sglang/, sgl_kernel/ and flashinfer/, or git checkouts of them.
+        sources: the directory that contains sglang/, sgl_kernel/ and flashinfer/, or git checkouts of them.
     """
     problems = list(schema_problems(trace))
     if problems:
         return problems
     if not trace["kernels"]:
-        return ["/kernels: there are none: nothing can be checked"]
+        return ["/kernels: empty, so there is nothing to check"]
     if not sources.is_dir():
         return [f"{sources}: no such directory; fetch it with `python -m tools.fetch_sources --dest {sources}`"]
-    # Thousands of syntax trees are built and kept: collecting garbage meanwhile doubles the time and finds none.
+    # Thousands of syntax trees are built and kept. Garbage collection would double the time and find nothing.
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -54,7 +55,7 @@ def check(trace: dict[str, Any], sources: Path) -> list[str]:
 
 
 def schema_problems(trace: Any) -> Iterator[str]:
-    """Violations of the schema. Frames occur in many chains; each is validated once, for that takes the time."""
+    """Violations of the schema. A frame can occur in many chains; it is validated once, to save time."""
     reduced = trace
     kernels = trace.get("kernels") if isinstance(trace, dict) else None
     if isinstance(kernels, list):
@@ -64,7 +65,7 @@ def schema_problems(trace: Any) -> Iterator[str]:
     for error in sorted(validator.iter_errors(reduced), key=lambda error: [str(part) for part in error.path])[:50]:
         path = [str(part) for part in error.path]
         if len(path) > 2 and path[0] == "kernels" and path[2] == "chains":
-            path[3:5] = []  # places in the reduced document
+            path[3:5] = []  # indices in the reduced document
         yield f"/{'/'.join(path)}: {error.message[:300]}"
 
 
@@ -103,11 +104,11 @@ class _Checker:
         for name, expected in self.trace["sources"].items():
             package = self.sources.packages.get(packages[name])
             if package is None:
-                yield f"{self.root}: {packages[name]} is not there; run `python -m tools.fetch_sources`"
+                yield f"{self.root}: {packages[name]} is missing; run `python -m tools.fetch_sources`"
             elif (found := package_hash(package)) != expected["sha256"]:
                 yield (
                     f"{package}: not the {name} {expected['version']} that was traced (sha256 {found[:12]}, the trace "
-                    f"says {expected['sha256'][:12]}); check with those sources, or trace again"
+                    f"has {expected['sha256'][:12]}); check against those sources, or trace again"
                 )
 
     def _kernel(self, kernel: Mapping[str, Any]) -> Iterator[str]:
@@ -121,7 +122,7 @@ class _Checker:
                 yield f"call site {site[0]}:{site[1]} is listed twice"
         for site in dict.fromkeys(firsts):
             if site not in sites:
-                yield f"{site[0]}:{site[1]} begins a chain, but is no call site"
+                yield f"{site[0]}:{site[1]} begins a chain, but is not listed as a call site"
         seen = set()
         for chain in kernel["chains"]:
             key = tuple(_frame_key(frame) for frame in chain)
@@ -139,15 +140,15 @@ class _Checker:
                 if not self._calls_kernel(frame, sites, kernel):
                     yield f"{_place(frame)}: `{frame['call']}` does not call {kernel['name']}"
             elif self._frame(inner := chain[position - 1])[1]:
-                continue  # where the call should lead is wrong itself, and was told
+                continue  # the frame that the call should enter is wrong, which is already reported
             elif not self._enters(frame, sites, inner):
                 yield (
-                    f"{_place(frame)}: `{frame['call']}` in {frame['function']} cannot be seen to enter "
-                    f"{inner['function']} of {inner['file']}, which encloses the frame before"
+                    f"{_place(frame)}: no evidence that `{frame['call']}` in {frame['function']} enters "
+                    f"{inner['function']} of {inner['file']}, which encloses the previous frame"
                 )
 
     def _frame(self, frame: Mapping[str, Any]) -> tuple[list[Site], str]:
-        """The expressions that a frame may mean, or what is wrong with it."""
+        """The expressions that a frame may refer to, or what is wrong with it."""
         key = (frame["file"], frame["line"], frame["function"], frame["call"])
         if key not in self._frames:
             self._frames[key] = self._find(*key)
@@ -156,7 +157,7 @@ class _Checker:
     def _find(self, file: str, line: int, function: str, call: str) -> tuple[list[Site], str]:
         place = f"{file}:{line}"
         if self.sources.path(file) is None:
-            return [], f"{place}: there is no such file in {self.root}"
+            return [], f"{place}: no such file in {self.root}"
         source = self.sources.get(file)
         if source is None:
             return [], f"{place}: the file is not valid Python"
@@ -191,9 +192,9 @@ class _Checker:
         if source is None:
             yield f"{file}:{line}: the definition's file does not exist or is not valid Python"
         elif kernel["source"] == "jit" and _last(kernel["name"]) in source.text:
-            return  # compiled from other languages: Python only names it, where it is loaded
+            return  # compiled from other languages: Python only names it where it is loaded
         elif _last(kernel["name"]) not in _defined_on(source, line):
-            yield f"{file}:{line}: defines no {_last(kernel['name'])}"
+            yield f"{file}:{line}: does not define {_last(kernel['name'])}"
 
     def _calls_kernel(self, frame: Mapping[str, Any], sites: list[Site], kernel: Mapping[str, Any]) -> bool:
         name = _last(kernel["name"])
@@ -220,7 +221,7 @@ class _Checker:
 
 
 def _matches(text: str, call: str) -> bool:
-    """Whether a frame's text is that of an expression: the whole of it, or the beginning of a long one."""
+    """Whether a frame's text is the text of an expression, or the beginning of a long one."""
     call = call.removeprefix("@")
     for cut in CUT:
         if call.endswith(cut) and len(call) >= SHORTEST_CUT and text.startswith(call.removesuffix(cut).rstrip()):
@@ -229,11 +230,11 @@ def _matches(text: str, call: str) -> bool:
 
 
 def _defined_on(source: SourceFile, line: int) -> set[str]:
-    """The names that a definition or an assignment on this line gives."""
+    """The names that a definition or an assignment on this line binds."""
     names = set()
     statements: list[ast.AST] = [source.tree]
     for node in statements:
-        # Definitions are statements: expressions need no look.
+        # Definitions are statements, so expressions need not be searched.
         statements += [part for part in ast.iter_child_nodes(node) if isinstance(part, (ast.stmt, ast.ExceptHandler))]
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and line in _lines(node):
             names.add(node.name)
@@ -243,7 +244,7 @@ def _defined_on(source: SourceFile, line: int) -> set[str]:
 
 
 def _lines(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> Iterable[int]:
-    """The lines that may be given for a definition: its own and those of its decorators."""
+    """The lines that a trace may give for a definition: its own and those of its decorators."""
     return range(min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]), node.lineno + 1)
 
 

@@ -1,4 +1,4 @@
-"""Class hierarchies as the checker sees them: by bare names, over all sources."""
+"""Class hierarchies for the checker, by bare names over all sources."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tools.kernel_tracing.check_source import Sources, last_name
 
 
 class Classes:
-    """Answers for one tree of sources; what was found out is kept."""
+    """Answers questions about one source tree, and caches the answers."""
 
     def __init__(self, sources: Sources) -> None:
         self.sources = sources
@@ -25,7 +25,7 @@ class Classes:
         return ""
 
     def related(self, one: str, other: str) -> bool:
-        """Whether some class has both in its hierarchy (a mixin and its host have, too)."""
+        """Whether some class has both in its hierarchy, as for a mixin and its host."""
         return bool(self.descendants(one) & self.descendants(other))
 
     def descendants(self, name: str) -> set[str]:
@@ -47,14 +47,14 @@ class Classes:
                     if isinstance(node, ast.ClassDef) and any(last_name(base) == name for base in node.bases):
                         found.add(node.name)
                 for scope, call in source.calls.get("type", ()):
-                    # type("Name", (Base, Mixin), {}) makes a class, too.
+                    # type("Name", (Base, Mixin), {}) also makes a class.
                     if len(call.args) == 3 and name in (last_name(part) for part in ast.walk(call.args[1])):
                         found.add(f"type() in {source.name}:{scope}:{call.lineno}")
             self._bases[name] = found
         return self._bases[name]
 
     def only_family(self, method: str, owner: str) -> bool:
-        """Whether nothing but the class hierarchy of `owner` has a method of that name."""
+        """Whether only the class hierarchy of `owner` has a method of that name."""
         for source in self.sources.mentioning(f"def {method}"):
             for qualified in source.definitions:
                 parent, _, name = qualified.rpartition(".")

@@ -1,8 +1,8 @@
-"""Whether a call can enter a function, by evidence found in the sources.
+"""Whether a call can enter a function, according to evidence in the sources.
 
-Two questions, both answered backwards from the call: which definition does a plain name lead to (scopes, imports,
-re-exports), and which expressions may have supplied a value (assignments, attributes of that name anywhere, arguments,
-defaults, returns, registries, decorators). Types are not inferred: a class counts as a value's class if some expression
+Two questions are answered, both backwards from the call. Which definition does a plain name lead to (scopes, imports,
+re-exports)? And which expressions may have supplied a value (assignments, attributes of that name anywhere, arguments,
+defaults, returns, registries, decorators)? Types are not inferred: a class counts as a value's class if some expression
 that supplies the value names the class, a subclass that inherits the method, or an annotated base.
 """
 
@@ -17,14 +17,14 @@ from tools.kernel_tracing.check_classes import Classes
 from tools.kernel_tracing.check_source import Binding, FunctionNode, Site, SourceFile, Sources, last_name
 from tools.kernel_tracing.check_values import is_value, value_parts
 
-# Entered without being named: by calling a class, by calling an object, by statements and operators on an object.
+# Functions that are entered without being named: by calling a class or an object, or by statements and operators.
 CONSTRUCTORS = frozenset(("__init__", "__new__", "__post_init__"))
 CALLS = frozenset(("__call__", "forward"))
 # torch.autograd.Function: Class.apply(...) runs these.
 APPLIES = frozenset(("forward", "backward"))
-# Calls of results of calls: decorator factories have three.
+# The most calls of results of calls to follow; decorator factories have three.
 MOST_CALLS = 4
-# Steps of evidence that are followed before giving up: beyond, everything is connected with everything.
+# Steps of evidence to follow before giving up. Beyond this, everything is connected with everything.
 FARTHEST = 600
 
 
@@ -34,7 +34,7 @@ class Target(NamedTuple):
     Attributes:
         file, function: where it is.
         name: its last name.
-        owner: its class, "" if it is no method.
+        owner: its class; "" if it is not a method.
     """
 
     file: str
@@ -44,7 +44,7 @@ class Target(NamedTuple):
 
 
 class Links:
-    """Answers for one tree of sources; what was found out is kept."""
+    """Answers questions about one source tree, and caches the answers."""
 
     def __init__(self, sources: Sources) -> None:
         self.sources = sources
@@ -61,7 +61,7 @@ class Links:
         return Target(file, function, name, owner)
 
     def enters(self, site: Site, file: str, target: Target, approximate: bool) -> bool:
-        """Whether the call at `site` in `file` can enter `target`. A hop marked as approximate may rest on its name."""
+        """Whether the call at `site` in `file` can enter `target`. If it is approximate, the name may suffice."""
         node = site.node
         callee = node.func if isinstance(node, ast.Call) else node
         if isinstance(callee, ast.Attribute):
@@ -88,7 +88,7 @@ class Links:
         own = self.classes.class_of(file, site.scope)
         if isinstance(callee, ast.Name) and callee.id == "cls" and own and target.name in CONSTRUCTORS:
             return self.classes.related(own, target.owner)
-        # A callback that the callee is given, if it is named and not called here.
+        # A callback given to the callee, if it is named and not called here.
         if any(self._is_given(Binding(file, site.scope, argument), target) for argument in arguments):
             return True
         name = last_name(callee)
@@ -99,7 +99,7 @@ class Links:
             patches = (one for one in self._attribute("forward") if isinstance(one.node, ast.expr))
             if any(self._is_given(one, target) for one in patches):
                 return True
-        # Callbacks may travel farther than the search for values goes: it must be declared that this is one.
+        # Callbacks may travel farther than the search for values. Then an annotation must declare a Callable.
         declared = (last_name(part) for one in values if one.file == file for part in ast.walk(one.node))
         return found is None and "Callable" in declared and self._escapes(target)
 
@@ -133,7 +133,7 @@ class Links:
         return (binding.file, ".".join(filter(None, (binding.scope, node.name)))) == (target.file, target.function)
 
     def _escapes(self, target: Target) -> bool:
-        """Whether the target function is somewhere used as a value: stored, passed or returned, not called."""
+        """Whether the target function is used as a value somewhere: stored, passed or returned instead of called."""
         if target.name in CALLS | CONSTRUCTORS:
             return False
         if target.name not in self._escaped:
@@ -144,7 +144,7 @@ class Links:
 
     @staticmethod
     def _methods(bindings: Iterable[Binding], names: frozenset[str]) -> list[Binding]:
-        """The methods of some names of the classes among `bindings`: their decorators may be what is entered."""
+        """Methods with these names of the classes in `bindings`, whose decorators a call may enter."""
         return [
             Binding(one.file, f"{one.scope}.{one.node.name}".lstrip("."), part)
             for one in bindings
@@ -179,11 +179,11 @@ class Links:
     # Values.
 
     def reaches(self, start: Iterable[Binding], target: Target, objects: bool) -> bool | None:
-        """Whether what `start` evaluates to may be the target function, or, if `objects`, an object of its class.
+        """Whether `start` may evaluate to the target function or, if `objects`, to an object of its class.
 
-        None: there is more to follow than FARTHEST steps.
+        None if there are more than FARTHEST steps to follow.
         """
-        # The least doubtful steps first: FARTHEST is reached late, where it matters.
+        # The least doubtful steps come first, so that FARTHEST only cuts off doubtful ones.
         waiting = [(0, number, binding) for number, binding in enumerate(start)]
         seen: set[tuple[str, str, int, str, int]] = set()
         added = len(waiting)
@@ -199,7 +199,7 @@ class Links:
             if self._defines(binding, target):
                 return True
             if isinstance(node, ast.ClassDef):
-                # A class is constructed, an object of it is called: in between lies a call.
+                # A class is constructed and an object of it is called: there is a call in between.
                 constructed = target.name not in CONSTRUCTORS or binding.calls == 0
                 if objects and constructed and target.owner and self._inherits(node.name, target):
                     return True
@@ -214,7 +214,7 @@ class Links:
         return False
 
     def _inherits(self, name: str, target: Target) -> bool:
-        # A subclass has the target's method; a base is what an annotation names instead of the class.
+        # A subclass has the target's method; an annotation may name a base instead of the class.
         return name in self.classes.descendants(target.owner) or target.owner in self.classes.descendants(name)
 
     def _names(self, node: ast.AST, binding: Binding, target: Target) -> bool:
@@ -270,21 +270,21 @@ class Links:
                     yield from ((step, one._replace(calls=number)) for one in found)
                 elif isinstance(part, ast.Attribute):
                     members = list(self._module_member(file, scope, part)) or self._of_object(part, file, scope)
-                    # What an attribute of some object is given may have been given to another object.
+                    # A value given to an attribute of some object may belong to another object.
                     own = isinstance(part.value, ast.Name) and part.value.id in ("self", "cls")
                     yield from ((step + (1 if own else 2), one._replace(calls=number)) for one in members)
                 elif isinstance(part, ast.Lambda) and number:
                     yield step, Binding(file, f"{scope}.<lambda>".lstrip("."), part.body, "", number - 1)
 
     def _of_object(self, node: ast.Attribute, file: str, scope: str) -> list[Binding]:
-        """What an attribute is given: on self by the classes related to the own one, if they do."""
+        """What an attribute is given: for self, by the related classes if they assign it; otherwise anywhere."""
         everywhere = self._attribute(node.attr)
         own = self.classes.class_of(file, scope)
         if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls") and own:
             near = [one for one in everywhere if self.classes.related(self.classes.class_of(one.file, one.scope), own)]
             if near:
                 return near
-        # What is written nearby comes first: the search ends sooner.
+        # Suppliers in the same file come first, so that the search ends sooner.
         return sorted(everywhere, key=lambda one: one.file != file)
 
     def _attribute(self, name: str) -> list[Binding]:
@@ -297,7 +297,7 @@ class Links:
         return self._suppliers[name]
 
     def _arguments(self, source: SourceFile, binding: Binding) -> Iterator[Binding]:
-        """What a parameter is given by the calls of its function, found by the function's name, and by decoration."""
+        """What a parameter is given: by calls of its function, found by the function's name, and by decoration."""
         node = binding.node
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             return
@@ -319,7 +319,7 @@ class Links:
                 chosen = chosen + [keyword.value for keyword in call.keywords if keyword.arg == binding.parameter]
                 yield from (Binding(other.name, scope, value) for value in chosen)
         if not found:
-            # It is called under another name: what it is given can still be told by keyword.
+            # It is called under another name; arguments can still be found by keyword.
             yield from (supply for supply in self._attribute(binding.parameter) if isinstance(supply.node, ast.expr))
         # A decorator, or the function inside a decorator factory, is given what it decorates.
         for decorator in parts[-2:]:
@@ -336,7 +336,7 @@ class Links:
     # Names.
 
     def resolve(self, file: str, scope: str, name: str, depth: int = 0) -> list[Binding]:
-        """What a plain name may stand for where it is used; imports are followed to definitions."""
+        """What a plain name may refer to where it is used; imports are followed to definitions."""
         source = self.sources.get(file)
         if source is None or depth > 12:
             return []

@@ -1,6 +1,6 @@
 """What the checker reads from a source file: call sites, scopes, and which expressions may supply a name.
 
-Written apart from the tracer's index and resolver on purpose: a mistake there must not excuse itself here.
+This is deliberately independent of the tracer's index and resolver, so that a mistake there cannot hide itself here.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Binding(NamedTuple):
-    """One thing that a name may stand for.
+    """One thing that a name may refer to.
 
     Attributes:
-        file, scope: where the binding is written; scope is the qualified name of the function, "" for a module.
+        file, scope: where the binding is; scope is the qualified name of the function, "" for a module.
         node: a definition, an import, or the expression that is assigned.
         parameter: the parameter's name, if `node` is the function that has it.
-        calls: how often the value is called before it is used: 1 in `x = make()` for make.
+        calls: how often the value is called before it is used: 1 for make in `x = make()`.
     """
 
     file: str
@@ -39,11 +39,11 @@ class Binding(NamedTuple):
 
 
 class Site(NamedTuple):
-    """A call, or what else can enter a function: a decorator, an attribute that may be a property.
+    """A call, or something else that can enter a function: a decorator, an attribute that may be a property.
 
     Attributes:
         node: the expression.
-        functions: the names under which the enclosing function may be given (lambdas may be left out).
+        functions: the names that a frame may give for the enclosing function (lambdas may be omitted).
         scope: the innermost of them.
     """
 
@@ -62,12 +62,12 @@ class SourceFile:
     sites: dict[int, list[Site]] = field(default_factory=lambda: defaultdict(list))
     definitions: dict[str, FunctionNode | ast.ClassDef] = field(default_factory=dict)
     lambdas: set[str] = field(default_factory=set)
-    # (scope, name) -> what it may stand for; name -> what an attribute or a keyword of that name may be given.
+    # (scope, name) -> what it may refer to; name -> what an attribute or a keyword of that name may be given.
     names: dict[tuple[str, str], list[Binding]] = field(default_factory=lambda: defaultdict(list))
     attributes: dict[str, list[Binding]] = field(default_factory=lambda: defaultdict(list))
-    # What is put into a container of that name.
+    # Name of a container -> what is put into it.
     contents: dict[str, list[Binding]] = field(default_factory=lambda: defaultdict(list))
-    # What a decorator (by its last name) is applied to.
+    # Last name of a decorator -> what it is applied to.
     decorated: dict[str, list[Binding]] = field(default_factory=lambda: defaultdict(list))
     calls: dict[str, list[tuple[str, ast.Call]]] = field(default_factory=lambda: defaultdict(list))
     stars: list[ast.ImportFrom] = field(default_factory=list)
@@ -75,7 +75,7 @@ class SourceFile:
     _attributes: dict[int, list[Site]] | None = None
 
     def attributes_read_on(self, line: int) -> list[Site]:
-        """The attributes read on a line: one may be a property. Rarely asked for, hence a pass of its own."""
+        """The attributes read on a line, which may be properties. Rarely needed, so a separate pass collects them."""
         if self._attributes is None:
             reader = _AttributeReader(SourceFile(self.name, self.text, self.tree))
             reader.visit(self.tree)
@@ -83,7 +83,7 @@ class SourceFile:
         return self._attributes.get(line, [])
 
     def text_of(self, node: ast.expr) -> str:
-        """An expression's source on one line, white space collapsed."""
+        """An expression's source on one line, with white space collapsed."""
         # ast.get_source_segment splits the whole file for each call; columns are in UTF-8 bytes.
         if self._lines is None:
             # Not splitlines(): Python's lines end at \n only, never at a form feed.
@@ -125,7 +125,7 @@ class _Reader(ast.NodeVisitor):
         self.functions = self._functions()
 
     def visit(self, node: ast.AST) -> None:
-        """Like NodeVisitor's, several times faster: what holds no call and binds no name is left out."""
+        """Like NodeVisitor's, but several times faster, because it skips nodes without calls and bindings."""
         kind = type(node)
         if kind in _LEAVES:
             return
@@ -308,7 +308,7 @@ class _Reader(ast.NodeVisitor):
         if called == "setattr" and len(arguments) == 3 and isinstance(arguments[1], ast.Constant):
             self._supply(str(arguments[1].value), arguments[2])
         if called in _FILLS and isinstance(node.func, ast.Attribute):
-            # What a container is given is what its elements may be.
+            # The elements of a container may be whatever it is given.
             for argument in arguments:
                 self._fill(node.func.value, argument)
         self.generic_visit(node)
@@ -332,7 +332,7 @@ class _AttributeReader(_Reader):
 def read(name: str, text: str) -> SourceFile:
     """Parses one file. Raises SyntaxError."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # invalid escapes in strings concern the authors of the sources
+        warnings.simplefilter("ignore")  # invalid escapes in strings concern the sources' authors
         source = SourceFile(name, text, ast.parse(text))
     _Reader(source).visit(source.tree)
     return source
@@ -353,7 +353,7 @@ class Sources:
         self._mentions: dict[str, list[str]] = {}
 
     def path(self, file: str) -> Path | None:
-        """Where a file of a trace is, None if it is not there or leads out of its package."""
+        """The path of a file in a trace; None if it does not exist or leads outside its package."""
         package, _, rest = file.partition("/")
         if package not in self.packages or ".." in rest.split("/"):
             return None
@@ -361,7 +361,7 @@ class Sources:
         return path if path.is_file() else None
 
     def get(self, file: str) -> SourceFile | None:
-        """The parsed file; None if it does not exist or is no Python."""
+        """The parsed file; None if it does not exist or is not Python."""
         if file not in self._files:
             path = self.path(file)
             try:

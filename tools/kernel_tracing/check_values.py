@@ -1,4 +1,4 @@
-"""What the value of an expression may be, as far as its text tells: for the checker's search for evidence."""
+"""What the value of an expression may be, judging from its text; for the checker's search for evidence."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 from tools.kernel_tracing.check_source import SourceFile, last_name
 
-# Methods that hand out what a container holds, or the object itself.
+# Methods that return what a container holds, or the object itself.
 HANDS_OUT = frozenset(("copy", "cuda", "eval", "get", "items", "pop", "setdefault", "to", "values", "__getitem__"))
 
 
 def value_parts(node: ast.AST) -> Iterator[tuple[ast.AST, int, int]]:
-    """What an expression's value may be or hold: names, attributes, lambdas, strings; how often called; how doubtful.
+    """What an expression's value may be or contain, with the number of calls and the degree of doubt.
 
-    Of `a.b.c` that is c, of `x if y else z` it is x and z, of `make(f)` it is make, called, and, with doubt, f, which
-    it may hand on. Keys, comparisons and arithmetic are left out.
+    The parts are names, attributes, lambdas and strings: for `a.b.c`, c; for `x if y else z`, x and z; for `make(f)`,
+    make (called) and, with doubt, f, which it may return. Keys, comparisons and arithmetic are ignored.
     """
     stack = [(node, 0, 1)]
     while stack:
@@ -31,7 +31,7 @@ def value_parts(node: ast.AST) -> Iterator[tuple[ast.AST, int, int]]:
             if isinstance(part.func, ast.Attribute) and hands_out:
                 inner = [part.func.value]
         elif isinstance(part, ast.Subscript):
-            # An annotation's arguments are what matters of it: Optional[Backend], list[Layer].
+            # For annotations, the arguments matter: Optional[Backend], list[Layer].
             name = last_name(part.value)
             annotation = name[:1].isupper() or name in ("list", "dict", "tuple", "type")
             inner = [part.value, part.slice] if annotation else [part.value]
@@ -51,7 +51,7 @@ def value_parts(node: ast.AST) -> Iterator[tuple[ast.AST, int, int]]:
 
 
 def is_value(source: SourceFile, name: str) -> bool:
-    """Whether a function of that name is used without being called: stored, passed or returned."""
+    """Whether a function of that name is used without a call: stored, passed or returned."""
     called = {id(call.func) for _, call in source.calls.get(name, ())}
     return any(
         ((isinstance(node, ast.Attribute) and node.attr == name) or (isinstance(node, ast.Name) and node.id == name))

@@ -1,7 +1,7 @@
-"""Choices: which classes and functions a configuration chooses, by the framework's own registries and factories.
+"""Choices: which classes and functions a configuration chooses, through the framework's own registries and factories.
 
-A class is chosen by the keys under which a registry stores it, or the function that makes it; by the tests around the
-`return` of a factory that returns classes; and, else, by whatever holds at every place that constructs it.
+A class is chosen by the keys under which a registry stores it or the function that makes it, or by the tests around the
+`return` of a factory that returns classes. Otherwise, it is chosen by whatever holds at every place that constructs it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tools.kernel_tracing.rules import registries
 from tools.kernel_tracing.solver import Context, Guard, Solver
 from tools.kernel_tracing.values import ClassValue, Container, Function, Instance, Method, ValueSet
 
-# What is chosen -> the values of it that choose this class.
+# A setting or other choice -> those of its values that select this class.
 Labels: TypeAlias = dict[str, tuple[str, ...]]
-# Configurations make methods, methods make runners, runners make cores, and these their helpers.
+# Configurations make methods, methods make runners, runners make cores, and cores make their helpers.
 _ROUNDS = 4
 
 
@@ -30,7 +30,7 @@ class Choices:
     """What chooses each class and function of one solved analysis."""
 
     def __init__(self, solver: Solver, guards: GuardReader, roots: Collection[ClassInfo] = ()) -> None:
-        """`roots`: classes that the runtime also makes where the analysis does not see it."""
+        """`roots`: classes that the runtime also makes in places that the analysis does not see."""
         self.solver = solver
         self.guards = guards
         self.roots = roots
@@ -43,7 +43,7 @@ class Choices:
         self._read_construction()
 
     def of(self, chosen: ClassInfo | FunctionInfo) -> Labels:
-        """What chooses a class or function; a class that all keys of a registry choose is not chosen by it."""
+        """What chooses a class or function. A registry in which all keys lead to a class does not choose it."""
         labels = self.registered.get(chosen)
         if labels is None:
             labels = self.constructed.get(chosen, {}) if isinstance(chosen, ClassInfo) else {}
@@ -54,7 +54,7 @@ class Choices:
         }
 
     def _read_registries(self) -> None:
-        """Keys of dicts that have a name, for what is stored under them and for what it makes."""
+        """Label what is stored in named dicts, and what the stored functions make, with the keys."""
         names: dict[Container, str] = {}
         for key, values in self.solver.cells():
             if isinstance(key, tuple) and key[0] in ("global", "class"):
@@ -89,9 +89,9 @@ class Choices:
                 labels[dimension] = tuple(dict.fromkeys((*labels.get(dimension, ()), key)))
 
     def _read_factories(self) -> None:
-        """Tests around `return SomeClass`, in functions that return one of several classes.
+        """Read the tests around `return SomeClass` in functions that return one of several classes.
 
-        Enumerations are read even if nothing calls them: a runtime asks its algorithm for the class of its worker.
+        Methods of enumerations are read even if nothing calls them: a runtime asks its algorithm for its worker class.
         """
         factories: dict[FunctionInfo, Context | None] = {
             function: None
@@ -115,7 +115,7 @@ class Choices:
                     self.registered[info] = labels
 
     def _labels(self, guards: Sequence[Guard], function: FunctionInfo, context: Context | None) -> Labels:
-        """The configuration that tests ask for."""
+        """The configuration that tests require."""
         labels: Labels = {}
         for guard in guards:
             for part in self.guards.read(guard.test, guard.negated, function, context):
@@ -149,7 +149,7 @@ class Choices:
         return {}
 
     def _read_construction(self) -> None:
-        """What holds at every place that constructs a class: Fp8Config makes Fp8LinearMethod."""
+        """Find what holds at every place that constructs a class: Fp8Config makes Fp8LinearMethod."""
         sites: dict[ClassInfo, list[tuple[Context, Labels]]] = defaultdict(list)
         entered = set()
         for edge in self.solver.edges.values():
@@ -162,7 +162,7 @@ class Choices:
         for info, makers in self.solver.constructed.items():
             sites[info] += [(maker, {}) for maker in makers if (info, maker) not in entered]
         for info, places in sites.items():
-            # A registered maker may choose again: `if server_args.enable_x: return SparseBackend(...)`.
+            # A registered maker may make a further choice: `if server_args.enable_x: return SparseBackend(...)`.
             chosen = [own for maker, own in places if maker.function in self.registered]
             if info in self.registered and chosen:
                 self.registered[info] = {**_either(chosen), **self.registered[info]}
@@ -173,7 +173,7 @@ class Choices:
             for info, places in sites.items():
                 if info in self.registered:
                     continue
-                # What is near the class comes first: its own configuration stands in its own file.
+                # Makers in the class's file come first, because its own configuration is there.
                 ordered = sorted(places, key=lambda place: place[0].function.module is not info.module)
                 labels = _either([{**self._maker(maker, info), **own} for maker, own in ordered])
                 if labels:
@@ -185,7 +185,7 @@ class Choices:
     def _is_made_elsewhere(self, info: ClassInfo) -> bool:
         """Whether the runtime makes a class in code that no root reaches, such as its scheduler.
 
-        Only asked of classes that the runtime calls, made by others that it calls: their makers are not all seen.
+        Only checked for classes that the runtime calls and that other such classes make: not all their makers are seen.
         """
         makers = self.solver.constructed.get(info, {})
         if info not in self.roots or not any(_owner(maker) in self.roots for maker in makers):
@@ -216,7 +216,7 @@ def _owner(context: Context) -> ClassInfo | None:
 
 
 def _either(sites: Sequence[Labels]) -> Labels:
-    """What holds if any of these does."""
+    """The labels that hold if any of these sets of labels does."""
     common = [dimension for dimension in sites[0] if all(dimension in labels for labels in sites)] if sites else []
     return {
         dimension: tuple(dict.fromkeys(value for labels in sites for value in labels[dimension]))
@@ -225,7 +225,7 @@ def _either(sites: Sequence[Labels]) -> Labels:
 
 
 def _returns(body: Sequence[ast.stmt], guards: tuple[Guard, ...] = ()) -> Iterator[tuple[ast.expr, tuple[Guard, ...]]]:
-    """What a body returns by name, and the tests that it takes to get there."""
+    """What a body returns by name, and the tests on the way there."""
     for node in body:
         if isinstance(node, ast.Return) and isinstance(node.value, (ast.Name, ast.Attribute)):
             yield node.value, guards

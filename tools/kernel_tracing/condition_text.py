@@ -1,4 +1,4 @@
-"""Conditions as text: the parts of one, how they are joined, split again, and summarised over a chain."""
+"""Conditions as text: their parts, and how these are joined, split again and summarised over a chain."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 MAX_LENGTH = 300
-# Rank of a part in a condition: how the server is configured; which layer, path, mode or GPU; the sources' own tests.
+# Rank of a part in a condition: the server's configuration; the layer, path, mode or GPU; other tests in the sources.
 CONFIGURATION, KIND, TEST = range(3)
 _SPECULATIVE = "speculative decoding"
 _MEMBER = re.compile(r"[A-Z]\w*\.([A-Z]\w*( or \w+)*|\w+\(\))")
@@ -19,13 +19,13 @@ _NAMED_KIND = re.compile(r"[\w-]+ layer|GPU: [\w ]+")
 
 @dataclass(frozen=True)
 class Part:
-    """One thing that must hold.
+    """One part of a condition.
 
     Attributes:
-        text: as written in the trace.
+        text: its text in the trace.
         rank: CONFIGURATION, KIND or TEST.
-        dimension: what is chosen: `quantization`, `AttnForwardMethod`, `GPU`; "" for a test of the sources.
-        values: what it must be (or, negated, must not be).
+        dimension: what is chosen: `quantization`, `AttnForwardMethod`, `GPU`; "" for other tests in the sources.
+        values: what it must be or, if negated, must not be.
         subject: the expression that is tested; two tests of the same subject and dimension limit each other.
         negated: whether it must be none of the values.
     """
@@ -38,7 +38,7 @@ class Part:
     negated: bool = False
 
 
-# Some speculative algorithm, whichever.
+# Any speculative algorithm.
 SPECULATIVE = Part(_SPECULATIVE, CONFIGURATION, "speculative", (_SPECULATIVE,))
 
 
@@ -76,13 +76,13 @@ def _negate(text: str, negated: bool, count: int) -> str:
 
 
 def join(parts: Iterable[Part]) -> str:
-    """One hop's condition; parts that do not fit are dropped whole, the last ones first, and `...` says so."""
+    """The condition of one hop. If it is too long, whole parts are dropped from the end and replaced by `...`."""
     ordered = sorted(merge(parts), key=lambda part: part.rank)
     return _bounded([part.text for part in ordered], MAX_LENGTH)
 
 
 def merge(parts: Iterable[Part]) -> list[Part]:
-    """Without repetitions and without what other parts imply: E.A says that it is not E.B."""
+    """The parts without repetitions and without those that others imply: E.A implies that it is not E.B."""
     found = list({part.text: part for part in parts}.values())
     chosen = {(part.dimension, part.subject) for part in found if part.dimension and not part.negated}
     kept: list[Part] = []
@@ -116,7 +116,7 @@ def _bounded(texts: list[str], limit: int) -> str:
 def split_condition(text: str) -> list[str]:
     """The parts of a condition that must all hold: split at `;`, `,` and `and`, never inside brackets or quotes.
 
-    A part that was cut for its length is left out: nobody can say what it stands for.
+    A part that was cut because of its length is omitted, because its meaning is unknown.
     """
     return [_unwrap(part) for part in _split(text) if "..." not in part]
 
@@ -142,21 +142,21 @@ def _split(text: str) -> list[str]:
 
 
 def _unwrap(part: str) -> str:
-    """Without brackets around the whole."""
+    """The part without enclosing brackets."""
     inner = part[1:-1]
     whole = part.startswith("(") and part.endswith(")") and not re.search(r"[()]", inner)
     return inner.strip() if whole and inner.strip() else part
 
 
 def summarise(conditions: Iterable[str], limit: int = MAX_LENGTH) -> str:
-    """The condition of a whole chain, from those of its frames, the kernel call's first.
+    """The condition of a whole chain, from the conditions of its frames, the kernel call's first.
 
     Args:
-        conditions: conditions of the frames, as in a trace.
-        limit: characters; parts that do not fit are dropped whole, and `...` says so.
+        conditions: the conditions of the frames, as in a trace.
+        limit: the most characters; if it is exceeded, whole parts are dropped and replaced by `...`.
 
-    Returns: what must all hold, without repetitions: first how the server is configured, then which layer, path, mode
-    and GPU, then the sources' own tests from the model to the kernel; "" if nothing must.
+    Returns: the parts that must all hold, without repetitions: first the server's configuration, then layer, path, mode
+    and GPU, then other tests in the sources from the model to the kernel; "" if there are none.
     """
     parts = dict.fromkeys(part for text in reversed(list(conditions)) for part in _split(text) if part != "...")
     read = {part: _read(part) for part in parts}
@@ -165,12 +165,12 @@ def summarise(conditions: Iterable[str], limit: int = MAX_LENGTH) -> str:
 
 
 def either(alternatives: Iterable[Iterable[Part]], limit: int = MAX_LENGTH, count: int = 3) -> str:
-    """Any of several conditions: what they share, then what tells them apart.
+    """Any of several conditions: first what they share, then how they differ.
 
     Args:
-        alternatives: their parts.
-        limit: characters of each of them.
-        count: how many are written out; how many more there are is said.
+        alternatives: the parts of each condition.
+        limit: the most characters of each condition.
+        count: how many alternatives are written out; the number of the others follows.
 
     Returns: `quantization=fp8 and (GPU: sm100; or not enable_x)`; "" if one of them is always true.
     """
@@ -187,21 +187,21 @@ def either(alternatives: Iterable[Iterable[Part]], limit: int = MAX_LENGTH, coun
 
 
 def contradictions(conditions: Iterable[str]) -> list[tuple[str, str]]:
-    """Pairs of parts of a chain's conditions that cannot both hold: a setting with two values, or one it must not have.
+    """Pairs of parts of a chain's conditions that cannot both hold: different or excluded values of one setting.
 
-    A hop may be over-approximated: such a chain is drawn, but no configuration takes it.
+    They occur because hops may be over-approximated: the chain is in the trace, but no configuration takes it.
     """
     parts = list(dict.fromkeys(part for text in conditions for part in _split(text)))
     read = {part: _read(part) for part in parts if rank(part) == CONFIGURATION}
     return [(one, other) for one, other in itertools.combinations(read, 2) if _excludes(read[one], read[other])]
 
 
-# What is chosen, its values, and whether it is none of them.
+# The dimension of a choice, its values, and whether they are excluded.
 _Read: TypeAlias = "tuple[str, frozenset[str], bool] | None"
 
 
 def _read(part: str) -> _Read:
-    """A part's choice; None for a test of the sources, and for what has no values."""
+    """The choice in a part; None for other tests in the sources and for parts without values."""
     plain = _unwrap(part.removeprefix("not ").strip())
     separator = "=" if rank(plain) == CONFIGURATION else "."
     dimension, found, values = plain.partition(separator)
@@ -211,7 +211,7 @@ def _read(part: str) -> _Read:
 
 
 def _implies(one: _Read, other: _Read) -> bool:
-    """Whether a choice says all that another one does: `a=x` says `a=x or y`, and `not a=z`."""
+    """Whether one choice implies another: `a=x` implies `a=x or y`, and `not a=z`."""
     if one is None or other is None or one[0] != other[0] or one[2]:
         return False
     return not one[1] & other[1] if other[2] else one[1] < other[1]
@@ -227,7 +227,7 @@ def _excludes(one: _Read, other: _Read) -> bool:
 
 
 def rank(part: str) -> int:
-    """CONFIGURATION, KIND or TEST of one part of a condition."""
+    """The rank of one part of a condition: CONFIGURATION, KIND or TEST."""
     plain = part.removeprefix("not ").strip()
     plain = _unwrap(plain)
     if _SETTING.fullmatch(plain):

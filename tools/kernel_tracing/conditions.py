@@ -1,8 +1,8 @@
-"""Conditions: what must hold for a hop, in the field's terms.
+"""Conditions: what must hold for a hop to be taken, in terms that users of the framework know.
 
-Three kinds: what chooses the class or function that a call enters (`choices`: "attention_backend=trtllm_mla",
-"speculative=EAGLE"), the class behind a field that may hold several ("MoE layer", "quant_method=X"), and the tests
-around and before the call (`guards`).
+There are three kinds: what chooses the class or function that a call enters (`choices`:
+"attention_backend=trtllm_mla", "speculative=EAGLE"), the class of a field that may hold objects of several ("MoE
+layer", "quant_method=X"), and the tests around and before the call (`guards`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tools.kernel_tracing.values import ClassValue, Instance
 
 __all__ = ["Conditions", "summarise"]
 
-# A class that more keys may choose is named itself.
+# If more keys than this may choose a class, the condition names the class instead.
 MAX_KEYS = 5
 
 
@@ -56,8 +56,8 @@ class Conditions:
     def of_chain(self, chain: Chain) -> list[str]:
         """The condition of each frame, the kernel call's first.
 
-        A choice is said once, at the hop nearest to the root that makes it; what chooses the root's class stands with
-        the last frame.
+        Each choice is stated once, at the hop nearest to the root that makes it. What chooses the root's class is
+        stated in the last frame.
         """
         call = chain.kernel_call
         hops = [self.guards.parts(call.guards, call.caller), *(self._of_edge(edge) for edge in chain.edges)]
@@ -79,8 +79,8 @@ class Conditions:
         return texts[::-1]
 
     def below(self, chain: Chain, position: int) -> list[Part]:
-        """What must hold between a frame and the kernel, once that frame's call is made: the frame's own tests are not
-        part of it, but what the call enters is. The frame nearest to the root comes first.
+        """What must hold between a frame and the kernel once that frame's call is made: not the frame's own tests, but
+        the choice of what the call enters. The frame nearest to the root comes first.
         """
         call = chain.kernel_call
         if position == 0:
@@ -94,8 +94,8 @@ class Conditions:
     def consistent(self, chain: Chain) -> bool:
         """Whether some configuration takes the chain.
 
-        No two of its hops ask for different values of one setting, or for different members of an enumeration of what
-        the sources call the same (`forward_batch.forward_mode`).
+        No two of its hops may require different values of one setting, or different members of an enumeration for the
+        same expression (`forward_batch.forward_mode`).
         """
         allowed: dict[tuple[str, str], set[str]] = {}
         refused: dict[tuple[str, str], set[str]] = defaultdict(set)
@@ -114,11 +114,11 @@ class Conditions:
         return all(values - refused[key] for key, values in allowed.items())
 
     def of_edge(self, edge: Edge) -> str:
-        """The condition of one hop, by itself."""
+        """The condition of a single hop."""
         return join(self._of_edge(edge))
 
     def of_guards(self, context: Context, guards: Sequence[Guard]) -> str:
-        """What the tests around and before a call in this context say."""
+        """The condition that follows from the tests around and before a call in this context."""
         return join(self.guards.parts(guards, context))
 
     def _of_edge(self, edge: Edge) -> list[Part]:
@@ -150,7 +150,7 @@ class Conditions:
         return []
 
     def _counts(self, context: Context) -> bool:
-        """Whether an alternative matters: it reaches a kernel, or something chooses it."""
+        """Whether an alternative matters because it reaches a kernel or because something chooses it."""
         info = _receiver(context)
         return context in self._live or (info is not None and bool(self.choices.of(info)))
 
@@ -174,9 +174,9 @@ def _telling(labels: Labels, others: Sequence[Context], choices: Choices) -> Lab
 
 
 def _class_choice(call: ast.AST, callee: FunctionInfo, info: ClassInfo) -> Part:
-    """What the place that holds the receiver must hold: `quant_method=X` for `self.quant_method.apply(x)`.
+    """What the field of the receiver must hold: `quant_method=X` for `self.quant_method.apply(x)`.
 
-    A function stored in a field is named itself: `op=Attention.prepare` for `op.run(x)`.
+    For a function stored in a field, the function is named: `op=Attention.prepare` for `op.run(x)`.
     """
     target = call.func if isinstance(call, ast.Call) else call
     name = callee.qualname.rpartition(".")[2]
@@ -191,7 +191,7 @@ def _class_choice(call: ast.AST, callee: FunctionInfo, info: ClassInfo) -> Part:
 
 
 def _name(node: ast.AST) -> str:
-    """Last name of an expression: `pool` of `batch.pool`, of `batch.pool[0]` and of `get_pool()`."""
+    """The last name of an expression: `pool` for `batch.pool`, for `batch.pool[0]` and for `get_pool()`."""
     if isinstance(node, ast.Call):
         return _name(node.func).removeprefix("get_")
     if isinstance(node, ast.Subscript):

@@ -1,4 +1,4 @@
-"""Decisions: whether a test is decided by the platform or by constants, and what a test says about a name."""
+"""Decisions: whether the platform or constants decide a test, and what a test says about a name."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Truth = Literal["true", "false", "open", "waits"]
 
 
 def truth(frame: Frame, node: ast.expr) -> Truth:
-    """Whether a test is decided by the platform or by constants of modules.
+    """Whether the platform or constants of modules decide a test.
 
-    Only names of modules, results of functions and `not`, `and`, `or` of these decide. Parameters and fields never
-    do: the sources may set them in ways that are not seen.
+    Only names of modules, results of functions, and `not`, `and`, `or` of these can decide. Parameters and fields never
+    do, because the sources may set them in ways that the analysis does not see.
     """
     if isinstance(node, ast.Constant):
         return "true" if node.value else "false"
@@ -63,7 +63,7 @@ def truth(frame: Frame, node: ast.expr) -> Truth:
 
 
 def _is_global_or_property(frame: Frame, node: ast.Attribute) -> bool:
-    """Whether an attribute is a name of a module, or what a property computes; a field decides nothing."""
+    """Whether an attribute is a name of a module or the result of a property; a field decides nothing."""
     owners = expressions.evaluate(frame, node.value)
     if any(isinstance(owner, ModuleValue) for owner in owners):
         return True
@@ -78,9 +78,9 @@ _PROPERTIES = {"property", "cached_property"}
 
 
 def _comparison(frame: Frame, node: ast.Compare) -> Truth:
-    """`... is None` and `... is not None`, of constants of torch and of what properties compute."""
+    """`... is None` and `... is not None`, for constants of torch and for results of properties."""
     if dotted_name(node.left) == "__name__" and isinstance(node.ops[0], ast.Eq):
-        return "false"  # `if __name__ == "__main__":` - a server imports its modules
+        return "false"  # `if __name__ == "__main__":` is false, because a server imports its modules
     if isinstance(node.ops[0], (ast.In, ast.NotIn)):
         return _name_contains(frame, node)
     if len(node.ops) != 1 or not isinstance(node.ops[0], (ast.Is, ast.IsNot)):
@@ -104,7 +104,7 @@ def _comparison(frame: Frame, node: ast.Compare) -> Truth:
 
 
 def _name_contains(frame: Frame, node: ast.Compare) -> Truth:
-    """`"FusedMoE" in self.__class__.__name__`: a receiver is analysed for each class apart."""
+    """`"FusedMoE" in self.__class__.__name__`: decidable, because each class of receiver is analysed separately."""
     right = node.comparators[0]
     if not (isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)):
         return "open"
@@ -140,7 +140,7 @@ def narrow(frame: Frame, test: ast.expr, negated: bool) -> bool:
                 kept.add(value)
         elif isinstance(value, Unknown) and not negated:
             for cls in _possible(frame, wanted):
-                # Of an unknown value, the test says that it is one of the instances that there are.
+                # The test says that an unknown value is one of the instances that exist.
                 kept.add(frame.universe.make(Instance, cls))
                 kept |= frame.read(("instances", cls))
         elif not isinstance(value, Constant) or negated:
@@ -155,7 +155,7 @@ def _possible(frame: Frame, classes: list[ClassInfo]) -> list[ClassInfo]:
 
 
 def _classes(frame: Frame, values: ValueSet) -> list[ClassInfo] | None:
-    """The classes of isinstance's second argument; None if any of them is not traced or not known."""
+    """The classes in isinstance's second argument; None if any of them is not traced or is unknown."""
     found: list[ClassInfo] = []
     for value in values:
         if isinstance(value, ClassValue):

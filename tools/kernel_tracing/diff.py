@@ -1,4 +1,4 @@
-"""What changed between two traces, as text that is the same for the same pair."""
+"""What changed between two traces, as text that is deterministic for each pair."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ NO_DIFFERENCE = "No difference.\n"
 
 
 def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """New and gone kernels, moved call sites, changed chains and unresolved calls; NO_DIFFERENCE if there are none.
+    """New and removed kernels, moved call sites, changed chains and unresolved calls, or NO_DIFFERENCE.
 
-    A kernel is the same if its name and source are. A call site has moved if the same function calls the kernel as
-    often as before, on other lines.
+    Kernels are the same if their name and source are. A call site has moved if the same function calls the kernel as
+    often as before, but on other lines.
     """
     lines = _header(old, new)
     before, after = _kernels(old), _kernels(new)
     gone, added = sorted(set(before) - set(after)), sorted(set(after) - set(before))
     lines += _section(f"New kernels ({len(added)})", [f"+ {_describe(key, after[key])}" for key in added])
-    lines += _section(f"Gone kernels ({len(gone)})", [f"- {_describe(key, before[key])}" for key in gone])
+    lines += _section(f"Removed kernels ({len(gone)})", [f"- {_describe(key, before[key])}" for key in gone])
     changed = []
     for key in sorted(set(before) & set(after)):
         if details := _changes(before[key], after[key]):
@@ -45,7 +45,7 @@ def _header(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _kernels(trace: Mapping[str, Any]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
-    """(name, source) -> its kernels: more than one where a name is defined in several files."""
+    """(name, source) -> the kernels with them: several if the name is defined in several files."""
     kernels = defaultdict(list)
     for kernel in trace["kernels"]:
         kernels[kernel["name"], kernel["source"]].append(kernel)
@@ -79,7 +79,7 @@ def _changes(old: list[Mapping[str, Any]], new: list[Mapping[str, Any]]) -> list
         details.append(f"chains: {totals[0]} -> {totals[1]}")
     omitted = [sum(kernel.get("omitted_chains", 0) for kernel in kernels) for kernels in (old, new)]
     if omitted[0] != omitted[1]:
-        details.append(f"chains left out: {omitted[0]} -> {omitted[1]}")
+        details.append(f"chains omitted: {omitted[0]} -> {omitted[1]}")
     if totals[0] == totals[1] and chains[0] != chains[1] and not details:
         details.append(f"chains: {(chains[1] - chains[0]).total()} of {totals[0]} changed")
     return details
@@ -101,7 +101,7 @@ def _sites(old: list[Mapping[str, Any]], new: list[Mapping[str, Any]]) -> list[s
         elif not before:
             details.append(f"call site new: {where}, line {_numbers(after)}")
         elif not after:
-            details.append(f"call site gone: {where}, line {_numbers(before)}")
+            details.append(f"call site removed: {where}, line {_numbers(before)}")
         else:
             details.append(f"call sites changed: {where}, lines {_numbers(before)} -> {_numbers(after)}")
     return details
@@ -118,7 +118,7 @@ def _text(value: Any) -> str:
 
 
 def _unresolved(old: list[Mapping[str, Any]], new: list[Mapping[str, Any]]) -> list[str]:
-    """Calls are compared without their lines, which every edit moves."""
+    """Calls are compared without their line numbers, because every edit moves lines."""
     before, after = (
         Counter(f"{call['file']} in {call['function']}: {call['call']} ({call['reason']})" for call in calls)
         for calls in (old, new)

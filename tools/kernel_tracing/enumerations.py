@@ -1,4 +1,4 @@
-"""Enumerations: their members, and of which of these a predicate is true."""
+"""Enumerations: their members, and the members for which a predicate is true."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def is_enum(index: Index, info: ClassInfo) -> bool:
 
 
 def is_plain_enum(info: ClassInfo) -> bool:
-    """Whether a class derives from a kind of Enum itself, which can be told without parsing other modules."""
+    """Whether a class derives directly from a kind of Enum, which is known without parsing other modules."""
     return any(dotted_name(base).rpartition(".")[2] in _ENUMS for base in info.node.bases)
 
 
 def members_of(owner: ClassInfo) -> dict[str, object]:
-    """Members of an enumeration, and their values where these are literals."""
+    """Members of an enumeration, with their values if these are literals."""
     return {
         target.id: node.value.value if isinstance(node.value, ast.Constant) else None
         for node in owner.node.body
@@ -34,7 +34,7 @@ def members_of(owner: ClassInfo) -> dict[str, object]:
 
 
 def true_members(names: Names, predicate: FunctionInfo, call: ast.Call | None, depth: int = 0) -> list[str]:
-    """Members of an enumeration of which a predicate of it is true; empty if that is not plain."""
+    """Members of an enumeration for which one of its predicates is true; empty if the predicate is not understood."""
     value = returned(predicate)
     owner = predicate.owner
     if value is None or owner is None or depth > _MAX_DEPTH:
@@ -43,12 +43,12 @@ def true_members(names: Names, predicate: FunctionInfo, call: ast.Call | None, d
 
 
 def _true_of(names: Names, test: ast.expr, predicate: FunctionInfo, flags: set[str], depth: int) -> list[str] | None:
-    """The same for one expression; None if it is not understood."""
+    """Members for which one expression is true; None if it is not understood."""
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or):
         found = [_true_of(names, operand, predicate, flags, depth) for operand in test.values]
         return None if None in found else [name for some in found for name in some or []]
     if isinstance(test, ast.BoolOp) and len(test.values) == 2 and isinstance(test.values[0], ast.Name):
-        # `include_v2 and self == E.V2`: a parameter that lets more members in.
+        # `include_v2 and self == E.V2`: a parameter that admits more members.
         return _true_of(names, test.values[1], predicate, flags, depth) if test.values[0].id in flags else []
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and dotted_name(test.left) == "self":
         right = test.comparators[0]
@@ -66,7 +66,7 @@ def _true_of(names: Names, test: ast.expr, predicate: FunctionInfo, flags: set[s
 
 
 def returned(function: FunctionInfo) -> ast.expr | None:
-    """What a function returns that does nothing else."""
+    """The expression that a function returns, if it does nothing else."""
     if isinstance(function.node, ast.Lambda):
         return function.node.body
     body = [

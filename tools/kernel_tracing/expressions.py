@@ -1,4 +1,4 @@
-"""Expressions: what they may evaluate to, whether a test is decided, and what a test says about a name."""
+"""Expressions: what they may evaluate to."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _call(frame: Frame, node: ast.Call) -> ValueSet:
 
 
 def _spread(frame: Frame, arguments: Arguments, values: ValueSet) -> None:
-    """`*args`: in place as far as positions are known."""
+    """`*args`: elements keep their positions as far as these are known."""
     for value in values:
         if isinstance(value, Container):
             keys = [key.literal for key in frame.read(("keys", value)) if isinstance(key, Constant)]
@@ -117,7 +117,7 @@ def _dictionary(frame: Frame, node: ast.Dict) -> ValueSet:
 
 
 def literal_key(frame: Frame, node: ast.expr) -> object:
-    """The key of a subscript or a dict item, if it can only be one literal; else "*"."""
+    """The key of a subscript or a dict item if it can only be one literal, otherwise "*"."""
     if isinstance(node, ast.Slice):
         return "*"
     values = evaluate(frame, node)
@@ -125,7 +125,7 @@ def literal_key(frame: Frame, node: ast.expr) -> object:
 
 
 def key_of(values: ValueSet) -> object:
-    """The literal that these values stand for; "*" if there is no single one."""
+    """The literal that these values represent; "*" if there is not exactly one."""
     if len(values) == 1:
         (value,) = values
         if isinstance(value, Constant) and value.literal is not None:
@@ -186,7 +186,7 @@ def _binary(frame: Frame, node: ast.BinOp) -> ValueSet:
 
 
 def _boolean(frame: Frame, node: ast.BoolOp) -> ValueSet:
-    """`and` and `or`: an operand after a deciding one is dead."""
+    """`and` and `or`: operands after one that decides the result are dead."""
     found: ValueSet = EMPTY
     environment, stop = frame.environment, "false" if isinstance(node.op, ast.And) else "true"
     frame.environment = dict(environment)
@@ -197,7 +197,7 @@ def _boolean(frame: Frame, node: ast.BoolOp) -> ValueSet:
             found = EMPTY if position == 0 else found
             break
         if decided == stop:
-            # `x and False` is falsy whatever x is; all that matters later is the deciding operand.
+            # `x and False` is falsy whatever x is; only the deciding operand matters later.
             found = values if _is_static(values) else found | values
             break
         if decided == "open" or position == len(node.values) - 1:

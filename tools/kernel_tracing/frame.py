@@ -1,4 +1,4 @@
-"""One interpretation of a context: the local names while its body is walked."""
+"""One interpretation of a context: its local names while the body is walked."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Environment = dict[str, ValueSet]
 
 @dataclass
 class Arguments:
-    """Arguments of a call: `star` are the elements of `*args` of unknown number, `star_keywords` of `**kwargs`."""
+    """Arguments of a call: `star` has the elements of `*args` of unknown length, `star_keywords` of `**kwargs`."""
 
     positional: list[ValueSet] = field(default_factory=list)
     keywords: dict[str, ValueSet] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Arguments:
     star_keywords: ValueSet = EMPTY
 
     def get(self, position: int, keyword: str = "") -> ValueSet:
-        """The argument at a position or of a name; empty if it is not given."""
+        """The argument at a position or with a name; empty if it is not given."""
         if position < len(self.positional):
             return self.positional[position]
         return self.keywords.get(keyword, EMPTY)
@@ -51,7 +51,7 @@ class Arguments:
         return self.keywords, self.star, self.star_keywords
 
     def after(self, *first: ValueSet) -> Arguments:
-        """The same arguments after some more positional ones."""
+        """The same arguments, preceded by more positional ones."""
         return Arguments([*first, *self.positional], self.keywords, self.star, self.star_keywords)
 
 
@@ -71,7 +71,7 @@ class Frame:
         self.is_module = isinstance(self.function.node, ast.Module)
 
     def read(self, key: Hashable) -> ValueSet:
-        """Read a cell; this context is interpreted again when it grows."""
+        """Read a cell; when it grows, this context is interpreted again."""
         return self.solver.read(key, self.context)
 
     def write(self, key: Hashable, values: ValueSet) -> None:
@@ -83,18 +83,18 @@ class Frame:
         return self.universe.one(Constant, literal)
 
     def assign(self, name: str, values: ValueSet) -> None:
-        """Bind a local name (of a module: a global one)."""
+        """Bind a local name, or in a module a global one."""
         if self.is_module or name in self.global_names:
             self.write(("global", self.module.name, name), values)
             if not self.is_module:
                 return
         self.environment[name] = values
         if not self.is_module:
-            # Nested functions see every value that a name ever has.
+            # Nested functions see every value that the name ever has.
             self.write(("local", self.context, name), values)
 
     def lookup(self, name: str) -> ValueSet:
-        """Values of a name, by Python's scoping."""
+        """Values of a name, according to Python's scoping rules."""
         values = self.environment.get(name)
         if values is not None:
             return self.resolve(values)
@@ -107,7 +107,7 @@ class Frame:
         return self.read_global(self.module.name, name)
 
     def read_global(self, module_name: str, name: str, depth: int = 0) -> ValueSet:
-        """Values of a name in a module, interpreting the module's body if that has not happened."""
+        """Values of a name in a module, whose body is interpreted first if necessary."""
         module = self.solver.index.module(module_name)
         if module is None:
             return EMPTY
@@ -131,7 +131,7 @@ class Frame:
         return EMPTY
 
     def _library_symbol(self, module: Module, name: str) -> ValueSet:
-        """A name of a library of kernels: found in its definitions, its code is not interpreted."""
+        """A name of a kernel library, found in its definitions; the library's code is not interpreted."""
         found: set[Value] = set()
         for symbol in self.solver.index.lookup(module, name):
             if isinstance(symbol, FunctionInfo):
@@ -149,7 +149,7 @@ class Frame:
         return frozenset(found) or self.universe.any
 
     def resolve(self, values: ValueSet, depth: int = 0) -> ValueSet:
-        """Replace aliases made by imports by what they mean."""
+        """Replace aliases made by imports with what they refer to."""
         for value in values:
             if type(value) is Alias:
                 break
@@ -169,7 +169,7 @@ class Frame:
             return EMPTY
         return self.read_global(module_name, name, depth)
 
-    # Containers: one cell for each constant key, one ("*") for the rest.
+    # Containers have one cell for each constant key, and one ("*") for the rest.
 
     def container(self, site: Hashable, label: str = "") -> Container:
         """The container made at a place, by this context."""

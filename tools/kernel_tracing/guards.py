@@ -1,8 +1,8 @@
-"""Guards: what the tests around a call say, in the field's terms where they ask for a choice.
+"""Guards: what the tests around a call require, in terms that users of the framework know if they test a choice.
 
-Read are: members of enumerations, compared or asked for by a predicate of the enumeration, however a local name, a
-module's flag or a function of one line passes it on; settings compared with strings; GPU generations. All else
-stays what the source says.
+Recognises enum members (compared directly or tested by a predicate of the enum, also through a local name, a module's
+flag or a one-line function), settings compared with strings, and GPU generations. All other tests keep the text of the
+source.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tools.kernel_tracing.solver import Context, Guard, Solver
 from tools.kernel_tracing.syntax import dotted_name
 from tools.kernel_tracing.values import Instance
 
-# Tests of the source's own, for each hop; the innermost say most.
+# The most other tests shown per hop; the innermost ones say most.
 MAX_GUARDS = 2
-# Longer ones are cut.
+# The most characters of a test; longer ones are cut.
 MAX_TEST = 90
-# More values than this say less than the name of the predicate.
+# With more values than this, the name of the predicate says more.
 MAX_MEMBERS = 6
 MAX_NAMED = 3
 _MAX_DEPTH = 4
@@ -40,7 +40,7 @@ _INVERSE |= {after: before for before, after in _INVERSE.items()}
 
 
 class GuardReader:
-    """Reads tests, with what the solved analysis knows of the functions that they call."""
+    """Reads tests, using what the solved analysis knows about the functions that they call."""
 
     def __init__(self, solver: Solver) -> None:
         self.solver = solver
@@ -67,7 +67,7 @@ class GuardReader:
             self._contexts[context.function].append(context)
 
     def parts(self, guards: Sequence[Guard], context: Context) -> list[Part]:
-        """What the guards of a call in this context say: every choice, and the innermost other tests."""
+        """What the guards of a call in this context require: every choice, and the innermost other tests."""
         chosen: list[Part] = []
         around: list[list[Part]] = []
         before: list[list[Part]] = []
@@ -84,11 +84,11 @@ class GuardReader:
     def read(
         self, test: ast.expr, negated: bool, function: FunctionInfo, context: Context | None, depth: int = 0
     ) -> list[Part]:
-        """Parts that must all hold for a test to hold (or, negated, to fail); none if the platform decides it."""
+        """Parts that must all hold for a test to hold (or, if negated, to fail); none if the platform decides it."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             return self.read(test.operand, not negated, function, context, depth)
         if isinstance(test, ast.BoolOp):
-            # What the platform decides says nothing more.
+            # Operands that the platform decides carry no further information.
             operands = [operand for operand in test.values if self.names.decided(operand, function) is None]
             if isinstance(test.op, ast.Or) == negated:
                 return [part for operand in operands for part in self.read(operand, negated, function, context, depth)]
@@ -103,7 +103,7 @@ class GuardReader:
     def _choice(
         self, test: ast.expr, negated: bool, function: FunctionInfo, context: Context | None, depth: int
     ) -> list[Part]:
-        """What one comparison, call or name says about a choice; empty if it is none."""
+        """What one comparison, call or name requires of a choice; empty if it does not test one."""
         if isinstance(test, ast.Compare) and len(test.ops) == 1:
             return self._comparison(test, negated, function)
         asked = test.func if isinstance(test, ast.Call) else test
@@ -135,14 +135,14 @@ class GuardReader:
             return None
         if dotted_name(call.func.value) == "self" and function.owner:
             return function.owner.methods.get(call.func.attr)
-        # Nothing enters a predicate of another platform; its name may belong to one enumeration only.
+        # Nothing enters a predicate of another platform, but its name may occur in only one enumeration.
         predicates = self._predicates.get(call.func.attr, [])
         return predicates[0] if len(predicates) == 1 else None
 
     def _named(
         self, test: ast.Name, negated: bool, function: FunctionInfo, context: Context | None, depth: int
     ) -> list[Part]:
-        """A name that is assigned once stands for what it was given, if that is a choice."""
+        """A name that is assigned once is read as its value, if that tests a choice."""
         if depth >= _MAX_DEPTH:
             return []
         given = self.names.given(test.id, function)
@@ -153,7 +153,7 @@ class GuardReader:
         return found if all(part.dimension for part in found) else []
 
     def _flag(self, test: ast.Attribute, negated: bool) -> list[Part]:
-        """`server_args.enable_x`, a setting that is on or off."""
+        """`server_args.enable_x`: a setting that is on or off."""
         annotation = self.settings.get(test.attr)
         held = dotted_name(test.value.func if isinstance(test.value, ast.Call) else test.value)
         if annotation is None or ast.unparse(annotation) != "bool" or not held.endswith(registries.SETTINGS_HOLDER):
@@ -163,7 +163,7 @@ class GuardReader:
     def _field(
         self, test: ast.Attribute, negated: bool, function: FunctionInfo, context: Context | None, depth: int
     ) -> list[Part]:
-        """`self.enabled` stands for what its class assigns to it, if that is one choice and nothing else."""
+        """`self.enabled` is read as what its class assigns to it, if that is one choice and nothing else."""
         receiver = context.receiver if context is not None else None
         if depth >= _MAX_DEPTH or dotted_name(test.value) != "self" or not isinstance(receiver, Instance):
             return []
@@ -184,7 +184,7 @@ class GuardReader:
         context: Context | None,
         depth: int,
     ) -> list[Part]:
-        """A function that only returns a test says what that says, if it is a choice."""
+        """A call of a function that only returns a test is read as that test, if it tests a choice."""
         value = returned(called)
         callees = self.callees.get((context, call), []) if context else []
         if value is None or depth >= _MAX_DEPTH or not callees:
@@ -231,7 +231,7 @@ class GuardReader:
         return [named("GPU", text, f"GPU: {text}")] if text else []
 
     def _enum_of(self, node: ast.expr, function: FunctionInfo) -> ClassInfo | None:
-        """E, for `E.MEMBER`."""
+        """The enumeration E in `E.MEMBER`."""
         if not isinstance(node, ast.Attribute):
             return None
         for symbol in symbols(self.index, function, node.value):
@@ -240,7 +240,7 @@ class GuardReader:
         return None
 
     def _native(self, values: Sequence[str]) -> Sequence[str]:
-        """Without what other platforms choose."""
+        """The values, without those for other platforms."""
         return [value for value in values if not self.solver.platform.name_is_foreign(value)] or values
 
     def _enum(
@@ -251,9 +251,9 @@ class GuardReader:
         negated: bool,
         predicate: FunctionInfo | None = None,
     ) -> list[Part]:
-        """Members as a part: of a setting `moe_runner_backend=triton`, else `AttnForwardMethod.MLA`.
+        """Members as a part: `moe_runner_backend=triton` for a setting, otherwise `AttnForwardMethod.MLA`.
 
-        Of many members, the predicate's name says more: `ForwardMode.is_extend()`.
+        For many members, the predicate's name says more: `ForwardMode.is_extend()`.
         """
         if len(members) > MAX_MEMBERS and predicate is None:
             return []
@@ -286,7 +286,7 @@ def _united(either: Sequence[list[Part]]) -> list[Part]:
 
 
 def _text(test: ast.expr, negated: bool) -> Part:
-    """A test as the source has it, on one line."""
+    """A test as written in the source, on one line."""
     if negated and isinstance(test, ast.Compare) and len(test.ops) == 1:
         test, negated = ast.Compare(test.left, [_INVERSE[type(test.ops[0])]()], test.comparators), False
     text = re.sub(r"\s+", " ", ast.unparse(test))
@@ -300,7 +300,7 @@ def _text(test: ast.expr, negated: bool) -> Part:
 
 
 def _cut(text: str) -> str:
-    """The beginning of a long text, with its brackets and quotes closed."""
+    """A text, cut if it is long, with its brackets and quotes closed."""
     closers, quote = "", ""
     for character in text[: MAX_TEST - 3]:
         if quote:

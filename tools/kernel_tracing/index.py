@@ -1,7 +1,7 @@
-"""The index: modules parsed when first needed, their classes and functions, and who derives from whom.
+"""The index: modules (parsed when first needed), their classes and functions, and which classes derive from which.
 
-Parsing everything would take most of the time there is. A textual scan of all files finds subclasses and users
-of decorators; only the files it points at, and those that reachable code imports, are parsed.
+Parsing everything would take most of the time. Instead, a textual scan of all files finds subclasses and users of
+decorators. Only the files that the scan finds, and those that reachable code imports, are parsed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class FunctionInfo:
 
     @cached_property
     def annotations(self) -> dict[str, ast.expr]:
-        """Annotation of each parameter that has one."""
+        """The annotation of each parameter that has one."""
         if isinstance(self.node, ast.Module):
             return {}
         arguments = self.node.args
@@ -66,28 +66,28 @@ class FunctionInfo:
 
     @property
     def tested_parameters(self) -> dict[str, ast.expr | None]:
-        """Parameters that decide what is called: those called, tested with isinstance, or given a nested function.
+        """Parameters that decide what is called, each with the class expression of its isinstance test, or None.
 
-        And those that a function only passes on, to one that may test them; of modules, also where it does more.
-
-        For those tested, the expression that names the class. `module.forward = forward`, a function made here, wraps
-        what that one module had: merged, every patched module would call all others' methods.
+        These are parameters that are called, tested with isinstance, or given a nested function as an attribute; and
+        those that a short function passes on to another one, which may test them. Parameters annotated as modules count
+        even if the function does more than that. `module.forward = forward`, with a function defined here, wraps the
+        module's old forward; if callers were merged, every patched module would call the methods of all the others.
         """
         return self._facts[1]
 
     @cached_property
     def optional(self) -> frozenset[str]:
-        """Parameters that are tested for None, in a decorator that works with and without arguments."""
+        """Parameters of a decorator that works with and without arguments, which it tests for None."""
         return shapes.optional_functions(self.node)
 
     @cached_property
     def passes_to(self) -> str:
-        """Of a wrapper: the name of what it passes `*args, **kwargs` on to."""
+        """For a wrapper, the name of what it passes `*args, **kwargs` on to."""
         return shapes.passes_to(self.node)
 
     @cached_property
     def stands_for(self) -> str:
-        """Of a wrapper that `functools.wraps` made look like what it passes on to: the name of that."""
+        """For a wrapper made with `functools.wraps`, the name of the function that it wraps and passes on to."""
         return shapes.stands_for(self.node)
 
     @cached_property
@@ -159,7 +159,7 @@ class Module:
     rebound: set[str] = field(default_factory=set)  # names that functions declare global
 
     def function(self, node: FunctionNode, outer: str) -> FunctionInfo:
-        """The function of a node; nested functions and lambdas get to know their name when they are first met."""
+        """The function of a node; nested functions and lambdas get their name when they are first reached."""
         info = self.functions.get(node)
         if info is None:
             name = "<lambda>" if isinstance(node, ast.Lambda) else node.name
@@ -167,13 +167,13 @@ class Module:
         return info
 
     def inner_class(self, node: ast.ClassDef, outer: str) -> ClassInfo:
-        """The class of a node, declared when first met if it is defined in a function."""
+        """The class of a node; a class defined in a function is declared when it is first reached."""
         if node not in self.class_of:
             _declare(self, [node], "" if outer == "<module>" else f"{outer}.", None, top=False)
         return self.class_of[node]
 
     def absolute(self, node: ast.ImportFrom) -> str:
-        """The module that `from ... import` means."""
+        """The module that `from ... import` refers to."""
         if not node.level:
             return node.module or ""
         parts = self.name.split(".")
@@ -218,7 +218,7 @@ class Index:
         return module
 
     def _scan(self) -> None:
-        """Find, by text, which modules derive a class from which name."""
+        """Find by text which modules derive a class from which base name."""
         self._scanned = True
         for name in self._traced_modules():
             for part in self.sources.text(name).split("\nclass ")[1:]:
@@ -232,19 +232,19 @@ class Index:
         return [name for name in self.sources.modules if name.partition(".")[0] not in LIBRARIES]
 
     def users_of_decorator(self, name: str) -> list[str]:
-        """Modules whose text decorates something with `@name`."""
+        """Modules whose text contains the decorator `@name`."""
         return [module for module in self._traced_modules() if f"@{name}" in self.sources.text(module)]
 
     def mro(self, info: ClassInfo) -> list[ClassInfo]:
-        """Method resolution order, without the classes that are not traced."""
+        """The method resolution order, without classes that are not traced."""
         return self._linearise(info)[0]
 
     def external_bases(self, info: ClassInfo) -> list[str]:
-        """Dotted paths of the bases, direct and indirect, that are not traced."""
+        """Dotted paths of the direct and indirect bases that are not traced."""
         return self._linearise(info)[1]
 
     def sensitive_parameters(self, function: FunctionInfo) -> tuple[str, ...]:
-        """Parameters for whose values a function is analysed apart: merging would mix up its callers."""
+        """Parameters for whose values a function is analysed separately, because merging would mix up its callers."""
         if function not in self._sensitive:
             self._sensitive[function] = tuple(
                 name
@@ -256,7 +256,7 @@ class Index:
     def _names_class(self, module: Module, test: ast.expr) -> bool:
         if isinstance(test, ast.Tuple):
             return any(self._names_class(module, part) for part in test.elts)
-        # A class that is imported inside the function is traced, too.
+        # A class that is imported inside the function is traced as well.
         return (
             not isinstance(test, ast.Name)
             or (test.id not in module.bindings and not hasattr(builtins, test.id))
@@ -276,15 +276,15 @@ class Index:
                         outside += self._linearise(symbol)[1]
                     elif isinstance(symbol, str):
                         outside.append(symbol)
-            # Depth first, each class after all that derive from it: equal to C3 wherever C3 succeeds on a chain
-            # or a diamond, which is all that occurs here.
+            # Depth first, each class after all classes that derive from it. This equals C3 for chains and diamonds,
+            # and nothing else occurs here.
             flat = [cls for parent in parents for cls in parent]
             order += [cls for position, cls in enumerate(flat) if cls not in flat[position + 1 :]]
             self._mro[info] = (order, list(dict.fromkeys(outside)))
         return self._mro[info]
 
     def subclasses(self, info: ClassInfo) -> list[ClassInfo]:
-        """The class and everything in the sources that derives from it."""
+        """The class and all classes in the sources that derive from it."""
         if not self._scanned:
             self._scan()
         found, names, looked = [info], [info.name], {info.name}
@@ -300,7 +300,7 @@ class Index:
         return found
 
     def resolve(self, module: Module, expression: ast.expr, depth: int = 0) -> list[Symbol]:
-        """What a dotted name means in a module's scope, from its imports and definitions alone."""
+        """What a dotted name refers to in a module's scope, from its imports and definitions alone."""
         if depth > 20:
             return []
         if isinstance(expression, ast.Name):
@@ -319,7 +319,7 @@ class Index:
         return []
 
     def lookup(self, module: Module, name: str, depth: int = 0) -> list[Symbol]:
-        """What a name means in a module's scope."""
+        """What a name refers to in a module's scope."""
         symbols: list[Symbol] = []
         for node in module.bindings.get(name, []):
             if node in module.class_of:

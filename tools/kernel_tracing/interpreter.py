@@ -1,4 +1,4 @@
-"""Statements: walks a body, in order, keeping what each local name may hold."""
+"""Statements: walks a body in order and tracks what each local name may hold."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def interpret(solver: Solver, context: Context) -> None:
 
 
 def block(frame: Frame, body: Sequence[ast.stmt]) -> bool:
-    """Walk statements; True if control cannot leave at the end."""
+    """Walk statements; returns True if control cannot reach the end."""
     guards = frame.guards
     leaves = _statements(frame, body)
     frame.guards = guards
@@ -36,7 +36,7 @@ def block(frame: Frame, body: Sequence[ast.stmt]) -> bool:
 
 
 def _statements(frame: Frame, body: Sequence[ast.stmt]) -> bool:
-    """The same, for a block that always runs: what its early returns say holds after it, too."""
+    """Like `block`, for a block that always runs: what its early returns imply also holds after it."""
     for statement in body:
         handler = _HANDLERS.get(type(statement))
         if handler is not None and handler(frame, statement):
@@ -151,7 +151,7 @@ def _if(frame: Frame, node: ast.If) -> bool:
             else:
                 branches.append((frame.environment, frame.guards[len(guards) :]))
         frame.guards = guards
-    if left and len(branches) == 1:  # what follows runs under what the other branch needs
+    if left and len(branches) == 1:  # what follows runs only if the test selects the other branch
         taken, *inner = branches[0][1]
         frame.guards = (*guards, Guard(taken.test, taken.negated, left), *inner)
     frame.environment = join(*(environment for environment, _ in branches)) if branches else before
@@ -162,14 +162,14 @@ def _loop(frame: Frame, node: ast.For | ast.AsyncFor | ast.While) -> None:
     before = dict(frame.environment)
     outer, frame.loop_exits = frame.loop_exits, []
     if isinstance(node, ast.For) and (literals := _literals(node.iter)):
-        # Unrolled: `for name in ("a", "b"): setattr(self, name, ...)` must not mix up the names.
+        # Unroll: `for name in ("a", "b"): setattr(self, name, ...)` must not mix up the names.
         for literal in literals:
             store(frame, node.target, frame.constant(literal))
             block(frame, node.body)
             frame.environment = join(before, frame.environment, *frame.loop_exits)
         frame.loop_exits = outer
         return
-    # Twice: the second pass sees what the first one assigned.
+    # Walk the body twice: the second pass sees what the first one assigned.
     for _ in range(2):
         if isinstance(node, ast.While):
             if decisions.truth(frame, node.test) == "false":
@@ -252,7 +252,7 @@ def _import_from(frame: Frame, node: ast.ImportFrom) -> None:
         bound = item.asname or item.name
         if traced:
             frame.assign(bound, frame.universe.one(Alias, source, item.name))
-        else:  # of a namespace package, which has no file of its own, or of something not traced
+        else:  # from a namespace package, which has no file, or from something that is not traced
             frame.assign(bound, expressions.module_value(frame, f"{source}.{item.name}"))
 
 
@@ -273,7 +273,7 @@ def _class(frame: Frame, node: ast.ClassDef) -> None:
 
 
 def _class_body(frame: Frame, info: ClassInfo, body: Sequence[ast.stmt]) -> None:
-    """Class attributes; methods are in the index, except those that a traced decorator replaces."""
+    """Store class attributes; methods are in the index, except those that a traced decorator replaces."""
     environment, is_module = dict(frame.environment), frame.is_module
     for statement in body:
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):

@@ -1,4 +1,4 @@
-"""Kernels: what a recorded kernel call means in a trace - name, source, category, definition."""
+"""Kernels: the name, source, category and definition of a recorded kernel call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tools.kernel_tracing.solver import KernelCall, Solver
 
 @dataclass(eq=False)
 class Kernel:
-    """One kernel, with all calls of it."""
+    """One kernel, with all its calls."""
 
     name: str
     source: str
@@ -24,7 +24,7 @@ class Kernel:
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        """What tells kernels apart, and their order in a trace."""
+        """What distinguishes kernels and orders them in a trace."""
         return (self.name, self.source, self.file, self.line)
 
 

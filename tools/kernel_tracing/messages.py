@@ -1,4 +1,4 @@
-"""What the tracers' command lines say on the error stream: how far they are, and what is wrong with the sources."""
+"""Messages of the tracers' command lines on standard error: the progress, and problems of the sources."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import rich.progress
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from tools.kernel_tracing.analysis import Progress as Report
+from tools.kernel_tracing.analysis import Progress
 from tools.kernel_tracing.sources import SourceTree, notices
 
 
 def notice(root: Path, sources: SourceTree) -> None:
-    """Says what the sources lack."""
+    """Prints what the sources lack."""
     for line in notices(root, sources):
         print(f"note: {line}", file=sys.stderr)
 
 
 def left_out(problems: Iterable[Mapping[str, Any]]) -> None:
-    """Says which files do not parse."""
+    """Prints which files do not parse."""
     for problem in problems:
-        print(f"{problem['file']}:{problem['line']}: {problem['reason']}; it is left out", file=sys.stderr)
+        print(f"{problem['file']}:{problem['line']}: {problem['reason']}; the file is ignored", file=sys.stderr)
 
 
 @contextmanager
-def progress() -> Iterator[Report]:
-    """A progress bar on the error stream, if that is a terminal."""
+def progress() -> Iterator[Progress]:
+    """A progress bar on standard error, if that is a terminal."""
     console = Console(stderr=True)
     if not console.is_interactive:
         yield lambda phase, done, total: None
@@ -41,7 +42,7 @@ def progress() -> Iterator[Report]:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
+    with rich.progress.Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("reading sources", total=None)
 
         def report(phase: str, done: int, total: int) -> None:

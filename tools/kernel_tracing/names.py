@@ -1,4 +1,4 @@
-"""Names in tests: what a flag, a local name, a field or a constant was given, where that is one thing only."""
+"""Names in tests: the value of a flag, a local name, a field or a constant that is assigned only one value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tools.kernel_tracing.solver import Solver
 from tools.kernel_tracing.syntax import dotted_name, walk_scopes
 from tools.kernel_tracing.values import Constant
 
-_OTHER = ast.Constant(None)  # stands for what is not a plain assignment
+_OTHER = ast.Constant(None)  # represents anything but a plain assignment
 
 
 class Names:
@@ -24,7 +24,7 @@ class Names:
         self._fields: dict[ClassInfo, dict[str, list[tuple[FunctionInfo, ast.expr]]]] = {}
 
     def decided(self, test: ast.expr, function: FunctionInfo) -> bool | None:
-        """Truth of a flag that the platform decides."""
+        """The truth of a flag that the platform decides; None for anything else."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             inner = self.decided(test.operand, function)
             return None if inner is None else not inner
@@ -51,7 +51,7 @@ class Names:
         return module, name
 
     def given(self, name: str, function: FunctionInfo) -> tuple[ast.expr, FunctionInfo] | None:
-        """What a name of a function was given, once, and where: in the function itself or a module's body."""
+        """What a name in a function is assigned, if only once, and where: in the function or in a module's body."""
         value = self._locals(function).get(name)
         if value is None:
             module, name = self.origin(function.module, name)
@@ -62,7 +62,7 @@ class Names:
         return None if isinstance(value, ast.Constant) else (value, function)
 
     def _locals(self, function: FunctionInfo) -> dict[str, ast.expr]:
-        """Names that a function assigns exactly once, with what it assigns; parameters have no expression."""
+        """Local names -> what they are assigned; `ast.Constant(None)` for parameters and unless assigned once."""
         if function not in self._assigned:
             counts: dict[str, list[ast.expr | None]] = defaultdict(list)
             if not isinstance(function.node, ast.Module):
@@ -99,7 +99,7 @@ class Names:
         return self._fields[info]
 
     def elements(self, node: ast.expr, function: FunctionInfo) -> Sequence[ast.expr]:
-        """Elements of a literal, or of a module's constant that is one."""
+        """Elements of a literal, or of a constant of a module that is one."""
         if isinstance(node, ast.Name):
             given = self.given(node.id, function)
             node = given[0] if given is not None else node
@@ -107,7 +107,7 @@ class Names:
 
 
 def symbols(index: Index, function: FunctionInfo, expression: ast.expr) -> Sequence[Symbol]:
-    """What a dotted name means in a function, whose own imports come first."""
+    """What a dotted name refers to in a function; the function's own imports come first."""
     first = dotted_name(expression).partition(".")[0]
     if first and first == dotted_name(expression):
         for node, _ in walk_scopes(function.node):

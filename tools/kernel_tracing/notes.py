@@ -1,4 +1,4 @@
-"""The report's notes, derived from the conditions in the trace: nothing here knows a condition by name."""
+"""The notes of the report, derived from the conditions in the trace; no condition is known by name here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONGEST_LIST = 12
 
 
 def notes(kernels: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Lines on what is reached only under a condition, by quantisation, and approximately."""
+    """Lines on what is reached only under a condition, per quantisation, and through approximate hops."""
     always: list[str] = []
     chains: dict[str, int] = defaultdict(int)
     required: dict[str, list[str]] = defaultdict(list)
@@ -39,8 +39,8 @@ def notes(kernels: Iterable[Mapping[str, Any]]) -> list[str]:
             always.append(kernel["name"])
         for condition in set().union(*per_chain):
             (required if condition in common else sometimes)[condition].append(kernel["name"])
-    lines = [f"Reached by at least one chain without any condition: {_names(always)}."]
-    header = ("Condition", "Every chain needs it", "Some chains need it", "Chains")
+    lines = [f"Kernels that at least one chain reaches without any condition: {_names(always)}."]
+    header = ("Condition", "Needed by every chain of", "Needed by some chains of", "Chains")
     for title, configured in (("Configurations and layers", True), ("Conditions in the sources", False)):
         lines += ["", f"### {title}", ""]
         rows = [
@@ -55,10 +55,10 @@ def notes(kernels: Iterable[Mapping[str, Any]]) -> list[str]:
         for condition in sorted(chains)
         if "quant" in condition.lower()
     ]
-    lines += table(("Variant", "Kernels", "Ops"), variants) if variants else ["No chain depends on a quantisation."]
+    lines += table(("Variant", "Kernels", "Ops"), variants) if variants else ["No chain depends on quantisation."]
     lines += ["", "### Approximate hops", ""]
     if not reasons:
-        return [*lines, "No hop over-approximates."]
+        return [*lines, "There are no approximate hops."]
     hops = [
         (escape(reason), str(len(reasons[reason])), _names(approximate[reason]))
         for reason in sorted(reasons, key=lambda reason: (-len(reasons[reason]), reason))

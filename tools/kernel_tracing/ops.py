@@ -1,13 +1,13 @@
 """Ops: what a model calls on the way to a kernel.
 
-The op of a chain is named by its frame nearest to the kernel in the model's own files: `self.q_b_proj(q)` is the op
-`q_b_proj`. Where the model calls the kernel itself, the weight it hands over tells whose work the kernel does:
+The op of a chain is named after its frame nearest to the kernel in the model's own files: `self.q_b_proj(q)` is the op
+`q_b_proj`. If the model calls the kernel directly, the weight that it passes shows whose work the kernel does:
 
 - `dsv3_fused_a_gemm(x, self.fused_qkv_a_proj_with_mqa.weight.T)` is a way to compute `fused_qkv_a_proj_with_mqa`;
-- `dsv3_router_gemm(x, self.weight)` is the module itself, so the op is the call that entered it: `gate`;
-- a kernel that is given no weight of a module is an op of its own: `merge_state_v2`.
+- `dsv3_router_gemm(x, self.weight)` does the work of the module itself, so the op is the call that entered it: `gate`;
+- a kernel that is given no weight of a module is a separate op: `merge_state_v2`.
 
-What runs outside the model's forward (sampling, loading, scheduling) is named by what the chain's root calls.
+What runs outside the model's forward (sampling, loading, scheduling) is named after what the chain's root calls.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def called_name(call: ast.AST) -> str:
 
 
 def weight_owner(call: ast.AST) -> str:
-    """The attribute of self whose weight a call is given, OWN_WEIGHT if it is self's, "" if there is none."""
+    """The attribute of self whose weight a call is given; OWN_WEIGHT for self's own weight, "" if there is none."""
     if isinstance(call, ast.Call):
         for argument in [*call.args, *(keyword.value for keyword in call.keywords)]:
             found = _WEIGHT.fullmatch(ast.unparse(argument)) if _may_be_weight(argument) else None
@@ -54,8 +54,8 @@ def op_name(calls: Sequence[ast.AST], position: int, kernel: str) -> str:
 
     Args:
         calls: the calls of the chain, the kernel's first.
-        position: which of them is the op's: the nearest in the model's files, or the last of a chain that does not
-            end in the model's forward.
+        position: which of them is the op's call: the one nearest to the kernel in the model's files, or the last call
+            of a chain that does not end in the model's forward.
         kernel: the kernel's name.
     """
     if position > 0:
@@ -68,7 +68,7 @@ def op_name(calls: Sequence[ast.AST], position: int, kernel: str) -> str:
 
 @dataclass(frozen=True)
 class Use:
-    """What one chain says of an op: which call it is, and whether the model's forward makes it.
+    """The op of one chain: which call it is, and whether the model's forward makes it.
 
     Attributes:
         op: the op's name.
@@ -82,7 +82,7 @@ class Use:
 
 
 def use(chain: Chain, kernel: str, in_model: Callable[[Context], bool]) -> Use:
-    """The op of one chain: see the module's documentation; outside the model's forward, what the root calls."""
+    """The op of one chain, as described above; outside the model's forward, what the root calls."""
     callers = [chain.kernel_call.caller, *(edge.caller for edge in chain.edges)]
     calls = [chain.kernel_call.call, *(edge.call for edge in chain.edges)]
     in_forward = in_model(callers[-1]) and callers[-1].function.qualname.endswith(".forward")

@@ -1,4 +1,4 @@
-"""Roots: the model's entry classes, found by file name, and the natural roots of the runtime around it."""
+"""Roots: the model's entry classes, found by file name, and the natural roots in the runtime around it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from tools.kernel_tracing.solver import Context, Solver
 from tools.kernel_tracing.values import Instance
 
 MODELS = "sglang.srt.models"
-# Files of one model: versions, and the draft models that it brings for speculative decoding.
+# Files of one model: its versions, and its draft models for speculative decoding.
 _VERSION = r"(_v\d+)?"
 _DRAFT = r"(_nextn|_mtp|_eagle\d*)"
 _VARIANTS = rf"{_VERSION}{_DRAFT}?"
 
 
 class RootsError(Exception):
-    """The model or an entry does not exist; the message says what there is."""
+    """The model or an entry does not exist; the message lists those that do."""
 
 
 def find_entries(index: Index, model: str, entries: Sequence[str] = ()) -> list[ClassInfo]:
     """Entry classes of a model, or those given as MODULE:CLASS.
 
-    Raises RootsError for an unknown model (with the closest names), module or class.
+    Raises RootsError for an unknown model (with the closest name), module or class.
     """
     if entries:
         return [_entry(index, entry) for entry in entries]
@@ -77,8 +77,8 @@ def _entry(index: Index, entry: str) -> ClassInfo:
 def start(solver: Solver, entries: Sequence[ClassInfo]) -> tuple[list[Context], list[Context]]:
     """Enter all roots.
 
-    Returns the contexts where chains end (forward of the models, and what the runtime calls for itself), and those
-    where they end only if they reach none of the former (loading, initialisation, what other roots call too).
+    Returns the contexts where chains end (the forward of the models, and what the runtime calls by itself), and those
+    where chains end only if they reach none of the former (loading, initialisation, what other roots also call).
     """
     solver.model_configs = ModelConfigs(solver.index, entries)
     ends: list[Context] = []
@@ -105,14 +105,14 @@ def start(solver: Solver, entries: Sequence[ClassInfo]) -> tuple[list[Context], 
 
 
 def _methods(solver: Solver, info: ClassInfo) -> list[str]:
-    """Names of a class's methods, inherited ones included, the initialiser first."""
+    """Names of a class's methods, including inherited ones, the initialiser first."""
     names = [name for cls in reversed(solver.index.mro(info)) for name in cls.methods]
     ordered = dict.fromkeys(name for name in ["__init__", *names] if name == "__init__" or not name.startswith("__"))
     return [name for name in ordered if attributes.find_method_in(solver.index, info, name) is not None]
 
 
 def _enter(frame: Frame, info: ClassInfo, name: str) -> list[Context]:
-    """Enter a method as the runtime does: on an instance, with arguments of which only annotations are known."""
+    """Enter a method as the runtime does: on an instance, with arguments known only by their annotations."""
     method = attributes.find_method_in(frame.solver.index, info, name)
     if method is None or method.decorators & {"staticmethod", "classmethod", "property", "abstractmethod", "setter"}:
         return []

@@ -1,4 +1,4 @@
-"""Shapes of functions, as far as they can be told from one function's own syntax tree."""
+"""Shapes of functions, as far as a function's own syntax tree shows them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def optional_functions(node: ast.AST) -> frozenset[str]:
-    """Parameters by which a decorator tells `@trace` from `@trace(level=1)`: None unless given, and tested for it.
+    """Parameters by which a decorator distinguishes `@trace` from `@trace(level=1)`: it tests them for None.
 
-    Only of functions that return one they define, and only parameters that are not assigned to.
+    Only for functions that return a function that they define, and only parameters that are never assigned.
     """
     if not isinstance(node, FunctionNode):
         return frozenset()
@@ -44,7 +44,7 @@ def _defaults(spec: ast.arguments) -> Iterator[tuple[str, ast.expr]]:
 
 
 def passes_to(node: ast.AST) -> str:
-    """Of `def wrapper(*args, **kwargs)`: the name that it calls with just these; "" if there is none, or several."""
+    """For `def wrapper(*args, **kwargs)`, the name that it calls with exactly these; "" unless there is exactly one."""
     if not isinstance(node, FunctionNode):
         return ""
     spec = node.args
@@ -67,7 +67,7 @@ def _starred(node: ast.expr) -> str:
 
 
 def stands_for(node: ast.AST) -> str:
-    """Of a wrapper made by `@functools.wraps(function)` that calls `function(*args, **kwargs)`: its name."""
+    """The name `function` if a wrapper has `@functools.wraps(function)` and calls `function(*args, **kwargs)`."""
     name = passes_to(node)
     for decorator in getattr(node, "decorator_list", []) if name else ():
         wraps = isinstance(decorator, ast.Call) and dotted_name(decorator.func).rpartition(".")[2] == "wraps"

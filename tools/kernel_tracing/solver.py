@@ -2,7 +2,7 @@
 
 A cell holds the values that may reach one place: a parameter, a field of a class, a module's name, a result. A
 context is a function as called on one receiver class. Contexts read and write cells; when a cell grows, its
-readers are interpreted again. Values are only ever added, so this ends.
+readers are interpreted again. Values are only ever added, so this process ends.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tools.kernel_tracing.rules.model_configs import ModelConfigs
 from tools.kernel_tracing.rules.platforms import Platform
 from tools.kernel_tracing.values import EMPTY, Universe, Value, ValueSet
 
-# Contexts are interpreted at their first call, so that results are there when the caller goes on; deeper than
-# this they wait in the work list instead.
+# Contexts are interpreted at their first call, so that the caller can continue with their results. Below this depth,
+# they wait in the work list instead.
 MAX_DEPTH = 80
-# How the reason of an approximate edge begins if its callee was given to an unknown function.
+# The start of the reason for an approximate edge whose callee was passed to an unknown function.
 GIVEN_TO = "passed to "
 
 
@@ -44,7 +44,7 @@ class Context:
 class Guard:
     """A test that encloses a call, and whether it must fail.
 
-    `early`: nothing encloses the call, but what leaves before it does: "return" (or the end of a loop's turn), "raise".
+    `early`: the test does not enclose the call but leaves before it: "return" (or the end of an iteration) or "raise".
     """
 
     test: ast.expr
@@ -64,13 +64,13 @@ class Edge:
 
     @property
     def given_to(self) -> bool:
-        """Whether the callee was only given to something unknown, which may call it."""
+        """Whether the callee was only passed to an unknown function, which may call it."""
         return self.approximate.startswith(GIVEN_TO)
 
 
 @dataclass(eq=False)
 class KernelCall:
-    """A call in a context that enters a kernel: a symbol of a library, a Triton function, or a torch op's path."""
+    """A call in a context that enters a kernel: a library's function, a Triton function, or the path of a torch op."""
 
     caller: Context
     call: ast.AST
@@ -87,7 +87,7 @@ class OpenCall:
     caller: Context
     call: ast.Call
     name: str  # last component of the called expression
-    library: str = ""  # the package that has the target, where that is known
+    library: str = ""  # the package that contains the target, if known
 
 
 class Interpret(Protocol):
@@ -107,13 +107,13 @@ class Solver:
     edges: dict[tuple[Context, ast.AST, Context], Edge] = field(default_factory=dict)
     kernel_calls: dict[tuple[Context, ast.AST, FunctionInfo | str, str], KernelCall] = field(default_factory=dict)
     open_calls: dict[tuple[Context, ast.AST], OpenCall] = field(default_factory=dict)
-    # Calls of what is known but has nothing to follow: classes without an initialiser, host helpers of libraries.
+    # Calls of known targets that have nothing to follow: classes without an initialiser, host helpers of libraries.
     leaves: dict[tuple[FunctionInfo, ast.AST, FunctionInfo | ClassInfo], None] = field(default_factory=dict)
     constructed: dict[ClassInfo, dict[Context, None]] = field(default_factory=dict)
-    expanded: dict[ClassInfo, str] = field(default_factory=dict)  # class -> annotation that brought it in
+    expanded: dict[ClassInfo, str] = field(default_factory=dict)  # class -> base whose annotation admitted it
     foreign: dict[ClassInfo | FunctionInfo, bool] = field(default_factory=dict)  # of other platforms
-    data: dict[ast.expr, bool] = field(default_factory=dict)  # annotations of plain data
-    annotated: dict[ast.expr, ValueSet] = field(default_factory=dict)  # what annotations stand for
+    data: dict[ast.expr, bool] = field(default_factory=dict)  # whether an annotation is plain data
+    annotated: dict[ast.expr, ValueSet] = field(default_factory=dict)  # instances that annotations allow
     contexts: dict[tuple[Hashable, ...], Context] = field(default_factory=dict)
     model_configs: ModelConfigs | None = None  # of the model that is traced
     runs: int = 0
@@ -127,7 +127,7 @@ class Solver:
     _depth: int = 0
 
     def read(self, key: Hashable, reader: Context) -> ValueSet:
-        """The cell's values; `reader` is interpreted again when it grows."""
+        """The cell's values; when it grows, `reader` is interpreted again."""
         readers = self._readers.get(key)
         if readers is None:
             self._readers[key] = {reader: None}
@@ -140,7 +140,7 @@ class Solver:
         return self._cells.get(key, EMPTY)
 
     def cells(self) -> list[tuple[Hashable, ValueSet]]:
-        """All cells, in the order they were first written."""
+        """All cells, in the order in which they were first written."""
         return list(self._cells.items())
 
     def write(self, key: Hashable, values: ValueSet) -> None:
@@ -158,7 +158,7 @@ class Solver:
             self.enqueue(reader)
 
     def is_data(self, annotation: ast.expr | None) -> bool:
-        """Whether an annotation admits plain data only."""
+        """Whether an annotation admits only plain data."""
         if annotation is None:
             return False
         known = self.data.get(annotation)
@@ -167,7 +167,7 @@ class Solver:
         return known
 
     def is_foreign(self, function: FunctionInfo) -> bool:
-        """Whether a function belongs to another platform, by its name or its file's."""
+        """Whether a function belongs to another platform, according to its name or its file's name."""
         known = self.foreign.get(function)
         if known is None:
             known = self.foreign[function] = self.platform.name_is_foreign(
@@ -188,7 +188,7 @@ class Solver:
         closure: Context | None = None,
         variant: tuple[Hashable, ...] = (),
     ) -> Context:
-        """The context of a function, made if it is new (but not yet interpreted: see `start`)."""
+        """The context of a function, created if it is new (but not interpreted yet: see `start`)."""
         key = (function, receiver, closure, variant)
         context = self.contexts.get(key)
         if context is None:
@@ -196,7 +196,7 @@ class Solver:
         return context
 
     def start(self, context: Context) -> None:
-        """Interpret a context that is new, now if the call depth allows."""
+        """Interpret a new context, immediately if the call depth allows."""
         if context.started:
             return
         context.started = True
@@ -206,7 +206,7 @@ class Solver:
             self.enqueue(context)
 
     def start_module(self, module: Module) -> None:
-        """Interpret a module's body, unless that has happened or it belongs to a library of kernels."""
+        """Interpret a module's body, unless that was done before or it belongs to a kernel library."""
         if module not in self._modules:
             self._modules.add(module)
             if module.name.partition(".")[0] not in LIBRARIES:
@@ -227,9 +227,9 @@ class Solver:
     def waits(self, key: Hashable, context: Context) -> bool:
         """Whether something that is not known yet may still become known.
 
-        What is empty at first is filled by other contexts as a rule. Only when all of them have been interpreted is
-        it taken for unknown, so that a guess never stands beside the precise answer. Keys that start with
-        "declared" are released first: an annotation says more than nothing.
+        A cell that is empty at first is usually filled by other contexts. It counts as unknown only when all of them
+        have been interpreted, so that a guess is never mixed with the precise answer. Keys that start with "declared"
+        are released first, because an annotation says more than nothing.
         """
         if key in self._released:
             return False
@@ -254,7 +254,7 @@ class Solver:
     def add_edge(
         self, caller: Context, call: ast.AST, callee: Context, guards: tuple[Guard, ...], approximate: str = ""
     ) -> None:
-        """Record that a call may enter a context. A precise reason wins over an approximate one."""
+        """Record that a call may enter a context. A precise edge replaces an approximate one."""
         key = (caller, call, callee)
         known = self.edges.get(key)
         if known is None:

@@ -1,8 +1,8 @@
 """Source trees: which file defines a module, and the version and hash of each library.
 
-Both layouts are understood: unpacked wheels (`sglang/srt/...`, `sgl_kernel/...`, `flashinfer/...`) and git
+Two layouts are supported: unpacked wheels (`sglang/srt/...`, `sgl_kernel/...`, `flashinfer/...`) and git
 checkouts (`sglang/python/sglang/...`, `sglang/sgl-kernel/python/sgl_kernel/...`, `flashinfer/flashinfer/...`).
-Whatever the layout, `file` in a trace is the path below the directory that holds the package.
+In both, `file` in a trace is the path below the directory that contains the package.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pathlib import Path
 
 from tools.shared.source_packages import package_hash, package_version
 
-# Distribution name, its package, and where a checkout keeps it (below the directory that holds the checkouts).
+# Distribution name, its package, and where a checkout keeps it (below the directory that contains the checkouts).
 DISTRIBUTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("sglang", "sglang", ("sglang/python/sglang",)),
     ("sgl-kernel", "sgl_kernel", ("sgl-kernel/python/sgl_kernel", "sglang/sgl-kernel/python/sgl_kernel")),
     ("flashinfer-python", "flashinfer", ("flashinfer/flashinfer", "flashinfer-python/flashinfer")),
 )
-# What a package must have to be taken for whole: a half-unpacked wheel lacks one of these.
+# What a complete package must have: a half-unpacked wheel lacks one of these.
 REQUIRED = {"sglang": ("srt/models", "srt/layers"), "sgl_kernel": ("__init__.py",), "flashinfer": ("__init__.py",)}
-# What `python -m tools.fetch_sources` writes beside the packages.
+# The file that `python -m tools.fetch_sources` writes next to the packages.
 MANIFEST = "manifest.json"
 
 
@@ -36,7 +36,7 @@ class SourceTree:
 
     packages: dict[str, Path]
     modules: dict[str, Path] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)  # module -> file, as traces name it
+    files: dict[str, str] = field(default_factory=dict)  # module -> file, as named in traces
     _texts: dict[str, str] = field(default_factory=dict, repr=False)
     _lines: dict[str, list[bytes]] = field(default_factory=dict, repr=False)
 
@@ -53,13 +53,13 @@ class SourceTree:
         return self.modules[module].name == "__init__.py"
 
     def text(self, module: str) -> str:
-        """The module's source text (a byte order mark removed, undecodable bytes replaced)."""
+        """The module's source text, without a byte order mark and with undecodable bytes replaced."""
         if module not in self._texts:
             self._texts[module] = self.modules[module].read_text(encoding="utf-8-sig", errors="replace")
         return self._texts[module]
 
     def lines(self, module: str) -> list[bytes]:
-        """The module's lines, in UTF-8: syntax trees count columns in its bytes."""
+        """The module's lines in UTF-8, because syntax trees count columns in UTF-8 bytes."""
         if module not in self._lines:
             self._lines[module] = self.text(module).encode().splitlines()
         return self._lines[module]
@@ -101,8 +101,8 @@ def find_sources(root: Path, packages: Sequence[str] | None = None) -> SourceTre
 
 
 def notices(root: Path, sources: SourceTree) -> Iterator[str]:
-    """What a reader of the trace should know of its sources: libraries that are not there, and files that were changed
-    or lost since `python -m tools.fetch_sources` brought them.
+    """What a reader of the trace should know about its sources: libraries that are missing, and files that were changed
+    or lost after `python -m tools.fetch_sources` fetched them.
     """
     described = sources.describe()
     fetched = {}
@@ -115,9 +115,9 @@ def notices(root: Path, sources: SourceTree) -> Iterator[str]:
     for distribution, package, _ in DISTRIBUTIONS:
         expected = fetched.get(distribution)
         if distribution not in described:
-            yield f"{root}: no {package}; calls of it are listed as unresolved"
+            yield f"{root}: no {package}; calls into it are listed as unresolved"
         elif expected and expected != described[distribution]["sha256"]:
             yield (
                 f"{sources.packages[package]}: not the files of {distribution} that were fetched: some were changed, "
-                f"added or lost; remove it and fetch it again, unless you did that"
+                f"added or lost; unless you did this on purpose, remove the directory and fetch it again"
             )

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 
 def walk_scopes(root: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
-    """All expressions and statements below `root`, in no particular order, and whether a nested scope holds them.
+    """All expressions and statements below `root`, in no particular order, and whether they are in a nested scope.
 
-    Several times faster than ast.walk, which this analysis would spend most of its time in.
+    Several times faster than ast.walk, which would take most of the analysis's time.
     """
     pending: list[tuple[ast.AST, bool]] = [(root, False)]
     while pending:
@@ -32,7 +32,7 @@ def walk_scopes(root: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
                 pending.append((value, nested))
 
 
-# Fields that hold no expression or statement, whatever the node.
+# Fields that contain no expressions or statements in any node.
 _LEAVES = {"arg", "attr", "conversion", "ctx", "id", "is_async", "kind", "level", "module", "op", "ops", "type_comment"}
 _FIELDS: dict[type[ast.AST], tuple[str, ...]] = {}
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
@@ -44,7 +44,7 @@ def walk(root: ast.AST) -> Iterator[ast.AST]:
 
 
 def dotted_name(expression: ast.AST) -> str:
-    """`a.b.c` for such an expression, else ""."""
+    """`a.b.c` for such an expression, "" for any other."""
     if isinstance(expression, ast.Name):
         return expression.id
     if isinstance(expression, ast.Attribute):
@@ -54,7 +54,7 @@ def dotted_name(expression: ast.AST) -> str:
 
 
 def last_name(expression: ast.AST | None) -> str:
-    """`c` for `a.b.c`, `f().c` and `c`, else ""."""
+    """`c` for `a.b.c`, `f().c` and `c`, "" for any other expression."""
     if isinstance(expression, ast.Attribute):
         return expression.attr
     return expression.id if isinstance(expression, ast.Name) else ""
@@ -71,7 +71,7 @@ def is_none_test(node: ast.Compare) -> bool:
 
 
 def parse(text: str) -> ast.Module:
-    """The tree of a source file, without the warnings, of invalid escapes in strings, that concern its authors."""
+    """The tree of a source file, without warnings about invalid escapes in strings, which only concern its authors."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(text)

@@ -1,4 +1,4 @@
-"""The trace: everything together, as the document that schema/kernel_traces.schema.json describes."""
+"""The trace: all results as one document, which schema/kernel_traces.schema.json describes."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def trace(
 
     Args:
         sources: the source tree.
-        model: name of the model's file, without `.py`: `deepseek` means deepseek.py, deepseek_v2.py, ...
-        entries: entry classes, as MODULE:CLASS, instead of those of the model's files.
-        platform: branches of other platforms are left out.
+        model: the name of the model's file, without `.py`: `deepseek` means deepseek.py, deepseek_v2.py, ...
+        entries: entry classes as MODULE:CLASS, instead of those in the model's files.
+        platform: the platform to trace; branches of others are ignored.
         kernel: if given, only kernels of this name.
-        progress: called with a phase, and how much of how much is done.
+        progress: called with a phase, the steps done and their total.
 
     Returns: the document; `problems`, which is not part of the schema, lists files that do not parse.
 
@@ -45,7 +45,7 @@ def trace(
 
 
 def document(analysis: Analysis, kernel: str = "", progress: Progress | None = None) -> dict[str, Any]:
-    """The document of an analysis; arguments and result as of `trace`."""
+    """The document of an analysis; arguments and result are as for `trace`."""
     kernels = [one for one in analysis.kernels if not kernel or kernel in (one.name, one.name.rpartition(".")[2])]
     writer = Writer(analysis)
     documents = []
@@ -92,7 +92,7 @@ class Writer:
         return {**document, "chains": ordered}
 
     def _order(self, frames: list[dict[str, Any]]) -> tuple[Any, ...]:
-        """Chains that end in the model come first, then short ones."""
+        """The order of chains: those that end in the model first, then by length."""
         outside = frames[-1]["file"] not in self.analysis.files
         return (outside, len(frames), [(frame["file"], frame["line"], frame["function"]) for frame in frames])
 
@@ -148,7 +148,7 @@ _SITE = ("file", "line", "function")
 
 
 def _segment(lines: list[bytes], node: ast.AST) -> str:
-    """The source of a node; columns count bytes of UTF-8."""
+    """The source of a node; columns count UTF-8 bytes."""
     first, last = getattr(node, "lineno", 1) - 1, getattr(node, "end_lineno", 1) - 1
     chosen = list(lines[first : last + 1])
     chosen[-1] = chosen[-1][: getattr(node, "end_col_offset", 0)]

@@ -1,12 +1,12 @@
-"""Traces as files: reading what follows its schema, writing whole or not at all."""
+"""Traces as files: reads those that follow their schema, and writes each file completely or not at all."""
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
+from flashinfer_trace import json_source
 from flashinfer_trace.files import COMPACT, Lines, laid_out, write_text
 from tools.kernel_tracing.check import schema_problems
 
@@ -35,16 +35,15 @@ def _lines(path: tuple[str, ...], value: Any) -> Lines | None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A trace from its file. Raises OSError, which names the file, if there is none or it is not JSON."""
+    """Reads a trace. Raises OSError, which names the file, if it does not exist or is not JSON."""
     try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise OSError(f"{path}: not JSON: {error}") from error
-    return document
+        return json_source.load_object(path, json_source.TRACES)
+    except json_source.JsonSourceError as error:
+        raise OSError(f"{path}: {error}") from error
 
 
 def load_traces(path: Path) -> dict[str, Any]:
-    """Kernel traces from their file. Raises OSError if there are none, or if they do not follow their schema."""
+    """Reads kernel traces. Raises OSError if the file does not exist or does not follow the schema."""
     traces = load(path)
     for problem in schema_problems(traces):
         raise OSError(f"{path}: not kernel traces: {problem}; write them again: python -m tools.kernel_tracing")
@@ -52,22 +51,22 @@ def load_traces(path: Path) -> dict[str, Any]:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Write a file completely or not at all."""
     check_writable(path)
     write_text(path, text)
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Raise OSError for files that cannot be written, before the work is done."""
+    """Raise OSError for files that cannot be written, before the work begins."""
     for path in paths:
         if path is not None and not path.parent.is_dir():
             raise OSError(f"{path}: no directory {path.parent}")
         if path is not None and path.is_dir():
-            raise OSError(f"{path}: a directory, not a file")
+            raise OSError(f"{path}: is a directory, not a file")
 
 
 def link_base(report: Path, sources: Path) -> str:
-    """What leads from a report to the sources, for its links; in traces/ that is `.sources/`, whatever was read."""
+    """The path from a report to the sources, for its links; for a report in traces/, always to `.sources/`."""
     if report.parent.resolve() == TRACES.resolve():
         sources = Path(".sources")
     return Path(os.path.relpath(sources, report.parent)).as_posix() + "/"

@@ -1,7 +1,7 @@
-"""Chains as trees: what chains have in common from the kernel upwards is shown once.
+"""Chains as trees: frames that chains have in common, from the kernel upwards, are shown once.
 
-A subtree (all the callers above one frame) that occurs again, under the same or another kernel, is not repeated: its
-first occurrence gets an anchor, the others refer to it.
+A subtree (all the callers above one frame) that occurs again, under the same or another kernel, is not repeated: the
+first occurrence gets an anchor, and the others link to it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Node:
         key: the frame.
         callers: the frames that follow it in the chains.
         root: whether a chain ends here.
-        shape: number of the set of callers; equal numbers mean equal subtrees. Set by Forest.
+        shape: the number of the set of callers; equal numbers mean equal subtrees. Set by Forest.
     """
 
     key: Key
@@ -41,13 +41,13 @@ class Node:
 
 
 def frame_key(frame: Frame) -> Key:
-    """The frame's identity, in the order that frames are sorted by."""
+    """The frame's identity, which is also its sort key."""
     extra = (frame.get("condition", ""), frame.get("approximate", ""))
     return (frame["file"], frame["line"], frame["function"], frame["call"], *extra)
 
 
 def merge(chains: Iterable[Iterable[Frame]]) -> list[Node]:
-    """The chains of one kernel as trees, one a call site, the kernel call at the root."""
+    """The chains of one kernel as trees, one per call site, with the kernel call at the root."""
     top = Node(("", 0, "", "", "", ""))
     for chain in chains:
         node = top
@@ -59,12 +59,12 @@ def merge(chains: Iterable[Iterable[Frame]]) -> list[Node]:
 
 
 class Forest:
-    """Renders the trees of all kernels, in the order in which they will stand in the report."""
+    """Renders the trees of all kernels, in the order in which they appear in the report."""
 
     def __init__(self, trees: Iterable[list[Node]], base: str) -> None:
         """Args:
-        trees: of each kernel, all of them: what is repeated can only be known beforehand.
-        base: the address that the paths of files are below.
+        trees: the trees of every kernel, all of which are needed to find repetitions.
+        base: the prefix of source paths in links.
         """
         self.base = base
         self._shapes: dict[tuple[tuple[Key, bool, int], ...], int] = {(): 0}
@@ -95,11 +95,11 @@ class Forest:
                 stack.extend(node.callers.values())
 
     def _shared(self, node: Node) -> bool:
-        """Whether a reference to the node's callers is shorter than they are, and used."""
+        """Whether the node's callers are repeated and long enough that a link to them is shorter."""
         return self._sizes[node.shape] > 1 and self._visits[node.shape] > 1
 
     def lines(self, root: Node, source: str) -> list[str]:
-        """One kernel call and its callers, a line each."""
+        """One kernel call and its callers, one per line."""
         lines: list[str] = []
         stack: list[tuple[Node, str, str]] = [(root, "", "")]
         while stack:
@@ -120,7 +120,7 @@ class Forest:
                 last = number == len(callers)
                 below = indent + (GAP * 4 if last else f"│{GAP * 3}")
                 stack.append((caller, f"{indent}{'└─>' if last else '├─>'}{GAP}", below))
-        # A backslash at the end of a line is a line break, inside one paragraph.
+        # A backslash at the end of a line is a line break within a paragraph.
         return [f"{line}\\" for line in lines[:-1]] + lines[-1:]
 
     def _frame(self, key: Key) -> str:
@@ -134,7 +134,7 @@ class Forest:
 
 
 def callee(call: str) -> str:
-    """What a call's text calls: `self.layers[i](x, y)` -> `self.layers[i]()`."""
+    """The text of a call without its arguments: `self.layers[i](x, y)` -> `self.layers[i]()`."""
     depth = 0
     for position, character in enumerate(call):
         if character == "(" and depth == 0 and position > 0:

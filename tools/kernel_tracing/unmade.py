@@ -1,9 +1,9 @@
 """Classes that nothing makes: an annotation admits them, but every place that could construct one is dead.
 
-Where only an annotation is known, the solver takes every class that it admits. A class is left out again if it is
-mentioned in calls only (`Backend(runner)`), all in functions that were interpreted, and none of these calls was
-reached: they stand behind tests that the platform or the model's configuration decides. Likewise a base class that is
-never called.
+Where only an annotation is known, the solver assumes every class that it admits. Such a class is removed if it is
+mentioned only in calls (`Backend(runner)`), all in functions that were interpreted, and if none of these calls was
+reached because tests that the platform or the model's configuration decides exclude them. The same applies to a base
+class that is never called.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tools.kernel_tracing.values import Instance
 
 
 def remove(solver: Solver) -> list[ClassInfo]:
-    """Remove the calls on such classes from the solved call graph; returns the classes, in order of their name."""
+    """Remove the calls on such classes from the solved call graph; returns the classes, sorted by name."""
     classes = unmade(solver)
     if classes:
         solver.edges = {
@@ -45,7 +45,7 @@ def _is_on(context: Context, classes: set[ClassInfo]) -> bool:
 
 
 def unmade(solver: Solver) -> set[ClassInfo]:
-    """Classes that only annotations brought in, and that nothing makes."""
+    """Classes that only annotations admitted and that nothing makes."""
     candidates = [
         info
         for info in solver.expanded
@@ -85,7 +85,7 @@ def _makes_itself(info: ClassInfo) -> bool:
 
 
 def _mentions(tree: ast.AST, names: set[str], function: ast.AST) -> Iterator[tuple[str, ast.AST, bool]]:
-    """Where names are used as values: the name, the enclosing function, and whether it is called there."""
+    """Uses of names as values: the name, the enclosing function, and whether the name is called there."""
     for child in ast.iter_child_nodes(tree):
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             yield from _mentions(child, names, child)

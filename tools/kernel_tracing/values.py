@@ -1,7 +1,7 @@
-"""Abstract values: what a name may hold, as far as calls depend on it.
+"""Abstract values: what a name may hold, as far as it matters for calls.
 
-Values are interned by a `Universe` and hashed by the order of their creation, so that sets of them iterate
-in the same order in every run.
+A `Universe` interns values, and they are hashed by the order of their creation, so that sets of them iterate in the
+same order in every run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EMPTY: ValueSet = frozenset()
 
 
 class Unknown(Value):
-    """Could be anything (`opaque`: could be anything that makes no calls, such as a number)."""
+    """A value that could be anything (`opaque`: anything that makes no calls, such as a number)."""
 
     __slots__ = ("opaque",)
 
@@ -41,7 +41,7 @@ class Unknown(Value):
 
 
 class Constant(Value):
-    """A literal: str, bool, None, int."""
+    """A literal: a str, bool, None or int."""
 
     __slots__ = ("literal",)
 
@@ -68,7 +68,7 @@ class ModuleValue(Value):
 
 
 class Alias(Value):
-    """`from module import name`, not looked up yet: modules are parsed when a name of theirs is used."""
+    """`from module import name`, not looked up yet, because a module is parsed only when one of its names is used."""
 
     __slots__ = ("module", "name")
 
@@ -77,7 +77,7 @@ class Alias(Value):
 
 
 class External(Value):
-    """Something of a library that is not traced, by dotted path: `torch.nn.functional.linear`."""
+    """A dotted path in a library that is not traced: `torch.nn.functional.linear`."""
 
     __slots__ = ("path",)
 
@@ -131,7 +131,7 @@ class Super(Value):
 
 
 class Container(Value):
-    """A list, tuple, dict, set or generator, by the place that makes it."""
+    """A list, tuple, dict, set or generator, identified by the place that makes it."""
 
     __slots__ = ("label", "site")
 
@@ -169,9 +169,9 @@ class Launch(Value):
 
 
 class NativeModule(Value):
-    """What a JIT loader returns: every function of it is a kernel.
+    """The module that a JIT loader returns, each function of which is a kernel.
 
-    `loaders`: the function that loads it, then the one that called that.
+    `loaders`: the function that loads it, then the caller of that function.
     """
 
     __slots__ = ("loaders",)
@@ -181,7 +181,7 @@ class NativeModule(Value):
 
 
 class NativeFunction(Value):
-    """A function of a NativeModule; `loader` is the function that names it in what it loads."""
+    """A function of a NativeModule; `loader` is the function that contains its name."""
 
     __slots__ = ("loader", "name")
 
@@ -193,7 +193,7 @@ V = TypeVar("V", bound=Value)
 
 
 class Universe:
-    """Makes values, each only once."""
+    """Makes values, each of them only once."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[Hashable, ...], Value] = {}
@@ -216,8 +216,8 @@ class Universe:
         return value  # type: ignore[return-value]
 
     def storable(self, values: ValueSet) -> ValueSet:
-        """The values as fields and parameters hold them: a literal other than a string could only decide tests, which
-        what is stored must not.
+        """The values as fields and parameters hold them. Literals other than strings become opaque: they could only
+        decide tests, which stored values must not do.
         """
         return frozenset(
             self.opaque if isinstance(value, Constant) and not isinstance(value.literal, str) else value
@@ -225,5 +225,5 @@ class Universe:
         )
 
     def one(self, kind: type[V], *arguments: Hashable) -> ValueSet:
-        """The set of just that value."""
+        """The set with only that value."""
         return frozenset((self.make(kind, *arguments),))

@@ -1,4 +1,4 @@
-"""Variants: for which arguments a function is analysed apart, so that its callers are not mixed up."""
+"""Variants: arguments for which a function is analysed separately, so that its callers are not mixed up."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from tools.kernel_tracing.values import (
     ValueSet,
 )
 
-# A function is analysed apart for at most this many combinations of its sensitive parameters.
+# A function is analysed separately for at most this many combinations of its sensitive parameters.
 MAX_VARIANTS = 150
 
 
 class Choice(NamedTuple):
-    """What a parameter is in a variant."""
+    """The value of a parameter in a variant."""
 
     parameter: str
-    value: Value | None  # None: not given, or it may be None; Unknown: none of the values that are told apart
+    value: Value | None  # None: not given, or it may be None; Unknown: none of the distinguished values
     given: bool = True
 
 
@@ -56,7 +56,7 @@ def split(frame: Frame, function: FunctionInfo, bound: dict[str, ValueSet]) -> l
                 maybe_none = not told and rest == frame.universe.data
                 told.append((Choice(name, None if maybe_none else frame.universe.unknown), rest))
             elif not told:
-                return []  # given, but not known yet
+                return []  # given, but still unknown
         if told:
             count *= len(told)
             options.append(told)
@@ -70,7 +70,7 @@ def split(frame: Frame, function: FunctionInfo, bound: dict[str, ValueSet]) -> l
 
 
 def _decides(value: Value, function: FunctionInfo) -> bool:
-    """Whether to tell calls apart by this argument; a closure that the function itself made would nest for ever."""
+    """Whether to distinguish calls by this argument; a closure made by the function itself would nest for ever."""
     closure = value.closure if isinstance(value, Function) else None
     while closure is not None:
         if closure.function is function:
@@ -80,7 +80,7 @@ def _decides(value: Value, function: FunctionInfo) -> bool:
 
 
 def receivers(frame: Frame, function: FunctionInfo, closure: Context | None, arguments: Arguments) -> list[Value]:
-    """Of a wrapper that passes `*args` on to a method: the receivers to analyse it apart for, as the method is."""
+    """For a wrapper that passes `*args` on to a method, the receivers for which to analyse it separately."""
     name = function.passes_to
     if not name or closure is None or not arguments.positional:
         return []
@@ -91,7 +91,7 @@ def receivers(frame: Frame, function: FunctionInfo, closure: Context | None, arg
 
 
 def is_none(frame: Frame, node: ast.Compare) -> bool | None:
-    """Whether `function is None` holds (or `is not None`), in a decorator analysed apart for what it is given."""
+    """Whether `function is None` (or `is not None`) holds, in a decorator analysed separately for its argument."""
     if isinstance(node.left, ast.Name) and node.left.id in frame.function.optional and is_none_test(node):
         for choice in frame.context.variant:
             if isinstance(choice, Choice) and choice.parameter == node.left.id:

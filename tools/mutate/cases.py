@@ -15,7 +15,7 @@ from flashinfer_trace.families import all_families, family_of
 from flashinfer_trace.harness.case import CaseResult, reference_outputs
 from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Family
-from flashinfer_trace.harness.inputs import torch_dtype
+from flashinfer_trace.harness.inputs import Draws, torch_dtype
 from flashinfer_trace.harness.verify import Job, prepare, verify
 
 __all__ = ["EXAMPLES", "Bench", "Case", "bench_of", "known_families", "representative"]
@@ -24,8 +24,10 @@ __all__ = ["EXAMPLES", "Bench", "Case", "bench_of", "known_families", "represent
 EXAMPLES = 20
 SEED = 0
 
-#: Cases at the Definition's own sizes, and the memory of inputs up to which one takes about a second.
-REAL_CASES = 2
+#: Corners that are run at the Definition's own sizes too.
+REAL_CORNERS = 3
+
+#: The memory of inputs up to which a case at the Definition's own sizes takes about a second.
 REAL_BYTES = 32 * 2**20
 
 #: Further cases of the small twin, by another seed, on which a mutant that is called equivalent must agree as well.
@@ -82,8 +84,15 @@ def input_bytes(definition: Definition) -> int:
     """Memory of the inputs where every variable axis is 1: that of the weights."""
     shapes = definition.input_shapes(dict.fromkeys(definition.var_axes, 1))
     return sum(
-        math.prod(shape) * torch_dtype(definition.inputs[name].dtype).itemsize for name, shape in shapes.items() if shape
+        math.prod(shape) * torch_dtype(definition.inputs[name].dtype).itemsize
+        for name, shape in shapes.items()
+        if shape
     )
+
+
+def has_real_size(definition: Definition) -> bool:
+    """Whether a case at the Definition's own sizes takes about a second."""
+    return input_bytes(definition) <= REAL_BYTES
 
 
 def representative(family: Family) -> Definition:
@@ -107,24 +116,35 @@ def bench_of(family: Family, definition: Definition, more: bool = False) -> Benc
     Raises:
         ValueError: the unchanged reference does not pass: there is nothing to measure.
     """
-    cases = drawn(family, definition, "twin", MORE_EXAMPLES, MORE_SEED) if more else []
-    if not more:
-        cases += drawn(family, definition, "twin", EXAMPLES, SEED)
-        if input_bytes(definition) <= REAL_BYTES:
-            cases += drawn(family, definition, "real", 1, SEED)
+    if more:
+        cases = drawn(family, definition, MORE_EXAMPLES, MORE_SEED)
+    else:
+        cases = drawn(family, definition, EXAMPLES, SEED)
+        if has_real_size(definition):
+            cases += real(family, definition)
     cases.sort(key=lambda case: (case.size == "real", case.elements))
     return Bench(definition, family, tuple(cases))
 
 
-def drawn(family: Family, definition: Definition, size: str, examples: int, seed: int) -> list[Case]:
+def drawn(family: Family, definition: Definition, examples: int, seed: int) -> list[Case]:
+    """The cases of the small twin that `verify` runs: corners, then drawn ones."""
     results: list[CaseResult] = []
-    job = Job(definition, family, full=size == "real")
-    report = verify(job, examples=examples, seed=seed, on_case=results.append)
+    report = verify(Job(definition, family), examples=examples, seed=seed, on_case=results.append)
     if report.status != "passed":
         raise ValueError(f"{definition.name}: the reference itself does not pass: {report.message}")
-    if size == "real":
-        results = [result for result in results if not result.vacuous][:REAL_CASES]
-    return [make_case(family, at_size(definition, family, size), size, result) for result in results]
+    return [make_case(family, at_size(definition, family, "twin"), "twin", result) for result in results]
+
+
+def real(family: Family, definition: Definition) -> list[Case]:
+    """Cases at the Definition's own sizes, as ``verify --full --plan`` runs them: one as served, the first corners."""
+    plans = [family.plan_for_axes(definition, {}, Draws(SEED, "cpu"))]
+    job = Job(definition, family, full=True)
+    results: list[CaseResult] = []
+    for plan in [*plans, *job.corners[:REAL_CORNERS]]:
+        report = verify(job, plan=plan, seed=SEED, on_case=results.append)
+        if report.status != "passed":
+            raise ValueError(f"{definition.name}: the reference itself does not pass: {report.message}")
+    return [make_case(family, definition, "real", result) for result in results]
 
 
 def make_case(family: Family, definition: Definition, size: str, result: CaseResult) -> Case:

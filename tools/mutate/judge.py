@@ -13,7 +13,7 @@ from flashinfer_trace.harness.inputs import clone_inputs
 from flashinfer_trace.harness.refusals import accepted_wrong_sizes
 from tools.mutate.cases import Bench, Case
 
-__all__ = ["Verdict", "first_difference", "judge"]
+__all__ = ["Verdict", "judge", "same_outputs"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,9 @@ def judge(bench: Bench, source: str) -> Verdict:
             return Verdict("compared", number, failures[0][:200])
         identical = identical and same_outputs(outputs, case)
     twin = next(case for case in bench.cases if case.size == "twin" and case.elements)
-    accepted = accepted_wrong_sizes(sized["twin"], clone_inputs(dict(twin.inputs)))
+    accepted = accepted_wrong_sizes(
+        sized["twin"], clone_inputs(dict(twin.inputs)), lambda wrong: reference_outputs(sized["twin"], wrong, twin.seed)
+    )
     if accepted:
         return Verdict("accepted a wrong size", len(bench.cases), accepted[0][:200])
     for check in bench.family.checks:
@@ -78,16 +80,3 @@ def same_outputs(outputs: Mapping[str, torch.Tensor], case: Case) -> bool:
         and same_bits(outputs[name], original)
         for name, original in case.original.items()
     )
-
-
-def first_difference(bench: Bench, source: str) -> str:
-    """Where a mutant that is called equivalent answers otherwise than the reference, or an empty string."""
-    for number, case in enumerate(bench.cases, 1):
-        definition = bench.sized(source, case.size)
-        try:
-            outputs = reference_outputs(definition, clone_inputs(dict(case.inputs)), case.seed)
-        except Exception as error:
-            return f"case {number} of {len(bench.cases)}: {type(error).__name__}: {error}"[:200]
-        if not same_outputs(outputs, case):
-            return f"case {number} of {len(bench.cases)} ({case.size} size): the outputs differ"
-    return ""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import copy
 import hashlib
-import itertools
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -116,7 +114,7 @@ def build(
     before = head(location.statement)
     location.put(replacement)
     try:
-        source = ast.unparse(ast.fix_missing_locations(copy.copy(tree)))
+        source = ast.unparse(ast.fix_missing_locations(tree))
         after = head(replacement if location.node is location.statement else location.statement)
     finally:
         location.put(location.node)
@@ -157,7 +155,9 @@ def locations(tree: ast.Module, axes: set[str]) -> Iterator[Location]:
 
 
 def is_axis(statement: ast.stmt, axes: set[str]) -> bool:
-    return isinstance(statement, ast.Assign) and any(isinstance(t, ast.Name) and t.id in axes for t in statement.targets)
+    return isinstance(statement, ast.Assign) and any(
+        isinstance(t, ast.Name) and t.id in axes for t in statement.targets
+    )
 
 
 def children(node: ast.AST, statement: ast.stmt, function: ast.FunctionDef | None) -> Iterator[Location]:
@@ -171,9 +171,3 @@ def children(node: ast.AST, statement: ast.stmt, function: ast.FunctionDef | Non
             own = child if isinstance(child, ast.stmt) else statement
             yield Location(child, node, field, position, own, function)
             yield from children(child, own, function)
-
-
-def by_content(found: list[Mutant]) -> dict[str, list[Mutant]]:
-    """Mutants by their content hash."""
-    ordered = sorted(found, key=lambda mutant: mutant.content)
-    return {content: list(group) for content, group in itertools.groupby(ordered, key=lambda mutant: mutant.content)}

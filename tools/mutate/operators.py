@@ -119,10 +119,11 @@ def truth(node: ast.AST, place: Place) -> Iterator[ast.AST]:
 
 def index(node: ast.AST, place: Place) -> Iterator[ast.AST]:
     """x[i] -> x[i + 1], x[i - 1] for an index that is an expression; written numbers are `number`'s."""
-    if isinstance(node, ast.Subscript) and not isinstance(node.slice, (ast.Slice, ast.Tuple)):
-        if literal(node.slice) is None and isinstance(node.ctx, ast.Load):
-            for operator in (ast.Add(), ast.Sub()):
-                yield ast.Subscript(node.value, ast.BinOp(node.slice, operator, ast.Constant(1)), node.ctx)
+    if not isinstance(node, ast.Subscript) or isinstance(node.slice, (ast.Slice, ast.Tuple)):
+        return
+    if literal(node.slice) is None and isinstance(node.ctx, ast.Load):
+        for operator in (ast.Add(), ast.Sub()):
+            yield ast.Subscript(node.value, ast.BinOp(node.slice, operator, ast.Constant(1)), node.ctx)
 
 
 def slice_bounds(node: ast.AST, place: Place) -> Iterator[ast.AST]:

@@ -8,7 +8,7 @@ import os
 import re
 import resource
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import lru_cache
 from multiprocessing import get_context
@@ -17,6 +17,7 @@ from typing import Any
 
 from flashinfer_trace import find_root
 from flashinfer_trace.definition import Definition
+from flashinfer_trace.files import write_text
 from flashinfer_trace.harness.family import Family
 from tools.mutate.judge import Verdict
 
@@ -49,7 +50,10 @@ class Store:
         self.known: dict[str, Verdict] = {}
         if self.path.is_file():
             text = self.path.read_text(encoding="utf-8")
-            for line in text[: text.rfind("\n") + 1].splitlines():
+            whole = text[: text.rfind("\n") + 1]
+            if whole != text:
+                write_text(self.path, whole)
+            for line in whole.splitlines():
                 entry = json.loads(line)
                 source = entry.pop("source")
                 self.known[source] = Verdict(**entry)
@@ -67,7 +71,7 @@ def source_key(source: str) -> str:
 
 def code_digest(family: Family, definition: Definition) -> str:
     """Hash of what a verdict depends on but the mutant: the contract, the harness, the family's modules, the judge."""
-    package = find_root_of_package()
+    package = package_directory()
     files = [*(package / "harness").glob("*.py"), *family_modules(package / "families", family.op_type)]
     files += [Path(__file__).with_name(name) for name in ("cases.py", "judge.py")]
     total = hashlib.sha256(json.dumps(definition.to_dict(), sort_keys=True).encode())
@@ -76,7 +80,7 @@ def code_digest(family: Family, definition: Definition) -> str:
     return total.hexdigest()
 
 
-def find_root_of_package() -> Path:
+def package_directory() -> Path:
     import flashinfer_trace
 
     return Path(flashinfer_trace.__file__).parent
@@ -124,27 +128,30 @@ def load_bench(family: str, more: bool) -> Any:
     return bench_of(record, representative(record), more)
 
 
-def work(load: Callable[[str, bool], Any], family: str, source: str, more: bool) -> Any:
-    """In a worker: the verdict of one mutant, or where one that is called equivalent differs."""
-    from tools.mutate import judge
+def work(load: Callable[[str, bool], Any], family: str, source: str, check: str) -> Any:
+    """In a worker: the verdict of one mutant, or, with a check, where one that is called equivalent differs."""
+    if check:
+        from tools.mutate.equivalence import first_difference
 
-    bench = worker_bench(load, family, more)
-    return judge.first_difference(bench, source) if more else judge.judge(bench, source)
+        found = (first_difference(worker_bench(load, family, more), source, check) for more in (False, True))
+        return next((line for line in found if line), "")
+    from tools.mutate.judge import judge
+
+    return judge(worker_bench(load, family, False), source)
 
 
 def judge_all(
-    tasks: Iterable[tuple[str, str]],
+    tasks: Sequence[tuple[str, str, str]],
     *,
-    more: bool = False,
     processes: int = 2,
     limits: Limits | None = None,
     load: Callable[[str, bool], Any] = load_bench,
 ) -> Iterator[tuple[int, Any]]:
-    """Judges (family, source) pairs; yields (number of the task, verdict) in their order.
+    """Judges (family, source, check) triples; yields (number of the task, verdict) in their order.
 
     Args:
-        tasks: those of one family one after another: a process keeps the cases of few families.
-        more: look for a difference on the further cases instead; the outcome is then `first_difference`'s line.
+        tasks: those of one family one after another: a process keeps the cases of few families. With a check, one of
+            `equivalence.CHECKS`, the outcome is the line of `equivalence.first_difference` instead.
         processes: how many at once.
         limits: of each process.
         load: (family, more) -> its bench, called in the process.
@@ -152,29 +159,25 @@ def judge_all(
     from pebble import ProcessExpired, ProcessPool
 
     limits = limits or Limits()
-    pool = ProcessPool(
-        max_workers=processes, initializer=start_worker, initargs=[limits], context=get_context("spawn")
-    )
+    pool = ProcessPool(max_workers=processes, initializer=start_worker, initargs=[limits], context=get_context("spawn"))
     with pool:
         try:
-            waiting = [
-                pool.schedule(work, args=[load, family, source, more], timeout=limits.seconds)
-                for family, source in tasks
-            ]
-            for number, future in enumerate(waiting):
+            waiting = [pool.schedule(work, args=[load, *task], timeout=limits.seconds) for task in tasks]
+            for number, (future, task) in enumerate(zip(waiting, tasks, strict=True)):
+                checked = bool(task[2])
                 try:
                     yield number, future.result()
                 except FutureTimeoutError:
-                    yield number, ended("time", f"no answer within {limits.seconds} s", more)
+                    yield number, ended("time", f"no answer within {limits.seconds} s", checked)
                 except ProcessExpired as error:
-                    yield number, ended("crashed", f"the process ended with exit code {error.exitcode}", more)
+                    yield number, ended("crashed", f"the process ended with exit code {error.exitcode}", checked)
         except BaseException:
             pool.stop()
             raise
 
 
-def ended(how: str, detail: str, more: bool) -> Any:
-    return detail if more else Verdict(how, 1, detail)
+def ended(how: str, detail: str, checked: bool) -> Any:
+    return detail if checked else Verdict(how, 1, detail)
 
 
 def default_processes() -> int:

@@ -30,15 +30,15 @@ arguments and statements, exchange arguments, and let a sum cover only a part of
 Definition represents each family, at the sizes of its small twin and, where that takes about a second, at its own.
 
 *Equivalent* mutants compute the same: each has a written reason (`tools/mutate/equivalents.json`), and every run checks
-that it answers with the same bits as the reference, in all cases that judge and in further ones of another seed. The
-*score* is the share of the others that are rejected. *Compared*: an output differs from the oracle. *Raised*: the
-mutant ends with an error on valid inputs. *Wrong size*: it no longer refuses inputs whose const axes are wrong, as a
-mutant without an `assert` does.
+that it answers as the reference does, in all cases that judge and in further ones of another seed: with the same bits,
+or up to the order of float32 sums where its reason says so. The *score* is the share of the others that are rejected.
+*Compared*: an output differs from the oracle. *Raised*: the mutant ends with an error on valid inputs. *Wrong size*: it
+no longer refuses inputs whose const axes are wrong, as a mutant without an `assert` does.
 """
 
 
 def family_summary(
-    definition: str, found: Sequence[Mutant], verdicts: Sequence[Verdict], equivalents: Mapping[str, str], real: bool
+    definition: str, found: Sequence[Mutant], verdicts: Sequence[Verdict], equivalents: Mapping[str, Any], real: bool
 ) -> dict[str, Any]:
     """The figures of one family, and its survivors in order of line."""
     counts: Counter[str] = Counter()
@@ -109,7 +109,7 @@ def render(families: Mapping[str, Any], kept: Mapping[str, str]) -> str:
         lines.append(row(f"`{name}`", real, summary))
     lines += [row("**all**", "", overall(families)), "", "## Survivors", ""]
     groups: dict[str, dict[str, list[str]]] = {}
-    for name, summary in sorted(families.items()):
+    for _, summary in sorted(families.items()):
         for survivor in summary["survivors"]:
             reason = kept.get(survivor["content"], "Not explained yet.")
             change = f"`{survivor['before']}` → `{survivor['after']}`"

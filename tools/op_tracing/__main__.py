@@ -1,11 +1,11 @@
-"""A model's ops in execution order, each with the kernels that can implement it, by static analysis.
+"""Lists a model's ops in execution order, each with the kernels that can implement it, by static analysis.
 
 python -m tools.op_tracing --model deepseek --traces traces/kernel_traces.json   # -> traces/op_traces.md and .json
 python -m tools.op_tracing --model llama --out llama.md --json llama.json
-python -m tools.op_tracing --model deepseek --html deepseek.html                # a page to look at, nothing else
+python -m tools.op_tracing --model deepseek --html deepseek.html                # only a page for the browser
 
-Exit status: 0 done, 1 the op trace and the kernel traces disagree (nothing is written) or files do not parse, 2 wrong
-usage or no sources.
+Exit status: 0 success, 1 the op trace and the kernel traces disagree (nothing is written) or files do not parse,
+2 wrong usage or no sources.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.op_tracing", description=(__doc__ or "").split("\n")[0])
     model_arguments(parser, "op_traces")
     parser.add_argument(
-        "--traces", type=Path, metavar="FILE", help="kernel traces of the model to check against (default: made anew)"
+        "--traces", type=Path, metavar="FILE", help="kernel traces of the model to check against (default: trace again)"
     )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="a page that needs no network")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="the trace as an HTML page that needs no network")
     return parser
 
 
@@ -87,17 +87,17 @@ def _trace(options: argparse.Namespace) -> int:
 
 
 def _chains(out: Path, model: str) -> str:
-    """Where the report says that the call chains are."""
+    """What the report names as the place of the call chains."""
     return CHAINS if out.parent.resolve() == TRACES.resolve() else f"`python -m tools.kernel_tracing --model {model}`"
 
 
 def _traces(path: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """The kernel traces given, which must be of the same model."""
+    """The given kernel traces, which must be of the same model."""
     traces = load_traces(path)
     if (traces["model"], traces["platform"]) != (options.model, options.platform):
         raise OSError(
             f"{path}: kernel traces of {traces['model']} on {traces['platform']}, not of {options.model} on "
-            f"{options.platform}; leave --traces out, or write them: "
+            f"{options.platform}; omit --traces, or write the right ones: "
             f"python -m tools.kernel_tracing --model {options.model} --json FILE"
         )
     return traces

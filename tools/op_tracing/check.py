@@ -1,4 +1,4 @@
-"""Cross-validation: the op trace and the kernel traces must tell the same."""
+"""Cross-validation: the op trace and the kernel traces must agree."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Pairs = dict[Key, set[str]]
 
 
 def check(ops: dict[str, Any], kernels: dict[str, Any]) -> list[str]:
-    """Every way in which the two documents disagree; each line says which trace to look at."""
+    """Every disagreement between the two documents; each line says which trace to look at."""
     return [
         *_same_sources(ops, kernels),
         *_same_pairs(ops, kernels),
@@ -22,7 +22,7 @@ def check(ops: dict[str, Any], kernels: dict[str, Any]) -> list[str]:
 
 
 def key(kernel: dict[str, Any]) -> Key:
-    """What tells kernels apart."""
+    """What distinguishes kernels."""
     return (kernel["name"], kernel["source"], kernel["definition"]["file"], kernel["definition"]["line"])
 
 
@@ -31,7 +31,7 @@ def _all_ops(ops: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _look(kernel: Key) -> str:
-    return f"see kernel traces of {kernel[0]} ({kernel[1]}): python -m tools.kernel_tracing --kernel {kernel[0]}"
+    return f"see the kernel traces of {kernel[0]} ({kernel[1]}): python -m tools.kernel_tracing --kernel {kernel[0]}"
 
 
 def _same_sources(ops: dict[str, Any], kernels: dict[str, Any]) -> Iterator[str]:
@@ -50,7 +50,7 @@ def _same_pairs(ops: dict[str, Any], kernels: dict[str, Any]) -> Iterator[str]:
     traced = {key(kernel): set(kernel["ops"]) for kernel in kernels["kernels"]}
     for kernel in sorted(traced.keys() | found.keys()):
         if kernel not in traced:
-            yield f"kernel {kernel[0]}: ops {_names(found[kernel])} use it, the traces lack it; {_look(kernel)}"
+            yield f"kernel {kernel[0]}: ops {_names(found[kernel])} use it, but the traces lack it; {_look(kernel)}"
         elif kernel not in found:
             yield f"kernel {kernel[0]}: no op uses it; {_look(kernel)}"
         else:
@@ -84,7 +84,7 @@ def _sound_graph(ops: dict[str, Any]) -> Iterator[str]:
             if node["name"] not in named:
                 yield f"graph: {path} is an op without kernels; see its call sites in the op trace"
         elif node["kind"] == "container" and not node["children"]:
-            yield f"graph: {path} is a container of nothing; see its call sites in the op trace"
+            yield f"graph: {path} is an empty container; see its call sites in the op trace"
     for name in sorted(named - reached):
         yield f"op {name}: it is not in the graph; see its call sites in the op trace"
 
@@ -101,7 +101,7 @@ def _pairs_have_chains(ops: dict[str, Any], kernels: dict[str, Any]) -> Iterator
         for kernel in op["kernels"]:
             one = key(kernel)
             if one in places and places[one].isdisjoint(sites):
-                yield f"op {op['name']}: no chain of {one[0]} passes a call site of it; {_look(one)}"
+                yield f"op {op['name']}: no chain of {one[0]} passes through a call site of the op; {_look(one)}"
 
 
 def _place(site: dict[str, Any]) -> tuple[str, int, str]:

@@ -8,14 +8,14 @@ from typing import Any
 
 from flashinfer_trace import Definition
 
-#: Namespace of a tag -> the source of the kernels that it names, as kernel traces spell it.
+#: Namespace of a tag -> the source of the kernels that it names, as spelled in kernel traces.
 TAGS = {"fi_api": "flashinfer", "sgl_api": "sgl-kernel", "triton_api": "triton"}
 
 Covered = dict[tuple[str, str], list[str]]
 
 
 def covered(definitions: Iterable[Definition]) -> Covered:
-    """(source, name of the function or class) -> names of the Definitions, sorted."""
+    """(source, name of the function or class) -> sorted names of the Definitions."""
     found: dict[tuple[str, str], set[str]] = defaultdict(set)
     for definition in definitions:
         for tag in definition.tags:
@@ -26,5 +26,5 @@ def covered(definitions: Iterable[Definition]) -> Covered:
 
 
 def definitions_of(kernel: Mapping[str, Any], known: Covered) -> list[str]:
-    """Names of the Definitions of a traced kernel; a method (`Wrapper.run`) is covered by its class."""
+    """Names of the Definitions of a traced kernel. A method (`Wrapper.run`) is covered if its class is."""
     return known.get((kernel["source"], kernel["name"].partition(".")[0]), [])

@@ -1,8 +1,8 @@
 """The execution graph: what the model's forward calls, in execution order, down to its ops.
 
-A call that enters the model's own code is a container; one that leaves it for code that runs kernels is an op; one of
-a module that runs none is plain torch. Framework code that calls back into the model (two-batch overlap, hooks) is a
-container of what it calls.
+A call that enters the model's own code is a container. A call that leaves it for code that runs kernels is an op. A
+call of a module that runs no kernels is plain torch. Framework code that calls back into the model (two-batch overlap,
+hooks) is a container of what it calls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tools.op_tracing.order import execution_order
 
 @dataclass(frozen=True)
 class Site:
-    """A call site, and when it is the one that is used."""
+    """A call site, and the condition under which it is used."""
 
     file: str
     line: int
@@ -33,7 +33,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Node:
-    """One call of the model and what it calls below. See schema/op_traces.schema.json."""
+    """One call of the model and what it calls. See schema/op_traces.schema.json."""
 
     name: str
     kind: str
@@ -45,7 +45,7 @@ class Node:
 
 @dataclass
 class _Item:
-    """One child while it is put together."""
+    """One child while it is being built."""
 
     name: str
     kind: str
@@ -56,7 +56,7 @@ class _Item:
 
 @dataclass(frozen=True)
 class _Body:
-    """What a function calls; `own`: where with its own module's weight, which makes the call of it an op."""
+    """What a function calls; `own`: kernel calls with the weight of its own module, which make a call of it an op."""
 
     children: tuple[Node, ...]
     own: tuple[Site, ...] = ()
@@ -64,7 +64,7 @@ class _Body:
 
 @dataclass(frozen=True)
 class _Below:
-    """What framework code leads to: kernels, and the first functions of the model."""
+    """What framework code leads to: whether to kernels, and to which functions of the model first."""
 
     kernels: bool
     entered: tuple[Edge, ...]
@@ -86,7 +86,7 @@ class Graph:
         self._belows: dict[Context, _Below] = {}
 
     def build(self) -> Node:
-        """The graph; its root is named after the model, its children are the entry classes."""
+        """The graph. Its root is named after the model; the root's children are the entry classes."""
         entries: dict[_Body, list[str]] = defaultdict(list)
         functions: dict[_Body, FunctionInfo] = {}
         for info in self.analysis.entries:
@@ -102,10 +102,10 @@ class Graph:
         return _once(Node(self.analysis.model, "container", children=tuple(nodes)))
 
     def _body(self, contexts: frozenset[Context]) -> _Body:
-        """What a function of the model calls, in any of its contexts."""
+        """Everything that a function of the model calls in any of its contexts."""
         known = self._bodies.get(contexts, ...)
         if known is None:
-            return _Body(())  # recursion: it is being put together further up
+            return _Body(())  # recursion: a caller is already building it
         if isinstance(known, _Body):
             return known
         self._bodies[contexts] = None
@@ -218,7 +218,7 @@ def _by_function(contexts: Iterable[Context]) -> dict[FunctionInfo, frozenset[Co
 
 
 def _add(items: dict[tuple[str, str, str], _Item], new: _Item) -> None:
-    """Calls of one op, or of one function, are one node."""
+    """Merges calls of the same op, or of the same function, into one node."""
     key = (new.name, new.kind, new.function)
     known = items.setdefault(key, new)
     if known is not new:
@@ -231,7 +231,7 @@ def _union(first: tuple[Node, ...], second: tuple[Node, ...]) -> tuple[Node, ...
 
 
 def _finished(item: _Item) -> Node:
-    """What all sites have in common annotates the node."""
+    """The finished node; an annotation that all sites share becomes the node's."""
     sites = tuple(item.sites)
     shared = {site.annotation for site in sites}
     annotation = ""
@@ -242,7 +242,7 @@ def _finished(item: _Item) -> Node:
 
 
 def _once(root: Node) -> Node:
-    """The graph with every container written out once: where the same one occurs later, it says `again`."""
+    """The graph with every container expanded once; later occurrences of it have the kind `again`."""
     seen: set[tuple[str, tuple[Node, ...]]] = set()
 
     def visit(node: Node) -> Node:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tools.kernel_tracing.index import FunctionInfo
 
-# Fields in the order in which Python evaluates them, where that is not the order in which ast lists them.
+# Fields in the order in which Python evaluates them, where it differs from the order in which ast lists them.
 _FIELDS: dict[type[ast.AST], tuple[str, ...]] = {
     ast.Assign: ("value", "targets"),
     ast.AnnAssign: ("value", "target"),
@@ -28,7 +28,7 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 def execution_order(function: FunctionInfo) -> dict[ast.AST, tuple[int, str]]:
     """Every node of a function's body -> its position, and the loop around it ("" if none).
 
-    The bodies of nested functions are not part of it: they run when these are called.
+    The bodies of nested functions are excluded, because they run when those functions are called.
     """
     node = function.node
     body = node.body if isinstance(node.body, list) else [node.body]

@@ -1,7 +1,7 @@
-"""One HTML page of an op trace: the graph as a tree, each op with its kernels, conditions, Definitions and chains.
+"""An op trace as one HTML page: the graph as a tree, each op with its kernels, conditions, Definitions and chains.
 
-The page needs no network: styles, scripts and data are inside, and its content security policy refuses everything else.
-Data travel as JSON in a script element that no browser runs; the scripts write them as text, never as markup.
+The page needs no network: it contains its styles, scripts and data, and its content security policy refuses everything
+else. The data are JSON in a script element that browsers do not run; the scripts insert them as text, never as markup.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 PARTS = Path(__file__).parent / "page"
-#: In this order: each uses the ones before it.
+#: The scripts, in order: each uses those before it.
 SCRIPTS = ("data.js", "tree.js", "detail.js", "page.js")
 
 Site = list[int]
@@ -27,9 +27,9 @@ def render(
 ) -> str:
     """The page of an op trace and the kernel traces it was made from.
 
-    definitions: `kernel_id` -> names of the Definitions that cover the kernel; one that is missing has none yet.
-    Raises ValueError if the two documents are not of the same model, platform and sources, or if the op trace names an
-    op or a kernel that is not there.
+    definitions: `kernel_id` -> names of the Definitions that cover the kernel; a missing kernel has none yet.
+    Raises ValueError if the two documents differ in model, platform or sources, or if the op trace names an op or a
+    kernel that does not exist.
     """
     for key in ("model", "platform", "sources"):
         if op_document[key] != kernel_document[key]:
@@ -51,13 +51,13 @@ def render(
 
 
 def kernel_id(kernel: Mapping[str, Any]) -> str:
-    """What tells a kernel from all others, in both documents: name, source and where it is defined."""
+    """Identifies a kernel in both documents: name, source and where it is defined."""
     definition = kernel["definition"]
     return f"{kernel['name']}|{kernel['source']}|{definition['file']}|{definition['line']}"
 
 
 def _policy(style: str, scripts: Sequence[str]) -> str:
-    """The content security policy: these styles and scripts, the empty icon, and nothing else."""
+    """The content security policy, which allows these styles and scripts, the empty icon, and nothing else."""
     return (
         f"default-src 'none'; style-src {_digest(style)}; script-src {' '.join(map(_digest, scripts))}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
@@ -69,16 +69,16 @@ def _digest(text: str) -> str:
 
 
 def _embedded(value: Any) -> str:
-    """JSON that can stand inside a script element: ASCII, and nothing that could end the element or open a comment."""
+    """JSON that is safe inside a script element: ASCII, with nothing that could end the element or open a comment."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 class _Packer:
-    """Writes each text, each frame and each tail that chains share once; `data.js` reads it back.
+    """Stores each text, each frame and each shared tail of chains once; `data.js` unpacks them.
 
-    A chain is the number of a link; links are (frame, link of the caller or -1), flat, so that the chains of a kernel
-    share the way from the model's entry.
+    A chain is the number of a link. Links are pairs (frame, link of the caller or -1) in a flat list, so that the
+    chains of a kernel share the path from the model's entry.
     """
 
     def __init__(self, kernel_document: Mapping[str, Any], definitions: Mapping[str, Sequence[str]]) -> None:

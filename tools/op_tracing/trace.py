@@ -1,4 +1,4 @@
-"""The op trace: the execution graph and the chains together, as schema/op_traces.schema.json describes."""
+"""The op trace: the execution graph combined with the chains, as schema/op_traces.schema.json describes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tools.kernel_tracing.trace import Writer
 from tools.op_tracing.graph import Graph, Node, Site
 
 Sites = dict[tuple[str, int, str], dict[str, Any]]
-#: What must hold for a kernel, a list of parts a chain.
+#: Kernel -> its alternative conditions: one list of parts per chain.
 Alternatives = dict[Kernel, list[list[Part]]]
 
 
 def trace(analysis: Analysis, progress: Progress | None = None) -> dict[str, Any]:
-    """The op trace of an analysis, as a document; `progress` is told a phase, and how much of how much is done."""
+    """The op trace of an analysis, as a document; `progress` is called with a phase, the steps done and their total."""
     graph = Graph(analysis).build()
     uses = _Uses(analysis, progress)
     sites = _op_sites(graph)
@@ -51,7 +51,7 @@ def trace(analysis: Analysis, progress: Progress | None = None) -> dict[str, Any
 
 
 class _Uses:
-    """Which op uses which kernel, and when: from all chains."""
+    """Which op uses which kernel, and when, according to all chains."""
 
     def __init__(self, analysis: Analysis, progress: Progress | None) -> None:
         self.analysis = analysis

@@ -1,1 +1,1 @@
-"""How well the tracer resolves calls, beside other tools, on calls labelled by hand: precision and recall."""
+"""Measures precision and recall of the tracer and of other tools on calls labelled by hand."""

@@ -1,11 +1,11 @@
 """Precision and recall of call-edge resolvers on hand-labelled calls.
 
 python -m tools.resolver_benchmark --sources DIR                            # the tracer's own resolver
-python -m tools.resolver_benchmark --sources DIR --with jedi pycg pyan3     # and other tools, where installed
+python -m tools.resolver_benchmark --sources DIR --with jedi pycg pyan3     # and other tools, if installed
 
 A label says which project functions one call can enter (tests/resolver_benchmark/labels/README.md). A resolver is asked
-for the same calls. Precision is the share of its answers that are labelled, recall the share of labelled callees that
-it found, both over all edges (micro-averaged); a call that enters nothing counts against precision when it is answered.
+about the same calls. Precision is the share of its answers that are labelled, recall the share of labelled callees that
+it found, both over all edges (micro-averaged). An answer for a call that enters nothing lowers precision.
 """
 
 from __future__ import annotations
@@ -26,15 +26,23 @@ PEERS = ("jedi", "pycg", "pyan3")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0 measured, 1 labels and sources do not fit or nothing could be measured, 2 wrong usage."""
+    """Exit status: 0 measured, 1 labels and sources do not match or nothing could be measured, 2 wrong usage."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sources", type=Path, required=True, metavar="DIR", help="holds sglang/, sgl_kernel/, ...")
-    parser.add_argument("--labels", type=Path, default=LABELS, metavar="DIR", help="default: those of the tests")
-    parser.add_argument("--with", dest="peers", nargs="+", choices=PEERS, default=[], help="other tools to measure too")
-    parser.add_argument("--no-own", dest="own", action="store_false", help="leave the tracer's own resolver out")
+    parser.add_argument(
+        "--sources", type=Path, required=True, metavar="DIR", help="directory that contains sglang/, sgl_kernel/, ..."
+    )
+    parser.add_argument(
+        "--labels", type=Path, default=LABELS, metavar="DIR", help="labels (default: those of the tests)"
+    )
+    parser.add_argument(
+        "--with", dest="peers", nargs="+", choices=PEERS, default=[], help="other tools to measure as well"
+    )
+    parser.add_argument("--no-own", dest="own", action="store_false", help="do not measure the tracer's own resolver")
     parser.add_argument("--python", default=sys.executable, help="interpreter that has the other tools")
-    parser.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="for each other tool; default 300")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    parser.add_argument(
+        "--limit", type=float, default=300, metavar="SECONDS", help="time limit for each other tool (default: 300)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     options = parser.parse_args(arguments)
     try:
         labels = read_labels(options.labels)
@@ -43,7 +51,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     if problems := label_problems(labels, options.sources):
         print("\n".join(problems), file=sys.stderr)
-        print(f"{len(problems)} problems: is {options.sources} the release the labels were made for?", file=sys.stderr)
+        print(
+            f"{len(problems)} problems: is {options.sources} the release for which the labels were made?",
+            file=sys.stderr,
+        )
         return 1
     command = "python -m tools.resolver_benchmark --sources DIR"
     measured = []
@@ -66,7 +77,7 @@ def own_entry(labels: list[Label], sources: Path) -> dict[str, Any]:
 
 
 def peer_entry(tool: str, labels: list[Label], options: argparse.Namespace) -> dict[str, Any]:
-    """Asks one other tool; PyCG, which may not end on a whole tree, is then asked file by file."""
+    """Asks one other tool. If PyCG fails on the whole tree, which it may never finish, it is asked file by file."""
     known = DefinedNames(options.sources)
 
     def ask(name: str, asked: list[Label]) -> Any:
@@ -78,7 +89,7 @@ def peer_entry(tool: str, labels: list[Label], options: argparse.Namespace) -> d
     except peers.PeerError as error:
         if tool != "pycg" or "not installed" in str(error):
             raise
-        notes.append(f"whole tree: {error}; each labelled file by itself instead")
+        notes.append(f"whole tree: {error}; analysed each labelled file separately instead")
         answers = []
         for file in sorted({label.file for label in labels}):
             asked = [label for label in labels if label.file == file]

@@ -1,4 +1,4 @@
-"""What a source tree defines and calls, read from its syntax alone: nothing here knows the tracer's resolver."""
+"""What a source tree defines and calls, read from its syntax alone, independently of the tracer's resolver."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tools.kernel_tracing.syntax import parse
 
 
 def calls_of(text: str) -> dict[tuple[int, str], str]:
-    """Each call of a module, by line and called expression -> the qualified name of the enclosing function."""
+    """Line and called expression of each call in a module -> the qualified name of the enclosing function."""
     calls: dict[tuple[int, str], str] = {}
 
     def walk(node: ast.AST, scope: str) -> None:
@@ -40,7 +40,7 @@ class DefinedNames:
         return found is not None and qualname in found.names
 
     def locate(self, dotted: str, depth: int = 8) -> str:
-        """Turns package.module.Class.method into package.module:Class.method; leaves names unknown to the tree."""
+        """Turns package.module.Class.method into package.module:Class.method; other names stay unchanged."""
         parts = dotted.split(".")
         for cut in range(len(parts) - 1, 0, -1):
             module = ".".join(parts[:cut])

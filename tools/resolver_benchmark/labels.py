@@ -1,4 +1,4 @@
-"""Labelled calls: reading them, and whether they fit the sources."""
+"""Labelled calls: reads them, and checks whether they match the sources."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TypeAlias
 from tools.resolver_benchmark.defined_names import DefinedNames, calls_of
 
 LABELS = Path(__file__).resolve().parents[2] / "tests" / "resolver_benchmark" / "labels"
-NO_LABELS = {"peers.json"}  # figures, beside the labels
+NO_LABELS = {"peers.json"}  # figures, stored next to the labels
 
 Query: TypeAlias = tuple[str, int, str]
 """(file relative to the sources, line of the call, `ast.unparse` of the called expression)"""
@@ -25,9 +25,9 @@ class Label:
         file, line, call: the query.
         caller: qualified name of the enclosing function, "<module>" outside functions.
         callees: what the call can enter on CUDA in a DeepSeek model; empty for builtins, torch and pruned branches.
-        also: callees that are neither required nor wrong, see the README of the labels.
-        kind: "direct", "import", "method", "builtin", or the dynamic hop.
-        note: why.
+        also: callees that are neither required nor wrong; see the README of the labels.
+        kind: "direct", "import", "method", "builtin", or the kind of dynamic hop.
+        note: the reason for the label.
     """
 
     file: str
@@ -45,14 +45,14 @@ class Label:
 
 
 class LabelError(Exception):
-    """A label file is not what it should be; the message names file, place and fix."""
+    """A label file is invalid; the message names the file, the place and the fix."""
 
 
 def read_labels(directory: Path) -> list[Label]:
-    """All labels of a directory, by file and line.
+    """All labels in a directory, sorted by file and line.
 
     Raises:
-        LabelError: the directory has none, or one is malformed or labelled twice.
+        LabelError: the directory has no labels, a label is malformed, or a call is labelled twice.
     """
     labels: dict[Query, Label] = {}
     for path in sorted(directory.glob("*.json")):
@@ -67,7 +67,7 @@ def read_labels(directory: Path) -> list[Label]:
             try:
                 label = Label(**{**entry, **sets})
             except TypeError as error:
-                raise LabelError(f"{path}: label {position}: {error}; see the README beside it") from None
+                raise LabelError(f"{path}: label {position}: {error}; see the README in this directory") from None
             if label.query in labels:
                 raise LabelError(f"{path}: label {position}: {label.file}:{label.line} {label.call} is labelled twice")
             labels[label.query] = label
@@ -77,7 +77,7 @@ def read_labels(directory: Path) -> list[Label]:
 
 
 def label_problems(labels: Iterable[Label], sources: Path) -> list[str]:
-    """What does not fit: the call is not at its line, the caller is another one, or a callee is defined nowhere."""
+    """Labels that do not match: the call is not on its line, the caller is another one, or a callee is undefined."""
     problems = []
     known = DefinedNames(sources)
     calls: dict[str, dict[tuple[int, str], str]] = {}
@@ -92,6 +92,6 @@ def label_problems(labels: Iterable[Label], sources: Path) -> list[str]:
         elif caller != label.caller:
             problems.append(f"{place}: `{label.call}` is called in {caller}, not in {label.caller}")
         missing = [name for name in sorted(label.callees | label.also) if name not in known]
-        problems += [f"{place}: {name} is defined nowhere" for name in missing]
-        problems += [f"{place}: {name} is both in callees and in also" for name in sorted(label.callees & label.also)]
+        problems += [f"{place}: {name} is not defined anywhere" for name in missing]
+        problems += [f"{place}: {name} is in both callees and also" for name in sorted(label.callees & label.also)]
     return problems

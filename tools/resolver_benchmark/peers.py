@@ -1,7 +1,8 @@
-"""Other tools' call edges, for comparison: jedi (call sites), PyCG and pyan3 (whole graphs, callers only).
+"""Call edges of other tools, for comparison: jedi (call sites), PyCG and pyan3 (whole graphs, callers only).
 
-They are no dependencies of the project. Each runs as `PYTHON peers.py TOOL` in an interpreter that has it, reads a JSON
-request from standard input and writes a JSON answer to standard output; so this file imports nothing of the project.
+They are not dependencies of the project. Each runs as `PYTHON peers.py TOOL` in an interpreter that has it, reads a
+JSON request from standard input and writes a JSON answer to standard output. This file therefore imports nothing from
+the project.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ class PeerError(Exception):
 
 
 def ask(tool: str, sources: Path, queries: Iterable[tuple[str, int, str]], python: str, limit_s: float) -> Any:
-    """What `tool` answers: {"version", "edges": [[file, line, call, [callee, ...]], ...]} or {"version", "graph"}.
+    """The answer of `tool`: {"version", "edges": [[file, line, call, [callee, ...]], ...]} or {"version", "graph"}.
 
     Raises:
-        PeerError: it is not installed in `python`, ended with an error, or did not end within `limit_s` seconds.
+        PeerError: it is not installed in `python`, failed, or did not finish within `limit_s` seconds.
     """
     request = json.dumps({"sources": str(sources.resolve()), "queries": [list(query) for query in queries]})
     try:
@@ -44,7 +45,7 @@ def ask(tool: str, sources: Path, queries: Iterable[tuple[str, int, str]], pytho
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise PeerError(f"did not end within {limit_s:g} s") from None
+        raise PeerError(f"did not finish within {limit_s:g} s") from None
     except OSError as error:
         raise PeerError(f"cannot start {python}: {error}") from None
     if process.returncode != 0:
@@ -58,7 +59,10 @@ def main(arguments: list[str]) -> int:
     try:
         version = importlib.metadata.version(DISTRIBUTIONS[tool])
     except importlib.metadata.PackageNotFoundError:
-        print(f"not installed; `pip install {DISTRIBUTIONS[tool]}` in the interpreter of --python", file=sys.stderr)
+        print(
+            f"not installed; run `pip install {DISTRIBUTIONS[tool]}` for the interpreter given by --python",
+            file=sys.stderr,
+        )
         return 1
     request = json.load(sys.stdin)
     sources = Path(request["sources"])
@@ -80,7 +84,7 @@ def main(arguments: list[str]) -> int:
 
 
 def jedi_edges(sources: Path, queries: list[list[Any]]) -> list[list[Any]]:
-    """For each call: the functions and classes that jedi infers for the last name of the called expression."""
+    """For each call, the functions and classes that jedi infers for the last name of the called expression."""
     jedi = importlib.import_module("jedi")
     project = jedi.Project(sources, sys_path=[str(sources), *sys.path], smart_sys_path=False)
     definitions: dict[Path, dict[int, str]] = {}
@@ -100,18 +104,18 @@ def jedi_edges(sources: Path, queries: list[list[Any]]) -> list[list[Any]]:
             for ask_jedi in (script.infer, partial(script.goto, follow_imports=True)):
                 try:
                     names = ask_jedi(*position)
-                except Exception as error:  # jedi fails on some code of its own accord: no answer for this call
+                except Exception as error:  # jedi fails on some code: no answer for this call
                     print(f"jedi: {file}:{line} {call}: {error!r}", file=sys.stderr)
                     names = []
                 found = {callee for name in names if (callee := project_callee(name, sources, definitions))}
-                if found:  # infer answers with the decorator's result, or not at all, where goto finds the function
+                if found:  # infer gives the decorator's result, or nothing, where goto finds the function
                     break
         answers.append([file, line, call, sorted(found)])
     return answers
 
 
 def project_callee(name: Any, sources: Path, definitions: dict[Path, dict[int, str]]) -> str | None:
-    """module:qualname of a function or class of the sources that jedi names; None for anything else."""
+    """module:qualname if jedi's name is a function or class of the sources; None for anything else."""
     path = name.module_path
     if name.type not in ("function", "class") or path is None or not path.is_relative_to(sources):
         return None
@@ -158,12 +162,12 @@ def module_name(path: Path) -> str:
 
 
 def pycg_graph(sources: Path, files: list[str], follow_imports: bool) -> dict[str, list[str]]:
-    """PyCG's graph of `files`, and of the modules of the tree that they import: dotted caller -> dotted callees."""
+    """PyCG's graph of `files` and of the modules in the tree that they import: dotted caller -> dotted callees."""
     import importlib.abc
     import importlib.machinery
-    import importlib.util  # PyCG uses it without importing it, and then follows no import
+    import importlib.util  # PyCG uses it without importing it; otherwise it follows no imports
 
-    with contextlib.suppress(ImportError):  # 0.0.8 installs the package as PyCG and imports it as pycg
+    with contextlib.suppress(ImportError):  # version 0.0.8 installs the package as PyCG but imports it as pycg
         sys.modules["pycg"] = importlib.import_module("PyCG")
     generator_class = importlib.import_module("pycg.pycg").CallGraphGenerator
     operation = importlib.import_module("pycg.utils.constants").CALL_GRAPH_OP
@@ -178,7 +182,7 @@ def pycg_graph(sources: Path, files: list[str], follow_imports: bool) -> dict[st
 def pyan_graph(sources: Path, files: list[str]) -> dict[str, list[str]]:
     """pyan3's graph of `files` and of what they import, two modules deep: dotted caller -> dotted names that it uses.
 
-    pyan3 looks at no file that it is not given, and does not end in acceptable time on the whole tree.
+    pyan3 only reads the files that it is given, and does not finish in acceptable time on the whole tree.
     """
     reached = set(files)
     for _ in range(2):
@@ -193,7 +197,7 @@ def pyan_graph(sources: Path, files: list[str]) -> dict[str, list[str]]:
 
 
 def imported_files(sources: Path, file: str) -> set[str]:
-    """Files of the tree that a file imports, at any depth of its code; relative imports included."""
+    """Files of the tree that a file imports, at any nesting depth of its code, including relative imports."""
     found: set[str] = set()
     package = Path(file).parent.parts
     for node in ast.walk(ast.parse((sources / file).read_text(encoding="utf-8"))):

@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 from tools.resolver_benchmark import peers
 from tools.resolver_benchmark.labels import Label, Query
 
-PACKAGES = ("sglang", "sgl_kernel", "flashinfer")  # only what these define is labelled and scored
+PACKAGES = ("sglang", "sgl_kernel", "flashinfer")  # only functions that these define are labelled and scored
 
 Edges: TypeAlias = Mapping[Query, "set[str]"]
-"""For each query the callees, "package.module:Class.method"; none, or no key, for no answer."""
+"""Query -> callees, as "package.module:Class.method"; an empty set or a missing key means no answer."""
 
 
 def normal(callee: str) -> str:
@@ -22,11 +22,11 @@ def normal(callee: str) -> str:
 
 
 def attribute(labels: Iterable[Label], graph: Mapping[str, set[str]]) -> dict[Query, set[str]]:
-    """Edges of a tool that only knows callers, given to labelled calls as favourably as can be.
+    """Assigns the edges of a tool that only knows callers to labelled calls, as favourably as possible.
 
-    An edge is counted for every labelled call of its caller that expects it. An edge that no labelled call of the
-    caller expects is blamed on a call with the same last name, if there is one; other edges belong to calls without
-    a label.
+    An edge is credited to every labelled call of its caller that expects it. An edge that no labelled call of the
+    caller expects is held against a call with the same last name, if there is one. Other edges are assumed to belong
+    to calls without a label.
     """
     by_caller: dict[str, list[Label]] = {}
     for label in labels:
@@ -66,7 +66,7 @@ class Tally:
         self.correct += len(expected & predicted)
 
     def document(self) -> dict[str, Any]:
-        """precision and recall are null where nothing was predicted or expected."""
+        """The counts as JSON; precision or recall is null if nothing was predicted or expected."""
         return {
             "precision": round(self.correct / self.predicted, 4) if self.predicted else None,
             "recall": round(self.correct / self.expected, 4) if self.expected else None,
@@ -75,7 +75,7 @@ class Tally:
 
 
 def score(labels: Iterable[Label], edges: Edges) -> dict[str, Any]:
-    """Figures of all labels and of each kind; callees outside `PACKAGES` and those in `also` are not counted."""
+    """Figures for all labels and for each kind; callees outside `PACKAGES` and those in `also` are not counted."""
     total = Tally()
     kinds: dict[str, Tally] = {}
     for label in labels:
@@ -103,5 +103,5 @@ def text(entry: dict[str, Any]) -> str:
         f"  {row['correct']} of {row['expected']} found, {row['predicted'] - row['correct']} wrong"
         for kind, row in rows
     ]
-    lines.append(f"negatives left alone: {entry['negatives_clean']} of {entry['negatives']}")
+    lines.append(f"negatives without an answer: {entry['negatives_clean']} of {entry['negatives']}")
     return "\n".join([*lines, *(f"note: {note}" for note in entry.get("notes", [])), ""])

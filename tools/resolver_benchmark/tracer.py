@@ -1,6 +1,6 @@
-"""The resolver's answers for single calls, as the benchmark asks them.
+"""The resolver's answers for single calls, for the benchmark.
 
-A trace keeps only the calls that lead to kernels; here every call that the analysis of one model resolved is asked for.
+A trace keeps only the calls that lead to kernels. This module gives every call that the analysis of one model resolved.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["answers", "edges"]
 def edges(
     sources: Path, queries: list[Query], model: str = "deepseek", platform: str = "cuda"
 ) -> dict[Query, set[str]]:
-    """For each (file, line, called expression): the functions that it can enter, as "package.module:Class.method"."""
+    """(file, line, called expression) -> the functions that the call can enter, as "package.module:Class.method"."""
     analysis = analyse(find_sources(sources), model, platform=platform)
     with deep():
         _enter_unreached(analysis.solver, queries)
@@ -33,7 +33,7 @@ def edges(
 
 
 def answers(analysis: Analysis, queries: list[Query]) -> dict[Query, set[str]]:
-    """The same from an analysis that is there already."""
+    """Like `edges`, for an existing analysis."""
     found: dict[Query, set[str]] = defaultdict(set)
     for edge in analysis.solver.edges.values():
         _answer(found, edge.caller.function, edge.call, edge.callee.function)
@@ -46,7 +46,7 @@ def answers(analysis: Analysis, queries: list[Query]) -> dict[Query, set[str]]:
 
 
 def _enter_unreached(solver: Solver, queries: list[Query]) -> None:
-    """Take methods that hold a call asked for as run, on the instances that there are, where nothing runs them."""
+    """Enters the methods that contain queried calls but that nothing runs, on the instances that exist."""
     reached = {context.function.node for context in solver.contexts.values()}
     asked = {(file, line) for file, line, _ in queries}
     for module in solver.index.parsed():

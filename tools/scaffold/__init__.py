@@ -1,1 +1,1 @@
-"""The files of a new family, with what is left to be written marked TODO."""
+"""Creates the files of a new family, in which TODO marks what the author must write."""

@@ -1,21 +1,17 @@
-"""Texts of the three files. Each is valid in form and marks with TODO what only the author knows."""
+"""Templates of the three files. Each is well-formed and marks with TODO what only the author knows."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from string import Template
+from typing import Any
 
-REFERENCE = '''"""TODO: the mathematics, the rules of its edge cases, and the source of each formula."""
+from tools.scaffold.contract import Contract, Tensor
 
-import torch
-
-N = 8
-
-
-def run(x: torch.Tensor) -> torch.Tensor:
-    """TODO: shapes and dtypes of inputs and outputs."""
-    assert x.shape[1] == N
-    return TODO
-'''
+#: The largest const axis in the initial twin of a record.
+LARGEST_TWIN = 8
+#: Python's type of a scalar, by the beginning of its dtype.
+SCALARS = (("float", "float"), ("bfloat", "float"), ("int", "int"), ("bool", "bool"))
 
 RECORD = Template('''"""TODO: what the kernels of $family compute."""
 
@@ -24,21 +20,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
+$torch_import
 from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.compare import ErrorBound, Expected
+from flashinfer_trace.harness.compare import $policies
 from flashinfer_trace.harness.family import Family, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
 
 
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    raise NotImplementedError("TODO: draw axes and structure, the awkward ones too; never elements")
+    raise NotImplementedError("TODO: draw axes and structure, including awkward ones, but never elements")
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    raise NotImplementedError("TODO: a plan with the axes that a user gives")
+    raise NotImplementedError("TODO: a plan for the axes that a user gives")
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, Any]:
@@ -46,43 +42,117 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, A
 
 
 def oracle(definition: Definition, inputs: dict[str, Any]) -> dict[str, Expected]:
-    raise NotImplementedError("TODO: each output another way, in float64, with the magnitudes for its bound")
+    raise NotImplementedError("TODO: each output computed another way, in float64, with the magnitudes for its bound")
 
-
-def output_bound(expected: Expected) -> torch.Tensor:
-    raise NotImplementedError("TODO: derive it from unit roundoff, lengths and magnitudes of the sums")
-
-
+$bound
 FAMILIES = (
     Family(
         name="$family",
         op_type="$op_type",
-        twin={"n": 8},  # TODO: small sizes for CPU tests
+        twin={$twin},  # TODO: small sizes for CPU tests
         plans=plans,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
         oracle=oracle,
-        compare={"output": ErrorBound(output_bound, "TODO: why that bound")},
+        compare={
+$compare
+        },
         kernels=(),  # TODO: the real kernels
         unverified="TODO: remove once a kernel is listed",
     ),
 )
 ''')
 
+BOUND = """
+def error_bound(expected: Expected) -> torch.Tensor:
+    raise NotImplementedError("TODO: derive it from unit roundoff, lengths and magnitudes of the sums")
 
-def definition(family: str, op_type: str) -> dict[str, object]:
+"""
+
+
+def record(family: str, op_type: str, contract: Contract) -> str:
+    """The harness record."""
+    floating = [tensor for tensor in contract.outputs if "float" in tensor.dtype]
+    exact = [tensor for tensor in contract.outputs if tensor not in floating]
+    policies = {
+        tensor.name: 'ErrorBound(error_bound, "TODO: why that bound")' if tensor in floating else "Exact()"
+        for tensor in contract.outputs
+    }
+    text = RECORD.substitute(
+        family=family,
+        op_type=op_type,
+        torch_import="import torch" if floating else "",
+        policies=", ".join(["ErrorBound"] * bool(floating) + ["Exact"] * bool(exact) + ["Expected"]),
+        bound=BOUND if floating else "",
+        twin=", ".join(f'"{axis}": {min(value, LARGEST_TWIN)}' for axis, value in contract.const_axes.items()),
+        compare="\n".join(f'            "{name}": {policy},' for name, policy in policies.items()),
+    )
+    return text if floating else text.replace("\n\n\nfrom hypothesis", "\n\nfrom hypothesis")
+
+
+def reference(contract: Contract) -> str:
+    """The source of run(), which asserts each const axis that a shape shows."""
+    constants = [f"{axis.upper()} = {value}" for axis, value in contract.const_axes.items()]
+    returned = [_annotation(tensor) for tensor in contract.outputs]
+    result = returned[0] if len(returned) == 1 else f"tuple[{', '.join(returned)}]"
+    parameters = [f"    {tensor.name}: {_annotation(tensor)}," for tensor in contract.inputs]
+    seen: dict[str, str] = {}
+    for tensor in contract.inputs:
+        for dimension, axis in enumerate(tensor.shape or ()):
+            if axis in contract.const_axes:
+                seen.setdefault(axis, f"    assert {tensor.name}.shape[{dimension}] == {axis.upper()}")
+    return "\n".join(
+        [
+            '"""TODO: the mathematics, the rules for its edge cases, and the source of each formula."""',
+            "",
+            "import torch",
+            "",
+            *constants,
+            *([""] if constants else []),
+            "",
+            "def run(",
+            *parameters,
+            f") -> {result}:",
+            '    """TODO: shapes and dtypes of inputs and outputs."""',
+            *seen.values(),
+            f"    return {', '.join(['TODO'] * len(contract.outputs))}",
+            "",
+        ]
+    )
+
+
+def definition(name: str, op_type: str, contract: Contract) -> dict[str, object]:
     """The first Definition of a family."""
     return {
-        "name": f"{family}_n8",
+        "name": name,
         "op_type": op_type,
-        "description": "TODO: what it computes, for which model and at which place.",
+        "description": "TODO: what it computes, and where which model uses it.",
         "tags": ["status:unverified"],
         "axes": {
-            "m": {"type": "var", "description": "TODO: what it counts."},
-            "n": {"type": "const", "value": 8, "description": "TODO: what it counts; the value of a model."},
+            axis: {"type": "var", "description": "TODO: what it counts."}
+            if value is None
+            else {"type": "const", "value": value, "description": "TODO: what it counts; which model has this value."}
+            for axis, value in contract.axes.items()
         },
         "constraints": [],
-        "inputs": {"x": {"shape": ["m", "n"], "dtype": "bfloat16", "description": "TODO: meaning, layout, range."}},
-        "outputs": {"output": {"shape": ["m", "n"], "dtype": "bfloat16", "description": "TODO: meaning, layout."}},
-        "reference": REFERENCE,
+        "inputs": _described(contract.inputs, "TODO: meaning, layout, range."),
+        "outputs": _described(contract.outputs, "TODO: meaning, layout."),
+        "reference": reference(contract),
     }
+
+
+def _described(tensors: tuple[Tensor, ...], description: str) -> Mapping[str, Any]:
+    return {
+        tensor.name: {
+            "shape": None if tensor.shape is None else list(tensor.shape),
+            "dtype": tensor.dtype,
+            "description": description,
+        }
+        for tensor in tensors
+    }
+
+
+def _annotation(tensor: Tensor) -> str:
+    if tensor.shape is not None:
+        return "torch.Tensor"
+    return next(python for beginning, python in SCALARS if tensor.dtype.startswith(beginning))

@@ -1,1 +1,1 @@
-"""What several tools build on: Markdown, and the packages that sources are made of."""
+"""Helpers that several tools share: Markdown, and the packages of fetched sources."""

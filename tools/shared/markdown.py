@@ -1,4 +1,4 @@
-"""Markdown that shows any text as it is: escapes, code spans, tables, links to source lines."""
+"""Markdown that shows any text literally: escapes, code spans, tables, links to source lines."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 from collections.abc import Iterable, Sequence
 from urllib.parse import quote
 
-# Inside a word an underscore is no emphasis: names stay readable.
+# An underscore inside a word does not start emphasis, so it is not escaped and names stay readable.
 _SPECIAL = re.compile(r"[\\`*\[\]<>|~$&]|(?<!\w)_|_(?!\w)")
 
 
 def escape(text: str) -> str:
-    """Text in which nothing is taken for Markdown or HTML, and which stays on its line; not for its beginning."""
+    """Escapes a text so that it contains no Markdown or HTML and stays on one line; not for the start of a line."""
     return _SPECIAL.sub(lambda match: f"\\{match[0]}", " ".join(text.split()))
 
 
 def code(text: str) -> str:
-    """A code span; with a longer fence where the text has backticks. Pipes are escaped, as tables want it."""
+    """A code span, with a longer fence if the text contains backticks. Pipes are escaped, as tables require."""
     text = " ".join(text.split())
     if not text:
         return ""
@@ -26,7 +26,7 @@ def code(text: str) -> str:
 
 
 def link(label: str, target: str) -> str:
-    """A link; `target` is already an address."""
+    """A link; `target` is a complete address."""
     return f"[{escape(label)}]({target})"
 
 
@@ -39,13 +39,13 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], alignment: str =
     """Lines of a table.
 
     Args:
-        header, rows: the cells, which are Markdown already.
-        alignment: "l" or "r" for each column; without it, all are left-aligned.
+        header, rows: the cells, already as Markdown.
+        alignment: "l" or "r" for each column; if omitted, all columns are left-aligned.
     """
     rule = "".join("---:|" if letter == "r" else "---|" for letter in alignment or "l" * len(header))
     return [f"| {' | '.join(header)} |", f"|{rule}", *(f"| {' | '.join(row)} |" for row in rows)]
 
 
 def slug(text: str) -> str:
-    """What an anchor may be called."""
+    """The text as the name of an anchor."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"

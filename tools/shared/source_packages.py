@@ -10,7 +10,7 @@ _VERSION = re.compile(r"^_*version_*\s*(?::\s*\w+\s*)?=.*?['\"]([0-9][^'\"]*)['\
 
 
 def package_version(root: Path, distribution: str) -> str:
-    """The version as the wheel's metadata, version.py, _version.py or pyproject.toml says, else "unknown"."""
+    """The version from the wheel's metadata, version.py, _version.py or pyproject.toml, or "unknown"."""
     stem = distribution.replace("-", "_")
     for metadata in sorted(root.parent.glob("*.dist-info")):
         name, _, version = metadata.name.removesuffix(".dist-info").partition("-")

@@ -1,1 +1,1 @@
-"""What families of softmax attention share: lengths and values of cases, float64 oracle, bounds. No family itself."""
+"""Shared by the families of softmax attention: lengths and values of cases, oracle and bounds. Defines no family."""

@@ -1,4 +1,4 @@
-"""Lengths and values of attention cases: how many queries and keys each request has, and kinds of logits."""
+"""Lengths and values of attention cases: how many queries and keys each request has, and the kinds of logits."""
 
 from __future__ import annotations
 
@@ -18,28 +18,32 @@ __all__ = [
     "AttentionOptions",
     "add_peaks",
     "batch_size_of",
+    "corner_lengths",
     "lengths",
     "lengths_for_axes",
     "query_scale",
     "softmax_scale",
 ]
 
-#: normal: logits of standard deviation 1; large: 20, so that errors of logits matter; peaked: one key has nearly all
-#: the weight; uniform: all keys have the same; positive: the values do not cancel. Latent attention sums over 576
-#: features what it scales by 1 / sqrt(192): there the standard deviations are 1.7 and 35 at real sizes.
+#: normal: logits with standard deviation 1. large: with standard deviation 20, so that errors of the logits matter.
+#: peaked: one key has nearly all the weight. uniform: all keys have the same weight. positive: values do not cancel.
+#: Latent attention sums over 576 features but scales by 1 / sqrt(192), so at real sizes the standard deviations of its
+#: logits are 1.7 and 35.
 LOGIT_KINDS = ("normal", "large", "peaked", "uniform", "positive")
-QUERY_SCALE = {"uniform": 0.0, "large": 20.0}
-#: How far above the others the one key of peaked logits is, in nats.
+#: Only corners have the kind spread: logits with standard deviation 200, so that exp of their differences exceeds
+#: float32's range.
+QUERY_SCALE = {"uniform": 0.0, "large": 20.0, "spread": 200.0}
+#: How far the one key of peaked logits is above the others, in nats.
 PEAK = 14.0
 
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """What plans may draw for a kernel, beyond limits of its axes.
+    """What plans may draw for a kernel, beyond the limits of its axes.
 
     Attributes:
-        unseeing_rows: queries that attend to nothing although their request has keys.
-        keyless: batches without any keys.
+        unseeing_rows: whether to draw queries that attend to nothing although their request has keys.
+        keyless: whether to draw batches without any keys.
     """
 
     unseeing_rows: bool = True
@@ -57,7 +61,7 @@ def query_scale(kind: str) -> float:
 
 
 def token_counts(low: int, high: int, page_size: int) -> st.SearchStrategy[int]:
-    """Lengths from low to high with weight on the ends, on powers of two, and on full pages and one token off them."""
+    """Lengths from low to high, with more weight on the ends, on powers of two, and on full pages +- one token."""
     edges = {pages * page_size + extra for pages in (1, 2, 3) for extra in (-1, 0, 1)}
     near = sorted(edge for edge in edges if low <= edge <= high)
     anything = sizes(low, high)
@@ -66,13 +70,13 @@ def token_counts(low: int, high: int, page_size: int) -> st.SearchStrategy[int]:
 
 @st.composite
 def lengths(draw: Callable[[Any], Any], request: PlanRequest, page_size: int, has_queries: bool) -> Plan:
-    """``kv_lens`` of the requests, ``q_lens`` if they have any number of queries, and ``logits``, one of `LOGIT_KINDS`.
+    """``kv_lens`` of the requests, ``q_lens`` if `has_queries`, and ``logits``, one of `LOGIT_KINDS`.
 
-    Drawn with weight: requests of no keys in the middle of a batch, requests of no queries, more queries than keys (the
-    first of which see nothing), lengths around full pages.
+    These are drawn often: requests without keys in the middle of a batch, requests without queries, more queries than
+    keys (so that the first queries see nothing), and lengths around full pages.
     """
     low, high = request.range("len_indptr", 1, 6, 17)
-    # An empty batch, and one without keys, prove nothing: they are drawn, but seldom.
+    # An empty batch and a batch without keys prove nothing, so they are drawn rarely.
     batch_size = 0 if low == 1 and draw(st.integers(0, 30)) == 7 else draw(st.integers(max(1, low - 1), high - 1))
     options = request.options_of(AttentionOptions)
     keyless = options.keyless and draw(st.integers(0, 30)) == 7
@@ -84,7 +88,7 @@ def lengths(draw: Callable[[Any], Any], request: PlanRequest, page_size: int, ha
         for request_number in range(batch_size):
             q_lens.append(draw(sizes(int(request_number == 0), left)))
             left -= q_lens[-1]
-            # Keys are cached tokens and then the queries' own; fewer keys than queries leave rows without any.
+            # Keys are those of cached tokens, then those of the queries; if they are fewer, some rows have none.
             if not options.unseeing_rows or draw(st.integers(0, 3)):
                 kv_lens.append(draw(token_counts(q_lens[-1], max(longest, q_lens[-1]), page_size)))
             else:
@@ -101,8 +105,19 @@ def lengths(draw: Callable[[Any], Any], request: PlanRequest, page_size: int, ha
     return plan
 
 
+def corner_lengths(request: PlanRequest, has_queries: bool) -> list[Plan]:
+    """Logits whose spread exceeds float32's range, and a request with 300 keys. Every query sees a key.
+
+    Only on a CPU, because it is not known what kernels round in such cases.
+    """
+    if request.large:
+        return []
+    plans: list[Plan] = [{"kv_lens": [300, 7], "logits": kind} for kind in ("spread", "normal")]
+    return [{**plan, "q_lens": [5, 3]} for plan in plans] if has_queries else plans
+
+
 def lengths_for_axes(axes: Mapping[str, int], kv_lens: list[int] | None, has_queries: bool, draws: Draws) -> Plan:
-    """Lengths with these axes, as `lengths`; what is not given is chosen: 4 requests, 8 queries, up to 64 keys each."""
+    """Lengths with these axes, as `lengths` draws them. Defaults: 4 requests, 8 queries in all, up to 64 keys each."""
     batch_size = batch_size_of(axes)
     plan: Plan = {"kv_lens": draws.host_integers(batch_size, 1, 64) if kv_lens is None else kv_lens, "logits": "normal"}
     if has_queries:
@@ -111,7 +126,7 @@ def lengths_for_axes(axes: Mapping[str, int], kv_lens: list[int] | None, has_que
 
 
 def batch_size_of(axes: Mapping[str, int]) -> int:
-    """Requests that these axes ask for, 4 if they do not say."""
+    """The number of requests that these axes specify; 4 if they specify none."""
     return max(0, axes.get("batch_size", axes.get("len_indptr", 5) - 1))
 
 
@@ -123,9 +138,14 @@ def add_peaks(
     sm_scale: float,
     draws: Draws,
 ) -> None:
-    """Adds to all queries [total, heads, dim] of a request a multiple of one of its keys: raises its logit by PEAK.
+    """Adds a multiple of one key of a request to all of its queries, which raises the logit of that key by PEAK.
 
-    `keys` gives the keys [kv_len, num_kv_heads, dim] of a request.
+    Args:
+        queries: those of all requests, [total, heads, dim]; changed in place.
+        keys: returns the keys of a request, [kv_len, num_kv_heads, dim].
+        q_lens, kv_lens: lengths of the requests.
+        sm_scale: the scale of the logits.
+        draws: chooses the keys.
     """
     start = 0
     for request, (q_len, kv_len) in enumerate(zip(q_lens, kv_lens, strict=True)):

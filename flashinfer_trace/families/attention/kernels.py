@@ -1,22 +1,23 @@
-"""What flashinfer's attention wrappers have in common: workspaces, infinities, limits, and what each backend rounds.
+"""Common to flashinfer's attention wrappers: workspaces, infinities, limits, and what each backend rounds.
 
-By their source (flashinfer 0.6.12, include/flashinfer/attention), and plans keep to:
+The following is from their source (flashinfer 0.6.12, include/flashinfer/attention), and plans respect it:
 
-- plan() divides by the batch size and launches a grid of query tiles: a batch of none, and one without queries, fail.
-- The infinity is 5e4 (math.cuh). Masked logits are -5e4, in fa2 and fa3 *before* scaling, so keys whose q.k
-  comes near -5e4 would be confused with masked ones; the plans' q.k stays below 5e3.
-- A request without keys: decode starts from m = -5e4, d = 1 in each of up to 32 warps, and fa2 adds weights of 1 for
-  masked keys to d, but both set the output to 0 and answer lse = m + log2(d), from -5e4 to -5e4 + 32. fa3 answers 0 and
-  exactly -5e4. The kernels of latent attention answer -inf; merging starts from m = -5e4, d = 1 (state.cuh), so that
-  such a row comes out as exactly -5e4 where the keys of its request are split.
-- A query longer than its keys under the causal mask, whose first rows see none: two defects, so neither fa2 nor fa3 is
-  given such plans. fa2 (prefill.cuh) computes the first tile of keys that needs the mask as an unsigned
-  kv_len + first row - qo_len; where that is negative it wraps, no full tile of keys is masked, and every row of the
-  query tile sees keys that it must not: measured on an H200, row 0 of 173 queries over 103 keys answers an lse of 6.67,
-  as the 64 keys of the one full tile would have, instead of -inf. fa3 skips tiles of queries that see nothing; in one
-  where others see keys, such a row gets the mean of values that it must not see, because its masked logits equal its
-  maximum (read in its source, not measured).
-- Keys from kv_len on are masked and values from there on are zeros, whatever the memory holds: NaN does not leak.
+- plan() divides by the batch size and launches a grid of query tiles, so an empty batch and a batch without queries
+  fail.
+- Infinity is 5e4 (math.cuh). Masked logits are -5e4, in fa2 and fa3 *before* scaling, so keys whose q.k comes near -5e4
+  would be confused with masked ones; the plans' q.k stays below 5e3.
+- For a request without keys, decode starts from m = -5e4, d = 1 in each of up to 32 warps, and fa2 adds weights of 1
+  for masked keys to d. Both set the output to 0 and return lse = m + log2(d), which is from -5e4 to -5e4 + 32. fa3
+  returns 0 and exactly -5e4. The kernels of latent attention return -inf; but merging starts from m = -5e4, d = 1
+  (state.cuh), so such a row becomes exactly -5e4 where the keys of its request are split.
+- If a request has more queries than keys, its first rows see no keys under the causal mask. fa2 and fa3 both have a
+  defect there, so neither is given such plans. fa2 (prefill.cuh) computes the first tile of keys that needs the mask as
+  an unsigned kv_len + first row - qo_len. Where that is negative it wraps: no full tile of keys is masked, and every
+  row of the query tile sees keys that it must not see. Measured on an H200: row 0 of 173 queries over 103 keys returns
+  an lse of 6.67, as the 64 keys of the one full tile would have, instead of -inf. fa3 skips tiles of queries that see
+  nothing. In a tile where other rows see keys, such a row returns the mean of values that it must not see, because its
+  masked logits equal its maximum (known from the source, not measured).
+- Keys from kv_len on are masked and values from there on are zeros, whatever the memory contains, so NaN does not leak.
 """
 
 from __future__ import annotations
@@ -49,17 +50,17 @@ __all__ = [
     "wrapper",
 ]
 
-#: Partial outputs of 128 heads in tiles of 128 queries: what fa2 needs at most on 132 multiprocessors, twice.
+#: Twice what fa2 needs at most on 132 multiprocessors: partial outputs of 128 heads in tiles of 128 queries.
 WORKSPACE_BYTES = 512 * 2**20
-#: What every plan() takes: a request at least, a query at least, and a cache with pages.
+#: What every plan() accepts: at least one request, at least one query, and a cache with at least one page.
 BATCHES = {"len_indptr": (2, 1 << 20)}
 QUERIES = {"total_q": (1, 1 << 30)}
 PAGES = {"num_pages": (1, 1 << 30)}
-#: For kernels that need a key in the batch, and for those that cannot compute a row without keys unless its request has
-#: none.
+#: For kernels that need a key in the batch, and for kernels that also cannot compute a row without keys unless its
+#: request has none.
 SOME_KEYS = AttentionOptions(keyless=False)
 SEEING = AttentionOptions(keyless=False, unseeing_rows=False)
-#: The lse of a row without keys, if it is not -inf: of a skipped tile, and of one that was computed and masked.
+#: The lse of a row without keys, if it is not -inf: in a skipped tile, and in a tile that was computed and masked.
 EMPTY = (-5e4, -5e4)
 MASKED = (-5e4, -5e4 + 32)
 
@@ -72,10 +73,10 @@ class Backend:
     """One of the kernels behind a wrapper.
 
     Attributes:
-        name: as the wrapper takes it; the kernel's variant.
+        name: the kernel's variant; except for `CUDA_CORES`, also what the wrapper takes as `backend`.
         rounding: what it rounds besides its output.
-        lse_of_nothing: the lse that it declares for rows without keys, lowest and highest.
-        min_capability, max_capability: of the GPUs that run it.
+        lse_of_nothing: the lowest and the highest lse that it may return for rows without keys.
+        min_capability, max_capability: compute capabilities of the GPUs that run it.
     """
 
     name: str
@@ -100,7 +101,7 @@ def flashinfer_kernels(
     plan_options: AttentionOptions = SOME_KEYS,
     supports: Callable[[Definition], str | None] = lambda definition: None,
 ) -> tuple[Kernel, ...]:
-    """One kernel for each backend of the wrapper at `path`; `Kernel` says what the others are."""
+    """One kernel per backend of the wrapper at `path`; `Kernel` documents the other arguments."""
     return tuple(
         Kernel(
             path,
@@ -129,5 +130,5 @@ class Wrapper(Protocol):
 
 @functools.cache
 def wrapper(kind: Callable[..., Wrapper], device: torch.device, **options: str | bool) -> Wrapper:
-    """An object of a class of flashinfer for each GPU and set of options, with its workspace; every call plans anew."""
+    """One object of flashinfer's class `kind` per GPU and set of options, with its workspace; every case plans anew."""
     return kind(torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device), **options)

@@ -1,8 +1,8 @@
-"""The float64 oracle of attention with keys and values of their own, and what its bounds are made from.
+"""The float64 oracle of attention over given keys and values, and the quantities from which bounds are computed.
 
-Query heads are sorted by the key-value head h // (num_qo_heads / num_kv_heads) that they share, and are normalised by
-their log-sum-exp before the product with the values; the references reshape heads into groups and divide after that
-product.
+Query heads are sorted by the key-value head h // (num_qo_heads / num_kv_heads) that they share, and weights are
+normalised by the log-sum-exp before the product with the values. The references instead reshape heads into groups and
+divide after that product.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from flashinfer_trace.harness.compare import CONFIDENCE, Expected, summation_err
 
 __all__ = ["Split", "any_chunks", "expected_outputs", "in_pieces", "partial_outputs"]
 
-#: (weights p [tiles, heads, rows, n], values [tiles, heads, n, value_dim], keys of each tile [tiles]) -> bounds of the
-#: sum of |partial outputs| and of the sum of their squares over the chunks into which a kernel may split the keys, both
+#: (weights p [tiles, heads, rows, n], values [tiles, heads, n, value_dim], keys of each tile [tiles]) -> bounds on the
+#: sum of |partial outputs| and on the sum of their squares over the chunks into which a kernel may split the keys, both
 #: [tiles, heads, rows, value_dim].
 Split = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
-#: flashinfer splits the keys of a request into chunks of at least so many tokens (scheduler.cuh: max(128 / page_size,
-#: 1) pages), but of any number of pages: bounds are made from pieces, of which a chunk's ends cut at most one each, or
-#: none if a piece is a page.
+#: flashinfer splits the keys of a request into chunks of at least this many tokens (scheduler.cuh: max(128 / page_size,
+#: 1) pages), but otherwise of any number of pages. Bounds are therefore computed from pieces: each end of a chunk cuts
+#: at most one piece, or none if a piece is a page.
 SMALLEST_CHUNK = 128
 PIECE = 16
 
-#: Parts by element of output (o) or by row (r), summed or squared and summed over keys j; all float64.
+#: float64 parts per element of the output, and per row; `expected_outputs` explains them.
 ELEMENT_PARTS = ("weighted", "logit", "weights", "partial")
 ROW_PARTS = ("lse", "length", "lse_logit", "others", "squared_others")
-#: Sums over all rows, from which the gain of an output is bounded: what one rounding of the weights, of the partial
-#: outputs or of the output can move it, in rows with a dominating key (settled), at worst, and squared.
+#: Sums over rows, from which the gain of an output is bounded: how far one rounding of the weights, of the partial
+#: outputs or of the output can move it. settled: in rows with a dominating key; worst: in all other rows; squares: the
+#: squares in those other rows.
 ROUNDED = ("weights", "partial", "output")
 GAIN_PARTS = (
     *("size", "logit", "keys"),
@@ -45,7 +46,7 @@ SETTLED = 0.9
 
 
 def any_chunks(page_size: int = 1) -> Split:
-    """Kernels that split keys into chunks of any length from SMALLEST_CHUNK on, in whole pages."""
+    """For kernels that split keys into chunks of any length from SMALLEST_CHUNK on, in whole pages."""
 
     def split(p: torch.Tensor, values: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         absolute = partial_outputs(p, values, counts, page_size)
@@ -59,17 +60,17 @@ def expected_outputs(
 ) -> dict[str, Expected]:
     """Expected output [queries, heads, value_dim] and lse [queries, heads]; queries align with the end of the keys.
 
-    `split` says how kernels may split the keys.
+    `split` describes how kernels may split the keys.
 
-    Parts of both, with p the exact weights, v the values, o the output, x the logits in nats:
+    Parts of both, where p are the exact weights, v the values and o the output:
 
     - ``weighted``: sum p |v|; ``length``: visible keys; ``lse``: the exact lse (0 for rows without keys),
-    - ``logit``: what float32 errors e_j of the logits do to an output, in quadrature: sqrt(sum p^2 e^2 (v - o)^2);
-      ``lse_logit``: sqrt(sum p^2 e^2), what they do to the natural lse,
-    - ``weights``: what relative errors of at most 1, independent from key to key, of all weights but the largest do to
-      sum p v: the smaller of sum p |v| and 8 sqrt(sum p^2 v^2); ``others`` and ``squared_others``: sum p and sum p^2
-      over the same keys. The largest weight is exp(0) = 1 in every kernel that subtracts the maximum: never rounded,
-    - ``partial``: a bound of the sum of |partial outputs|, however a kernel splits the keys,
+    - ``lse_logit``: sqrt(sum p^2 e^2), the effect of float32 errors e of the logits on the natural lse; ``logit``: the
+      effect on an output, sqrt(sum p^2 e^2 v^2) + |o| ``lse_logit``, which bounds sqrt(sum p^2 e^2 (v - o)^2),
+    - ``weights``: the effect on sum p v of relative errors of at most 1, independent from key to key, in all weights
+      but the largest: the smaller of sum p |v| and 8 sqrt(sum p^2 v^2); ``others`` and ``squared_others``: sum p and
+      sum p^2 over the same keys. In kernels that subtract the maximum, the largest weight is exp(0) = 1, never rounded,
+    - ``partial``: a bound on the sum of |partial outputs|, however a kernel splits the keys,
     - ``gain_*``: the same, projected on the output and summed over it (see `policies.gain_limit`).
     """
     rows = len(q)
@@ -77,7 +78,7 @@ def expected_outputs(
     heads = totals.heads
     sizes = Sizes(heads.numel(), len(heads), q.shape[2], memory.values.shape[2], PIECE)
     for batch in batches(memory, sizes, causal, rows):
-        # No queries are padding: what is computed for it is written beside them. Any query will do.
+        # What is computed for padding is written to a row of its own: any query may stand for it.
         queries = by_kv_head(q[batch.rows.clamp_max(rows - 1)], heads)
         keys, values = (
             each[batch.slots].transpose(1, 2).contiguous().double() for each in (memory.keys, memory.values)
@@ -115,7 +116,7 @@ class Totals:
 
     @classmethod
     def of(cls, q: torch.Tensor, memory: Memory) -> Totals:
-        """What a query that sees no key has."""
+        """The parts of queries that see no key."""
         rows, count = q.shape[:2]
         kv_heads, value_dim = memory.values.shape[1:]
         heads = (torch.arange(count, device=q.device) // (count // kv_heads)).argsort(stable=True).view(kv_heads, -1)
@@ -129,7 +130,7 @@ class Totals:
         return cls(heads, parts, zeros(len(GAIN_PARTS)))
 
     def add(self, batch: Batch, block: dict[str, torch.Tensor]) -> None:
-        """Writes what `attention` says of a batch."""
+        """Writes the parts that `attention` computed of a batch."""
         kv_heads, group = self.heads.shape
         tiles, queries = batch.rows.shape
         index = batch.rows.flatten().unsqueeze(1), self.heads.flatten()
@@ -152,15 +153,15 @@ def attention(
     """Tiles of queries [tiles, heads, rows, dim] on keys and values [tiles, heads, n, ...]: parts like the queries.
 
     Args:
-        hidden: which keys a row does not see, bool [tiles, 1, rows, n]; those that are padding among them.
-        counts: keys of each tile that are none.
+        hidden: which keys a row does not see, bool [tiles, 1, rows, n]; padding is never seen.
+        counts: keys of each tile without padding [tiles].
     """
     raw = queries @ keys.mT
     logits = (raw * float(sm_scale)).masked_fill(hidden, -math.inf)
     lse = torch.logsumexp(logits, dim=-1, keepdim=True)
     p = torch.exp(logits - torch.where(lse.isfinite(), lse, 0.0))
     value = p @ values
-    # A sum of products, the scale, its product with log2(e), and the subtraction of the maximum.
+    # Errors of the sum of products, the scale, its product with log2(e), and the subtraction of the maximum.
     terms = summation_error(queries.abs() @ keys.abs().mT, keys.shape[-1])
     errors = float(sm_scale) * terms + 4 * FLOAT32 * raw.abs() * float(sm_scale)
     largest = p == p.amax(dim=-1, keepdim=True)
@@ -170,7 +171,7 @@ def attention(
     lse_logit = p_error.square().sum(dim=-1, keepdim=True).sqrt()
     rest_weighted = (rest @ values.abs()).minimum(CONFIDENCE * (rest.square() @ squares_of_values).sqrt())
     partial, partial_squares = split(p, values, counts)
-    # The projection of a row's errors on its output. Each key's error moves the output towards that key, or, where the
+    # The errors of a row are projected on its output. Each key's error moves the output towards that key, or, where the
     # denominator has the same error, towards it and away from the output.
     row_size = value.square().sum(dim=-1, keepdim=True)
     along = value @ values.mT
@@ -182,7 +183,7 @@ def attention(
         "output": value.square().square(),
     }
     # Where one key has nearly all the weight, all elements are a little less than its bf16 values and round to them:
-    # errors of one sign. Elsewhere roundings are independent from element to element and from key to key.
+    # the errors have one sign. Elsewhere roundings are independent from element to element and from key to key.
     settled = p.amax(dim=-1) > SETTLED
     return {
         "value": value,
@@ -204,12 +205,12 @@ def attention(
 
 
 def partial_outputs(p: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, page_size: int = 1) -> torch.Tensor:
-    """A bound of the sum of |partial outputs| over the chunks into which the keys may be split: see `Split`.
+    """A bound on the sum of |partial outputs| over the chunks into which the keys may be split: see `Split`.
 
-    A chunk is whole pieces and what its ends cut off two others: the whole pieces add up to at most the sum of
-    |pieces|, the cuts of one piece to at most its sum of p |v|; n keys have fewer than n / SMALLEST_CHUNK cuts. Pages
-    of PIECE tokens and more are pieces themselves: no end cuts them. Keys that fit one chunk are not split: zero. The
-    bound is at most sum p |v|.
+    A chunk consists of whole pieces and of what its ends cut off two others. The whole pieces add up to at most the sum
+    of |pieces|, and the cut parts of one piece to at most its sum of p |v|; n keys have fewer than n / SMALLEST_CHUNK
+    cuts. Pages of PIECE or more tokens are pieces themselves, and no end cuts them. Keys that fit in one chunk are not
+    split, so their bound is zero. The bound is at most sum p |v|.
     """
     most = values.shape[2]
     if most <= SMALLEST_CHUNK:

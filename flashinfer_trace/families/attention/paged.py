@@ -1,4 +1,4 @@
-"""Building blocks of paged key-value caches: the pages that requests have, and the entries that nobody may read."""
+"""Building blocks of paged key-value caches: the pages of requests, and the entries that no kernel may read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flashinfer_trace.harness.inputs import Draws, indptr
 
 __all__ = ["UNUSED_KINDS", "PageTable", "allocate_pages", "distinct_pages", "spoil_unused"]
 
-#: What entries hold that no request has: NaN, or large values as a former request may have left them.
+#: Contents of entries that belong to no request: NaN, or large values such as an earlier request may have left.
 UNUSED_KINDS = ("nan", "stale")
 
 
@@ -22,8 +22,8 @@ class PageTable:
 
     Attributes:
         lengths: tokens of each request.
-        page_size: tokens of a page.
-        num_pages: pages of the cache.
+        page_size: tokens per page.
+        num_pages: pages in the cache.
         pages: page indices of each request, in order; all pages but the last are full.
     """
 
@@ -37,7 +37,7 @@ class PageTable:
         return indptr([len(pages) for pages in self.pages], device)
 
     def indices(self, device: str | torch.device) -> torch.Tensor:
-        """Page indices of all requests: int32 [number of pages that they have]."""
+        """Page indices of all requests: int32 [sum of their numbers of pages]."""
         return torch.tensor([page for pages in self.pages for page in pages], dtype=torch.int32, device=device)
 
     def last_page_len(self, device: str | torch.device) -> torch.Tensor:
@@ -46,14 +46,14 @@ class PageTable:
         return torch.tensor(last, dtype=torch.int32, device=device)
 
     def used(self, device: str | torch.device) -> torch.Tensor:
-        """Which entries of the cache hold a token of some request: bool [num_pages, page_size]."""
+        """Which entries of the cache contain a token of any request: bool [num_pages, page_size]."""
         used = torch.zeros(self.num_pages * self.page_size, dtype=torch.bool)
         for request in range(len(self.lengths)):
             used[self.slots(request, "cpu")] = True
         return used.view(self.num_pages, self.page_size).to(device)
 
     def slots(self, request: int, device: str | torch.device) -> torch.Tensor:
-        """Where the tokens of a request are in the cache, flattened to [num_pages * page_size]: int64 [length]."""
+        """Positions of the tokens of a request in the cache, flattened to [num_pages * page_size]: int64 [length]."""
         # Computed on the CPU: a GPU takes longer to be told each step.
         first = torch.tensor(self.pages[request], dtype=torch.int64) * self.page_size
         return (first[:, None] + torch.arange(self.page_size)).flatten()[: self.lengths[request]].to(device)
@@ -69,18 +69,18 @@ def distinct_pages(lengths: Sequence[int], page_size: int, shared_prefix: int = 
 def allocate_pages(
     lengths: Sequence[int], page_size: int, num_pages: int, shared_prefix: int, draws: Draws
 ) -> PageTable:
-    """Pages in random order, as after a while of serving.
+    """Pages in random order, as after some time of serving.
 
     Args:
-        lengths: tokens of each request; 0 gives a request without pages.
-        page_size: tokens of a page.
-        num_pages: pages of the cache; fewer than `distinct_pages` makes requests share pages at random.
-        shared_prefix: so many first pages are the same for all requests (cut to the full pages of each: the last,
-            partial page belongs to one request).
-        draws: where the order comes from.
+        lengths: tokens of each request; 0 means a request without pages.
+        page_size: tokens per page.
+        num_pages: pages in the cache; if there are fewer than `distinct_pages`, requests share pages at random.
+        shared_prefix: the number of first pages that all requests share (at most the full pages of each, because a
+            partial last page belongs to one request).
+        draws: the source of the random order.
 
     Raises:
-        ValueError: tokens, but no pages to hold them.
+        ValueError: there are tokens, but no pages to hold them.
     """
     needed = distinct_pages(lengths, page_size, shared_prefix)
     if needed and not num_pages:

@@ -1,4 +1,4 @@
-"""What attention over paged caches shares, whatever the caches hold: plans, page tables, and reading a cache again."""
+"""Shared by attention over paged caches, whatever they contain: plans, page tables, and reading from a cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition, InputError
-from flashinfer_trace.families.attention.cases import batch_size_of, lengths, lengths_for_axes
+from flashinfer_trace.families.attention.cases import batch_size_of, corner_lengths, lengths, lengths_for_axes
 from flashinfer_trace.families.attention.paged import UNUSED_KINDS, PageTable, allocate_pages, distinct_pages
 from flashinfer_trace.families.attention.policies import LSE, OUTPUT
 from flashinfer_trace.families.attention.tiles import Memory
@@ -21,7 +21,7 @@ __all__ = ["index_inputs", "kv_lengths", "page_table", "paged_family", "paged_me
 
 
 def has_queries(definition: Definition) -> bool:
-    """Whether requests have any number of queries (prefill), not one each (decode)."""
+    """Whether requests have any number of queries (prefill) instead of one each (decode)."""
     return "qo_indptr" in definition.inputs
 
 
@@ -42,8 +42,17 @@ def _plans(draw: Callable[[Any], Any], request: PlanRequest) -> Plan:
     return plan
 
 
+def corners(request: PlanRequest) -> list[Plan]:
+    """The plans of `corner_lengths`, with pages whose unused entries are NaN."""
+    page_size = request.definition.const_axes["page_size"]
+    return [
+        {**plan, "shared_prefix": 0, "unused": "nan", "num_pages": distinct_pages(plan["kv_lens"], page_size, 0)}
+        for plan in corner_lengths(request, has_queries(request.definition))
+    ]
+
+
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    """A plan with these axes; `lengths_for_axes` says what is chosen if it is not given."""
+    """A plan with these axes; `lengths_for_axes` documents the defaults."""
     page_size, kv_lens = definition.const_axes["page_size"], None
     if "num_kv_indices" in axes or axes.get("num_pages") == 0:
         batch_size = batch_size_of(axes)
@@ -77,7 +86,7 @@ def page_table(definition: Definition, plan: Plan, draws: Draws) -> PageTable:
 
 
 def index_inputs(table: PageTable, plan: Plan, device: torch.device) -> Inputs:
-    """The inputs that say where queries and keys of each request are."""
+    """The inputs that locate the queries and keys of each request."""
     return {
         "qo_indptr": indptr(query_lengths(plan), device),
         "kv_indptr": table.indptr(device),
@@ -97,7 +106,7 @@ def paged_memory(inputs: Inputs, keys: torch.Tensor, values: torch.Tensor, page_
     """Where the keys and values of the requests are; tokens are read one by one through flat slot numbers.
 
     Args:
-        keys, values: of all slots, [num_pages * page_size, num_kv_heads, dim].
+        keys, values: those of all slots, [num_pages * page_size, num_kv_heads, dim].
     """
     first_pages, indices, kv_lens = inputs["kv_indptr"], inputs["kv_indices"], kv_lengths(inputs, page_size)
     if "qo_indptr" in inputs:
@@ -121,12 +130,13 @@ def paged_family(
     oracle: Callable[[Definition, Inputs], dict[str, Expected]],
     kernels: tuple[Kernel, ...],
 ) -> Family:
-    """The record of one family; `Family` says what the arguments are."""
+    """The record of one family; `Family` documents the arguments."""
     return Family(
         name=name,
         op_type=op_type,
         twin=twin,
         plans=plans,
+        corners=corners,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
         oracle=oracle,

@@ -1,8 +1,8 @@
-"""How outputs of attention are compared: bounds of the float32 references and of the kernels' kinds of rounding.
+"""How outputs of attention are compared: bounds for the float32 references, and for what the kernels round.
 
 All kernels take logits from float32 accumulators, scale them by float32(sm_scale * log2 e), and go through the keys in
-tiles with a running maximum m: p = ex2.approx(s c - m c), of relative error 2^-22. What else they round, by their
-source (flashinfer 0.6.12, include/flashinfer/attention):
+tiles with a running maximum m: p = ex2.approx(s c - m c), of relative error 2^-22. According to
+their source (flashinfer 0.6.12, include/flashinfer/attention), they also round as follows:
 
 - decode on CUDA cores (decode.cuh) multiplies the values by float32 weights and sums these;
 - fa2 (prefill.cuh, compute_sfm_v) multiplies by weights rounded to bf16, and sums the *rounded* ones into the
@@ -10,12 +10,12 @@ source (flashinfer 0.6.12, include/flashinfer/attention):
 - fa3 (hopper/attention_updater.cuh) multiplies by rounded weights, but sums them before they are rounded;
 - decode and fa2 split long requests where the GPU is not full, and keep partial outputs in bf16; merging rounds sums of
   groups of them once more (cascade.cuh, threadblock_sync_state). fa3 does not split;
-- the two of latent attention (mla.cuh, mla_hopper.cuh) differ as fa2 and fa3 do in the sum of the weights: fa2 sums the
-  rounded ones (compute_mla_pv), fa3 sums before convert_s_to_p. Both split the keys of long requests where the GPU is
-  not full, keep partial outputs in bf16 (MLAParams: partial_o has the output's type), and merge them in float32.
+- the two kernels of latent attention (mla.cuh, mla_hopper.cuh) differ as fa2 and fa3 do in the sum of the weights: fa2
+  sums the rounded ones (compute_mla_pv), fa3 sums before convert_s_to_p. Both split the keys of long requests where the
+  GPU is not full, keep partial outputs in bf16 (MLAParams: partial_o has the output's type), and merge them in float32.
 
-flashinfer's infinity is 5e4 (math.cuh), so that most of its kernels do not answer -inf for a row without keys: see
-`LseOfNothing`, and `kernels` for what each of them answers.
+flashinfer's infinity is 5e4 (math.cuh), so most of its kernels do not return -inf for a row without keys: see
+`LseOfNothing`, and `kernels` for what each of them returns.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ __all__ = ["LSE", "OUTPUT", "LseOfNothing", "Rounding", "kernel_policies"]
 
 OUTPUT = ErrorBound(
     output_bound,
-    "one bf16 rounding, u = 2^-8, of float32: PV sum 8 sqrt(n) 2^-24 sum p|v|; errors of the logits, 8 sqrt(d) 2^-24 "
-    "sm_scale |q||k|, through the softmax in quadrature",
+    "one bf16 rounding, u = 2^-8, of a float32 result: 8 sqrt(n) 2^-24 sum p|v| for the sum of p v; errors of the "
+    "logits, 8 sqrt(d) 2^-24 sm_scale |q||k|, which pass through the softmax in quadrature",
 )
 LSE = ErrorBound(
     lse_bound,
-    "float32: errors of the logits, 8 sqrt(d) 2^-24 sm_scale |q||k|, weighted by p in quadrature; sum of n weights "
-    "8 sqrt(n) 2^-24; roundings of the lse itself",
+    "float32 errors of the logits, 8 sqrt(d) 2^-24 sm_scale |q||k|, weighted by p in quadrature; 8 sqrt(n) "
+    "2^-24 for the sum of n weights; roundings of the lse itself",
 )
-#: By how often they are rounded.
+#: Reasons by how often partial outputs are rounded.
 PARTIAL = {
-    1: "partial outputs of split keys rounded to bf16",
-    2: "partial outputs of chunks of 128 keys or more rounded to bf16, and groups of them again",
+    1: "partial outputs of split keys are rounded to bf16",
+    2: "partial outputs of chunks of 128 or more keys are rounded to bf16, and groups of them once more",
 }
 
 
@@ -70,9 +70,9 @@ class Rounding:
     """What a kernel rounds to bf16 besides its output.
 
     Attributes:
-        weights: the weights, before the product with the values.
-        sum: the weights, before they are summed as well.
-        partial: how often outputs of split keys, each once when it is stored, and once more where groups are merged.
+        weights: whether it rounds the weights before the product with the values.
+        sum: whether it rounds the weights before it sums them, too.
+        partial: how often it rounds the outputs of split keys: once when it stores them, once more if it merges groups.
     """
 
     weights: bool
@@ -87,10 +87,9 @@ class Rounding:
 
 @dataclass(frozen=True)
 class LseOfNothing(Elementwise):
-    """A lse whose rows without keys, -inf by mathematics, a kernel answers with another number.
+    """An lse for which a kernel returns another number than the correct -inf in rows without keys.
 
-    Only those rows, and only numbers from `low` to `high`, are taken for -inf; every other element, and -inf itself, is
-    judged by `policy`.
+    Numbers from `low` to `high` count as -inf in those rows only; `policy` judges all other elements, and -inf itself.
     """
 
     policy: ErrorBound
@@ -100,7 +99,7 @@ class LseOfNothing(Elementwise):
     @property
     def reason(self) -> str:
         span = f"{self.low:g}" if self.low == self.high else f"{self.low:g} to {self.high:g}"
-        return f"{self.policy.reason}; rows without keys: {span} for -inf, which is this kernel's infinity"
+        return f"{self.policy.reason}; in rows without keys, {span} counts as -inf: it is this kernel's infinity"
 
     def compare(self, actual: torch.Tensor, expected: Expected) -> Comparison:
         if actual.shape != expected.value.shape:
@@ -115,7 +114,7 @@ class LseOfNothing(Elementwise):
 
 
 def kernel_output_bound(rounding: Rounding) -> Callable[[Expected], torch.Tensor]:
-    """Bound of a kernel's output."""
+    """Bound on a kernel's output."""
 
     def bound(expected: Expected) -> torch.Tensor:
         parts, size, times = expected.parts, expected.value.abs(), rounding.times
@@ -129,7 +128,7 @@ def kernel_output_bound(rounding: Rounding) -> Callable[[Expected], torch.Tensor
 
 
 def kernel_lse_bound(rounding: Rounding) -> Callable[[Expected], torch.Tensor]:
-    """Bound of a kernel's lse."""
+    """Bound on a kernel's lse."""
 
     def bound(expected: Expected) -> torch.Tensor:
         parts = expected.parts
@@ -147,11 +146,11 @@ def gain_figures(expected: Expected) -> dict[str, float]:
 
 
 def gain_limit(rounding: Rounding) -> Callable[[Expected], float]:
-    """Bound of a kernel's gain, |<actual, o> / <o, o> - 1|: where keys cancel, only the average shows a wrong scale.
+    """Bound on a kernel's gain, |<actual, o> / <o, o> - 1|: where keys cancel, only the average shows a wrong scale.
 
     Roundings to bf16 add up to at most the sum of their projections on the output; in rows without a dominating key
     they are independent, and add up in quadrature to 8 times the root of the sum of squares. Query heads that share
-    keys round the same values and may do so alike: the heads of a query count as one.
+    keys round the same values and may round them alike, so the heads of a query count as one.
     """
 
     def limit(expected: Expected) -> float:
@@ -173,23 +172,23 @@ def kernel_policies(rounding: Rounding, lse_of_nothing: tuple[float, float] | No
 
     Args:
         rounding: what it rounds.
-        lse_of_nothing: the lse that it declares for rows without keys, lowest and highest; None if it is -inf.
+        lse_of_nothing: the lowest and the highest lse that it may return for rows without keys; None for -inf.
     """
     output, lse = ["the reference's bound"], ["the reference's bound"]
     if rounding.weights:
-        output.append("weights but the largest rounded to bf16, 2^-8 min(sum p|v|, 8 sqrt(sum p^2 v^2))")
+        output.append("all weights but the largest are rounded to bf16: 2^-8 min(sum p|v|, 8 sqrt(sum p^2 v^2))")
     if rounding.sum:
-        output.append("the denominator sums them rounded")
+        output.append("the denominator sums the rounded weights")
         lse.append(
-            "weights are summed rounded to bf16: log2(e) 2^-8 min(1 - p_max, 8 sqrt(sum p^2)) without the largest"
+            "weights are rounded to bf16 before they are summed: log2(e) 2^-8 min(1 - p_max, 8 sqrt(sum p^2 - p_max^2))"
         )
     else:
         lse.append("weights are summed in float32")
     if rounding.partial:
         output.append(PARTIAL[rounding.partial])
     for reasons in (output, lse):
-        reasons.append("ex2.approx and m c: 2^-24 (8 |lse| + 128)")
-    output.append("the gain within what these roundings can do together")
+        reasons.append("ex2.approx and the product m c add 2^-24 (8 |lse| + 128)")
+    output.append("the gain is within the combined effect of these roundings")
     lse_policy = ErrorBound(kernel_lse_bound(rounding), "; ".join(lse))
     return {
         "output": ErrorBound(kernel_output_bound(rounding), "; ".join(output), gain_limit(rounding)),

@@ -1,6 +1,6 @@
 """Plans, inputs, oracle and kernels of causal attention whose keys and values are ragged tensors.
 
-The families differ in heads and dimensions only: `Sizes` reads them from a Definition.
+The families differ only in heads and dimensions, which `Sizes` reads from a Definition.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention.cases import (
     add_peaks,
     batch_size_of,
+    corner_lengths,
     lengths,
     lengths_for_axes,
     query_scale,
@@ -32,14 +33,14 @@ from flashinfer_trace.harness.inputs import Draws, indptr, split
 __all__ = ["memory", "ragged_family"]
 
 PATH = "flashinfer.prefill.BatchPrefillWithRaggedKVCacheWrapper"
-#: No pages: lengths around multiples of this are drawn with weight, as those of flashinfer's tiles of keys.
+#: There are no pages; instead, lengths around multiples of this, flashinfer's tile of keys, are drawn often.
 TILE = 64
 SMALL_TILE = 4
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Heads and dimensions; without num_kv_heads every query head has keys of its own, head_dim is both dimensions."""
+    """Heads and dimensions. Without num_kv_heads, each query head has separate keys; head_dim is both dimensions."""
 
     heads: int
     kv_heads: int
@@ -59,8 +60,12 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
     return lengths(request, TILE if request.large else SMALL_TILE, True)
 
 
+def corners(request: PlanRequest) -> list[Plan]:
+    return corner_lengths(request, True)
+
+
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    """A plan with these axes; `lengths_for_axes` says what is chosen if it is not given."""
+    """A plan with these axes; `lengths_for_axes` documents the defaults."""
     total_kv = axes.get("total_kv")
     kv_lens = None if total_kv is None else split(total_kv, batch_size_of(axes), draws)
     return lengths_for_axes(axes, kv_lens, True, draws)
@@ -133,6 +138,7 @@ def ragged_family(name: str, op_type: str, twin: Mapping[str, int], compiled: Ma
         op_type=op_type,
         twin=twin,
         plans=plans,
+        corners=corners,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
         oracle=oracle,

@@ -1,4 +1,4 @@
-"""Bounds that float32 attention has in every family, from the parts that the oracles give.
+"""Bounds on float32 attention that all families share, computed from the parts that the oracles return.
 
 u16 = 2^-8 and u32 = 2^-24 are the unit roundoffs of bf16 and float32.
 """
@@ -15,19 +15,19 @@ from flashinfer_trace.harness.compare import CONFIDENCE, Expected, rounding_erro
 LOG2_E = math.log2(math.e)
 BFLOAT16 = unit_roundoff(torch.bfloat16)
 FLOAT32 = unit_roundoff(torch.float32)
-#: First order in errors up to 2^-8: the rest is below this factor.
+#: Covers the higher orders of errors up to 2^-8, of which bounds contain the first order.
 HIGHER_ORDERS = 1 + 2**-6
 
 
 def output_bound(expected: Expected) -> torch.Tensor:
-    """One bf16 rounding of a float32 computation: errors of the logits, and of the sum of weighted values."""
+    """Bound on one bf16 rounding of a float32 result, with errors of the logits and of the sum of weighted values."""
     parts = expected.parts
     inside = summation_error(parts["weighted"], parts["length"]) + parts["logit"] + 8 * FLOAT32 * expected.value.abs()
     return rounding_error(expected.value, torch.bfloat16) * (1 + 2**-8) + inside
 
 
 def lse_bound(expected: Expected) -> torch.Tensor:
-    """A base-2 lse computed in float32: errors of the logits, of the sum of weights, roundings of the lse itself."""
+    """Bound on a base-2 lse in float32: errors of the logits and of the sum of weights, roundings of the lse itself."""
     parts = expected.parts
     total = summation_error(torch.ones_like(parts["length"]), parts["length"])
     return LOG2_E * (parts["lse_logit"] + total) + FLOAT32 * (4 * parts["lse"].abs() + 32)
@@ -43,5 +43,5 @@ def exponent_error(parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def rounded_sum(parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Relative error of the sum of weights whose errors are at most 1, independent, and 0 for the largest weight."""
+    """Relative error of the sum of weights whose errors are independent, at most 1, and 0 for the largest weight."""
     return parts["others"].minimum(CONFIDENCE * parts["squared_others"].sqrt())

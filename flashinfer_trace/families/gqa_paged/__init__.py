@@ -14,7 +14,7 @@ TWIN = {"num_qo_heads": 6, "num_kv_heads": 2, "head_dim": 64}
 
 
 def family(name: str, page_size: int, kernels: tuple[Kernel, ...]) -> Family:
-    """The record of one family; `page_size` is its twin's."""
+    """The record of one family; `page_size` is that of its twin."""
     return paged_family(name, "gqa_paged", {**TWIN, "page_size": page_size}, make_inputs, oracle, kernels)
 
 

@@ -16,7 +16,7 @@ from flashinfer_trace.harness.inputs import Draws
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Normal queries and caches of the planned kind; tokens that no request has are NaN or stale."""
+    """Normal queries and caches of the planned kind; entries that belong to no request are NaN or stale."""
     device, axes = draws.device, definition.const_axes
     heads, kv_heads, dim = (axes[axis] for axis in ("num_qo_heads", "num_kv_heads", "head_dim"))
     q_lens, kind, sm_scale = query_lengths(plan), plan["logits"], softmax_scale(dim)

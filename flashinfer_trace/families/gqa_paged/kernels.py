@@ -1,10 +1,10 @@
 """Kernels of grouped-query attention over a paged cache: flashinfer's batch wrappers.
 
-`families/attention/kernels.py` says what they do with rows without keys. Besides:
+`families/attention/kernels.py` describes what they do with rows without keys. In addition:
 
-- flashinfer's decode on CUDA cores is compiled for 1, 2, 3, 4 and 8 query heads a key-value head; SGLang takes the
+- flashinfer's decode on CUDA cores is compiled for 1, 2, 3, 4 and 8 query heads per key-value head; SGLang uses the
   tensor cores (fa2) from 4 on.
-- get_seq_lens counts kv_last_page_len for a request without pages, so that it must be 0 there.
+- get_seq_lens counts kv_last_page_len even for a request without pages, so it must be 0 there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flashinfer_trace.harness.family import Inputs, Outputs
 DECODE_PATH = "flashinfer.decode.BatchDecodeWithPagedKVCacheWrapper"
 PREFILL_PATH = "flashinfer.prefill.BatchPrefillWithPagedKVCacheWrapper"
 COMPILED_GROUPS = (1, 2, 3, 4, 8)
-#: Head size that the compiled modules have.
+#: Head size of the compiled modules.
 HEAD_DIM = {"head_dim": 128}
 
 
@@ -88,7 +88,7 @@ def run_prefill(backend: str, definition: Definition, inputs: Inputs, outputs: O
 def uncompiled_group(definition: Definition) -> str | None:
     group = definition.const_axes["num_qo_heads"] // definition.const_axes["num_kv_heads"]
     known = ", ".join(map(str, COMPILED_GROUPS))
-    return None if group in COMPILED_GROUPS else f"is compiled for {known} query heads a key-value head, not {group}"
+    return None if group in COMPILED_GROUPS else f"is compiled for {known} query heads per key-value head, not {group}"
 
 
 DECODE_LIMITS = {**BATCHES, **PAGES}

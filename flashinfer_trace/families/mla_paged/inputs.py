@@ -18,14 +18,14 @@ from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Inputs, Plan
 from flashinfer_trace.harness.inputs import Draws
 
-#: float32(1/sqrt(128 + 64)): the head dimension before absorption, at any size of the twin.
+#: float32(1/sqrt(128 + 64)), from the head dimension before absorption, whatever the size of the twin.
 SM_SCALE = softmax_scale(192)
 #: Split-KV kernels cut the keys of a request at multiples of this (or of a multiple of it).
 SMALLEST_CHUNK = 32
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Normal queries and caches of the planned kind; entries that no request has are NaN or stale."""
+    """Normal queries and caches of the planned kind; entries that belong to no request are NaN or stale."""
     device, axes = draws.device, definition.const_axes
     heads, ckv_dim, kpe_dim = (axes[axis] for axis in ("num_qo_heads", "head_dim_ckv", "head_dim_kpe"))
     q_lens, kind = query_lengths(plan), plan["logits"]
@@ -68,11 +68,11 @@ def memory(inputs: Inputs, page_size: int) -> Memory:
 
 
 def planned_chunks(p: torch.Tensor, values: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sum of |partial output| and of its square over chunks of keys, the largest over the lengths a chunk may have.
+    """Sums of |partial output| and of its square over chunks of keys, each maximised over the possible chunk lengths.
 
-    flashinfer's MLAPlan splits the keys of a request into chunks of 32, 64, 128, 192 or a multiple of 256 tokens, by
-    the load of the GPU; each partial output is stored in bf16. Keys that fit one chunk are not split: zero. `Split`
-    says what the arguments are.
+    flashinfer's MLAPlan splits the keys of a request into chunks of 32, 64, 128, 192 or a multiple of 256 tokens,
+    depending on the load of the GPU; each partial output is stored in bf16. Keys that fit in one chunk are not split,
+    so both sums are zero. `Split` describes the arguments.
     """
     most = values.shape[2]
     absolute, squared = (torch.zeros_like(p[..., :1] * values[:, :, :1]) for _ in range(2))

@@ -1,15 +1,15 @@
 """flashinfer's MLA kernels: one wrapper class with a backend for Ampere and later (fa2) and one for Hopper (fa3).
 
-What their source says (flashinfer 0.6.12, include/flashinfer/attention), and plans keep to:
+The following is from their source (flashinfer 0.6.12, include/flashinfer/attention), and plans respect it:
 
-- MLAPlan (scheduler.cuh) divides by the batch size: a batch of none ends the process.
+- MLAPlan (scheduler.cuh) divides by the batch size, so an empty batch ends the process.
 - Keys from kv_len on are not loaded but filled with zeros (load_kv: kFillZero beyond packed_kv_bound), so that NaN in
-  the tail of the last page, or in pages that no request has, does not leak.
+  the tail of the last page, or in pages that belong to no request, does not leak.
 - Masked logits are -5e4 *before* scaling (math.cuh: inf = 5e4), so keys whose q.k comes near -5e4 would be confused
-  with masked ones; the plans' q.k stays below 5e3. A row whose maximum is -5e4 attends to nothing: output 0, lse -inf
-  (-5e4 where the keys of its request are split).
-- Queries longer than their keys, whose first rows see none, are computed as they should be: plans draw them.
-- kv_len_arr counts tokens: 0 for a request without pages, as paged_kv_t::get_length says whatever last_page_len is.
+  with masked ones; the plans' q.k stays below 5e3. A row whose maximum is -5e4 attends to nothing; its output is 0
+  and its lse -inf (-5e4 where the keys of its request are split).
+- Requests with more queries than keys, whose first rows see no keys, are computed correctly, so plans draw them.
+- kv_len_arr counts tokens: 0 for a request without pages, as paged_kv_t::get_length returns whatever last_page_len is.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from flashinfer_trace.families.attention.policies import Rounding
 from flashinfer_trace.harness.family import Inputs, Outputs
 
 PATH = "flashinfer.mla.BatchMLAPagedAttentionWrapper"
-#: Head sizes that the compiled modules have.
+#: Head sizes of the compiled modules.
 HEAD_DIMS = {"head_dim_ckv": 512, "head_dim_kpe": 64}
 #: Both split keys, and merge the partial outputs in one step.
 BACKENDS = (
@@ -42,7 +42,7 @@ BACKENDS = (
 
 
 def run_flashinfer(backend: str, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """flashinfer's wrapper for latent attention, of decode and of prefill."""
+    """flashinfer's wrapper for latent attention, for decode and for prefill."""
     from flashinfer.mla import BatchMLAPagedAttentionWrapper
 
     axes, q_nope = definition.const_axes, inputs["q_nope"]

@@ -1,7 +1,7 @@
 """Mixtures of experts: DeepSeek routing, and softmax routing alone or with experts.
 
-`inputs` makes what all of them take, `experts` and `oracle` say what they must give and how far kernels may be off,
-`pipeline` is sgl-kernel's way through the experts; the kernels that each routing calls stand beside it.
+`inputs` makes the inputs that they share. `experts` and `oracle` compute the expected outputs and how far kernels may
+be off. `pipeline` computes the experts with sgl-kernel. Each routing has a module with its kernels.
 """
 
 from __future__ import annotations

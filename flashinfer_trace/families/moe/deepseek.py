@@ -1,4 +1,4 @@
-"""DeepSeek-V3 routing with experts in fp8 blocks: what is drawn, and the record."""
+"""DeepSeek-V3 routing with experts in fp8 blocks: what plans draw, and the record."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from flashinfer_trace.harness.inputs import Draws, sizes
 #: ``large`` biases dwarf the scores, as those of trained models may: s + bias then loses bits in float32.
 BIASES = ("zero", "small", "large")
 FACTORS = (2.5, 1.0, 0.75)
-#: Smallest gap between a chosen and a refused score, over 1 + |bias|: several float32 roundings of a sum of two.
+#: Smallest gap between a chosen and a rejected score, over 1 + |bias|: several float32 roundings of a sum of two.
 GAP = 2.0**-18
 
 
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    """Few tokens choose local experts only: otherwise most would choose none here, and show nothing."""
+    """Few tokens choose local experts only; otherwise most would choose none on this rank, and prove nothing."""
     ranks = request.definition.const_axes["num_experts"] // request.definition.const_axes["num_local_experts"]
 
     def few_stay_local(plan: Plan) -> Plan:
@@ -52,14 +52,26 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
     ).map(few_stay_local)
 
 
+def corners(request: PlanRequest) -> list[Plan]:
+    """Experts with exactly one token; biases and hidden states beyond float16's range; only on a CPU."""
+    if request.large:
+        return []
+    axes = request.definition.const_axes
+    one = {**plan_for_axes(request.definition, {"seq_len": 1}, Draws(0, "cpu")), "routing": "local"}
+    last = axes["num_experts"] // axes["num_local_experts"] - 1
+    return [one, {**one, "seq_len": 3, "routing": "random", "bias": "beyond_float16", "values": "huge", "rank": last}]
+
+
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
     plan = {"seq_len": axes.get("seq_len", 8), "routing": "random", "bias": "small", "values": "normal"}
     return {**plan, "zero_row": False, "rank": 0, "factor": 2.5}
 
 
 def draw_bias(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
-    """bfloat16 [num_experts]. Large ones are 32 or 32.25: neighbours in bfloat16."""
+    """bfloat16 [num_experts]. Large biases are 32 or 32.25, which are neighbours in bfloat16."""
     shape = [definition.const_axes["num_experts"]]
+    if plan["bias"] == "beyond_float16":
+        return (torch.arange(1, shape[0] + 1, device=draws.device) * 65536.0).to(torch.bfloat16)
     if plan["bias"] == "large" and plan["routing"] != "one_expert":
         return (draws.integers(shape, 0, 1).float() * 0.25 + 32).to(torch.bfloat16)
     if plan["bias"] == "small" and plan["routing"] not in ("one_expert", "ties"):
@@ -68,7 +80,7 @@ def draw_bias(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
 
 
 def decidable(definition: Definition, logits: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Rows whose choice float32 cannot change: at each boundary an exact tie, or a gap beyond its rounding errors.
+    """Rows whose choice float32 cannot change: each boundary is an exact tie, or a gap larger than rounding errors.
 
     Equal logits with equal biases tie in any arithmetic; almost equal scores do not.
     """
@@ -101,7 +113,7 @@ def draw_logits(definition: Definition, plan: Plan, bias: torch.Tensor, draws: D
     elif plan["routing"] in ("one_expert", "elsewhere"):
         logits[:, here] -= 8
     if plan["routing"] == "one_expert":
-        # Its group must stay with one good expert: experts elsewhere are weak, though better than the others here.
+        # Its group must be kept for one good expert: experts elsewhere are weak, but better than the others here.
         logits -= 3
         logits[:, first + axes["num_local_experts"] // 2] += 19
     return clear_rows(logits, decidable(definition, logits, bias), count)
@@ -126,13 +138,14 @@ FAMILIES = (
             "num_experts": 32,
             "num_local_experts": 8,
             "hidden_size": 512,
-            "intermediate_size": 256,
-            "gemm1_out_size": 512,
+            "intermediate_size": 384,
+            "gemm1_out_size": 768,
             "num_hidden_blocks": 4,
-            "num_intermediate_blocks": 2,
-            "num_gemm1_out_blocks": 4,
+            "num_intermediate_blocks": 3,
+            "num_gemm1_out_blocks": 6,
         },
         plans=plans,
+        corners=corners,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
         oracle=oracle,

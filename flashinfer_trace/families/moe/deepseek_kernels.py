@@ -9,7 +9,7 @@ from flashinfer_trace.harness.family import Inputs, Outputs
 
 
 def run_ds_pipeline(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """sgl-kernel's pipeline with the gate of DeepSeek."""
+    """sgl-kernel's pipeline with DeepSeek's gate."""
     import sgl_kernel
 
     axes = definition.const_axes
@@ -39,11 +39,13 @@ def run_ds_trtllm_gen(definition: Definition, inputs: Inputs, outputs: Outputs) 
 
 
 def unsupported_by_fused_gate(definition: Definition) -> str | None:
-    """Why sgl_kernel.moe_fused_gate does not route this one, or None."""
+    """Why sgl_kernel.moe_fused_gate does not route this Definition, or None."""
     experts, groups = definition.const_axes["num_experts"], definition.const_axes["n_group"]
     if experts & (experts - 1):
-        return f"moe_fused_gate needs a power of two of experts, not {experts}"
-    return f"moe_fused_gate takes up to 32 experts a group, not {experts // groups}" if experts > 32 * groups else None
+        return f"moe_fused_gate needs a power of two as the number of experts, not {experts}"
+    return (
+        f"moe_fused_gate takes up to 32 experts per group, not {experts // groups}" if experts > 32 * groups else None
+    )
 
 
 KERNELS = (

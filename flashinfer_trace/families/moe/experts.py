@@ -1,18 +1,18 @@
-"""The expert MLPs in float64, and the error models of the kernels that compute them; routing is given.
+"""The expert MLPs in float64, and the error models of the kernels that compute them, for given routing.
 
 Error models. With z = gemm1's output, y = silu(gate) * up and weights c of the chosen experts, an error of y_i with
 variance s_i^2 reaches output j as c W2_ji times itself. The errors of different i are independent and of zero mean, so
-the output's error has variance V_j = sum over experts of c^2 sum_i (W2_ji s_i)^2, and stays within L sqrt(V_j) but for
-a probability of 2 exp(-L^2 / 2). What each implementation rounds decides s_i; `Arithmetic` lists that:
+the output's error has variance V_j = sum over experts of c^2 sum_i (W2_ji s_i)^2, and exceeds L sqrt(V_j) with a
+probability of at most 2 exp(-L^2 / 2). What each implementation rounds determines s_i; `Arithmetic` lists it:
 
 - ``float32`` (the references): products and sums in float32 only.
 - ``hopper`` (sgl-kernel's pipeline): z, y, the result of each expert and c rounded to bf16. With fp8 weights the
   products have short accumulators, and y is rounded to e4m3 in groups of 128.
 - ``blackwell`` (trtllm-gen, fp8 weights): z and y rounded to e4m3 in groups of 128; results rounded to bf16.
 
-A wrong scale of a per cent hides in V_j but not in the average over all elements: see `gain_variance`. There roundings
-of c need not average out: routing may give many tokens the same c. What they have in common is known:
-`rounding_shift`.
+V_j hides a scale that is off by one per cent, but the average over all elements does not: see `gain_variance`. In that
+average, roundings of c need not cancel, because routing may give many tokens the same c. Their common part is known:
+see `rounding_shift`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from flashinfer_trace.harness.family import Inputs
 U32 = unit_roundoff(torch.float32)
 #: Roundings of a weight c in float32: sigmoid or softmax, the sum of chosen scores, division, factor.
 WEIGHT_ROUNDINGS = 16
-#: Tensor cores of Hopper add fp8 products with 13 bits after the leading one of the largest, and drop the rest. Of the
-#: 128 products of a block and its 4 accumulators each loses a part of one unit, uniform in [0, 1), of the sign of the
-#: term; the unit is at most 2^-13 of the root of the summed squares of the products: 132 / 3 units^2.
+#: Hopper's tensor cores add fp8 products with 13 bits after the leading bit of the largest, and drop the rest. Each of
+#: the 128 products of a block and of its 4 accumulators loses a part of one unit, uniform in [0, 1), with the sign of
+#: the term. The unit is at most 2^-13 of the root of the summed squares of the products; together, 132 / 3 units^2.
 TRUNCATION_VARIANCE = 132 / 3 * 2.0**-26
 #: Elements of the largest temporary of experts that are computed together, by kind of device: a GPU takes as long to be
 #: told what to do as to do it with a few million numbers, a CPU does best with what fits its cache.
@@ -56,8 +56,8 @@ class Arithmetic:
             products behind each z; float64.
         down: (inputs, experts, y) -> results [e, n, hidden_size], float64.
         down_weights: (inputs, experts) -> W2 [e, hidden_size, intermediate_size], float32.
-        z_variances: (z, squares) -> variances by model, [models, e, n, 2 * intermediate_size], besides float32's.
-        y_variances: (y) -> variances by model, [models, e, n, intermediate_size], besides float32's.
+        z_variances: (z, squares) -> variances by model, [models, e, n, 2 * intermediate_size], on top of float32's.
+        y_variances: (y) -> variances by model, [models, e, n, intermediate_size], on top of float32's.
         rounds_results: for each model, whether the result of each expert is rounded to bf16.
         rounds_weights: for each model, whether c is rounded to bf16.
     """
@@ -95,7 +95,7 @@ class Share:
 
 
 def chosen(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """tensor[index]. fp8 is indexed as bytes: not every torch indexes it."""
+    """tensor[index]. fp8 is indexed as bytes, because not every version of torch indexes it."""
     if tensor.dtype.itemsize == 1:
         return tensor.view(torch.uint8)[index].view(tensor.dtype)
     return tensor[index]
@@ -190,8 +190,8 @@ def activation_variances(
     silu = gate * sigmoid
     y = silu * up
     slope = torch.cat([silu, up * sigmoid * (1 + gate * (1 - sigmoid))], dim=-1).square()
-    # float32, any order: n u times the sum of |products|, at most sqrt(n) roots of summed squares, over sqrt(n) for
-    # independent errors; 2 more roundings dequantise.
+    # float32 in any order: n u times the sum of |products|, which is at most sqrt(n) times the root of summed squares,
+    # divided by sqrt(n) because errors are independent. Dequantisation adds 2 roundings.
     summed = squares * ((hidden_size + 2) * U32) ** 2
     second = y.shape[-1] + 6  # roundings of gemm2, relative to each term, and of silu
     of_z = summed + arithmetic.z_variances(z, squares)
@@ -254,7 +254,7 @@ def gain_variance(arithmetic: Arithmetic, inputs: Inputs, value: torch.Tensor, f
     """Variance by model [models] of <error, value> / <value, value>, the error of a scale fitted to all elements.
 
     <error, value> sums, over tokens, experts and i, the error of y_i times c (W2.T value)_i. The rounding of a weight c
-    is common to a row and counts as a whole; those of results and outputs count each on its own.
+    is common to a row and counts as a whole; those of results and outputs count separately.
 
     Args:
         value: what is expected, and one row of zeros more, for padding.
@@ -276,12 +276,12 @@ def gain_variance(arithmetic: Arithmetic, inputs: Inputs, value: torch.Tensor, f
 
 
 def rounding_shift(value: torch.Tensor, found: list[Share]) -> torch.Tensor:
-    """What rounding weights, results and their weighted sums to bf16 adds to the scale fitted to all elements.
+    """How much rounding weights, results and their weighted sums to bf16 changes the scale fitted to all elements.
 
-    These roundings need not average out. Many tokens may have the same weight c; and where a token has one local
-    expert, the product of c and a result, both of 8 bits, is no random number between two of 8 bits: for c = 1 - 2^-8
+    These roundings need not cancel. Many tokens may have the same weight c. And where a token has one local expert, the
+    product of c and a result, both of 8 bits, does not fall at random between two numbers of 8 bits: for c = 1 - 2^-8,
     every product is m - m / 256 units, with m from 128 to 255, and rounds down (measured on an H200: 7.5e-4 of the
-    scale, all of it this). Both are computed, from exact c and results.
+    scale, all from this effect). Both effects are computed from the exact c and results.
     """
     tail = torch.zeros_like(value)
     for share in found:
@@ -294,7 +294,7 @@ def rounding_shift(value: torch.Tensor, found: list[Share]) -> torch.Tensor:
 def expert_outputs(
     arithmetic: Arithmetic, definition: Definition, inputs: Inputs, weights: torch.Tensor
 ) -> dict[str, Expected]:
-    """float64 output; parts ``<model>_variance`` by element, ``<model>_gain`` (a variance) and ``rounding_shift``.
+    """float64 output; parts ``<model>_variance`` per element, ``<model>_gain`` (a variance) and ``rounding_shift``.
 
     Args:
         weights: float64 [seq_len, num_experts]; zero where an expert is not chosen.

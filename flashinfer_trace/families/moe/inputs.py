@@ -12,15 +12,17 @@ from flashinfer_trace.harness.family import Inputs, Plan
 from flashinfer_trace.harness.inputs import Draws
 
 VALUES = {"normal": 1.0, "large": 300.0, "tiny": 0.01}
-#: ``random``; ``ties``: logits of a few values; ``local``: every choice on this rank, as far as it has experts enough;
-#: ``one_expert``: one local expert for all tokens, their other choices elsewhere if they can be; ``elsewhere``: none
-#: here (such a case is vacuous).
+#: Only in corners: beyond float16's range.
+CORNER_VALUES = {"huge": 1e5}
+#: ``random``; ``ties``: logits of a few values; ``local``: all choices are on this rank, if it has enough experts;
+#: ``one_expert``: all tokens choose one local expert, and otherwise experts elsewhere if possible; ``elsewhere``: no
+#: choice is on this rank (such a case is vacuous).
 ROUTINGS = (*("random", "local", "ties", "one_expert") * 3, "elsewhere")
 #: Logits of tied experts. No two pairs of their sigmoids have almost equal sums.
 TIED_LOGITS = (-1.0, 0.0, 2.0)
-#: Rows of logits beyond those asked for, to replace undecidable ones.
+#: Extra rows of logits, from which undecidable rows can be replaced.
 SPARE_ROWS = 16
-#: Fewer tokens than this choose local experts, or most would choose none here, and show nothing.
+#: Fewer tokens than this choose local experts only; otherwise most would choose none on this rank, and prove nothing.
 FEW_TOKENS = 16
 
 
@@ -32,15 +34,18 @@ def tied_logits(shape: Sequence[int], draws: Draws) -> torch.Tensor:
 
 def clear_rows(logits: torch.Tensor, clear: torch.Tensor, count: int) -> torch.Tensor:
     """The first `count` rows; those that are not `clear` are replaced by the first that is."""
-    assert clear.any(), "no row of logits leaves the choice of experts clear"
+    assert clear.any(), "no row of logits makes the choice of experts clear"
     rows = torch.arange(len(logits), device=logits.device)
     return logits[torch.where(clear, rows, clear.int().argmax())][:count].contiguous()
 
 
 def hidden_values(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
-    """float32 [seq_len, hidden_size]: normal values whose blocks differ in size; on request a row of zeros."""
+    """float32 [seq_len, hidden_size]: normal values whose blocks differ in magnitude; on request, one row is zero."""
     count, hidden_size = plan["seq_len"], definition.const_axes["hidden_size"]
-    blocks = torch.exp2(draws.uniform([count, -(-hidden_size // BLOCK)], -0.5, 0.5)) * VALUES[plan["values"]]
+    blocks = (
+        torch.exp2(draws.uniform([count, -(-hidden_size // BLOCK)], -0.5, 0.5))
+        * {**VALUES, **CORNER_VALUES}[plan["values"]]
+    )
     hidden = draws.normal([count, hidden_size]) * blocks.repeat_interleave(BLOCK, dim=1)[:, :hidden_size]
     if plan["zero_row"] and count:
         hidden[count // 2] = 0
@@ -48,7 +53,7 @@ def hidden_values(definition: Definition, plan: Plan, draws: Draws) -> torch.Ten
 
 
 def fp8_experts(definition: Definition, hidden: torch.Tensor, draws: Draws) -> Inputs:
-    """Hidden states quantised in groups, weights like trained ones."""
+    """Hidden states quantised in groups, and weights like trained ones."""
     axes = definition.const_axes
     experts, hidden_size, size = axes["num_local_experts"], axes["hidden_size"], axes["intermediate_size"]
     codes, scales = quantise_groups(hidden)

@@ -1,4 +1,4 @@
-"""What the kernels of all routings share: bounds, limits, records, and trtllm-gen's call.
+"""Shared by the kernels of all routings: bounds, limits, records, and the call of trtllm-gen.
 
 sgl-kernel's pipeline runs on Hopper, trtllm-gen's single call on Blackwell.
 """
@@ -15,20 +15,20 @@ from flashinfer_trace.definition import Definition
 from flashinfer_trace.harness.compare import CONFIDENCE, ErrorBound, Expected, host_figures, rounding_error
 from flashinfer_trace.harness.family import Inputs, Kernel, KernelCall, Outputs
 
-#: A case fits one scale, but judges up to millions of elements: 2 exp(-5^2 / 2) is 7e-6, 2 exp(-8^2 / 2) is 3e-14.
+#: A case fits only one scale, but judges up to millions of elements: 2 exp(-5^2 / 2) is 7e-6, 2 exp(-8^2 / 2) is 3e-14.
 GAIN_CONFIDENCE = 5.0
 #: Dropped bits shrink a sum of products coherently: by half a unit of 2^-13 for each of at most sqrt(128) + 4 times the
-#: sum's own size, below 2^-10 a product; up, gate and down each bring that.
+#: size of the sum, which is below 2^-10 per product; up, gate and down contribute this much each.
 TRUNCATION_GAIN = 3 * 2.0**-10
 
 
 def bound(model: str, reason: str, shrink: float | None = None, rounds_alike: bool = False) -> ErrorBound:
-    """Policy of an error model of the oracle.
+    """The policy of one of the oracle's error models.
 
     Args:
         model: its name, as in `experts`.
-        reason: one line.
-        shrink: if given, the scale of the whole output is judged as well, and may be this much off by dropped bits.
+        reason: why this bound, in one line.
+        shrink: if given, the scale of the whole output is judged as well, and dropped bits may shrink it by this.
         rounds_alike: whether tokens may have the same weight or only one expert, so that roundings are alike.
     """
 
@@ -52,18 +52,19 @@ REFERENCE = bound(
 HOPPER = bound(
     "hopper",
     "8 standard deviations of what the pipeline rounds: gemm1, silu * up, results and weights to bf16, the activation "
-    "to e4m3 in groups of 128, fp8 sums with 13 bits; the scale of all elements: 5, and 3 * 2^-10 of dropped bits",
+    "to e4m3 in groups of 128, and fp8 sums to 13 bits; for the scale of all elements, 5 standard deviations and "
+    "3 * 2^-10 for dropped bits",
     TRUNCATION_GAIN,
 )
 BLACKWELL = bound(
     "blackwell",
     "8 standard deviations of what trtllm-gen rounds: gemm1's output and the activation to e4m3 in groups of 128, "
-    "results to bf16; the scale of all elements: 5, and 3 * 2^-10 of dropped bits",
+    "and results to bf16; for the scale of all elements, 5 standard deviations and 3 * 2^-10 for dropped bits",
     TRUNCATION_GAIN,
 )
 
 
-#: No kernel launches for zero tokens: an empty grid is an error in CUDA.
+#: No kernel can be launched for zero tokens, because an empty grid is an error in CUDA.
 LAUNCHABLE = {"seq_len": (1, 8192)}
 
 
@@ -103,7 +104,7 @@ def blackwell_kernel(call: KernelCall) -> Kernel:
 
 
 def trtllm_gen(definition: Definition, inputs: Inputs, **options: Any) -> Outputs:
-    """flashinfer's single call; weights neither shuffled nor blocked, so they are taken as the Definition has them."""
+    """flashinfer's single call; weights are neither shuffled nor blocked, but passed as in the Definition."""
     from flashinfer.fused_moe import Fp8QuantizationType, trtllm_fp8_block_scale_moe
 
     axes = definition.const_axes

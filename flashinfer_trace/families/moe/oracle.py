@@ -1,7 +1,7 @@
 """The float64 oracles of the mixtures of experts: routing by counting ranks, not by sorting; `experts` does the rest.
 
-The softmax is not formed by exponentials over their sum: 1 / sum over j of exp(l_j - l_i), over all experts or over the
-chosen ones, is the same number by another way.
+The softmax is not computed as exponentials over their sum: 1 / sum over j of exp(l_j - l_i), over all experts or over
+the chosen ones, is the same number computed in another way.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flashinfer_trace.harness.family import Inputs
 
 
 def in_groups(scores: torch.Tensor, groups: int) -> torch.Tensor:
-    """[rows, experts] -> [rows, groups, experts of a group], for no rows too."""
+    """[rows, experts] -> [rows, groups, experts per group], also for zero rows."""
     return scores.view(scores.shape[0], groups, scores.shape[1] // groups)
 
 
@@ -56,7 +56,7 @@ def bf16_softmax_oracle(definition: Definition, inputs: Inputs) -> dict[str, Exp
 
 
 def topk_softmax_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """The router alone; ``distance`` says how far a chosen logit is below the best, ``experts`` how many there are."""
+    """The router alone; ``distance`` is how far a chosen logit is below the best, ``experts`` their number."""
     logits = inputs["routing_logits"].double()
     top_k = definition.const_axes["top_k"]
     order = torch.empty_like(logits, dtype=torch.int64)

@@ -1,11 +1,11 @@
 """The experts as sgl-kernel computes them on Hopper, in the order of SGLang's cutlass_fused_experts_fp8.
 
 Rows are sorted by expert, multiplied group by group, put through silu_and_mul, multiplied again and summed by token.
-The gate is gemm1's second half here and silu_and_mul's first: the halves of gemm1's output change places.
+The gate is the second half of gemm1's output here, but the first half of silu_and_mul's input, so halves are swapped.
 
-Ids of experts elsewhere become -1, which prepare_moe_input skips; their slots in the permutations keep what was there,
-so these are filled before: inputs with token 0, whose rows belong to no expert, outputs with the last row, which is
-written only if every id is local, and their factors are 0.
+Ids of experts on other ranks become -1, which prepare_moe_input skips. It does not write their slots in the
+permutations, so these are filled beforehand: slots of inputs with token 0, whose rows belong to no expert; slots of
+outputs with the last row, which is written only if every id is local. Their factors are 0.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Order:
     Attributes:
         sizes1, sizes2: (rows, columns out, columns in) of each expert's two products, int32 [experts, 3].
         offsets: first row of each expert, and the end of the last, int32 [experts + 1].
-        to_expert: the token of each row, int32 [tokens * top_k]; rows after the last expert's have token 0.
+        to_expert: the token of each row, int32 [tokens * top_k]; rows after those of the last expert have token 0.
     """
 
     sizes1: torch.Tensor
@@ -49,7 +49,7 @@ def run_experts(
     ids: torch.Tensor,
     products: Products,
 ) -> Outputs:
-    """The experts for routing that a kernel has decided: weights float32 and ids int32, both [tokens, top_k]."""
+    """Computes the experts that a kernel chose: weights float32 and ids int32, both [tokens, top_k]."""
     import sgl_kernel
 
     axes = definition.const_axes
@@ -88,7 +88,7 @@ def activated(up_gate: torch.Tensor) -> torch.Tensor:
 
 
 def fp8_products(inputs: Inputs, order: Order) -> torch.Tensor:
-    """Both products by sgl_kernel.fp8_blockwise_scaled_grouped_mm, the activation quantised again between them."""
+    """Both products by sgl_kernel.fp8_blockwise_scaled_grouped_mm; the activation is quantised between them."""
     import sgl_kernel
 
     hidden, rows = inputs["hidden_states"], len(order.to_expert)

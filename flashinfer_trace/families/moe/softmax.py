@@ -1,4 +1,4 @@
-"""Softmax routing, alone and with the experts in bfloat16 or in fp8 blocks: what is drawn, and the records."""
+"""Softmax routing, alone and with the experts in bfloat16 or in fp8 blocks: what plans draw, and the records."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, sizes
 
-#: Of the router alone. ``peaked``: a token's weights span many orders of magnitude; ``equal``: nothing to choose by.
+#: For the router alone. ``peaked``: a token's weights span many orders of magnitude; ``equal``: all logits are equal.
 LOGITS = ("random", "peaked", "ties", "one_expert", "equal")
-#: Smallest difference of logits next to each other, about 200 roundings of a float32 softmax, and the largest distance
-#: of a chosen logit from the best, from which exp is far above the smallest normal number 2^-126.
+#: The smallest difference of neighbouring logits, about 200 roundings of a float32 softmax; and the largest distance of
+#: a chosen logit from the best, at which exp is still far above the smallest normal number, 2^-126.
 GAP, REACH = 2.0**-16, 80.0
 
 
@@ -54,6 +54,10 @@ def draw_logits(definition: Definition, plan: Plan, draws: Draws) -> torch.Tenso
     logits = draws.normal(shape) * (12.0 if routing == "peaked" else 1.0)
     if routing == "ties":
         logits = tied_logits(shape, draws)
+    elif routing == "beyond_float16":
+        end = first + local
+        logits = torch.full(shape, 70144.0, device=draws.device)
+        logits[:, max(0, end - top_k) : end] = 99840.0
     elif routing == "equal":
         logits = logits[:, :1].expand(shape).contiguous()
     elif routing == "local":
@@ -61,7 +65,7 @@ def draw_logits(definition: Definition, plan: Plan, draws: Draws) -> torch.Tenso
     elif routing in ("one_expert", "elsewhere") and experts - local >= top_k - 1:
         logits[:, here] -= 12
     if routing == "one_expert":
-        # Where the other choices are local too, they keep weights that count.
+        # Where the other choices are local too, their weights stay large enough to matter.
         logits[:, first + local // 2] += 8 if experts == local else 18
     rounded = logits.to(torch.bfloat16)
     return clear_rows(rounded, decidable(rounded, top_k), count)
@@ -82,6 +86,12 @@ def router_plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
     )
 
 
+def router_corners(request: PlanRequest) -> list[Plan]:
+    """Logits beyond float16's range, the largest for the last experts; only on a CPU."""
+    experts = request.definition.const_axes["num_experts"]
+    return [] if request.large else [{"seq_len": 3, "routing": "beyond_float16", "rank": experts - 1, "norm": False}]
+
+
 def router_plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
     return {"seq_len": axes.get("seq_len", 8), "routing": "random", "rank": 0, "norm": True}
 
@@ -94,7 +104,7 @@ def router_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    """Few tokens choose local experts; ``elsewhere`` is drawn only where the other ranks have experts enough."""
+    """Few tokens choose local experts; ``elsewhere`` is drawn only where the other ranks have enough experts."""
     axes = request.definition.const_axes
     ranks = axes["num_experts"] // axes["num_local_experts"]
     can_leave = axes["num_experts"] - axes["num_local_experts"] >= axes["top_k"]
@@ -114,6 +124,16 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
             "norm": st.booleans(),
         }
     ).map(with_something_to_show)
+
+
+def corners(request: PlanRequest) -> list[Plan]:
+    """Experts with exactly one token; logits and hidden states beyond float16's range; only on a CPU."""
+    if request.large:
+        return []
+    one = {"seq_len": 1, "routing": "local", "values": "normal", "zero_row": False, "rank": 0, "norm": True}
+    axes = request.definition.const_axes
+    last = axes["num_experts"] // axes["num_local_experts"] - 1
+    return [one, {**one, "seq_len": 3, "routing": "beyond_float16", "values": "huge", "rank": last}]
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
@@ -136,7 +156,7 @@ def expert_inputs(
 
 
 def bf16_experts(definition: Definition, hidden: torch.Tensor, draws: Draws) -> Inputs:
-    """Weights like trained ones: products keep the size of what goes in."""
+    """Weights like trained ones: products keep the magnitude of their inputs."""
     axes = definition.const_axes
     experts, hidden_size, size = axes["num_local_experts"], axes["hidden_size"], axes["intermediate_size"]
     return {
@@ -146,16 +166,16 @@ def bf16_experts(definition: Definition, hidden: torch.Tensor, draws: Draws) -> 
     }
 
 
-#: Four ranks of eight experts: 8 choices may all fall on one of them, or on the others. Large enough for a scale that
-#: is a per cent off to show above the roundings of every kernel.
+#: Four ranks of eight experts, so that all 8 choices may be on one rank or on the others. Large enough that a scale
+#: that is one per cent off shows above the roundings of every kernel.
 TWIN = {
     "num_experts": 32,
     "num_local_experts": 8,
     "hidden_size": 512,
-    "intermediate_size": 512,
-    "gemm1_out_size": 1024,
+    "intermediate_size": 384,
+    "gemm1_out_size": 768,
 }
-FP8_TWIN = {**TWIN, "num_hidden_blocks": 4, "num_intermediate_blocks": 4, "num_gemm1_out_blocks": 8}
+FP8_TWIN = {**TWIN, "num_hidden_blocks": 4, "num_intermediate_blocks": 3, "num_gemm1_out_blocks": 6}
 
 
 def experts_family(
@@ -171,6 +191,7 @@ def experts_family(
         op_type="moe",
         twin=twin,
         plans=plans,
+        corners=corners,
         plan_for_axes=plan_for_axes,
         make_inputs=expert_inputs(draw_experts),
         oracle=oracle,
@@ -185,6 +206,7 @@ FAMILIES = (
         op_type="moe",
         twin={"num_experts": 16},
         plans=router_plans,
+        corners=router_corners,
         plan_for_axes=router_plan_for_axes,
         make_inputs=router_inputs,
         oracle=topk_softmax_oracle,

@@ -25,15 +25,15 @@ U32 = unit_roundoff(torch.float32)
 #: products, and for norm_topk_prob a sum of up to 8 and a division.
 SINGLE_ROUNDINGS = 24
 #: Tensor cores add to a float32 accumulator in steps of 16 products and may drop what does not fit: at most 2^10 steps,
-#: each less than one unit 2^-23 of the sum, in up, gate and down.
+#: each of which drops less than one unit, 2^-23 of the sum; in up, gate and down.
 BF16_TRUNCATION_GAIN = 3 * 2.0**-13
 
 
 def topk_weights_bound(expected: Expected) -> torch.Tensor:
-    """float32 softmax: the exponent l - max is rounded twice (subtraction, log2(e)), alike in each term of the sum.
+    """Bound on a float32 softmax: exponents l - max are rounded twice (subtraction, log2(e)), also in terms of the sum.
 
-    There an exponent counts with its own weight: sum p (max - l) is at most ln(experts). Sums of n positive terms:
-    8 sqrt(n) u. A weight below the smallest normal number may be flushed to zero.
+    In the sum, errors of exponents are weighted by p: sum p (max - l) is at most ln(experts). A sum of n positive terms
+    is off by 8 sqrt(n) u. A weight below the smallest normal number may be flushed to zero.
     """
     experts = float(expected.parts["experts"])
     common = SINGLE_ROUNDINGS + CONFIDENCE * math.sqrt(experts) + 2 * math.log(experts)
@@ -43,24 +43,27 @@ def topk_weights_bound(expected: Expected) -> torch.Tensor:
 
 TOPK_WEIGHTS = ErrorBound(
     topk_weights_bound,
-    "float32 softmax, u = 2^-24: 2 u (max - l) of the exponent, 8 sqrt(experts) u of the sum, 2 ln(experts) u of its "
-    "exponents, 24 single roundings",
+    "a float32 softmax, u = 2^-24, with 2 u (max - l) for the exponent, 8 sqrt(experts) u for the sum, 2 ln(experts) u "
+    "for its exponents, and 24 single roundings",
 )
 TOPK_WEIGHTS_REFERENCE = ErrorBound(
     lambda expected: rounding_error(expected.value, torch.float32) * (1 + 2**-20),
     "one float32 rounding of a float64 softmax",
 )
-TOPK_IDS = Exact("best first, of equal logits the lower index; logits closer than float32 tells apart are not drawn")
+TOPK_IDS = Exact(
+    "best first, the lower index first among equal logits; logits too close for float32 to distinguish are not drawn"
+)
 BF16_HOPPER = bound(
     "hopper",
     "8 standard deviations of what the pipeline rounds: gemm1, silu * up, results and weights to bf16, float32 sums; "
-    "the scale of all elements: 5, 3 * 2^-13 of dropped bits, and what rounding just these weighted results adds",
+    "for the scale of all elements, 5 standard deviations and 3 * 2^-13 for dropped bits, plus the computed effect of "
+    "rounding these weighted results",
     BF16_TRUNCATION_GAIN,
     rounds_alike=True,
 )
 FP8_HOPPER = bound(
     "hopper",
-    f"{HOPPER.reason}, and what rounding just these weighted results adds",
+    f"{HOPPER.reason}, plus the computed effect of rounding these weighted results",
     TRUNCATION_GAIN,
     rounds_alike=True,
 )
@@ -96,7 +99,7 @@ def run_bf16_pipeline(definition: Definition, inputs: Inputs, outputs: Outputs) 
 
 
 def run_fp8_trtllm_gen(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """Its Renormalize takes the softmax over the chosen logits, its Default that over all."""
+    """Renormalize computes the softmax over the chosen logits, Default the softmax over all logits."""
     from flashinfer.fused_moe import RoutingMethodType
 
     method = RoutingMethodType.Renormalize if inputs["norm_topk_prob"] else RoutingMethodType.Default
@@ -112,10 +115,10 @@ def run_fp8_trtllm_gen(definition: Definition, inputs: Inputs, outputs: Outputs)
 
 
 def unsupported_by_topk_softmax(definition: Definition) -> str | None:
-    """Why sgl_kernel.topk_softmax does not choose as the reference does, or None: its order of ties was measured."""
+    """Why sgl_kernel.topk_softmax may choose other experts than the reference, or None. The tie order was measured."""
     experts = definition.const_axes["num_experts"]
     if experts > 256 or experts & (experts - 1):
-        return f"topk_softmax takes the lower index of equals for a power of two of experts up to 256, not {experts}"
+        return f"topk_softmax prefers the lower index of ties for powers of two up to 256 experts, not for {experts}"
     return None
 
 

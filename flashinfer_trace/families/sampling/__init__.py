@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.sampling.corners import renorm_corners, sampling_corners
 from flashinfer_trace.families.sampling.distribution import Distribution, Renormalised
+from flashinfer_trace.families.sampling.exact_draws import wrong_draws
 from flashinfer_trace.families.sampling.oracles import renorm_oracle, sampling_oracle
 from flashinfer_trace.families.sampling.rows import (
     SamplingOptions,
@@ -119,6 +121,8 @@ def sampling_family(name: str, reference: Policy, kernel: Policy, **options: Any
     return row_family(
         name=name,
         plans=sampling_plans,
+        corners=sampling_corners,
+        checks=(wrong_draws,),
         oracle=sampling_oracle,
         compare={"samples": reference},
         kernels=(Kernel(path, "flashinfer-python", run, supports=within_bounds, compare={"samples": kernel}),),
@@ -129,6 +133,7 @@ def renorm_family(name: str, kernels: tuple[Kernel, ...]) -> Family:
     return row_family(
         name=name,
         plans=renorm_plans,
+        corners=renorm_corners,
         oracle=renorm_oracle,
         compare={"renorm_probs": REFERENCE_RENORM},
         kernels=kernels,

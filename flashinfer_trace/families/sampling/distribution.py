@@ -302,7 +302,8 @@ class Renormalised(Elementwise):
     every kept value must be the input divided by the sum of what was kept.
 
     `Expected.value` holds the exact result, [batch_size, vocab_size]; its parts ``margin`` and ``probs``, the same
-    shape, and ``scaled`` [batch_size, 1], whether the row is divided by its kept sum (a row of zeros is not).
+    shape, ``scaled`` [batch_size, 1], whether the row is divided by its kept sum (a row of zeros is not), and, if that
+    is not 1, ``otherwise`` [batch_size, 1], what it is divided by instead.
 
     Attributes:
         reason: one line for reports.
@@ -327,7 +328,8 @@ class Renormalised(Elementwise):
         smallest = torch.where(chosen, probs, math.inf).amin(dim=-1, keepdim=True)
         kept = certain | (undecided & (probs >= smallest))
         mass = torch.where(kept, probs, 0.0).sum(dim=-1, keepdim=True)
-        want = torch.where(kept, probs, 0.0) / torch.where(expected.parts["scaled"] & (mass > 0), mass, 1.0)
+        otherwise = expected.parts.get("otherwise", torch.ones_like(mass))
+        want = torch.where(kept, probs, 0.0) / torch.where(expected.parts["scaled"] & (mass > 0), mass, otherwise)
         error = (computed - want).abs()
         ratio = torch.where(error == 0, 0.0, error / (want * self.relative))
         ratio = torch.where(computed.isfinite(), ratio, math.inf)

@@ -15,6 +15,10 @@ from flashinfer_trace.harness.family import Inputs
 __all__ = ["renorm_oracle", "sampling_oracle"]
 
 
+#: A kept sum of at most this is not what a row is divided by.
+SMALLEST_SUM = 1e-8
+
+
 class Ranking(NamedTuple):
     """Of each token, float64 [rows, vocab_size]: how many tokens are strictly more probable, and their mass."""
 
@@ -148,7 +152,10 @@ def sampling_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expecte
 
 
 def renorm_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """Each kept probability over the sum of the kept ones."""
+    """Each kept probability over the sum of the kept ones, where that is above 1e-8.
+
+    A smaller sum counts as 1e-8 in top-k renormalisation, and as 1 in top-p renormalisation.
+    """
     probs = inputs["probs"]
     ranking = rank(probs)
     if "top_k" in inputs:
@@ -159,6 +166,7 @@ def renorm_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]
         margin = torch.where(ranking.tokens == 0, torch.inf, margin)
     weight = torch.where(margin > 0, probs.double(), 0.0)
     total = weight.sum(dim=-1, keepdim=True)
-    scaled = total > 0
-    parts = {"margin": margin, "probs": probs.double(), "scaled": scaled}
-    return {"renorm_probs": Expected(weight / torch.where(scaled, total, 1.0), parts)}
+    scaled = total > SMALLEST_SUM
+    otherwise = torch.full_like(total, SMALLEST_SUM if "top_k" in inputs else 1.0)
+    parts = {"margin": margin, "probs": probs.double(), "scaled": scaled, "otherwise": otherwise}
+    return {"renorm_probs": Expected(weight / torch.where(scaled, total, otherwise), parts)}

@@ -18,7 +18,9 @@ __all__ = ["UNIT", "SamplingOptions", "make_inputs", "plan_for_axes", "renorm_pl
 
 #: Kinds of rows. ``normal``: softmax of normal logits; ``peaked``: one token of 0.6; ``zipf``: 1 / rank^1.1 in random
 #: order; ``uniform``: all tied; ``few_valued``: five values, one of them 0; ``dyadic``: multiples of UNIT that sum to
-#: 1, with ties, so that float32 sums are exact in any order; ``one_hot``; ``zero``.
+#: 1, with ties, so that float32 sums are exact in any order; ``one_hot``; ``zero``. Only corners have ``short``, ten
+#: tokens of distinct probabilities around 0.1, the largest in the last place, and ``trailing``, the same without mass
+#: in the last place: each of their tokens is drawn often.
 ORDINARY = ("normal", "peaked", "zipf", "few_valued", "dyadic")
 KINDS = (*ORDINARY, "uniform", "one_hot", "zero")
 UNIT = 2.0**-20
@@ -26,8 +28,10 @@ UNIT = 2.0**-20
 #: SGLang's "no top-k" is 2^30.
 NO_TOP_K = 1 << 30
 
-#: ``boundary`` stands for a cumulative mass of the row, in descending order.
+#: ``boundary`` stands for a cumulative mass of the row, in descending order; ``above`` and ``below``, of corners only,
+#: for the float32 numbers next to it.
 TOP_P = (0.05, 0.3, 0.5, 0.9, 0.95, 0.999, 1.0, 1.5, "boundary")
+BESIDE: dict[Any, float | None] = {"boundary": None, "above": math.inf, "below": -math.inf}
 MIN_P = (0.0, 0.02, 0.1, 0.5, 1.0, 1.5, -0.5)
 
 
@@ -94,8 +98,12 @@ def plans(request: PlanRequest, counts: tuple[int, ...], total: int) -> st.Searc
 
 def sampling_plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
     """Enough draws to see a temperature of 1.1 on a normal row: 1 GB on a GPU, at most 64 MB on a CPU."""
-    vocab_size = request.definition.const_axes["vocab_size"]
-    return plans(request, (1, 2, 4), 2048 if request.large else min(8192, 2**24 // vocab_size))
+    return plans(request, (1, 2, 4), draw_count(request))
+
+
+def draw_count(request: PlanRequest) -> int:
+    """Draws of one case, over all its rows."""
+    return 2048 if request.large else min(8192, 2**24 // request.definition.const_axes["vocab_size"])
 
 
 def renorm_plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
@@ -116,14 +124,15 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     rows = [make_row(spec["row"], vocab_size, draws) * spec["sum"] for spec in specs]
     probs = torch.stack(rows) if rows else torch.zeros(0, vocab_size, device=draws.device)
     repeat = plan["draws"]
-    # p is a share of the row's sum where rows are renormalised, absolute mass where they are sampled from.
-    sums = [spec["sum"] if "renorm_probs" in definition.outputs else 1.0 for spec in specs]
+    # p is absolute mass where rows are sampled from by top-p alone, elsewhere a share of the row's sum.
+    share = "renorm_probs" in definition.outputs or "top_k" in definition.inputs
+    sums = [spec["sum"] if share else 1.0 for spec in specs]
     inputs: Inputs = {"probs": probs.repeat_interleave(repeat, dim=0)}
     for name in definition.inputs:
         if name == "probs":
             continue
         values = [
-            cumulative_mass(row / total, draws) if spec[name] == "boundary" else spec[name]
+            cumulative_mass(row / total, draws, BESIDE[spec[name]]) if spec[name] in BESIDE else spec[name]
             for row, total, spec in zip(rows, sums, specs, strict=True)
         ]
         dtype = torch.int32 if name == "top_k" else torch.float32
@@ -143,6 +152,13 @@ def make_row(kind: str, vocab_size: int, draws: Draws) -> torch.Tensor:
         return row.float()
     if kind == "dyadic":
         return dyadic_row(vocab_size, draws)[order]
+    if kind in ("short", "trailing"):
+        levels = torch.arange(10, 20, device=draws.device).double() + draws.uniform((10,), 0.0, 0.9).double()
+        places = draws.permutation(vocab_size - 1)[:10]
+        row[places] = levels
+        if kind == "short":
+            row[places[9]], row[-1] = 0.0, levels[9]
+        return (row / row.sum()).float()
     if kind == "normal":
         row = torch.softmax(draws.normal((vocab_size,), scale=2.5).double(), dim=-1)
     elif kind == "peaked":
@@ -169,7 +185,14 @@ def dyadic_row(vocab_size: int, draws: Draws) -> torch.Tensor:
     return (units * UNIT).float()
 
 
-def cumulative_mass(row: torch.Tensor, draws: Draws) -> float:
-    """The mass of a random number of the largest tokens, rounded to float32: of a dyadic row it is exact."""
+def cumulative_mass(row: torch.Tensor, draws: Draws, towards: float | None) -> float:
+    """The mass of a random number of the largest tokens, rounded to float32: of a dyadic row it is exact.
+
+    With `towards`, the next float32 number in that direction.
+    """
     largest = torch.topk(row, min(40, len(row))).values.double()
-    return float(largest.cumsum(0)[draws.host_integers(1, 0, len(largest) - 1)[0]].float())
+    # Of a row of few tokens not the last one either: its mass is the whole row's.
+    positive = int((largest > 0).sum())
+    highest = len(largest) - 1 if positive == len(largest) else max(positive - 2, 0)
+    mass = largest.cumsum(0)[draws.host_integers(1, 0, highest)[0]].float()
+    return float(mass if towards is None else torch.nextafter(mass, torch.full_like(mass, towards)))

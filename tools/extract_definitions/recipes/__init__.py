@@ -1,4 +1,4 @@
-"""How each family comes from models: one module an op_type, and its line here."""
+"""How to derive the Definitions of each family from models: one module per op_type, registered here."""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ from tools.extract_definitions.recipes.feed_forward import dense_widths
 from tools.extract_definitions.words import const, document, tensor, uses, var
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
-#: Names of the activation in configurations.
+#: Names of the activation in model configurations.
 SILU = ("silu", "swish")
 KERNEL = "sgl-kernel:silu_and_mul"
-#: The kernels read 16 bytes at once: eight features of bf16.
+#: The kernels read 16 bytes at a time: eight bf16 features.
 ALIGNMENT = 8
 TAGS = ("fi_api:flashinfer.activation.silu_and_mul", "sgl_api:sgl_kernel.silu_and_mul")
 
@@ -46,16 +46,16 @@ def needs(request: Request) -> Iterator[Need]:
 def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
     width = axes["intermediate_size"]
     description = (
-        f"SwiGLU's gated activation in bf16, silu(gate) * up, with {width} features a rank; gate and up lie side by "
-        f"side, as one projection gives them. One rounding at the end. {uses(needs)}"
+        f"Gated activation of SwiGLU in bf16, silu(gate) * up, with {width} features per rank. Gate and up lie side by "
+        f"side in each row, as one projection produces them. Rounded once, at the end. {uses(needs)}"
     )
-    rows = "Number of rows: all tokens of the batch; of routed experts, one row for each expert of a token."
+    rows = "Number of rows: all tokens of the batch; for routed experts, one row per token and chosen expert."
     dimensions = {
         "num_tokens": var(rows),
-        "intermediate_size": const(width, "Features of the gate, of up and of the output."),
+        "intermediate_size": const(width, "Features of the gate, of up, and of the output."),
         "gate_up_size": const(2 * width, "Features of gate and up together."),
     }
-    text = "Output of the gate and up projections: in each row the gate first, then up."
+    text = "Output of the gate and up projections: in each row, first the gate, then up."
     inputs = {"gate_up": tensor(["num_tokens", "gate_up_size"], "bfloat16", text)}
     text = "silu(gate) * up, the input of the down projection."
     outputs = {"output": tensor(["num_tokens", "intermediate_size"], "bfloat16", text)}

@@ -1,4 +1,4 @@
-"""What the attention families share: sizes, axes and texts."""
+"""Sizes, axes and texts that the attention families share."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from tools.extract_definitions.words import const, tensor, var
 TENSOR_PARALLEL = (1, 2, 4, 8)
 REQUESTS = "Number of requests."
 LENGTH = "Length of the offset arrays: number of requests + 1."
-QUERY_OFFSETS = "Offsets of each request's queries: request b has rows qo_indptr[b] to qo_indptr[b + 1] - 1."
-PAGE_OFFSETS = "Offsets of each request's pages in kv_indices; equal neighbours mean no keys."
-PAGE_INDICES = "Page indices, request after request, each below num_pages. Requests may share pages."
-LAST_PAGE = "Tokens in the last page of each request, 1 to page_size; 0 for a request without pages."
+QUERY_OFFSETS = "Query offsets: request b owns rows qo_indptr[b] to qo_indptr[b + 1] - 1."
+PAGE_OFFSETS = "Offsets of each request's pages in kv_indices; two equal neighbours mean a request without keys."
+PAGE_INDICES = (
+    "Page indices of all requests, one request after the other, each below num_pages. Requests may share pages."
+)
+LAST_PAGE = "Number of tokens in the last page of each request, 1 to page_size; 0 for a request without pages."
 KEY_OFFSETS = (
-    "Offsets of each request's keys and values: request b has rows kv_indptr[b] to kv_indptr[b + 1] - 1; "
-    "equal neighbours mean no keys."
+    "Key and value offsets: request b owns rows kv_indptr[b] to kv_indptr[b + 1] - 1; "
+    "two equal neighbours mean a request without keys."
 )
 LSE = "Base-2 logarithm of the sum of exponentials of the scaled logits; -inf for"
 
@@ -26,7 +28,7 @@ SPARSE = "its attention is sparse: queries read only the keys that the indexer c
 
 
 def has_dense_latents(request: Request, op: str) -> bool:
-    """Whether a model's latent attention reads all keys; where it does not, the op is reported as not covered."""
+    """Whether a model's latent attention reads all keys. If it does not, the op is reported as not covered."""
     if request.model.is_sparse and request.model.is_latent:
         request.uncovered[op] = SPARSE
     return request.model.is_latent and not request.model.is_sparse
@@ -39,11 +41,11 @@ def paged_needs(
 
     Args:
         request: the model and the options.
-        family: its name for pages of several tokens; `<family>_ps1` is the one for pages of one token.
+        family: the family for pages of several tokens; `<family>_ps1` is the one for pages of one token.
         op: the op of the model.
         stage: the stage that the family serves.
-        heads: const axes of a rank's heads, by tensor-parallel size.
-        sizes: tensor-parallel sizes by default.
+        heads: gives the const axes of the heads per rank for a tensor-parallel size.
+        sizes: the default tensor-parallel sizes.
     """
     for size in request.tensor_parallel(sizes):
         for page_size in request.options.page_sizes:
@@ -52,36 +54,36 @@ def paged_needs(
 
 
 def paged_text(decode: bool) -> tuple[str, str]:
-    """What the queries are, and a sentence on how they are aligned with the keys, in a description."""
+    """Two parts of a description: what the queries are, and a sentence on how they are aligned with the keys."""
     if decode:
-        return "of one new token a request (decode)", ""
+        return "for one new token per request (decode)", ""
     return (
-        "of several new tokens a request (prefill with a cached prefix), causal",
+        "for several new tokens per request (prefill with a cached prefix), causal",
         "Queries are aligned with the end of the keys. ",
     )
 
 
 def paged_axes(decode: bool, sizes: dict[str, Any], page_size: int) -> dict[str, Any]:
-    """Axes of attention over a paged cache; `sizes` are the heads' const axes."""
+    """Axes of attention over a paged cache; `sizes` are the const axes of the heads."""
     axes: dict[str, Any] = {}
     if decode:
         axes["batch_size"] = var("Number of requests; each has one query.")
     else:
-        axes["total_q"] = var("Number of queries (new tokens) of all requests.")
+        axes["total_q"] = var("Total number of queries (new tokens) of all requests.")
         if page_size > 1:
             axes["batch_size"] = var(REQUESTS)
     return {
         **axes,
         **sizes,
-        "page_size": const(page_size, "Tokens of a page."),
-        "num_pages": var("Pages of the cache, used or not."),
+        "page_size": const(page_size, "Tokens per page."),
+        "num_pages": var("Number of pages in the cache, used or not."),
         "len_indptr": var(LENGTH),
-        "num_kv_indices": var("Page indices of all requests together."),
+        "num_kv_indices": var("Total number of page indices of all requests."),
     }
 
 
 def paged_constraints(decode: bool, page_size: int) -> list[str]:
-    """What the offsets of a paged cache determine."""
+    """Constraints that the offsets of a paged cache impose."""
     constraints = ["len_indptr == batch_size + 1"] if decode or page_size > 1 else []
     if not decode:
         constraints.append("total_q == qo_indptr[-1].item()")
@@ -101,8 +103,8 @@ def paged_indices(decode: bool, page_size: int) -> dict[str, Any]:
 def ragged_axes(sizes: dict[str, Any]) -> dict[str, Any]:
     """Axes of attention on ragged tensors."""
     return {
-        "total_q": var("Number of queries (new tokens) of all requests."),
-        "total_kv": var("Number of keys of all requests."),
+        "total_q": var("Total number of queries (new tokens) of all requests."),
+        "total_kv": var("Total number of keys of all requests."),
         **sizes,
         "len_indptr": var(LENGTH),
     }
@@ -120,8 +122,8 @@ RAGGED_CONSTRAINTS = ("total_q == qo_indptr[-1].item()", "total_kv == kv_indptr[
 
 
 def outputs(rows: str, dim: str, what: str, decode: bool) -> dict[str, Any]:
-    """Output and logarithm of the sum; `what` says what the output is."""
-    nothing = "a request without keys" if decode else "a query that may attend to nothing"
+    """The output and the log-sum-exp; `what` describes the output."""
+    nothing = "a request without keys" if decode else "a query that may attend to no key"
     return {
         "output": tensor([rows, "num_qo_heads", dim], "bfloat16", f"{what}; 0 for {nothing}."),
         "lse": tensor([rows, "num_qo_heads"], "float32", f"{LSE} {nothing}."),

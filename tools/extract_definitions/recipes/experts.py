@@ -1,4 +1,4 @@
-"""What the mixtures of experts share: ops, kernels, axes and operands of the experts' feed-forward networks."""
+"""Ops, kernels, axes and operands of the experts' feed-forward networks, which all mixtures of experts share."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.needs import Request
 from tools.extract_definitions.words import const, tensor, var
 
-#: Ops of the experts; `run_moe_core` is theirs where two batches overlap.
+#: Ops of the experts; `run_moe_core` is the op when two batches overlap.
 OPS = ("experts", "run_moe_core")
 TOPK = "topk"
-#: Features that share one scale, of weights in both directions.
+#: Features that share one scale; for weights, in both directions.
 BLOCK = 128
 BLOCK_SCALED = frozenset({"flashinfer:trtllm_fp8_block_scale_moe", "sgl-kernel:fp8_blockwise_scaled_grouped_mm"})
 
@@ -29,7 +29,7 @@ OUTPUTS = {
     "output": tensor(
         ["seq_len", "hidden_size"],
         "bfloat16",
-        "Weighted sum of the local experts' results; zeros for a token that chose none of them.",
+        "Weighted sum of the results of the local experts; zeros for a token that chose none of them.",
     )
 }
 
@@ -40,10 +40,10 @@ def is_sigmoid(request: Request) -> bool:
 
 
 def divides(request: Request, experts: int, size: int) -> bool:
-    """Whether an expert-parallel size divides the experts; if a default one does not, that is noted.
+    """Whether an expert-parallel size divides the experts. If a default size does not, a note in `left_out` says so.
 
     Raises:
-        ExtractionError: a size that the user gave does not divide them.
+        ExtractionError: a size that the user gave does not divide the number of experts.
     """
     if experts % size:
         problem = f"EP {size} does not divide the {experts} experts of {request.model.name}"
@@ -60,9 +60,9 @@ def layer_axes(
     """Axes of a layer.
 
     Args:
-        tokens: what the tokens of a call are.
-        axes: sizes of the const axes.
-        routing: the axes that the routing brings.
+        tokens: describes the tokens of a call.
+        axes: the sizes of the const axes.
+        routing: the axes that the routing adds.
         block_scaled: whether the weights are fp8 with block scales.
         shared: whether the features inside an expert are split over ranks.
     """
@@ -76,31 +76,31 @@ def layer_axes(
 
 
 def constraints(routing: str, block_scaled: bool) -> tuple[str, ...]:
-    """Constraints of a layer; `routing` is the one that the routing brings."""
+    """Constraints of a layer; `routing` is the one that the routing adds."""
     return (_GATE_UP, *(_BLOCKS if block_scaled else ()), routing, *_LOCAL)
 
 
 def _expert_axes(axes: Mapping[str, int]) -> dict[str, Any]:
-    """Experts of the layer and of a rank."""
+    """Experts per layer and per rank."""
     return {
         "num_experts": const(axes["num_experts"], "Routed experts of the layer, on all ranks."),
         "num_local_experts": const(
-            axes["num_local_experts"], "Experts whose weights live on this rank, consecutive from local_expert_offset."
+            axes["num_local_experts"], "Experts whose weights are on this rank, consecutive from local_expert_offset."
         ),
     }
 
 
 def _feature_axes(axes: Mapping[str, int], shared: bool) -> dict[str, Any]:
-    """Features of a token and inside an expert; `shared`: split over ranks."""
-    between = "Features between the two products of an expert"
+    """Features of a token and inside an expert; `shared`: whether the latter are split over ranks."""
+    between = "Features between the two products of each expert"
     return {
-        "hidden_size": const(axes["hidden_size"], "Features of a token."),
+        "hidden_size": const(axes["hidden_size"], "Features per token."),
         "intermediate_size": const(
-            axes["intermediate_size"], f"{between}, this rank's part." if shared else f"{between}."
+            axes["intermediate_size"], f"{between}: the share of this rank." if shared else f"{between}."
         ),
         "gemm1_out_size": const(
             2 * axes["intermediate_size"],
-            "Output features of the first product: up and gate projections, 2 x intermediate_size.",
+            "Output features of the first product: the up and gate projections, 2 x intermediate_size.",
         ),
     }
 
@@ -119,31 +119,33 @@ def _block_axes(axes: Mapping[str, int]) -> dict[str, Any]:
 
 
 def operands(block_scaled: bool) -> dict[str, Any]:
-    """Activations and weights, in fp8 with their scales or in bf16, and the first local expert."""
+    """Activations and weights, in fp8 with scales or in bf16, and the offset of the first local expert."""
     dtype, codes = ("float8_e4m3fn", " as fp8 codes") if block_scaled else ("bfloat16", "")
     experts, float32 = "num_local_experts", "float32"
     first = (
-        f"First product{codes}: rows 0 .. intermediate_size - 1 are the up projection, the rest the gate (the half "
-        "that silu is applied to)."
+        f"Weights of the first product{codes}: rows 0 to intermediate_size - 1 are the up projection; the rest are the "
+        "gate, the half that silu is applied to."
     )
     scale = "Scale of each 128x128 block of"
     found = {
-        "hidden_states": tensor(["seq_len", "hidden_size"], dtype, f"Activations{codes}, one row a token."),
+        "hidden_states": tensor(["seq_len", "hidden_size"], dtype, f"Activations{codes}, one row per token."),
         "hidden_states_scale": tensor(
             ["num_hidden_blocks", "seq_len"],
             float32,
-            "Scale of each 128 consecutive features of each token, stored block-major.",
+            "Scale of every 128 consecutive features of each token, stored block-major.",
         ),
         "gemm1_weights": tensor([experts, "gemm1_out_size", "hidden_size"], dtype, first),
         "gemm1_weights_scale": tensor(
             [experts, "num_gemm1_out_blocks", "num_hidden_blocks"], float32, f"{scale} gemm1_weights."
         ),
         "gemm2_weights": tensor(
-            [experts, "hidden_size", "intermediate_size"], dtype, f"Second product (down projection){codes}."
+            [experts, "hidden_size", "intermediate_size"],
+            dtype,
+            f"Weights of the second product (down projection){codes}.",
         ),
         "gemm2_weights_scale": tensor(
             [experts, "num_hidden_blocks", "num_intermediate_blocks"], float32, f"{scale} gemm2_weights."
         ),
-        "local_expert_offset": tensor(None, "int32", "Index, among all experts, of the first expert on this rank."),
+        "local_expert_offset": tensor(None, "int32", "Index of the first expert on this rank among all experts."),
     }
     return {name: entry for name, entry in found.items() if block_scaled or not name.endswith("_scale")}

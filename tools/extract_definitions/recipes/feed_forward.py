@@ -5,12 +5,12 @@ from __future__ import annotations
 from tools.extract_definitions.models import Model
 from tools.extract_definitions.needs import Request
 
-#: Features between the projections, and which layers have them ("" where all do).
+#: Features between the projections, and which layers have this width ("" if all do).
 Width = tuple[int, str]
 
 
 def dense_widths(request: Request) -> list[Width]:
-    """Layers that every token passes: dense ones, and shared experts."""
+    """Widths of the layers that every token passes through: dense layers and shared experts."""
     model = request.model
     widths = []
     if model.experts is None:
@@ -26,7 +26,7 @@ def dense_widths(request: Request) -> list[Width]:
 
 
 def _has_dense_layers(model: Model) -> bool:
-    """Whether some layers of a mixture of experts have none: the first ones, those listed, or all but every n-th."""
+    """Whether some layers of a mixture of experts are dense: the first ones, those listed, or all but every n-th."""
     if model.count("first_k_dense_replace") or model.config.get("mlp_only_layers"):
         return True
     return "decoder_sparse_step" in model and model.size("decoder_sparse_step") > 1

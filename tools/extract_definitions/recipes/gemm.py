@@ -10,7 +10,7 @@ from tools.extract_definitions.recipes.feed_forward import dense_widths
 from tools.extract_definitions.words import const, document, plural, tensor, uses, var
 
 TENSOR_PARALLEL = (1, 8)
-#: Kernels of one shape each that SGLang takes for few rows: kernel -> (op, shapes, tag).
+#: Kernels for fixed shapes that SGLang uses for few rows: kernel -> (op, shapes, tag).
 SPECIAL = {
     "sgl-kernel:dsv3_fused_a_gemm": (
         "fused_qkv_a_proj_with_mqa",
@@ -64,7 +64,7 @@ def _layers(request: Request, size: int) -> Iterator[Layer]:
 
 
 def _latent_layers(request: Request, heads: int) -> Iterator[Layer]:
-    """Multi-head latent attention; without q_lora_rank the query is not compressed."""
+    """Layers of multi-head latent attention; without q_lora_rank the query is not compressed."""
     model = request.model
     hidden, latent = model.size("hidden_size"), model.size("kv_lora_rank")
     nope, rope, value = model.size("qk_nope_head_dim"), model.size("qk_rope_head_dim"), model.size("v_head_dim")
@@ -98,16 +98,16 @@ def _attention_layers(request: Request, heads: int, size: int) -> Iterator[Layer
 def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
     n, k = axes["n"], axes["k"]
     description = (
-        f"Linear layer in bf16, C = A @ B.T with {k} input and {plural(n, 'output feature')} a rank. {uses(needs)}"
+        f"Linear layer in bf16, C = A @ B.T, with {k} input and {plural(n, 'output feature')} per rank. {uses(needs)}"
     )
     dimensions = {
         "m": var("Number of rows: all tokens of the batch."),
         "n": const(n, "Output features."),
-        "k": const(k, "Input features, summed over."),
+        "k": const(k, "Input features, which the product sums over."),
     }
     inputs = {
-        "A": tensor(["m", "k"], "bfloat16", "Activations, one row a token."),
-        "B": tensor(["n", "k"], "bfloat16", "Weights as nn.Linear stores them, one row an output feature."),
+        "A": tensor(["m", "k"], "bfloat16", "Activations, one row per token."),
+        "B": tensor(["n", "k"], "bfloat16", "Weights as nn.Linear stores them, one row per output feature."),
     }
     outputs = {"C": tensor(["m", "n"], "bfloat16", "Product A @ B.T.")}
     return document(description, needs, (), dimensions, inputs, outputs)

@@ -22,13 +22,13 @@ FLASHINFER = {
     PREFILL: "fi_api:flashinfer.prefill.BatchPrefillWithPagedKVCacheWrapper",
 }
 KV_HEADS = (
-    "Key-value heads of a rank; each serves num_qo_heads / num_kv_heads query heads in a row. Where TP exceeds them, "
-    "ranks hold copies."
+    "Key-value heads per rank; each serves num_qo_heads / num_kv_heads consecutive query heads. If TP exceeds their "
+    "number, ranks hold copies."
 )
 
 
 def heads(request: Request, size: int) -> dict[str, int]:
-    """Sizes of a rank's heads."""
+    """Numbers of heads per rank, and their size."""
     model = request.model
     return {
         "num_qo_heads": model.size("num_attention_heads") // size,
@@ -40,21 +40,21 @@ def heads(request: Request, size: int) -> dict[str, int]:
 def head_axes(axes: Mapping[str, int]) -> dict[str, Any]:
     """The const axes of `heads`."""
     return {
-        "num_qo_heads": const(axes["num_qo_heads"], "Query heads of a rank."),
+        "num_qo_heads": const(axes["num_qo_heads"], "Query heads per rank."),
         "num_kv_heads": const(axes["num_kv_heads"], KV_HEADS),
-        "head_dim": const(axes["head_dim"], "Size of a query, key and value head."),
+        "head_dim": const(axes["head_dim"], "Features per query, key and value head."),
     }
 
 
 def heads_text(axes: Mapping[str, int]) -> str:
     """The heads in words."""
     query, kv = plural(axes["num_qo_heads"], "query head"), plural(axes["num_kv_heads"], "key-value head")
-    return f"{query} on {kv} of size {axes['head_dim']}"
+    return f"{query} and {kv} of size {axes['head_dim']}"
 
 
 def scale(axes: Mapping[str, int]) -> dict[str, Any]:
     """The factor of the logits."""
-    return tensor(None, "float32", f"Factor of the logits: 1/sqrt({axes['head_dim']}) in these models.")
+    return tensor(None, "float32", f"Scale of the logits: 1/sqrt({axes['head_dim']}) in these models.")
 
 
 def needs(request: Request) -> Iterator[Need]:
@@ -78,9 +78,9 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
         f"Grouped-query attention over a paged cache, {what}. {heads_text(axes)}, page size {page_size}. {aligned}"
         f"{users(needs)}"
     )
-    tail = "" if page_size == 1 else " Tokens after the last one of a request may hold anything, NaN included."
+    tail = "" if page_size == 1 else " Slots after the last token of a request may hold anything, including NaN."
     cache = ["num_pages", "page_size", "num_kv_heads", "head_dim"]
-    order = "one a request" if decode else "request after request"
+    order = "one per request" if decode else "one request after the other"
     inputs = {
         "q": tensor([rows, "num_qo_heads", "head_dim"], "bfloat16", f"Queries, {order}, after the rotary embedding."),
         "k_cache": tensor(cache, "bfloat16", f"Keys by page, after the rotary embedding.{tail}"),
@@ -99,7 +99,7 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
         ),
         attention.paged_axes(decode, head_axes(axes), page_size),
         inputs,
-        attention.outputs(rows, "head_dim", "Weighted mean of the values by query head", decode),
+        attention.outputs(rows, "head_dim", "Weighted mean of the values for each query head", decode),
         attention.paged_constraints(decode, page_size),
     )
 

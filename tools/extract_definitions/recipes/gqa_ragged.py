@@ -1,4 +1,4 @@
-"""Grouped-query attention of a prefill on ragged keys and values."""
+"""Grouped-query attention on ragged keys and values, for prefill."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def needs(request: Request) -> Iterator[Need]:
 
 def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
     description = (
-        "Grouped-query attention of several new tokens a request (prefill) on keys and values in ragged tensors, "
+        "Grouped-query attention for several new tokens per request (prefill), with keys and values in ragged tensors, "
         f"causal. {heads_text(axes)}. Queries are aligned with the end of the keys. {users(needs)}"
     )
     rows = ["total_kv", "num_kv_heads", "head_dim"]
-    text = "Queries, request after request, after the rotary embedding."
+    text = "Queries, one request after the other, after the rotary embedding."
     inputs = {
         "q": tensor(["total_q", "num_qo_heads", "head_dim"], "bfloat16", text),
-        "k": tensor(rows, "bfloat16", "Keys, request after request, after the rotary embedding."),
-        "v": tensor(rows, "bfloat16", "Values, request after request."),
+        "k": tensor(rows, "bfloat16", "Keys, one request after the other, after the rotary embedding."),
+        "v": tensor(rows, "bfloat16", "Values, one request after the other."),
         **attention.ragged_offsets(),
         "sm_scale": scale(axes),
     }
-    outputs = attention.outputs("total_q", "head_dim", "Weighted mean of the values by query head", decode=False)
+    outputs = attention.outputs("total_q", "head_dim", "Weighted mean of the values for each query head", decode=False)
     dimensions = attention.ragged_axes(head_axes(axes))
     return document(description, needs, TAGS, dimensions, inputs, outputs, attention.RAGGED_CONSTRAINTS)
 

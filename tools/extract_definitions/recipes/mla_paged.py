@@ -45,21 +45,21 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
         f"{plural(axes['num_qo_heads'], 'query head')}, page size {page_size}. {aligned}{users(needs)}"
     )
     sizes = {
-        "num_qo_heads": const(axes["num_qo_heads"], "Query heads of a rank."),
+        "num_qo_heads": const(axes["num_qo_heads"], "Query heads per rank."),
         "head_dim_ckv": const(
-            axes["head_dim_ckv"], "Compressed key-value latent (kv_lora_rank); also the size of an output head."
+            axes["head_dim_ckv"], "Features of the compressed key-value latent (kv_lora_rank), and of each output head."
         ),
-        "head_dim_kpe": const(axes["head_dim_kpe"], "Rotary part of query and key."),
+        "head_dim_kpe": const(axes["head_dim_kpe"], "Features of the rotary part of queries and keys."),
     }
-    latents = "Compressed key-value latents: the keys' part without position, and the values."
-    tail = "" if page_size == 1 else " Entries after the last token of a request may hold anything, NaN included."
+    latents = "Compressed key-value latents: the part of the keys without position, and the values."
+    tail = "" if page_size == 1 else " Slots after the last token of a request may hold anything, including NaN."
     query, cache = [rows, "num_qo_heads"], ["num_pages", "page_size"]
     model = needs[0].use.model
     nope = model.size("qk_nope_head_dim")
     scale = (
-        f"Factor of the logits: 1/sqrt({nope + axes['head_dim_kpe']}), from the head dimension before absorption "
-        f"({nope} + {axes['head_dim_kpe']}), times the square of the magnitude correction of YaRN where a model "
-        "extends its context by it."
+        f"Scale of the logits: 1/sqrt({nope + axes['head_dim_kpe']}), from the head dimension before absorption "
+        f"({nope} + {axes['head_dim_kpe']}), times the square of YaRN's magnitude correction in models that extend "
+        "their context with it."
     )
     absorbed = "Queries without position, multiplied by the key up-projection (absorbed)."
     inputs = {

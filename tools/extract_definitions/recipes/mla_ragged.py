@@ -1,4 +1,4 @@
-"""Multi-head latent attention of a prefill, with keys and values expanded from their latents."""
+"""Multi-head latent attention for prefill, with keys and values expanded from their latents."""
 
 from __future__ import annotations
 
@@ -31,23 +31,24 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     heads, size, value = axes["num_qo_heads"], axes["head_dim_qk"], axes["head_dim_vo"]
     rope = needs[0].use.model.size("qk_rope_head_dim")
     description = (
-        "DeepSeek multi-head latent attention with keys and values expanded from their latents, of several new tokens "
-        f"a request (prefill), in ragged tensors, causal. {plural(heads, 'head')}, keys of {size}, values of {value}. "
+        "DeepSeek multi-head latent attention with keys and values expanded from their latents, for several new tokens "
+        f"per request (prefill), in ragged tensors, causal. {plural(heads, 'head')}, keys of size {size}, values of "
+        f"size {value}. "
         f"Queries are aligned with the end of the keys. {users(needs)}"
     )
     parts = f"{size - rope} without position (qk_nope_head_dim) and {rope} rotary (qk_rope_head_dim)"
     sizes = {
-        "num_qo_heads": const(heads, "Heads of a rank, each with queries, keys and values of its own."),
-        "head_dim_qk": const(size, f"Size of a query and key head: {parts}."),
-        "head_dim_vo": const(value, "Size of a value and output head (v_head_dim)."),
+        "num_qo_heads": const(heads, "Heads per rank, each with its own queries, keys and values."),
+        "head_dim_qk": const(size, f"Features per query and key head: {parts}."),
+        "head_dim_vo": const(value, "Features per value and output head (v_head_dim)."),
     }
-    query = "Queries, request after request: the part without position, then the rotary part."
-    key = "Keys, request after request: up-projected latents, then the rotary part, which is the same for all heads."
+    query = "Queries, one request after the other: the part without position, then the rotary part."
+    key = "Keys, one request after the other: up-projected latents, then the rotary part, which all heads share."
     scale = (
-        f"Factor of the logits: 1/sqrt({size}), times the square of the magnitude correction of YaRN where a model "
-        "extends its context by it."
+        f"Scale of the logits: 1/sqrt({size}), times the square of YaRN's magnitude correction in models that extend "
+        "their context with it."
     )
-    values = "Values, request after request: up-projected latents."
+    values = "Values, one request after the other: up-projected latents."
     inputs = {
         "q": tensor(["total_q", "num_qo_heads", "head_dim_qk"], "bfloat16", query),
         "k": tensor(["total_kv", "num_qo_heads", "head_dim_qk"], "bfloat16", key),
@@ -55,7 +56,9 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
         **attention.ragged_offsets(),
         "sm_scale": tensor(None, "float32", scale),
     }
-    outputs = attention.outputs("total_q", "head_dim_vo", "Weighted mean of the values by query head", decode=False)
+    outputs = attention.outputs(
+        "total_q", "head_dim_vo", "Weighted mean of the values for each query head", decode=False
+    )
     dimensions = attention.ragged_axes(sizes)
     return document(description, needs, TAGS, dimensions, inputs, outputs, attention.RAGGED_CONSTRAINTS)
 

@@ -12,7 +12,7 @@ from tools.extract_definitions.words import const, document, models, plural, ten
 EXPERT_PARALLEL = (8,)
 FAMILY = "moe_fp8_block_scale_ds_routing"
 KERNELS = frozenset({"sgl-kernel:moe_fused_gate", *routed.BLOCK_SCALED})
-#: Experts of one group that sgl_kernel.moe_fused_gate takes; their whole number must be a power of two.
+#: The most experts per group that sgl_kernel.moe_fused_gate takes; the number of all experts must be a power of two.
 MAX_GROUP = 32
 TAGS = (
     "quantization:float8_e4m3fn",
@@ -37,7 +37,7 @@ def needs(request: Request) -> Iterator[Need]:
         reason = "its experts are quantised (--include-quantized)"
     elif experts & (experts - 1) or experts > MAX_GROUP * model.size("n_group"):
         groups = f"{experts} experts in {plural(model.size('n_group'), 'group')}"
-        reason = f"the family's router takes powers of two, {MAX_GROUP} a group at most, not {groups}"
+        reason = f"the family's router takes powers of two, at most {MAX_GROUP} per group, not {groups}"
     for op in (*routed.OPS, routed.TOPK):
         if reason and request.usage.op(op):
             request.uncovered[op] = reason
@@ -70,22 +70,22 @@ def _is_block_scaled(request: Request) -> bool:
 def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
     experts, local, top_k = axes["num_experts"], axes["num_local_experts"], axes["top_k"]
     groups = (
-        f"{axes['topk_group']} of {axes['n_group']} groups, {top_k} experts a token"
+        f"{axes['topk_group']} of {axes['n_group']} groups, {top_k} experts per token"
         if axes["n_group"] > 1
-        else f"{top_k} experts a token"
+        else f"{top_k} experts per token"
     )
     description = (
-        f"One rank's part of the routed experts of {models(needs)} under expert parallelism over {experts // local} "
-        f"ranks: routing over all {experts} experts (sigmoid scores, a bias that chooses but does not weigh, "
+        f"One rank's share of the routed experts of {models(needs)} under expert parallelism over "
+        f"{experts // local} ranks: routing over all {experts} experts (sigmoid scores, a bias for the choice only, "
         f"{groups}), "
-        f"then the SwiGLU MLPs of the {local} experts that live here, in fp8 with 128x128 weight scales and 1x128 "
-        "activation scales. The ranks' outputs add up to the layer's; the shared expert is not in it."
+        f"then the SwiGLU MLPs of the {local} local experts, in fp8 with 128x128 weight scales and 1x128 "
+        "activation scales. The outputs of the ranks add up to that of the layer. The shared expert is not included."
     )
     routing = {
-        "top_k": const(top_k, "Experts chosen for each token."),
-        "n_group": const(axes["n_group"], "Groups of consecutive experts that routing compares first."),
+        "top_k": const(top_k, "Experts chosen per token."),
+        "n_group": const(axes["n_group"], "Groups of consecutive experts, which routing compares first."),
         "topk_group": const(
-            axes["topk_group"], "Groups that stay after that comparison; experts of the others are not chosen."
+            axes["topk_group"], "Groups kept after that comparison; experts of other groups are not chosen."
         ),
     }
     dimensions = routed.layer_axes(f"{routed.TOKENS}, {routed.GATHERED}", axes, routing, block_scaled=True)
@@ -94,9 +94,9 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
 
 
 def _inputs() -> dict[str, Any]:
-    logits = "Output of the router for each token and expert, before the sigmoid."
-    bias = "Added to the sigmoid scores for the choice only (e_score_correction_bias); the weights do not see it."
-    factor = "Factor on the normalised weights of the chosen experts (2.5 in DeepSeek-V3/R1)."
+    logits = "Router output for each token and expert, before the sigmoid."
+    bias = "Added to the sigmoid scores to choose experts (e_score_correction_bias); the weights do not include it."
+    factor = "Factor applied to the normalised weights of the chosen experts (2.5 in DeepSeek-V3/R1)."
     return {
         "routing_logits": tensor(["seq_len", "num_experts"], "float32", logits),
         "routing_bias": tensor(["num_experts"], "bfloat16", bias),

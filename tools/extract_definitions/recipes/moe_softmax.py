@@ -49,7 +49,7 @@ def needs(request: Request) -> Iterator[Need]:
     if "n_group" in model:
         for op in (*routed.OPS, routed.TOPK):
             if request.usage.op(op):
-                request.uncovered[op] = "no family covers a softmax routing that knows groups of experts"
+                request.uncovered[op] = "no family covers softmax routing with groups of experts"
         return
     routing = ("routing:renormalize" if _normalises(model) else "routing:softmax",)
     router = {"num_experts": experts, "top_k": model.size("num_experts_per_tok")}
@@ -77,7 +77,7 @@ def needs(request: Request) -> Iterator[Need]:
 
 def _places(request: Request, experts: int) -> Iterator[Use]:
     """One use for each way to split the experts over ranks."""
-    # Attention may be data-parallel at the same time: heads do not limit how experts are split.
+    # Attention may be data-parallel at the same time, so heads do not limit how experts are split.
     for size in request.options.tensor_parallel or TENSOR_PARALLEL:
         yield Use(request.model, routed.TOPK, tp=size)
     for size in request.options.expert_parallel or EXPERT_PARALLEL:
@@ -86,17 +86,17 @@ def _places(request: Request, experts: int) -> Iterator[Use]:
 
 
 def _normalises(model: Model) -> bool:
-    """Whether the chosen experts' weights are scaled to sum to 1: as the configuration says, else as Mixtral does."""
+    """Whether the chosen experts' weights are scaled to sum to 1: as configured, by default yes, as in Mixtral."""
     return model.config.get("norm_topk_prob") is not False
 
 
 def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
     experts, top_k = axes["num_experts"], axes["top_k"]
-    chosen = const(top_k, "Experts chosen for each token.")
+    chosen = const(top_k, "Experts chosen per token.")
     weights = _weights(needs)
     if family == ROUTER:
         description = (
-            f"Router of the experts of {models(needs)}: softmax over {experts} logits, the {top_k} best experts of "
+            f"Expert router of {models(needs)}: softmax over {experts} logits, the {top_k} best experts of "
             f"each token and their weights, {weights}."
         )
         dimensions = {
@@ -109,7 +109,9 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
         outputs = {
             "topk_weights": tensor(pair, "float32", "Softmax weights of the chosen experts, largest first."),
             "topk_ids": tensor(
-                pair, "int32", "Indices of the chosen experts, best first; of equal logits the lower index first."
+                pair,
+                "int32",
+                "Indices of the chosen experts, best first; of equal logits, the lower index comes first.",
             ),
         }
         return document(description, needs, TAGS[family], dimensions, inputs, outputs, ["top_k <= num_experts"])
@@ -118,10 +120,10 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     apart = any(need.use.model.count("shared_expert_intermediate_size") for need in needs)
     description = " ".join(
         [
-            f"{_part(axes, needs)}: softmax routing over {experts} experts ({top_k} a token, weights {weights}), then",
-            f"{_mlps(local, experts)}, in {numbers}.",
-            *(["The ranks' outputs add up to the layer's."] if _is_split(needs) else []),
-            *(["The shared expert is not in it."] if apart else []),
+            f"{_part(axes, needs)}: softmax routing over {experts} experts ({top_k} per token, weights {weights}),",
+            f"then {_mlps(local, experts)}, in {numbers}.",
+            *(["The outputs of the ranks add up to that of the layer."] if _is_split(needs) else []),
+            *(["The shared expert is not included."] if apart else []),
         ]
     )
     tokens = f"{routed.TOKENS}, {routed.GATHERED}" if local < experts else routed.TOKENS
@@ -147,16 +149,14 @@ def _part(axes: Mapping[str, int], needs: Sequence[Need]) -> str:
         *(f"tensor parallelism over {plural(size, 'rank')}" for size in tensor_parallel),
         *(f"expert parallelism over {plural(size, 'rank')}" for size in expert_parallel),
     ]
-    split = ", which split each expert's intermediate features" if min(tensor_parallel, default=1) > 1 else ""
-    return f"One rank's part of t{whole} under {listed(ways)}{split}"
+    split = ", which splits the intermediate features of each expert" if min(tensor_parallel, default=1) > 1 else ""
+    return f"One rank's share of t{whole} under {listed(ways)}{split}"
 
 
 def _mlps(local: int, experts: int) -> str:
     if local == experts:
         return "their SwiGLU MLPs"
-    return (
-        "the SwiGLU MLP of the one that lives here" if local == 1 else f"the SwiGLU MLPs of the {local} that live here"
-    )
+    return "the SwiGLU MLP of the local expert" if local == 1 else f"the SwiGLU MLPs of the {local} local experts"
 
 
 def _weights(needs: Sequence[Need]) -> str:
@@ -164,8 +164,8 @@ def _weights(needs: Sequence[Need]) -> str:
     if normalised == {True}:
         return "scaled to sum to 1"
     if normalised == {False}:
-        return "as the softmax over all experts gives them"
-    return "scaled to sum to 1 if norm_topk_prob says so"
+        return "taken from the softmax over all experts"
+    return "scaled to sum to 1 if norm_topk_prob is set"
 
 
 RECIPE = Recipe("moe", (ROUTER, BF16, FP8), frozenset({GATE, FUSED, *routed.BLOCK_SCALED}), needs, describe)

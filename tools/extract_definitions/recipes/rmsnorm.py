@@ -1,4 +1,4 @@
-"""RMSNorm: of the hidden state, of latents, of each head; alone and after the residual addition."""
+"""RMSNorm of the hidden state, of latents and of each head, alone or after the residual addition."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LATENT = {
     "kv_a_layernorm": ("kv_lora_rank", "the compressed key-value latent (kv_lora_rank)"),
 }
 HEAD = ("q_norm", "k_norm")
-#: Epsilon -> suffix of the families, which keep it as a constant of the reference.
+#: Epsilon -> suffix of the family's name. Epsilon is a constant of the reference.
 EPSILONS = {1e-6: "", 1e-5: "_eps1e5"}
 TAGS = {
     "rmsnorm": ("fi_api:flashinfer.norm.rmsnorm", "sgl_api:sgl_kernel.rmsnorm"),
@@ -65,17 +65,20 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
         if of_heads
         else "Number of rows: all tokens of the batch."
     )
-    dimensions = {"batch_size": var(rows), "hidden_size": const(size, "Features that one row normalises over.")}
+    dimensions = {
+        "batch_size": var(rows),
+        "hidden_size": const(size, "Features per row; the norm runs over all of them."),
+    }
     matrix = ["batch_size", "hidden_size"]
     weight = {"weight": tensor(["hidden_size"], "bfloat16", "Learned scale of each feature.")}
     if family.startswith("fused"):
         description = (
-            f"Residual addition and RMSNorm over {size} features in bf16, eps {epsilon}: the sum comes out as "
-            "residual_out, its norm as output. The norm reads the sum before rounding. The kernels write both results "
-            f"over their inputs. Between the blocks of {models(needs)}."
+            f"Residual addition and RMSNorm over {size} features in bf16, eps {epsilon}: residual_out is the sum, "
+            "output its norm. The norm reads the sum before rounding. The kernels write both results over their "
+            f"inputs. Used between the blocks of {models(needs)}."
         )
         inputs = {
-            "hidden_states": tensor(matrix, "bfloat16", "Output of the previous block, one row a token."),
+            "hidden_states": tensor(matrix, "bfloat16", "Output of the previous block, one row per token."),
             "residual": tensor(matrix, "bfloat16", "Residual stream before the addition."),
         }
         outputs = {
@@ -86,10 +89,10 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
         }
         return document(description, needs, TAGS["fused_add_rmsnorm"], dimensions, inputs | weight, outputs)
     description = (
-        f"RMSNorm over {size} features in bf16, eps {epsilon}, one rounding at the end. "
+        f"RMSNorm over {size} features in bf16, eps {epsilon}, rounded once, at the end. "
         f"It normalises {'; '.join(f'{listed(roles)} in {names}' for names, roles in alike(needs))}."
     )
-    row = "Activations, one row a head of a token." if of_heads else "Activations, one row a token."
+    row = "Activations, one row per head of each token." if of_heads else "Activations, one row per token."
     inputs = {"hidden_states": tensor(matrix, "bfloat16", row)}
     outputs = {"output": tensor(matrix, "bfloat16", "Normalised and scaled activations.")}
     return document(description, needs, TAGS["rmsnorm"], dimensions, inputs | weight, outputs)

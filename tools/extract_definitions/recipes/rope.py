@@ -25,7 +25,7 @@ def needs(request: Request) -> Iterator[Need]:
         return
     for size in request.tensor_parallel(TENSOR_PARALLEL):
         heads = model.size("num_attention_heads") // size
-        if model.is_latent:  # only the part that carries the position, and one key for all heads
+        if model.is_latent:  # only the part with the position is rotated, and all heads share one key
             family, kv_heads, dim = INTERLEAVED, 1, model.size("qk_rope_head_dim")
         else:
             family, kv_heads, dim = NEOX, max(1, model.size("num_key_value_heads") // size), model.head_dim
@@ -37,39 +37,41 @@ def needs(request: Request) -> Iterator[Need]:
 def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
     heads, kv_heads, rotated = axes["num_qo_heads"], axes["num_kv_heads"], axes["rotary_dim"]
     if family == NEOX:
-        what = "of query and key"
-        pairs = f"features i and i + {rotated // 2} of a head turn together (NeoX style)"
+        what = "of queries and keys"
+        pairs = f"features i and i + {rotated // 2} of each head are rotated together (NeoX style)"
     else:
-        what = (
-            "of the part of query and key that carries the position in latent attention, the key's shared by all heads"
-        )
-        pairs = "features 2 i and 2 i + 1 turn together (interleaved, GPT-J style)"
-    how_many = f"all {rotated} features" if rotated == axes["head_size"] else f"the first {rotated} features of a head"
+        what = "of the positional part of queries and keys in latent attention, where all heads share that of the key"
+        pairs = "features 2 i and 2 i + 1 are rotated together (interleaved, GPT-J style)"
+    how_many = (
+        f"all {rotated} features" if rotated == axes["head_size"] else f"the first {rotated} features of each head"
+    )
     description = (
         f"Rotary position embedding in bf16 {what}, from a float32 cache of cosines and sines: {pairs}. "
-        f"{plural(heads, 'query head')} and {plural(kv_heads, 'key head')} a rank, {how_many} rotated. "
+        f"{plural(heads, 'query head')} and {plural(kv_heads, 'key head')} per rank, {how_many} rotated. "
         f"{uses(needs)}"
     )
     dimensions = {
-        "num_tokens": var("All tokens of the batch."),
-        "max_seq_len": var("Positions that the cache covers."),
-        "num_qo_heads": const(heads, "Query heads of a rank."),
-        "num_kv_heads": const(kv_heads, "Key heads of a rank."),
-        "head_size": const(axes["head_size"], "Features of a head."),
-        "rotary_dim": const(rotated, "First features of a head that are rotated; the others are copied."),
+        "num_tokens": var("Number of tokens in the batch."),
+        "max_seq_len": var("Number of positions that the cache covers."),
+        "num_qo_heads": const(heads, "Query heads per rank."),
+        "num_kv_heads": const(kv_heads, "Key heads per rank."),
+        "head_size": const(axes["head_size"], "Features per head."),
+        "rotary_dim": const(
+            rotated, "Number of leading features of each head that are rotated; the others are copied."
+        ),
     }
     query, key = ["num_tokens", "num_qo_heads", "head_size"], ["num_tokens", "num_kv_heads", "head_size"]
-    cache = "Row p: the cosines of position p, then its sines, rotary_dim / 2 each; used as they are."
-    position = "Position of each token, 0 to max_seq_len - 1, in any order; tokens may share one."
+    cache = "Row p holds the rotary_dim / 2 cosines of position p, then its sines; they are used as they are."
+    position = "Position of each token, 0 to max_seq_len - 1, in any order; tokens may share a position."
     inputs = {
-        "q": tensor(query, "bfloat16", "Query before rotation."),
-        "k": tensor(key, "bfloat16", "Key before rotation."),
+        "q": tensor(query, "bfloat16", "Queries before rotation."),
+        "k": tensor(key, "bfloat16", "Keys before rotation."),
         "cos_sin_cache": tensor(["max_seq_len", "rotary_dim"], "float32", cache),
         "positions": tensor(["num_tokens"], "int64", position),
     }
     outputs = {
-        "q_out": tensor(query, "bfloat16", "Rotated query. In-place kernels write it over q."),
-        "k_out": tensor(key, "bfloat16", "Rotated key. In-place kernels write it over k."),
+        "q_out": tensor(query, "bfloat16", "Rotated queries. In-place kernels write them over q."),
+        "k_out": tensor(key, "bfloat16", "Rotated keys. In-place kernels write them over k."),
     }
     return document(description, needs, TAGS, dimensions, inputs, outputs)
 

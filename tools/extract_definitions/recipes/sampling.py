@@ -1,4 +1,4 @@
-"""Drawing tokens: SGLang's sampler after every forward pass."""
+"""Token sampling: SGLang's sampler, which runs after every forward pass."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.words import const, document, tensor, var
 
-#: Family -> the kernel of the sampler that it belongs to. Where a batch asks for top-k alone, or top-p alone,
-#: FlashInfer draws by a kernel of its own.
+#: Family -> the sampler's kernel that it belongs to. If a batch asks for top-k alone, or for top-p alone, FlashInfer
+#: uses a separate kernel.
 FAMILIES = {
     "min_p_sampling_from_probs": "min_p_sampling_from_probs",
     "top_k_renorm_probs": "top_k_renorm_probs",
@@ -19,36 +19,37 @@ FAMILIES = {
     "top_p_sampling_from_probs": "top_k_top_p_sampling_from_probs",
 }
 DESCRIPTIONS = {
-    "min_p_sampling_from_probs": "Draws one token a row from those of {v} tokens that are at least min_p times as "
-    "probable as the most probable one, in proportion to their probabilities.",
-    "top_k_renorm_probs": "Keeps the k largest of {v} probabilities of each row, with all values tied with the k-th, "
-    "scales them to sum to 1 and sets the others to 0.",
-    "top_k_sampling_from_probs": "Draws one token a row from the k most probable of {v} tokens, in proportion to their "
-    "probabilities. Tokens tied with the k-th are all kept.",
-    "top_k_top_p_sampling_from_probs": "Top-k, then nucleus sampling over {v} tokens: what top-k keeps is scaled to "
-    "sum to 1, top-p keeps the most probable of it, and one token a row is drawn in proportion to its probability.",
-    "top_p_renorm_probs": "Keeps the most probable of {v} tokens of each row whose mass reaches top_p, scales them to "
-    "sum to 1 and sets the others to 0.",
-    "top_p_sampling_from_probs": "Nucleus sampling: draws one token a row from the most probable of {v} tokens whose "
-    "mass reaches top_p, in proportion to their probabilities.",
+    "min_p_sampling_from_probs": "Min-p sampling over {v} tokens: draws one token per row from those at least min_p "
+    "times as probable as the most probable token, in proportion to their probabilities.",
+    "top_k_renorm_probs": "Top-k renormalisation over {v} tokens: keeps the k largest probabilities of each row and "
+    "all values tied with the k-th, scales them to sum to 1 and sets the others to 0.",
+    "top_k_sampling_from_probs": "Top-k sampling over {v} tokens: draws one token per row from the k most probable "
+    "ones, in proportion to their probabilities. All tokens tied with the k-th are kept.",
+    "top_k_top_p_sampling_from_probs": "Top-k, then top-p (nucleus) sampling over {v} tokens: what top-k keeps is "
+    "scaled to sum to 1, top-p keeps its most probable tokens, and one token per row is drawn in proportion to its "
+    "probability.",
+    "top_p_renorm_probs": "Top-p (nucleus) renormalisation over {v} tokens: keeps the most probable tokens of each row "
+    "whose mass reaches top_p, scales them to sum to 1 and sets the others to 0.",
+    "top_p_sampling_from_probs": "Top-p (nucleus) sampling over {v} tokens: draws one token per row from the most "
+    "probable tokens whose mass reaches top_p, in proportion to their probabilities.",
 }
-#: Families that sgl-kernel has too.
+#: Families that sgl-kernel provides as well.
 SGL_API = ("top_k_renorm_probs", "top_p_renorm_probs")
 #: Families whose probabilities must sum to 1.
 NORMALISED = ("top_k_sampling_from_probs", "top_p_sampling_from_probs")
-LAST_KEPT = "The most probable token that reaches it is the last one kept, with all tokens tied with it"
+LAST_KEPT = "The token with which the mass reaches it is the last one kept, together with all tokens tied with it"
 TOP_K = (
-    "How many of the most probable tokens to keep, by row. All tokens tied with the last one are kept; vocab_size or "
-    "more, or a negative number, keeps all."
+    "Number of tokens to keep in each row. All tokens tied with the last one are kept; vocab_size or more, or a "
+    "negative number, keeps all."
 )
 TOP_P = {
-    "top_k_top_p_sampling_from_probs": "Share of the mass that passed top-k which the kept tokens must reach, by row. "
+    "top_k_top_p_sampling_from_probs": "Share of the mass kept by top-k that the kept tokens must reach, per row. "
     f"{LAST_KEPT}.",
-    "top_p_renorm_probs": "Share of the row's sum that the kept tokens must reach, by row. "
+    "top_p_renorm_probs": "Share of the row's sum that the kept tokens must reach, per row. "
     f"{LAST_KEPT}; 0 keeps the largest value.",
-    "top_p_sampling_from_probs": f"Probability mass that the kept tokens must reach, by row. {LAST_KEPT}.",
+    "top_p_sampling_from_probs": f"Probability mass that the kept tokens must reach, per row. {LAST_KEPT}.",
 }
-MIN_P = "Least probability to keep, as a share of the row's largest, by row; 0 keeps all tokens."
+MIN_P = "Smallest probability to keep, as a share of the largest in the row; 0 keeps all tokens."
 
 
 def needs(request: Request) -> Iterator[Need]:
@@ -62,13 +63,13 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     vocabulary = axes["vocab_size"]
     dimensions = {
         "batch_size": var("Number of rows: requests that sample a token in this step."),
-        "vocab_size": const(vocabulary, "Tokens of the vocabulary, padding included."),
+        "vocab_size": const(vocabulary, "Tokens in the vocabulary, including padding."),
     }
     matrix = ["batch_size", "vocab_size"]
     weights = (
-        "Probabilities after softmax, one row a request; each row sums to 1."
+        "Probabilities after softmax, one row per request; each row sums to 1."
         if family in NORMALISED
-        else "Non-negative weights, one row a request, as softmax gives them; a row need not sum to 1."
+        else "Non-negative weights, one row per request, as softmax produces them; a row need not sum to 1."
     )
     inputs = {"probs": tensor(matrix, "float32", weights)}
     if family.startswith("top_k"):
@@ -81,7 +82,7 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
         text = "Kept probabilities divided by their sum; 0 for all other tokens."
         outputs = {"renorm_probs": tensor(matrix, "float32", text)}
     else:
-        text = "Index of the token drawn from each row, 0 to vocab_size - 1; 0 where nothing is kept."
+        text = "Index of the token drawn from each row, 0 to vocab_size - 1; 0 if nothing is kept."
         outputs = {"samples": tensor(["batch_size"], "int32", text)}
     tags = [f"fi_api:flashinfer.sampling.{family}"]
     if family in SGL_API:

@@ -1,1 +1,1 @@
-"""What the tracer knows of frameworks, one rule a file. Nothing here names a model, a kernel or a call chain."""
+"""What the tracer knows about frameworks, one rule per file. Nothing here names a model, a kernel or a call chain."""

@@ -1,9 +1,9 @@
 """Where tracing stops: functions whose implementation is native.
 
-sgl_kernel and flashinfer are libraries of kernels: a function of theirs is a kernel if its body, or a function of the
+sgl_kernel and flashinfer are kernel libraries. One of their functions is a kernel if its body, or a function of the
 library that it refers to, ends in a native call (`torch.ops`, a Triton launch, a loaded module), and if it works on
-tensors. What does not (queries, helpers, planning) is neither a kernel nor entered. A native function that takes plain
-data only, or returns a number, asks or configures on the host: a workspace size, a handle, a registered buffer.
+tensors. Other functions (queries, helpers, planning) are neither kernels nor entered. A native function that takes only
+plain data, or returns a number, queries or configures the host: a workspace size, a handle, a registered buffer.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
 _NATIVE = {"build_and_load", "load_inline", "load_module", "cdll", "CDLL", "compile_ops"}
 # Methods of wrapper classes that plan on the host or manage workspaces.
 _PLANNING = ("plan", "begin_forward", "end_forward", "reset_workspace", "__init__", "get_", "set_", "is_", "estimate")
-# Functions that ask or build but launch nothing.
+# Functions that query or build something but launch nothing.
 _QUERIES = ("get_", "is_", "can_", "has_", "gen_", "supports_", "should_", "_get_", "_is_")
 
 
 def is_library(module: str) -> bool:
-    """Whether a module belongs to a library of kernels."""
+    """Whether a module belongs to a kernel library."""
     return module.partition(".")[0] in LIBRARIES
 
 
 def is_test(module: str) -> bool:
-    """Whether a module is a test of the framework, whose stand-ins no model ever meets."""
+    """Whether a module is a test of the framework, whose stand-ins no model ever uses."""
     return not {"test", "tests"}.isdisjoint(module.split("."))
 
 
 def kernel_of(frame: Frame, function: FunctionInfo) -> str | None:
-    """The kernel's name if calling this function is calling a kernel; "" if it is neither that nor to be entered.
+    """The kernel's name if calling this function calls a kernel; "" if it is neither a kernel nor to be entered.
 
     None for all functions that are to be entered.
     """
     if not is_library(function.module.name):
         if is_triton(function):
-            return ""  # called without a grid: from inside another kernel
+            return ""  # called without a grid, from inside another kernel
         return None
     name = function.qualname
     terminal = name.rpartition(".")[2]
@@ -58,7 +58,7 @@ def kernel_of(frame: Frame, function: FunctionInfo) -> str | None:
 
 
 def is_host(function: FunctionInfo) -> bool:
-    """Whether a library's function works on the host alone, as far as its signature says."""
+    """Whether a library's function works on the host alone, judging from its signature."""
     if isinstance(function.node, (ast.Module, ast.Lambda)):
         return False
     returns = function.node.returns
@@ -72,12 +72,12 @@ def is_host(function: FunctionInfo) -> bool:
 
 
 def is_host_code(sources: Sequence[str]) -> bool:
-    """Whether a native module is built from C and C++ only, which launch nothing by themselves."""
+    """Whether a native module is built only from C and C++ sources, which launch nothing by themselves."""
     return bool(sources) and all(source.endswith((".cpp", ".cc", ".c", ".cxx")) for source in sources)
 
 
 def alive(platform: Platform, function: FunctionInfo) -> bool:
-    """Whether the platform has this definition: `if torch.version.hip is not None:` may hold another one."""
+    """Whether the platform uses this definition: `if torch.version.hip is not None:` may contain another one."""
     dead = function.module.__dict__.setdefault("_dead_" + platform.name, None)
     if dead is None:
         dead = set(_dead_statements(platform, function.module.tree.body))
@@ -101,7 +101,7 @@ def is_triton(function: FunctionInfo) -> bool:
 
 
 def native_loader(loaders: Sequence[FunctionInfo], name: str) -> FunctionInfo:
-    """The function that has a JIT kernel built: a shared loader gets the kernel's name from its caller."""
+    """The function that requests a JIT kernel: a shared loader gets the kernel's name from its caller."""
     for loader in loaders:
         strings = (node.value for node in walk(loader.node) if isinstance(node, ast.Constant))
         if any(isinstance(string, str) and name in string for string in strings):
@@ -113,7 +113,7 @@ _cache_name = "_native_functions"
 
 
 def is_native(index: Index, function: FunctionInfo) -> bool:
-    """Whether a library function's implementation is native, directly or by what it refers to."""
+    """Whether a library function's implementation is native, directly or through what it refers to."""
     cache: dict[FunctionInfo, bool] = index.__dict__.setdefault(_cache_name, {})
     if function not in cache:
         cache[function] = False  # recursion ends here
@@ -171,7 +171,7 @@ def _symbols(
 
 
 def class_attribute(info: ClassInfo, name: str) -> FunctionInfo | None:
-    """A method of a library class, also by a name assigned in the class: `run_return_lse = partialmethod(run, ...)`."""
+    """A method of a library class, which may be assigned in the class: `run_return_lse = partialmethod(run, ...)`."""
     if name in info.methods:
         return info.methods[name]
     for statement in info.node.body:

@@ -1,10 +1,10 @@
-"""Categories of kernels, by words in the kernel's name, else in the file that defines it, else in the calling file."""
+"""Categories of kernels, by words in the kernel's name, or else in the defining file, or else in the calling file."""
 
 from __future__ import annotations
 
 from tools.kernel_tracing.rules.platforms import name_words
 
-# The first category that has one of the words; more telling words come first.
+# The first category that has one of the words applies; more specific words come first.
 _CATEGORIES: tuple[tuple[str, frozenset[str]], ...] = (
     ("communication", frozenset({"allreduce", "reduce_scatter", "allgather", "mscclpp", "alltoall", "comm", "ar"})),
     ("speculative decoding", frozenset({"speculative", "tree", "draft", "eagle", "spec", "ngram", "verify"})),

@@ -52,7 +52,7 @@ def call(frame: Frame, container: Container, name: str, arguments: Arguments, no
 
 
 def _pending(frame: Frame, node: ast.expr) -> ValueSet:
-    """Nothing is stored yet: empty while something may come, then unknown."""
+    """The value if nothing is stored yet: empty while something may still be stored, then unknown."""
     return EMPTY if frame.solver.waits((frame.context, node, "taken"), frame.context) else frame.universe.any
 
 

@@ -1,6 +1,6 @@
 """Torch custom operators: a Python function registered under a name, called as `torch.ops.<namespace>.<name>`.
 
-A decorated function keeps its name in Python too, so a call of either enters its body.
+A decorated function also keeps its name in Python, so a call by either name enters its body.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _DECORATORS = {"custom_op", "register_custom_op", "triton_op"}
 _FUNCTIONS = {"direct_register_custom_op"}
-# What these return is a torch operator that does what the function does that they are given.
+# These return a torch operator that does what the given function does.
 _WRAPPERS = {"register_custom_op", "register_custom_op_from_extern"}
 
 

@@ -1,4 +1,4 @@
-"""Annotations of plain data: what is declared a number or a tensor calls nothing, whatever seems to flow there."""
+"""Annotations of plain data: a value declared as a number or tensor calls nothing, whatever seems to flow into it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DATA = {
     "Generator",
 }
 _GENERIC = {"Optional", "Union", "List", "list", "Tuple", "tuple", "Dict", "dict", "Set", "set", "Sequence", "Iterable"}
-_TEXT = {"str"}  # data inside containers; alone it may be the key of a registry
+_TEXT = {"str"}  # data inside containers; on its own, it may be the key of a registry
 
 
 NUMBERS = {"int", "float", "bool", "str", "bytes"}
@@ -32,12 +32,12 @@ _PLAIN = re.compile(
 
 
 def may_hold_tensor(annotation: ast.expr | None) -> bool:
-    """Whether a parameter with this annotation may be given a tensor; one without any may."""
+    """Whether a parameter with this annotation may be given a tensor; without an annotation, it may."""
     return annotation is None or bool(_PLAIN.sub("", ast.unparse(annotation)))
 
 
 def is_data(annotation: ast.expr | None, inside: bool = False) -> bool:
-    """Whether an annotation admits nothing but numbers, tensors and containers of these."""
+    """Whether an annotation admits only numbers, tensors and containers of these."""
     if isinstance(annotation, ast.Constant):
         if annotation.value is None or annotation.value is Ellipsis:
             return True

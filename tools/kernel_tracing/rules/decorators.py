@@ -1,8 +1,8 @@
-"""Decorators: libraries' decorators keep the function they decorate; those in the sources are called.
+"""Decorators: those of libraries keep the function they decorate; those in the sources are called.
 
-Registering decorators (`@register_attention_backend("triton")`) work by being called: the registry is a dict that
-their body fills. That happens when the decorated module runs, so once such a decorator is defined, all modules
-that use it are interpreted.
+Registering decorators (`@register_attention_backend("triton")`) take effect by being called: their body fills a dict,
+the registry. That happens when the module with the decorated function runs, so once such a decorator is defined, all
+modules that use it are interpreted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SKIPPED = {"property", "cached_property", "staticmethod", "classmethod", "sette
 
 
 def decorate(frame: Frame, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, plain: ValueSet) -> ValueSet:
-    """What a definition binds after its decorators have been applied."""
+    """What a definition binds after applying its decorators."""
     from tools.kernel_tracing import calls, expressions
     from tools.kernel_tracing.frame import Arguments
 
@@ -72,7 +72,7 @@ def _apply_factory(
     result: ValueSet = EMPTY
     for inner in made:
         given = Arguments([values])
-        if isinstance(inner, Partial):  # of the decorator itself: `return partial(trace, level=level)`
+        if isinstance(inner, Partial):  # a partial of the decorator itself: `return partial(trace, level=level)`
             given, inner = Arguments([*inner.positional, values], dict(inner.keywords)), inner.function
         if isinstance(inner, Function):
             result |= calls.enter(frame, inner.info, None, inner.closure, given, None, variant=("decorates", site))
@@ -82,10 +82,10 @@ def _apply_factory(
 
 
 def transparent(frame: Frame, values: ValueSet) -> ValueSet:
-    """Without wrappers that only stand for another of the values.
+    """The values, without wrappers that only pass calls on to another of the values.
 
-    A decorator for debugging returns the function itself unless debugging is on, and else a `functools.wraps` of it
-    that hands all arguments on: both call the same function.
+    A debugging decorator returns the function itself unless debugging is on; otherwise it returns a `functools.wraps`
+    wrapper that passes all arguments on. Both call the same function.
     """
     kept = []
     for value in values:
@@ -98,9 +98,10 @@ def transparent(frame: Frame, values: ValueSet) -> ValueSet:
 
 
 def is_registering(function: FunctionInfo) -> bool:
-    """Whether a decorator files away what it decorates.
+    """Whether a decorator registers what it decorates.
 
-    It returns a function of its own, or its argument, and its body stores into a subscript or calls `register*`.
+    Such a decorator returns a function that it defines, or its argument, and its body stores into a subscript or calls
+    `register*`.
     """
     if isinstance(function.node, (ast.Module, ast.Lambda)):
         return False
@@ -119,7 +120,7 @@ def is_registering(function: FunctionInfo) -> bool:
 
 
 def load_users(frame: Frame, function: FunctionInfo) -> None:
-    """Interpret the modules that register something by this decorator."""
+    """Interpret the modules that register something with this decorator."""
     index = frame.solver.index
     for user in index.users_of_decorator(function.qualname):
         module = index.module(user)

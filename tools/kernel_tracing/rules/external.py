@@ -1,4 +1,4 @@
-"""Calls of what is not traced: builtins, functools, torch. A rule each for those that pass calls or values on."""
+"""Calls of functions that are not traced: builtins, functools, torch. Those that pass calls or values on have rules."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tools.kernel_tracing.frame import Arguments, Frame
 
 TORCH_OP_PARTS = len(["torch", "ops", "namespace", "name", "overload"])
-MAX_PARTS = 10  # more than the deepest package of the libraries in use has, with a class and a method
+MAX_PARTS = 10  # more than the deepest package of the libraries in use, plus a class and a method
 Rule = Callable[["Frame", "Arguments", ast.expr], ValueSet]
 
 
@@ -46,21 +46,21 @@ def call(frame: Frame, path: str, arguments: Arguments, node: ast.expr, approxim
     frame.solver.open_calls.setdefault(
         (frame.context, node), OpenCall(frame.context, node, path.rpartition(".")[2], package)
     )
-    # What it returns is remembered once, for `buffer = Buffer(...)` and then `buffer.dispatch(...)`.
+    # Its result is tracked for one level: `buffer = Buffer(...)` and then `buffer.dispatch(...)`.
     return frame.universe.any if "()" in path else frame.universe.one(External, f"{path}()")
 
 
 def is_path(path: str) -> bool:
-    """Whether something may be reached under a dotted path; else it is data of something that is, and unknown.
+    """Whether a dotted path is short enough to name something; a longer one is taken as unknown data.
 
-    A loop over `node = node.next` would make longer and longer paths.
+    Otherwise a loop over `node = node.next` would make longer and longer paths.
     """
     parts = path.count(".") + 1
     return parts <= (TORCH_OP_PARTS if path.startswith("torch.ops.") else MAX_PARTS)
 
 
 def call_back(frame: Frame, arguments: Arguments, node: ast.expr, name: str) -> None:
-    """Whatever an unknown function is, it may call the functions that it is given."""
+    """An unknown function may call the functions that it is given."""
     from tools.kernel_tracing import calls
     from tools.kernel_tracing.frame import Arguments as Given
 
@@ -132,7 +132,7 @@ def _type(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
 
 
 def _first(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
-    """Functions that return their first argument, or something that behaves like it."""
+    """Function that returns its first argument, or something that behaves like it."""
     return arguments.get(0) or frame.universe.any
 
 
@@ -223,19 +223,19 @@ def _method_type(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet
 
 
 def _reference(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
-    """`weakref.ref(x)`: calling it gives x."""
+    """`weakref.ref(x)`: calling it returns x."""
     return frame.universe.one(Partial, frame.universe.make(*_IDENTITY), (arguments.get(0),), ())
 
 
 def _namespace(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
-    """A bare object that attributes are hung on."""
+    """A bare object to which attributes are added."""
     from tools.kernel_tracing.attributes import NAMESPACE
 
     return frozenset((frame.container(node, NAMESPACE),))
 
 
 def _native_module(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
-    """A module built when it is loaded; one of C++ sources only works on the host."""
+    """A module built when it is loaded; if it has only C++ sources, it works on the host."""
     from tools.kernel_tracing.rules import boundaries
 
     if isinstance(node, ast.Call) and not any(word.arg == "cuda_sources" for word in node.keywords):
@@ -247,7 +247,7 @@ def _native_module(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueS
 
 
 def _ending(node: ast.expr) -> str:
-    """What a string, an f-string or a path joined from parts ends in; "" if it does not end in a literal."""
+    """The end of a string, an f-string or a path joined from parts; "" if that is not a literal."""
     while isinstance(node, (ast.JoinedStr, ast.BinOp, ast.Call)):
         parts = (
             node.values
@@ -273,7 +273,7 @@ def _import_module(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueS
 
 
 def _isinstance(frame: Frame, arguments: Arguments, node: ast.expr) -> ValueSet:
-    """Decided if all that is tested are instances of known classes, of which all or none pass."""
+    """Decided if all tested values are instances of known classes, and all or none of them pass."""
     classes = frame.elements(arguments.get(1)) | arguments.get(1)
     wanted = {value.info for value in classes if isinstance(value, ClassValue)}
     if not wanted or not all(isinstance(value, (ClassValue, Container)) for value in classes):

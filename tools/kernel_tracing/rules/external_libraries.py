@@ -1,11 +1,11 @@
-"""Libraries whose sources are not given and that may launch kernels: all but Python's own and the infrastructure."""
+"""Libraries without given sources that may launch kernels: all except the standard library and the infrastructure."""
 
 from __future__ import annotations
 
 import sys
 
-# Third-party packages that serve frameworks for other things than kernels. Torch is the framework itself: what it
-# launches (`torch.matmul`) is no kernel of a serving framework; its custom operators have a rule of their own.
+# Third-party packages that frameworks use for purposes other than kernels. Torch is the framework itself: what it
+# launches (`torch.matmul`) is not a kernel of a serving framework; its custom operators have a separate rule.
 INFRASTRUCTURE = frozenset(
     (
         "IPython",
@@ -70,16 +70,16 @@ INFRASTRUCTURE = frozenset(
         "zmq",
     )
 )
-# Functions that ask, configure or build on the host.
+# Functions that query, configure or build something on the host.
 _HOST = ("get_", "set_", "is_", "has_", "supports_", "init", "create_", "make_", "load", "register", "_")
 
 
 def may_launch(path: str) -> str:
-    """The package of a dotted path, if calls into it may launch kernels; else ""."""
+    """The package of a dotted path if calls into it may launch kernels, otherwise ""."""
     package = path.partition(".")[0]
     return "" if package in INFRASTRUCTURE or package in sys.stdlib_module_names or "." not in path else package
 
 
 def is_work(name: str) -> bool:
-    """Whether a called name says that it works: neither a class, nor a query, nor configuration."""
+    """Whether a called name indicates real work: neither a class, nor a query, nor configuration."""
     return not name.startswith(_HOST) and not name[:1].isupper()

@@ -1,4 +1,4 @@
-"""GPU generations: names of predicates and of numbers by which the sources ask for one."""
+"""GPU generations: names of the predicates and numbers with which the sources test for one."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _ORDER = {">=": "{} or newer", ">": "newer than {}", "<": "older than {}", "<=":
 
 
 def generation(name: str) -> str:
-    """`sm100` for `_is_sm100_supported`, `hopper` for `is_hopper_with_cuda_12_3`, else ""."""
+    """`sm100` for `_is_sm100_supported`, `hopper` for `is_hopper_with_cuda_12_3`, "" for any other name."""
     match = _PREDICATE.fullmatch(name)
     return match[1] if match else ""
 
 
 def compared(name: str, operator: str, number: int, major: bool) -> str:
-    """`sm90 or newer` for `device_sm >= 90`; `major`: the number is the first of a pair, 9; "" for anything else."""
+    """`sm90 or newer` for `device_sm >= 90`; "" for anything else. `major`: the number is the first of a pair, 9."""
     match = _NUMBER.fullmatch(name)
     if match is None or operator not in _ORDER:
         return ""

@@ -1,3 +1,3 @@
-"""Libraries of kernels: packages whose functions are called but not entered, and how traces name them."""
+"""Kernel libraries: packages whose functions are called but not entered, and their names in traces."""
 
 LIBRARIES = {"sgl_kernel": "sgl-kernel", "flashinfer": "flashinfer"}

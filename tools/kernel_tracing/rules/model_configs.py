@@ -1,7 +1,7 @@
-"""Configurations of models: which classes of them the traced model can never have.
+"""Configurations of models: the classes that the traced model's configuration can never have.
 
 A serving framework defines a class for each configuration that `transformers` lacks, and the files of the models that
-are run with it import it. A test for such a class fails for every model whose files do not.
+use it import it. A test for such a class fails for every model whose files do not import it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BASES = {"PretrainedConfig", "PreTrainedConfig"}
 
 
 class ModelConfigs:
-    """What the files of the traced model, and of the models it is built from, name."""
+    """The names used in the files of the traced model and of the models it is built from."""
 
     def __init__(self, index: Index, entries: Sequence[ClassInfo]) -> None:
         self.index = index
@@ -52,7 +52,7 @@ class ModelConfigs:
         return any(module.startswith(f"{package}.") for package in self.packages)
 
     def _reached(self, modules: list[str]) -> list[str]:
-        """The modules, and those of models that they mention: a model may be built from another one's layers."""
+        """The modules, and those of models that they mention: a model may be built from the layers of another one."""
         packages = "|".join(sorted(re.escape(package) for package in self.packages))
         mention = re.compile(rf"(?:\b(?:{packages})(?:\.|[ \t]+import[ \t]+)|^[ \t]*from[ \t]+\.)(\w+)", re.M)
         found, pending = dict.fromkeys(modules), list(modules)

@@ -1,4 +1,4 @@
-"""torch.nn.Module: calling an instance runs `__call__`, or else `forward`, including a forward set from outside."""
+"""torch.nn.Module: calling an instance runs `__call__`, or else `forward`, even if that is set from outside."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def call_instance(
 
     name = "__call__"
     if attributes.find_method(frame, callee.info, name) is None:
-        # A class with an untraced base gets __call__ from it; nn.Module's runs forward.
+        # A class with an untraced base inherits __call__ from it; that of nn.Module runs forward.
         name = "forward"
         if attributes.find_method(frame, callee.info, name) is None:
             replaced = frame.read(("field", callee.info, name))

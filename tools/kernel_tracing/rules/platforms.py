@@ -1,7 +1,7 @@
 """Platforms: which predicates hold, and which parts of the sources belong to another platform.
 
-Serving frameworks guard code by functions such as `is_cuda()`, stored in names such as `_is_cuda`. Only the
-functions are known here; the names get their value by evaluating the sources.
+Serving frameworks guard code with functions such as `is_cuda()`, whose results they store in names such as `_is_cuda`.
+Only the functions are known here; the names get their values by evaluating the sources.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PACKAGES = {
     "intel_extension_for_pytorch": "xpu",
     "wave_lang": "hip",
 }
-# Words in names of files and classes that say the same.
+# Words in names of files and classes that indicate a platform in the same way.
 _WORDS = {
     "aiter": "hip",
     "hip": "hip",
@@ -61,7 +61,7 @@ class Platform:
         return function in _PREDICATES[self.name] if function in _KNOWN else None
 
     def constant(self, path: str) -> bool | None:
-        """Truth of a constant of torch on this platform; None if it says nothing."""
+        """The truth of a constant of torch on this platform; None for any other path."""
         if path == "torch.version.hip":
             return self.name == "hip"
         if path in ("torch.version.cuda", "torch.cuda.is_available"):
@@ -69,17 +69,17 @@ class Platform:
         return None
 
     def package_is_foreign(self, path: str) -> bool:
-        """Whether importing `path` succeeds on another platform only."""
+        """Whether importing `path` succeeds only on another platform."""
         return _PACKAGES.get(path.partition(".")[0], self.name) != self.name
 
     def name_is_foreign(self, *names: str) -> bool:
-        """Whether a file or class name says that it is for another platform."""
+        """Whether the name of a file or class indicates another platform."""
         words = {word for name in names for word in name_words(name)}
         platforms = {_WORDS[word] for word in words if word in _WORDS}
         return bool(platforms) and self.name not in platforms
 
     def function_is_foreign(self, name: str) -> bool:
-        """The same for a function, where `cpu` may mean that it copies to the host or counts there."""
+        """Like `name_is_foreign`, for a function, where `cpu` may mean that it copies to the host or counts there."""
         words = set(name_words(name)) - {"cpu", "wave"}
         platforms = {_WORDS[word] for word in words if word in _WORDS}
         return bool(platforms) and self.name not in platforms

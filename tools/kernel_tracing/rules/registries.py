@@ -1,4 +1,4 @@
-"""Names of choices: how a dict, an enumeration, a parameter or a class becomes the name of what it chooses."""
+"""Names of choices: how the name of a dict, an enumeration, a parameter or a class becomes that of a choice."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 from tools.kernel_tracing.rules.platforms import name_words
 
-# Words that say that a name is a registry, not what it chooses.
+# Words in the name of a registry that do not say what it chooses.
 _FILLER = {"base", "registry", "methods", "method", "handlers", "map", "mapping", "dict", "table", "classes", "to"}
 _KINDS = {"moe": "MoE layer", "mlp": "dense layer"}
 
-# The class whose fields are what a user of the framework sets.
+# The class whose fields are the settings of the framework's users.
 SETTINGS_CLASS = "ServerArgs"
-# Names of what holds them: `self.server_args.enable_x`, `get_global_server_args().enable_x`.
+# The name of what holds these settings: `self.server_args.enable_x`, `get_global_server_args().enable_x`.
 SETTINGS_HOLDER = "server_args"
 # Members of ForwardMode that no other batch has.
 _SPECULATIVE = re.compile(r"TARGET_VERIFY|DRAFT_EXTEND\w*")
@@ -36,9 +36,9 @@ def enum_dimension(name: str, settings: Iterable[str]) -> str:
 
 
 def setting_of(name: str, settings: Iterable[str]) -> str:
-    """The setting that a field or parameter holds: its own name, or the shortest that ends or begins alike; else "".
+    """The setting that a field or parameter holds: the one of the same name, or one that differs by a prefix, or "".
 
-    `current_attention_backend` and `attention_backend`, `runner_backend_name` and `moe_runner_backend`.
+    `current_attention_backend` holds `attention_backend`; `runner_backend_name` holds `moe_runner_backend`.
     """
     bare = name.removeprefix("_").removesuffix("_name")
     known = sorted(settings, key=lambda setting: (len(setting), setting))
@@ -52,7 +52,7 @@ def setting_of(name: str, settings: Iterable[str]) -> str:
 
 
 def asked(path: str, settings: Iterable[str]) -> str:
-    """The setting that an expression reads: `server_args.sampling_backend`, `quant_config.get_name()`; else ""."""
+    """The setting that an expression reads, as `server_args.sampling_backend` or `quant_config.get_name()`, or ""."""
     owner, _, name = path.removesuffix("()").rpartition(".")
     if name == "get_name" and "quant" in name_words(owner.rpartition(".")[2]):
         return "quantization"
@@ -60,12 +60,12 @@ def asked(path: str, settings: Iterable[str]) -> str:
 
 
 def is_configuration(path: str) -> bool:
-    """Whether an expression is the quantisation's configuration: None without one, else what has the name."""
+    """Whether an expression is the quantisation configuration, which is None without quantisation."""
     return path.rpartition(".")[2] == "quant_config"
 
 
 def kind(class_name: str) -> str:
-    """What a layer's class name says about the layer: "MoE layer"."""
+    """The kind of layer according to its class name, such as "MoE layer", or ""."""
     words = name_words(class_name)
     mixed = class_name[-3:].lower()
     if mixed in _KINDS and not {"method", "config"} & set(words):
@@ -74,5 +74,5 @@ def kind(class_name: str) -> str:
 
 
 def is_speculative(enum: str, members: Iterable[str]) -> bool:
-    """Whether these modes of a batch occur in speculative decoding only."""
+    """Whether these modes of a batch occur only in speculative decoding."""
     return enum == "ForwardMode" and all(_SPECULATIVE.fullmatch(member) for member in members)

@@ -1,7 +1,7 @@
 """Natural roots: where the serving runtime, rather than a model, starts work that reaches kernels.
 
-Given by module and class patterns of the framework and the methods that its event loop calls. Chains that pass a
-model's forward end there; all others end at one of these.
+They are given by patterns for modules and classes of the framework and the methods that its event loop calls. Chains
+that pass through a model's forward end there; all others end at one of these roots.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class RuntimeRoot:
     methods: str  # regular expression for the whole method name
     group: str  # what the work belongs to
     when: str  # when the runtime calls them
-    ends_chains: bool = True  # False: chains go on to callers, where there are any
+    ends_chains: bool = True  # False: chains continue to callers, if there are any
 
 
 RUNTIME_ROOTS = (
@@ -84,17 +84,17 @@ RUNTIME_ROOTS = (
     ),
 )
 
-# What the runtime calls on a model, besides its constructor.
+# What the runtime calls on a model, in addition to its constructor.
 MODEL_METHODS = r"forward\w*|load_\w+|post_load\w*|get_\w+|set_\w+|start_layer|end_layer"
 
 
 def matching(module: str) -> list[RuntimeRoot]:
-    """Rules that apply to a module."""
+    """The rules that apply to a module."""
     return [rule for rule in RUNTIME_ROOTS if re.fullmatch(rule.module, module)]
 
 
 def occasion(module: str, class_name: str, method: str) -> tuple[str, str]:
-    """Group and time of the work that the runtime starts by this method."""
+    """The group and the time of the work that the runtime starts with this method."""
     for rule in matching(module):
         if re.fullmatch(rule.classes, class_name) and re.fullmatch(rule.methods, method):
             return rule.group, rule.when

@@ -1,5 +1,5 @@
-"""Tensors are data: subclasses of torch.Tensor and torch.nn.Parameter hold weights, and what is hung on them
-(weight loaders, shapes, flags) decides nothing about the calls of a forward pass."""
+"""Tensors are data: subclasses of torch.Tensor and torch.nn.Parameter hold weights, and their other attributes
+(weight loaders, shapes, flags) do not affect the calls of a forward pass."""
 
 from __future__ import annotations
 

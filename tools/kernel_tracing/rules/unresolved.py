@@ -1,8 +1,8 @@
 """Calls that were not resolved and might reach a kernel.
 
-Most calls of unknown receivers are tensor methods. A call might reach a kernel if a function of the sources that does
-reach one has the called name; names that tensors, strings and containers have too say nothing. A call into a library
-whose sources are not given might always reach one.
+Most calls on unknown receivers are tensor methods. A call might reach a kernel if a function in the sources that
+reaches one has the called name; names that tensors, strings and containers also have do not count. A call into a
+library whose sources are not given might always reach one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _COMMON |= {
     "save",
 }
 _COMMON |= {"register_buffer", "start", "step", "stop", "submit", "wait", "write"}
-# Of tensors.
+# Methods of tensors.
 _COMMON |= {"abs", "add", "add_", "all", "any", "bool", "byte", "chunk", "contiguous", "copy_", "cpu", "cuda", "detach"}
 _COMMON |= {"empty", "expand", "fill_", "float", "half", "index_select", "int", "item", "log", "long", "max", "mean"}
 _COMMON |= {"min", "mul", "mul_", "narrow", "numel", "numpy", "ones", "permute", "repeat", "reshape", "size", "split"}

@@ -1,5 +1,5 @@
 "use strict";
-// Reads the data that page.py packed: texts, frames and the shared tails of chains are numbers there.
+// Unpacks the data that page.py packed, in which texts, frames and the shared tails of chains are numbers.
 
 const trace = (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
@@ -45,7 +45,7 @@ const trace = (() => {
   };
 })();
 
-/** An element with attributes and children; text is always text, never markup. */
+/** An element with attributes and children; strings are always text, never markup. */
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) if (value !== undefined) made.setAttribute(name, value);
@@ -53,12 +53,12 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-/** A path or a name that wraps at its joints. */
+/** A path or a name that can wrap at its separators. */
 function breakable(text) {
   return text.split(/(?<=[/_])(?=[^/_])|(?=\.(?!py\b))/).flatMap((part, number) => (number ? [element("wbr"), part] : [part]));
 }
 
-/** Fills an element with a text in which the places that match a word are marked. `write` makes nodes of a text. */
+/** Fills an element with a text and marks the places that match a word. `write` turns text into nodes. */
 function mark(target, text, words, write = breakable) {
   target.replaceChildren();
   const lower = text.toLowerCase();

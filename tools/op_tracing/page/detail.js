@@ -1,15 +1,15 @@
 "use strict";
-// The panel of one op: where it is called, its kernels, and the chains of each kernel once it is opened.
+// The panel of one op: its call sites, its kernels, and the chains of each kernel once the kernel is opened.
 
-/** Chains shown at once; more on request. */
+/** The number of chains shown at once; a button shows more. */
 const CHAINS = 5;
-/** Call sites, and Definitions of a closed kernel, shown without asking. */
+/** The number of call sites, and of Definitions of a closed kernel, that are always shown. */
 const FEW = 4;
 
 /**
- * Shows a subject: {kicker, title, note, sites, others, kernels, empty}. `sites` are those of the chosen place, `others`
- * the further ones of the same op; the chains through any of them come first. A kernel's condition is null where the
- * trace gives none.
+ * Shows a subject: {kicker, title, note, sites, others, kernels, empty}. `sites` are the call sites of the chosen place,
+ * `others` the remaining ones of the same op; the chains through any of them come first. A kernel's condition is null if
+ * the trace gives none.
  */
 class Detail {
   constructor(section, article, leave) {
@@ -51,7 +51,7 @@ class Detail {
     this.heading.focus();
   }
 
-  /** Marks the words of the search in the names of kernels. */
+  /** Marks the search words in the names of kernels. */
   highlight(words) {
     this.words = words;
     if (!this.article.hidden) for (const [part, text] of this.names) mark(part, text, words);
@@ -82,7 +82,7 @@ class Detail {
     if (cards.length === 1) cards[0].open();
     return [
       element("h3", {}, subject.kernels.length === 1 ? "Kernel" : `${subject.kernels.length} kernels`,
-        subject.kernels.length === 1 ? "" : element("span", { class: "note" }, covered ? `${covered} with a Definition` : "none has a Definition yet")),
+        subject.kernels.length === 1 ? "" : element("span", { class: "note" }, covered ? `${covered} with a Definition` : "none with a Definition yet")),
       element("ul", { class: "kernels" }, ...cards.map((card) => card.element)),
     ];
   }
@@ -108,7 +108,7 @@ class Detail {
     return { element: card, open: toggle };
   }
 
-  /** Condition and Definitions: the beginning of them, or all. */
+  /** Condition and Definitions, in full or shortened. */
   brief(kernel, whole) {
     const conditions = kernel.condition === null ? [] : kernel.condition.split("; or ");
     const names = kernel.definitions;
@@ -138,7 +138,7 @@ class Detail {
     const parts = [
       element("p", { class: "defined" }, element("span", { class: "key" }, "Defined at "),
         element("span", { class: "place" }, ...breakable(defined))),
-      element("h5", {}, passing.length ? `${plural(passing.length, "call chain")} through ${title}` : `No chain of the trace passes ${title}`),
+      element("h5", {}, passing.length ? `${plural(passing.length, "call chain")} through ${title}` : `No chain in the trace passes through ${title}`),
       this.chains(passing, through),
     ];
     if (others.length) {
@@ -152,12 +152,12 @@ class Detail {
     }
     if (kernel.omitted) {
       parts.push(element("p", { class: "omitted" },
-        `The trace leaves out ${plural(kernel.omitted, "more chain")} of this kernel for their number.`));
+        `The trace omits ${plural(kernel.omitted, "more chain")} of this kernel for brevity.`));
     }
     return parts;
   }
 
-  /** Backtraces, a few at a time. */
+  /** Call chains, a few at a time. */
   chains(chains, through) {
     const box = element("div", { class: "chains" });
     let shown = 0;

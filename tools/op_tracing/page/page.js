@@ -1,12 +1,12 @@
 "use strict";
-// Puts the page together: header, tabs, search, the trees, the panel, and the part of the address after #.
+// Assembles the page: header, tabs, search, the trees, the panel, and the part of the address after #.
 
 const byId = (id) => document.getElementById(id);
 const narrow = matchMedia("(max-width: 56rem)");
 
-// --- what the trees hold -------------------------------------------------------------------------------------------
+// --- content of the trees ------------------------------------------------------------------------------------------
 
-/** A node of the graph, or an op outside it, as an item of a tree. */
+/** A node of the graph, or an op outside the graph, as an item of a tree. */
 function makeItem(kind, name, { annotation = "", where = "", note = "", sites = [], kernels = [], children = [], key = "" }) {
   const annotated = sites.filter((site) => site.annotation);
   const plain = sites.filter((site) => !site.annotation);
@@ -78,7 +78,7 @@ function header() {
   const sources = Object.entries(trace.sources);
   byId("versions").append(...sources.map(([name, { version }]) => element("span", {}, `${name} ${version}`)));
   byId("hashes").append(
-    element("p", {}, "Made by static analysis of these sources; SHA-256 over their Python files."),
+    element("p", {}, "Made by static analysis of these sources, listed with the SHA-256 of their Python files."),
     element("dl", {}, ...sources.flatMap(([name, { version, sha256 }]) => [
       element("dt", {}, `${name} ${version}`), element("dd", {}, sha256)])),
     trace.unresolved
@@ -121,7 +121,7 @@ function dismiss() {
   overlay(false);
 }
 
-/** From the panel back to where it was opened. */
+/** Returns from the panel to the place where it was opened. */
 function leave() {
   const item = chosen;
   const [name, tree] = Object.entries(trees).find(([, candidate]) => candidate.selected === item);
@@ -133,13 +133,13 @@ function leave() {
   tree.focus(item);
 }
 
-/** On a narrow screen the panel covers the trees: what is below must not be reachable. */
+/** On a narrow screen the panel covers the trees, which must then be unreachable. */
 function overlay(covering) {
   document.body.classList.toggle("detailed", covering);
   byId("browse").inert = covering && narrow.matches;
 }
 
-/** From a part that is written out earlier to that place. */
+/** Goes from a part that was expanded earlier to that place. */
 function jump(item) {
   const tree = trees.graph;
   const target = [...tree.walk()].find((other) => other.entered === item.entered);
@@ -203,7 +203,7 @@ function search(text) {
   const total = found.graph + found.outside + found.direct;
   byId("status").textContent = total
     ? `${plural(found.graph, "match")} in the forward, ${found.outside} outside it, ${plural(found.direct, "direct kernel")}`
-    : `Nothing matches “${text.trim()}”. Names of ops, kernels, functions and files are searched.`;
+    : `Nothing matches “${text.trim()}”. The search covers the names of ops, kernels, functions and files.`;
 }
 
 function searching() {
@@ -234,13 +234,13 @@ function searching() {
 
 // --- the address ---------------------------------------------------------------------------------------------------
 
-/** Opens what the address names. */
+/** Opens the item that the address names. */
 function follow() {
   let key = location.hash.slice(1);
   try {
     key = decodeURI(key);
   } catch {
-    // A broken escape names nothing.
+    // A broken escape does not name an item.
   }
   if (!key) {
     dismiss();

@@ -1,9 +1,10 @@
 "use strict";
-// A tree of ops: mouse, keyboard (the tree pattern of WAI-ARIA), and a filter that keeps the way to each match.
+// A tree of ops, with mouse and keyboard control (the tree pattern of WAI-ARIA) and a filter that keeps the path to each
+// match.
 
 /**
- * An item is {texts, children, ...}: `texts` are the elements that a match is marked in, [class, text] each, the name
- * first; `kernels` are names that are searched but not shown, unless they match. Tree adds the rest.
+ * An item is {texts, children, ...}. `texts` are the elements in which matches are marked, each as [class, text], the
+ * name first. `kernels` are names that are searched, but only shown if they match. Tree adds the rest.
  */
 class Tree {
   constructor(root, items, choose) {
@@ -56,7 +57,7 @@ class Tree {
     });
   }
 
-  /** Every item, or those that can be seen now, in order. */
+  /** All items, or those that are visible now, in order. */
   *walk(seen = false, items = this.items) {
     for (const item of items) {
       if (seen && !item.shown) continue;
@@ -77,7 +78,7 @@ class Tree {
     for (const item of this.walk()) this.expand(item, open);
   }
 
-  /** Makes an item the one that Tab reaches. */
+  /** Makes an item the one that the Tab key reaches. */
   focusable(item) {
     this.current?.element.setAttribute("tabindex", "-1");
     this.current = item;
@@ -90,7 +91,7 @@ class Tree {
     item.row.scrollIntoView({ block: "nearest" });
   }
 
-  /** Opens the way to an item. */
+  /** Opens the path to an item. */
   reveal(item) {
     for (let above = item.parent; above; above = above.parent) this.expand(above, true);
     this.focusable(item);
@@ -103,7 +104,7 @@ class Tree {
     item?.element.setAttribute("aria-selected", "true");
   }
 
-  /** Shows what matches every word, with the way to it; returns the number of matches. No words: shows everything. */
+  /** Shows the items that match every word, and the paths to them; returns their number. Without words, shows all. */
   filter(words) {
     if (words.length && !this.words.length) {
       this.before = new Map([...this.walk()].map((item) => [item, item.expanded]));
@@ -127,7 +128,7 @@ class Tree {
     item.matches = words.length > 0 && words.every((word) => fields.some((text) => text.includes(word)));
     item.shown = !words.length || item.matches || below > 0;
     if (words.length) this.expand(item, below > 0);
-    // What a match holds stays within reach, closed, unless there are matches in it.
+    // The children of a match stay available; the match is closed unless there are matches among them.
     if (item.matches && !below) for (const under of this.walk(false, item.children)) this.show(under, true);
     this.show(item, item.shown);
     item.element.classList.toggle("way", words.length > 0 && !item.matches);

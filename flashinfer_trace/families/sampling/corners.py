@@ -1,0 +1,95 @@
+"""Corners of the sampling families: parameters at the ends of their ranges, on rows that show every token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flashinfer_trace.families.sampling.rows import NO_TOP_K, SamplingOptions, draw_count
+from flashinfer_trace.harness.family import Plan, PlanRequest
+
+__all__ = ["renorm_corners", "sampling_corners"]
+
+#: The ordinary value of each parameter, where a corner says nothing of it.
+USUAL = {"top_k": 8, "top_p": 0.9, "min_p": 0.02}
+
+#: Sums on either side of the 1e-8 below which a renormalised row is not scaled as others are.
+SMALL_SUMS = (1.5e-8, 1.004e-8, 7e-9)
+
+#: The largest vocabulary of which a case has more rows than tokens.
+MANY_ROWS = 64
+
+#: Rows of one plan: each is drawn from often enough to miss a token of probability 0.05.
+ROWS = 8
+
+
+def parameters(request: PlanRequest) -> list[dict[str, Any]]:
+    """Corner values of the parameters that the Definition has and the kernel takes, one at a time.
+
+    First those that keep few tokens: where a row keeps many, all rows are looked at as a whole.
+    """
+    definition, options = request.definition, request.options_of(SamplingOptions)
+    vocab_size = definition.const_axes["vocab_size"]
+    values: dict[str, Sequence[Any]] = {
+        "top_k": [k for k in (1, 2, vocab_size - 1, vocab_size, vocab_size + 1, -1, NO_TOP_K) if k >= options.lowest_k],
+        "top_p": [p for p in (0.05, 0.2, 0.3, 1.0, 1.5, 0.999) if p <= options.highest_p],
+        "min_p": [0.5, 1.0, 0.7, 0.0, -0.5, 1.5],
+    }
+    return [{name: value} for name in values if name in definition.inputs for value in values[name]]
+
+
+def spec(request: PlanRequest, row: str, total: float = 1.0, **given: Any) -> dict[str, Any]:
+    usual: Mapping[str, Any] = {name: value for name, value in USUAL.items() if name in request.definition.inputs}
+    return {"row": row, "sum": total, **usual, **given}
+
+
+def row_specs(request: PlanRequest) -> list[list[dict[str, Any]]]:
+    """Specs of the rows of each plan."""
+    definition, options = request.definition, request.options_of(SamplingOptions)
+    corners = parameters(request)
+    plans = [[spec(request, "short", **corner) for corner in corners[:3]]]
+    # Every row at once without its filter, and every row that keeps nothing.
+    off = {"top_k": NO_TOP_K, "top_p": 1.0, "min_p": 0.0}
+    off = {name: value for name, value in off.items() if name in definition.inputs}
+    if off.get("top_p", 0.0) <= options.highest_p:
+        plans.append([spec(request, row, **off) for row in ("short", "normal")])
+    if "top_k" in off and options.lowest_k <= 0:
+        plans.append([spec(request, "few_valued", top_k=0)] * 2)
+    if "top_p" in off:
+        # The limit is within one rounding of the mass of some tokens: a sum in float32 decides otherwise.
+        every = {"top_k": definition.const_axes["vocab_size"]} if "top_k" in off else {}
+        plans.insert(0, [spec(request, "short", **every, top_p="boundary")] * ROWS)
+        beside = [spec(request, row, **every, top_p=p) for row in ("short", "dyadic") for p in ("above", "below")]
+        if every:
+            # Its limit is p times a kept sum, which float32 rounds as well: rows that sum to 0.7 show it.
+            plans.append([spec(request, "short", 0.7, top_k=every["top_k"] + 1, top_p="boundary")] * ROWS)
+        plans.append([*beside, spec(request, "dyadic", **every, top_p="boundary")])
+        plans.append([spec(request, "few_valued", **every, top_p=0.0)] * 2)
+    specs = [spec(request, "short", **corner) for corner in corners[3:]]
+    if not options.sums_to_one:
+        specs += [spec(request, row, total) for row in ("short", "trailing") for total in (0.5, 2.0)]
+        specs += [spec(request, "zero", **corners[-1])]
+    return plans + [specs[first : first + ROWS] for first in range(0, len(specs), ROWS)]
+
+
+def sampling_corners(request: PlanRequest) -> Sequence[Plan]:
+    """As many draws as in `sampling_plans`, shared by the rows; and a batch of one."""
+    total = draw_count(request)
+    plans = [{"rows": len(specs), "draws": max(1, total // len(specs)), "specs": specs} for specs in row_specs(request)]
+    return [*plans, {"rows": 1, "draws": 1, "specs": [spec(request, "short")]}]
+
+
+def renorm_corners(request: PlanRequest) -> Sequence[Plan]:
+    """Each row once; on a CPU also rows of tiny sums, and more rows than the tokens that are looked at."""
+    options = request.options_of(SamplingOptions)
+    vocab_size = request.definition.const_axes["vocab_size"]
+    plans: list[Plan] = [{"rows": len(specs), "draws": 1, "specs": specs} for specs in row_specs(request)]
+    if not request.large:
+        # What a kernel makes of sums this small is its own affair: here the reference is held to what it says.
+        everything: dict[str, Any] = {"top_k": NO_TOP_K} if "top_k" in request.definition.inputs else {"top_p": 1.5}
+        small = [spec(request, row, total, **everything) for row in ("short", "normal") for total in SMALL_SUMS]
+        plans.append({"rows": len(small), "draws": 1, "specs": small})
+        if vocab_size <= MANY_ROWS:
+            many = {"top_k": vocab_size // 3} if "top_k" in request.definition.inputs else {"top_p": 1.5}
+            plans.append({"rows": vocab_size + 8, "draws": 1, "specs": [spec(request, "normal", **many)]})
+    return [plan for plan in plans if not options.sums_to_one or all(s["sum"] == 1 for s in plan["specs"])]

@@ -1,0 +1,1 @@
+"""References are strangers' code, and run in a process of their own (`worker`). SECURITY.md says what that promises."""

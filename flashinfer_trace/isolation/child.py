@@ -1,0 +1,153 @@
+"""What runs inside a worker process: it confines itself, then answers requests with what the reference returns.
+
+Once a reference was loaded, nothing here can be trusted any more: a hostile one may replace it all. The parent judges
+the outputs, whoever sent them; what is found here about writes, state and random numbers is for honest mistakes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from flashinfer_trace.isolation import protocol, state
+from flashinfer_trace.isolation.confine import confine
+from flashinfer_trace.isolation.ownership import not_owned
+from flashinfer_trace.reference import load_run
+
+__all__ = ["serve"]
+
+_PIPE = 3
+
+#: Settings and functions as they were before any reference was loaded.
+Baseline = tuple[dict[str, object], dict[str, tuple[tuple[str, ...], tuple[object, ...]]]]
+
+
+class _Failure(Exception):
+    """What a reference did wrong: kind and message."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(kind, message)
+        self.kind, self.message = kind, message
+
+
+def serve(descriptor: int, memory_bytes: int, output_bytes: int, threads: int, baseline: Baseline) -> None:
+    """Answers requests from the pipe `descriptor` until it is closed. Never returns."""
+    try:
+        level = confine(memory_bytes, descriptor)
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision("highest")
+        _write(protocol.pack_header({"level": level}))
+        request = protocol.read_header(_read)
+        run = _load(request)
+        baseline[0]["the number of threads"] = threads
+        while True:
+            request = protocol.read_header(_read)
+            values = protocol.read_values(request["values"], _read, 1 << 62, strided=True)
+            inputs = dict(zip(request["names"], values, strict=True))
+            _answer(functools.partial(_run, run, inputs, request, baseline, output_bytes))
+    except EOFError:
+        os._exit(0)
+    except BaseException:
+        os._exit(1)
+
+
+def _load(request: Mapping[str, Any]) -> Callable[..., Any]:
+    """The reference of the first request; one that cannot be loaded answers every request with the reason."""
+    try:
+        return load_run(request["source"], request["label"])
+    except BaseException as error:
+        message = _describe(error)
+
+        def fail(*_: Any) -> None:
+            raise _Failure("not-loaded", message)
+
+        return fail
+
+
+def _run(
+    run: Callable[..., Any],
+    inputs: Mapping[str, Any],
+    request: Mapping[str, Any],
+    baseline: Baseline,
+    output_bytes: int,
+) -> list[Any]:
+    """The outputs of one call, or a `_Failure` that names what the reference did."""
+    guard = state.InputGuard(inputs)
+    torch.default_generator.manual_seed(request["seed"])
+    before = state.random_state()
+    with torch.no_grad():
+        result = run(*inputs.values())
+        if torch.is_grad_enabled():
+            raise _Failure("state", "it changed grad mode")
+    outputs = list(result) if isinstance(result, tuple) else [result]
+    if isinstance(result, (list, dict)):
+        raise _Failure("outputs", f"run() returned a {type(result).__name__}; it must return a tensor or a tuple")
+    # The guard compares with torch's functions: whether they are still the same comes first.
+    if replaced := state.changed_functions(baseline[1]):
+        raise _Failure("state", f"it replaced {', '.join(replaced[:5])}")
+    if changed := guard.changed():
+        raise _Failure("inputs", f"it changed its inputs {changed}; it must not write to them")
+    if written := guard.written():
+        raise _Failure("inputs", f"it wrote to its inputs {written} and restored them; it must not write to them")
+    if settings := state.changed_settings(baseline[0]):
+        raise _Failure("state", f"it changed {', '.join(settings)}")
+    if not request["draws"] and state.random_state() != before:
+        raise _Failure("random", "it draws random numbers; only sampling operations may")
+    named = {name: value for name, value in zip(request["outputs"], outputs, strict=False) if _is_dense(value)}
+    if shared := not_owned(named, inputs):
+        raise _Failure("memory-shared", "; ".join(shared))
+    size = sum(value.numel() * value.element_size() for value in outputs if isinstance(value, torch.Tensor))
+    if size > output_bytes:
+        raise _Failure("output", f"its outputs take {size} bytes; at most {output_bytes} are read")
+    return outputs
+
+
+def _is_dense(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided
+
+
+def _answer(compute: Callable[[], list[Any]]) -> None:
+    """Writes one answer: values, or what went wrong."""
+    try:
+        described = [protocol.describe_value(value, strided=False) for value in compute()]
+    except _Failure as failure:
+        _write(protocol.pack_header({"failed": [failure.kind, failure.message[: protocol.MAX_MESSAGE]]}))
+        return
+    except BaseException as error:
+        kind = "memory" if isinstance(error, MemoryError) or "can't allocate memory" in str(error) else "raised"
+        _write(protocol.pack_header({"failed": [kind, _describe(error)]}))
+        return
+    _write(protocol.pack_header({"values": [header for header, _ in described]}))
+    for _, data in described:
+        _write(data)
+
+
+def _describe(error: BaseException) -> str:
+    """Type and message of an error, with the line of the reference that it comes from."""
+    line = 0
+    with contextlib.suppress(Exception):
+        frames = [f for f, _ in traceback.walk_tb(error.__traceback__) if f.f_code.co_filename.startswith("<reference")]
+        line = frames[-1].f_lineno if frames else 0
+    where = f" (reference line {line})" if line else ""
+    refused = "; a worker opens no files" if isinstance(error, (OSError, ImportError)) else ""
+    return f"{type(error).__name__}: {str(error)[: protocol.MAX_MESSAGE]}{refused}{where}"
+
+
+def _read(target: memoryview) -> None:
+    while target:
+        count = os.readv(_PIPE, [target])
+        if count == 0:
+            raise EOFError
+        target = target[count:]
+
+
+def _write(data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(_PIPE, view) :]

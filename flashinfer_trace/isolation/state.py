@@ -1,0 +1,104 @@
+"""What a reference must leave as it finds it: torch's global state, the functions of torch, and its inputs."""
+
+from __future__ import annotations
+
+import builtins
+import math
+import operator
+import os
+import random
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+__all__ = ["InputGuard", "changed_functions", "changed_settings", "functions", "random_state", "settings"]
+
+#: Whose attributes are compared: the namespaces that a reference computes with.
+_NAMESPACES: dict[str, Any] = {
+    "builtins": builtins,
+    "math": math,
+    "torch": torch,
+    "torch.Tensor": torch.Tensor,
+    "torch.linalg": torch.linalg,
+    "torch.nn.functional": torch.nn.functional,
+}
+
+
+def settings() -> dict[str, object]:
+    """Global settings of torch and of the process, by name."""
+    backends = torch.backends
+    return {
+        "the default dtype": torch.get_default_dtype(),
+        "the default device": torch.get_default_device(),
+        "the number of threads": torch.get_num_threads(),
+        "the number of inter-op threads": torch.get_num_interop_threads(),
+        "grad mode": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "anomaly detection": torch.is_anomaly_enabled(),
+        "deterministic algorithms": (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        "the precision of float32 products": torch.get_float32_matmul_precision(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "warnings": torch.is_warn_always_enabled(),
+        "mkldnn": (torch._C._get_mkldnn_enabled(), torch._C._get_mkldnn_deterministic()),
+        "the flags of cuDNN": (backends.cudnn.enabled, backends.cudnn.deterministic, backends.cudnn.benchmark),
+        "print options": tuple(sorted(vars(torch._tensor_str.PRINT_OPTS).items(), key=lambda item: item[0])),
+        "denormal numbers": float(torch.full((), 2.0**-130).mul(1.0)) != 0.0,
+        "running threads": threading.active_count(),
+        "environment variables": hash(frozenset(os.environ.items())),
+    }
+
+
+def changed_settings(before: Mapping[str, object]) -> list[str]:
+    """Names of the settings that differ from `before`."""
+    now = settings()
+    return [name for name, value in before.items() if now[name] != value]
+
+
+def random_state() -> tuple[bytes, object]:
+    """State of torch's and Python's global random generators."""
+    return torch.get_rng_state().numpy().tobytes(), random.getstate()
+
+
+def functions() -> dict[str, tuple[tuple[str, ...], tuple[object, ...]]]:
+    """Names and values of the namespaces that a reference computes with."""
+    return {name: (tuple(vars(owner)), tuple(vars(owner).values())) for name, owner in _NAMESPACES.items()}
+
+
+def changed_functions(before: Mapping[str, tuple[tuple[str, ...], tuple[object, ...]]]) -> list[str]:
+    """Dotted names of what was replaced or removed since `before`; what torch loads late may be added."""
+    found = []
+    for name, (keys, values) in before.items():
+        now = vars(_NAMESPACES[name])
+        # Names keep their order, and new ones come last: the same values in the same order are the usual case.
+        if not all(map(operator.is_, now.values(), values)) or len(now) < len(values):
+            found += [
+                f"{name}.{key}" for key, value in zip(keys, values, strict=True) if now.get(key, now) is not value
+            ]
+    return found
+
+
+class InputGuard:
+    """Sees writes to inputs, also those that are undone: by torch's version counters, and by comparing bits."""
+
+    def __init__(self, inputs: Mapping[str, Any]) -> None:
+        self._tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+        self._versions = {name: value._version for name, value in self._tensors.items()}
+        self._bits = {name: _memory(value).clone() for name, value in self._tensors.items()}
+
+    def changed(self) -> list[str]:
+        """Names of the inputs that hold other bits than at first."""
+        return [name for name, value in self._tensors.items() if not torch.equal(_memory(value), self._bits[name])]
+
+    def written(self) -> list[str]:
+        """Names of the inputs that an operation wrote to, whatever they hold now."""
+        return [name for name, value in self._tensors.items() if value._version != self._versions[name]]
+
+
+def _memory(value: torch.Tensor) -> torch.Tensor:
+    """All bytes behind a tensor, between the elements of a strided one too."""
+    return torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage())

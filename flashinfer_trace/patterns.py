@@ -1,0 +1,65 @@
+"""Regular expressions from data (schemas, naming conventions), matched within a time limit.
+
+An expression like ``(a+)+$`` can take longer than anybody waits. The standard library's `re` cannot be stopped; the
+`regex` package can.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+__all__ = ["PatternError", "check_pattern", "fits", "found_in"]
+
+#: Longest time for one match, in seconds. Ours take microseconds.
+SECONDS = 0.5
+
+
+class PatternError(ValueError):
+    """A text is no regular expression, or one that takes too long."""
+
+
+def check_pattern(pattern: str) -> None:
+    """Compiles a pattern.
+
+    Raises:
+        PatternError: it is no regular expression.
+    """
+    _compiled(pattern)
+
+
+def fits(pattern: str, text: str) -> bool:
+    """Whether a whole text matches a pattern; one that once took longer than `SECONDS` fits nothing from then on.
+
+    Raises:
+        PatternError: it is no regular expression.
+    """
+    return _found(f"(?:{pattern})", text, "fullmatch")
+
+
+def found_in(pattern: str, text: str) -> bool:
+    """Whether a pattern matches somewhere in a text, with ``$`` as in ECMAScript: the very end; see `fits`."""
+    return _found(f"{pattern[:-1]}\\Z" if pattern.endswith("$") else pattern, text, "search")
+
+
+_too_slow: set[str] = set()
+
+
+def _found(pattern: str, text: str, method: str) -> bool:
+    if pattern in _too_slow:
+        return False
+    try:
+        return getattr(_compiled(pattern), method)(text, timeout=SECONDS) is not None
+    except TimeoutError:
+        _too_slow.add(pattern)
+        return False
+
+
+@functools.lru_cache(maxsize=512)
+def _compiled(pattern: str) -> Any:
+    import regex  # here, because only what checks names and tags needs it
+
+    try:
+        return regex.compile(pattern)
+    except (regex.error, RecursionError, OverflowError) as error:
+        raise PatternError(f"{pattern[:80]!r} is no regular expression: {error}") from None

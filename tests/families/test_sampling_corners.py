@@ -1,0 +1,88 @@
+"""Corners of the sampling families are there, and the checks of draws reject what uses its random number wrongly."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import flashinfer_trace
+from flashinfer_trace.families import family_of
+from flashinfer_trace.families.sampling.exact_draws import wrong_draws
+from flashinfer_trace.families.sampling.rows import SamplingOptions
+from flashinfer_trace.harness.family import PlanRequest
+from flashinfer_trace.harness.verify import prepare
+
+SAMPLERS = ("top_k_sampling_from_probs", "top_p_sampling_from_probs", "top_k_top_p_sampling_from_probs")
+ALL = (*SAMPLERS, "min_p_sampling_from_probs", "top_k_renorm_probs", "top_p_renorm_probs")
+TWINS = {}
+for name in ALL:
+    loaded = flashinfer_trace.load(f"{name}_v128256")
+    TWINS[name] = prepare(loaded, family_of(loaded), "cpu", full=False)
+
+
+def specs(name, large=False, options=None):
+    twin = TWINS[name]
+    plans = family_of(twin).corners(PlanRequest(twin, {}, large, options))
+    return [spec for plan in plans for spec in plan["specs"]]
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if "top_k" in name])
+def test_every_end_of_top_k_is_a_corner(name):
+    assert {spec["top_k"] for spec in specs(name)} >= {0, 1, -1, 64, 65, 1 << 30}
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if "top_p" in name])
+def test_every_end_of_top_p_is_a_corner(name):
+    assert {spec["top_p"] for spec in specs(name)} >= {0.0, 1.0, 1.5, "boundary", "above", "below"}
+
+
+def test_sums_around_the_smallest_one_are_corners_of_references_alone():
+    small = [spec["sum"] for spec in specs("top_k_renorm_probs") if spec["sum"] < 1e-7]
+    assert min(small) < 1e-8 < max(small)
+    assert not [spec for spec in specs("top_k_renorm_probs", large=True) if spec["sum"] < 1e-7]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_corners_stay_within_what_a_kernel_takes(name):
+    options = SamplingOptions(lowest_k=1, highest_p=0.999, sums_to_one=True)
+    found = specs(name, large=True, options=options)
+    assert found
+    for spec in found:
+        assert spec["sum"] == 1.0
+        assert spec.get("top_k", 1) >= 1
+        assert isinstance(spec.get("top_p", 0.0), str) or spec.get("top_p", 0.0) <= 0.999
+
+
+def test_a_batch_of_one_is_a_corner():
+    for name in ALL[:4]:
+        twin = TWINS[name]
+        plans = family_of(twin).corners(PlanRequest(twin, {}, False))
+        assert any(plan["rows"] == plan["draws"] == 1 for plan in plans)
+
+
+@pytest.mark.parametrize("name", ALL[:4])
+def test_references_draw_exactly_as_they_say(name):
+    assert wrong_draws(TWINS[name]) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("right=True", "right=False"),
+        ("cumsum(dim=-1, dtype=torch.float64)\n    u =", "cumsum(dim=-1)\n    u ="),
+        ("1, dtype=torch.float64, device", "1, dtype=torch.float32, device"),
+        ("torch.minimum(token, last)", "token"),
+        ("torch.rand(", "torch.randn("),
+    ],
+)
+@pytest.mark.parametrize("name", ["top_k_sampling_from_probs"])
+def test_what_uses_its_number_otherwise_is_rejected(name, old, new):
+    twin = TWINS[name]
+    changed = dataclasses.replace(twin, reference=twin.reference.replace(old, new))
+    assert changed.reference != twin.reference
+    try:
+        lines = wrong_draws(changed)
+    except Exception as error:  # an index beyond the vocabulary
+        lines = [str(error)]
+    assert lines

@@ -1,0 +1,192 @@
+"""The allow-list names what exists, what references need, and nothing that reaches outside."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import flashinfer_trace
+from flashinfer_trace.allow_list import allowed
+from flashinfer_trace.reference import ReferenceSourceError, check_allowed
+
+#: dtypes that only newer builds of torch have; the oldest that is supported is 2.8.
+NEWER = {"torch.float4_e2m1fn_x2"}
+
+
+def test_paths_exist() -> None:
+    for path in (allowed.PATHS | allowed.DRAWING_PATHS) - NEWER:
+        first, *parts = path.split(".")
+        functools.reduce(getattr, parts, {"torch": torch, "math": math}[first])
+
+
+def test_attributes_exist() -> None:
+    things = [torch.Tensor, torch.finfo, torch.iinfo, list, dict, int, slice, torch.return_types.topk]
+    for name in allowed.ATTRIBUTES | allowed.DRAWING_ATTRIBUTES:
+        assert any(hasattr(thing, name) for thing in things), name
+
+
+def test_nodes_and_builtins_exist() -> None:
+    assert all(issubclass(getattr(ast, name), ast.AST) for name in allowed.NODES)
+    assert all(hasattr(builtins, name) for name in allowed.BUILTINS)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "save",
+        "load",
+        "from_file",
+        "set_",
+        "data",
+        "data_ptr",
+        "numpy",
+        "storage",
+        "untyped_storage",
+        "share_memory_",
+        "apply_",
+        "map_",
+        "type",
+        "requires_grad_",
+        "register_hook",
+        "grad_fn",
+        "format",
+        "format_map",
+        "tofile",
+        "tobytes",
+        "resize_",
+        "as_strided",
+        "pin_memory",
+        "backward",
+        "gi_frame",
+        "f_back",
+        "open",
+        "system",
+        "compile",
+        "ops",
+        "jit",
+        "utils",
+        "hub",
+        "classes",
+        "library",
+        "multiprocessing",
+        "distributed",
+        "serialization",
+        "seed",
+        "manual_seed",
+        "set_default_dtype",
+        "set_num_threads",
+        "use_deterministic_algorithms",
+        "set_printoptions",
+        "set_grad_enabled",
+        "get_rng_state",
+        "set_rng_state",
+        "Generator",
+        "os",
+        "sys",
+        "builtins",
+        "importlib",
+        "ctypes",
+        "threading",
+    ],
+)
+def test_nothing_that_reaches_outside_is_listed(name: str) -> None:
+    assert name not in allowed.ATTRIBUTES | allowed.DRAWING_ATTRIBUTES | allowed.BUILTINS
+    assert f"torch.{name}" not in allowed.PATHS | allowed.DRAWING_PATHS
+
+
+def test_no_listed_path_is_a_module() -> None:
+    for path in (allowed.PATHS | allowed.DRAWING_PATHS) - NEWER:
+        first, *parts = path.split(".")
+        value = functools.reduce(getattr, parts, {"torch": torch, "math": math}[first])
+        assert not isinstance(value, type(torch)), path
+
+
+def test_every_reference_of_the_dataset_is_allowed() -> None:
+    definitions = list(flashinfer_trace.definitions())
+    assert definitions
+    for definition in definitions:
+        check_allowed(definition.reference, definition.name, definition.op_type)
+
+
+FUTURE = {
+    "int4 linear": """
+def run(x, packed, scales):
+    low, high = packed & 0xF, torch.bitwise_right_shift(packed, 4)
+    codes = torch.stack([low, high], dim=-1).flatten(1).to(torch.int8) - 8
+    return (x.float() @ (codes.float() * scales.repeat_interleave(128, dim=1)).T).to(x.dtype)
+""",
+    "fp4 dequantisation": """
+def run(packed, scales):
+    table = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device=packed.device)
+    nibbles = torch.stack([packed.view(torch.uint8) & 0xF, packed.view(torch.uint8) >> 4], dim=-1).flatten(-2)
+    values = torch.where(nibbles >= 8, -1.0, 1.0) * table[(nibbles & 7).long()]
+    return values * scales.view(torch.float8_e4m3fn).float().repeat_interleave(16, dim=-1)
+""",
+    "fp8 quantiser": """
+def run(x):
+    scale = x.float().abs().amax(dim=-1, keepdim=True).clamp(min=1e-10) / torch.finfo(torch.float8_e4m3fn).max
+    return (x.float() / scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn), scale
+""",
+    "grouped gemm": """
+def run(a, b, offsets):
+    groups = torch.searchsorted(offsets, torch.arange(a.shape[0], device=a.device), right=True)
+    return torch.einsum("mk,mnk->mn", a.float(), b[groups].float()).to(a.dtype)
+""",
+    "hadamard": """
+def run(x):
+    n = x.shape[-1]
+    y = x.float().reshape(-1, n)
+    step = 1
+    while step < n:
+        a, b = y.view(-1, n // (2 * step), 2, step).unbind(2)
+        y = torch.stack([a + b, a - b], dim=2).reshape(-1, n)
+        step *= 2
+    return (y * math.sqrt(1 / n)).reshape(x.shape).to(x.dtype)
+""",
+    "tree of speculative tokens": """
+def run(parents, tokens, draft):
+    accepted = torch.zeros_like(tokens, dtype=torch.bool)
+    for depth in range(parents.shape[1]):
+        chosen = draft.gather(1, parents[:, depth : depth + 1]).squeeze(1)
+        accepted = accepted.scatter(1, parents[:, depth : depth + 1], (chosen == tokens[:, depth]).unsqueeze(1))
+    return accepted.cumsum(dim=1).to(torch.int32), accepted.long().argmax(dim=1)
+""",
+}
+
+
+@pytest.mark.parametrize("family", FUTURE)
+def test_families_to_come_find_what_they_need(family: str) -> None:
+    check_allowed(f"import math\nimport torch\n{FUTURE[family]}", family, "quantization")
+
+
+def test_speculative_samplers_draw() -> None:
+    source = "import torch\n\n\ndef run(p):\n    return p.cumsum(-1), torch.empty(3).exponential_()\n"
+    check_allowed(source, "sampler", "speculative")
+    with pytest.raises(ReferenceSourceError, match=r"only the op_types sampling speculative draw"):
+        check_allowed(source, "norm", "rmsnorm")
+
+
+def test_errors_name_construct_line_and_how_to_propose() -> None:
+    source = "import torch\n\n\ndef run(x):\n    match x:\n        case _:\n            return torch.fft.fft(x.foo)\n"
+    with pytest.raises(ReferenceSourceError) as error:
+        check_allowed(source, "mine", "rmsnorm")
+    lines = str(error.value).splitlines()
+    assert lines[0].startswith("mine:5: the construct Match is not allowed (")
+    assert any(line.startswith("mine:7: torch.fft.fft is not allowed (") for line in lines)
+    assert any(line.startswith("mine:7: the attribute .foo is not allowed (") for line in lines)
+    assert "allow_list/allowed.py lists what is allowed, and says how to propose an addition" in lines[0]
+
+
+def test_no_torch_is_imported() -> None:
+    code = (
+        "import sys; from flashinfer_trace.reference import check_allowed; check_allowed('def run(): return 0', 'x');"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,78 @@
+"""A fixed sample of mutants of every family, judged anew: the harness rejects at least what the last whole run says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from flashinfer_trace import find_root
+from tools.mutate.__main__ import out_of_date, reasons
+from tools.mutate.cases import bench_of, known_families, representative
+from tools.mutate.judge import judge
+from tools.mutate.mutants import mutants
+from tools.mutate.reasons import EQUIVALENTS, KEPT, ReasonError, read_reasons
+from tools.mutate.sample import sample
+from tools.mutate.summary import FLOOR_FAMILY, FLOOR_OVERALL, RESULTS, below_floor, overall, render, score
+
+#: One mutant in so many: about 400 of all families, in half a minute of one core each for the slowest families.
+SHARE = 16
+
+FAMILIES = known_families()
+SUMMARIES = json.loads(RESULTS.read_text())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_sample_is_rejected_as_in_the_last_whole_run(name):
+    family = FAMILIES[name]
+    definition = representative(family)
+    chosen = sample(mutants(definition, family), SHARE)
+    equivalents = read_reasons(EQUIVALENTS)
+    survivors = {survivor["content"] for survivor in SUMMARIES[name]["survivors"]}
+    relevant = [mutant for mutant in chosen if mutant.content not in equivalents]
+    bench = bench_of(family, definition)
+    accepted = [mutant for mutant in relevant if not judge(bench, mutant.source).rejected]
+    new = [f"{m.id}: {m.before}  ->  {m.after}" for m in accepted if m.content not in survivors]
+    assert not new, "the harness accepts mutants that it rejected:\n" + "\n".join(new)
+
+
+def test_the_committed_scores_are_above_their_floors():
+    assert not below_floor(SUMMARIES)
+    assert score(overall(SUMMARIES)) >= FLOOR_OVERALL
+    assert min(score(summary) for summary in SUMMARIES.values()) >= FLOOR_FAMILY
+    assert overall(SUMMARIES)["mutants"] >= 3500
+
+
+def test_the_results_and_the_document_are_up_to_date():
+    assert out_of_date(find_root(), read_reasons(KEPT)) == []
+
+
+def test_every_survivor_is_explained():
+    text = render(SUMMARIES, reasons(read_reasons(KEPT)))
+    assert "Not explained yet" not in text
+    for summary in SUMMARIES.values():
+        for survivor in summary["survivors"]:
+            assert survivor["id"] in text
+
+
+def test_scores_below_the_floor_are_named():
+    weak = {"family": {"mutants": 100, "counts": {"survived": 3, "equivalent": 0}, "survivors": []}}
+    lines = below_floor(weak)
+    assert len(lines) == 2 and "family" in lines[0] and "97.00%" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "cannot be read"),
+        ('[{"reason": "", "mutants": {"a": "b"}}]', "no reason"),
+        ('[{"reason": "r", "mutants": {}}]', "no reason or no mutants"),
+        ('[{"reason": "r", "check": "hope", "mutants": {"a": "b"}}]', "check 'hope'"),
+        ('[{"reason": "r", "mutants": {"a": "b"}}, {"reason": "s", "mutants": {"a": "b"}}]', "stands twice"),
+    ],
+)
+def test_files_of_reasons_that_cannot_be_used(tmp_path, text, message):
+    path = tmp_path / "reasons.json"
+    path.write_text(text)
+    with pytest.raises(ReasonError, match=message):
+        read_reasons(path)

@@ -1,0 +1,76 @@
+"""Made-up evidence for tests of code that reads evidence; it matches the Definition and its family's record."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from flashinfer_trace import digests, ledger
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.files import write_json
+from flashinfer_trace.records import KernelFacts
+
+__all__ = ["made_up_evidence", "small_dataset"]
+
+FIGURES = {"kernel_worst": 0.9, "reference_worst": 0.8, "kernel_error": 0.002, "reference_error": 0.001}
+
+
+def made_up_evidence(root: Path, definition: Definition) -> dict[str, Any]:
+    """The content of an evidence file that proves `definition` in the dataset at `root`."""
+    kernels = ledger.kernels_today(root, definition)
+    runnable = [kernel for kernel in kernels.values() if kernel.runs_on(ledger.RECORDED_ON)]
+    return {
+        "definition": definition.name,
+        "op_type": definition.op_type,
+        "entries": [_entry(definition, kernel) for kernel in runnable],
+    }
+
+
+def small_dataset(root: Path, source: Path, *names: str) -> Path:
+    """Creates a dataset at `root` with some Definitions of `source`, all verified by made-up evidence."""
+    for directory in ("schema", "reference"):
+        shutil.copytree(source / directory, root / directory, ignore=shutil.ignore_patterns("tests"))
+    for path in source.glob("definitions/*/*.json"):
+        if path.stem in names:
+            target = root / path.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            text = path.read_text(encoding="utf-8")
+            target.write_text(text.replace(ledger.UNVERIFIED, ledger.VERIFIED), encoding="utf-8")
+            definition = Definition.from_file(target)
+            evidence = ledger.evidence_path(root, definition)
+            evidence.parent.mkdir(parents=True, exist_ok=True)
+            write_json(evidence, made_up_evidence(root, definition))
+    return root
+
+
+def _entry(definition: Definition, kernel: KernelFacts) -> dict[str, Any]:
+    code = digests.current()
+    return {
+        "kernel": {
+            "label": kernel.label,
+            "library": kernel.library,
+            "version": "1.2.3",
+            "path": kernel.path,
+            "variant": kernel.variant,
+        },
+        "digests": {
+            "reference": definition.reference_sha256,
+            "contract": digests.contract_sha256(definition),
+            "family": code.family(definition.op_type),
+            "harness": code.harness,
+        },
+        "environment": {
+            "gpu": {"name": "Test GPU", "compute_capability": "9.0"},
+            "python": "3.12.3",
+            "torch": "2.11.0",
+            "cuda": "13.0",
+            "libraries": {"triton": "3.6.0"},
+        },
+        "cases": 57,
+        "vacuous": 60,
+        "seed": 0,
+        "result": "passed",
+        "outputs": {name: {"policy": kernel.policies[name], **FIGURES} for name in definition.outputs},
+        "recorded_at": "2026-01-02T03:04:05Z",
+    }

@@ -1,0 +1,1 @@
+"""Mutation testing: which small errors in a reference does the harness reject?"""

@@ -1,0 +1,111 @@
+"""Measures the harness: changes every reference in thousands of small ways and counts the changes that it rejects.
+
+    python -m tools.mutate                    # all families; writes tools/mutate/results.json and docs/harness_power.md
+    python -m tools.mutate rmsnorm gemm       # these families; prints scores and survivors, writes nothing
+    python -m tools.mutate --check            # exit 1 if results or document are older than references or reasons
+
+Verdicts are kept in .mutate/: a run that was stopped goes on where it ended, and judges again what a change of the
+reference, the harness or the family's records concerns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from flashinfer_trace import find_root
+from flashinfer_trace.files import write_json, write_text
+from tools.mutate.cases import known_families, representative
+from tools.mutate.mutants import mutants
+from tools.mutate.reasons import EQUIVALENTS, KEPT, Reason, ReasonError, read_reasons, unmatched
+from tools.mutate.runner import default_processes
+from tools.mutate.summary import RESULTS, below_floor, mutants_digest, overall, render, score
+
+DOCUMENT = "docs/harness_power.md"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help="families to measure [all]")
+    parser.add_argument("--processes", type=int, default=default_processes(), help="how many at once [%(default)s]")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the results are out of date")
+    options = parser.parse_args(arguments)
+    known = known_families()
+    for name in options.families:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            parser.error(f"no family {name}" + (f"; did you mean {close[0]}?" if close else ""))
+    try:
+        equivalents, kept = read_reasons(EQUIVALENTS), read_reasons(KEPT)
+    except ReasonError as error:
+        parser.error(str(error))
+    if options.check:
+        return report(out_of_date(find_root(), kept))
+    return measure(options.families, options.processes, equivalents, kept)
+
+
+def measure(names: list[str], processes: int, equivalents: dict[str, Reason], kept: dict[str, Reason]) -> int:
+    """Runs, prints, and after a run of all families writes results and document."""
+    from tools.mutate.campaign import run_campaign
+
+    families = {name: family for name, family in known_families().items() if not names or name in names}
+    campaign = run_campaign(families, equivalents, processes)
+    problems = campaign.problems
+    for name, summary in campaign.summaries.items():
+        print(f"{name}: {score(summary):.2%} of {summary['mutants']}, {summary['counts']}")
+        for survivor in summary["survivors"]:
+            if survivor["content"] not in kept:
+                problems.append(
+                    f"{survivor['id']} ({survivor['content']}) survives: {survivor['before']}  ->  {survivor['after']}"
+                )
+    print(f"all: {score(overall(campaign.summaries)):.2%} of {overall(campaign.summaries)['mutants']}")
+    if not names:
+        problems += wrong_reasons(campaign.mutants, campaign.summaries, equivalents, kept)
+        root = find_root()
+        write_json(RESULTS, campaign.summaries)
+        write_text(root / DOCUMENT, render(campaign.summaries, reasons(kept)))
+    return report(problems + below_floor(campaign.summaries))
+
+
+def wrong_reasons(
+    found: list[Any], summaries: dict[str, Any], equivalents: dict[str, Reason], kept: dict[str, Reason]
+) -> list[str]:
+    """Reasons that no mutant has, and reasons to keep survivors that are none."""
+    lines = [f"{EQUIVALENTS.name}: {content} is no mutant; remove it" for content in unmatched(equivalents, found)]
+    surviving = {survivor["content"] for summary in summaries.values() for survivor in summary["survivors"]}
+    return lines + [f"{KEPT.name}: {content} does not survive; remove it" for content in sorted(set(kept) - surviving)]
+
+
+def reasons(entries: dict[str, Reason]) -> dict[str, str]:
+    return {content: entry.reason for content, entry in entries.items()}
+
+
+def out_of_date(root: Path, kept: dict[str, Reason]) -> list[str]:
+    """Why the committed results or document are older than the references, the operators or the reasons."""
+    fix = "run `python -m tools.mutate`"
+    summaries: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
+    families = known_families()
+    lines = [f"{name}: has no results; {fix}" for name in sorted(families.keys() - summaries.keys())]
+    lines += [f"{name}: has results but no record; {fix}" for name in sorted(summaries.keys() - families.keys())]
+    for name in sorted(families.keys() & summaries.keys()):
+        definition = representative(families[name])
+        if mutants_digest(mutants(definition, families[name])) != summaries[name]["digest"]:
+            lines.append(f"{name}: the results are for other mutants; {fix}")
+    document = root / DOCUMENT
+    if not document.is_file() or document.read_text(encoding="utf-8") != render(summaries, reasons(kept)):
+        lines.append(f"{DOCUMENT} is out of date; {fix}")
+    return lines
+
+
+def report(problems: list[str]) -> int:
+    for line in problems:
+        print(line, file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""One run: makes the mutants, judges those that no cache knows, checks the equivalents and sums up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.harness.family import Family
+from tools.mutate.cases import has_real_size, representative
+from tools.mutate.judge import Verdict
+from tools.mutate.mutants import Mutant, mutants
+from tools.mutate.reasons import Reason
+from tools.mutate.runner import Limits, Store, default_store, judge_all, source_key
+from tools.mutate.summary import family_summary
+
+__all__ = ["Campaign", "run_campaign"]
+
+
+@dataclass
+class Campaign:
+    """What a run found.
+
+    Attributes:
+        summaries: by family (see `summary.family_summary`).
+        mutants: all of them.
+        problems: one line for each reason that does not hold.
+    """
+
+    summaries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    mutants: list[Mutant] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def run_campaign(
+    families: Mapping[str, Family], equivalents: Mapping[str, Reason], processes: int, limits: Limits | None = None
+) -> Campaign:
+    """Judges every mutant of these families.
+
+    A mutant with a reason is judged as well: a reason for one that is rejected is a problem, as is one whose check
+    fails in any case.
+    """
+    campaign = Campaign()
+    found: dict[str, list[Mutant]] = {}
+    chosen: dict[str, Definition] = {}
+    stores: dict[str, Store] = {}
+    for name, family in families.items():
+        chosen[name] = representative(family)
+        found[name] = mutants(chosen[name], family)
+        stores[name] = default_store(family, chosen[name])
+        campaign.mutants += found[name]
+    judge_missing(campaign.mutants, stores, processes, limits)
+    verdicts = {name: [stores[name].known[source_key(m.source)] for m in own] for name, own in found.items()}
+    campaign.problems += failed_checks(found, verdicts, equivalents, processes, limits)
+    for name in families:
+        real = has_real_size(chosen[name])
+        campaign.summaries[name] = family_summary(chosen[name].name, found[name], verdicts[name], equivalents, real)
+    return campaign
+
+
+def judge_missing(found: Sequence[Mutant], stores: Mapping[str, Store], processes: int, limits: Limits | None) -> None:
+    """Judges what the stores do not know, and writes each verdict down at once."""
+    missing = [m for m in found if source_key(m.source) not in stores[m.family].known]
+    with progress() as bar:
+        task = bar.add_task("mutants", total=len(missing))
+        for number, verdict in judge_all(
+            [(m.family, m.source, "") for m in missing], processes=processes, limits=limits
+        ):
+            mutant = missing[number]
+            stores[mutant.family].add(source_key(mutant.source), verdict)
+            bar.update(task, advance=1, description=mutant.family)
+
+
+def failed_checks(
+    found: Mapping[str, Sequence[Mutant]],
+    verdicts: Mapping[str, Sequence[Verdict]],
+    equivalents: Mapping[str, Reason],
+    processes: int,
+    limits: Limits | None,
+) -> list[str]:
+    """A line for each mutant that is called equivalent and is not."""
+    problems, waiting = [], []
+    for name, own in found.items():
+        for mutant, verdict in zip(own, verdicts[name], strict=True):
+            if mutant.content in equivalents:
+                if verdict.rejected:
+                    problems.append(
+                        f"{mutant.id} ({mutant.content}) is called equivalent, and is rejected: {verdict.detail}"
+                    )
+                else:
+                    waiting.append(mutant)
+    tasks = [(mutant.family, mutant.source, equivalents[mutant.content].check) for mutant in waiting]
+    with progress() as bar:
+        task = bar.add_task("equivalents", total=len(tasks))
+        for number, line in judge_all(tasks, processes=processes, limits=limits):
+            bar.update(task, advance=1)
+            if line:
+                mutant = waiting[number]
+                problems.append(f"{mutant.id} ({mutant.content}) is called equivalent ({tasks[number][2]}): {line}")
+    return problems
+
+
+def progress() -> Progress:
+    """A bar on a terminal, nothing elsewhere."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, disable=not console.is_terminal, transient=True)

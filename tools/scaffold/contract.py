@@ -1,0 +1,111 @@
+"""The axes, inputs and outputs of a new family, as declared on the command line."""
+
+from __future__ import annotations
+
+import json
+import keyword
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+AXIS = re.compile(r"([a-z][a-z0-9_]*)(?:=([1-9][0-9]*))?")
+TENSOR = re.compile(r"([A-Za-z][A-Za-z0-9_]*):([a-z0-9_]+)(?:\[([a-z0-9_, ]*)\])?")
+#: Names that must stay available in the reference, so that no parameter of run() may have them.
+RESERVED = frozenset({"torch", "math", "run", "TODO"})
+
+
+class ScaffoldError(Exception):
+    """The files cannot be written; the message says why."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One input or output; `shape` is None for a scalar."""
+
+    name: str
+    dtype: str
+    shape: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class Contract:
+    """Axes with their values (None for a variable axis), and inputs and outputs in order."""
+
+    axes: Mapping[str, int | None]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+    @property
+    def const_axes(self) -> dict[str, int]:
+        """The axes that have a value."""
+        return {name: value for name, value in self.axes.items() if value is not None}
+
+
+def read_contract(root: Path, axes: Sequence[str], inputs: Sequence[str], outputs: Sequence[str]) -> Contract:
+    """The contract that the arguments declare.
+
+    Args:
+        root: the checkout, whose schema lists the dtypes.
+        axes: `NAME` for a variable axis, `NAME=VALUE` for a constant one.
+        inputs, outputs: `NAME:DTYPE[AXIS,AXIS]`, or `NAME:DTYPE` for a scalar.
+
+    Raises:
+        ScaffoldError: an argument cannot be read, an axis is not declared or not used, or a name occurs twice.
+    """
+    declared = [_axis(text) for text in axes]
+    found_inputs = tuple(_tensor(text, "input") for text in inputs)
+    found_outputs = tuple(_tensor(text, "output") for text in outputs)
+    if not (declared and found_inputs and found_outputs):
+        raise ScaffoldError(
+            "give at least one --axis NAME[=VALUE], one --input NAME:DTYPE[AXIS,...] "
+            "and one --output NAME:DTYPE[AXIS,...]"
+        )
+    names = [*(name for name, _ in declared), *(tensor.name for tensor in (*found_inputs, *found_outputs))]
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ScaffoldError(f"{twice[0]!r} is declared twice; an axis, an input and an output need distinct names")
+    contract = Contract(dict(declared), found_inputs, found_outputs)
+    _check(contract, _dtypes(root))
+    return contract
+
+
+def _axis(text: str) -> tuple[str, int | None]:
+    match = AXIS.fullmatch(text.strip())
+    if match is None:
+        raise ScaffoldError(f"--axis {text!r}: write NAME, or NAME=VALUE (at least 1) for a constant axis")
+    return match[1], None if match[2] is None else int(match[2])
+
+
+def _tensor(text: str, what: str) -> Tensor:
+    match = TENSOR.fullmatch(text.strip())
+    if match is None:
+        raise ScaffoldError(f"--{what} {text!r}: write NAME:DTYPE[AXIS,AXIS], or NAME:DTYPE for a scalar")
+    shape = None if match[3] is None else tuple(axis.strip() for axis in match[3].split(","))
+    return Tensor(match[1], match[2], shape)
+
+
+def _check(contract: Contract, dtypes: Sequence[str]) -> None:
+    used = set[str]()
+    for tensor in (*contract.inputs, *contract.outputs):
+        if keyword.iskeyword(tensor.name) or tensor.name in RESERVED:
+            raise ScaffoldError(f"{tensor.name!r} cannot name an input or output: it is a keyword or reserved")
+        if tensor.dtype not in dtypes:
+            raise ScaffoldError(f"{tensor.name}: no dtype {tensor.dtype!r}; choose from {', '.join(dtypes)}")
+        for axis in tensor.shape or ():
+            if axis not in contract.axes:
+                raise ScaffoldError(
+                    f"{tensor.name}: no axis {axis!r}; declare it with --axis {axis} or --axis {axis}=VALUE"
+                )
+            used.add(axis)
+    for axis, value in contract.axes.items():
+        if keyword.iskeyword(axis) or axis in RESERVED:
+            raise ScaffoldError(f"{axis!r} cannot name an axis: it is a keyword or reserved")
+        if value is None and axis not in used:
+            raise ScaffoldError(f"no shape uses the variable axis {axis}; use it or omit it")
+
+
+def _dtypes(root: Path) -> list[str]:
+    schema = json.loads((root / "schema" / "definition.schema.json").read_text(encoding="utf-8"))
+    dtypes: list[str] = schema["$defs"]["tensor"]["properties"]["dtype"]["enum"]
+    return dtypes
