@@ -192,6 +192,6 @@ def test_an_unverified_definition_is_valid_and_listed_as_awaiting_a_run(dataset)
     assert not validate_paths([dataset], dataset).problems
     assert not embed_all(dataset, write=True)
     text = generate_docs.verification(dataset)
-    assert f"## Definitions that await a GPU run\n\nThey are `{ledger.UNVERIFIED}`" in text
+    assert f"## Definitions that await a GPU run\n\nThese are `{ledger.UNVERIFIED}`" in text
     assert f"\n- `{NAME}`\n" in text
     assert f"| `{NAME}` | `flashinfer.norm.rmsnorm` | awaits a GPU run |" in text

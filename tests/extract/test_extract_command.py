@@ -270,8 +270,8 @@ def test_a_part_of_each_head_is_rotated(root, extract, snapshot):
     assert extract("--model-name", "part", "--tp", 1)[0] == 0
     rope = load(root, "rope/rope_with_cos_sin_cache_neox_style_h8_kv2_d16_rd8.json")
     assert rope["axes"]["rotary_dim"]["value"] == 8
-    assert "features i and i + 4 of a head" in rope["description"]
-    assert "the first 8 features of a head rotated" in rope["description"]
+    assert "features i and i + 4 of each head" in rope["description"]
+    assert "the first 8 features of each head rotated" in rope["description"]
     qkv = load(root, "gemm/gemm_n192_k64.json")["description"]
     assert qkv.endswith("and qkv_proj ((8 query + 2 x 2 key-value heads) x 16, before its bias is added) at TP 1.")
 
@@ -311,22 +311,22 @@ def test_descriptions_of_experts_say_how_they_are_split(root, extract):
         path = f"moe/moe_bf16_softmax_routing_topk2_e{local}_h64_i{width}.json"
         return load(root, path)["description"]
 
-    routing = "softmax routing over 16 experts (2 a token, weights scaled to sum to 1)"
-    ends = "The shared expert is not in it."
-    add = "in bfloat16. The ranks' outputs add up to the layer's."
+    routing = "softmax routing over 16 experts (2 per token, weights scaled to sum to 1)"
+    ends = "The shared expert is not included."
+    add = "in bfloat16. The outputs of the ranks add up to that of the layer."
     experts = "he routed experts of Sparse"
     assert description(16, 32) == (
         f"T{experts} on a single GPU: {routing}, then their SwiGLU MLPs, in bfloat16. {ends}"
     )
     assert description(16, 4) == (
-        f"One rank's part of t{experts} under tensor parallelism over 8 ranks, which split each expert's intermediate "
-        f"features: {routing}, then their SwiGLU MLPs, {add} {ends}"
+        f"One rank's share of t{experts} under tensor parallelism over 8 ranks, which splits the intermediate features "
+        f"of each expert: {routing}, then their SwiGLU MLPs, {add} {ends}"
     )
     assert description(4, 32) == (
-        f"One rank's part of t{experts} under expert parallelism over 4 ranks: {routing}, then the SwiGLU MLPs of the "
-        f"4 that live here, {add} {ends}"
+        f"One rank's share of t{experts} under expert parallelism over 4 ranks: {routing}, then the SwiGLU MLPs of the "
+        f"4 local experts, {add} {ends}"
     )
-    assert "then the SwiGLU MLP of the one that lives here, in bfloat16." in description(1, 32)
+    assert "then the SwiGLU MLP of the local expert, in bfloat16." in description(1, 32)
 
 
 def test_another_directory(root, extract, snapshot, tmp_path):

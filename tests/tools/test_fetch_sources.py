@@ -210,7 +210,7 @@ def test_a_damaged_wheel_of_an_unknown_release(tmp_path, index, pins):
 )
 def test_a_path_that_leads_out_is_refused(tmp_path, name):
     wheel = make_wheel(tmp_path / "w.whl", {"sglang/a.py": "", name: "evil"})
-    with pytest.raises(FetchError, match="leads out of the wheel"):
+    with pytest.raises(FetchError, match="leads outside the wheel"):
         unpack_wheel(wheel, "sglang", tmp_path / "deep/target")
     assert not list(tmp_path.rglob("evil.py"))
 
@@ -229,7 +229,7 @@ def test_links_giants_duplicates_and_foreign_wheels_are_refused(tmp_path):
     with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(tmp_path / "twice.whl", "w") as archive:
         archive.writestr("sglang/a.py", "1")
         archive.writestr("sglang/a.py", "2")
-    with pytest.raises(FetchError, match="has two files"):
+    with pytest.raises(FetchError, match=r"contains .* twice"):
         unpack_wheel(tmp_path / "twice.whl", "sglang", tmp_path / "3")
     with pytest.raises(FetchError, match=r"no sgl_kernel/\*\.py"):
         unpack_wheel(make_wheel(tmp_path / "other.whl", FILES["sglang"]), "sgl_kernel", tmp_path / "4")
@@ -314,7 +314,7 @@ def test_checkouts_that_are_not_there(tmp_path, capsys):
 def test_command_line(tmp_path, index, pins, monkeypatch, capsys):
     monkeypatch.setattr(fetch_sources, "fetch", lambda dest, version, console: fetch(dest, version, pins, console))
     assert main(["--dest", str(tmp_path / "s")]) == 0
-    assert capsys.readouterr().out.count("brought") == 3
+    assert capsys.readouterr().out.count("fetched") == 3
     assert main(["--dest", str(tmp_path / "s")]) == 0
     assert capsys.readouterr().out.count("already present") == 3
     monkeypatch.setattr(fetch_sources, "fetch", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))

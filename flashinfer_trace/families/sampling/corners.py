@@ -62,7 +62,8 @@ def row_specs(request: PlanRequest) -> list[list[dict[str, Any]]]:
         beside = [spec(request, row, **every, top_p=p) for row in ("short", "dyadic") for p in ("above", "below")]
         if every:
             # Its limit is p times a kept sum, which float32 rounds as well: rows that sum to 0.7 show it.
-            plans.append([spec(request, "short", 0.7, top_k=every["top_k"] + 1, top_p="boundary")] * ROWS)
+            total = 1.0 if options.sums_to_one else 0.7
+            plans.append([spec(request, "short", total, top_k=every["top_k"] + 1, top_p="boundary")] * ROWS)
         plans.append([*beside, spec(request, "dyadic", **every, top_p="boundary")])
         plans.append([spec(request, "few_valued", **every, top_p=0.0)] * 2)
     specs = [spec(request, "short", **corner) for corner in corners[3:]]
