@@ -45,11 +45,12 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 
     With integer inputs, partial sums are integers. Below 2^24 they are exact in float32 in any order of summation.
     """
-    a, b = inputs["A"].double(), inputs["B"].double()
-    magnitude = (b.abs() @ a.abs().T).T
-    whole = bool((a == a.round()).all() and (b == b.round()).all())
-    exact = whole and a.numel() > 0 and float(magnitude.max()) < 2**24
-    return {"C": Expected((b @ a.T).T, {"magnitude": magnitude, "length": torch.tensor(float(a.shape[1]))}, exact)}
+    rows, weights = inputs["A"], inputs["B"]
+    magnitude = (weights.abs().double() @ rows.abs().double().T).T.contiguous()
+    whole = (rows == rows.round()).all() & (weights == weights.round()).all()
+    exact = rows.numel() > 0 and bool(whole & (magnitude.max() < 2**24))
+    value = (weights.double() @ rows.double().T).T.contiguous()
+    return {"C": Expected(value, {"magnitude": magnitude, "length": torch.tensor(float(rows.shape[1]))}, exact)}
 
 
 def product_bound(expected: Expected) -> torch.Tensor:

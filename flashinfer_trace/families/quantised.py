@@ -39,8 +39,8 @@ _CHUNK = 1 << 24
 
 
 def blocks_of(values: torch.Tensor) -> torch.Tensor:
-    """[rows, n] -> [rows, n / BLOCK, BLOCK], also for zero rows."""
-    return values.reshape(values.shape[0], values.shape[1] // BLOCK, BLOCK)
+    """[..., n] -> [..., n / BLOCK, BLOCK], also for zero rows."""
+    return values.reshape(*values.shape[:-1], values.shape[-1] // BLOCK, BLOCK)
 
 
 # Inputs
@@ -69,8 +69,8 @@ def varied_scales(draws: Draws, shape: Sequence[int], typical: float) -> torch.T
 
 
 def group_scales(values: torch.Tensor) -> torch.Tensor:
-    """Scale of each BLOCK consecutive values of a row: largest magnitude / 448; [rows, n] -> [rows, n / BLOCK]."""
-    return blocks_of(values).abs().amax(dim=2).clamp_min(SMALLEST_MAXIMUM) / E4M3_MAX
+    """Scale of each BLOCK consecutive values of a row: largest magnitude / 448; [..., n] -> [..., n / BLOCK]."""
+    return blocks_of(values).abs().amax(dim=-1).clamp_min(SMALLEST_MAXIMUM) / E4M3_MAX
 
 
 def quantise_groups(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,10 +84,10 @@ def quantise_groups(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def dequantised(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Codes [rows, columns] times their BLOCK x BLOCK scales [rows / BLOCK, columns / BLOCK]."""
-    rows, columns = scales.shape
-    blocks = codes.to(dtype).view(rows, BLOCK, columns, BLOCK) * scales.to(dtype)[:, None, :, None]
-    return blocks.view(codes.shape)
+    """Codes [..., rows, columns] times their BLOCK x BLOCK scales [..., rows / BLOCK, columns / BLOCK]."""
+    *matrices, rows, columns = scales.shape
+    blocks = codes.to(dtype, copy=True).view(*matrices, rows, BLOCK, columns, BLOCK)
+    return blocks.mul_(scales.to(dtype)[..., :, None, :, None]).view(codes.shape)
 
 
 def blockwise_product(
@@ -96,15 +96,16 @@ def blockwise_product(
     """x @ weights.T in float64, scaled after the products: each block's codes are multiplied, then scaled, then summed.
 
     Args:
-        x: float64 [rows, n]; the values of codes if x_scales is given.
-        x_scales: [rows, n / BLOCK], or None.
-        codes, scales: weights [m, n] and their BLOCK x BLOCK scales.
+        x: float64 [..., rows, n]; the values of codes if x_scales is given.
+        x_scales: [..., rows, n / BLOCK], or None.
+        codes, scales: weights [..., m, n] and their BLOCK x BLOCK scales.
     """
-    partial = torch.einsum("tbk,mbk->tbm", blocks_of(x), blocks_of(codes.double()))
-    partial *= scales.double().T.repeat_interleave(BLOCK, dim=1)
+    blocks = blocks_of(codes).transpose(-2, -3).to(torch.float64, memory_format=torch.contiguous_format)
+    partial = blocks_of(x).transpose(-2, -3).contiguous() @ blocks.mT
+    partial *= scales.double().mT.repeat_interleave(BLOCK, dim=-1).unsqueeze(-2)
     if x_scales is not None:
-        partial *= x_scales.double().unsqueeze(2)
-    return partial.sum(dim=1)
+        partial *= x_scales.double().mT.unsqueeze(-1)
+    return partial.sum(dim=-3)
 
 
 def ranks(scores: torch.Tensor) -> torch.Tensor:
@@ -131,12 +132,12 @@ def float_variance(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def e4m3_variance(values: torch.Tensor) -> torch.Tensor:
-    """Variance of rounding `values` [rows, n] (float64) to e4m3 in groups of BLOCK along a row.
+    """Variance of rounding `values` [..., n] (float64) to e4m3 in groups of BLOCK along a row.
 
     e4m3 has three mantissa bits; below 2^-6, in units of the group's scale, the spacing stays 2^-9. Values are taken
     1/64 larger, for kernels that quantise values that were already rounded.
     """
-    scale = group_scales(values).repeat_interleave(BLOCK, dim=1)
+    scale = group_scales(values).repeat_interleave(BLOCK, dim=-1)
     spacing = torch.exp2(_exponent((values.abs() / scale * (1 + 2**-6)).clamp_min(2.0**-6)) - 3)
     return (spacing * scale).square() / 12
 

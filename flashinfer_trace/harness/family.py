@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -117,6 +118,27 @@ class Kernel:
         return f"needs compute capability {low} to {high}, this GPU has {capability[0]}.{capability[1]}"
 
 
+class _Identical:
+    """A Definition as a key: equal to itself alone. Its dictionaries have no hash."""
+
+    def __init__(self, definition: Definition) -> None:
+        self.definition = definition
+
+    def __hash__(self) -> int:
+        return id(self.definition)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identical) and self.definition is other.definition
+
+
+@functools.lru_cache(maxsize=64)
+def _plan_entries(
+    plan_for_axes: Callable[[Definition, Mapping[str, int], Draws], Plan], key: _Identical
+) -> frozenset[str]:
+    """What the plans of a family have, for one Definition."""
+    return frozenset(plan_for_axes(key.definition, {}, Draws(0, "cpu")))
+
+
 @dataclass(frozen=True)
 class Family:
     """Everything the harness must know of one family.
@@ -163,7 +185,7 @@ class Family:
         Raises:
             InputError: the plan has not the entries of the family's plans, or the inputs do not fit the Definition.
         """
-        entries = self.plan_for_axes(definition, {}, Draws(0, "cpu")).keys()
+        entries = _plan_entries(self.plan_for_axes, _Identical(definition))
         unknown, missing = sorted(plan.keys() - entries), sorted(entries - plan.keys())
         if unknown or missing:
             raise InputError(

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 from attention_cases import CAUSAL, DECODE, LATENT, NAMES, PAGED, case, plan, queries
-from emulated_attention import attention_model, counted_lengths, paged_requests, ragged_requests
+from emulated_attention import attention_model, counted_lengths, paged_requests, ragged_requests, requests_in
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
@@ -34,13 +34,10 @@ LENGTHS = {"kv_lens": [300, 0, 430, 33, 2], "q_lens": [3, 1, 2, 5, 2]}
 def model(definition, inputs, rounding, **options):
     """The model's outputs for these inputs of a family."""
     is_latent, page_size = definition.op_type == "mla_paged", definition.const_axes.get("page_size")
-    if page_size:
-        requests = (latent if is_latent else gqa).own_requests(inputs, page_size)
-    else:
-        requests = ragged.own_requests(inputs)
+    memory = (latent if is_latent else gqa).memory(inputs, page_size) if page_size else ragged.memory(inputs)
     value_dim = inputs[next(name for name in ("ckv_cache", "v_cache", "v") if name in inputs)].shape[-1]
     return attention_model(
-        *(queries(inputs), requests, value_dim, inputs["sm_scale"], "qo_indptr" in inputs, rounding),
+        *(queries(inputs), requests_in(memory), value_dim, inputs["sm_scale"], "qo_indptr" in inputs, rounding),
         **options,
         admits_nothing=is_latent,
     )
@@ -90,8 +87,12 @@ def test_chunks_of_latent_attention_are_those_of_its_plan(count):
             pairs = zip(p.split(chunk, -1), values.split(chunk, 1), strict=True)
             partial = torch.stack([part @ own for part, own in pairs])
             absolute, squared = absolute.maximum(partial.abs().sum(0)), squared.maximum(partial.square().sum(0))
-    for found, expected in zip(latent.planned_chunks(p, values), (absolute, squared), strict=True):
-        torch.testing.assert_close(found, expected)
+    counts = torch.tensor([count, 32, max(1, count // 2)])
+    padded = p.expand(3, *p.shape) * (torch.arange(count) < counts.view(-1, 1, 1, 1))
+    found = latent.planned_chunks(padded, values.expand(3, *values.shape), counts)
+    for bound, expected in zip(found, (absolute, squared), strict=True):
+        torch.testing.assert_close(bound[0], expected)
+        assert not bound[1].any(), "32 keys are one chunk, whatever they are padded to"
     assert bool(absolute.any()) is (count > 32)
 
 

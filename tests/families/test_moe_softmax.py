@@ -11,6 +11,7 @@ from moe_cases import fitted_gain, measured_over_modelled_gain
 
 from flashinfer_trace import definitions, load
 from flashinfer_trace.families import family_of
+from flashinfer_trace.families.moe import experts
 from flashinfer_trace.families.moe.oracle import softmax_route
 from flashinfer_trace.families.moe.softmax import decidable
 from flashinfer_trace.harness.case import kernel_outputs, poisoned_outputs, run_case, vacuity
@@ -38,6 +39,20 @@ def case(twin, seed=0, **changes):
     family = family_of(twin)
     inputs = family.inputs(twin, {**PLAN, **changes}, seed, "cpu")
     return inputs, family.oracle(twin, inputs)["output"]
+
+
+@pytest.mark.parametrize("routing", ["random", "local", "one_expert", "elsewhere"])
+@EVERY_FORMAT
+def test_experts_computed_together_come_out_as_one_by_one(name, routing, monkeypatch):
+    found = {}
+    for kind, elements in (("together", 2**40), ("alone", 0)):
+        monkeypatch.setitem(experts.BATCH_ELEMENTS, "cpu", elements)
+        found[kind] = case(TWINS[name], routing=routing, zero_row=True)[1]
+    together, alone = found.values()
+    torch.testing.assert_close(together.value, alone.value, rtol=1e-11, atol=1e-13)
+    for part, value in alone.parts.items():
+        # Variances are sums of squares that were multiplied in float32.
+        torch.testing.assert_close(together.parts[part], value, rtol=1e-6, atol=1e-9 * float(value.abs().max()))
 
 
 # Routing
@@ -147,8 +162,8 @@ def test_a_wrong_router_is_rejected(sgl_kernel, monkeypatch, mistake):
 
 def test_other_numbers_of_experts_have_no_router_kernel():
     (kernel,) = ROUTER_FAMILY.kernels
-    for experts, fits in ((8, True), (256, True), (60, False), (512, False)):
-        definition = ROUTER.with_const_axes({"num_experts": experts})
+    for number, fits in ((8, True), (256, True), (60, False), (512, False)):
+        definition = ROUTER.with_const_axes({"num_experts": number})
         assert (kernel.unsupported(definition) is None) is fits
 
 

@@ -88,6 +88,14 @@ def paged_requests(keys, values, qo_indptr, kv_indptr, kv_indices, kv_lens):
         yield SimpleNamespace(first=int(qo_indptr[b]), end=int(qo_indptr[b + 1]), keys=own_keys, values=own_values)
 
 
+def requests_in(memory):
+    """Requests as the oracle finds them in its memory."""
+    for number, kv_len in enumerate(memory.lengths):
+        slots = memory.slots(torch.tensor([[number]]), torch.arange(kv_len).unsqueeze(0))[0]
+        first, end = memory.queries[number : number + 2]
+        yield SimpleNamespace(first=first, end=end, keys=memory.keys[slots], values=memory.values[slots])
+
+
 def counted_lengths(kv_indptr, last_page_len, page_size):
     """Lengths as flashinfer's get_seq_lens counts them: last_page_len tokens even for a request without pages."""
     lengths = []

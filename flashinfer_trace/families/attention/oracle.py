@@ -1,6 +1,6 @@
 """The float64 oracle of attention over given keys and values, and the quantities from which bounds are computed.
 
-Every query head h gets a copy of the key-value head h // (num_qo_heads / num_kv_heads) by index, and weights are
+Query heads are sorted by the key-value head h // (num_qo_heads / num_kv_heads) that they share, and weights are
 normalised by the log-sum-exp before the product with the values. The references instead reshape heads into groups and
 divide after that product.
 """
@@ -8,27 +8,27 @@ divide after that product.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from flashinfer_trace.families.attention.rounding import FLOAT32, LOG2_E
+from flashinfer_trace.families.attention.tiles import Batch, Memory, Sizes, batches
 from flashinfer_trace.harness.compare import CONFIDENCE, Expected, summation_error
 
-__all__ = ["Request", "Split", "any_chunks", "expected_outputs", "partial_outputs"]
+__all__ = ["Split", "any_chunks", "expected_outputs", "in_pieces", "partial_outputs"]
 
-#: (weights p [heads, q, n], values [heads or 1, n, value_dim]) -> bounds on the sum of |partial outputs| and on the sum
-#: of their squares over the chunks into which a kernel may split the keys, both [heads, q, value_dim].
-Split = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+#: (weights p [tiles, heads, rows, n], values [tiles, heads, n, value_dim], keys of each tile [tiles]) -> bounds on the
+#: sum of |partial outputs| and on the sum of their squares over the chunks into which a kernel may split the keys, both
+#: [tiles, heads, rows, value_dim].
+Split = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 #: flashinfer splits the keys of a request into chunks of at least this many tokens (scheduler.cuh: max(128 / page_size,
 #: 1) pages), but otherwise of any number of pages. Bounds are therefore computed from pieces: each end of a chunk cuts
 #: at most one piece, or none if a piece is a page.
 SMALLEST_CHUNK = 128
 PIECE = 16
-#: Elements of the largest temporary tensor.
-BLOCK_ELEMENTS = 2**26
 
 #: float64 parts per element of the output, and per row; `expected_outputs` explains them.
 ELEMENT_PARTS = ("weighted", "logit", "weights", "partial")
@@ -45,29 +45,18 @@ GAIN_PARTS = (
 SETTLED = 0.9
 
 
-@dataclass(frozen=True)
-class Request:
-    """Keys [kv_len, num_kv_heads, head_dim] and values [kv_len, num_kv_heads, value_dim] that queries first to end - 1
-    attend to."""
-
-    first: int
-    end: int
-    keys: torch.Tensor
-    values: torch.Tensor
-
-
 def any_chunks(page_size: int = 1) -> Split:
     """For kernels that split keys into chunks of any length from SMALLEST_CHUNK on, in whole pages."""
 
-    def split(p: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        absolute = partial_outputs(p, values, page_size)
+    def split(p: torch.Tensor, values: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        absolute = partial_outputs(p, values, counts, page_size)
         return absolute, absolute.square()
 
     return split
 
 
 def expected_outputs(
-    q: torch.Tensor, requests: Iterable[Request], value_dim: int, sm_scale: float, causal: bool, split: Split
+    q: torch.Tensor, memory: Memory, sm_scale: float, causal: bool, split: Split
 ) -> dict[str, Expected]:
     """Expected output [queries, heads, value_dim] and lse [queries, heads]; queries align with the end of the keys.
 
@@ -84,46 +73,72 @@ def expected_outputs(
     - ``partial``: a bound on the sum of |partial outputs|, however a kernel splits the keys,
     - ``gain_*``: the same, projected on the output and summed over it (see `policies.gain_limit`).
     """
-    rows, heads, _ = q.shape
-    device = q.device
-
-    def zeros(*shape: int) -> torch.Tensor:
-        return torch.zeros(shape, dtype=torch.float64, device=device)
-
-    value, lse = zeros(rows, heads, value_dim), zeros(rows, heads) - math.inf
-    parts = {name: zeros(rows, heads, value_dim) for name in ELEMENT_PARTS}
-    parts |= {name: zeros(rows, heads, 1) for name in ROW_PARTS}
-    gain = {name: zeros() for name in GAIN_PARTS}
-    for request in requests:
-        kv_len, kv_heads = request.keys.shape[:2]
-        if kv_len == 0:
-            continue
-        shared = torch.arange(heads, device=device) // (heads // kv_heads)
-        keys, values = (x.double().transpose(0, 1) for x in (request.keys, request.values))
-        if kv_heads > 1:  # A single head is broadcast: 128 copies would not fit.
-            keys, values = keys[shared], values[shared]
-        position = torch.arange(kv_len, device=device)
-        step = max(1, BLOCK_ELEMENTS // (heads * max(kv_len * value_dim // PIECE, kv_len, value_dim)))
-        for start in range(request.first, request.end, step):
-            stop = min(start + step, request.end)
-            last = kv_len - request.end + torch.arange(start, stop, device=device)
-            hidden = (position > last[:, None]) & causal
-            visible = int(kv_len - hidden.sum(dim=1).min())
-            if visible == 0:
-                continue
-            queries = q[start:stop].double().transpose(0, 1)
-            seen = (keys[:, :visible], values[:, :visible], hidden[:, :visible])
-            block = attention(queries, *seen, sm_scale, split)
-            value[start:stop] = block["value"].transpose(0, 1)
-            lse[start:stop] = block["lse"].squeeze(-1).T
-            parts["length"][start:stop] = (visible - hidden[:, :visible].sum(dim=1)).view(-1, 1, 1)
-            for name in parts.keys() & block.keys():
-                parts[name][start:stop] = block[name].transpose(0, 1)
-            for name in GAIN_PARTS:
-                gain[name] += block[f"gain_{name}"]
+    rows = len(q)
+    totals = Totals.of(q, memory)
+    heads = totals.heads
+    sizes = Sizes(heads.numel(), len(heads), q.shape[2], memory.values.shape[2], PIECE)
+    for batch in batches(memory, sizes, causal, rows):
+        # What is computed for padding is written to a row of its own: any query may stand for it.
+        queries = by_kv_head(q[batch.rows.clamp_max(rows - 1)], heads)
+        keys, values = (
+            each[batch.slots].transpose(1, 2).contiguous().double() for each in (memory.keys, memory.values)
+        )
+        hidden = batch.hidden.repeat(1, heads.shape[1], 1).unsqueeze(1)
+        totals.add(batch, attention(queries.double(), keys, values, hidden, sm_scale, batch.counts, split))
+    parts = {name: part[:rows] for name, part in totals.parts.items()}
+    value, lse = parts.pop("value"), parts["lse"].squeeze(-1)
     parts["lse"] = torch.where(lse.isfinite(), lse, 0.0).unsqueeze(-1)
-    output = Expected(value, {**parts, **{f"gain_{name}": total for name, total in gain.items()}})
-    return {"output": output, "lse": Expected(lse, {name: parts[name].squeeze(-1) for name in ROW_PARTS})}
+    gain = {f"gain_{name}": total for name, total in zip(GAIN_PARTS, totals.gain, strict=True)}
+    return {
+        "output": Expected(value, {**parts, **gain}),
+        "lse": Expected(lse, {name: parts[name].squeeze(-1) for name in ROW_PARTS}),
+    }
+
+
+def by_kv_head(queries: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
+    """[tiles, queries, heads, dim] -> [tiles, key-value heads, rows, dim]: rows are heads of a group, then queries."""
+    return queries[:, :, heads].permute(0, 2, 3, 1, 4).flatten(2, 3)
+
+
+@dataclass(frozen=True)
+class Totals:
+    """The parts of all queries, and one row more for padding: see `expected_outputs`.
+
+    Attributes:
+        heads: query heads by the key-value head that they share, int64 [key-value heads, heads of a group].
+        parts: with ``value``, [queries + 1, heads, value_dim or 1], float64.
+        gain: the sums of GAIN_PARTS.
+    """
+
+    heads: torch.Tensor
+    parts: dict[str, torch.Tensor]
+    gain: torch.Tensor
+
+    @classmethod
+    def of(cls, q: torch.Tensor, memory: Memory) -> Totals:
+        """The parts of queries that see no key."""
+        rows, count = q.shape[:2]
+        kv_heads, value_dim = memory.values.shape[1:]
+        heads = (torch.arange(count, device=q.device) // (count // kv_heads)).argsort(stable=True).view(kv_heads, -1)
+
+        def zeros(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=torch.float64, device=q.device)
+
+        parts = {name: zeros(rows + 1, count, value_dim) for name in ("value", *ELEMENT_PARTS)}
+        parts |= {name: zeros(rows + 1, count, 1) for name in ROW_PARTS}
+        parts["lse"] -= math.inf
+        return cls(heads, parts, zeros(len(GAIN_PARTS)))
+
+    def add(self, batch: Batch, block: dict[str, torch.Tensor]) -> None:
+        """Writes the parts that `attention` computed of a batch."""
+        kv_heads, group = self.heads.shape
+        tiles, queries = batch.rows.shape
+        index = batch.rows.flatten().unsqueeze(1), self.heads.flatten()
+        for name in self.parts.keys() & block.keys():
+            by_row = block[name].view(tiles, kv_heads, group, queries, -1).permute(0, 3, 1, 2, 4)
+            self.parts[name].index_put_(index, by_row.flatten(2, 3).flatten(0, 1))
+        self.parts["length"][batch.rows.flatten()] = (batch.last.flatten() + 1).clamp_min(0).double().view(-1, 1, 1)
+        self.gain.add_(torch.stack([block[f"gain_{name}"] for name in GAIN_PARTS]))
 
 
 def attention(
@@ -132,11 +147,14 @@ def attention(
     values: torch.Tensor,
     hidden: torch.Tensor,
     sm_scale: float,
+    counts: torch.Tensor,
     split: Split,
 ) -> dict[str, torch.Tensor]:
-    """One block of queries [heads, q, dim] on keys and values [heads, n, ...]; hidden [q, n]. Parts [heads, q, ...].
+    """Tiles of queries [tiles, heads, rows, dim] on keys and values [tiles, heads, n, ...]: parts like the queries.
 
-    Keys and values of a single head are used for all query heads.
+    Args:
+        hidden: which keys a row does not see, bool [tiles, 1, rows, n]; padding is never seen.
+        counts: keys of each tile without padding [tiles].
     """
     raw = queries @ keys.mT
     logits = (raw * float(sm_scale)).masked_fill(hidden, -math.inf)
@@ -152,7 +170,7 @@ def attention(
     squares_of_values = values.square()
     lse_logit = p_error.square().sum(dim=-1, keepdim=True).sqrt()
     rest_weighted = (rest @ values.abs()).minimum(CONFIDENCE * (rest.square() @ squares_of_values).sqrt())
-    partial, partial_squares = split(p, values)
+    partial, partial_squares = split(p, values, counts)
     # The errors of a row are projected on its output. Each key's error moves the output towards that key, or, where the
     # denominator has the same error, towards it and away from the output.
     row_size = value.square().sum(dim=-1, keepdim=True)
@@ -180,31 +198,42 @@ def attention(
         "gain_size": row_size.sum(),
         "gain_logit": ((p_error * along).square().sum() + (row_size * lse_logit).square().sum()) * 2,
         "gain_keys": (p * along).abs().sum() + row_size.sum(),
-        **{f"gain_settled_{name}": worst[name][settled].sum() for name in ROUNDED},
-        **{f"gain_worst_{name}": worst[name][~settled].sum() for name in ROUNDED},
-        **{f"gain_squares_{name}": squares[name].sum(dim=-1)[~settled].sum() for name in ROUNDED},
+        **{f"gain_settled_{name}": torch.where(settled, worst[name], 0.0).sum() for name in ROUNDED},
+        **{f"gain_worst_{name}": torch.where(settled, 0.0, worst[name]).sum() for name in ROUNDED},
+        **{f"gain_squares_{name}": torch.where(settled, 0.0, squares[name].sum(dim=-1)).sum() for name in ROUNDED},
     }
 
 
-def partial_outputs(p: torch.Tensor, values: torch.Tensor, page_size: int = 1) -> torch.Tensor:
-    """A bound on the sum of |partial outputs| over the chunks into which the keys may be split: [heads, q, value_dim].
+def partial_outputs(p: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, page_size: int = 1) -> torch.Tensor:
+    """A bound on the sum of |partial outputs| over the chunks into which the keys may be split: see `Split`.
 
     A chunk consists of whole pieces and of what its ends cut off two others. The whole pieces add up to at most the sum
     of |pieces|, and the cut parts of one piece to at most its sum of p |v|; n keys have fewer than n / SMALLEST_CHUNK
     cuts. Pages of PIECE or more tokens are pieces themselves, and no end cuts them. Keys that fit in one chunk are not
     split, so their bound is zero. The bound is at most sum p |v|.
     """
-    count = values.shape[1]
-    if count <= SMALLEST_CHUNK:
-        return torch.zeros_like(p[..., :1] * values[:, :1])
-    piece = max(PIECE, page_size)
-    pieces = math.ceil(count / piece)
-    padding = pieces * piece - count
-    weights = torch.nn.functional.pad(p, (0, padding)).view(*p.shape[:2], pieces, piece).transpose(1, 2)
-    by_piece = torch.nn.functional.pad(values, (0, 0, 0, padding)).view(values.shape[0], pieces, piece, -1)
-    whole: torch.Tensor = (weights @ by_piece).abs().sum(dim=1)
+    most = values.shape[2]
+    if most <= SMALLEST_CHUNK:
+        return torch.zeros_like(p[..., :1] * values[:, :, :1])
+    weights, by_piece = in_pieces(p, values, max(PIECE, page_size))
+    cuts = ((counts - 1) // SMALLEST_CHUNK).view(-1, 1, 1, 1)
+    whole: torch.Tensor = (weights @ by_piece).abs().sum(dim=2)
     if page_size >= PIECE:
-        return whole
+        return torch.where(cuts > 0, whole, 0.0)
     absolute = weights @ by_piece.abs()
-    cut = absolute.topk(math.ceil(count / SMALLEST_CHUNK) - 1, dim=1).values.sum(dim=1)
-    return (whole + cut).minimum(absolute.sum(dim=1))
+    largest = absolute.topk((most - 1) // SMALLEST_CHUNK, dim=2).values
+    number = torch.arange(largest.shape[2], device=p.device).view(-1, 1, 1)
+    cut = torch.where(number < cuts.unsqueeze(4), largest, 0.0).sum(dim=2)
+    return torch.where(cuts > 0, (whole + cut).minimum(absolute.sum(dim=2)), 0.0)
+
+
+def in_pieces(p: torch.Tensor, values: torch.Tensor, piece: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights [tiles, heads, pieces, rows, piece] and values [tiles, heads, pieces, piece, value_dim] by piece."""
+    pieces = -(-values.shape[2] // piece)
+    padding = pieces * piece - values.shape[2]
+    weights = torch.nn.functional.pad(p, (0, padding))
+    by_piece = torch.nn.functional.pad(values, (0, 0, 0, padding))
+    return (
+        weights.view(*p.shape[:3], pieces, piece).transpose(2, 3),
+        by_piece.view(*values.shape[:2], pieces, piece, values.shape[3]),
+    )

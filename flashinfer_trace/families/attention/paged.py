@@ -47,16 +47,16 @@ class PageTable:
 
     def used(self, device: str | torch.device) -> torch.Tensor:
         """Which entries of the cache contain a token of any request: bool [num_pages, page_size]."""
-        used = torch.zeros(self.num_pages * self.page_size, dtype=torch.bool, device=device)
-        for request, length in enumerate(self.lengths):
-            used[self.slots(request, device)[:length]] = True
-        return used.view(self.num_pages, self.page_size)
+        used = torch.zeros(self.num_pages * self.page_size, dtype=torch.bool)
+        for request in range(len(self.lengths)):
+            used[self.slots(request, "cpu")] = True
+        return used.view(self.num_pages, self.page_size).to(device)
 
     def slots(self, request: int, device: str | torch.device) -> torch.Tensor:
         """Positions of the tokens of a request in the cache, flattened to [num_pages * page_size]: int64 [length]."""
-        first = torch.tensor(self.pages[request], dtype=torch.int64, device=device) * self.page_size
-        offsets = torch.arange(self.page_size, device=device)
-        return (first[:, None] + offsets).flatten()[: self.lengths[request]]
+        # Computed on the CPU: a GPU takes longer to be told each step.
+        first = torch.tensor(self.pages[request], dtype=torch.int64) * self.page_size
+        return (first[:, None] + torch.arange(self.page_size)).flatten()[: self.lengths[request]].to(device)
 
 
 def distinct_pages(lengths: Sequence[int], page_size: int, shared_prefix: int = 0) -> int:
@@ -101,5 +101,5 @@ def allocate_pages(
 
 def spoil_unused(cache: torch.Tensor, used: torch.Tensor, kind: str) -> None:
     """Overwrites the entries of a cache [num_pages, page_size, ...] that are not `used`: see `UNUSED_KINDS`."""
-    unused = ~used
-    cache[unused] = math.nan if kind == "nan" else cache[unused] * 1000
+    spoiled = torch.full_like(cache, math.nan) if kind == "nan" else cache * 1000
+    cache.copy_(torch.where(used.view(*used.shape, *[1] * (cache.ndim - 2)), cache, spoiled))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition, InputError
 from flashinfer_trace.families.attention.cases import batch_size_of, corner_lengths, lengths, lengths_for_axes
-from flashinfer_trace.families.attention.oracle import Request
 from flashinfer_trace.families.attention.paged import UNUSED_KINDS, PageTable, allocate_pages, distinct_pages
 from flashinfer_trace.families.attention.policies import LSE, OUTPUT
+from flashinfer_trace.families.attention.tiles import Memory
 from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, indptr, split
 
-__all__ = ["index_inputs", "kv_lengths", "page_table", "paged_family", "paged_requests", "query_lengths"]
+__all__ = ["index_inputs", "kv_lengths", "page_table", "paged_family", "paged_memory", "query_lengths"]
 
 
 def has_queries(definition: Definition) -> bool:
@@ -102,19 +102,24 @@ def kv_lengths(inputs: Inputs, page_size: int) -> torch.Tensor:
     return lengths.to(torch.int32)
 
 
-def paged_requests(inputs: Inputs, keys: torch.Tensor, values: torch.Tensor, page_size: int) -> Iterator[Request]:
-    """Queries, keys and values of each request; tokens are read one by one through flat slot numbers.
+def paged_memory(inputs: Inputs, keys: torch.Tensor, values: torch.Tensor, page_size: int) -> Memory:
+    """Where the keys and values of the requests are; tokens are read one by one through flat slot numbers.
 
     Args:
         keys, values: those of all slots, [num_pages * page_size, num_kv_heads, dim].
     """
-    indices, device = inputs["kv_indices"], keys.device
-    first_pages, kv_lens = inputs["kv_indptr"].tolist(), kv_lengths(inputs, page_size).tolist()
-    queries = inputs["qo_indptr"].tolist() if "qo_indptr" in inputs else list(range(len(kv_lens) + 1))
-    for request, kv_len in enumerate(kv_lens):
-        position = torch.arange(kv_len, device=device)
-        slots = indices[first_pages[request] + position // page_size].long() * page_size + position % page_size
-        yield Request(queries[request], queries[request + 1], keys[slots], values[slots])
+    first_pages, indices, kv_lens = inputs["kv_indptr"], inputs["kv_indices"], kv_lengths(inputs, page_size)
+    if "qo_indptr" in inputs:
+        numbers = torch.cat([kv_lens, inputs["qo_indptr"]]).tolist()
+        lengths, queries = numbers[: len(kv_lens)], numbers[len(kv_lens) :]
+    else:
+        lengths, queries = kv_lens.tolist(), list(range(len(kv_lens) + 1))
+
+    def slots(request: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        pages: torch.Tensor = indices[first_pages[request] + position // page_size].long()
+        return pages * page_size + position % page_size
+
+    return Memory(keys, values, queries, lengths, slots)
 
 
 def paged_family(

@@ -5,7 +5,8 @@ The families differ only in heads and dimensions, which `Sizes` reads from a Def
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -22,13 +23,14 @@ from flashinfer_trace.families.attention.cases import (
     softmax_scale,
 )
 from flashinfer_trace.families.attention.kernels import BATCHES, FA2, FA3, QUERIES, SEEING, flashinfer_kernels, wrapper
-from flashinfer_trace.families.attention.oracle import Request, any_chunks, expected_outputs
+from flashinfer_trace.families.attention.oracle import any_chunks, expected_outputs
 from flashinfer_trace.families.attention.policies import LSE, OUTPUT
+from flashinfer_trace.families.attention.tiles import Memory
 from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Family, Inputs, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, indptr, split
 
-__all__ = ["own_requests", "ragged_family"]
+__all__ = ["memory", "ragged_family"]
 
 PATH = "flashinfer.prefill.BatchPrefillWithRaggedKVCacheWrapper"
 #: There are no pages; instead, lengths around multiples of this, flashinfer's tile of keys, are drawn often.
@@ -96,16 +98,15 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """Expected output and lse."""
-    value_dim = Sizes.of(definition).value_dim
-    return expected_outputs(inputs["q"], own_requests(inputs), value_dim, inputs["sm_scale"], True, any_chunks())
+    return expected_outputs(inputs["q"], memory(inputs), inputs["sm_scale"], True, any_chunks())
 
 
-def own_requests(inputs: Inputs) -> Iterator[Request]:
-    """Queries, keys and values of each request."""
-    queries, keys = inputs["qo_indptr"].tolist(), inputs["kv_indptr"].tolist()
-    for request in range(len(queries) - 1):
-        own = slice(keys[request], keys[request + 1])
-        yield Request(queries[request], queries[request + 1], inputs["k"][own], inputs["v"][own])
+def memory(inputs: Inputs) -> Memory:
+    """Where the keys and values of the requests are."""
+    starts = inputs["kv_indptr"]
+    queries, offsets = torch.stack([inputs["qo_indptr"], starts]).tolist()
+    lengths = [end - start for start, end in itertools.pairwise(offsets)]
+    return Memory(inputs["k"], inputs["v"], queries, lengths, lambda request, position: starts[request] + position)
 
 
 def run_flashinfer(backend: str, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention.cases import add_peaks, query_scale, softmax_scale
-from flashinfer_trace.families.attention.oracle import Request, any_chunks, expected_outputs
+from flashinfer_trace.families.attention.oracle import any_chunks, expected_outputs
 from flashinfer_trace.families.attention.paged import spoil_unused
-from flashinfer_trace.families.attention.paged_cases import index_inputs, page_table, paged_requests, query_lengths
+from flashinfer_trace.families.attention.paged_cases import index_inputs, page_table, paged_memory, query_lengths
+from flashinfer_trace.families.attention.tiles import Memory
 from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Inputs, Plan
 from flashinfer_trace.harness.inputs import Draws
@@ -40,11 +39,11 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """Expected output and lse."""
-    dim, page_size = definition.const_axes["head_dim"], definition.const_axes["page_size"]
-    requests, causal = own_requests(inputs, page_size), "qo_indptr" in inputs
-    return expected_outputs(inputs["q"], requests, dim, inputs["sm_scale"], causal, any_chunks(page_size))
+    page_size = definition.const_axes["page_size"]
+    causal = "qo_indptr" in inputs
+    return expected_outputs(inputs["q"], memory(inputs, page_size), inputs["sm_scale"], causal, any_chunks(page_size))
 
 
-def own_requests(inputs: Inputs, page_size: int) -> Iterator[Request]:
-    """Queries, keys and values of each request."""
-    return paged_requests(inputs, inputs["k_cache"].flatten(0, 1), inputs["v_cache"].flatten(0, 1), page_size)
+def memory(inputs: Inputs, page_size: int) -> Memory:
+    """Where the keys and values of the requests are."""
+    return paged_memory(inputs, inputs["k_cache"].flatten(0, 1), inputs["v_cache"].flatten(0, 1), page_size)

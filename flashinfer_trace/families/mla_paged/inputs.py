@@ -6,16 +6,14 @@ rotary part, 512 + 64 features at real sizes, and its value is the compressed pa
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-
 import torch
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention.cases import add_peaks, query_scale, softmax_scale
-from flashinfer_trace.families.attention.oracle import Request, expected_outputs
+from flashinfer_trace.families.attention.oracle import expected_outputs, in_pieces
 from flashinfer_trace.families.attention.paged import spoil_unused
-from flashinfer_trace.families.attention.paged_cases import index_inputs, page_table, paged_requests, query_lengths
+from flashinfer_trace.families.attention.paged_cases import index_inputs, page_table, paged_memory, query_lengths
+from flashinfer_trace.families.attention.tiles import Memory
 from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Inputs, Plan
 from flashinfer_trace.harness.inputs import Draws
@@ -54,9 +52,8 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """Expected output and lse: one product over the concatenated key, where the reference adds two products."""
-    requests, causal = own_requests(inputs, definition.const_axes["page_size"]), "qo_indptr" in inputs
-    dim = definition.const_axes["head_dim_ckv"]
-    return expected_outputs(queries_of(inputs), requests, dim, inputs["sm_scale"], causal, planned_chunks)
+    own, causal = memory(inputs, definition.const_axes["page_size"]), "qo_indptr" in inputs
+    return expected_outputs(queries_of(inputs), own, inputs["sm_scale"], causal, planned_chunks)
 
 
 def queries_of(inputs: Inputs) -> torch.Tensor:
@@ -64,35 +61,32 @@ def queries_of(inputs: Inputs) -> torch.Tensor:
     return torch.cat([inputs["q_nope"], inputs["q_pe"]], dim=-1)
 
 
-def own_requests(inputs: Inputs, page_size: int) -> Iterator[Request]:
-    """Queries, keys and values of each request."""
+def memory(inputs: Inputs, page_size: int) -> Memory:
+    """Where the keys and values of the requests are."""
     keys = torch.cat([inputs["ckv_cache"], inputs["kpe_cache"]], dim=-1).flatten(0, 1).unsqueeze(1)
-    return paged_requests(inputs, keys, inputs["ckv_cache"].flatten(0, 1).unsqueeze(1), page_size)
+    return paged_memory(inputs, keys, inputs["ckv_cache"].flatten(0, 1).unsqueeze(1), page_size)
 
 
-def planned_chunks(p: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def planned_chunks(p: torch.Tensor, values: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Sums of |partial output| and of its square over chunks of keys, each maximised over the possible chunk lengths.
 
     flashinfer's MLAPlan splits the keys of a request into chunks of 32, 64, 128, 192 or a multiple of 256 tokens,
     depending on the load of the GPU; each partial output is stored in bf16. Keys that fit in one chunk are not split,
-    so both sums are zero.
-
-    Args:
-        p: weights [heads, queries, keys].
-        values: of the one key-value head, [1, keys, value_dim].
+    so both sums are zero. `Split` describes the arguments.
     """
-    count, dim = values.shape[1:]
-    absolute, squared = (p.new_zeros((*p.shape[:2], dim)) for _ in range(2))
-    if count <= SMALLEST_CHUNK:
+    most = values.shape[2]
+    absolute, squared = (torch.zeros_like(p[..., :1] * values[:, :, :1]) for _ in range(2))
+    if most <= SMALLEST_CHUNK:
         return absolute, squared
-    pieces = math.ceil(count / SMALLEST_CHUNK)
-    padding = pieces * SMALLEST_CHUNK - count
-    rows = torch.nn.functional.pad(p, (0, padding)).view(-1, pieces, SMALLEST_CHUNK)
-    by_piece = torch.nn.functional.pad(values[0], (0, 0, 0, padding)).view(pieces, SMALLEST_CHUNK, dim)
-    outputs = (rows.transpose(0, 1) @ by_piece).view(pieces, *absolute.shape)
-    for limit in (32, 64, 128, 192, *range(256, count, 256)):
-        if limit < count:
-            chunks = torch.stack([chunk.sum(dim=0) for chunk in torch.split(outputs, limit // SMALLEST_CHUNK)])
-            absolute = absolute.maximum(chunks.abs().sum(dim=0))
-            squared = squared.maximum(chunks.square().sum(dim=0))
+    weights, by_piece = in_pieces(p, values, SMALLEST_CHUNK)
+    outputs = weights @ by_piece
+    for limit in (32, 64, 128, 192, *range(256, most, 256)):
+        if limit < most:
+            chunk = limit // SMALLEST_CHUNK
+            whole = outputs.shape[2] // chunk * chunk
+            chunks = outputs[:, :, :whole].view(*p.shape[:2], -1, chunk, *absolute.shape[2:]).sum(dim=3)
+            rest = outputs[:, :, whole:].sum(dim=2)
+            cut = (counts > limit).view(-1, 1, 1, 1)
+            absolute = torch.where(cut, absolute.maximum(chunks.abs().sum(dim=2) + rest.abs()), absolute)
+            squared = torch.where(cut, squared.maximum(chunks.square().sum(dim=2) + rest.square()), squared)
     return absolute, squared

@@ -17,13 +17,20 @@ see `rounding_shift`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.quantised import blocks_of, blockwise_product, dequantised, e4m3_variance, float_variance
+from flashinfer_trace.families.quantised import (
+    BLOCK,
+    blocks_of,
+    blockwise_product,
+    dequantised,
+    e4m3_variance,
+    float_variance,
+)
 from flashinfer_trace.harness.compare import Expected, correctly_rounded, unit_roundoff
 from flashinfer_trace.harness.family import Inputs
 
@@ -34,6 +41,9 @@ WEIGHT_ROUNDINGS = 16
 #: the 128 products of a block and of its 4 accumulators loses a part of one unit, uniform in [0, 1), with the sign of
 #: the term. The unit is at most 2^-13 of the root of the summed squares of the products; together, 132 / 3 units^2.
 TRUNCATION_VARIANCE = 132 / 3 * 2.0**-26
+#: Elements of the largest temporary of experts that are computed together, by kind of device: a GPU takes as long to be
+#: told what to do as to do it with a few million numbers, a CPU does best with what fits its cache.
+BATCH_ELEMENTS = {"cpu": 2**16, "cuda": 2**28}
 
 
 @dataclass(frozen=True)
@@ -42,20 +52,20 @@ class Arithmetic:
 
     Attributes:
         models: names of the error models; the first is ``float32``.
-        gate_up: (inputs, expert, tokens) -> z [n, 2 * intermediate_size], and the summed squares of the products
-            behind each z; float64.
-        down: (inputs, expert, y) -> results [n, hidden_size], float64.
-        down_weights: (inputs, expert) -> W2 [hidden_size, intermediate_size], float32.
-        z_variances: (z, squares) -> variances by model, [models, n, 2 * intermediate_size], on top of float32's.
-        y_variances: (y) -> variances by model, [models, n, intermediate_size], on top of float32's.
+        gate_up: (inputs, experts [e], tokens [e, n]) -> z [e, n, 2 * intermediate_size], and the summed squares of the
+            products behind each z; float64.
+        down: (inputs, experts, y) -> results [e, n, hidden_size], float64.
+        down_weights: (inputs, experts) -> W2 [e, hidden_size, intermediate_size], float32.
+        z_variances: (z, squares) -> variances by model, [models, e, n, 2 * intermediate_size], on top of float32's.
+        y_variances: (y) -> variances by model, [models, e, n, intermediate_size], on top of float32's.
         rounds_results: for each model, whether the result of each expert is rounded to bf16.
         rounds_weights: for each model, whether c is rounded to bf16.
     """
 
     models: tuple[str, ...]
-    gate_up: Callable[[Inputs, int, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-    down: Callable[[Inputs, int, torch.Tensor], torch.Tensor]
-    down_weights: Callable[[Inputs, int], torch.Tensor]
+    gate_up: Callable[[Inputs, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    down: Callable[[Inputs, torch.Tensor, torch.Tensor], torch.Tensor]
+    down_weights: Callable[[Inputs, torch.Tensor], torch.Tensor]
     z_variances: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     y_variances: Callable[[torch.Tensor], torch.Tensor]
     rounds_results: tuple[bool, ...]
@@ -64,9 +74,17 @@ class Arithmetic:
 
 @dataclass
 class Share:
-    """What one expert adds: tokens, their weights c [n, 1], results o [n, hidden_size], and variances of y by model."""
+    """What some experts add, padded to as many tokens as one of them has.
 
-    expert: int
+    Attributes:
+        experts: their numbers [e].
+        token: the tokens of each [e, n]; the number of all tokens where it is padding.
+        weight: c, float64 [e, n, 1]; 0 for padding.
+        result: o [e, n, hidden_size].
+        variance: of y by model, [models, e, n, intermediate_size].
+    """
+
+    experts: torch.Tensor
     token: torch.Tensor
     weight: torch.Tensor
     result: torch.Tensor
@@ -76,22 +94,30 @@ class Share:
 # The formats
 
 
-def fp8_gate_up(inputs: Inputs, expert: int, token: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    # Indexed as bytes, because not every version of torch indexes fp8.
-    x = inputs["hidden_states"].view(torch.uint8)[token].view(torch.float8_e4m3fn).double()
+def chosen(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """tensor[index]. fp8 is indexed as bytes, because not every version of torch indexes it."""
+    if tensor.dtype.itemsize == 1:
+        return tensor.view(torch.uint8)[index].view(tensor.dtype)
+    return tensor[index]
+
+
+def fp8_gate_up(inputs: Inputs, experts: torch.Tensor, token: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    x = chosen(inputs["hidden_states"], token).double()
     x_scales = inputs["hidden_states_scale"].T[token]
-    codes, scales = inputs["gemm1_weights"][expert], inputs["gemm1_weights_scale"][expert]
-    x_squares = (blocks_of(x) * x_scales.unsqueeze(2)).flatten(1).float().square()
-    squares = (x_squares @ dequantised(codes, scales, torch.float32).square_().T).double()
+    codes, scales = chosen(inputs["gemm1_weights"], experts), inputs["gemm1_weights_scale"][experts]
+    x_squares = (blocks_of(x) * x_scales.unsqueeze(-1)).flatten(-2).float().square()
+    squares = (x_squares @ dequantised(codes, scales, torch.float32).square_().mT).double()
     return blockwise_product(x, x_scales, codes, scales), squares
 
 
-def fp8_down(inputs: Inputs, expert: int, y: torch.Tensor) -> torch.Tensor:
-    return blockwise_product(y, None, inputs["gemm2_weights"][expert], inputs["gemm2_weights_scale"][expert])
+def fp8_down(inputs: Inputs, experts: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    codes, scales = chosen(inputs["gemm2_weights"], experts), inputs["gemm2_weights_scale"][experts]
+    return blockwise_product(y, None, codes, scales)
 
 
-def fp8_down_weights(inputs: Inputs, expert: int) -> torch.Tensor:
-    return dequantised(inputs["gemm2_weights"][expert], inputs["gemm2_weights_scale"][expert], torch.float32)
+def fp8_down_weights(inputs: Inputs, experts: torch.Tensor) -> torch.Tensor:
+    codes, scales = chosen(inputs["gemm2_weights"], experts), inputs["gemm2_weights_scale"][experts]
+    return dequantised(codes, scales, torch.float32)
 
 
 def fp8_z_variances(z: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
@@ -105,19 +131,19 @@ def fp8_y_variances(y: torch.Tensor) -> torch.Tensor:
     return torch.stack([torch.zeros_like(y), requantised + float_variance(y, torch.bfloat16), requantised])
 
 
-def bf16_gate_up(inputs: Inputs, expert: int, token: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    x, weights = inputs["hidden_states"][token], inputs["gemm1_weights"][expert]
-    squares = x.float().square() @ weights.float().square_().T
-    return x.double() @ weights.double().T, squares.double()
+def bf16_gate_up(inputs: Inputs, experts: torch.Tensor, token: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    x, weights = inputs["hidden_states"][token], inputs["gemm1_weights"][experts]
+    squares = x.float().square() @ weights.float().square_().mT
+    return x.double() @ weights.double().mT, squares.double()
 
 
-def bf16_down(inputs: Inputs, expert: int, y: torch.Tensor) -> torch.Tensor:
-    weights: torch.Tensor = inputs["gemm2_weights"][expert].double()
-    return y @ weights.T
+def bf16_down(inputs: Inputs, experts: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    weights: torch.Tensor = inputs["gemm2_weights"][experts].double()
+    return y @ weights.mT
 
 
-def bf16_down_weights(inputs: Inputs, expert: int) -> torch.Tensor:
-    weights: torch.Tensor = inputs["gemm2_weights"][expert].float()
+def bf16_down_weights(inputs: Inputs, experts: torch.Tensor) -> torch.Tensor:
+    weights: torch.Tensor = inputs["gemm2_weights"][experts].float()
     return weights
 
 
@@ -153,43 +179,69 @@ BF16 = Arithmetic(
 def activation_variances(
     arithmetic: Arithmetic, z: torch.Tensor, squares: torch.Tensor, hidden_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """y [n, intermediate_size] and its variances by model [models, n, intermediate_size].
+    """y [e, n, intermediate_size] and its variances by model [models, e, n, intermediate_size].
 
     Args:
-        z: gemm1's output, float64 [n, 2 * intermediate_size], up then gate.
+        z: gemm1's output, float64 [e, n, 2 * intermediate_size], up then gate.
         squares: sum of the squared products behind each z.
     """
-    up, gate = z.chunk(2, dim=1)
+    up, gate = z.chunk(2, dim=-1)
     sigmoid = torch.sigmoid(gate)
     silu = gate * sigmoid
     y = silu * up
-    slope = torch.cat([silu, up * sigmoid * (1 + gate * (1 - sigmoid))], dim=1).square()
+    slope = torch.cat([silu, up * sigmoid * (1 + gate * (1 - sigmoid))], dim=-1).square()
     # float32 in any order: n u times the sum of |products|, which is at most sqrt(n) times the root of summed squares,
     # divided by sqrt(n) because errors are independent. Dequantisation adds 2 roundings.
     summed = squares * ((hidden_size + 2) * U32) ** 2
-    second = y.shape[1] + 6  # roundings of gemm2, relative to each term, and of silu
+    second = y.shape[-1] + 6  # roundings of gemm2, relative to each term, and of silu
     of_z = summed + arithmetic.z_variances(z, squares)
-    of_up, of_gate = (of_z * slope).chunk(2, dim=2)
+    of_up, of_gate = (of_z * slope).chunk(2, dim=-1)
     return y, of_up + of_gate + y.square() * (second * U32) ** 2 + arithmetic.y_variances(y)
 
 
 def shares(arithmetic: Arithmetic, definition: Definition, inputs: Inputs, weights: torch.Tensor) -> list[Share]:
-    """One entry for each local expert that a token chose."""
-    offset = int(inputs["local_expert_offset"])
+    """All local experts that got a token, those with about as many together."""
+    axes, device = definition.const_axes, weights.device
+    count, first = len(weights), int(inputs["local_expert_offset"])
+    local = weights[:, first : first + axes["num_local_experts"]]
+    pairs = (local.T != 0).nonzero()
+    expert_of, token_of = pairs.T.tolist()
+    tokens: dict[int, list[int]] = {}
+    for expert, token in zip(expert_of, token_of, strict=True):
+        tokens.setdefault(expert, []).append(token)
     found = []
-    for expert in range(definition.const_axes["num_local_experts"]):
-        token = weights[:, offset + expert].nonzero().flatten()
-        if len(token) == 0:
-            continue
-        z, squares = arithmetic.gate_up(inputs, expert, token)
-        y, variance = activation_variances(arithmetic, z, squares, definition.const_axes["hidden_size"])
-        weight = weights[token, offset + expert].unsqueeze(1)
-        found.append(Share(expert, token, weight, arithmetic.down(inputs, expert, y), variance))
+    for group in grouped(tokens, definition, device):
+        longest = len(tokens[group[0]])
+        rows = [tokens[expert] + [count] * (longest - len(tokens[expert])) for expert in group]
+        numbers = torch.tensor([[expert, *row] for expert, row in zip(group, rows, strict=True)]).to(device)
+        experts, token = numbers[:, 0], numbers[:, 1:]
+        real = token.clamp_max(count - 1)
+        weight = torch.where(token < count, local[real, experts.unsqueeze(1)], 0.0).unsqueeze(2)
+        z, squares = arithmetic.gate_up(inputs, experts, real)
+        y, variance = activation_variances(arithmetic, z, squares, axes["hidden_size"])
+        found.append(Share(experts, token, weight, arithmetic.down(inputs, experts, y), variance))
     return found
 
 
+def grouped(tokens: Mapping[int, Sequence[int]], definition: Definition, device: torch.device) -> Iterator[list[int]]:
+    """Experts by descending number of tokens, as many together as BATCH_ELEMENTS allows."""
+    axes = definition.const_axes
+    features = 2 * axes["intermediate_size"]
+    blocks = axes["hidden_size"] // BLOCK + 1
+    group: list[int] = []
+    for expert in sorted(tokens, key=lambda expert: len(tokens[expert]), reverse=True):
+        longest = len(tokens[(*group, expert)[0]])
+        elements = (len(group) + 1) * features * (axes["hidden_size"] + longest * blocks)
+        if group and elements > BATCH_ELEMENTS[device.type]:
+            yield group
+            group = []
+        group.append(expert)
+    if group:
+        yield group
+
+
 def result_variances(arithmetic: Arithmetic, share: Share) -> torch.Tensor:
-    """Variances by model of c * o, [models, n, hidden_size], from roundings after the sum over y."""
+    """Variances by model of c * o, [models, e, n, hidden_size], from roundings after the sum over y."""
     c2, term2 = share.weight.square(), (share.weight * share.result).square()
     single = term2 * (WEIGHT_ROUNDINGS * U32) ** 2
     result = c2 * float_variance(share.result, torch.bfloat16)
@@ -203,18 +255,23 @@ def gain_variance(arithmetic: Arithmetic, inputs: Inputs, value: torch.Tensor, f
 
     <error, value> sums, over tokens, experts and i, the error of y_i times c (W2.T value)_i. The rounding of a weight c
     is common to a row and counts as a whole; those of results and outputs count separately.
+
+    Args:
+        value: what is expected, and one row of zeros more, for padding.
     """
     total = value.new_zeros(len(arithmetic.models))
+    rounds_results = value.new_tensor(arithmetic.rounds_results)
+    rounds_weights = value.new_tensor(arithmetic.rounds_weights)
     bf16 = torch.bfloat16
     for share in found:
         direction = value[share.token]
-        slopes = share.weight * (direction.float() @ arithmetic.down_weights(inputs, share.expert)).double()
-        total += (share.variance * slopes.square()).sum(dim=(1, 2))
-        along = (share.result * direction).sum(dim=1, keepdim=True).square()
+        slopes = share.weight * (direction.float() @ arithmetic.down_weights(inputs, share.experts)).double()
+        total += (share.variance * slopes.square()).sum(dim=(1, 2, 3))
+        along = (share.result * direction).sum(dim=2, keepdim=True).square()
         each = (share.weight * direction).square() * float_variance(share.result, bf16)
-        total += each.sum() * total.new_tensor(arithmetic.rounds_results)
-        total += (float_variance(share.weight, bf16) * along).sum() * total.new_tensor(arithmetic.rounds_weights)
-    total += (value.square() * float_variance(value, bf16)).sum()
+        total += each.sum() * rounds_results
+        total += (float_variance(share.weight, bf16) * along).sum() * rounds_weights
+    total += (value[:-1].square() * float_variance(value[:-1], bf16)).sum()
     return total / value.square().sum().square().clamp_min(1e-300)
 
 
@@ -229,7 +286,7 @@ def rounding_shift(value: torch.Tensor, found: list[Share]) -> torch.Tensor:
     tail = torch.zeros_like(value)
     for share in found:
         rounded = correctly_rounded(share.weight, torch.bfloat16) * correctly_rounded(share.result, torch.bfloat16)
-        tail.index_add_(0, share.token, rounded)
+        tail.index_add_(0, share.token.flatten(), rounded.flatten(0, 1))
     change = correctly_rounded(tail, torch.bfloat16) - value
     return (change * value).sum() / value.square().sum().clamp_min(1e-300)
 
@@ -243,14 +300,22 @@ def expert_outputs(
         weights: float64 [seq_len, num_experts]; zero where an expert is not chosen.
     """
     found = shares(arithmetic, definition, inputs, weights)
-    value = weights.new_zeros(inputs["hidden_states"].shape)
-    variance = value.new_zeros((len(arithmetic.models), *value.shape))
+    count, hidden_size = inputs["hidden_states"].shape
+    models = len(arithmetic.models)
+    # The last row takes what is computed for padding.
+    value = weights.new_zeros(count + 1, hidden_size)
+    variance = weights.new_zeros(models, count + 1, hidden_size)
     for share in found:
-        value.index_add_(0, share.token, share.weight * share.result)
-        squares = arithmetic.down_weights(inputs, share.expert).square_()
-        spread = share.weight.square() * (share.variance.float() @ squares.T).double()
-        variance.index_add_(1, share.token, spread + result_variances(arithmetic, share))
+        token = share.token.flatten()
+        value.index_add_(0, token, (share.weight * share.result).flatten(0, 1))
+        squares = arithmetic.down_weights(inputs, share.experts).square_()
+        # The models of an expert side by side: its weights are multiplied once.
+        of_y = share.variance.float().transpose(0, 1).flatten(1, 2) @ squares.mT
+        spread = of_y.double().view(len(token) // share.token.shape[1], models, -1, hidden_size).transpose(0, 1)
+        spread = share.weight.square() * spread + result_variances(arithmetic, share)
+        variance.index_add_(1, token, spread.flatten(1, 2))
+    value[count] = 0.0
     gains = gain_variance(arithmetic, inputs, value, found)
-    parts = {f"{model}_variance": variance[i] for i, model in enumerate(arithmetic.models)}
+    parts = {f"{model}_variance": variance[i, :count] for i, model in enumerate(arithmetic.models)}
     parts |= {f"{model}_gain": gains[i] for i, model in enumerate(arithmetic.models)}
-    return {"output": Expected(value, {**parts, "rounding_shift": rounding_shift(value, found)})}
+    return {"output": Expected(value[:count], {**parts, "rounding_shift": rounding_shift(value, found)})}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flashinfer_trace.harness.compare import Comparison, Elementwise, Expected, wrong_shape
+from flashinfer_trace.harness.compare import Comparison, Elementwise, Expected, host_figures, wrong_shape
 from flashinfer_trace.harness.mutants import ANY_OUTPUT, Mutant
 
 __all__ = ["ALPHA", "Distribution", "Renormalised", "chi_square_critical", "signed_margin"]
@@ -98,29 +98,23 @@ class Distribution:
     alpha: float = ALPHA
 
     def compare(self, actual: torch.Tensor, expected: Expected) -> Comparison:
-        value, group, margin = expected.value, expected.parts["group"], expected.parts["margin"]
+        group, margin = expected.parts["group"], expected.parts["margin"]
         if actual.shape != group.shape:
             return wrong_shape(actual, group)
         if group.numel() == 0:
             return Comparison(0.0)
-        rows, vocab_size = value.shape
+        rows, vocab_size = expected.value.shape
         valid = (actual >= 0) & (actual < vocab_size)
         token = torch.where(valid, actual, 0).long()
-        margins = torch.where(valid, margin[group, token], -math.inf)
-        if bool((margins < -self.window).any()):
-            return self._outside(actual, margins, group)
-        certain = (margin > self.window) & (value > 0)
-        undecided = (margin >= -self.window) & ~certain
-        weight = torch.where(certain, value, 0.0)
-        # Rounding may also let a draw fall through to a token at the threshold, hence the window in its share.
-        chance = expected.parts.get("chance", value)
-        share = (torch.where(undecided, chance, 0.0).sum(dim=-1) + self.window).clamp(max=1.0)
-        count = torch.bincount(group * vocab_size + token, minlength=rows * vocab_size).view(rows, vocab_size)
-        stray = torch.where(certain, 0, count).sum(dim=-1)
-        count = torch.where(certain, count, 0)
-        draws = torch.bincount(group, minlength=rows)
-        tests = [*self._thresholds(stray, draws, share), *self._tokens(count, weight)]
-        tests += self._bins(count, weight, draws)
+        outside = torch.where(valid, margin[group, token], -math.inf) < -self.window
+        if bool(outside.any()):
+            return self._outside(actual, outside, group)
+        support = expected.once(Support.of, self.window)
+        flat = torch.where(support.certain[group, token], token, vocab_size) + group * (vocab_size + 1)
+        count = torch.zeros(rows * (vocab_size + 1), dtype=torch.int64, device=token.device)
+        count = count.scatter_add_(0, flat, torch.ones_like(flat)).view(rows, vocab_size + 1)
+        stray, count = count[:, vocab_size], count[:, :vocab_size]
+        tests = [self._thresholds(stray, support), self._tokens(count, support), *self._bins(count, support)]
         ratio, detail = max(tests, key=lambda test: test[0])
         return Comparison(ratio, detail=detail)
 
@@ -141,38 +135,44 @@ class Distribution:
             wrong.append(Mutant("shifted by one", lambda samples, _: (samples + 1) % value.shape[-1]))
         return tuple(wrong)
 
-    def _outside(self, actual: torch.Tensor, margins: torch.Tensor, group: torch.Tensor) -> Comparison:
-        wrong = (margins < -self.window).nonzero().flatten()
+    def _outside(self, actual: torch.Tensor, outside: torch.Tensor, group: torch.Tensor) -> Comparison:
+        wrong = outside.nonzero().flatten()
         first = int(wrong[0])
-        detail = f"{len(wrong)} of {len(margins)} samples are outside the support, first of row {int(group[first])}"
+        detail = f"{len(wrong)} of {len(outside)} samples are outside the support, first of row {int(group[first])}"
         return Comparison(math.inf, math.inf, (first,), float(actual[first]), detail=detail)
 
-    def _thresholds(self, stray: torch.Tensor, draws: torch.Tensor, share: torch.Tensor) -> Iterator[tuple[float, str]]:
+    def _thresholds(self, stray: torch.Tensor, support: Support) -> tuple[float, str]:
         """Undecidable samples of each row against their largest share."""
+        draws, share = support.draws, support.undecided
         exponent = torch.where(stray > draws * share, binomial_exponent(stray, draws, share), 0.0)
-        row = int(exponent.argmax())
+        row = exponent.argmax()
+        largest, number, samples = host_figures(torch.take(exponent, row), row, torch.take(stray, row))
         critical = math.log(TESTS * len(draws) / self.alpha)
-        yield float(exponent[row]) / critical, f"row {row}: {int(stray[row])} samples at the threshold"
+        return largest / critical, f"row {int(number)}: {int(samples)} samples at the threshold"
 
-    def _tokens(self, count: torch.Tensor, weight: torch.Tensor) -> Iterator[tuple[float, str]]:
+    def _tokens(self, count: torch.Tensor, support: Support) -> tuple[float, str]:
         """The count of every certain token: a missing one shows here before it shows among others in its bin."""
-        probability = weight / weight.sum(dim=-1, keepdim=True).clamp_min(TINY)
-        exponent = binomial_exponent(count, count.sum(dim=-1, keepdim=True), probability)
-        worst = int(exponent.argmax())
-        row, token = divmod(worst, count.shape[1])
-        critical = math.log(2 * TESTS * max(int((weight > 0).sum()), 1) / self.alpha)
-        mean = float(probability[row, token] * count[row].sum())
-        figures = f"token {token} drawn {int(count[row, token])} times, expected {mean:.1f}"
-        yield float(exponent[row, token]) / critical, f"row {row}: {figures}"
+        total = count.sum(dim=-1, keepdim=True)
+        exponent = binomial_exponent(count, total, support.probability)
+        worst = exponent.argmax()
+        figures = [torch.take(each, worst) for each in (exponent, support.probability, total.expand_as(count), count)]
+        position, largest, probability, samples, drawn = host_figures(worst, *figures)
+        row, token = divmod(int(position), count.shape[1])
+        critical = math.log(2 * TESTS * max(support.tokens, 1) / self.alpha)
+        text = f"token {token} drawn {int(drawn)} times, expected {probability * samples:.1f}"
+        return largest / critical, f"row {row}: {text}"
 
-    def _bins(self, count: torch.Tensor, weight: torch.Tensor, draws: torch.Tensor) -> Iterator[tuple[float, str]]:
+    def _bins(self, count: torch.Tensor, support: Support) -> Iterator[tuple[float, str]]:
         """Pearson's statistic of each row's certain tokens, and of all rows together; the temperature of all rows."""
-        bins, share = descending_bins(weight, draws)
-        observed = torch.zeros_like(share).scatter_add_(1, bins, count.double())
+        share, degrees = support.share, support.degrees
+        observed = torch.zeros_like(share).scatter_add_(1, support.bins, count.double())
         mean = observed.sum(dim=-1, keepdim=True) * share
-        yield self._temperature(observed, mean, mean_logarithm(weight, bins, share))
-        statistic = torch.where(share > 0, (observed - mean).square() / mean.clamp_min(TINY), 0.0).sum(dim=-1).tolist()
-        degrees = ((share > 0).sum(dim=-1) - 1).clamp_min(0).tolist()
+        terms = torch.where(share > 0, (observed - mean).square() / mean.clamp_min(TINY), 0.0)
+        centre = (mean * support.score).sum(dim=-1, keepdim=True) / mean.sum(dim=-1, keepdim=True).clamp_min(TINY)
+        centred = support.score - centre
+        sums = [((observed - mean) * centred).sum(), (mean * centred.square()).sum(), centred.abs().max()]
+        deviation, variance, largest, *statistic = host_figures(*sums, *terms.sum(dim=-1).unbind())
+        yield self._temperature(deviation, variance, largest)
         alpha = self.alpha / TESTS / len(degrees)
         tested = [(f"row {row}", statistic[row], d, alpha) for row, d in enumerate(degrees) if d]
         if tested:
@@ -182,14 +182,62 @@ class Distribution:
             critical = chi_square_critical(d, alpha)
             yield value / critical, f"{who}: chi-square {value:.1f} of {d} degrees, critical {critical:.1f}"
 
-    def _temperature(self, observed: torch.Tensor, mean: torch.Tensor, score: torch.Tensor) -> tuple[float, str]:
+    def _temperature(self, deviation: float, variance: float, largest: float) -> tuple[float, str]:
         """Sum of the scores of all samples against its mean: Bernstein's inequality of bounded independent terms."""
-        centred = score - (mean * score).sum(dim=-1, keepdim=True) / mean.sum(dim=-1, keepdim=True).clamp_min(TINY)
-        deviation = float(((observed - mean) * centred).sum())
-        variance, largest = float((mean * centred.square()).sum()), float(centred.abs().max())
         exponent = deviation**2 / (2 * (variance + largest * abs(deviation) / 3)) if deviation else 0.0
         figures = f"{deviation:.1f}, standard deviation {math.sqrt(variance):.1f}"
         return exponent / math.log(2 * TESTS / self.alpha), f"all rows: sum of log-probabilities is off by {figures}"
+
+
+@dataclass(frozen=True)
+class Support:
+    """What a window makes of the oracle's margins, and the bins of its certain tokens.
+
+    Attributes:
+        certain: tokens that are certainly kept and may be drawn, bool [rows, vocab_size].
+        probability: of each certain token among them, [rows, vocab_size].
+        tokens: how many certain ones there are.
+        undecided: at most this share of a row's draws may be tokens that are neither certain nor certainly not kept;
+            rounding may also let a draw fall through to a token at the threshold, hence the window in it.
+        draws: of each row, int64 [rows].
+        bins, share: see `descending_bins`.
+        score: see `mean_logarithm`.
+        degrees: of freedom of each row's bins.
+    """
+
+    certain: torch.Tensor
+    probability: torch.Tensor
+    tokens: int
+    undecided: torch.Tensor
+    draws: torch.Tensor
+    bins: torch.Tensor
+    share: torch.Tensor
+    score: torch.Tensor
+    degrees: list[int]
+
+    @classmethod
+    def of(cls, expected: Expected, window: float) -> Support:
+        value, group, margin = expected.value, expected.parts["group"], expected.parts["margin"]
+        certain = (margin > window) & (value > 0)
+        undecided = (margin >= -window) & ~certain
+        weight = torch.where(certain, value, 0.0)
+        chance = expected.parts.get("chance", value)
+        share_of_undecided = (torch.where(undecided, chance, 0.0).sum(dim=-1) + window).clamp(max=1.0)
+        draws = torch.bincount(group, minlength=len(value))
+        bins, share = descending_bins(weight, draws)
+        probability = weight / weight.sum(dim=-1, keepdim=True).clamp_min(TINY)
+        tokens, *used = [int(each) for each in host_figures((weight > 0).sum(), *(share > 0).sum(dim=-1).unbind())]
+        return cls(
+            certain,
+            probability,
+            tokens,
+            share_of_undecided,
+            draws,
+            bins,
+            share,
+            mean_logarithm(weight, bins, share),
+            [max(count - 1, 0) for count in used],
+        )
 
 
 def mean_logarithm(weight: torch.Tensor, bins: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
@@ -224,17 +272,26 @@ def descending_bins(weight: torch.Tensor, draws: torch.Tensor) -> tuple[torch.Te
     begin = ordered.cumsum(dim=-1) - ordered
     fine = (begin * MAX_BINS).long().clamp(0, MAX_BINS - 1)
     mass = torch.zeros(len(weight), MAX_BINS, dtype=torch.float64, device=weight.device).scatter_add_(1, fine, ordered)
-    # Close a bin only when it is full; what is left over at the end joins the last full one.
-    merged = torch.zeros_like(mass, dtype=torch.int64)
-    current, filled = torch.zeros_like(merged[:, 0]), torch.zeros_like(mass[:, 0])
-    for column in range(MAX_BINS):
-        merged[:, column] = current
-        filled = filled + mass[:, column]
-        full = filled * draws >= MIN_EXPECTED
-        current, filled = current + full, torch.where(full, 0.0, filled)
-    merged = torch.minimum(merged, (current - 1).clamp_min(0).unsqueeze(-1))
+    merged = torch.tensor(
+        [closed_bins(row, count) for row, count in zip(mass.tolist(), draws.tolist(), strict=True)],
+        dtype=torch.int64,
+    ).to(mass.device)
     share = torch.zeros_like(mass).scatter_add_(1, merged, mass)
     return torch.empty_like(order).scatter_(1, order, merged.gather(1, fine)), share
+
+
+def closed_bins(mass: list[float], draws: int) -> list[int]:
+    """The bin that each of MAX_BINS parts of a row joins: one is closed only when it is full.
+
+    What is left over at the end joins the last full one.
+    """
+    merged, current, filled = [], 0, 0.0
+    for part in mass:
+        merged.append(current)
+        filled += part
+        if filled * draws >= MIN_EXPECTED:
+            current, filled = current + 1, 0.0
+    return [min(number, max(current - 1, 0)) for number in merged]
 
 
 @dataclass(frozen=True)
@@ -276,16 +333,19 @@ class Renormalised(Elementwise):
         error = (computed - want).abs()
         ratio = torch.where(error == 0, 0.0, error / (want * self.relative))
         ratio = torch.where(computed.isfinite(), ratio, math.inf)
-        worst = int(ratio.argmax())
-        index = (worst // value.shape[1], worst % value.shape[1])
-        size = want.norm().item()
-        finite = torch.where(computed.isfinite(), error, 0.0).norm().item()
+        worst = ratio.argmax()
+        norms = torch.where(computed.isfinite(), error, 0.0).norm(), want.norm()
+        counts = chosen.sum(), undecided.sum(), certain.sum()
+        figures = [torch.take(each, worst) for each in (ratio, computed, want)]
+        position, finite, size, *found = host_figures(worst, *norms, *counts, *figures)
+        kept_undecided, all_undecided, all_certain = (int(number) for number in found[:3])
+        largest, got, wanted = found[3:]
         return Comparison(
-            float(ratio[index]),
+            largest,
             finite / size if size else (0.0 if finite == 0 else math.inf),
-            index,
-            float(computed[index]),
-            float(want[index]),
-            float(want[index] * self.relative),
-            f"{int(chosen.sum())} of {int(undecided.sum())} undecidable tokens kept, {int(certain.sum())} certain",
+            divmod(int(position), value.shape[1]),
+            got,
+            wanted,
+            wanted * self.relative,
+            f"{kept_undecided} of {all_undecided} undecidable tokens kept, {all_certain} certain",
         )

@@ -30,18 +30,20 @@ def rank(probs: torch.Tensor) -> Ranking:
     """Counts and masses above, from each row's distinct values and how often they occur."""
     if not len(probs):
         return Ranking(probs.double(), probs.double())
-    counts, masses = [], []
-    for row in probs:
-        values, level, multiplicity = torch.unique(row, return_inverse=True, return_counts=True)
-        counts.append(above_each(multiplicity.double())[level])
-        masses.append(above_each(values.double() * multiplicity)[level])
-    return Ranking(torch.stack(counts), torch.stack(masses))
+    ordered, order = probs.sort(dim=-1)
+    # The number of each token's value among the distinct values of its row, from the smallest on.
+    steps = torch.nn.functional.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0)).cumsum(dim=-1)
+    level = torch.empty_like(order).scatter_(1, order, steps)
+    nothing = torch.zeros_like(probs, dtype=torch.float64)
+    multiplicity = nothing.scatter_add(1, level, torch.ones_like(nothing))
+    values = nothing.scatter(1, level, probs.double())
+    return Ranking(*(above_each(amounts).gather(1, level) for amounts in (multiplicity, values * multiplicity)))
 
 
 def above_each(amounts: torch.Tensor) -> torch.Tensor:
-    """Sums of what comes after each element, float64."""
-    after = amounts.flip(0).cumsum(0)
-    return torch.cat([after.new_zeros(1), after[:-1]]).flip(0)
+    """Sums of what comes after each element of a row, float64."""
+    after = amounts.flip(1).cumsum(1)
+    return torch.nn.functional.pad(after[:, :-1], (1, 0)).flip(1)
 
 
 def summed_exactly(probs: torch.Tensor) -> torch.Tensor:
