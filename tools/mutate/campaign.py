@@ -15,7 +15,7 @@ from tools.mutate.cases import has_real_size, representative
 from tools.mutate.judge import Verdict
 from tools.mutate.mutants import Mutant, mutants
 from tools.mutate.reasons import Reason
-from tools.mutate.runner import Limits, Store, default_store, judge_all, source_key
+from tools.mutate.runner import Limits, Store, check_store, default_store, judge_all, source_key
 from tools.mutate.summary import family_summary
 
 __all__ = ["Campaign", "run_campaign"]
@@ -55,7 +55,8 @@ def run_campaign(
         campaign.mutants += found[name]
     judge_missing(campaign.mutants, stores, processes, limits)
     verdicts = {name: [stores[name].known[source_key(m.source)] for m in own] for name, own in found.items()}
-    campaign.problems += failed_checks(found, verdicts, equivalents, processes, limits)
+    checks = {name: check_store(family, chosen[name]) for name, family in families.items()}
+    campaign.problems += failed_checks(found, verdicts, equivalents, checks, processes, limits)
     for name in families:
         real = has_real_size(chosen[name])
         campaign.summaries[name] = family_summary(chosen[name].name, found[name], verdicts[name], equivalents, real)
@@ -79,29 +80,44 @@ def failed_checks(
     found: Mapping[str, Sequence[Mutant]],
     verdicts: Mapping[str, Sequence[Verdict]],
     equivalents: Mapping[str, Reason],
+    stores: Mapping[str, Store],
     processes: int,
     limits: Limits | None,
 ) -> list[str]:
-    """A line for each mutant that is called equivalent and is not."""
-    problems, waiting = [], []
+    """A line for each mutant that is called equivalent and is not.
+
+    The verdict tells already whether the bits are the same in the cases that judge.
+    """
+    lines: dict[str, str] = {}
+    waiting: list[tuple[Mutant, str]] = []
     for name, own in found.items():
         for mutant, verdict in zip(own, verdicts[name], strict=True):
-            if mutant.content in equivalents:
-                if verdict.rejected:
-                    problems.append(
-                        f"{mutant.id} ({mutant.content}) is called equivalent, and is rejected: {verdict.detail}"
-                    )
-                else:
-                    waiting.append(mutant)
-    tasks = [(mutant.family, mutant.source, equivalents[mutant.content].check) for mutant in waiting]
+            if mutant.content not in equivalents:
+                continue
+            check = equivalents[mutant.content].check
+            known = stores[name].known.get(check_key(mutant, check))
+            if verdict.rejected:
+                lines[mutant.id] = f"is rejected: {verdict.detail}"
+            elif check == "bits" and not verdict.identical:
+                lines[mutant.id] = "differs in a case that judges"
+            elif known is None:
+                waiting.append((mutant, check))
+            else:
+                lines[mutant.id] = known.detail
+    tasks = [(mutant.family, mutant.source, check) for mutant, check in waiting]
     with progress() as bar:
         task = bar.add_task("equivalents", total=len(tasks))
         for number, line in judge_all(tasks, processes=processes, limits=limits):
-            bar.update(task, advance=1)
-            if line:
-                mutant = waiting[number]
-                problems.append(f"{mutant.id} ({mutant.content}) is called equivalent ({tasks[number][2]}): {line}")
-    return problems
+            mutant, check = waiting[number]
+            stores[mutant.family].add(check_key(mutant, check), Verdict("differs" if line else "", 0, line))
+            lines[mutant.id] = line
+            bar.update(task, advance=1, description=mutant.family)
+    contents = {mutant.id: mutant.content for own in found.values() for mutant in own}
+    return [f"{name} ({contents[name]}) is called equivalent: {line}" for name, line in lines.items() if line]
+
+
+def check_key(mutant: Mutant, check: str) -> str:
+    return f"{source_key(mutant.source)} {check}"
 
 
 def progress() -> Progress:

@@ -8,7 +8,7 @@ import os
 import re
 import resource
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import lru_cache
 from multiprocessing import get_context
@@ -133,7 +133,9 @@ def work(load: Callable[[str, bool], Any], family: str, source: str, check: str)
     if check:
         from tools.mutate.equivalence import first_difference
 
-        found = (first_difference(worker_bench(load, family, more), source, check) for more in (False, True))
+        # The verdict tells whether the bits are the same in the cases that judge.
+        parts = (True,) if check == "bits" else (False, True)
+        found = (first_difference(worker_bench(load, family, more), source, check) for more in parts)
         return next((line for line in found if line), "")
     from tools.mutate.judge import judge
 
@@ -188,5 +190,8 @@ def default_store(family: Family, definition: Definition) -> Store:
     return Store(find_root() / CACHE, family.name, code_digest(family, definition))
 
 
-def remembered(stores: Mapping[str, Store], family: str, source: str) -> Verdict | None:
-    return stores[family].known.get(source_key(source))
+def check_store(family: Family, definition: Definition) -> Store:
+    """As `default_store`, of the outcomes of checks."""
+    code = Path(__file__).with_name("equivalence.py").read_bytes()
+    digest = hashlib.sha256(code_digest(family, definition).encode() + code).hexdigest()
+    return Store(find_root() / CACHE, f"{family.name}.checks", digest)

@@ -52,7 +52,9 @@ def row_specs(request: PlanRequest) -> list[list[dict[str, Any]]]:
     off = {"top_k": NO_TOP_K, "top_p": 1.0, "min_p": 0.0}
     off = {name: value for name, value in off.items() if name in definition.inputs}
     if off.get("top_p", 0.0) <= options.highest_p:
-        plans.append([spec(request, row, **off) for row in ("short", "normal")])
+        # Beside them rows of which more than an eighth of a large vocabulary is kept, but not all.
+        many = [spec(request, "zipf", **{**off, "top_p": 0.93})] * 2 if "top_p" in off else []
+        plans.append([spec(request, row, **off) for row in ("short", "normal")] + many)
     if "top_k" in off and options.lowest_k <= 0:
         plans.append([spec(request, "few_valued", top_k=0)] * 2)
     if "top_p" in off:
