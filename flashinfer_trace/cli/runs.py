@@ -23,7 +23,7 @@ from flashinfer_trace.harness.verify import Job, Report, verify_together
 from flashinfer_trace.isolation.worker import ReferenceWorker
 from flashinfer_trace.ledger import DRAWN_CASES
 
-__all__ = ["Settings", "run_tasks"]
+__all__ = ["Settings", "batches", "provable", "run_batch", "run_tasks"]
 
 
 @dataclass(frozen=True)
@@ -51,29 +51,33 @@ def run_tasks(tasks: Sequence[Task], settings: Settings, advance: Callable[[str,
     """
     twins = Twins()
     with _lost_interrupts() as interrupted:
-        for _, batch in itertools.groupby(tasks, lambda task: (task.definition.name, task.kernel is not None)):
-            for report in _batch(list(batch), settings, twins, advance):
+        for batch in batches(tasks):
+            targets = ", ".join(task.target for task in batch)
+            advance(f"{batch[0].definition.name} ({targets})", False)
+            for task, report in zip(batch, run_batch(batch, settings, twins), strict=True):
                 advance("", True)
-                yield report
+                yield _recorded(task, settings, report)
                 if interrupted():
                     raise KeyboardInterrupt
 
 
-def _batch(
-    batch: Sequence[Task], settings: Settings, twins: Twins, advance: Callable[[str, bool], None]
-) -> list[Report]:
-    """The reports of tasks of one Definition, all against kernels or all against the oracle."""
+def batches(tasks: Sequence[Task]) -> Iterator[list[Task]]:
+    """Successive tasks of one Definition together: all against kernels, or all against the oracle."""
+    for _, batch in itertools.groupby(tasks, lambda task: (task.definition.name, task.kernel is not None)):
+        yield list(batch)
+
+
+def run_batch(batch: Sequence[Task], settings: Settings, twins: Twins) -> list[Report]:
+    """The reports of tasks that belong together, in their order; nothing is recorded."""
     possible = {task.target: task.impossible(settings.device) for task in batch}
     run = [task for task in batch if possible[task.target] is None]
-    if run:
-        advance(f"{run[0].definition.name} ({', '.join(task.target for task in run)})", False)
     try:
         found = dict(zip([task.target for task in run], _verified(run, settings, twins), strict=True)) if run else {}
     except click.ClickException:  # the requested axes or plan
         raise
     except Exception as error:
         found = {task.target: _broken(task, settings, error) for task in run}
-    return [possible[task.target] or _finished(task, settings, found[task.target]) for task in batch]
+    return [possible[task.target] or _stale(task, found[task.target]) for task in batch]
 
 
 def _broken(task: Task, settings: Settings, error: Exception) -> Report:
@@ -82,7 +86,7 @@ def _broken(task: Task, settings: Settings, error: Exception) -> Report:
 
 
 def _verified(tasks: Sequence[Task], settings: Settings, twins: Twins) -> list[Report]:
-    """Runs tasks of one Definition."""
+    """Runs tasks of one Definition that can be run here."""
     where = settings.device, settings.full, settings.worker
     jobs = [Job(task.definition, task.record, task.kernel, *where) for task in tasks]
     first = jobs[0]
@@ -93,12 +97,23 @@ def _verified(tasks: Sequence[Task], settings: Settings, twins: Twins) -> list[R
     return verify_together(jobs, examples=count, seed=settings.seed, plan=plan)
 
 
-def _finished(task: Task, settings: Settings, report: Report) -> Report:
-    """Records what a report proves, and says so of a stale reference that what passed was not the present one."""
-    if task.stale:
-        status = "stale" if report.status == "passed" else report.status
-        return replace(report, status=status, message="\n  ".join(filter(None, [report.message, task.stale])))
-    if settings.evidence and task.kernel and report.status == "passed" and settings.plan is settings.axes is None:
+def _stale(task: Task, report: Report) -> Report:
+    """Says of a stale reference that what passed was not the present one."""
+    if not task.stale:
+        return report
+    status = "stale" if report.status == "passed" else report.status
+    return replace(report, status=status, message="\n  ".join(filter(None, [report.message, task.stale])))
+
+
+def provable(task: Task, settings: Settings, report: Report) -> bool:
+    """Whether a report is to be recorded: --record, and a kernel that passed on drawn cases."""
+    wanted = settings.evidence is not None and settings.plan is settings.axes is None
+    return wanted and task.kernel is not None and report.status == "passed"
+
+
+def _recorded(task: Task, settings: Settings, report: Report) -> Report:
+    """The report; a failed one if it proves something that cannot be recorded."""
+    if settings.evidence and task.kernel and provable(task, settings, report):
         try:
             record_evidence(settings.evidence, task.definition, task.kernel, report)
         except Exception as error:

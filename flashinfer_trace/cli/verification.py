@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from flashinfer_trace.cli.options import ORACLE_EXAMPLES, counted, dataset_root,
 from flashinfer_trace.ledger import DRAWN_CASES, REQUIRED_CASES
 
 if TYPE_CHECKING:
+    from flashinfer_trace.cli.runs import Settings
     from flashinfer_trace.cli.tasks import Task
     from flashinfer_trace.harness.verify import Report
 
@@ -74,6 +75,11 @@ def _parse_axes(context: click.Context, parameter: click.Parameter, text: str | 
     type=click.Path(path_type=Path, file_okay=False),
     help="Where --record writes [evidence/ of the dataset].",
 )
+@click.option(
+    "--cluster",
+    metavar="ADDRESS",
+    help="Run on a Ray cluster, a GPU for each Definition: auto, local or HOST:PORT.",
+)
 @format_option
 def verify(
     names: tuple[str, ...],
@@ -87,6 +93,7 @@ def verify(
     full: bool,
     record: bool,
     evidence: Path | None,
+    cluster: str | None,
     output_format: str,
 ) -> None:
     """Prove references against their float64 oracles and the real kernels.
@@ -99,12 +106,14 @@ def verify(
     """
     if axes is not None and plan is not None:
         raise click.UsageError("--axes and --plan both fix the case; give one of them")
+    if cluster and (axes is not None or plan is not None):
+        raise click.UsageError("--cluster is for whole runs; --axes and --plan run one case")
     root = dataset_root()
     with _missing_packages():
         import torch
 
         from flashinfer_trace.isolation.worker import reference_worker
-    _check_device(device, torch)
+    _check_device(device, torch, bool(cluster))
     if record and not device.startswith("cuda"):
         raise click.UsageError("--record needs --device cuda: only a run of the real kernel is evidence")
     if record and (examples or DRAWN_CASES) < REQUIRED_CASES:
@@ -112,10 +121,10 @@ def verify(
     if device == "cpu" and not full:
         torch.set_num_threads(1)  # twins are small: more threads would only wait for each other
     # Before harness and families are imported, because a fork of this process must not contain the oracles.
-    with reference_worker(device, full) as worker:
+    with nullcontext() if cluster else reference_worker(device, full) as worker:
         with _missing_packages():
             from flashinfer_trace.cli.reports import print_reports
-            from flashinfer_trace.cli.runs import Settings, run_tasks
+            from flashinfer_trace.cli.runs import Settings
             from flashinfer_trace.cli.tasks import find_tasks
         chosen = [dataset.load(name, root) for name in matching_names(names, root)]
         tasks = find_tasks(chosen, root, "kernel" if kernel_label else against, kernel_label)
@@ -126,22 +135,37 @@ def verify(
         status = 0
         try:
             with _progress(len(tasks), output_format) as advance:
-                for report in run_tasks(tasks, settings, advance):
+                for report in _reports(tasks, settings, cluster, advance):
                     reports.append(report)
         except KeyboardInterrupt:
             click.echo(f"\ninterrupted: {len(reports)} of {counted(len(tasks), 'run')} finished", err=True)
             status = INTERRUPTED
+    order = {(task.definition.name, task.target): number for number, task in enumerate(tasks)}
+    reports.sort(key=lambda report: order[report.definition, report.target])
     print_reports(reports, root, output_format)
     sys.exit(status or _exit_status(reports))
 
 
+def _reports(
+    tasks: Sequence[Task], settings: Settings, cluster: str | None, advance: Callable[[str, bool], None]
+) -> Iterator[Report]:
+    """The reports as they come, from here or from a cluster."""
+    if cluster is None:
+        from flashinfer_trace.cli.runs import run_tasks
+
+        return run_tasks(tasks, settings, advance)
+    with _missing_packages("cluster"):
+        from flashinfer_trace.cli.cluster import run_on_cluster
+    return run_on_cluster(tasks, settings, cluster, advance)
+
+
 @contextmanager
-def _missing_packages() -> Iterator[None]:
+def _missing_packages(extra: str = "verify") -> Iterator[None]:
     """Adds to an ImportError how to install what is missing."""
     try:
         yield
     except ImportError as error:
-        message = f"{error}; `pip install 'flashinfer-trace[verify]'` installs what verify needs"
+        message = f"{error}; `pip install 'flashinfer-trace[{extra}]'` installs what verify needs"
         raise click.ClickException(message) from error
 
 
@@ -163,13 +187,15 @@ def _exit_status(reports: list[Report]) -> int:
     return NOTHING_VERIFIED
 
 
-def _check_device(device: str, torch: Any) -> None:
+def _check_device(device: str, torch: Any, elsewhere: bool) -> None:
     try:
         parsed = torch.device(device)
     except RuntimeError as error:
         raise click.UsageError(f"--device {device}: {str(error).splitlines()[0]}") from error
     if parsed.type not in ("cpu", "cuda"):
         raise click.UsageError(f"--device {device}: verify runs on cpu, cuda or cuda:N")
+    if elsewhere:
+        return
     if parsed.type == "cuda" and not torch.cuda.is_available():
         raise click.UsageError("--device cuda: torch sees no CUDA device here; run on a machine with one, or use cpu")
     if parsed.type == "cuda" and (parsed.index or 0) >= torch.cuda.device_count():

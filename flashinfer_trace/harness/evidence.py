@@ -23,18 +23,19 @@ from flashinfer_trace.harness.family import Kernel
 from flashinfer_trace.harness.verify import Report
 from flashinfer_trace.ledger import REQUIRED_CASES, TIME_FORMAT, file_in, load_json
 
-__all__ = ["record"]
+__all__ = ["add", "entry_of", "record"]
 
 
 def record(directory: Path, definition: Definition, kernel: Kernel, report: Report) -> Path:
-    """Adds one passed run to the Definition's evidence, replacing an older run of that kernel on that GPU.
+    """Adds one passed run to the Definition's evidence: see `entry_of` and `add`."""
+    return add(directory, definition, entry_of(definition, kernel, report))
 
-    Entries for another reference or contract are dropped: they prove nothing about this one. The file is replaced
-    as a whole, under a lock, so that parallel workers lose nothing and a reader never sees half of it.
+
+def entry_of(definition: Definition, kernel: Kernel, report: Report) -> dict[str, Any]:
+    """The entry for a run that passed on a GPU of this machine.
 
     Raises:
         ValueError: the report did not pass, did not run on a GPU, or has too few real cases: that is no evidence.
-        LedgerError: older evidence of the Definition lies there and cannot be read.
     """
     if report.status != "passed" or not report.device.startswith("cuda"):
         raise ValueError(f"{definition.name}: a run that {report.status} on {report.device} is not evidence")
@@ -42,9 +43,20 @@ def record(directory: Path, definition: Definition, kernel: Kernel, report: Repo
         raise ValueError(
             f"{definition.name}: {report.cases} real cases are not evidence; it takes {REQUIRED_CASES} or more"
         )
+    return _entry(definition, kernel, report)
+
+
+def add(directory: Path, definition: Definition, entry: dict[str, Any]) -> Path:
+    """Adds an entry to the Definition's evidence, replacing an older run of that kernel on that GPU.
+
+    Entries for another reference or contract are dropped: they prove nothing about this one. The file is replaced
+    as a whole, under a lock, so that parallel workers lose nothing and a reader never sees half of it.
+
+    Raises:
+        LedgerError: older evidence of the Definition lies there and cannot be read.
+    """
     path = file_in(directory, definition.op_type, definition.name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    entry = _entry(definition, kernel, report)
     with _locked(path):
         old = load_json(path) if path.exists() else {}
         binding = _binding(entry)

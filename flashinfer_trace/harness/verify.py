@@ -337,7 +337,6 @@ class _Cases:
             suppress_health_check=list(hypothesis.HealthCheck),
             verbosity=hypothesis.Verbosity.quiet,
         )
-        element_seeds = st.integers(0, 2**31 - 1)
 
         def run(plan: Plan, element_seed: int) -> None:
             self.run(plan, element_seed)
@@ -348,7 +347,7 @@ class _Cases:
                 return
             # A tenth more than is missing: some will be vacuous, and hypothesis begins each round with the simplest.
             settings = hypothesis.settings(base, max_examples=missing * 11 // 10 + 2)
-            test: Any = hypothesis.given(self._job.plans, element_seeds)(run)
+            test: Any = hypothesis.given(self._job.plans, st.integers(0, 2**31 - 1))(run)
             hypothesis.seed(self._seed + 1_000_003 * round_number)(settings(test))()
 
     def run(self, plan: Plan, seed: int) -> bool:

@@ -1,0 +1,80 @@
+"""`flashinfer-trace verify --cluster` on a local cluster of Ray, one of whose workers is killed half-way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+import flashinfer_trace
+from flashinfer_trace.cli.runs import Settings
+from flashinfer_trace.cli.tasks import find_tasks
+from flashinfer_trace.dataset import find_root
+
+ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'flashinfer-trace[cluster]'")
+
+NAMES = ["rmsnorm_h512", "rmsnorm_h7168", "silu_and_mul_i4096", "fused_add_rmsnorm_h4096", "gemm_n512_k512"]
+
+
+@pytest.fixture(autouse=True)
+def small_cluster(monkeypatch):
+    """Two workers, wherever this runs, and no reports about usage."""
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    start = ray.init
+    options = {"num_cpus": 2, "include_dashboard": False, "configure_logging": False}
+    monkeypatch.setattr(ray, "init", lambda **given: start(**given, **options))
+    yield
+    ray.shutdown()
+
+
+def busy_workers() -> list[int]:
+    """Processes of this process's own cluster that run a task now."""
+    parents, busy = {}, []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            lines = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+            parents[int(lines["Pid"])] = int(lines["PPid"])
+            if (status.parent / "cmdline").read_bytes().startswith(b"ray::run_shipment"):
+                busy.append(int(lines["Pid"]))
+    return [pid for pid in busy if parents.get(parents[pid]) == os.getpid()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="finds processes through /proc")
+def test_the_tasks_of_a_killed_worker_are_run_again():
+    from flashinfer_trace.cli.cluster import run_on_cluster
+
+    definitions = [flashinfer_trace.load(name) for name in NAMES]
+    tasks = find_tasks(definitions, find_root(), "all", None)
+    settings = Settings("cpu", 20, 0, None, None, False, None, None)
+    killed, reports = [], []
+    for report in run_on_cluster(tasks, settings, "local", lambda label, done: None):
+        reports.append(report)
+        if not killed:
+            killed = busy_workers()[:1]
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+    assert killed, "no worker was busy when the first report came"
+    assert {(r.definition, r.target) for r in reports} == {(t.definition.name, t.target) for t in tasks}
+    assert len(reports) == len(tasks)
+    for report in reports:
+        assert report.status == ("passed" if report.target == "oracle" else "skipped"), report.message
+        assert report.cases >= 20 or report.target != "oracle"
+
+
+def test_the_command_prints_what_the_cluster_found(invoke):
+    result = invoke("verify", "rmsnorm_h512", "--against", "all", "--cluster", "local", "--format", "json")
+    assert result.exit_code == 0, result.output
+    reports = json.loads(result.stdout)
+    assert [report["status"] for report in reports] == ["passed", "skipped", "skipped"]
+    assert "kernels need --device cuda" in reports[1]["message"]
+
+
+def test_without_a_gpu_or_a_cluster_the_command_says_so(invoke):
+    result = invoke("verify", "rmsnorm_h512", "--device", "cuda", "--against", "kernel", "--cluster", "local")
+    assert result.exit_code == 1 and "none of its machines has a GPU" in result.stderr
+    result = invoke("verify", "rmsnorm_h512", "--cluster", "local", "--axes", "batch_size=3")
+    assert result.exit_code == 2 and "--cluster is for whole runs" in result.stderr
