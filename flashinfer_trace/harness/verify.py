@@ -351,10 +351,10 @@ class _Cases:
             hypothesis.seed(self._seed + 1_000_003 * round_number)(settings(test))()
 
     def run(self, plan: Plan, seed: int) -> bool:
-        """Runs one case, unless it passed before; whether it did.
+        """Runs one case, unless it has passed before; returns whether it ran.
 
         Raises:
-            CaseFailure: it failed, and no job is left that had not; the message ends with the line that repeats it.
+            CaseFailure: every remaining job failed; the message ends with the line that repeats it.
         """
         key = repr((sorted(plan.items()), seed))
         if key in self._passed:

@@ -5,8 +5,9 @@ order, the token with which the mass reaches or exceeds that limit is the last o
 with it. Here p is a share of the row's sum; in top-p sampling it is absolute mass. p > 1 keeps the whole row; so does p
 = 1, except for rounding. p <= 0 keeps the largest value and its ties.
 
-For p >= 1 and vocabularies of 2048 tokens or more, FlashInfer 0.6.12 may drop more than rounding explains: if its
-search does not reach p times its rounded sum, it counts the last group of bins twice. That is a defect, not a rule.
+In vocabularies of 2048 tokens or more, FlashInfer 0.6.12 may drop more than rounding explains, for p >= 1 and for p at
+a cumulative mass of the row: if its search does not reach its target, it counts the last group of bins twice. That is a
+defect, not a rule.
 
 A kept sum of at most 1e-8 is not scaled, so a row of zeros gives zeros. Computed in float64 and rounded once to
 float32. A kernel that sums in float32 may decide differently about a token if the mass above it is within the summation

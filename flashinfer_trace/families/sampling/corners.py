@@ -32,7 +32,7 @@ def parameters(request: PlanRequest) -> list[dict[str, Any]]:
     vocab_size = definition.const_axes["vocab_size"]
     values: dict[str, Sequence[Any]] = {
         "top_k": [k for k in (1, 2, vocab_size - 1, vocab_size, vocab_size + 1, -1, NO_TOP_K) if k >= options.lowest_k],
-        "top_p": [p for p in (0.05, 0.2, 0.3, 1.0, 1.5, 0.999) if p <= options.highest_p],
+        "top_p": [p for p in (0.05, 0.2, 0.3, 1.0, 1.5, 0.999) if options.takes_p(p)],
         "min_p": [0.5, 1.0, 0.7, 0.0, -0.5, 1.5],
     }
     return [{name: value} for name in values if name in definition.inputs for value in values[name]]
@@ -57,7 +57,7 @@ def row_specs(request: PlanRequest) -> list[list[dict[str, Any]]]:
         plans.append([spec(request, row, **off) for row in ("short", "normal")] + many)
     if "top_k" in off and options.lowest_k <= 0:
         plans.append([spec(request, "few_valued", top_k=0)] * 2)
-    if "top_p" in off:
+    if "top_p" in off and options.boundaries:
         # The limit is within one rounding of the mass of some tokens: a sum in float32 decides otherwise.
         every = {"top_k": definition.const_axes["vocab_size"]} if "top_k" in off else {}
         plans.insert(0, [spec(request, "short", **every, top_p="boundary")] * ROWS)
@@ -67,6 +67,8 @@ def row_specs(request: PlanRequest) -> list[list[dict[str, Any]]]:
             total = 1.0 if options.sums_to_one else 0.7
             plans.append([spec(request, "short", total, top_k=every["top_k"] + 1, top_p="boundary")] * ROWS)
         plans.append([*beside, spec(request, "dyadic", **every, top_p="boundary")])
+    if "top_p" in off:
+        every = {"top_k": definition.const_axes["vocab_size"]} if "top_k" in off else {}
         plans.append([spec(request, "few_valued", **every, top_p=0.0)] * 2)
     specs = [spec(request, "short", **corner) for corner in corners[3:]]
     if not options.sums_to_one:

@@ -43,11 +43,17 @@ class SamplingOptions:
         lowest_k: smallest k; -1 for a k of any sign.
         highest_p: largest p of top-p.
         sums_to_one: only rows that sum to 1.
+        boundaries: p of top-p at a cumulative mass of the row, or next to one.
     """
 
     lowest_k: int = -1
     highest_p: float = math.inf
     sums_to_one: bool = False
+    boundaries: bool = True
+
+    def takes_p(self, p: float | str) -> bool:
+        """Whether a p of top-p, a number or a name in `BESIDE`, may be drawn."""
+        return self.boundaries if isinstance(p, str) else p <= self.highest_p
 
 
 def top_ks(vocab_size: int, low: int) -> st.SearchStrategy[int]:
@@ -69,9 +75,9 @@ def row_specs(draw: st.DrawFn, request: PlanRequest, ordinary: bool) -> dict[str
         small = st.integers(2, vocab_size // 4) if vocab_size <= 1024 else st.integers(2, 200)
         spec["top_k"] = draw(small if ordinary else top_ks(vocab_size, options.lowest_k))
     if "top_p" in definition.inputs:
-        usual = st.sampled_from((0.5, 0.9, 0.95, 0.999, "boundary"))
-        allowed = [p for p in (0.0, *TOP_P) if isinstance(p, str) or p <= options.highest_p]
-        spec["top_p"] = draw(usual if ordinary else st.sampled_from(allowed))
+        usual = (0.5, 0.9, 0.95, 0.999, "boundary")
+        drawn = usual if ordinary else (0.0, *TOP_P)
+        spec["top_p"] = draw(st.sampled_from([p for p in drawn if options.takes_p(p)]))
     if "min_p" in definition.inputs:
         spec["min_p"] = draw(st.sampled_from((0.02, 0.1) if ordinary else MIN_P))
     # Where nothing is kept the samplers return token 0, but for a row with one token of (nearly) all the mass: their
