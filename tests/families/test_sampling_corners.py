@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from drawn_plans import drawn_plans
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
@@ -52,6 +53,20 @@ def test_corners_stay_within_what_a_kernel_takes(name):
         assert spec["sum"] == 1.0
         assert spec.get("top_k", 1) >= 1
         assert isinstance(spec.get("top_p", 0.0), str) or spec.get("top_p", 0.0) <= 0.999
+
+
+def test_a_kernel_that_cannot_take_cumulative_masses_is_given_none():
+    """FlashInfer's radix search of top-p may drop tokens there; the reference and sgl-kernel are given such rows."""
+    family = family_of(TWINS["top_p_renorm_probs"])
+    kernels = {kernel.label: kernel for kernel in family.kernels}
+    assert kernels.keys() >= {"flashinfer.sampling.top_p_renorm_probs", "torch.ops.sgl_kernel.top_p_renorm_probs"}
+    for kernel in kernels.values():
+        plans = drawn_plans(family, TWINS["top_p_renorm_probs"], kernel, count=60)
+        drawn = [spec for plan in plans for spec in plan["specs"]]
+        found = {spec["top_p"] for spec in (*drawn, *specs("top_p_renorm_probs", True, kernel.plan_options))}
+        names = {p for p in found if isinstance(p, str)}
+        assert bool(names) == (kernel.library != "flashinfer-python"), kernel.label
+        assert len(found - names) > 3
 
 
 def test_a_batch_of_one_is_a_corner():
