@@ -37,7 +37,7 @@ def poisoned() -> list[str]:
 
 
 def chosen_kernels(request: pytest.FixtureRequest, definition: Definition) -> list[Kernel]:
-    """The kernels of the Definition that this session runs and this GPU can."""
+    """The selected kernels of the Definition that this GPU can run."""
     import torch
 
     capability = torch.cuda.get_device_capability()

@@ -1,4 +1,4 @@
-"""Norms: the families that differ by their epsilon alone are told apart."""
+"""Norms: tests distinguish the families that differ only by their epsilon."""
 
 from __future__ import annotations
 

@@ -20,8 +20,7 @@ from tools.kernel_tracing.check_values import is_value, value_parts
 # Functions that are entered without being named: by calling a class or an object, or by statements and operators.
 CONSTRUCTORS = frozenset(("__init__", "__new__", "__post_init__"))
 CALLS = frozenset(("__call__", "forward"))
-# torch.autograd.Function: Class.apply(...) runs these.
-APPLIES = frozenset(("forward", "backward"))
+APPLIES = frozenset(("forward", "backward"))  # Class.apply(...) of a torch.autograd.Function runs these.
 # The most calls of results of calls to follow; decorator factories have three.
 MOST_CALLS = 4
 # Steps of evidence to follow before giving up. Beyond this, everything is connected with everything.
