@@ -66,7 +66,7 @@ def test_a_record_that_accepts_anything_scores_nothing():
         (m, v) for m, v in zip(found, verdicts, strict=True) if v.how not in ("raised", "accepted a wrong size")
     ]
     assert len(answered) >= 5
-    summary = family_summary("weak", [m for m, _ in answered], [v for _, v in answered], {}, real=True)
+    summary = family_summary("weak", [m for m, _ in answered], [v for _, v in answered], [], real=True)
     assert score(summary) == 0.0
     assert len(summary["survivors"]) == len(answered)
 

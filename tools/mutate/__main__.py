@@ -48,17 +48,18 @@ def main(arguments: list[str] | None = None) -> int:
     return measure(options.families, options.processes, equivalents, kept)
 
 
-def measure(names: list[str], processes: int, equivalents: dict[str, Reason], kept: dict[str, Reason]) -> int:
+def measure(names: list[str], processes: int, equivalents: list[Reason], kept: list[Reason]) -> int:
     """Runs, prints, and after a run of all families writes results and document."""
     from tools.mutate.campaign import run_campaign
 
     families = {name: family for name, family in known_families().items() if not names or name in names}
     campaign = run_campaign(families, equivalents, processes)
     problems = campaign.problems
+    explained = {content for entry in kept for content in entry.mutants}
     for name, summary in campaign.summaries.items():
         print(f"{name}: {score(summary):.2%} of {summary['mutants']}, {summary['counts']}")
         for survivor in summary["survivors"]:
-            if survivor["content"] not in kept:
+            if survivor["content"] not in explained:
                 problems.append(
                     f"{survivor['id']} ({survivor['content']}) survives: {survivor['before']}  ->  {survivor['after']}"
                 )
@@ -67,24 +68,21 @@ def measure(names: list[str], processes: int, equivalents: dict[str, Reason], ke
         problems += wrong_reasons(campaign.mutants, campaign.summaries, equivalents, kept)
         root = find_root()
         write_json(RESULTS, campaign.summaries)
-        write_text(root / DOCUMENT, render(campaign.summaries, reasons(kept)))
+        write_text(root / DOCUMENT, render(campaign.summaries, kept))
     return report(problems + below_floor(campaign.summaries))
 
 
 def wrong_reasons(
-    found: list[Any], summaries: dict[str, Any], equivalents: dict[str, Reason], kept: dict[str, Reason]
+    found: list[Any], summaries: dict[str, Any], equivalents: list[Reason], kept: list[Reason]
 ) -> list[str]:
     """Reasons that no mutant has, and reasons to keep survivors that are none."""
     lines = [f"{EQUIVALENTS.name}: {content} is no mutant; remove it" for content in unmatched(equivalents, found)]
+    explained = {content for entry in kept for content in entry.mutants}
     surviving = {survivor["content"] for summary in summaries.values() for survivor in summary["survivors"]}
-    return lines + [f"{KEPT.name}: {content} does not survive; remove it" for content in sorted(set(kept) - surviving)]
+    return lines + [f"{KEPT.name}: {content} does not survive; remove it" for content in sorted(explained - surviving)]
 
 
-def reasons(entries: dict[str, Reason]) -> dict[str, str]:
-    return {content: entry.reason for content, entry in entries.items()}
-
-
-def out_of_date(root: Path, kept: dict[str, Reason]) -> list[str]:
+def out_of_date(root: Path, kept: list[Reason]) -> list[str]:
     """Why the committed results or document are older than the references, the operators or the reasons."""
     fix = "run `python -m tools.mutate`"
     summaries: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
@@ -96,7 +94,7 @@ def out_of_date(root: Path, kept: dict[str, Reason]) -> list[str]:
         if mutants_digest(mutants(definition, families[name])) != summaries[name]["digest"]:
             lines.append(f"{name}: the results are for other mutants; {fix}")
     document = root / DOCUMENT
-    if not document.is_file() or document.read_text(encoding="utf-8") != render(summaries, reasons(kept)):
+    if not document.is_file() or document.read_text(encoding="utf-8") != render(summaries, kept):
         lines.append(f"{DOCUMENT} is out of date; {fix}")
     return lines
 

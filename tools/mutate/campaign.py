@@ -14,7 +14,7 @@ from flashinfer_trace.harness.family import Family
 from tools.mutate.cases import has_real_size, representative
 from tools.mutate.judge import Verdict
 from tools.mutate.mutants import Mutant, mutants
-from tools.mutate.reasons import Reason
+from tools.mutate.reasons import Reason, reason_of
 from tools.mutate.runner import Limits, Store, check_store, default_store, judge_all, source_key
 from tools.mutate.summary import family_summary
 
@@ -37,7 +37,7 @@ class Campaign:
 
 
 def run_campaign(
-    families: Mapping[str, Family], equivalents: Mapping[str, Reason], processes: int, limits: Limits | None = None
+    families: Mapping[str, Family], equivalents: Sequence[Reason], processes: int, limits: Limits | None = None
 ) -> Campaign:
     """Judges every mutant of these families.
 
@@ -79,7 +79,7 @@ def judge_missing(found: Sequence[Mutant], stores: Mapping[str, Store], processe
 def failed_checks(
     found: Mapping[str, Sequence[Mutant]],
     verdicts: Mapping[str, Sequence[Verdict]],
-    equivalents: Mapping[str, Reason],
+    equivalents: Sequence[Reason],
     stores: Mapping[str, Store],
     processes: int,
     limits: Limits | None,
@@ -92,9 +92,10 @@ def failed_checks(
     waiting: list[tuple[Mutant, str]] = []
     for name, own in found.items():
         for mutant, verdict in zip(own, verdicts[name], strict=True):
-            if mutant.content not in equivalents:
+            reason = reason_of(mutant, equivalents)
+            if reason is None:
                 continue
-            check = equivalents[mutant.content].check
+            check = reason.check
             known = stores[name].known.get(check_key(mutant, check))
             if verdict.rejected:
                 lines[mutant.id] = f"is rejected: {verdict.detail}"

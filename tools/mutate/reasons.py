@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from tools.mutate.mutants import Mutant
 
-__all__ = ["EQUIVALENTS", "KEPT", "Reason", "ReasonError", "read_reasons", "unmatched"]
+__all__ = ["EQUIVALENTS", "KEPT", "Reason", "ReasonError", "read_reasons", "reason_of", "unmatched"]
 
 #: Mutants that compute the same. Every run checks each of them, as `Reason.check` says.
 EQUIVALENTS = Path(__file__).with_name("equivalents.json")
@@ -32,39 +33,49 @@ class Reason:
         reason: why.
         check: ``bits``: their outputs have the same bits as the reference's in every case; ``rounding``: they differ by
             float32 sums in another order at most (see `equivalence.same_up_to_rounding`).
+        families: patterns of the families that it is for: what is shared may be equivalent in some only.
         mutants: the change as text for each hash, for the reader.
     """
 
     reason: str
     check: str = "bits"
+    families: tuple[str, ...] = ("*",)
     mutants: dict[str, str] = field(default_factory=dict)
 
+    def covers(self, mutant: Mutant) -> bool:
+        """Whether the reason is for this family's mutant."""
+        return mutant.content in self.mutants and any(fnmatch.fnmatch(mutant.family, name) for name in self.families)
 
-def read_reasons(path: Path) -> dict[str, Reason]:
-    """Reason by content hash.
+
+def read_reasons(path: Path) -> list[Reason]:
+    """The reasons of a file.
 
     Raises:
-        ReasonError: the file is not JSON of the form [{"reason": text, "check": name, "mutants": {hash: change}}], an
-            entry has no reason, no mutants or an unknown check, or one hash has two reasons.
+        ReasonError: the file is not JSON of the form [{"reason": text, "check": name, "families": [pattern],
+            "mutants": {hash: change}}], or an entry has no reason, no mutants or an unknown check.
     """
     try:
         entries = [Reason(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError) as error:
         raise ReasonError(f"{path}: cannot be read: {error}; write a list of reason, check and mutants") from error
-    found: dict[str, Reason] = {}
     for number, entry in enumerate(entries):
         if not entry.reason.strip() or not entry.mutants:
             raise ReasonError(f"{path}: entry {number} has no reason or no mutants; write both")
         if entry.check not in CHECKS:
             raise ReasonError(f"{path}: entry {number} has the check {entry.check!r}; it is one of {list(CHECKS)}")
-        for content in entry.mutants:
-            if content in found:
-                raise ReasonError(f"{path}: {content} stands twice; keep one reason")
-            found[content] = entry
-    return found
+    return entries
 
 
-def unmatched(reasons: Iterable[str], mutants: Iterable[Mutant]) -> list[str]:
+def reason_of(mutant: Mutant, reasons: Iterable[Reason]) -> Reason | None:
+    """The reason that is given for a mutant, or None."""
+    return next((reason for reason in reasons if reason.covers(mutant)), None)
+
+
+def unmatched(reasons: Iterable[Reason], mutants: Iterable[Mutant]) -> list[str]:
     """Content hashes with a reason that no mutant has: the code that they were written for is gone."""
-    known = {mutant.content for mutant in mutants}
-    return sorted(set(reasons) - known)
+    mutants = list(mutants)
+    lines = []
+    for reason in reasons:
+        covered = {mutant.content for mutant in mutants if reason.covers(mutant)}
+        lines += [content for content in reason.mutants if content not in covered]
+    return lines

@@ -10,6 +10,7 @@ from typing import Any
 
 from tools.mutate.judge import Verdict
 from tools.mutate.mutants import Mutant
+from tools.mutate.reasons import Reason, reason_of
 
 __all__ = ["FLOOR_FAMILY", "FLOOR_OVERALL", "RESULTS", "below_floor", "family_summary", "mutants_digest", "render"]
 
@@ -38,7 +39,7 @@ no longer refuses inputs whose const axes are wrong, as a mutant without an `ass
 
 
 def family_summary(
-    definition: str, found: Sequence[Mutant], verdicts: Sequence[Verdict], equivalents: Mapping[str, Any], real: bool
+    definition: str, found: Sequence[Mutant], verdicts: Sequence[Verdict], equivalents: Sequence[Reason], real: bool
 ) -> dict[str, Any]:
     """The figures of one family, and its survivors in order of line."""
     counts: Counter[str] = Counter()
@@ -46,7 +47,7 @@ def family_summary(
     for mutant, verdict in zip(found, verdicts, strict=True):
         if verdict.rejected:
             counts[verdict.how] += 1
-        elif mutant.content in equivalents:
+        elif reason_of(mutant, equivalents) is not None:
             counts["equivalent"] += 1
         else:
             counts["survived"] += 1
@@ -100,7 +101,7 @@ COLUMNS = ("compared", "raised", "accepted a wrong size", "time", "crashed", "eq
 TITLES = ("Compared", "Raised", "Wrong size", "Time", "Crashed", "Equivalent", "Survived")
 
 
-def render(families: Mapping[str, Any], kept: Mapping[str, str]) -> str:
+def render(families: Mapping[str, Any], kept: Sequence[Reason]) -> str:
     """The document."""
     lines = [HEADER, "| Family | Real size | Mutants | " + " | ".join(TITLES) + " | Score |"]
     lines.append("|---|---|" + "---:|" * (len(TITLES) + 2))
@@ -108,10 +109,11 @@ def render(families: Mapping[str, Any], kept: Mapping[str, str]) -> str:
         real = f"`{summary['definition']}`" if summary["real_size"] else "too large"
         lines.append(row(f"`{name}`", real, summary))
     lines += [row("**all**", "", overall(families)), "", "## Survivors", ""]
+    explained = {content: entry.reason for entry in kept for content in entry.mutants}
     groups: dict[str, dict[str, list[str]]] = {}
     for _, summary in sorted(families.items()):
         for survivor in summary["survivors"]:
-            reason = kept.get(survivor["content"], "Not explained yet.")
+            reason = explained.get(survivor["content"], "Not explained yet.")
             change = f"`{survivor['before']}` → `{survivor['after']}`"
             groups.setdefault(reason, {}).setdefault(change, []).append(f"`{survivor['id']}`")
     if not groups:
