@@ -105,6 +105,8 @@ def main(arguments: list[str] | None = None) -> int:
                     if not options.check:
                         path.parent.mkdir(exist_ok=True)
                         write_text(path, text)
+            if options.check and outdated:
+                break  # the other documents are judged by records that are up to date
     except (DatasetError, FamilyError, InputError, LedgerError, NamingError, RecordsError, UnreadableFile) as error:
         print(error, file=sys.stderr)
         return 2
