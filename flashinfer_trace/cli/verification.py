@@ -81,6 +81,7 @@ def _parse_axes(context: click.Context, parameter: click.Parameter, text: str | 
     help="Run on a Ray cluster, a GPU for each Definition: auto, local or HOST:PORT.",
 )
 @format_option
+# Longer than other functions here: every option of the command is a parameter.
 def verify(
     names: tuple[str, ...],
     device: str,
