@@ -14,9 +14,6 @@ from tools.kernel_tracing.trace import document
 from tools.kernel_tracing.trace_files import dumps
 from tools.resolver_benchmark.defined_names import calls_of
 
-#: One worker of pytest-xdist runs these tests: each worker would have to analyse the model again.
-pytestmark = pytest.mark.xdist_group("deepseek")
-
 TRACES = ROOT / "traces" / "kernel_traces.json"
 REPORT = ROOT / "traces" / "kernel_traces.md"
 CHAINS = json.loads((ROOT / "tests" / "kernel_tracing" / "chains_0_5_8.json").read_text())["chains"]

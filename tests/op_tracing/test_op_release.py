@@ -18,9 +18,6 @@ from tools.op_tracing.definitions import covered
 from tools.op_tracing.render import render
 from tools.op_tracing.trace import trace
 
-#: One worker of pytest-xdist runs these tests: each worker would have to analyse the model again.
-pytestmark = pytest.mark.xdist_group("deepseek")
-
 TRACES = ROOT / "traces" / "op_traces.json"
 REPORT = ROOT / "traces" / "op_traces.md"
 KERNELS = ROOT / "traces" / "kernel_traces.json"

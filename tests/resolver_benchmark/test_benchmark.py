@@ -325,7 +325,6 @@ def test_the_labels_fit_the_release():
     assert label_problems(read_labels(LABELS), SOURCES) == []
 
 
-@pytest.mark.xdist_group("deepseek")
 @needs_sources
 def test_labels_are_resolved_no_worse_than_before():
     labels = read_labels(LABELS)
