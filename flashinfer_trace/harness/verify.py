@@ -26,6 +26,8 @@ __all__ = ["Job", "OutputSummary", "Report", "prepare", "verify", "verify_togeth
 
 #: Rounds of further draws when vacuous cases left too few real ones.
 ROUNDS = 4
+#: Cases of one hypothesis example: what hypothesis does for each example takes longer than many a case.
+BATCH = 8
 
 
 def prepare(definition: Definition, family: Family, device: str, full: bool) -> Definition:
@@ -338,17 +340,26 @@ class _Cases:
             verbosity=hypothesis.Verbosity.quiet,
         )
 
-        def run(plan: Plan, element_seed: int) -> None:
-            self.run(plan, element_seed)
+        case = st.tuples(self._job.plans, st.integers(0, 2**31 - 1))
+
+        def run(cases: list[tuple[Plan, int]]) -> None:
+            for plan, element_seed in cases:
+                if self.missing > 0:
+                    self.run(plan, element_seed)
 
         for round_number in range(ROUNDS):
-            missing = max(target.required - target.report.cases for target in self._running)
-            if missing <= 0:
+            if self.missing <= 0:
                 return
-            # A tenth more than is missing: some will be vacuous, and hypothesis begins each round with the simplest.
-            settings = hypothesis.settings(base, max_examples=missing * 11 // 10 + 2)
-            test: Any = hypothesis.given(self._job.plans, st.integers(0, 2**31 - 1))(run)
+            # A tenth more than is missing: some will be vacuous. The first example has equal, simplest cases.
+            examples = -(-self.missing * 11 // (10 * BATCH)) + 1
+            settings = hypothesis.settings(base, max_examples=examples)
+            test: Any = hypothesis.given(st.lists(case, min_size=BATCH, max_size=BATCH))(run)
             hypothesis.seed(self._seed + 1_000_003 * round_number)(settings(test))()
+
+    @property
+    def missing(self) -> int:
+        """How many more real cases some job needs."""
+        return max((target.required - target.report.cases for target in self._running), default=0)
 
     def run(self, plan: Plan, seed: int) -> bool:
         """Runs one case, unless it has passed before; returns whether it ran.
