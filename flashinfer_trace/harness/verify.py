@@ -135,6 +135,7 @@ class Report:
         status: ``passed``, ``failed`` or ``skipped``.
         cases, vacuous: distinct cases that count, and those that proved nothing.
         corners: how many of them the family names (see `Family.corners`).
+        real_size: cases at the Definition's own sizes, beside those of its small twin (see `harness.real_size`).
         message: why it failed (ends with the line that repeats the case) or was skipped.
         twin_of: the Definition whose cases these were, if its small twin is the same (see `harness.twins`).
     """
@@ -146,6 +147,7 @@ class Report:
     cases: int = 0
     vacuous: int = 0
     corners: int = 0
+    real_size: int = 0
     seed: int = 0
     seconds: float = 0.0
     message: str = ""
@@ -309,11 +311,7 @@ class _Cases:
             target.judge(len(corners))
 
     def check_reference(self) -> None:
-        """What cases do not show of a reference.
-
-        Raises:
-            CaseFailure: it takes inputs of a wrong size, or one of the family's own checks has something to say.
-        """
+        """Raises CaseFailure if a reference takes inputs of a wrong size, or a check of its family has lines to say."""
         job = self._job
         lines = [line for check in job.family.checks for line in check(job.sized)]
         if self._real is not None:
@@ -351,11 +349,7 @@ class _Cases:
             hypothesis.seed(self._seed + 1_000_003 * round_number)(settings(test))()
 
     def run(self, plan: Plan, seed: int) -> bool:
-        """Runs one case, unless it has passed before; returns whether it ran.
-
-        Raises:
-            CaseFailure: every remaining job failed; the message ends with the line that repeats it.
-        """
+        """Runs one case, unless it has passed before; returns whether it ran. Raises CaseFailure if every job failed."""
         key = repr((sorted(plan.items()), seed))
         if key in self._passed:
             return False
