@@ -29,6 +29,8 @@ from tools.extract_definitions import model_needs
 from tools.op_tracing.definitions import covered
 from tools.op_tracing.kernel_coverage import kernel_coverage
 from tools.op_tracing.render import render
+from tools.runtime_tracing.recording import RecordingError, read_all
+from tools.runtime_tracing.time_coverage import time_coverage
 from tools.shared.markdown import table
 
 VERIFICATION = """# Verification
@@ -89,6 +91,18 @@ CURATED = """## Curated Definitions
 Definitions that no model in `models/` needs. People write them; extraction does not create them.
 """
 
+#: What a broken checkout makes of the dataset, its records and its traces. Each message names the file.
+FAILURES = (
+    DatasetError,
+    FamilyError,
+    InputError,
+    LedgerError,
+    NamingError,
+    RecordingError,
+    RecordsError,
+    UnreadableFile,
+)
+
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -107,7 +121,16 @@ def main(arguments: list[str] | None = None) -> int:
                         write_text(path, text)
             if options.check and outdated:
                 break  # the other documents are judged by records that are up to date
-    except (DatasetError, FamilyError, InputError, LedgerError, NamingError, RecordsError, UnreadableFile) as error:
+    except (
+        DatasetError,
+        FamilyError,
+        InputError,
+        LedgerError,
+        NamingError,
+        RecordingError,
+        RecordsError,
+        UnreadableFile,
+    ) as error:
         print(error, file=sys.stderr)
         return 2
     for path in outdated:
@@ -129,7 +152,9 @@ def documents(root: Path) -> dict[Path, str]:
     return {
         root / "docs" / "verification.md": verification(root),
         root / "docs" / "accuracy.md": accuracy(root),
-        root / "docs" / "coverage.md": kernel_coverage(kernels, dataset, runs) + model_coverage(root, dataset),
+        root / "docs" / "coverage.md": kernel_coverage(kernels, dataset, runs)
+        + time_coverage(read_all(root / "traces" / "runtime"), dataset, runs)
+        + model_coverage(root, dataset),
         root / "traces" / "op_traces.md": render(ops, kernels, covered(dataset)),
         **model_needs.documents(root),
     }

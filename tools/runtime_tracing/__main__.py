@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace import DatasetError, find_root
+from flashinfer_trace import DatasetError, files, find_root
 from tools.runtime_tracing.configurations import ConfigurationError, configurations, made
 from tools.runtime_tracing.recording import RecordingError
 
@@ -46,6 +46,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--config", type=_settings, default={}, metavar="KEY=VALUE,...", help="server arguments")
     parser.add_argument("--out", type=Path, help="the trace to write; with --all, a directory")
     parser.add_argument("--runs", type=Path, help="where the recorded runs are (default: traces/runtime)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="with --compare: each chain's runs, as JSON")
     parser.add_argument("--only", nargs="*", default=[], metavar="TEXT", help="with --all: names that contain a text")
     parser.add_argument("--gpus", type=int, default=1, help="with --all: the configurations for so many GPUs")
     parser.add_argument("--jobs", type=int, default=4, help="with --all: most processes at a time")
@@ -97,14 +98,20 @@ def _drive(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from tools.runtime_tracing.compare import compare, text
+    from tools.runtime_tracing.compare import compare, report, seen
     from tools.runtime_tracing.recording import read_all
     from tools.runtime_tracing.static import read_static
 
     root = find_root()
     static = read_static(Path(options.compare) if options.compare else root / "traces" / "kernel_traces.json")
-    comparisons = [compare(run, static) for run in read_all(options.runs or root / "traces" / "runtime")]
-    print(text(comparisons, static))
+    runs = read_all(options.runs or root / "traces" / "runtime")
+    comparisons, shown = [compare(run, static) for run in runs], seen(runs, static)
+    print(report(comparisons, static, shown))
+    if options.json:
+        kernels = [{"name": one.name, "chains": of_it} for one, of_it in zip(static.kernels, shown, strict=True)]
+        files.write_json(options.json, {"trace": static.path.name, "sglang": static.version, "kernels": kernels})
+    if all(one.unrelated for one in comparisons):
+        return 3  # nothing was compared
     return int(any(one.missing for one in comparisons))
 
 

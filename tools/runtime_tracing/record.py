@@ -54,7 +54,6 @@ def about(configuration: Configuration, outcome: sglang_runner.Outcome) -> dict[
         "gpus": configuration.gpus,
         "stand_ins": list(configuration.stand_ins),
         "resolved": outcome.resolved,
-        "failed_phases": outcome.failed,
         "versions": outcome.versions,
     }
 

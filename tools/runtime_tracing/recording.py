@@ -175,6 +175,7 @@ def _short(name: str) -> str:
         if letter == "(" and depth == 0:
             name = name[:index]
             break
+    name = name.rstrip()
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 3]}..."
 
 

@@ -9,7 +9,6 @@ import importlib.metadata
 import json
 import os
 import tempfile
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +21,6 @@ from tools.runtime_tracing.wrapping import Wrapping, torch_functions
 
 #: How often each phase is profiled. The fastest repetition is kept: other processes may use the GPU at the same time.
 REPETITIONS = 3
-#: Phases without which a recording is still written.
-OPTIONAL = ("extend",)
 #: Distributions whose versions a recording names.
 DISTRIBUTIONS = ("sglang", "sglang-kernel", "flashinfer-python", "torch", "triton", "transformers")
 #: Server arguments whose values, as SGLang computed them, a recording names.
@@ -72,7 +69,6 @@ class Outcome:
         launches: phase in the recording -> what ran on the GPU.
         versions, resolved: see `DISTRIBUTIONS` and `RESOLVED`.
         problems: what could not be wrapped.
-        failed: phase of `OPTIONAL` -> why it could not be run.
         reached: the last step that began.
     """
 
@@ -82,7 +78,6 @@ class Outcome:
     versions: dict[str, str] = field(default_factory=dict)
     resolved: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
     reached: str = "start"
 
 
@@ -320,20 +315,13 @@ def _profile(batch: _Batch, outcome: Outcome, rank: int) -> None:
     for phase, prepare, step in batch.phases():
         outcome.reached = phase
         found: dict[str, list[timeline.Launch]] = {}
-        try:
-            for repetition in range(-1, REPETITIONS):  # the first one warms up
-                prepare()
-                if rank or repetition < 0:
-                    step()
-                    batch.wait()
-                else:
-                    found[f"{phase} {repetition}"] = _profiled(f"{phase} {repetition}", step, batch, outcome.log)
-        except Exception as error:
-            if phase not in OPTIONAL:
-                raise
-            traceback.print_exc()
-            outcome.failed[phase] = f"{type(error).__name__}: {error}".partition("\n")[0]
-            continue
+        for repetition in range(-1, REPETITIONS):  # the first one warms up
+            prepare()
+            if rank or repetition < 0:
+                step()
+                batch.wait()
+            else:
+                found[f"{phase} {repetition}"] = _profiled(f"{phase} {repetition}", step, batch, outcome.log)
         if found:
             best = min(found, key=lambda name: sum(launch.microseconds for launch in found[name]))
             outcome.phases[best], outcome.launches[phase] = phase, found[best]

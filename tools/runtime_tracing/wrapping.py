@@ -108,7 +108,8 @@ class Wrapping:
         def logged_run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
             if kwargs.get("warmup") or _compiling():
                 return run(kernel, *args, **kwargs)
-            path = f"{getattr(kernel.fn, '__module__', '?')}.{getattr(kernel.fn, '__qualname__', kernel.fn)}"
+            # A specialised kernel of triton_kernels has a name of its own, but the qualified name of its template.
+            path = f"{getattr(kernel.fn, '__module__', '?')}.{getattr(kernel.fn, '__name__', kernel.fn)}"
             names = tuple(kernel.arg_names)
             given = {name: value for name, value in kwargs.items() if name in names}
             with self.log.call("triton", path, lambda: arguments_text(names, args, given, numbers=False)):
