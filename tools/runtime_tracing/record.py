@@ -36,6 +36,8 @@ def record(configuration: Configuration, path: Path, rank: int = 0, port: int | 
         except BaseException:  # SystemExit too: SGLang ends its process where a setting does not fit
             failed = True
             traceback.print_exc()
+    for problem in outcome.problems:
+        print(f"not wrapped: {problem}")
     state = f"failed at {outcome.reached}" if failed else "recorded"
     print(f"RESULT {configuration.name} rank {rank}: {state} after {time.monotonic() - begin:.0f} s", flush=True)
     return int(failed)

@@ -9,12 +9,13 @@ import importlib.metadata
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tools.runtime_tracing import stand_ins, timeline
+from tools.runtime_tracing.batch import Batch
 from tools.runtime_tracing.call_log import CallLog
 from tools.runtime_tracing.configurations import Configuration
 from tools.runtime_tracing.wrapping import Wrapping, torch_functions
@@ -81,7 +82,7 @@ class Outcome:
     reached: str = "start"
 
 
-def run(configuration: Configuration, outcome: Outcome, rank: int = 0, port: int | None = None) -> None:
+def run(configuration: Configuration, outcome: Outcome, rank: int, port: int) -> None:
     """Runs one configuration in this process, which must be a fresh one.
 
     Args:
@@ -100,12 +101,14 @@ def run(configuration: Configuration, outcome: Outcome, rank: int = 0, port: int
     wrapping = Wrapping(outcome.log, outcome.problems)
     if rank == 0:
         _wrap(wrapping)
-    runner = _runner(configuration, outcome, rank, port)
+    with tempfile.TemporaryDirectory(prefix="model-") as directory:
+        Path(directory, "config.json").write_text(json.dumps(configuration.model.config), encoding="utf-8")
+        runner = _runner(directory, configuration.server, outcome, rank, port)
     wrapping.rewire()
     _follow_layers(runner.model, len(configuration.model.layers), outcome.log)
     _spread_weights(runner.model)
     outcome.reached = "warm-up"
-    batch = _Batch(runner, configuration)
+    batch = Batch(runner, configuration)
     batch.warm_up()
     _profile(batch, outcome, rank)
     outcome.reached = "end"
@@ -135,8 +138,8 @@ def _wrap(wrapping: Wrapping) -> None:
     utils.load_jit = load_jit
 
 
-def _runner(configuration: Configuration, outcome: Outcome, rank: int, port: int | None) -> Any:
-    """SGLang's ModelRunner with the model's random weights."""
+def _runner(directory: str, arguments: Mapping[str, Any], outcome: Outcome, rank: int, port: int) -> Any:
+    """SGLang's ModelRunner, with random weights for the ``config.json`` of a directory."""
     import torch
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.layers.moe import initialize_moe_config
@@ -144,18 +147,16 @@ def _runner(configuration: Configuration, outcome: Outcome, rank: int, port: int
     from sglang.srt.layers.quantization.fp8_utils import initialize_fp8_gemm_config
     from sglang.srt.model_executor import cuda_graph_runner
     from sglang.srt.model_executor.model_runner import ModelRunner
-    from sglang.srt.server_args import PortArgs, ServerArgs
+    from sglang.srt.server_args import ServerArgs
 
     for name in DISTRIBUTIONS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             outcome.versions[name] = importlib.metadata.version(name)
     outcome.versions["gpu"] = torch.cuda.get_device_name()
     outcome.reached = "server arguments"
-    directory = tempfile.mkdtemp(prefix="model-")
-    Path(directory, "config.json").write_text(json.dumps(configuration.model.config), encoding="utf-8")
     known = {one.name for one in dataclasses.fields(ServerArgs)}
     settings = {key: value for key, value in SERVER.items() if key in known}
-    server = ServerArgs(model_path=directory, **{**settings, **configuration.server})
+    server = ServerArgs(model_path=directory, **{**settings, **arguments})
     outcome.resolved = {key: getattr(server, key) for key in RESOLVED if getattr(server, key, None) is not None}
     for initialize in (initialize_moe_config, initialize_fp8_gemm_config, initialize_fp4_gemm_config):
         initialize(server)
@@ -172,7 +173,7 @@ def _runner(configuration: Configuration, outcome: Outcome, rank: int, port: int
         moe_ep_size=server.ep_size,
         pp_rank=0,
         pp_size=1,
-        nccl_port=port or PortArgs.init_new(server).nccl_port,
+        nccl_port=port,
         server_args=server,
     )
 
@@ -232,86 +233,7 @@ def _spread_weights(model: Any) -> None:
             weight.data.normal_(std=0.02)
 
 
-class _Batch:
-    """The prompts of a configuration, and the steps of serving them."""
-
-    def __init__(self, runner: Any, configuration: Configuration) -> None:
-        from sglang import bench_one_batch
-
-        self.runner, self.steps, self.configuration = runner, bench_one_batch, configuration
-        self.batch: Any = None
-        self.tokens: Any = None
-
-    def _requests(self, cached: Sequence[Any] = ()) -> list[Any]:
-        """The requests; `cached` holds, for each, the places of the first tokens in the cache."""
-        import torch
-        from sglang.srt.managers.schedule_batch import Req
-        from sglang.srt.sampling.sampling_params import SamplingParams
-
-        generator = torch.Generator().manual_seed(0)
-        found = []
-        for index, length in enumerate(self.configuration.prompts):
-            sampling = SamplingParams(temperature=0.7, top_p=0.95, top_k=40, max_new_tokens=64)
-            sampling.normalize(None)
-            ids = torch.randint(2, 30000, (length,), generator=generator).tolist()
-            request = Req(rid=str(index), origin_input_text="", origin_input_ids=ids, sampling_params=sampling)
-            request.fill_ids = request.origin_input_ids
-            request.logprob_start_len = -1
-            if cached:
-                request.prefix_indices = cached[index]
-            request.set_extend_input_len(len(request.fill_ids) - len(request.prefix_indices))
-            found.append(request)
-        return found
-
-    def prefill(self) -> None:
-        """One step with all prompts, from an empty cache."""
-        self.runner.req_to_token_pool.clear()
-        self.runner.token_to_kv_pool_allocator.clear()
-        requests = self._requests()
-        self.tokens, _, self.batch = self.steps.extend(requests, self.runner)
-
-    def phases(self) -> list[tuple[str, Callable[[], None], Callable[[], None]]]:
-        """Name, preparation and step of each phase, in an order in which each finds the cache that it needs."""
-        known = {
-            "prefill": (self.wait, self.prefill),
-            "decode": (self.wait, self.decode),
-            "extend": (self.prefill, self.extend),
-        }
-        return [(name, *steps) for name, steps in known.items() if name in self.configuration.phases]
-
-    def extend(self) -> None:
-        """One step with all prompts, of which the first half is in the cache already."""
-        import torch
-
-        page = self.runner.page_size
-        table = self.runner.req_to_token_pool.req_to_token
-        halves = [length // 2 // page * page for length in self.configuration.prompts]
-        rows = [request.req_pool_idx for request in self.batch.reqs]
-        cached = [table[row, :half].clone().to(torch.int64) for row, half in zip(rows, halves, strict=True)]
-        self.steps.extend(self._requests(cached), self.runner)
-
-    def decode(self) -> None:
-        """One step that adds a token to each prompt."""
-        self.tokens, _ = self.steps.decode(self.tokens, self.batch, self.runner)
-
-    def warm_up(self) -> None:
-        """Compiles and tunes what is compiled and tuned at first use."""
-        import torch
-
-        self.prefill()
-        self.wait()
-        with torch.profiler.profile():  # the first one takes seconds to start
-            self.prefill()
-            self.wait()
-
-    def wait(self) -> None:
-        """Until the GPU is idle."""
-        import torch
-
-        torch.cuda.synchronize()
-
-
-def _profile(batch: _Batch, outcome: Outcome, rank: int) -> None:
+def _profile(batch: Batch, outcome: Outcome, rank: int) -> None:
     for phase, prepare, step in batch.phases():
         outcome.reached = phase
         found: dict[str, list[timeline.Launch]] = {}
@@ -327,7 +249,7 @@ def _profile(batch: _Batch, outcome: Outcome, rank: int) -> None:
             outcome.phases[best], outcome.launches[phase] = phase, found[best]
 
 
-def _profiled(phase: str, step: Callable[[], None], batch: _Batch, log: CallLog) -> list[timeline.Launch]:
+def _profiled(phase: str, step: Callable[[], None], batch: Batch, log: CallLog) -> list[timeline.Launch]:
     import torch
 
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
