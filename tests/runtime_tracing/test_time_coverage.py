@@ -46,6 +46,8 @@ def recording(*calls: RecordedCall, name: str = "toy", stand_ins: tuple[str, ...
             "q: bfloat16[9,32,128], k: bfloat16[9,8,128], v: bfloat16[9,8,128], causal: True",
         ),
         ("top_k_top_p_sampling_from_probs_v129280", "probs: float32[8,129280], top_k: int32[8], top_p: float32[8]"),
+        ("moe_topk_softmax_topk8_e64", "weights: float32[9,8], ids: int32[9,8], gating: bfloat16[9,64]"),
+        ("moe_topk_softmax_topk8_e64", "gating: bfloat16[9,64], topk: 8"),
     ],
 )
 def test_a_call_of_the_same_sizes_computes_a_definition(definition: str, arguments: str):
@@ -61,6 +63,12 @@ def test_a_call_of_the_same_sizes_computes_a_definition(definition: str, argumen
         ("rmsnorm_h7168", "input: bfloat16[8,7168]"),  # no weight
         ("gemm_n129280_k7168", "0: bfloat16[8,7168], 1: bfloat16[7168,4096]"),
         ("gemm_n256_k7168", "a: bfloat16[8,7168], b: bfloat16[256,7168], out_dtype: float32"),
+        ("gemm_n8_k4096", "0: bfloat16[8,4096], 1: bfloat16[256,4096]"),  # the weight comes second
+        ("moe_topk_softmax_topk8_e64", "weights: float32[9,6], ids: int32[9,6], gating: bfloat16[9,64]"),
+        (
+            "top_k_top_p_sampling_from_probs_v129280",
+            "probs: float32[8,129280], top_k: int32[8], top_p: float32[8], filter_apply_order: 'joint'",
+        ),
         ("gemm_n256_k7168", "0: bfloat16[4,8,7168], 1: bfloat16[4,256,7168]"),  # a batch of products
         (
             "gqa_paged_decode_h32_kv8_d128_ps1",
@@ -90,9 +98,13 @@ def test_only_a_kernel_with_evidence_is_verified():
     assert evidence.of(call("sglang.jit_kernel.norm.rmsnorm", NORM)) == (Standing.UNKNOWN, ())
     assert Evidence([norm], {}).of(call("flashinfer.norm.rmsnorm", NORM)) == (Standing.UNKNOWN, ())
     matrices = "0: bfloat16[8,7168], 1: bfloat16[256,7168]"
-    assert evidence.of(call("torch.nn.functional.linear", matrices))[0] is Standing.VERIFIED
-    assert evidence.of(call("torch.nn.functional.linear", f"{matrices}, 2: bfloat16[256]"))[0] is Standing.UNKNOWN
-    assert evidence.of(call("torch.bmm", matrices))[0] is Standing.UNKNOWN
+    for name, arguments, standing in (
+        ("torch.nn.functional.linear", matrices, Standing.VERIFIED),
+        ("torch.nn.functional.linear", f"{matrices}, 2: bfloat16[256]", Standing.UNKNOWN),
+        ("torch.bmm", matrices, Standing.UNKNOWN),
+        ("torch.Tensor.matmul", "0: float32[1,128,1], 1: float32[1,1,8]", Standing.UNKNOWN),
+    ):
+        assert evidence.of(call(name, arguments, library="torch"))[0] is standing, name
 
 
 def test_a_class_is_found_by_its_methods():
@@ -101,6 +113,7 @@ def test_a_class_is_found_by_its_methods():
     arguments = "q: bfloat16[8,32,128], kv: (bfloat16[99,8,128], bfloat16[99,8,128])"
     assert evidence.of(call(DECODE, arguments))[0] is Standing.VERIFIED
     assert evidence.of(call(RAGGED, arguments))[0] is Standing.UNKNOWN
+    assert evidence.of(call(DECODE.replace("forward", "plan"), arguments))[0] is Standing.UNKNOWN
 
 
 def test_tensors_are_read_from_arguments():

@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.runtime_tracing.frames import Frame
-from tools.runtime_tracing.recording import RecordedCall, Recording
+from tools.runtime_tracing.recording import PREPARING, RecordedCall, Recording
 from tools.runtime_tracing.static import StaticTrace, entering
-
-#: Methods that prepare a kernel on the host. They copy, but compute nothing.
-PREPARING = ("plan", "begin_forward")
 
 
 @dataclass(frozen=True)

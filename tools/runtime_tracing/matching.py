@@ -8,14 +8,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from flashinfer_trace import Definition, TensorSpec
-from tools.runtime_tracing.recording import RecordedCall
+from tools.runtime_tracing.recording import PREPARING, RecordedCall
 
 #: PyTorch functions that compute a plain matrix product, for which evidence names ``torch.matmul``.
 PRODUCTS = {"torch.matmul", "torch.mm", "torch.nn.functional.linear"}
 #: dtype and sizes of a tensor among recorded arguments.
 _TENSOR = re.compile(r"\b([a-z]+\d\w*|bool)\[([\d,]*)\]")
-_SETTING = re.compile(r"\b(eps|causal|out_dtype|logits_soft_cap): ([\w.+-]+)")
+_SETTING = re.compile(r"\b(\w+): ([\w.+-]+|'\w+')(?=, |$)")
+_INTEGER = re.compile(r": (\d+)(?=, |$)")
 _EPS = re.compile(r"^EPS = (\S+)$", re.MULTILINE)
+#: Settings of kernels -> the only value that Definitions describe: no cap, no window, top-k before top-p.
+DESCRIBED = {"logits_soft_cap": "0.0", "window_left": "-1", "filter_apply_order": "'top_k_first'"}
 
 Shape = tuple[int, ...]
 #: Library and last part of a dotted path: function, or class.
@@ -61,13 +64,17 @@ def computes(call: RecordedCall, definition: Definition) -> bool:
         return False
     if settings.get("causal") == "False" and "causal" in definition.tags:
         return False
-    if float(settings.get("logits_soft_cap", 0)) != 0:
+    if any(settings.get(name, value) != value for name, value in DESCRIBED.items()):
         return False
     if "out_dtype" in settings and settings["out_dtype"] not in {one.dtype for one in definition.outputs.values()}:
         return False
     const = {name: axis.value for name, axis in definition.axes.items() if axis.value is not None}
     inputs = [one for one in definition.inputs.values() if _is_sized(one, const)]
-    return _assigned(inputs, tensors(call.arguments), const, {})
+    given = tensors(call.arguments)
+    # A size that no input has, such as the number of chosen experts, is one of an output, or a number.
+    elsewhere = {value for name, value in const.items() if not any(name in (one.shape or ()) for one in inputs)}
+    numbers = {size for _, shape in given for size in shape} | set(map(int, _INTEGER.findall(call.arguments)))
+    return elsewhere <= numbers | {1} and _assigned(inputs, given, const, {})
 
 
 def tensors(arguments: str) -> list[tuple[str, Shape]]:
@@ -86,14 +93,14 @@ def _assigned(
     const: Mapping[str, int],
     bound: Mapping[str, int],
 ) -> bool:
-    """Whether each input can be given a tensor of its own with its dtype and sizes."""
+    """Whether each input can be given a tensor with its dtype and sizes, in the order of both."""
     if not inputs:
         return True
     first, *rest = inputs
     for index, (dtype, shape) in enumerate(given):
         if dtype == first.dtype:
             for sizes in _fits(first.shape or (), shape, const, bound):
-                if _assigned(rest, [*given[:index], *given[index + 1 :]], const, {**bound, **sizes}):
+                if _assigned(rest, given[index + 1 :], const, {**bound, **sizes}):
                     return True
     return False
 
@@ -116,8 +123,11 @@ def _fits(
 
 
 def _keys(call: RecordedCall) -> list[Key]:
-    if call.kernel in PRODUCTS:
-        return [("torch", "matmul")] if len(tensors(call.arguments)) == 2 else []
+    if call.library == "torch":
+        is_product = call.kernel in PRODUCTS and len(tensors(call.arguments)) == 2
+        return [("torch", "matmul")] if is_product else []
+    if call.kernel.rpartition(".")[2] in PREPARING:
+        return []
     return [(parts[0], part) for parts in map(_parts, (call.kernel, *call.through)) for part in parts[-2:]]
 
 
