@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tools.kernel_tracing.analysis import Analysis, analyse
+from tools.kernel_tracing.analysis import Analysis, analyse, deep
 from tools.kernel_tracing.sources import find_sources
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,4 +25,7 @@ needs_sources = pytest.mark.skipif(
 @cache
 def analysis(model: str) -> Analysis:
     """The solved call graph of one model, computed once per process."""
-    return analyse(find_sources(SOURCES), model)
+    with deep():
+        solved = analyse(find_sources(SOURCES), model)
+        gc.freeze()  # it lives as long as the process: the garbage collector need not visit its millions of nodes
+    return solved
