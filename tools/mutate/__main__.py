@@ -71,7 +71,7 @@ def measure(names: list[str], processes: int, equivalents: list[Reason], kept: l
     summaries = {name: merged[name] for name in known_families() if name in merged}
     write_json(RESULTS, summaries)
     write_text(find_root() / DOCUMENT, render(summaries, kept))
-    return report(problems + below_floor(campaign.summaries))
+    return report(problems + below_floor(summaries))
 
 
 def wrong_reasons(
