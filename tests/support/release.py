@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -16,10 +17,16 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / ".sources"
 
 #: CI fetches the sources first, so a missing tree is a failure there, not a skip.
-needs_sources = pytest.mark.skipif(
+_without_sources = pytest.mark.skipif(
     not (SOURCES / "manifest.json").is_file() and "CI" not in os.environ,
     reason="no .sources/; `python -m tools.fetch_sources` fetches them (27 MB, from wheels of 550 MB)",
 )
+
+
+def needs_sources(test: Callable[..., None]) -> Callable[..., None]:
+    """Marks a test that reads the pinned release: see the marker `release` in pyproject.toml."""
+    marked: Callable[..., None] = pytest.mark.release(_without_sources(test))
+    return marked
 
 
 @cache
