@@ -8,6 +8,8 @@ import pytest
 
 from flashinfer_trace import find_root
 from flashinfer_trace.harness.family import Family
+from tools.mutate import __main__ as command
+from tools.mutate import campaign
 from tools.mutate.__main__ import out_of_date
 from tools.mutate.cases import EXAMPLES, SEED, Bench, Case, bench_of, drawn, known_families, representative
 from tools.mutate.judge import judge
@@ -54,6 +56,20 @@ def test_the_committed_scores_are_above_their_floors():
 
 def test_the_results_and_the_document_are_up_to_date():
     assert out_of_date(find_root(), read_reasons(KEPT)) == []
+
+
+def test_a_run_of_one_family_keeps_the_results_of_the_others(tmp_path, monkeypatch):
+    results = tmp_path / "results.json"
+    results.write_text(json.dumps(SUMMARIES))
+    (tmp_path / "docs").mkdir()
+    changed = {**SUMMARIES["gemm"], "digest": "another"}
+    monkeypatch.setattr(command, "RESULTS", results)
+    monkeypatch.setattr(command, "find_root", lambda: tmp_path)
+    monkeypatch.setattr(campaign, "run_campaign", lambda *_: campaign.Campaign({"gemm": changed}))
+    assert command.measure(["gemm"], 1, [], read_reasons(KEPT)) == 0
+    written = json.loads(results.read_text())
+    assert written == {**SUMMARIES, "gemm": changed} and list(written) == list(SUMMARIES)
+    assert (tmp_path / command.DOCUMENT).read_text() == render(written, read_reasons(KEPT))
 
 
 def test_every_survivor_is_explained():
