@@ -69,7 +69,7 @@ def test_a_run_of_one_family_keeps_the_results_of_the_others(tmp_path, monkeypat
     assert command.measure(["gemm"], 1, [], read_reasons(KEPT)) == 0
     written = json.loads(results.read_text())
     assert written == {**SUMMARIES, "gemm": changed} and list(written) == list(SUMMARIES)
-    assert (tmp_path / command.DOCUMENT).read_text() == render(written, read_reasons(KEPT))
+    assert (tmp_path / command.DOCUMENT).read_text() == command.document(written, read_reasons(KEPT))
 
 
 def test_every_survivor_is_explained():
