@@ -47,3 +47,17 @@ def deepseek_route(
     candidates = groups.masked_fill(dropped.unsqueeze(2), -torch.inf).flatten(1)
     chosen = candidates.argsort(dim=1, descending=True, stable=True)[:, :top_k]
     return chosen, scores.gather(1, chosen)
+
+
+def pairs_by_expert(topk_ids: torch.Tensor, num_experts: int) -> list[torch.Tensor]:
+    """The (token, choice) pairs of each expert, ascending; a pair is token * top_k + choice. Id -1 is nobody's."""
+    ids = topk_ids.flatten().long()
+    counts = torch.bincount(ids + 1, minlength=num_experts + 1).tolist()
+    return list(ids.argsort(stable=True).split(counts))[1:]
+
+
+def quantised_groups(rows: torch.Tensor, block: int) -> torch.Tensor:
+    """rows [m, k], each `block` values rounded to e4m3 with their own scale, largest magnitude / 448; float32 again."""
+    groups = rows.float().view(rows.shape[0], rows.shape[1] // block, block)
+    scales = groups.abs().amax(dim=2, keepdim=True).clamp_min(1e-10) / 448.0
+    return ((groups / scales).clamp(-448.0, 448.0).to(torch.float8_e4m3fn).float() * scales).flatten(1)

@@ -1,9 +1,9 @@
 """Sorts the (token, choice) pairs of a mixture of experts by expert, and pads each expert to whole blocks of rows.
 
-A pair is numbered token * TOP_K + choice. sorted_token_ids lists first the pairs of experts on other ranks (id -1), then
-those of experts 0, 1, ..., NUM_EXPERTS - 1. Each part that is not empty is padded to a multiple of BLOCK_SIZE with the
-number of pairs, seq_len * TOP_K, which also fills the rest. expert_ids has the expert of each block of BLOCK_SIZE rows
-(-1 for pairs of other ranks), and num_tokens_post_pad the length of all parts.
+A pair is numbered token * TOP_K + choice. sorted_token_ids lists the pairs of experts on other ranks (id -1) first, and
+then those of experts 0, 1, ..., NUM_EXPERTS - 1. Each part that is not empty is padded to a multiple of BLOCK_SIZE with
+the number of pairs, seq_len * TOP_K, which also fills the rest. expert_ids has the expert of each block of BLOCK_SIZE
+rows (-1 for pairs of other ranks), and num_tokens_post_pad the length of all parts.
 
 The order of pairs inside a part is not defined; here it is ascending. Blocks after num_tokens_post_pad / BLOCK_SIZE
 have no expert: kernels leave their entries unwritten, here they are -1.

@@ -37,7 +37,10 @@ def run(
     experts, scores = deepseek_route(routing_logits, routing_bias, N_GROUP, TOPK_GROUP, routed)
     shared = torch.arange(NUM_EXPERTS, NUM_EXPERTS + NUM_FUSED_SHARED_EXPERTS, device=experts.device)
     shared_ids = shared.expand(len(experts), NUM_FUSED_SHARED_EXPERTS)
-    weights = torch.cat([scores / scores.sum(dim=1, keepdim=True), torch.full_like(shared_ids, 1.0, dtype=torch.float64) / factor], dim=1)
+    weights = torch.cat(
+        [scores / scores.sum(dim=1, keepdim=True), torch.full_like(shared_ids, 1.0, dtype=torch.float64) / factor],
+        dim=1,
+    )
     if bool(apply_routed_scaling_factor_on_output):
         weights = weights * factor
     return weights.to(torch.float32), torch.cat([experts, shared_ids], dim=1).to(torch.int32)

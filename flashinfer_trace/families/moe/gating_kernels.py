@@ -35,9 +35,7 @@ def with_absolute_error(expected: Expected, error: torch.Tensor | float) -> torc
     return weight_error(expected) + relative * (expected.parts["factor"].abs() + 8 * expected.value.abs())
 
 
-FLOAT32 = ErrorBound(
-    weight_error, "float32 sigmoids, u = 2^-24: 4 u |logit| for the exponent, and 32 single roundings"
-)
+FLOAT32 = ErrorBound(weight_error, "float32 sigmoids, u = 2^-24: 4 u |logit| for the exponent, and 32 single roundings")
 TANH = ErrorBound(
     lambda expected: with_absolute_error(expected, TANH_ERROR),
     "sigmoids computed as 0.5 tanh(x / 2) + 0.5, which are off by up to 2^-23 however small they are, and 32 roundings",

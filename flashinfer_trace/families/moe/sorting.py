@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from hypothesis import strategies as st
@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe import sorting_kernels as kernels
 from flashinfer_trace.families.moe.inputs import drawn_ids
-from flashinfer_trace.harness.compare import Exact, Expected
-from flashinfer_trace.harness.family import Family, Inputs, Outputs, Plan, PlanRequest
+from flashinfer_trace.harness.compare import Exact, Expected, Policy
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest, Relation
 from flashinfer_trace.harness.inputs import Draws, sizes
 from flashinfer_trace.harness.unordered import UNSPECIFIED
 
 #: How tokens choose: ``few`` choose among a few experts, which get many rows; with ``elsewhere``, about half of the
-#: choices are on other ranks; ``one_expert``: every token chooses expert 0 first, and otherwise experts elsewhere.
-CHOICES = ("random", "few", "elsewhere", "one_expert", "one_expert_here")
+#: choices are on other ranks; ``one_expert``: all first choices are the same, and the others are on other ranks.
+CHOICES = ("random", "few", "elsewhere", "one_expert")
 SCALE_ROWS = 128
 
 
@@ -71,18 +71,13 @@ def align_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 
     written = tensor([*range(len(experts)), *[UNSPECIFIED] * rest])
     return {
-        "sorted_token_ids": Expected(tensor(slots), {"group": tensor(groups), "place": place_of(tensor(slots), pairs)}),
+        "sorted_token_ids": Expected(tensor(slots), {"group": tensor(groups)}),
         "expert_ids": Expected(tensor([*experts, *[-1] * rest]), {"group": written}),
         "num_tokens_post_pad": Expected(tensor([count])),
     }
 
 
-def place_of(slots: torch.Tensor, pairs: int) -> torch.Tensor:
-    """Whether each place has a pair, not padding."""
-    return (slots < pairs).long()
-
-
-def padding_in_place(definition: Definition, inputs: Inputs, outputs: Outputs) -> list[str]:
+def blocks_agree(definition: Definition, inputs: Inputs, outputs: Outputs) -> list[str]:
     """A line if sorted_token_ids has padding in a place of a pair, or a pair of one expert in a block of another."""
     ids, block = inputs["topk_ids"].flatten(), definition.const_axes["block_size"]
     slots = outputs["sorted_token_ids"][: int(outputs["num_tokens_post_pad"])].long()
@@ -140,17 +135,57 @@ def permutations_agree(definition: Definition, inputs: Inputs, outputs: Outputs)
     return [f"input_permutation has other tokens in the rows of {int(wrong.sum())} pairs"] if wrong.any() else []
 
 
-def unwritten_is_minus_one(definition: Definition, inputs: Inputs, outputs: Outputs) -> list[str]:
-    """Nothing: kernels leave it as it was. The reference's own rule is a matter of `kernels.REFERENCE_ORDER`."""
-    return []
-
-
 TWIN = {"num_experts": 5, "top_k": 3}
 SIZES_TWIN = {**TWIN, "num_offsets": 6, "hidden_size": 48, "intermediate_size": 20}
-SHARED = {
-    "op_type": "moe",
-    "plans": plans,
-    "corners": corners,
-    "plan_for_axes": plan_for_axes,
-    "make_inputs": make_inputs,
-}
+
+
+def family(
+    name: str,
+    twin: Mapping[str, int],
+    oracle: Callable[[Definition, Inputs], dict[str, Expected]],
+    policies: Mapping[str, Policy],
+    relations: tuple[Relation, ...],
+    kernel: Kernel,
+) -> Family:
+    """The record of one operation on the ids of chosen experts."""
+    return Family(
+        name=name,
+        op_type="moe",
+        twin=twin,
+        plans=plans,
+        corners=corners,
+        plan_for_axes=plan_for_axes,
+        make_inputs=make_inputs,
+        oracle=oracle,
+        compare=policies,
+        kernels=(kernel,),
+        relations=relations,
+    )
+
+
+SIZES = {name: Exact("counts") for name in ("expert_offsets", "problem_sizes1", "problem_sizes2")}
+ASCENDING = Exact("the reference lists pairs in ascending order, and -1 where nothing is defined")
+FAMILIES = (
+    family(
+        "moe_align_block_size",
+        {**TWIN, "block_size": 4},
+        align_oracle,
+        {"sorted_token_ids": ASCENDING, "expert_ids": ASCENDING, "num_tokens_post_pad": Exact("a count")},
+        (blocks_agree,),
+        kernels.ALIGN,
+    ),
+    family(
+        "moe_prepare_input",
+        SIZES_TWIN,
+        sizes_oracle,
+        {
+            **SIZES,
+            "input_permutation": ASCENDING,
+            "output_permutation": ASCENDING,
+            "blockscale_offsets": Exact("counts"),
+        },
+        (permutations_agree,),
+        kernels.PREPARE,
+    ),
+    family("moe_w4a8_problem_sizes", SIZES_TWIN, sizes_oracle, SIZES, (), kernels.W4A8_SIZES),
+)
