@@ -1,9 +1,10 @@
 """Where each (token, choice) pair goes when rows are sorted by expert, and the sizes of the products of each expert.
 
 expert_offsets[e] is the first row of expert e, and expert_offsets[NUM_EXPERTS] the number of all rows. Pairs of experts
-on other ranks (id -1) get no row. problem_sizes1[e] is (rows, 2 * INTERMEDIATE_SIZE, HIDDEN_SIZE), the rows, columns out
-and columns in of the first product (gate and up); problem_sizes2[e] is (rows, HIDDEN_SIZE, INTERMEDIATE_SIZE), those of
-the second. blockscale_offsets are expert_offsets with the rows of each expert rounded up to 128, as block-scaled formats need.
+on other ranks (id -1) get no row. problem_sizes1[e] is (rows, 2 * INTERMEDIATE_SIZE, HIDDEN_SIZE), the rows, columns
+out and columns in of the first product (gate and up); problem_sizes2[e] is (rows, HIDDEN_SIZE, INTERMEDIATE_SIZE),
+those of the second. blockscale_offsets are expert_offsets with the rows of each expert rounded up to 128, as
+block-scaled formats need.
 
 input_permutation has the token of each row, and output_permutation the row of each pair; both have as many elements as
 there are pairs. Rows after the last expert and pairs without a row are undefined: kernels leave them unwritten, here

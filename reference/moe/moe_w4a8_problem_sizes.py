@@ -2,9 +2,9 @@
 
 Those kernels compute the transposed product, so problem_sizes1[e] is (2 * INTERMEDIATE_SIZE, rows, HIDDEN_SIZE), the
 columns out, rows and columns in of the first product (gate and up); problem_sizes2[e] is (HIDDEN_SIZE, rows,
-INTERMEDIATE_SIZE), those of the second. rows is how often topk_ids has the expert. expert_offsets[e] is the first row of expert e among rows that
-are sorted by expert, and expert_offsets[NUM_EXPERTS] the number of all rows. Pairs of experts on other ranks (id -1)
-get no row.
+INTERMEDIATE_SIZE), those of the second. rows is how often topk_ids has the expert. expert_offsets[e] is the first row
+of expert e among rows that are sorted by expert, and expert_offsets[NUM_EXPERTS] the number of all rows. Pairs of
+experts on other ranks (id -1) get no row.
 """
 
 import torch

@@ -13,7 +13,7 @@ from flashinfer_trace.families.moe.inputs import SPARE_ROWS, clear_rows, tied_lo
 from flashinfer_trace.families.moe.oracle import in_groups
 from flashinfer_trace.families.quantised import chosen_by_rank, ranks
 from flashinfer_trace.harness.compare import Expected
-from flashinfer_trace.harness.family import Family, Inputs, Plan, PlanRequest
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, sizes
 
 #: ``peaked``: scores near 0 and 1; ``equal``: all logits of a token are equal; ``one_group``: one group is far better.
@@ -136,7 +136,7 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     divided by (1 if by nothing); ``share``, the largest weight of a sum of one; ``factor``; ``bias``, the largest.
     """
     logits = inputs["routing_logits"].double()
-    bias = inputs.get("routing_bias", inputs.get("correction_bias")).double()
+    bias = inputs["routing_bias" if "routing_bias" in inputs else "correction_bias"].double()
     scores = 1 / (1 + torch.exp(-logits))
     candidates, _ = grouped_choice(definition, torch.sigmoid(logits) + bias)
     order = torch.empty_like(logits, dtype=torch.int64)
@@ -162,7 +162,7 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     return {"topk_weights": Expected(weights * factor, parts), "topk_ids": Expected(ids)}
 
 
-def family(name: str, twin: Mapping[str, int], its_kernels: tuple[kernels.Kernel, ...]) -> Family:
+def family(name: str, twin: Mapping[str, int], its_kernels: tuple[Kernel, ...]) -> Family:
     """The record of one router."""
     return Family(
         name=name,

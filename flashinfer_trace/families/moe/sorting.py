@@ -18,13 +18,13 @@ from flashinfer_trace.harness.unordered import UNSPECIFIED
 
 #: How tokens choose: ``few`` choose among a few experts, which get many rows; with ``elsewhere``, about half of the
 #: choices are on other ranks; ``one_expert``: all first choices are the same, and the others are on other ranks.
-CHOICES = ("random", "few", "elsewhere", "one_expert")
+CHOICES = ("random", "skewed", "few", "elsewhere", "one_expert")
 SCALE_ROWS = 128
 
 
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
     return st.fixed_dictionaries(
-        {"seq_len": sizes(*request.range("seq_len", 0, 96, 4096)), "choice": st.sampled_from(CHOICES)}
+        {"seq_len": sizes(*request.range("seq_len", 0, 256, 4096)), "choice": st.sampled_from(CHOICES)}
     )
 
 
