@@ -44,7 +44,18 @@ def chosen_kernels(request: pytest.FixtureRequest, definition: Definition) -> li
     chosen = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     pairs = [pair for pair in chosen if pair.keys() == {"definition", "kernel"}]
     kernels = [pair["kernel"] for pair in pairs if pair["definition"].name == definition.name]
-    return [kernel for kernel in kernels if kernel.unavailable(capability) is None]
+    return [kernel for kernel in kernels if kernel.unavailable(capability) is None and kernel.missing() is None]
+
+
+def skip_unusable(kernel: Kernel, capability: tuple[int, int], require_gpu: bool) -> None:
+    """Skips what this machine cannot run, with the reason; --require-gpu asks for libraries that are not optional."""
+    missing = kernel.missing()
+    reason = kernel.unavailable(capability) or missing
+    if reason is None:
+        return
+    if reason == missing and require_gpu and not kernel.optional:
+        pytest.fail(f"--require-gpu: {kernel.label} {missing}")
+    pytest.skip(f"{kernel.label}: {reason}")
 
 
 @pytest.mark.gpu
@@ -53,9 +64,8 @@ def test_reference_and_kernel_meet_their_bounds(definition, kernel, cuda_device,
     """The first pair of a Definition verifies all of its kernels on shared cases; the others read their reports."""
     import torch
 
-    reason = kernel.unavailable(torch.cuda.get_device_capability(cuda_device))
-    if reason:
-        pytest.skip(f"{kernel.label}: {reason}")
+    require_gpu = request.config.getoption("--require-gpu")
+    skip_unusable(kernel, torch.cuda.get_device_capability(cuda_device), require_gpu)
     if (definition.name, kernel.label) not in reports:
         if poisoned:
             pytest.fail(f"not run: the CUDA context is unusable since {poisoned[0]}")
@@ -79,3 +89,31 @@ def test_reference_and_kernel_meet_their_bounds(definition, kernel, cuda_device,
 def test_every_definition_has_a_real_kernel():
     without = [d.name for d in flashinfer_trace.definitions() if not family_of(d).kernels_of(d)]
     assert not without, f"no kernel in the family records computes {without}"
+
+
+@pytest.mark.parametrize("require_gpu", [False, True])
+@pytest.mark.parametrize("optional", [False, True])
+@pytest.mark.parametrize(
+    ("library", "modules", "reason"),
+    [
+        ("no-such-library", (), "needs no-such-library, which is not installed"),
+        ("pytest", ("pytest.no_such_module",), "needs pytest.no_such_module of pytest, which cannot be imported"),
+    ],
+)
+def test_a_missing_library_is_named_and_fails_only_where_it_is_required(
+    library, modules, reason, optional, require_gpu
+):
+    kernel = Kernel("toy.kernel", library, lambda *_: {}, modules=modules, optional=optional)
+    outcome = pytest.fail.Exception if require_gpu and not optional else pytest.skip.Exception
+    with pytest.raises(outcome, match=f"toy.kernel.* {reason}"):
+        skip_unusable(kernel, (9, 0), require_gpu)
+
+
+def test_an_installed_library_is_not_skipped():
+    skip_unusable(Kernel("toy.kernel", "pytest", lambda *_: {}, modules=("pytest",)), (9, 0), require_gpu=True)
+
+
+def test_a_kernel_of_another_gpu_is_skipped_whatever_is_required():
+    kernel = Kernel("toy.kernel", "no-such-library", lambda *_: {}, min_capability=(10, 0))
+    with pytest.raises(pytest.skip.Exception, match=r"needs compute capability 10\.0"):
+        skip_unusable(kernel, (9, 0), require_gpu=True)

@@ -97,6 +97,7 @@ class SharedCase:
             return result
         result.kernel = evaluate(policies, outputs, self.expected)
         result.failures += describe(kernel.label, result.kernel, policies)
+        result.failures += unrelated(kernel.label, self.family, definition, self.inputs, outputs, result.kernel)
         result.failures += less_accurate_reference(result, self.expected, self.actual)
         return result
 
@@ -147,7 +148,9 @@ def judge_reference(
     if wrong:
         return actual, {}, [f"reference: {line}" for line in wrong]
     comparisons = evaluate(family.policies(), actual, expected)
-    return actual, comparisons, describe("reference", comparisons, family.policies())
+    failures = describe("reference", comparisons, family.policies())
+    failures += unrelated("reference", family, definition, inputs, actual, comparisons)
+    return actual, comparisons, failures
 
 
 def reference_outputs(
@@ -255,6 +258,20 @@ def describe(who: str, comparisons: Mapping[str, Comparison], policies: Mapping[
         for name, comparison in comparisons.items()
         if not comparison.passed
     ]
+
+
+def unrelated(
+    who: str,
+    family: Family,
+    definition: Definition,
+    inputs: Mapping[str, Any],
+    outputs: Outputs,
+    comparisons: Mapping[str, Comparison],
+) -> list[str]:
+    """One line for each way in which outputs that pass one by one do not fit each other."""
+    if not all(comparison.passed for comparison in comparisons.values()):
+        return []
+    return [f"{who}: {line}" for line in family.unrelated(definition, inputs, outputs)]
 
 
 def less_accurate_reference(
