@@ -152,7 +152,7 @@ def fp8_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 
 def int4_values(packed: torch.Tensor) -> torch.Tensor:
     """int8 [..., n] -> float64 [..., 2n]: the remainder by 16 is the even element, what is left the odd one."""
-    byte = packed.double() % 256
+    byte: torch.Tensor = packed.double() % 256
     pair = torch.stack([byte % 16, (byte / 16).floor()], dim=-1)
     signed: torch.Tensor = torch.where(pair >= 8, pair - 16, pair)
     return signed.flatten(-2)
