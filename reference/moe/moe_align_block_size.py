@@ -20,8 +20,9 @@ def run(topk_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
     """topk_ids int32 [seq_len, top_k] -> sorted_token_ids, expert_ids and num_tokens_post_pad [1], all int32."""
     assert topk_ids.shape == (topk_ids.shape[0], TOP_K)
     device, pairs = topk_ids.device, topk_ids.numel()
-    part = topk_ids.flatten().long() + 1
-    counts = torch.bincount(part, minlength=NUM_EXPERTS + 1)
+    part = topk_ids.flatten() + 1
+    # Without a minimum, there would be no count at all for zero tokens.
+    counts = torch.bincount(part, minlength=1)
     blocks = (counts + BLOCK_SIZE - 1) // BLOCK_SIZE
     last_block = blocks.cumsum(0)
     first_row = (last_block - blocks) * BLOCK_SIZE

@@ -177,5 +177,8 @@ def test_a_kernel_that_takes_the_other_code_of_a_tie_is_accepted(kernels):
     for given in (inputs, other):
         found = outputs(small, **given)["output"]
         assert family.compare["output"].compare(found, expected).passed
-    other["hidden_states"][other["hidden_states"] == 18 / 64] = 20 / 64
+    # 17.25 is not halfway: the code must be 18, not 16.
+    inputs["hidden_states"][inputs["hidden_states"] == 17 / 64] = 17.25 / 64
+    other["hidden_states"][other["hidden_states"] == 18 / 64] = 16 / 64
+    expected = family.oracle(small, inputs)["output"]
     assert not family.compare["output"].compare(outputs(small, **other)["output"], expected).passed

@@ -163,7 +163,8 @@ def w4a8_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     rows = a.double() * inputs["a_scale"].double()
 
     def weights(expert: int) -> torch.Tensor:
-        return (blocks_of(int4_values(inputs["b"][expert])) * scales[expert].double().unsqueeze(-1)).flatten(-2)
+        scaled: torch.Tensor = blocks_of(int4_values(inputs["b"][expert])) * scales[expert].double().unsqueeze(-1)
+        return scaled.flatten(-2)
 
     exact = are_powers(inputs["a_scale"]) and are_powers(scales) and are_small(a, 4)
     return expected_output(definition, inputs, rows, weights, exact)
