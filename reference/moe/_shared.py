@@ -39,25 +39,18 @@ def deepseek_route(
     """
     scores = torch.sigmoid(routing_logits.double())
     rows, experts = scores.shape
-    groups = (scores + routing_bias.double()).view(rows, n_group, experts // n_group)
-    group_scores = groups.topk(2, dim=2).values.sum(dim=2)
+    groups = (scores + routing_bias).view(rows, n_group, experts // n_group)
+    group_scores = groups.topk(2).values.sum(dim=2)
     # A stable sort puts the lower index first among equal values; topk does not specify an order.
-    kept = group_scores.argsort(dim=1, descending=True, stable=True)[:, :topk_group]
+    kept = group_scores.argsort(descending=True, stable=True)[:, :topk_group]
     dropped = torch.ones_like(group_scores, dtype=torch.bool).scatter(1, kept, False)
     candidates = groups.masked_fill(dropped.unsqueeze(2), -torch.inf).flatten(1)
-    chosen = candidates.argsort(dim=1, descending=True, stable=True)[:, :top_k]
+    chosen = candidates.argsort(descending=True, stable=True)[:, :top_k]
     return chosen, scores.gather(1, chosen)
 
 
-def pairs_by_expert(topk_ids: torch.Tensor, num_experts: int) -> list[torch.Tensor]:
-    """The (token, choice) pairs of each expert, ascending; a pair is token * top_k + choice. Id -1 is nobody's."""
-    ids = topk_ids.flatten().long()
-    counts = torch.bincount(ids + 1, minlength=num_experts + 1).tolist()
-    return list(ids.argsort(stable=True).split(counts))[1:]
-
-
-def quantised_groups(rows: torch.Tensor, block: int) -> torch.Tensor:
-    """rows [m, k], each `block` values rounded to e4m3 with their own scale, largest magnitude / 448; float32 again."""
-    groups = rows.float().view(rows.shape[0], rows.shape[1] // block, block)
-    scales = groups.abs().amax(dim=2, keepdim=True).clamp_min(1e-10) / 448.0
-    return ((groups / scales).clamp(-448.0, 448.0).to(torch.float8_e4m3fn).float() * scales).flatten(1)
+def quantised_groups(values: torch.Tensor, block: int) -> torch.Tensor:
+    """[..., k] in groups of `block`, rounded to e4m3 with the scale max(|x|, 1e-10) / 448 of each group, in float32."""
+    groups = values.float().unflatten(-1, (values.shape[-1] // block, block))
+    scales = groups.abs().amax(dim=-1, keepdim=True).clamp_min(1e-10) / 448.0
+    return ((groups / scales).to(torch.float8_e4m3fn).float() * scales).flatten(-2)

@@ -12,10 +12,9 @@ HIDDEN_SIZE = 7168
 
 def run(hidden_states: torch.Tensor, permutation: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
     """hidden_states bfloat16 [num_rows, hidden_size] -> output bfloat16 [seq_len, hidden_size]."""
-    seq_len = permutation.shape[0]
-    assert hidden_states.shape == (hidden_states.shape[0], HIDDEN_SIZE)
-    assert permutation.shape == (seq_len, TOP_K)
-    assert factors.shape == (seq_len, TOP_K)
-    rows = hidden_states[permutation.flatten().long()].view(seq_len, TOP_K, HIDDEN_SIZE)
+    assert hidden_states.shape[1] == HIDDEN_SIZE
+    assert permutation.shape[1] == TOP_K
+    assert factors.shape[1] == TOP_K
     # A product of two bfloat16 numbers is exact in float32.
-    return (rows.float() * factors.float().unsqueeze(2)).sum(dim=1).to(torch.bfloat16)
+    terms = hidden_states[permutation] * factors.float().unsqueeze(2)
+    return terms.sum(dim=1).to(torch.bfloat16)

@@ -9,8 +9,6 @@ Products and the routing weight are computed in float32 and rounded once.
 
 import torch
 
-from ._shared import pairs_by_expert
-
 NUM_EXPERTS = 32
 TOP_K = 8
 ROWS_PER_TOKEN = 1
@@ -31,12 +29,14 @@ def run(
     assert weights.shape == (NUM_EXPERTS, N, K)
     assert topk_weights.shape == (seq_len, TOP_K)
     assert topk_ids.shape == (seq_len, TOP_K)
-    rows = hidden_states.flatten(0, 1)
-    output = torch.zeros(seq_len * TOP_K, N, dtype=torch.float32, device=rows.device)
+    rows = hidden_states.float().expand(seq_len, TOP_K, K)
+    output = rows.new_zeros(seq_len, TOP_K, N)
     # One expert at a time, and only those that received a token: all of them in float32 would take up to 4 GB.
-    for expert, pairs in enumerate(pairs_by_expert(topk_ids, NUM_EXPERTS)):
-        if len(pairs):
-            output[pairs] = rows[pairs // (TOP_K // ROWS_PER_TOKEN)].float() @ weights[expert].float().T
+    for expert in range(NUM_EXPERTS):
+        token, slot = (topk_ids == expert).nonzero(as_tuple=True)
+        if len(token) == 0:
+            continue
+        output[token, slot] = rows[token, slot] @ weights[expert].float().T
     if mul_routed_weight:
-        output = output * topk_weights.view(-1, 1)
-    return output.view(seq_len, TOP_K, N).to(torch.bfloat16)
+        output = output * topk_weights.unsqueeze(2)
+    return output.to(torch.bfloat16)

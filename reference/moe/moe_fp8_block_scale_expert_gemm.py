@@ -12,7 +12,7 @@ in float32 and rounded once.
 
 import torch
 
-from ._shared import dequantise, pairs_by_expert, quantised_groups
+from ._shared import dequantise, quantised_groups
 
 NUM_EXPERTS = 32
 TOP_K = 8
@@ -39,13 +39,15 @@ def run(
     assert weights_scale.shape == (NUM_EXPERTS, NUM_N_BLOCKS, NUM_K_BLOCKS)
     assert topk_weights.shape == (seq_len, TOP_K)
     assert topk_ids.shape == (seq_len, TOP_K)
-    rows = quantised_groups(hidden_states.flatten(0, 1), BLOCK)
-    output = torch.zeros(seq_len * TOP_K, N, dtype=torch.float32, device=rows.device)
+    rows = quantised_groups(hidden_states, BLOCK).expand(seq_len, TOP_K, K)
+    output = rows.new_zeros(seq_len, TOP_K, N)
     # One expert at a time, and only those that received a token: all of them in float32 would take up to 4 GB.
-    for expert, pairs in enumerate(pairs_by_expert(topk_ids, NUM_EXPERTS)):
-        if len(pairs):
-            own = dequantise(weights[expert], weights_scale[expert], BLOCK)
-            output[pairs] = rows[pairs // (TOP_K // ROWS_PER_TOKEN)] @ own.T
+    for expert in range(NUM_EXPERTS):
+        token, slot = (topk_ids == expert).nonzero(as_tuple=True)
+        if len(token) == 0:
+            continue
+        own = dequantise(weights[expert], weights_scale[expert], BLOCK)
+        output[token, slot] = rows[token, slot] @ own.T
     if mul_routed_weight:
-        output = output * topk_weights.view(-1, 1)
-    return output.view(seq_len, TOP_K, N).to(torch.bfloat16)
+        output = output * topk_weights.unsqueeze(2)
+    return output.to(torch.bfloat16)

@@ -22,17 +22,17 @@ def run(
     a: torch.Tensor, a_scale: torch.Tensor, b: torch.Tensor, b_scale: torch.Tensor, expert_offsets: torch.Tensor
 ) -> torch.Tensor:
     """a float8_e4m3fn [total_rows, k], b float8_e4m3fn [num_experts, n, k] -> output bfloat16 [total_rows, n]."""
-    total_rows = a.shape[0]
-    assert a.shape == (total_rows, K)
-    assert a_scale.shape == (total_rows, NUM_K_BLOCKS)
+    assert a.shape[1] == K
+    assert a_scale.shape[1] == NUM_K_BLOCKS
     assert b.shape == (NUM_EXPERTS, N, K)
     assert b_scale.shape == (NUM_EXPERTS, NUM_N_BLOCKS, NUM_K_BLOCKS)
     assert expert_offsets.shape == (NUM_OFFSETS,)
-    rows = (a.float().view(total_rows, NUM_K_BLOCKS, BLOCK) * a_scale.unsqueeze(2)).flatten(1)
+    rows = (a.float().view(-1, NUM_K_BLOCKS, BLOCK) * a_scale.unsqueeze(2)).flatten(1)
+    output = rows.new_zeros(len(rows), N)
+    ends = expert_offsets.tolist()
     # One expert at a time, and only those with rows: all of them in float32 would take up to 4 GB.
-    products = [
-        part @ dequantise(b[expert], b_scale[expert], BLOCK).T
-        for expert, part in enumerate(rows.split(expert_offsets.long().diff().tolist()))
-        if len(part)
-    ]
-    return torch.cat([rows.new_zeros(0, N), *products]).to(torch.bfloat16)
+    for expert in range(NUM_EXPERTS):
+        first, last = ends[expert], ends[expert + 1]
+        if first < last:
+            output[first:last] = rows[first:last] @ dequantise(b[expert], b_scale[expert], BLOCK).T
+    return output.to(torch.bfloat16)

@@ -27,22 +27,20 @@ def run(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """topk_ids int32 [seq_len, top_k] -> the outputs in the order of the Definition, all int32."""
     assert topk_ids.shape == (topk_ids.shape[0], TOP_K)
-    device, pairs = topk_ids.device, topk_ids.numel()
-    expert = topk_ids.flatten().long()
+    expert = topk_ids.flatten()
     counts = torch.bincount(expert + 1, minlength=NUM_EXPERTS + 1)
     elsewhere, counts = counts[0], counts[1:]
-    zero = torch.zeros(1, dtype=torch.int64, device=device)
-    offsets = torch.cat([zero, counts.cumsum(0)])
-    scale_offsets = torch.cat([zero, ((counts + SCALE_ROWS - 1) // SCALE_ROWS * SCALE_ROWS).cumsum(0)])
+    offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    whole = (counts + SCALE_ROWS - 1) // SCALE_ROWS * SCALE_ROWS
+    scale_offsets = torch.nn.functional.pad(whole.cumsum(0), (1, 0))
     sizes1 = torch.stack(
         [counts, torch.full_like(counts, 2 * INTERMEDIATE_SIZE), torch.full_like(counts, HIDDEN_SIZE)], 1
     )
     sizes2 = torch.stack([counts, torch.full_like(counts, HIDDEN_SIZE), torch.full_like(counts, INTERMEDIATE_SIZE)], 1)
     # Pairs of other ranks come first in this order, and get negative rows.
     order = expert.argsort(stable=True)
-    row = torch.arange(pairs, device=device) - elsewhere
-    output_permutation = torch.zeros_like(expert).index_copy(0, order, row.clamp_min(-1))
-    tokens = (order // TOP_K).roll(-int(elsewhere))
-    input_permutation = torch.where(torch.arange(pairs, device=device) < pairs - elsewhere, tokens, -1)
+    row = torch.arange(len(order), device=order.device) - elsewhere
+    output_permutation = order.argsort(stable=True).sub(elsewhere).clamp_min(-1)
+    input_permutation = torch.where(row >= 0, order // TOP_K, -1).roll(-int(elsewhere))
     outputs = [offsets, sizes1, sizes2, input_permutation, output_permutation, scale_offsets]
     return tuple(output.to(torch.int32) for output in outputs)

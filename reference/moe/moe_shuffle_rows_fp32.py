@@ -11,4 +11,4 @@ HIDDEN_SIZE = 56
 def run(input: torch.Tensor, dst2src_map: torch.Tensor) -> torch.Tensor:
     """input float32 [num_rows, hidden_size], dst2src_map int32 [num_copies] -> output, a row each."""
     assert input.shape == (input.shape[0], HIDDEN_SIZE)
-    return input[dst2src_map.long()]
+    return input[dst2src_map]

@@ -12,4 +12,4 @@ def run(input: torch.Tensor, dst2src_map: torch.Tensor) -> torch.Tensor:
     """input float8_e4m3fn [num_rows, hidden_size], dst2src_map int32 [num_copies] -> output, a row each."""
     assert input.shape == (input.shape[0], HIDDEN_SIZE)
     # Not every version of torch indexes fp8: its bytes are copied.
-    return input.view(torch.uint8)[dst2src_map.long()].view(torch.float8_e4m3fn)
+    return input.view(torch.uint8)[dst2src_map].view(torch.float8_e4m3fn)

@@ -28,5 +28,5 @@ def run(
     assert routing_logits.shape == (routing_logits.shape[0], NUM_EXPERTS)
     assert routing_bias.shape == (NUM_EXPERTS,)
     experts, scores = deepseek_route(routing_logits, routing_bias, N_GROUP, TOPK_GROUP, TOP_K)
-    weights = scores / scores.sum(dim=1, keepdim=True) * float(routed_scaling_factor)
+    weights = scores / scores.sum(dim=1, keepdim=True) * routed_scaling_factor
     return weights.to(torch.float32), experts.to(torch.int32)

@@ -32,15 +32,14 @@ def run(
     """routing_logits [seq_len, num_experts] -> topk_weights float32 and topk_ids int32, both [seq_len, top_k]."""
     assert routing_logits.shape == (routing_logits.shape[0], NUM_EXPERTS)
     assert routing_bias.shape == (NUM_EXPERTS,)
-    factor = float(routed_scaling_factor)
-    routed = TOP_K - NUM_FUSED_SHARED_EXPERTS
-    experts, scores = deepseek_route(routing_logits, routing_bias, N_GROUP, TOPK_GROUP, routed)
-    shared = torch.arange(NUM_EXPERTS, NUM_EXPERTS + NUM_FUSED_SHARED_EXPERTS, device=experts.device)
-    shared_ids = shared.expand(len(experts), NUM_FUSED_SHARED_EXPERTS)
-    weights = torch.cat(
-        [scores / scores.sum(dim=1, keepdim=True), torch.full_like(shared_ids, 1.0, dtype=torch.float64) / factor],
-        dim=1,
+    experts, scores = deepseek_route(
+        routing_logits, routing_bias, N_GROUP, TOPK_GROUP, TOP_K - NUM_FUSED_SHARED_EXPERTS
     )
-    if bool(apply_routed_scaling_factor_on_output):
-        weights = weights * factor
-    return weights.to(torch.float32), torch.cat([experts, shared_ids], dim=1).to(torch.int32)
+    shared = torch.arange(NUM_EXPERTS, NUM_EXPERTS + NUM_FUSED_SHARED_EXPERTS, device=experts.device)
+    ids = torch.cat([experts, shared.expand(len(experts), NUM_FUSED_SHARED_EXPERTS)], dim=1)
+    routed = scores / scores.sum(dim=1, keepdim=True)
+    own = routed.new_ones(len(experts), NUM_FUSED_SHARED_EXPERTS) / routed_scaling_factor
+    weights = torch.cat([routed, own], dim=1)
+    if apply_routed_scaling_factor_on_output:
+        weights = weights * routed_scaling_factor
+    return weights.to(torch.float32), ids.to(torch.int32)

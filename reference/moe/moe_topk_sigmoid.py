@@ -22,7 +22,7 @@ def run(
     assert correction_bias.shape == (NUM_EXPERTS,)
     scores = torch.sigmoid(routing_logits.double())
     # A stable sort puts the lower index first among equal values; topk does not specify an order.
-    experts = (scores + correction_bias.double()).argsort(dim=1, descending=True, stable=True)[:, :TOP_K]
+    experts = (scores + correction_bias).argsort(descending=True, stable=True)[:, :TOP_K]
     weights = scores.gather(1, experts)
     if norm_topk_prob:
         weights = weights / weights.sum(dim=1, keepdim=True)

@@ -23,7 +23,7 @@ def unpacked(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """int8 [n, k_bytes] and scales [n, num_k_blocks] -> float32 weights [n, k]."""
     # A shift of a signed byte repeats its sign.
     low, high = (codes << 4) >> 4, codes >> 4
-    values = torch.stack([low, high], dim=2).float().view(N, NUM_K_BLOCKS, BLOCK)
+    values = torch.stack([low, high], dim=2).view(N, NUM_K_BLOCKS, BLOCK)
     return (values * scales.float().unsqueeze(2)).flatten(1)
 
 
@@ -31,16 +31,17 @@ def run(
     a: torch.Tensor, a_scale: torch.Tensor, b: torch.Tensor, b_scale: torch.Tensor, expert_offsets: torch.Tensor
 ) -> torch.Tensor:
     """a float8_e4m3fn [total_rows, k], b int8 [num_experts, n, k_bytes] -> output bfloat16 [total_rows, n]."""
-    assert a.shape == (a.shape[0], K)
+    assert a.shape[1] == K
     assert a_scale.shape == (ONE,)
     assert b.shape == (NUM_EXPERTS, N, K_BYTES)
     assert b_scale.shape == (NUM_EXPERTS, N, NUM_K_BLOCKS)
     assert expert_offsets.shape == (NUM_OFFSETS,)
     rows = a.float() * a_scale
+    output = rows.new_zeros(len(rows), N)
+    ends = expert_offsets.tolist()
     # One expert at a time, and only those with rows: all of them in float32 would take up to 4 GB.
-    products = [
-        part @ unpacked(b[expert], b_scale[expert]).T
-        for expert, part in enumerate(rows.split(expert_offsets.long().diff().tolist()))
-        if len(part)
-    ]
-    return torch.cat([rows.new_zeros(0, N), *products]).to(torch.bfloat16)
+    for expert in range(NUM_EXPERTS):
+        first, last = ends[expert], ends[expert + 1]
+        if first < last:
+            output[first:last] = rows[first:last] @ unpacked(b[expert], b_scale[expert]).T
+    return output.to(torch.bfloat16)

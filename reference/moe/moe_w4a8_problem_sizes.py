@@ -20,7 +20,7 @@ NUM_SIZES = 3
 def run(topk_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """topk_ids int32 [seq_len, top_k] -> expert_offsets, problem_sizes1 and problem_sizes2, all int32."""
     assert topk_ids.shape == (topk_ids.shape[0], TOP_K)
-    counts = torch.bincount(topk_ids.flatten().long() + 1, minlength=NUM_EXPERTS + 1)[1:]
+    counts = torch.bincount(topk_ids.flatten() + 1, minlength=NUM_EXPERTS + 1)[1:]
     offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
     sizes1 = torch.stack(
         [torch.full_like(counts, 2 * INTERMEDIATE_SIZE), counts, torch.full_like(counts, HIDDEN_SIZE)], 1

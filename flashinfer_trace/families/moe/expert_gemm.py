@@ -27,7 +27,11 @@ from flashinfer_trace.harness.inputs import Draws, sizes
 
 #: ``positive``: activations of one sign. ``integers``: sums are exact in float32, so a kernel must round correctly.
 KINDS = ("normal", "large", "tiny", "positive", "integers")
-FP8_KINDS = ("normal", "large", "tiny", "positive")
+#: ``vanishing``: far below the smallest scale, so that codes have few bits left.
+FP8_KINDS = ("normal", "large", "tiny", "positive", "vanishing")
+
+#: About 7 times the smallest e4m3 number, in units of the smallest scale, 1e-10 / 448.
+VANISHING = 3e-15
 
 
 def plans_of(kinds: tuple[str, ...]) -> Callable[[PlanRequest], st.SearchStrategy[Plan]]:
@@ -53,6 +57,12 @@ def corners(request: PlanRequest) -> list[Plan]:
     return [] if request.large else [one, {**one, "seq_len": 5, "values": "huge", "choice": "elsewhere"}]
 
 
+def fp8_corners(request: PlanRequest) -> list[Plan]:
+    """Activations far below the smallest scale as well, with and without routing weights."""
+    found = corners(request)
+    return [*found, *({**found[0], "seq_len": 9, "values": "vanishing", "mul": mul} for mul in (False, True) if found)]
+
+
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
     plan = {"seq_len": axes.get("seq_len", 8), "choice": "random", "values": "normal"}
     return {**plan, "zero_row": False, "mul": False}
@@ -64,7 +74,10 @@ def drawn_activations(shape: list[int], kind: str, zero_row: bool, draws: Draws)
         rows = draws.values(shape, torch.bfloat16, kind)
     else:
         blocks = torch.exp2(draws.uniform([*shape[:-1], -(-shape[-1] // BLOCK)], -0.5, 0.5))
-        normal = draws.values(shape, torch.float32, "normal" if kind == "positive" else kind)
+        if kind == "vanishing":
+            normal = draws.normal(shape, scale=VANISHING)
+        else:
+            normal = draws.values(shape, torch.float32, "normal" if kind == "positive" else kind)
         values = normal * blocks.repeat_interleave(BLOCK, dim=-1)[..., : shape[-1]]
         rows = (values.abs() if kind == "positive" else values).to(torch.bfloat16)
     if zero_row and len(rows):
@@ -163,9 +176,9 @@ FAMILIES = (
     Family(
         name="moe_fp8_block_scale_expert_gemm",
         op_type="moe",
-        twin={**TWIN, "n": 256, "num_n_blocks": 2, "num_k_blocks": 2},
+        twin={**TWIN, "n": 256, "k": 384, "num_n_blocks": 2, "num_k_blocks": 3},
         plans=plans_of(FP8_KINDS),
-        corners=corners,
+        corners=fp8_corners,
         plan_for_axes=plan_for_axes,
         make_inputs=fp8_inputs,
         oracle=fp8_oracle,

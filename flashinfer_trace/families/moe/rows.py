@@ -43,8 +43,9 @@ def sum_plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
 
 
 def sum_corners(request: PlanRequest) -> list[Plan]:
-    """Values beyond float16's range; on a CPU only."""
-    return [] if request.large else [{"seq_len": 3, "values": "huge", "factor": 2.5}]
+    """Values and factors beyond float16's range; on a CPU only."""
+    huge = {"seq_len": 3, "values": "huge", "factor": 2.5}
+    return [] if request.large else [huge, {**huge, "values": "normal", "factor": 1e-6}]
 
 
 def sum_plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
