@@ -92,7 +92,7 @@ FAMILIES = (
     Family(
         name="moe_bf16_ds_routing",
         op_type="moe",
-        twin=TWIN,
+        twin={**TWIN, "n_group": 4, "topk_group": 2},
         plans=plans,
         corners=corners,
         plan_for_axes=plan_for_axes,
