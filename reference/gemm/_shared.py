@@ -18,7 +18,7 @@ def qserve_nibbles(packed: torch.Tensor) -> torch.Tensor:
 
 def nvfp4_values(packed: torch.Tensor) -> torch.Tensor:
     """Packed e2m1 numbers [rows, k / 2] int8, the first of each pair in the low half -> float32 [rows, k]."""
-    halves = torch.stack([packed & 15, (packed >> 4) & 15], dim=2).flatten(1).long()
+    halves = torch.stack([packed & 15, (packed >> 4) & 15], dim=2).flatten(1).int()
     magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
     numbers = torch.tensor(magnitudes + [-magnitude for magnitude in magnitudes], device=packed.device)
     return numbers[halves]

@@ -40,8 +40,8 @@ def numbers(draws: Draws, rows: int, k: int, kind: str) -> torch.Tensor:
         pool = torch.tensor(INTEGERS, device=draws.device)
     else:
         pool = torch.arange(8 if kind == "positive" else 16, device=draws.device)
-    drawn = pool[draws.integers([rows, k], 0, len(pool) - 1)]
-    return (drawn[:, ::2] + 16 * drawn[:, 1::2]).to(torch.uint8).view(torch.int8)
+    pairs = (pool[:, None] + 16 * pool).flatten().to(torch.uint8).view(torch.int8)
+    return pairs[draws.integers([rows, k // 2], 0, len(pairs) - 1)]
 
 
 def block_scales(draws: Draws, rows: int, k: int, kind: str) -> torch.Tensor:
@@ -74,8 +74,8 @@ def value_of(code: torch.Tensor) -> torch.Tensor:
 def dequantised(packed: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
     """float64 [rows, k], by the index at which the scale of each block is stored."""
     rows, k = packed.shape[0], 2 * packed.shape[1]
-    codes = packed.view(torch.uint8).int()
-    values = value_of(torch.arange(16, device=packed.device))[torch.stack([codes % 16, codes // 16], dim=2)]
+    every = torch.arange(256, device=packed.device)
+    values = torch.stack([value_of(every % 16), value_of(every // 16)], dim=1)[packed.view(torch.uint8).int()]
     row = torch.arange(rows, device=packed.device)[:, None]
     column = torch.arange(k // BLOCK, device=packed.device)[None, :]
     tile = row // 128 * (stored.shape[1] // 4) + column // 4
