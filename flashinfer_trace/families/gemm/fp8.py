@@ -26,7 +26,7 @@ PRODUCT = ErrorBound(
 
 
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    return st.fixed_dictionaries({"m": sizes(*request.range("m", 0, 40, 512)), "values": st.sampled_from(KINDS)})
+    return st.fixed_dictionaries({"m": sizes(*request.range("m", 0, 40, 256)), "values": st.sampled_from(KINDS)})
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
@@ -35,7 +35,7 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
 
 def corners(request: PlanRequest) -> list[Plan]:
     """Sums of one sign, where a truncating accumulator loses most, and scales beyond the range of float16."""
-    low, high = request.range("m", 0, 40, 512)
+    low, high = request.range("m", 0, 40, 256)
     return [{"m": max(low, min(3, high)), "values": values} for values in ("positive", "huge", "minute", "any")]
 
 

@@ -91,7 +91,6 @@ def run_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outp
     return {"C": product}
 
 
-HOPPER = ((9, 0), (9, 0))
 ROWS = {"m": (1, 1 << 20)}
 
 
@@ -128,11 +127,13 @@ FAMILIES = (
                 "deep_gemm.fp8_gemm_nt",
                 "sglang-kernel",
                 run_deep_gemm,
-                min_capability=HOPPER[0],
-                max_capability=HOPPER[1],
+                min_capability=(9, 0),
+                max_capability=(9, 0),
                 limits=ROWS,
                 supports=half_blocks,
                 compare={"C": TRUNCATED},
+                modules=("deep_gemm",),
+                optional=True,
             ),
             Kernel(
                 f"{SGLANG}.w8a8_block_fp8_matmul_triton",
@@ -141,6 +142,8 @@ FAMILIES = (
                 min_capability=(8, 9),
                 limits=ROWS,
                 compare={"C": TRUNCATED},
+                modules=(SGLANG,),
+                optional=True,
             ),
         ),
     ),

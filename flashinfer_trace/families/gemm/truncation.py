@@ -42,31 +42,42 @@ STEP = 32
 KEPT_BITS = 13
 #: Terms of an instruction beside the products: the running sum and the result.
 OTHERS = 2
+#: The bits of a float32's exponent.
+EXPONENT = 0x7F800000
 
 
 @dataclass
 class Loss:
-    """A product, and what cutting its terms off can do to it; each float64 [..., m, n]. See the module."""
+    """A product, and what cutting its terms off can do to it; each [..., m, n]. See the module.
+
+    Attributes:
+        product: exact, float64; the others are float32.
+        units: the sum of the instructions' units.
+        signed: the sum of units times the sum of the signs of all terms of an instruction.
+        shift: half the sum of units times the sum of the signs of the products alone.
+        variance: the sum of the variance proxies of all terms.
+    """
 
     product: torch.Tensor
+    units: torch.Tensor
+    signed: torch.Tensor
     shift: torch.Tensor
     variance: torch.Tensor
-    most_lost: torch.Tensor
-    most_gained: torch.Tensor
 
     def add(self, other: Loss, factor: torch.Tensor) -> None:
-        """Adds another run of products, which is multiplied by positive factors."""
-        self.product += other.product * factor
-        self.shift += other.shift * factor
-        self.variance += other.variance * factor.square()
-        self.most_lost += other.most_lost * factor
-        self.most_gained += other.most_gained * factor
+        """Adds another run of products, which is multiplied by positive factors (float64)."""
+        self.product.addcmul_(other.product, factor)
+        scale = factor.float()
+        self.units.addcmul_(other.units, scale)
+        self.signed.addcmul_(other.signed, scale)
+        self.shift.addcmul_(other.shift, scale)
+        self.variance.addcmul_(other.variance, scale * scale)
 
 
 def no_loss(a: torch.Tensor, b: torch.Tensor) -> Loss:
     """A product of length 0 of a [..., m, k] and b [..., n, k]."""
-    zeros = a.new_zeros(*a.shape[:-1], b.shape[-2])
-    return Loss(zeros, zeros.clone(), zeros.clone(), zeros.clone(), zeros.clone())
+    product = a.new_zeros(*a.shape[:-1], b.shape[-2], dtype=torch.float64)
+    return Loss(product, *(torch.zeros_like(product, dtype=torch.float32) for _ in range(4)))
 
 
 def truncated_product(a: torch.Tensor, b: torch.Tensor) -> Loss:
@@ -81,26 +92,27 @@ def truncated_product(a: torch.Tensor, b: torch.Tensor) -> Loss:
 def _add_instruction(loss: Loss, a: torch.Tensor, b: torch.Tensor, grain: float) -> None:
     before = loss.product
     loss.product = before + a @ b.mT
-    largest = a.abs().amax(dim=-1).unsqueeze(-1) * b.abs().amax(dim=-1).unsqueeze(-2)
-    top = torch.maximum(torch.maximum(before.abs(), loss.product.abs()), largest)
-    unit = torch.exp2((torch.frexp(top).exponent - 1 - KEPT_BITS).double())
-    unit = torch.where((top == 0) | (unit <= grain), 0.0, unit)
-    counted = a.sign().abs() @ b.sign().abs().mT + OTHERS
-    signs = a.sign() @ b.sign().mT
-    loss.shift += unit * signs / 2
-    loss.variance += unit.square() * counted / 4
-    signs += OTHERS * loss.product.sign()
-    loss.most_lost += unit * (counted + signs) / 2
-    loss.most_gained += unit * (counted - signs) / 2
+    largest = a.abs().amax(dim=-1).float().unsqueeze(-1) * b.abs().amax(dim=-1).float().unsqueeze(-2)
+    top = torch.maximum(torch.maximum(before.abs(), loss.product.abs()).float(), largest)
+    # The exponent's bits alone are the leading power of two, and 0 where all terms are 0.
+    unit = (top.view(torch.int32) & EXPONENT).view(torch.float32).mul_(2.0**-KEPT_BITS)
+    if grain:
+        unit = torch.where(unit <= grain, 0.0, unit)
+    signs = a.sign().float() @ b.sign().float().mT
+    loss.units += unit
+    loss.variance.addcmul_(unit, unit, value=(STEP + OTHERS) / 4)
+    loss.shift.addcmul_(unit, signs, value=0.5)
+    loss.signed.addcmul_(unit, signs.add_(loss.product.sign(), alpha=OTHERS))
 
 
 def truncated_parts(loss: Loss, scale: torch.Tensor) -> dict[str, torch.Tensor]:
     """The parts of `Expected` that TRUNCATED reads, of a product that is multiplied by positive scales."""
+    terms = loss.units.double() * (STEP + OTHERS)
     return {
         "shift": loss.shift * scale,
         "deviation": loss.variance.sqrt() * scale,
-        "most_lost": loss.most_lost * scale,
-        "most_gained": loss.most_gained * scale,
+        "most_lost": (terms + loss.signed) / 2 * scale,
+        "most_gained": (terms - loss.signed).clamp_min(0.0) / 2 * scale,
     }
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 import torch
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.quantization.cases import SMALLEST_MAXIMUM, Rows
-from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
+from flashinfer_trace.harness.family import Inputs, Kernel, KernelCall, Outputs
 
 #: No kernel launches for zero rows: an empty grid is an error in CUDA.
 LAUNCHABLE = {"num_tokens": (1, 1 << 20)}
@@ -83,10 +82,21 @@ def run_group_triton_int8(definition: Definition, inputs: Inputs, outputs: Outpu
 def group_kernel(
     name: str, limits: tuple[float, float], variant: str = "", *, enable_v2: bool = True, column_major: bool = False
 ) -> Kernel:
-    call: Callable[[Definition, Inputs, Outputs], Outputs] = functools.partial(
-        run_group, name, limits, enable_v2=enable_v2, column_major=column_major
-    )
+    call: KernelCall = functools.partial(run_group, name, limits, enable_v2=enable_v2, column_major=column_major)
     return Kernel(f"sgl_kernel.{name}", "sglang-kernel", call, variant=variant, limits=LAUNCHABLE)
+
+
+def sglang_kernel(module: str, function: str, call: KernelCall) -> Kernel:
+    """A kernel that SGLang compiles when it is called."""
+    return Kernel(
+        f"{module}.{function}",
+        "sglang",
+        call,
+        min_capability=(8, 9),
+        limits=LAUNCHABLE,
+        modules=(module,),
+        optional=True,
+    )
 
 
 # A token of zeros gets codes of 448 from sgl_per_token_quant_fp8 (docs/kernel_findings.md): it is given none.
@@ -104,17 +114,12 @@ GROUP_FP8 = (
     group_kernel("sgl_per_token_group_quant_fp8", FP8),
     group_kernel("sgl_per_token_group_quant_fp8", FP8, "v1", enable_v2=False),
     group_kernel("sgl_per_token_group_quant_8bit", FP8, "column-major scales", column_major=True),
-    Kernel(
-        "sglang.jit_kernel.per_token_group_quant_8bit.per_token_group_quant_8bit",
-        "sglang",
-        run_group_jit,
-        limits=LAUNCHABLE,
-    ),
-    Kernel(f"{SGLANG_FP8}.per_token_group_quant_8bit", "sglang", run_group_triton_fp8, limits=LAUNCHABLE),
+    sglang_kernel("sglang.jit_kernel.per_token_group_quant_8bit", "per_token_group_quant_8bit", run_group_jit),
+    sglang_kernel(SGLANG_FP8, "per_token_group_quant_8bit", run_group_triton_fp8),
 )
 GROUP_INT8 = (
     group_kernel("sgl_per_token_group_quant_int8", INT8),
     group_kernel("sgl_per_token_group_quant_int8", INT8, "v1", enable_v2=False),
     group_kernel("sgl_per_token_group_quant_8bit", INT8),
-    Kernel(f"{SGLANG_INT8}.per_token_group_quant_int8", "sglang", run_group_triton_int8, limits=LAUNCHABLE),
+    sglang_kernel(SGLANG_INT8, "per_token_group_quant_int8", run_group_triton_int8),
 )
