@@ -161,7 +161,8 @@ def gemm_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """Codes are multiples of one half: with scales of 1, all sums are exact in float32."""
 
     def weights(expert: int) -> torch.Tensor:
-        return scaled_values(inputs["b"][expert], inputs["b_scale"][expert]) * inputs["alphas"][expert].double()
+        own: torch.Tensor = inputs["alphas"][expert].double()
+        return scaled_values(inputs["b"][expert], inputs["b_scale"][expert]) * own
 
     ones = all(bool((inputs[name].float() == 1).all()) for name in ("a_scale", "b_scale", "alphas"))
     return expected_output(definition, inputs, scaled_values(inputs["a"], inputs["a_scale"]), weights, ones)
