@@ -10,12 +10,12 @@ import torch
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
-from flashinfer_trace.families.moe import expert_gemm, gating, grouped_gemm, rows, sorting
+from flashinfer_trace.families.moe import deepseek_bf16, expert_gemm, gating, grouped_gemm, nvfp4, rows, sorting
 from flashinfer_trace.families.moe.products import e4m3_groups
 from flashinfer_trace.harness.family import Kernel
 from flashinfer_trace.harness.verify import Job, verify
 
-RECORDS = [family for module in (gating, sorting, rows, expert_gemm, grouped_gemm) for family in module.FAMILIES]
+RECORDS = [family for module in (gating, sorting, rows, expert_gemm, grouped_gemm, nvfp4) for family in module.FAMILIES]
 NAMES = {family.name for family in RECORDS}
 FIRST = {
     family_of(definition).name: definition
@@ -42,6 +42,15 @@ def test_adapters_pass_what_their_kernels_require(family, kernel: Kernel, kernel
     report = verify(Job(FIRST[family.name], family, kernel), examples=12)
     assert report.status == "passed", report.message
     assert report.cases >= 12
+
+
+def test_the_pipeline_of_bf16_experts(sgl_kernel):
+    """sgl_kernel is emulated as for the other pipelines, whose steps have their own tests."""
+    family = deepseek_bf16.FAMILIES[0]
+    definition = flashinfer_trace.load("moe_bf16_ds_routing_topk8_ng8_kg4_e32_h7168_i2048")
+    report = verify(Job(definition, family, family.kernels[0]), examples=6)
+    assert report.status == "passed", report.message
+    assert report.cases >= 6
 
 
 def outputs(definition, **inputs):
