@@ -101,6 +101,11 @@ def e4m3_limits(expected: Expected) -> tuple[torch.Tensor, torch.Tensor]:
     return code_limits(nearest_e4m3, expected)
 
 
+def exact_e4m3_limits(expected: Expected) -> tuple[torch.Tensor, torch.Tensor]:
+    code = nearest_e4m3(expected.value)
+    return code, code
+
+
 def int8_limits(expected: Expected) -> tuple[torch.Tensor, torch.Tensor]:
     return code_limits(lambda values: values.trunc().clamp(-INT8_MAX, INT8_MAX), expected)
 
@@ -112,6 +117,7 @@ def scale_bound(expected: Expected) -> torch.Tensor:
 CODES_E4M3 = Interval(
     e4m3_limits, "the nearest e4m3 code; its neighbour too where 8 float32 roundings move the quotient past a tie"
 )
+CODES_OF_POWERS = Interval(exact_e4m3_limits, "the nearest e4m3 code: a power of two divides exactly")
 CODES_INT8 = Interval(
     int8_limits, "the quotient without its fraction; the next code too where 8 float32 roundings reach an integer"
 )
@@ -125,3 +131,13 @@ def quantised(x: torch.Tensor, group: int, largest_code: float, smallest: float)
     scales = largest / largest_code
     quotients = torch.where(scales[:, :, None] > 0, values * largest_code / largest[:, :, None], 0.0)
     return {"codes": Expected(quotients.flatten(1)), "scales": Expected(scales)}
+
+
+def quantised_by_powers(x: torch.Tensor, group: int) -> dict[str, Expected]:
+    """As `quantised`, where scales are powers of two in ue8m0, four in an int32: found by trying every exponent."""
+    scales = quantised(x, group, E4M3_MAX, SMALLEST_MAXIMUM)["scales"].value
+    powers = torch.exp2(torch.arange(-127, 128, dtype=torch.float64, device=x.device))
+    stored = torch.searchsorted(powers, scales)
+    quotients = x.double().reshape(*scales.shape, group) / powers[stored].unsqueeze(2)
+    each = stored.view(len(x), scales.shape[1] // 4, 4).to(torch.uint8)
+    return {"codes": Expected(quotients.view(x.shape)), "scales": Expected(each.view(torch.int32).squeeze(2))}
