@@ -44,11 +44,10 @@ def test_a_wrong_shape_fails_and_nothing_passes():
 
 
 def test_the_gain_shows_what_single_elements_hide():
-    limits = lambda expected: (expected.value - 1, expected.value + 1)  # noqa: E731
-    wide = Interval(limits, "wide", gain=lambda expected: (-0.02, 0.01))
+    def limits(expected):
+        return expected.value - 1, expected.value + 1
 
-        lambda expected: (expected.value - 1, expected.value + 1), "wide", gain=lambda expected: (-0.02, 0.01)
-    )
+    wide = Interval(limits, "wide", gain=lambda expected: (-0.02, 0.01))
     actual = EXPECTED.value.float()
     assert wide.compare(actual * 0.99, EXPECTED).passed
     comparison = wide.compare(actual * 1.02, EXPECTED)
