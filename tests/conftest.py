@@ -29,6 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--examples", type=int, help="real cases for each (Definition, kernel); default: the profile's")
     group.addoption("--seed", type=int, default=0, help="seed of the GPU cases")
     group.addoption("--record-evidence", type=Path, metavar="DIR", help="record evidence of what passes in DIR")
+    group.addoption("--record-power", type=Path, metavar="DIR", help="record after how many cases faults are found")
 
 
 @pytest.fixture(scope="session")

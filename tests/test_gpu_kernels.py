@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from gpu_libraries import skip_unusable
 
 import flashinfer_trace
 from flashinfer_trace.definition import Definition
@@ -45,17 +46,6 @@ def chosen_kernels(request: pytest.FixtureRequest, definition: Definition) -> li
     pairs = [pair for pair in chosen if pair.keys() == {"definition", "kernel"}]
     kernels = [pair["kernel"] for pair in pairs if pair["definition"].name == definition.name]
     return [kernel for kernel in kernels if kernel.unavailable(capability) is None and kernel.missing() is None]
-
-
-def skip_unusable(kernel: Kernel, capability: tuple[int, int], require_gpu: bool) -> None:
-    """Skips what this machine cannot run, with the reason; --require-gpu asks for libraries that are not optional."""
-    missing = kernel.missing()
-    reason = kernel.unavailable(capability) or missing
-    if reason is None:
-        return
-    if reason == missing and require_gpu and not kernel.optional:
-        pytest.fail(f"--require-gpu: {kernel.label} {missing}")
-    pytest.skip(f"{kernel.label}: {reason}")
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import importlib
 import importlib.metadata
@@ -14,9 +15,21 @@ from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition, InputError
 from flashinfer_trace.harness.compare import Expected, Policy
+from flashinfer_trace.harness.faults import Fault
 from flashinfer_trace.harness.inputs import Draws
 
-__all__ = ["Family", "FamilyError", "Inputs", "Kernel", "KernelCall", "Outputs", "Plan", "PlanRequest", "Relation"]
+__all__ = [
+    "Family",
+    "FamilyError",
+    "Inputs",
+    "Kernel",
+    "KernelCall",
+    "Outputs",
+    "Plan",
+    "PlanRequest",
+    "Relation",
+    "SeededCall",
+]
 
 #: Everything about a case but its elements, as small JSON values: variable axes, sequence lengths, kinds of values.
 #: (definition, plan, seed, kind of device) repeats a case exactly.
@@ -28,6 +41,8 @@ Outputs = dict[str, torch.Tensor]
 KernelCall = Callable[[Definition, Inputs, Outputs], Outputs]
 #: (definition, inputs, outputs) -> one line for each way in which the outputs do not fit each other.
 Relation = Callable[[Definition, Inputs, Outputs], list[str]]
+#: (definition, inputs, seed) -> outputs.
+SeededCall = Callable[[Definition, Inputs, int], Outputs]
 Options = TypeVar("Options")
 
 
@@ -89,6 +104,7 @@ class Kernel:
         compare: policies by output that differ from the family's, with their own reasons.
         modules: modules that `call` imports and that an installed library may be unable to import, because it was
             installed without what they need.
+        seeded: (definition, inputs, seed) -> outputs, of a kernel that draws: two seeds must give two results.
         optional: whether a machine that has to run the kernels may do without its library.
     """
 
@@ -105,6 +121,7 @@ class Kernel:
     in_place: tuple[str, ...] = ()
     compare: Mapping[str, Policy] = field(default_factory=dict)
     modules: tuple[str, ...] = ()
+    seeded: SeededCall | None = None
     optional: bool = False
 
     @property
@@ -125,6 +142,13 @@ class Kernel:
             return None
         low, high = (".".join(map(str, c)) for c in (self.min_capability, self.max_capability))
         return f"needs compute capability {low} to {high}, this GPU has {capability[0]}.{capability[1]}"
+
+    def ignores_seed(self, definition: Definition, inputs: Mapping[str, Any]) -> bool:
+        """Whether it draws, and gives the same results with two seeds: no single call shows that."""
+        if self.seeded is None:
+            return False
+        first, second = (self.seeded(definition, dict(inputs), seed) for seed in (1, 2))
+        return all(torch.equal(first[name], second[name]) for name in definition.outputs)
 
     def missing(self) -> str | None:
         """Why its library cannot be used in this environment, or None."""
@@ -186,6 +210,8 @@ class Family:
             where each alone may be right in several ways: ids that point to other rows than the weights beside them.
         checks: (definition at the sizes to run) -> one line for each way in which the reference alone is wrong, where
             inputs and outputs do not tell: how a sampler uses the number that it draws.
+        faults: ways to be wrong of a kernel of this family, beside those of any kernel (see `harness.faults`).
+        unseen: why a verification does not reject a kernel with a fault, by pattern of the fault's name.
         unverified: why none of its kernels can be run for evidence; empty if they have run, or only await a GPU run.
     """
 
@@ -201,6 +227,8 @@ class Family:
     corners: Callable[[PlanRequest], Sequence[Plan]] = lambda request: ()
     relations: tuple[Relation, ...] = ()
     checks: tuple[Callable[[Definition], list[str]], ...] = ()
+    faults: tuple[Fault, ...] = ()
+    unseen: Mapping[str, str] = field(default_factory=dict)
     unverified: str = ""
 
     def inputs(self, definition: Definition, plan: Plan, seed: int, device: str | torch.device) -> Inputs:
@@ -265,6 +293,10 @@ class Family:
     def unrelated(self, definition: Definition, inputs: Mapping[str, Any], outputs: Outputs) -> list[str]:
         """One line for each way in which the outputs do not fit each other."""
         return [line for relation in self.relations for line in relation(definition, dict(inputs), outputs)]
+
+    def why_unseen(self, fault: str) -> str:
+        """The declared reason why a fault is not rejected; empty if it has to be."""
+        return next((why for pattern, why in self.unseen.items() if fnmatch.fnmatchcase(fault, pattern)), "")
 
     def check(self, definition: Definition, kernel: Kernel | None = None) -> None:
         """Checks that the names in the record, and in one of its kernels, are those of the Definition.

@@ -20,6 +20,7 @@ from typing import Any
 from flashinfer_trace import find_root
 from flashinfer_trace.files import write_json, write_text
 from tools.mutate.cases import known_families, representative
+from tools.mutate.kernel_power import load_power, render_power
 from tools.mutate.mutants import mutants
 from tools.mutate.reasons import EQUIVALENTS, KEPT, Reason, ReasonError, read_reasons, unmatched
 from tools.mutate.runner import default_processes
@@ -68,7 +69,7 @@ def measure(names: list[str], processes: int, equivalents: list[Reason], kept: l
         problems += wrong_reasons(campaign.mutants, campaign.summaries, equivalents, kept)
         root = find_root()
         write_json(RESULTS, campaign.summaries)
-        write_text(root / DOCUMENT, render(campaign.summaries, kept))
+        write_text(root / DOCUMENT, document(campaign.summaries, kept))
     return report(problems + below_floor(campaign.summaries))
 
 
@@ -93,10 +94,25 @@ def out_of_date(root: Path, kept: list[Reason]) -> list[str]:
         definition = representative(families[name])
         if mutants_digest(mutants(definition, families[name])) != summaries[name]["digest"]:
             lines.append(f"{name}: the results are for other mutants; {fix}")
-    document = root / DOCUMENT
-    if not document.is_file() or document.read_text(encoding="utf-8") != render(summaries, kept):
+    path = root / DOCUMENT
+    if not path.is_file() or path.read_text(encoding="utf-8") != document(summaries, kept):
         lines.append(f"{DOCUMENT} is out of date; {fix}")
     return lines
+
+
+def document(summaries: dict[str, Any], kept: list[Reason]) -> str:
+    """The text of docs/harness_power.md."""
+    families, records = known_families(), load_power()
+    unseen = {
+        name: {fault: family.why_unseen(fault) for record in records for fault in record["faults"]}
+        for name, family in families.items()
+    }
+    return render(summaries, kept) + render_power(records, unseen)
+
+
+def harness_power() -> str:
+    """The text of docs/harness_power.md, from what is committed."""
+    return document(json.loads(RESULTS.read_text(encoding="utf-8")), read_reasons(KEPT))
 
 
 def report(problems: list[str]) -> int:

@@ -9,7 +9,9 @@ import torch
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.quantised import BLOCK, CODE_SIGMA, normal_codes, quantise_groups, varied_scales
 from flashinfer_trace.harness.family import Inputs, Plan
+from flashinfer_trace.harness.faults import Trial, with_inputs
 from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.refusals import take
 
 VALUES = {"normal": 1.0, "large": 300.0, "tiny": 0.01}
 #: Only in corners: beyond float16's range.
@@ -72,3 +74,22 @@ def fp8_experts(definition: Definition, hidden: torch.Tensor, draws: Draws) -> I
         "gemm2_weights": normal_codes(draws, [experts, hidden_size, size]),
         "gemm2_weights_scale": scales_of("gemm2_weights_scale", size),
     }
+
+
+def two_experts_exchanged(inputs: Inputs, trial: Trial) -> Inputs:
+    """The weights of two local experts in each other's place: what a wrong row of an expert table makes of them."""
+    experts = len(inputs["gemm1_weights"])
+    first, second = trial.number(experts), trial.number(experts - 1)
+    second += second >= first
+    order = list(range(experts))
+    order[first], order[second] = second, first
+    index = torch.tensor(order, device=inputs["gemm1_weights"].device)
+    return {name: take(value, 0, index) if name.startswith("gemm") else value for name, value in inputs.items()}
+
+
+EXPERT_FAULTS = (with_inputs("two experts exchanged", two_experts_exchanged),)
+FP8_UNSEEN = {
+    "output: mantissa bit *": "Kernels round activations to e4m3, whose unit roundoff is 2^-4. The bound of an element "
+    "is 8 standard deviations of that noise, summed over the intermediate features: a lower bit, or any bit of an "
+    "element near 0, changes less than that."
+}

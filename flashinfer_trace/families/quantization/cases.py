@@ -115,11 +115,15 @@ def scale_bound(expected: Expected) -> torch.Tensor:
 
 
 CODES_E4M3 = Interval(
-    e4m3_limits, "the nearest e4m3 code; its neighbour too where 8 float32 roundings move the quotient past a tie"
+    e4m3_limits,
+    "the nearest e4m3 code; its neighbour too where 8 float32 roundings move the quotient past a tie",
+    codes=True,
 )
-CODES_OF_POWERS = Interval(exact_e4m3_limits, "the nearest e4m3 code: a power of two divides exactly")
+CODES_OF_POWERS = Interval(exact_e4m3_limits, "the nearest e4m3 code: a power of two divides exactly", codes=True)
 CODES_INT8 = Interval(
-    int8_limits, "the quotient without its fraction; the next code too where 8 float32 roundings reach an integer"
+    int8_limits,
+    "the quotient without its fraction; the next code too where 8 float32 roundings reach an integer",
+    codes=True,
 )
 SCALES = ErrorBound(scale_bound, "a float32 quotient of an exact maximum: two roundings, u = 2^-24")
 
