@@ -15,10 +15,7 @@ import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import evaluate, reference_outputs, vacuity
 from flashinfer_trace.harness.family import PlanRequest
-<<<<<<< HEAD
-=======
 from flashinfer_trace.harness.mutants import ANY_OUTPUT, MUTANTS, ONE_PER_CENT_TOO_LARGE
->>>>>>> main
 from flashinfer_trace.harness.power import power, record_power, stand_in, unexplained
 from flashinfer_trace.harness.unordered import Multiset
 from flashinfer_trace.harness.verify import Job, prepare
@@ -64,8 +61,6 @@ def correct_cases(family, policies, device="cpu", count=CASES, kernel=None):
     return cases
 
 
-<<<<<<< HEAD
-=======
 def applies(mutant, output, policy):
     """Integers have no NaN; one per cent is less than a rounding to fp8; a single number cannot change places; another
     sort of the same rows is not stale, and a group may have one row only."""
@@ -78,7 +73,6 @@ def applies(mutant, output, policy):
     return mutant is not ONE_PER_CENT_TOO_LARGE or torch.finfo(output.dtype).bits > 8
 
 
->>>>>>> main
 def accepted_mutants(cases, policies):
     """The mutants of the cases' outputs that a policy lets pass; (output, mutant) of those that apply, and of all."""
     accepted, applied, declared = [], set(), set()
