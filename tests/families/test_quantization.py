@@ -77,12 +77,22 @@ def per_token(x, codes, scales):
     codes.copy_((x.float() * (1 / scales)[:, None]).clamp(-448, 448))
 
 
+def by_powers(x, codes, scales, group, eps):
+    assert scales.dtype == torch.int32
+    assert scales.stride(0) == 1
+    groups = x.float().view(len(x), -1, group)
+    exponents = (groups.abs().amax(dim=2).clamp_min(eps) / 448).log2().ceil()
+    codes.copy_((groups * torch.exp2(-exponents)[:, :, None]).view(x.shape))
+    scales.copy_((exponents + 127).to(torch.uint8).view(torch.int32))
+
+
 def per_group(x, codes, scales, group, eps, low, high, scale_ue8m0=False, fuse=False, masked=None, enable_v2=None):
     assert x.is_contiguous()
     assert codes.is_contiguous()
     assert scales.is_contiguous() or scales.stride() == (1, -(-len(x) // 4) * 4)
     assert eps == 1e-10
-    assert not scale_ue8m0
+    if scale_ue8m0:
+        return by_powers(x, codes, scales, group, eps)
     assert (low, high) == ((-448, 448) if codes.is_floating_point() else (-128, 127))
     groups = x.float().view(len(x), -1, group)
     largest = groups.abs().amax(dim=2).clamp_min(eps)
@@ -117,7 +127,13 @@ FAKES = {
 
 
 @pytest.mark.parametrize(
-    "name", ["per_token_quant_fp8_h512", "per_token_group_quant_fp8_h512_g128", "per_token_group_quant_int8_h1536_g128"]
+    "name",
+    [
+        "per_token_quant_fp8_h512",
+        "per_token_group_quant_fp8_h512_g128",
+        "per_token_group_quant_int8_h1536_g128",
+        "per_token_group_quant_fp8_ue8m0_h512_g128",
+    ],
 )
 def test_kernels_are_called_as_their_libraries_want(name, monkeypatch):
     definition = flashinfer_trace.load(name)

@@ -27,23 +27,6 @@ TYPICAL = 1 / (8 * 32)
 ROUNDINGS = 5
 
 
-def pack(weights: torch.Tensor) -> torch.Tensor:
-    """Weights 0..15, [n, k] -> bytes [n, k / 2] int8 in QServe's order, by the index of each weight.
-
-    Row 16 a + 8 b + c and column 16 d + 4 e + f of a tile of 32 x 32 go to byte (c, e, d, b, f), half a.
-    """
-    n, k = weights.shape
-    row = torch.arange(n, device=weights.device)[:, None]
-    column = torch.arange(k, device=weights.device)[None, :]
-    tile = (row // 32) * (k // 32) + column // 32
-    a, b, c = row % 32 // 16, row % 16 // 8, row % 8
-    d, e, f = column % 32 // 16, column % 16 // 4, column % 4
-    byte = tile * 512 + (((c * 4 + e) * 2 + d) * 2 + b) * 4 + f
-    packed = torch.zeros(n * k // 2, dtype=torch.int32, device=weights.device)
-    packed.index_add_(0, byte.flatten(), (weights.int() << (4 * a).int()).flatten().int())
-    return packed.to(torch.uint8).view(torch.int8).view(n, k // 2)
-
-
 def reordered(values: torch.Tensor) -> torch.Tensor:
     """[groups, n] with channel 8 i + j of each 32 moved to position 4 j + i."""
     groups, n = values.shape
@@ -62,9 +45,10 @@ def activations(definition: Definition, plan: Plan, draws: Draws) -> tuple[torch
     return a, halves(varied(draws, plan["m"], typical * 0.02)), halves(varied(draws, n, TYPICAL * 50 * k**-0.5))
 
 
-def draw_nibbles(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
-    shape = [definition.const_axes["n"], definition.const_axes["k"]]
-    return draws.integers(shape, 0, 15, torch.int8)
+def packed_weights(definition: Definition, draws: Draws) -> torch.Tensor:
+    """Uniform weights 0..15 are uniform bytes, in any order."""
+    shape = [definition.const_axes["n"], definition.const_axes["k_bytes"]]
+    return draws.integers(shape, -128, 127, torch.int8)
 
 
 def inputs_per_channel(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -73,7 +57,7 @@ def inputs_per_channel(definition: Definition, plan: Plan, draws: Draws) -> Inpu
     zero_points = draws.integers([definition.const_axes["n"]], 0, 15)
     return {
         "A": a,
-        "B": pack(draw_nibbles(definition, plan, draws)),
+        "B": packed_weights(definition, draws),
         "w_scales": w_scales,
         "a_scales": a_scales,
         "w_szeros": halves(zero_points * w_scales.float()),
@@ -89,7 +73,7 @@ def inputs_per_group(definition: Definition, plan: Plan, draws: Draws) -> Inputs
     points = torch.where(scales > 8, middle, points)
     return {
         "A": a,
-        "B": pack(draw_nibbles(definition, plan, draws)),
+        "B": packed_weights(definition, draws),
         "zeros": reordered(-points * scales).to(torch.int8),
         "scales": reordered(scales).to(torch.int8),
         "w_scales": halves(w_scales.float() / 8),
@@ -98,17 +82,18 @@ def inputs_per_group(definition: Definition, plan: Plan, draws: Draws) -> Inputs
 
 
 def unpacked(packed: torch.Tensor) -> torch.Tensor:
-    """The weights [n, k] of packed bytes, float64: each is looked up where `pack` puts it."""
+    """The weights [n, k] of packed bytes, float64: those of each byte are put where its index in its tile says.
+
+    Row 16 a + 8 b + c and column 16 d + 4 e + f of a tile of 32 x 32 are in byte (c, e, d, b, f), half a.
+    """
     n, k = packed.shape[0], 2 * packed.shape[1]
-    bytes_ = packed.view(torch.uint8).flatten().int()
-    places = torch.arange(n * k // 2, device=packed.device)
-    tile, inside = places // 512, places % 512
-    f, b, d, e, c = inside % 4, inside // 4 % 2, inside // 8 % 2, inside // 16 % 4, inside // 64
-    row, column = tile // (k // 32) * 32 + 8 * b + c, tile % (k // 32) * 32 + 16 * d + 4 * e + f
-    weights = torch.zeros(n, k, dtype=torch.float64, device=packed.device)
-    weights[row, column] = (bytes_ % 16).double()
-    weights[row + 16, column] = (bytes_ // 16).double()
-    return weights
+    index = torch.arange(512, device=packed.device)
+    f, b, d, e, c = index % 4, index // 4 % 2, index // 8 % 2, index // 16 % 4, index // 64
+    place = (8 * b + c) * 32 + 16 * d + 4 * e + f
+    bytes_ = packed.view(torch.uint8).reshape(-1, 512)
+    tiles = torch.zeros(len(bytes_), 1024, dtype=torch.uint8, device=packed.device)
+    tiles[:, place], tiles[:, place + 16 * 32] = bytes_ % 16, bytes_ // 16
+    return tiles.view(n // 32, k // 32, 32, 32).transpose(1, 2).reshape(n, k).double()
 
 
 def original_order(stored: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.quantization.cases import (
     CODES_E4M3,
     CODES_INT8,
+    CODES_OF_POWERS,
     E4M3_MAX,
     INT8_MAX,
     SCALES,
@@ -17,9 +18,10 @@ from flashinfer_trace.families.quantization.cases import (
     plan_for_axes,
     plans,
     quantised,
+    quantised_by_powers,
 )
-from flashinfer_trace.families.quantization.kernels import GROUP_FP8, GROUP_INT8, PER_TOKEN_FP8
-from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.families.quantization.kernels import GROUP_FP8, GROUP_INT8, GROUP_UE8M0, PER_TOKEN_FP8
+from flashinfer_trace.harness.compare import Exact, Expected
 from flashinfer_trace.harness.family import Family, Inputs, Kernel
 from flashinfer_trace.harness.intervals import Interval
 
@@ -31,6 +33,10 @@ def oracle_per_token(definition: Definition, inputs: Inputs) -> dict[str, Expect
 
 def oracle_per_group(largest_code: float, definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     return quantised(inputs["x"], definition.const_axes["group_size"], largest_code, SMALLEST_MAXIMUM)
+
+
+def oracle_ue8m0(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    return quantised_by_powers(inputs["x"], definition.const_axes["group_size"])
 
 
 def group_family(name: str, codes: Interval, largest_code: float, kernels: tuple[Kernel, ...]) -> Family:
@@ -62,5 +68,17 @@ FAMILIES = (
         kernels=PER_TOKEN_FP8,
     ),
     group_family("per_token_group_quant_fp8", CODES_E4M3, E4M3_MAX, GROUP_FP8),
+    Family(
+        name="per_token_group_quant_fp8_ue8m0",
+        op_type="quantization",
+        twin={"hidden_size": 256, "group_size": 32, "num_groups": 8, "num_words": 2},
+        plans=plans,
+        corners=corners,
+        plan_for_axes=plan_for_axes,
+        make_inputs=make_inputs,
+        oracle=oracle_ue8m0,
+        compare={"codes": CODES_OF_POWERS, "scales": Exact("exponents are integers")},
+        kernels=GROUP_UE8M0,
+    ),
     group_family("per_token_group_quant_int8", CODES_INT8, INT8_MAX, GROUP_INT8),
 )

@@ -27,8 +27,9 @@ SMALLEST_MAXIMUM = 1e-10
 ROUNDINGS = 8
 QUOTIENT_ERROR = ROUNDINGS * unit_roundoff(torch.float32)
 
-#: ``outliers``: one feature is 1000 times as large as the rest, which get small codes; ``vanishing``: below 1e-10.
-KINDS = (*VALUE_KINDS, "outliers", "vanishing")
+#: ``powers``: maxima of 1.75, whose e4m3 scale is a power of two; ``outliers``: one feature is 1000 times as large as
+#: the rest, which get small codes; ``vanishing``: below 1e-10.
+KINDS = (*VALUE_KINDS, "powers", "outliers", "vanishing")
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def corners(request: PlanRequest) -> list[Plan]:
     """Values at the ends of float16's range, ties (integers), a vanishing maximum, and a row of zeros among others."""
     low, high = request.range("num_tokens", 0, 40, 4096)
     zeros = request.options_of(Rows).zeros
-    kinds = ("vanishing", "huge", "minute", "outliers", "integers")
+    kinds = ("vanishing", "powers", "huge", "minute", "outliers", "integers")
     return [
         {"num_tokens": max(low, min(3, high)), "values": values, "zero_row": zeros and values == "outliers"}
         for values in kinds
@@ -71,6 +72,8 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     if kind == "outliers":
         x = draws.normal(shape, torch.bfloat16)
         x[:, shape[1] // 3] *= 1000
+    elif kind == "powers":
+        x = draws.integers(shape, -4, 4).float().mul_(0.4375).to(torch.bfloat16)
     elif kind == "vanishing":
         x = draws.normal(shape, torch.bfloat16, 1e-11)
     else:
@@ -101,6 +104,11 @@ def e4m3_limits(expected: Expected) -> tuple[torch.Tensor, torch.Tensor]:
     return code_limits(nearest_e4m3, expected)
 
 
+def exact_e4m3_limits(expected: Expected) -> tuple[torch.Tensor, torch.Tensor]:
+    code = nearest_e4m3(expected.value)
+    return code, code
+
+
 def int8_limits(expected: Expected) -> tuple[torch.Tensor, torch.Tensor]:
     return code_limits(lambda values: values.trunc().clamp(-INT8_MAX, INT8_MAX), expected)
 
@@ -110,10 +118,15 @@ def scale_bound(expected: Expected) -> torch.Tensor:
 
 
 CODES_E4M3 = Interval(
-    e4m3_limits, "the nearest e4m3 code; its neighbour too where 8 float32 roundings move the quotient past a tie"
+    e4m3_limits,
+    "the nearest e4m3 code; its neighbour too where 8 float32 roundings move the quotient past a tie",
+    codes=True,
 )
+CODES_OF_POWERS = Interval(exact_e4m3_limits, "the nearest e4m3 code: a power of two divides exactly", codes=True)
 CODES_INT8 = Interval(
-    int8_limits, "the quotient without its fraction; the next code too where 8 float32 roundings reach an integer"
+    int8_limits,
+    "the quotient without its fraction; the next code too where 8 float32 roundings reach an integer",
+    codes=True,
 )
 SCALES = ErrorBound(scale_bound, "a float32 quotient of an exact maximum: two roundings, u = 2^-24")
 
@@ -125,3 +138,13 @@ def quantised(x: torch.Tensor, group: int, largest_code: float, smallest: float)
     scales = largest / largest_code
     quotients = torch.where(scales[:, :, None] > 0, values * largest_code / largest[:, :, None], 0.0)
     return {"codes": Expected(quotients.flatten(1)), "scales": Expected(scales)}
+
+
+def quantised_by_powers(x: torch.Tensor, group: int) -> dict[str, Expected]:
+    """As `quantised`, where scales are powers of two in ue8m0, four in an int32: found by trying every exponent."""
+    scales = quantised(x, group, E4M3_MAX, SMALLEST_MAXIMUM)["scales"].value
+    powers = torch.exp2(torch.arange(-127, 128, dtype=torch.float64, device=x.device))
+    stored = torch.searchsorted(powers, scales)
+    quotients = x.double().reshape(*scales.shape, group) / powers[stored].unsqueeze(2)
+    each = stored.view(len(x), scales.shape[1] // 4, 4).to(torch.uint8)
+    return {"codes": Expected(quotients.view(x.shape)), "scales": Expected(each.view(torch.int32).squeeze(2))}

@@ -53,6 +53,21 @@ def run_group(
     return {"codes": outputs["codes"], "scales": scales}
 
 
+def run_group_ue8m0(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """The layout that SGLang gives DeepGEMM on Blackwell: a column of words at a time, in multiples of 16 bytes."""
+    import sgl_kernel
+
+    x, codes = inputs["x"], outputs["codes"]
+    rows, words = outputs["scales"].shape
+    poison = torch.iinfo(torch.int32).min
+    scales = torch.full((words, -(-rows // 4) * 4), poison, dtype=torch.int32, device=x.device).t()[:rows]
+    group = definition.const_axes["group_size"]
+    sgl_kernel.sgl_per_token_group_quant_8bit(
+        x, codes, scales, group, SMALLEST_MAXIMUM, *FP8, scale_ue8m0=True, enable_v2=True
+    )
+    return {"codes": codes, "scales": scales}
+
+
 def run_group_jit(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     from sglang.jit_kernel.per_token_group_quant_8bit import per_token_group_quant_8bit
 
@@ -116,6 +131,16 @@ GROUP_FP8 = (
     group_kernel("sgl_per_token_group_quant_8bit", FP8, "column-major scales", column_major=True),
     sglang_kernel("sglang.jit_kernel.per_token_group_quant_8bit", "per_token_group_quant_8bit", run_group_jit),
     sglang_kernel(SGLANG_FP8, "per_token_group_quant_8bit", run_group_triton_fp8),
+)
+GROUP_UE8M0 = (
+    Kernel(
+        "sgl_kernel.sgl_per_token_group_quant_8bit",
+        "sglang-kernel",
+        run_group_ue8m0,
+        variant="ue8m0",
+        min_capability=(8, 9),
+        limits=LAUNCHABLE,
+    ),
 )
 GROUP_INT8 = (
     group_kernel("sgl_per_token_group_quant_int8", INT8),
