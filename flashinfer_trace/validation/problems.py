@@ -51,6 +51,8 @@ RULES: dict[str, str] = {
     "tag-unknown": "A tag's namespace, or the flag, is in schema/naming.json.",
     "tag-value": "A tag's value is one that its namespace allows.",
     "tag-duplicate": "No tag appears twice.",
+    "tag-claim": "A tag names a kernel that runs here by fi_api:, sgl_api: or triton_api:, any other by called_as:.",
+    "tag-path": "A kernel that a tag names exists in the pinned package (schema/kernel_paths.json).",
     "tag-count": "Exactly one status tag; other namespaces as often as schema/naming.json allows.",
     # Constraints
     "constraint-syntax": "A constraint is in the constraint language.",
