@@ -13,6 +13,7 @@ from flashinfer_trace.files import UnreadableFile, read_bytes
 from flashinfer_trace.json_source import JsonDocument, JsonSourceError, load, parse
 from flashinfer_trace.kernel_paths import KINDS, KernelPathsError, kernel_paths_path, load_kernel_paths
 from flashinfer_trace.ledger import Ledger, file_in
+from flashinfer_trace.model_claims import ModelClaims, ModelClaimsError, curated_path, load_model_claims
 from flashinfer_trace.naming import NamePattern, Naming, NamingError, load_naming
 from flashinfer_trace.records import RecordsError, load_records, records_path
 from flashinfer_trace.validation import definition_rules, reference_rules
@@ -21,6 +22,7 @@ from flashinfer_trace.validation.claim_rules import check_claims
 from flashinfer_trace.validation.evidence_rules import check_evidence_file, check_verified
 from flashinfer_trace.validation.files import DatasetFiles
 from flashinfer_trace.validation.meaning_rules import check_meaning
+from flashinfer_trace.validation.model_rules import check_models, check_numbers
 from flashinfer_trace.validation.problems import Findings, Result, quote
 from flashinfer_trace.validation.reference_memo import ReferenceMemo
 from flashinfer_trace.validation.schemas import SchemaFileError, Schemas, check_schema
@@ -130,6 +132,9 @@ class _DatasetCheck:
         self._check_path(candidate, path, findings)
         definition_rules.check_identifiers(candidate, findings)
         definition_rules.check_descriptions(candidate, findings)
+        check_numbers(candidate, findings)
+        if self.model_claims is not None:
+            check_models(candidate, self.model_claims, findings)
         definition_rules.check_constraints(candidate, findings)
         family = None
         if self.naming is not None:
@@ -217,6 +222,16 @@ class _DatasetCheck:
         except SchemaFileError as error:
             hint = "restore it from version control"
             self.findings_of(error.path).add("dataset-schema", error.reason, hint, line=error.line)
+            return None
+
+    @cached_property
+    def model_claims(self) -> ModelClaims | None:
+        """What models/ says of models; None if there is nothing, or (and one problem) if it is unusable."""
+        try:
+            return load_model_claims(self.root)
+        except ModelClaimsError as error:
+            path = curated_path(self.root)
+            self.findings_of(path).add("dataset-schema", str(error), "see schema/curated_claims.schema.json")
             return None
 
     @cached_property
