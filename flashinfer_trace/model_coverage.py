@@ -83,11 +83,16 @@ def _coverage(name: str, needed: Mapping[str, Any], known: Mapping[str, Definiti
     ops = []
     for op in needed["ops"]:
         for op_type, names in op["definitions"].items():
+            if not all(isinstance(text, str) for text in (op["name"], *names)):
+                raise TypeError("a name is not a string")
             exists = tuple(one for one in names if one in known)
             verified = tuple(one for one in exists if VERIFIED in known[one].tags)
             missing = tuple(one for one in names if one not in known)
             ops.append(OpCoverage(op["name"], op_type, exists, verified, missing))
-    return ModelCoverage(name, tuple(ops), {op["name"]: op["reason"] for op in needed["unsupported"]})
+    unsupported = {op["name"]: op["reason"] for op in needed["unsupported"]}
+    if not all(isinstance(text, str) for pair in unsupported.items() for text in pair):
+        raise TypeError("the name or the reason of an unsupported op is not a string")
+    return ModelCoverage(name, tuple(ops), unsupported)
 
 
 def load_needs(root: Path, model: str | None = None) -> dict[str, dict[str, Any]]:

@@ -1,7 +1,8 @@
-"""Generates docs/verification.md, accuracy.md, coverage.md, traces/op_traces.md, models/needs/ and schema/records.json.
+"""Generates docs/verification.md, accuracy.md, coverage.md, hostile_files.md, traces/op_traces.md, models/needs/ and
+schema/records.json.
 
-They are derived from the dataset, the family records, the evidence, and the committed kernel and op traces. The sources
-of SGLang are not needed.
+They are derived from the dataset, the family records, the evidence, the committed kernel and op traces, and the last
+run of `python -m tools.fuzz`. The sources of SGLang are not needed.
 
 python -m tools.generate_docs            # write them
 python -m tools.generate_docs --check    # exit 1 if one is out of date
@@ -26,6 +27,7 @@ from flashinfer_trace.model_coverage import matrix, model_coverages, op_table
 from flashinfer_trace.naming import NamingError
 from flashinfer_trace.records import RecordsError, records_path
 from tools.extract_definitions import model_needs
+from tools.fuzz import summary as fuzz
 from tools.op_tracing.definitions import covered
 from tools.op_tracing.kernel_coverage import kernel_coverage
 from tools.op_tracing.render import render
@@ -129,6 +131,7 @@ def documents(root: Path) -> dict[Path, str]:
     return {
         root / "docs" / "verification.md": verification(root),
         root / "docs" / "accuracy.md": accuracy(root),
+        root / "docs" / "hostile_files.md": fuzz.document(_trace(fuzz.RESULTS)),
         root / "docs" / "coverage.md": kernel_coverage(kernels, dataset, runs) + model_coverage(root, dataset),
         root / "traces" / "op_traces.md": render(ops, kernels, covered(dataset)),
         **model_needs.documents(root),
