@@ -194,7 +194,7 @@ def run_command(command: Command, sandbox: Sandbox, path: Path) -> tuple[int, st
     with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
         status = tool(command[0], arguments)
     told.flush()
-    return status, told.buffer.getvalue().decode("utf-8")  # type: ignore[attr-defined]
+    return status, told.buffer.getvalue().decode("utf-8")
 
 
 def tool(name: str, arguments: Sequence[str]) -> int:

@@ -29,10 +29,10 @@ Each embedded reference is changed in one place, and the ordinary harness judges
 arithmetic and comparisons, shift indices and slices, change constants, dimensions, dtypes and functions, drop calls,
 arguments and statements, exchange arguments, and let a sum cover only a part of its dimension. Others keep every shape
 and dtype: a factor is off by 1.6 %, an intermediate result keeps three bits of its mantissa, rows or columns are
-shifted, the last row or column is not written, a mask reaches one too far, the other one of two choices is taken (`tools/mutate/`). One
-Definition represents each family, at the sizes of its small twin and, where that takes about a second, at its own. The
-references of prefill attend in blocks of queries to save memory; some cases of the twin use small blocks, so that
-requests are split as those of a run on a GPU are.
+shifted, the last row or column is not written, a mask reaches one too far, the other one of two choices is taken
+(`tools/mutate/`). One Definition represents each family, at the sizes of its small twin and, where that takes about a
+second, at its own. The references of prefill attend in blocks of queries to save memory; some cases of the twin use
+small blocks, so that requests are split as those of a run on a GPU are.
 
 *Equivalent* mutants compute the same: each has a written reason (`tools/mutate/equivalents.json`), and every run checks
 that it answers as the reference does, in all cases that judge and in further ones of another seed: with the same bits,

@@ -1,13 +1,14 @@
 """Mutation operators on values: mistakes that keep every shape and dtype, so that only a comparison can find them.
 
-Factors that are off by 2^-6, an intermediate result rounded to bfloat16, rows or columns in another order, a last row
+Factors that are off by 2^-6, an intermediate result rounded to float8, rows or columns in another order, a last row
 or column that nobody wrote, a mask that is shifted by one, the other one of two choices, a wrong name.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TypeGuard
 
 from tools.mutate.operators import Operator, Place, literal
 from tools.mutate.torch_operators import function_name
@@ -19,37 +20,15 @@ FACTOR = 1 + 2.0**-6
 
 #: Methods and functions that give floating-point values; what they are called on is mostly a tensor.
 FLOATING = frozenset(
-    [
-        "amax",
-        "cumsum",
-        "double",
-        "exp",
-        "float",
-        "gather",
-        "index_select",
-        "log",
-        "masked_fill",
-        "maximum",
-        "mul_",
-        "nan_to_num",
-        "rsqrt",
-        "sigmoid",
-        "silu",
-        "gelu",
-        "softmax",
-        "square",
-        "sum",
-        "tanh",
-        "vector_norm",
-        "where",
-    ]
+    {"amax", "cumsum", "double", "exp", "float", "gather", "gelu", "index_select", "log", "masked_fill", "maximum"}
+    | {"mul_", "nan_to_num", "rsqrt", "sigmoid", "silu", "softmax", "square", "sum", "tanh", "vector_norm", "where"}
 )
 
 #: Functions of two or more values of which one is chosen, or takes effect.
 CHOICES = frozenset({"max", "maximum", "min", "minimum", "where"})
 
 
-def has_values(node: ast.AST) -> bool:
+def has_values(node: ast.AST) -> TypeGuard[ast.expr]:
     """Whether an expression gives floating-point values; those of sizes and indices do not, as far as one can see."""
     if isinstance(node, ast.Call):
         own = node.func.value if isinstance(node.func, ast.Attribute) else None
@@ -74,10 +53,11 @@ def scaled(node: ast.AST, place: Place) -> Iterator[ast.AST]:
 def rounded(node: ast.AST, place: Place) -> Iterator[ast.AST]:
     """x -> x in float8 (e4m3), and back: an intermediate result loses all but three bits of its mantissa."""
     if has_values(node):
+        converted: ast.expr = node
         for conversion in ("float8_e4m3fn", "float32"):
             dtype = ast.Attribute(ast.Name("torch", ast.Load()), conversion, ast.Load())
-            node = ast.Call(ast.Attribute(node, "to", ast.Load()), [dtype], [])
-        yield node
+            converted = ast.Call(ast.Attribute(converted, "to", ast.Load()), [dtype], [])
+        yield converted
 
 
 def reordered(node: ast.AST, place: Place) -> Iterator[ast.AST]:
@@ -101,7 +81,8 @@ def unwritten(node: ast.AST, place: Place) -> Iterator[ast.AST]:
         result or stored or (element and isinstance(node, ast.Name))
     ):
         return
-    for dim, before in ((0, []), (-1, [ast.Constant(...)])):
+    places: Sequence[tuple[int, Sequence[ast.expr]]] = ((0, ()), (-1, (ast.Constant(...),)))
+    for dim, before in places:
         parts = [
             part(node, before, ast.Slice(None, ast.Constant(-1))),
             part(node, before, ast.Slice(ast.Constant(-1), None)),
@@ -111,7 +92,7 @@ def unwritten(node: ast.AST, place: Place) -> Iterator[ast.AST]:
         yield ast.Call(joined, [ast.List(parts, ast.Load())], [ast.keyword("dim", ast.Constant(dim))])
 
 
-def part(node: ast.expr, before: list[ast.expr], bounds: ast.Slice) -> ast.expr:
+def part(node: ast.expr, before: Sequence[ast.expr], bounds: ast.Slice) -> ast.expr:
     index: ast.expr = ast.Tuple([*before, bounds], ast.Load()) if before else bounds
     return ast.Subscript(node, index, ast.Load())
 
