@@ -18,9 +18,9 @@ from tools.fuzz.summary import RESULTS, summarise
 
 
 @pytest.fixture(scope="module", autouse=True)
-def prepared():
+def prepared(tmp_path_factory):
     before = dict(os.environ)
-    start_worker(limited=False)
+    start_worker(str(tmp_path_factory.mktemp("fuzz")), limited=False)
     yield
     os.environ.clear()
     os.environ.update(before)

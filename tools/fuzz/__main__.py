@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -54,20 +55,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(cases: Sequence[Case], processes: int) -> list[Outcome]:
     """The outcome of each case, in processes with limits. Prints each finding at once."""
     console = Console(stderr=True)
-    found = outcomes(
-        run_case,
-        [(case,) for case in cases],
-        processes=processes,
-        seconds=PATIENCE,
-        start=start_worker,
-    )
-    shown = track(found, "files", total=len(cases), console=console, disable=not console.is_terminal, transient=True)
     results = []
-    for case, one in zip(cases, shown, strict=True):
-        outcome = ended(case, one) if isinstance(one, Ended) else one
-        for finding in outcome.findings:
-            print(f"{outcome.kind} ({outcome.change}): {finding}\n    {case.replay}", file=sys.stderr, flush=True)
-        results.append(outcome)
+    with tempfile.TemporaryDirectory(prefix="fuzz-", ignore_cleanup_errors=True) as directory:
+        found = outcomes(
+            run_case,
+            [(case,) for case in cases],
+            processes=processes,
+            seconds=PATIENCE,
+            start=start_worker,
+            started_with=[directory],
+        )
+        quiet = not console.is_terminal
+        shown = track(found, "files", total=len(cases), console=console, disable=quiet, transient=True)
+        for case, one in zip(cases, shown, strict=True):
+            outcome = ended(case, one) if isinstance(one, Ended) else one
+            for finding in outcome.findings:
+                print(f"{outcome.kind} ({outcome.change}): {finding}\n    {case.replay}", file=sys.stderr, flush=True)
+            results.append(outcome)
     return results
 
 
@@ -90,8 +94,9 @@ def report(seed: int, found: Sequence[tuple[Case, Outcome]], whole: bool) -> int
 
 def replay(case: Case) -> int:
     """Runs one case here and says everything about it."""
-    start_worker(limited=False)
-    outcome = run_case(case)
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as directory:
+        start_worker(directory, limited=False)
+        outcome = run_case(case)
     print(outcome)
     return 1 if outcome.findings else 0
 

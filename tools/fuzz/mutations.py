@@ -15,6 +15,9 @@ from tools.fuzz.values import BYTES, NAMES, SNIPPETS, TOKENS, hostile_value
 
 __all__ = ["ON_DISK", "hostile_json", "hostile_python"]
 
+#: Most values that changes choose from; what has more is not made larger still.
+MAX_PLACES = 5000
+
 _VALUE = re.compile(r'(?<=: )("(?:[^"\\]|\\.)*"|-?\d[\d.e+-]*|true|false|null)')
 
 
@@ -44,7 +47,7 @@ def containers(data: Any) -> Sequence[Place]:
     """(container, key) of every value below the root."""
     found: list[Place] = []
     queue = [data]
-    while queue and len(found) < 5000:
+    while queue and len(found) < MAX_PLACES:
         one = queue.pop()
         keys: Sequence[Any] = list(one) if isinstance(one, dict) else range(len(one)) if isinstance(one, list) else ()
         for key in keys:
@@ -86,7 +89,8 @@ def moved(source: random.Random, data: Any, places: Sequence[Place]) -> None:
 def wrapped(source: random.Random, data: Any, places: Sequence[Place]) -> None:
     container, key = source.choice(places)
     value = container[key]
-    container[key] = source.choice(([value], {"value": value}, str(value), [value] * 2000))
+    many = [value] * (2000 if len(places) < MAX_PLACES and not isinstance(value, (dict, list)) else 20)
+    container[key] = source.choice(([value], {"value": value}, str(value), many))
 
 
 def respelled(source: random.Random, data: Any, places: Sequence[Place]) -> None:
@@ -97,7 +101,9 @@ def respelled(source: random.Random, data: Any, places: Sequence[Place]) -> None
         container[key] = hostile_python(source, value.encode())[1].decode("utf-8", "replace")
     elif isinstance(value, str):
         cut = source.randrange(len(value) + 1)
-        inserted = source.choice(("", value[:cut], value[cut:] * 50, "\x00", "\u00e9", "_", " ", "-1", ":", "9" * 30))
+        inserted = source.choice(
+            ("", value[:cut], value[cut:][:2000] * 50, "\x00", "\u00e9", "_", " ", "-1", ":", "9" * 30)
+        )
         container[key] = value[:cut] + inserted + value[cut + source.randrange(3) :]
     elif isinstance(value, (int, float)):
         container[key] = source.choice((value + 1, -value, value * 10**18, value / 7, str(value), value == 1))
@@ -193,7 +199,7 @@ def hostile_python(source: random.Random, content: bytes) -> tuple[str, bytes]:
         elif kind == "removed" and len(lines) > 1:
             del lines[number]
         elif kind == "repeated":
-            lines[number:number] = [lines[number]] * source.choice((1, 2000))
+            lines[number:number] = [lines[number][:2000]] * source.choice((1, 2000))
         elif kind == "exchanged":
             other = source.randrange(len(lines))
             lines[number], lines[other] = lines[other], lines[number]

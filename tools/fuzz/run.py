@@ -5,13 +5,11 @@ A case is a group, a seed and a number: these alone decide what it is, so that o
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import io
 import os
 import random
 import resource
-import shutil
 import sys
 import tempfile
 import time
@@ -89,14 +87,17 @@ def peak() -> int:
     return used if sys.platform == "darwin" else used * 1024
 
 
-def start_worker(limited: bool = True) -> None:
-    """Prepares this process: a dataset of its own, everything imported and run once, then the limit of memory."""
+def start_worker(directory: str, limited: bool = True) -> None:
+    """Prepares this process: a dataset of its own, everything imported and run once, then the limit of memory.
+
+    Args:
+        directory: where the dataset is made; whoever starts the process removes it.
+        limited: whether to limit memory.
+    """
     global _sandbox, _baseline
-    directory = Path(tempfile.mkdtemp(prefix="fuzz-"))
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
     warnings.simplefilter("ignore")  # Python warns of odd syntax when it compiles a hostile reference
     os.environ["COLUMNS"] = "200"
-    _sandbox = Sandbox(directory)
+    _sandbox = Sandbox(Path(tempfile.mkdtemp(dir=directory)))
     from tools.extract_definitions import traces
 
     traces.COMMITTED = _sandbox.root / "traces" / "digests"

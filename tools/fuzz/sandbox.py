@@ -52,7 +52,7 @@ class Kind:
     share: int
     commands: Sequence[Command]
     sometimes: Sequence[Command] = ()
-    every: int = 20
+    every: int = 100
 
 
 #: Definitions and their references are one group, everything else the other.

@@ -23,8 +23,9 @@ __all__ = ["CACHE", "Limits", "Store", "code_digest", "judge_all"]
 #: Where verdicts are kept between runs, under the checkout; out of git.
 CACHE = ".mutate"
 
-#: Seconds that a mutant may take beyond the time of preparing a family's cases, and memory beyond a worker's own.
-SECONDS = 60
+#: Seconds that a mutant may take, the first one of a family in a process with the time of preparing the cases, and
+#: memory beyond a worker's own. On an idle machine it takes a few seconds; a busy one must not decide a verdict.
+SECONDS = 180
 GIBIBYTES = 6
 
 
@@ -145,7 +146,7 @@ def judge_all(
 
     Args:
         tasks: those of one family one after another: a process keeps the cases of few families. With a check, one of
-            `equivalence.CHECKS`, the outcome is the line of `equivalence.first_difference` instead.
+            `equivalence.CHECKS`, the outcome is the line of `equivalence.first_difference` instead, or an `Ended`.
         processes: how many at once.
         limits: of each process.
         load: (family, more) -> its bench, called in the process.
@@ -160,11 +161,8 @@ def judge_all(
         started_with=[limits],
     )
     for number, (outcome, task) in enumerate(zip(found, tasks, strict=True)):
-        yield number, ended(outcome, bool(task[2])) if isinstance(outcome, Ended) else outcome
-
-
-def ended(outcome: Ended, checked: bool) -> Any:
-    return outcome.detail if checked else Verdict(outcome.how, 1, outcome.detail)
+        judged = not task[2]
+        yield number, Verdict(outcome.how, 1, outcome.detail) if judged and isinstance(outcome, Ended) else outcome
 
 
 def default_store(family: Family, definition: Definition) -> Store:
