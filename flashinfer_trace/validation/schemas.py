@@ -91,11 +91,26 @@ def _objection(schema: str) -> str:
     """Why a text is no JSON schema; empty if it is one. Each is checked once: that takes longer than a Definition."""
     from jsonschema import Draft202012Validator, SchemaError
 
+    document = json.loads(schema)
     try:
-        Draft202012Validator.check_schema(json.loads(schema))
+        Draft202012Validator.check_schema(document)
     except SchemaError as error:
         return error.message[:200]
+    known = {f"#/$defs/{name}" for name in document.get("$defs", {})}
+    for reference in _references(document):
+        if reference not in known:  # another file, or an address, is never fetched
+            return f"$ref to {reference[:80]!r}, which is not among the $defs"
     return ""
+
+
+def _references(schema: Any) -> Iterator[str]:
+    """The value of every $ref and $dynamicRef, as text."""
+    queue = [schema]
+    while queue:
+        one = queue.pop()
+        if isinstance(one, dict):
+            yield from (str(value) for key, value in one.items() if key in ("$ref", "$dynamicRef"))
+        queue += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
 
 
 def _check_pattern(_validator: Any, pattern: str, instance: Any, _schema: Any) -> Iterator[Any]:

@@ -191,11 +191,13 @@ def run_command(command: Command, sandbox: Sandbox, path: Path) -> tuple[int, st
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return result.exit_code, result.output
-    told = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")  # as a terminal: what is no text cannot be printed
-    with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
+    content = io.BytesIO()
+    # As Python opens them in a UTF-8 locale: what is no text cannot be printed, but can be part of an error.
+    told = io.TextIOWrapper(content, encoding="utf-8", write_through=True)
+    errors = io.TextIOWrapper(content, encoding="utf-8", errors="backslashreplace", write_through=True)
+    with contextlib.redirect_stdout(told), contextlib.redirect_stderr(errors):
         status = tool(command[0], arguments)
-    told.flush()
-    return status, told.buffer.getvalue().decode("utf-8")
+    return status, content.getvalue().decode("utf-8")
 
 
 def tool(name: str, arguments: Sequence[str]) -> int:
