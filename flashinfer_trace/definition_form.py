@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from flashinfer_trace.definition import Definition, InputError
 from flashinfer_trace.naming import MAX_NAME
 
-__all__ = ["MAX_LINE", "well_formed"]
+__all__ = ["well_formed"]
 
 #: Longest constraint or tag; schema/definition.schema.json allows less.
 MAX_LINE = 1000

@@ -15,12 +15,15 @@ from typing import Any
 
 from flashinfer_trace.dataset import DatasetError, definitions
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.definition_form import MAX_LINE
 from flashinfer_trace.json_source import JsonSourceError, load_object
 from flashinfer_trace.ledger import VERIFIED
 from flashinfer_trace.naming import MAX_NAME
 
 __all__ = ["ModelCoverage", "OpCoverage", "load_needs", "matrix", "model_coverages", "op_table"]
+
+
+#: Longest reason why no family covers an op: it lists the kernels.
+MAX_REASON = 4000
 
 
 @dataclass(frozen=True)
@@ -92,8 +95,8 @@ def _coverage(name: str, needed: Mapping[str, Any], known: Mapping[str, Definiti
             missing = tuple(one for one in names if one not in known)
             ops.append(OpCoverage(op["name"], op_type, exists, verified, missing))
     unsupported = {op["name"]: op["reason"] for op in needed["unsupported"]}
-    if not all(isinstance(text, str) and len(text) <= MAX_LINE for pair in unsupported.items() for text in pair):
-        raise TypeError(f"name or reason of an unsupported op is not a string of at most {MAX_LINE} characters")
+    if not all(isinstance(text, str) and len(text) <= MAX_REASON for pair in unsupported.items() for text in pair):
+        raise TypeError(f"name or reason of an unsupported op is not a string of at most {MAX_REASON} characters")
     return ModelCoverage(name, tuple(ops), unsupported)
 
 
