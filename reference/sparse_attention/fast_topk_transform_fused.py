@@ -29,5 +29,6 @@ def run(
     row = torch.arange(scores.shape[0], device=scores.device)
     sequence = torch.searchsorted(cu_seqlens_q.long(), row, right=True) - 1
     positions = top_positions(scores, lengths, row_starts, TOP_K)
-    slots = page_table[sequence].gather(1, positions.clamp_min(0))
-    return torch.where(positions < 0, -1, slots).to(torch.int32)
+    # A first column of -1 is what stands for position -1.
+    slots = torch.nn.functional.pad(page_table, (1, 0), value=-1)
+    return slots[sequence[:, None], positions + 1].to(torch.int32)
