@@ -60,7 +60,7 @@ def oracle(output: str, definition: Definition, inputs: Inputs) -> dict[str, Exp
     width = first.shape[2]
     in_second = heads * width + (head if second.shape[1] > 1 else 0) * second.shape[2] + feature - width
     source = torch.where(feature < width, head * width + feature, in_second)
-    return {output: Expected(sources[:, source.flatten()].unflatten(1, source.shape))}
+    return {output: Expected(sources[:, source.flatten()].view(len(first), *source.shape))}
 
 
 def run_keys(module: str, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:

@@ -1,8 +1,8 @@
 """Rotary embedding of latent attention's queries and keys together with their rounding to fp8.
 
-Codes are judged exactly, with one allowance: where the float32 roundings of a rotation and of the product with the scale
-can move a value past the middle of two codes, both pass. What involves no rounding, such as a scale that is a power of
-two, allows nothing.
+Codes are judged exactly, with one allowance: where the float32 roundings of a rotation and of the product with the
+scale can move a value past the middle of two codes, both pass. What involves no rounding, such as a scale that is a
+power of two, allows nothing.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
 def corners(request: PlanRequest) -> list[Plan]:
     """Exact products, whose ties must go to even codes; values that saturate; scales that differ."""
     low, high = request.range("num_tokens", 0, 24, 512)
-    usual = plan_for_axes(request.definition, {"num_tokens": max(low, min(5, high)), "max_seq_len": 64}, Draws(0, "cpu"))
+    usual = plan_for_axes(
+        request.definition, {"num_tokens": max(low, min(5, high)), "max_seq_len": 64}, Draws(0, "cpu")
+    )
     return [
         {**usual, "values": "spread", "cache": "quarter_turns"},
         {**usual, "values": "large", "scale_q": 1.7, "scale_kv": 0.5},
@@ -123,8 +125,8 @@ def code_limits(expected: Expected) -> tuple[torch.Tensor, torch.Tensor]:
 
 CODES = Interval(
     code_limits,
-    "the nearest e4m3 code; its neighbour too where two products, their sum and the product with the scale, each rounded "
-    "to float32, can pass the middle of both",
+    "the nearest e4m3 code; its neighbour too where two products, their sum and the product with the scale, each "
+    "rounded to float32, can pass the middle of both",
 )
 
 

@@ -18,5 +18,5 @@ def run(q_nope: torch.Tensor, q_rope: torch.Tensor) -> torch.Tensor:
     Returns q [num_tokens, num_heads, head_dim_q].
     """
     assert q_nope.shape[1:] == (NUM_HEADS, HEAD_DIM_CKV)
-    assert q_rope.shape == (q_nope.shape[0], NUM_HEADS, HEAD_DIM_KPE)
+    assert q_rope.shape[1:] == (NUM_HEADS, HEAD_DIM_KPE)
     return torch.cat((q_nope, q_rope), dim=-1)

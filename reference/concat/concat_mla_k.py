@@ -20,5 +20,5 @@ def run(k_nope: torch.Tensor, k_rope: torch.Tensor) -> torch.Tensor:
     Returns k [num_tokens, num_heads, head_dim_qk].
     """
     assert k_nope.shape[1:] == (NUM_HEADS, HEAD_DIM_NOPE)
-    assert k_rope.shape == (k_nope.shape[0], NUM_ROPE_HEADS, HEAD_DIM_KPE)
+    assert k_rope.shape[1:] == (NUM_ROPE_HEADS, HEAD_DIM_KPE)
     return torch.cat((k_nope, k_rope.expand(-1, NUM_HEADS, -1)), dim=-1)

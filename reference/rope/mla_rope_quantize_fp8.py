@@ -15,8 +15,8 @@ LARGEST = 448.0
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x [..., head_dim_kpe] in float32, each pair turned; cos and sin [..., head_dim_kpe / 2]."""
-    first, second = x.float().unflatten(-1, (HEAD_DIM_KPE // 2, 2)).unbind(-1)
+    """x [..., head_dim_kpe], each pair turned, in float32 as cos and sin are, [..., head_dim_kpe / 2]."""
+    first, second = x.unflatten(-1, (HEAD_DIM_KPE // 2, 2)).unbind(-1)
     return torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
 
 
@@ -40,13 +40,10 @@ def run(
     cos_sin_cache [max_seq_len, head_dim_kpe], pos_ids [num_tokens]. Returns the codes of q_rope, k_rope, q_nope and
     k_nope, with their shapes.
     """
-    tokens = q_rope.shape[0]
-    assert q_rope.shape == (tokens, NUM_QO_HEADS, HEAD_DIM_KPE)
-    assert q_nope.shape == (tokens, NUM_QO_HEADS, HEAD_DIM_CKV)
-    assert k_rope.shape == (tokens, HEAD_DIM_KPE)
-    assert k_nope.shape == (tokens, HEAD_DIM_CKV)
-    assert pos_ids.shape == (tokens,)
-    assert cos_sin_cache.shape[1] == HEAD_DIM_KPE
+    assert q_rope.shape[1:] == (NUM_QO_HEADS, HEAD_DIM_KPE)
+    assert q_nope.shape[1:] == (NUM_QO_HEADS, HEAD_DIM_CKV)
+    assert k_rope.shape[1] == cos_sin_cache.shape[1] == HEAD_DIM_KPE
+    assert k_nope.shape[1] == HEAD_DIM_CKV
     cos, sin = cos_sin_cache[pos_ids].chunk(2, dim=-1)
     q_turned = rotated(q_rope, cos.unsqueeze(1), sin.unsqueeze(1))
     return (

@@ -24,11 +24,8 @@ def run(
 
     cu_seqlens_q [batch_size + 1]. Returns topk_slots int32 [num_tokens, top_k].
     """
-    assert lengths.shape == row_starts.shape == scores.shape[:1]
-    assert cu_seqlens_q.shape == (page_table.shape[0] + 1,)
-    row = torch.arange(scores.shape[0], device=scores.device)
-    sequence = torch.searchsorted(cu_seqlens_q.long(), row, right=True) - 1
+    sequence = torch.repeat_interleave(cu_seqlens_q.diff())
     positions = top_positions(scores, lengths, row_starts, TOP_K)
     # A first column of -1 is what stands for position -1.
     slots = torch.nn.functional.pad(page_table, (1, 0), value=-1)
-    return slots[sequence[:, None], positions + 1].to(torch.int32)
+    return slots[sequence[:, None], positions + 1]

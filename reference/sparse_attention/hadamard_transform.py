@@ -16,7 +16,7 @@ def run(x: torch.Tensor, scale: float) -> torch.Tensor:
     values = x.float()
     width = 1
     while width < HEAD_DIM:
-        first, second = values.view(x.shape[0], HEAD_DIM // (2 * width), 2, width).unbind(2)
-        values = torch.stack((first + second, first - second), dim=2).view(x.shape[0], HEAD_DIM)
+        first, second = values.view(-1, 2, width).unbind(1)
+        values = torch.stack((first + second, first - second), dim=1)
         width *= 2
-    return (values * scale).to(x.dtype)
+    return (values.view(x.shape) * scale).to(x.dtype)

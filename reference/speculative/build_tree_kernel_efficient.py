@@ -23,7 +23,7 @@ def parents(parent_list: torch.Tensor, selected_index: torch.Tensor) -> torch.Te
     """int64 [batch_size, num_draft_tokens]: the node above each node; the root's is the root."""
     entry = selected_index // TOP_K
     token = parent_list.gather(1, entry)
-    node = (token[:, :, None] == selected_index[:, None, :]).long().argmax(dim=2) + 1
+    node = torch.searchsorted(selected_index, token) + 1
     return torch.nn.functional.pad(torch.where(entry == 0, 0, node), (1, 0))
 
 
@@ -35,10 +35,9 @@ def run(
     tree_mask [mask_size] as the caller set it. Returns tree_mask_out [mask_size], positions [num_nodes], and
     retrive_index, retrive_next_token and retrive_next_sibling [batch_size, num_draft_tokens].
     """
-    batch, device = parent_list.shape[0], parent_list.device
-    assert parent_list.shape == (batch, NUM_PARENTS)
-    assert selected_index.shape == (batch, NUM_SELECTED)
-    assert verified_seq_len.shape == (batch,)
+    batch, device = verified_seq_len.shape[0], verified_seq_len.device
+    assert parent_list.shape[1] == NUM_PARENTS
+    assert selected_index.shape[1] == NUM_SELECTED
     parent = parents(parent_list, selected_index)
     node = torch.arange(NUM_DRAFT_TOKENS, device=device)
     reached = (node[:, None] == node).expand(batch, -1, -1)
@@ -55,7 +54,6 @@ def run(
 
     width = verified_seq_len + NUM_DRAFT_TOKENS
     end = (width * NUM_DRAFT_TOKENS).cumsum(0)
-    assert tree_mask.shape[0] == (int(end[-1]) if batch else 0)
     start = end - width * NUM_DRAFT_TOKENS
     tree = torch.arange(batch, device=device)[:, None, None]
     column = verified_seq_len[tree] + node

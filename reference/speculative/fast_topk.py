@@ -13,5 +13,5 @@ VOCAB_SIZE = 129280
 def run(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """values [num_rows, vocab_size] -> topk_values and their places topk_indices (int64), both [num_rows, top_k]."""
     assert values.shape[1] == VOCAB_SIZE
-    best = values.argsort(dim=1, descending=True, stable=True)[:, :TOP_K].contiguous()
+    best = values.argsort(descending=True, stable=True)[:, :TOP_K].contiguous()
     return values.gather(1, best), best

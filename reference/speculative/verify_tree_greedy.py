@@ -1,8 +1,9 @@
 """Follows a tree of draft tokens as far as the target model's most probable tokens go (SpecInfer, arXiv 2305.09781).
 
 From the root on, the first child whose token is what the target model predicts after its parent is accepted, at most
-NUM_STEPS times. retrive_next_token is the first child of a node and retrive_next_sibling the next child of its parent,
--1 if there is none; retrive_index is the place of a node in the flat arrays of all trees, predicts and target_predict.
+NUM_STEPS times. Tokens are not negative. retrive_next_token is the first child of a node and retrive_next_sibling the
+next child of its parent, -1 if there is none; retrive_index is the place of a node in the flat arrays of all trees,
+predicts and target_predict.
 
 predicts has the predicted token at the place of the root and of each accepted node. accept_index lists the places of
 the root and the accepted nodes, and accept_token_num counts the accepted nodes. All other entries are -1: the kernels
@@ -28,25 +29,24 @@ def run(
     Returns predicts [num_nodes], accept_index [batch_size, num_speculative_tokens] and accept_token_num [batch_size],
     all int32.
     """
-    batch, device = candidates.shape[0], candidates.device
-    assert candidates.shape[1] == NUM_DRAFT_TOKENS
-    assert candidates.shape == retrive_index.shape == retrive_next_token.shape
-    assert candidates.shape == retrive_next_sibling.shape == target_predict.shape
-    tree = torch.arange(batch, device=device)
+    assert candidates.shape[1] == target_predict.shape[1] == retrive_index.shape[1] == NUM_DRAFT_TOKENS
+    assert retrive_next_token.shape[1] == retrive_next_sibling.shape[1] == NUM_DRAFT_TOKENS
+    # Node -1, which is none, reads the last column: no token, no child and no sibling.
+    links = (candidates, retrive_next_token, retrive_next_sibling)
+    tokens, children, siblings = (torch.nn.functional.pad(each, (0, 1), value=-1) for each in links)
+    tree = torch.arange(candidates.shape[0], device=candidates.device)
     target = target_predict.flatten()
-    place = retrive_index[:, 0]
-    node = retrive_next_token[:, 0]
-    accepted = torch.zeros(batch, dtype=torch.int64, device=device)
-    predicts = torch.full((batch * NUM_DRAFT_TOKENS,), -1, dtype=torch.int32, device=device)
-    accept_index = torch.full((batch, NUM_SPECULATIVE_TOKENS), -1, dtype=torch.int32, device=device)
+    place, node = retrive_index[:, 0], retrive_next_token[:, 0]
+    accepted = torch.zeros_like(place)
+    predicts = torch.full_like(target, -1)
+    accept_index = torch.full_like(place, -1)[:, None].repeat(1, NUM_SPECULATIVE_TOKENS)
     # Each turn looks at one more node of every tree: at the first child after an accepted node, else at the sibling.
     for _ in range(NUM_DRAFT_TOKENS):
-        accept_index[tree, accepted] = place.to(torch.int32)
-        predicts[place] = target[place].to(torch.int32)
-        here = node.clamp_min(0)
-        accept = (node >= 0) & (candidates[tree, here] == target[place])
-        following = torch.where(accept, retrive_next_token[tree, here], retrive_next_sibling[tree, here])
+        accept_index[tree, accepted] = place
+        predicts[place] = target[place]
+        accept = tokens[tree, node] == target[place]
         accepted = accepted + accept
-        place = torch.where(accept, retrive_index[tree, here], place)
-        node = torch.where((node >= 0) & (accepted < NUM_STEPS), following, -1)
-    return predicts, accept_index, accepted.to(torch.int32)
+        place = torch.where(accept, retrive_index[tree, node], place)
+        following = torch.where(accept, children[tree, node], siblings[tree, node])
+        node = torch.where(accepted < NUM_STEPS, following, -1)
+    return predicts.to(torch.int32), accept_index.to(torch.int32), accepted.to(torch.int32)

@@ -90,7 +90,7 @@ def fast_topk_transform_fused(score, lengths, page_table_size_1, cu_seqlens_q, t
     counts = cu_seqlens_q.diff().long()
     assert row_starts is not None or bool((counts == 1).all())
     table = page_table_size_1[torch.arange(len(counts)).repeat_interleave(counts)]
-    slots = torch.cat((table, torch.full_like(table[:, :1], -1)), dim=1) if table.shape[1] else table.new_full((len(table), 1), -1)
+    slots = torch.cat((table, table.new_full((len(table), 1), -1)), dim=1)
     return slots.gather(1, positions % slots.shape[1])
 
 
@@ -189,11 +189,14 @@ def verify_tree_greedy(
 ):
     need(INT64, target_predict)
     target = target_predict.flatten()
-    outputs, trees = (predicts, accept_index, accept_token_num), (
-        candidates,
-        retrive_index,
-        retrive_next_token,
-        retrive_next_sibling,
+    outputs, trees = (
+        (predicts, accept_index, accept_token_num),
+        (
+            candidates,
+            retrive_index,
+            retrive_next_token,
+            retrive_next_sibling,
+        ),
     )
     limit = accept_index.shape[1] - 1
     for _, place in accept(outputs, trees, lambda t, _, p, node: candidates[t, node] == target[p], limit):
@@ -217,11 +220,14 @@ def tree_speculative_sampling_target_only(
     deterministic=True,
 ):
     need(FLOAT32, uniform_samples, uniform_samples_for_final_sampling, target_probs, draft_probs)
-    outputs, trees = (predicts, accept_index, accept_token_num), (
-        candidates,
-        retrive_index,
-        retrive_next_token,
-        retrive_next_sibling,
+    outputs, trees = (
+        (predicts, accept_index, accept_token_num),
+        (
+            candidates,
+            retrive_index,
+            retrive_next_token,
+            retrive_next_sibling,
+        ),
     )
     acc = torch.tensor(max(threshold_acc, 1e-9))
     tried = {}

@@ -21,7 +21,8 @@ def numbers_of_keys(inputs: Inputs, row: int) -> torch.Tensor:
     if "page_table" in inputs:
         ends = inputs["cu_seqlens_q"][1:].tolist()
         sequence = next(s for s, end in enumerate(ends) if row < end)
-        return inputs["page_table"][sequence, :length].long()
+        slots: torch.Tensor = inputs["page_table"][sequence, :length].long()
+        return slots
     offset = int(inputs["topk_indices_offset"][row]) if "topk_indices_offset" in inputs else 0
     return torch.arange(offset, offset + length, device=inputs["scores"].device)
 

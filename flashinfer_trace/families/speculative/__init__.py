@@ -1,4 +1,4 @@
-"""Speculative decoding: the most probable tokens from which a draft model grows its tree. Trees are in other modules."""
+"""Speculative decoding: the most probable tokens, from which a draft model grows its tree."""
 
 from __future__ import annotations
 

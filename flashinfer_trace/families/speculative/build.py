@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,9 +43,10 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """Sequences without text, of one token, and of different lengths."""
+    """Sequences without text, of one token, and of different lengths; and more of them than are drawn on a CPU."""
     low, high = request.range("batch_size", 0, 8, 64)
-    return [{"lengths": [0, 1, 17, 2][: max(low, min(4, high))], "shape": shape} for shape in SHAPES]
+    few = [{"lengths": [0, 1, 17, 2][: max(low, min(4, high))], "shape": shape} for shape in SHAPES]
+    return [*few, {"lengths": [number % 4 for number in range(40)], "shape": "random"}]
 
 
 def drafted(definition: Definition, shape: str, draws: Draws) -> tuple[list[int], list[int]]:
@@ -120,7 +122,7 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
         positions += [length + len(path) - 1 for path in paths]
         children = [[path[0] for path in paths if path[1:2] == [node]] for node in range(nodes)]
         first.append([each[0] if each else -1 for each in children])
-        next_of = {a: b for each in children for a, b in zip(each, each[1:], strict=False)}
+        next_of = {a: b for each in children for a, b in itertools.pairwise(each)}
         following.append([next_of.get(node, -1) for node in range(nodes)])
 
     def tensor(numbers: Any) -> Expected:

@@ -1,15 +1,17 @@
 """Verifying a tree of draft tokens by rejection sampling, judged with the uniform numbers that it is given.
 
-What a kernel computes in float32 decides between tokens in two places. The probabilities of tried siblings are added and
-compared with a uniform number: inputs keep that number away from each sum by much more than roundings, or make all sums
-exact. And the last token is the first whose cumulative weight exceeds a number: where that number is within the errors
-of float32 sums of an edge between two tokens, either may come out (`DRAWN`).
+What a kernel computes in float32 decides between tokens in two places. The probabilities of tried siblings are added
+and compared with a uniform number: inputs keep that number away from each sum by much more than roundings, or make all
+sums exact. And the last token is the first whose cumulative weight exceeds a number: where that number is within the
+errors of float32 sums of an edge between two tokens, either may come out (`DRAWN`).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,13 +29,16 @@ from flashinfer_trace.harness.intervals import Interval
 
 __all__ = ["FAMILIES"]
 
-#: ``dyadic``: multiples of 1/256 that sum to 1, with uniform numbers at the very edges: all arithmetic is exact.
-VALUES = ("peaked", "flat", "dyadic", "one_hot")
+#: ``dyadic``: multiples of 1/32 that sum to 1, with uniform numbers at the very edges: all arithmetic is exact;
+#: ``faint``: all but the last token have probabilities around the smallest threshold.
+VALUES = ("peaked", "flat", "dyadic", "one_hot", "faint")
+#: The last uniform number: any, or a neighbour in float32 of an edge between two tokens.
+FINAL = ("random", "edge")
 #: SGLang gives zeros. ``same``: where the target model's probabilities are, so that nothing remains to draw from.
 DRAFTS = ("zeros", "random", "same")
 #: (threshold_single, threshold_acc); numbers of float32.
 THRESHOLDS = ((1.0, 1.0), (0.25, 1.0), (1.0, 0.5), (1.0, 0.0), (0.75, 0.9))
-UNITS = 256
+UNITS = 32
 #: The closest that a uniform number comes to a sum, relative to it; roundings add up to less than 2^-20.
 CLEAR = 2.0**-16
 #: How many uniform numbers are drawn for each that is used.
@@ -52,6 +57,7 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
             "values": st.sampled_from(VALUES),
             "draft": st.sampled_from((*DRAFTS, "random")),
             "thresholds": st.integers(0, len(THRESHOLDS) - 1),
+            "final": st.sampled_from(FINAL),
             "likely": st.sampled_from((True, True, False)),
             "shuffled": st.booleans(),
         }
@@ -66,6 +72,7 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
         "values": "peaked",
         "draft": "zeros",
         "thresholds": 0,
+        "final": "random",
         "likely": True,
         "shuffled": False,
     }
@@ -80,6 +87,8 @@ def corners(request: PlanRequest) -> list[Plan]:
         *({**exact, "thresholds": number, "shuffled": True} for number in range(len(THRESHOLDS) - 1)),
         *({**exact, "shape": shape, "draft": "random"} for shape in SHAPES),
         {**exact, "shape": "star", "likely": False},
+        *({**usual, "shape": shape, "values": "faint", "thresholds": 3, "likely": False} for shape in SHAPES),
+        *({**usual, "values": "flat", "draft": draft, "final": "edge"} for draft in ("zeros", "random")),
         {**usual, "draft": "same", "shape": "chain"},
         {**usual, "values": "flat", "draft": "random", "thresholds": 4},
     ]
@@ -88,11 +97,17 @@ def corners(request: PlanRequest) -> list[Plan]:
 def distribution(values: str, shape: list[int], draws: Draws) -> torch.Tensor:
     """float32 probabilities of the planned kind."""
     if values == "dyadic":
-        ends = draws.integers([*shape[:-1], UNITS], 0, min(shape[-1], 24) - 1)
+        # Few tokens: their probabilities, and sums of them, meet thresholds and uniform numbers often.
+        ends = draws.integers([*shape[:-1], UNITS], 0, 3) * draws.integers([*shape[:-1], 1], 1, 3)
         counts = torch.zeros(shape, device=draws.device)
         return counts.scatter_add_(-1, ends, torch.ones(ends.shape, device=draws.device)) / UNITS
     if values == "one_hot":
-        return torch.zeros(shape, device=draws.device).scatter_(-1, draws.integers([*shape[:-1], 1], 0, shape[-1] - 1), 1.0)
+        tokens = draws.integers([*shape[:-1], 1], 0, shape[-1] - 1)
+        return torch.zeros(shape, device=draws.device).scatter_(-1, tokens, 1.0)
+    if values == "faint":
+        faint = draws.uniform(shape, 0.0, 2 * SMALLEST_THRESHOLD)
+        faint[..., -1] = 1.0
+        return faint
     return torch.softmax(draws.normal(shape, scale=6.0 if values == "peaked" else 1.0), dim=-1)
 
 
@@ -119,7 +134,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
         "candidates": candidates,
         **link_inputs(trees, nodes, plan["shuffled"], draws),
         "uniform_samples": uniform(plan, tried.squeeze(2) / max(acc, SMALLEST_THRESHOLD), parents, draws),
-        "uniform_samples_for_final_sampling": draws.integers([count], 0, 63).float() / 64
+        "uniform_samples_for_final_sampling": draws.integers([count], 0, UNITS - 1).float() / UNITS
         if plan["values"] == "dyadic"
         else draws.uniform([count]),
         "target_probs": target,
@@ -127,7 +142,19 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
         "threshold_single": float(torch.tensor(single)),
         "threshold_acc": float(torch.tensor(acc)),
     }
+    if plan["final"] == "edge":
+        inputs["uniform_samples_for_final_sampling"] = beside_edges(outcome(definition, inputs).weights, draws)
     return {name: inputs[name] for name in definition.inputs}
+
+
+def beside_edges(weights: torch.Tensor, draws: Draws) -> torch.Tensor:
+    """float32 [batch_size]: the number before or after the cumulative share of a token, which decides for it or not."""
+    shares = weights.cumsum(1) / weights.sum(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    token = draws.integers([len(weights), 1], 0, weights.shape[1] - 2)
+    edge = shares.gather(1, token)[:, 0].float()
+    toward = draws.integers(edge.shape, 0, 1).float()
+    largest = 1 - 2 * unit_roundoff(torch.float32)
+    return torch.nextafter(edge, toward).clamp(0.0, largest)
 
 
 def uniform(plan: Plan, tried: torch.Tensor, parents: torch.Tensor, draws: Draws) -> torch.Tensor:
@@ -162,41 +189,60 @@ def drafted(plan: Plan, target: torch.Tensor, draws: Draws) -> torch.Tensor:
     return distribution(plan["values"], list(target.shape), draws)
 
 
-def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """Tree by tree in Python, with sums in float64; the last token by the sum of the weights behind it."""
-    places, draft = inputs["retrive_index"].tolist(), inputs["draft_probs"].clone()
-    target, accepted, tokens, last = inputs["target_probs"], [], {}, []
-    for tree, place in enumerate(places):
+@dataclass(frozen=True)
+class Outcome:
+    """What becomes of the trees of a case.
+
+    Attributes:
+        paths: the root and the accepted nodes of each tree.
+        draft: draft_probs with what is copied to them.
+        weights: float64 [batch_size, vocab_size], those of the last token.
+    """
+
+    paths: list[list[int]]
+    draft: torch.Tensor
+    weights: torch.Tensor
+
+
+def outcome(definition: Definition, inputs: Inputs) -> Outcome:
+    """Tree by tree, in Python."""
+    target, draft = inputs["target_probs"], inputs["draft_probs"].clone()
+    paths = []
+    for tree in range(len(target)):
         path, rejected = accepted_path(definition, inputs, tree)
         for node, token in rejected:
             draft[tree, node, token] = target[tree, node, token]
-        for above, below in zip(path, path[1:], strict=False):
-            tokens[place[above]] = int(inputs["candidates"][tree, below])
-        accepted.append([place[node] for node in path])
-        last.append(path[-1])
-    nodes = torch.tensor(last, dtype=torch.int64, device=draft.device)
-    here = torch.arange(len(places), device=draft.device), nodes
-    counts = torch.tensor([len(path) - 1 for path in accepted], device=draft.device)
-    keep = (counts < definition.const_axes["num_steps"]).double()
-    weights = (target[here].double() - draft[here].double() * keep[:, None]).clamp_min(0)
+        paths.append(path)
+    last = torch.tensor([path[-1] for path in paths], dtype=torch.int64, device=draft.device)
+    here = torch.arange(len(paths), device=draft.device), last
+    full = torch.tensor([len(path) > definition.const_axes["num_steps"] for path in paths], device=draft.device)
+    weights = target[here].double() - draft[here].double().masked_fill(full.view(-1, 1).bool(), 0.0)
+    return Outcome(paths, draft, weights.clamp_min(0))
+
+
+def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """The paths in Python, with sums in float64; the last token by the sum of the weights behind it."""
+    places, device = inputs["retrive_index"].tolist(), inputs["candidates"].device
+    found, tokens = outcome(definition, inputs), {}
+    accepted = [[place[node] for node in path] for place, path in zip(places, found.paths, strict=True)]
+    for tree, path in enumerate(found.paths):
+        for above, below in itertools.pairwise(path):
+            tokens[places[tree][above]] = int(inputs["candidates"][tree, below])
     u = inputs["uniform_samples_for_final_sampling"].double()
-    choices = [token_ranges(weights, u, edge).tolist() for edge in (0.0, FLOAT64_EDGE, FLOAT32_EDGE)]
-    for place, found in zip(accepted, choices[0], strict=True):
-        tokens[place[-1]] = found[0]
-    found = expected_path(definition, draft.device, accepted, tokens, len(places))
-    predicts = found["predicts"].value
+    choices = [token_ranges(found.weights, u, edge).tolist() for edge in (0.0, FLOAT64_EDGE, FLOAT32_EDGE)]
+    tokens |= {place[-1]: first for place, (first, _) in zip(accepted, choices[0], strict=True)}
+    expected = expected_path(definition, device, accepted, tokens, len(places))
+    predicts = expected["predicts"].value
     parts = {}
     for name, ranges in zip(("float64", "float32"), choices[1:], strict=True):
         limits = torch.stack((predicts, predicts))
         for place, (low, high) in zip(accepted, ranges, strict=True):
             limits[0, place[-1]], limits[1, place[-1]] = low, high
         parts[name] = limits.double()
-    return {**found, "predicts": Expected(predicts, parts), "draft_probs_out": Expected(draft.double())}
+    return {**expected, "predicts": Expected(predicts, parts), "draft_probs_out": Expected(found.draft.double())}
 
 
-def accepted_path(
-    definition: Definition, inputs: Inputs, tree: int
-) -> tuple[list[int], list[tuple[int, int]]]:
+def accepted_path(definition: Definition, inputs: Inputs, tree: int) -> tuple[list[int], list[tuple[int, int]]]:
     """The root and the accepted nodes, and (parent, token) of each rejected node."""
     children, candidates = walk(inputs, tree), inputs["candidates"][tree].tolist()
     numbers = inputs["uniform_samples"][tree].double().tolist()
@@ -225,7 +271,7 @@ def token_ranges(weights: torch.Tensor, u: torch.Tensor, edge: float) -> torch.T
     """
     behind = weights.flip(1).cumsum(1).flip(1) - weights
     total = weights.sum(1, keepdim=True)
-    units = weights * UNITS
+    units = torch.cat((weights, u[:, None]), dim=1) * UNITS
     error = torch.where((units == units.round()).all(1, keepdim=True), 0.0, edge) * total
     beyond = total - u[:, None] * total
     last_valid = torch.where(weights > 0, torch.arange(weights.shape[1], device=u.device), -1).amax(1)
@@ -324,7 +370,9 @@ FAMILIES = (
         relations=(drawn_from_weights,),
         faults=(
             with_inputs("the uniform number of another node", lambda inputs, trial: other_numbers(inputs)),
-            with_inputs("threshold_single ignored", lambda inputs, trial: without_threshold("threshold_single", inputs)),
+            with_inputs(
+                "threshold_single ignored", lambda inputs, trial: without_threshold("threshold_single", inputs)
+            ),
             with_inputs("threshold_acc ignored", lambda inputs, trial: without_threshold("threshold_acc", inputs)),
         ),
     ),

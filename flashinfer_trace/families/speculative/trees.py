@@ -9,7 +9,7 @@ import torch
 
 from flashinfer_trace.harness.inputs import Draws
 
-__all__ = ["SHAPES", "drawn_parents", "links", "link_inputs", "walk"]
+__all__ = ["SHAPES", "drawn_parents", "link_inputs", "links", "walk"]
 
 #: ``chain``: each node descends from the one before, up to the number of steps; ``star``: all from the root.
 SHAPES = ("random", "chain", "star")
