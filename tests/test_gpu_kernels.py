@@ -13,13 +13,8 @@ from flashinfer_trace.harness.family import Kernel
 from flashinfer_trace.harness.verify import Job, Report, verify_together
 
 PAIRS = [
-    pytest.param(
-        definition,
-        kernel,
-        id=f"{definition.name}-{kernel.label}",
-        # The pairs of a Definition share its cases: one worker of pytest-xdist runs them all.
-        marks=pytest.mark.xdist_group(definition.name),
-    )
+    # The pairs of a Definition share its cases. They are neighbours, which worksteal leaves on one worker.
+    pytest.param(definition, kernel, id=f"{definition.name}-{kernel.label}")
     for definition in flashinfer_trace.definitions()
     for kernel in family_of(definition).kernels_of(definition)
 ]

@@ -31,6 +31,8 @@ from tools.mutate.__main__ import harness_power
 from tools.op_tracing.definitions import covered
 from tools.op_tracing.kernel_coverage import kernel_coverage
 from tools.op_tracing.render import render
+from tools.runtime_tracing.recording import RecordingError, read_all
+from tools.runtime_tracing.time_coverage import time_coverage
 from tools.shared.markdown import table
 
 VERIFICATION = """# Verification
@@ -109,7 +111,16 @@ def main(arguments: list[str] | None = None) -> int:
                         write_text(path, text)
             if options.check and outdated:
                 break  # the other documents are judged by records that are up to date
-    except (DatasetError, FamilyError, InputError, LedgerError, NamingError, RecordsError, UnreadableFile) as error:
+    except (
+        DatasetError,
+        FamilyError,
+        InputError,
+        LedgerError,
+        NamingError,
+        RecordingError,
+        RecordsError,
+        UnreadableFile,
+    ) as error:
         print(error, file=sys.stderr)
         return 2
     for path in outdated:
@@ -132,7 +143,9 @@ def documents(root: Path) -> dict[Path, str]:
         root / "docs" / "verification.md": verification(root),
         root / "docs" / "accuracy.md": accuracy(root),
         root / "docs" / "harness_power.md": harness_power(),
-        root / "docs" / "coverage.md": kernel_coverage(kernels, dataset, runs) + model_coverage(root, dataset),
+        root / "docs" / "coverage.md": kernel_coverage(kernels, dataset, runs)
+        + time_coverage(read_all(root / "traces" / "runtime"), dataset, runs)
+        + model_coverage(root, dataset),
         root / "traces" / "op_traces.md": render(ops, kernels, covered(dataset)),
         **model_needs.documents(root),
     }

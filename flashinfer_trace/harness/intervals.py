@@ -17,6 +17,7 @@ from flashinfer_trace.harness.compare import (
     place,
     wrong_shape,
 )
+from flashinfer_trace.harness.mutants import MUTANTS, ONE_PER_CENT_TOO_LARGE, Mutant
 
 __all__ = ["Interval"]
 
@@ -36,11 +37,13 @@ class Interval(Elementwise):
         limits: maps `Expected` to the limits of each element.
         reason: one line for reports and docs/accuracy.md.
         gain: if given, maps `Expected` to the limits of the gain, an average that shows a wrong scale.
+        codes: whether the output holds codes of few bits, which a scale that is one per cent too large does not change.
     """
 
     limits: Limits
     reason: str
     gain: GainLimits | None = None
+    codes: bool = False
 
     def compare(self, actual: torch.Tensor, expected: Expected) -> Comparison:
         value = expected.value
@@ -65,6 +68,9 @@ class Interval(Elementwise):
             if found is not None and found[0] > largest:
                 return Comparison(found[0], error, detail=found[1])
         return Comparison(largest, error, index, got, wanted, limit)
+
+    def mutants(self, expected: Expected) -> tuple[Mutant, ...]:
+        return tuple(mutant for mutant in MUTANTS if not (self.codes and mutant is ONE_PER_CENT_TOO_LARGE))
 
     def _gain_ratio(self, computed: torch.Tensor, expected: Expected) -> tuple[float, str] | None:
         """The gain's distance from the middle of its limits over half their width; None if nothing is expected."""

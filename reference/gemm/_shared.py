@@ -18,10 +18,10 @@ def qserve_nibbles(packed: torch.Tensor) -> torch.Tensor:
 
 def nvfp4_values(packed: torch.Tensor) -> torch.Tensor:
     """Packed e2m1 numbers [rows, k / 2] int8, the first of each pair in the low half -> float32 [rows, k]."""
-    halves = torch.stack([packed & 15, (packed >> 4) & 15], dim=2).flatten(1).int()
+    halves = torch.stack([packed & 15, (packed >> 4) & 15], dim=2).int()
     magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
     numbers = torch.tensor(magnitudes + [-magnitude for magnitude in magnitudes], device=packed.device)
-    return numbers[halves]
+    return numbers.index_select(0, halves.flatten()).view(packed.shape[0], 2 * packed.shape[1])
 
 
 def unswizzled(scales: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
@@ -30,5 +30,5 @@ def unswizzled(scales: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     The stored matrix is padded to multiples of 128 rows and 4 columns, and consists of tiles of 128 x 4 one after the
     other, along a row of tiles first. Within a tile, row 32 i + j and column l are at (j, i, l) of 32 x 4 x 4.
     """
-    tiles = scales.float().view(scales.shape[0] // 128, scales.shape[1] // 4, 32, 4, 4)
+    tiles = scales.float().view(-1, scales.shape[1] // 4, 32, 4, 4)
     return tiles.permute(0, 3, 2, 1, 4).reshape(scales.shape)[:rows, :columns]

@@ -16,4 +16,4 @@ def run(A: torch.Tensor, B: torch.Tensor, A_scale: float, B_scale: float) -> tor
     assert A.shape[0] == BATCH_SIZE
     assert A.shape[2] == K
     assert B.shape == (BATCH_SIZE, N, K)
-    return ((A.float() @ B.float().mT) * (float(A_scale) * float(B_scale))).to(torch.bfloat16)
+    return ((A.float() @ B.float().mT) * A_scale * B_scale).to(torch.bfloat16)

@@ -21,7 +21,7 @@ BLOCK = 16
 def dequantise(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Packed numbers [rows, k / 2] and their stored scales -> float32 [rows, k]."""
     rows = packed.shape[0]
-    blocks = nvfp4_values(packed).view(rows, K // BLOCK, BLOCK)
+    blocks = nvfp4_values(packed).unflatten(1, (K // BLOCK, BLOCK))
     return (blocks * unswizzled(scales, rows, K // BLOCK)[:, :, None]).flatten(1)
 
 
@@ -31,4 +31,4 @@ def run(A: torch.Tensor, B: torch.Tensor, A_scale: torch.Tensor, B_scale: torch.
     assert B.shape == (N, K_BYTES)
     assert A_scale.shape[1] == PADDED_SCALES
     assert B_scale.shape == (PADDED_N, PADDED_SCALES)
-    return ((dequantise(A, A_scale) @ dequantise(B, B_scale).T) * float(alpha)).to(torch.bfloat16)
+    return ((dequantise(A, A_scale) @ dequantise(B, B_scale).T) * alpha).to(torch.bfloat16)

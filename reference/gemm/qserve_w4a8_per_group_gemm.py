@@ -21,8 +21,7 @@ GROUP = 128
 
 def in_order(stored: torch.Tensor) -> torch.Tensor:
     """Values of channels in QServe's order [num_groups, n] int8 -> [n, num_groups, 1], channels in their own order."""
-    channels = stored.view(NUM_GROUPS, N // 32, 8, 4).transpose(2, 3).reshape(NUM_GROUPS, N)
-    return channels.T[:, :, None].double()
+    return stored.unflatten(1, (N // 32, 8, 4)).mT.flatten(1).T[:, :, None]
 
 
 def run(
@@ -39,6 +38,6 @@ def run(
     assert zeros.shape == (NUM_GROUPS, N)
     assert scales.shape == (NUM_GROUPS, N)
     assert w_scales.shape == (N,)
-    groups = qserve_nibbles(B).double().view(N, NUM_GROUPS, GROUP)
-    weights = groups * in_order(scales) + in_order(zeros)
-    return ((A.double() @ weights.flatten(1).T) * a_scales[:, None] * w_scales).to(torch.float16)
+    # In int8, like the kernels: a product may wrap around, but with the zero it fits 8 bits again.
+    weights = qserve_nibbles(B).unflatten(1, (NUM_GROUPS, GROUP)) * in_order(scales) + in_order(zeros)
+    return ((A.double() @ weights.flatten(1).double().T) * a_scales[:, None] * w_scales).to(torch.float16)

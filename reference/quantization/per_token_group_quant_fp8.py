@@ -17,6 +17,6 @@ EPS = 1e-10
 def run(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """x [num_tokens, hidden_size] -> codes, same shape, float8_e4m3fn, and scales [num_tokens, num_groups] float32."""
     assert x.shape[1] == HIDDEN_SIZE
-    groups = x.float().view(-1, NUM_GROUPS, GROUP_SIZE)
+    groups = x.float().unflatten(1, (NUM_GROUPS, GROUP_SIZE))
     scales = groups.abs().amax(dim=2).clamp_min(EPS) / E4M3_MAX
-    return (groups / scales[:, :, None]).view(x.shape).to(torch.float8_e4m3fn), scales
+    return (groups / scales[:, :, None]).flatten(1).to(torch.float8_e4m3fn), scales

@@ -13,17 +13,17 @@ NUM_GROUPS = 56
 NUM_WORDS = 14
 E4M3_MAX = 448.0
 EPS = 1e-10
-BIAS = 127
+#: Added to the bits of a float32, this carries into the exponent unless the number is a power of two.
+MANTISSA = 0x7FFFFF
 
 
 def run(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """x [num_tokens, hidden_size] -> codes, same shape, float8_e4m3fn, and scales [num_tokens, num_words] int32."""
     assert x.shape[1] == HIDDEN_SIZE
-    groups = x.float().view(-1, NUM_GROUPS, GROUP_SIZE)
-    mantissa, exponent = torch.frexp(groups.abs().amax(dim=2).clamp_min(EPS) / E4M3_MAX)
-    # frexp's mantissa is in 0.5..1: the exponent is the one wanted, but for a power of two itself.
-    exponent = exponent - (mantissa == 0.5).int()
-    codes = torch.ldexp(groups, -exponent[:, :, None]).view(x.shape).to(torch.float8_e4m3fn)
-    shifts = torch.arange(0, 32, 8, device=x.device)
-    words = ((exponent + BIAS).view(-1, NUM_WORDS, 4) << shifts).sum(dim=2)
-    return codes, words.to(torch.int32)
+    groups = x.float().unflatten(1, (NUM_GROUPS, GROUP_SIZE))
+    scales = groups.abs().amax(dim=2).clamp_min(EPS) / E4M3_MAX
+    exponents = (scales.view(torch.int32) + MANTISSA) >> 23
+    powers = (exponents << 23).view(torch.float32)
+    codes = (groups / powers[:, :, None]).flatten(1).to(torch.float8_e4m3fn)
+    shifts = torch.tensor([0, 8, 16, 24], device=x.device)
+    return codes, (exponents.unflatten(1, (NUM_WORDS, 4)) << shifts).sum(dim=2).to(torch.int32)

@@ -17,8 +17,8 @@ EPS = 1e-10
 def run(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """x [num_tokens, hidden_size] -> codes, same shape, int8, and scales [num_tokens, num_groups] float32."""
     assert x.shape[1] == HIDDEN_SIZE
-    groups = x.float().view(-1, NUM_GROUPS, GROUP_SIZE)
+    groups = x.float().unflatten(1, (NUM_GROUPS, GROUP_SIZE))
     largest = groups.abs().amax(dim=2).clamp_min(EPS)
     quotients = groups * INT8_MAX / largest[:, :, None]
     # The conversion to an integer drops the fraction.
-    return quotients.view(x.shape).to(torch.int8), largest / INT8_MAX
+    return quotients.flatten(1).to(torch.int8), largest / INT8_MAX

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import moe_findings
 import torch
 
 
@@ -142,6 +143,7 @@ FINDINGS = (
         lambda: qserve_per_group(96),
         kills=True,
     ),
+    *(Finding(name, SGL, SGL_VERSION, probe) for name, probe in moe_findings.PROBES),
 )
 
 

@@ -1,7 +1,7 @@
 """Measures the harness: changes every reference in thousands of small ways and counts the changes that it rejects.
 
     python -m tools.mutate                    # all families; writes tools/mutate/results.json and docs/harness_power.md
-    python -m tools.mutate rmsnorm gemm       # these families; prints scores and survivors, writes nothing
+    python -m tools.mutate rmsnorm gemm       # these families; keeps the results of the others
     python -m tools.mutate --check            # exit 1 if results or document are older than references or reasons
 
 Verdicts are kept in .mutate/: a run that was stopped goes on where it ended, and judges again what a change of the
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measure(names: list[str], processes: int, equivalents: list[Reason], kept: list[Reason]) -> int:
-    """Runs, prints, and after a run of all families writes results and document."""
+    """Runs, prints, and writes results and document; families that did not run keep their results."""
     from tools.mutate.campaign import run_campaign
 
     families = {name: family for name, family in known_families().items() if not names or name in names}
@@ -67,10 +67,12 @@ def measure(names: list[str], processes: int, equivalents: list[Reason], kept: l
     print(f"all: {score(overall(campaign.summaries)):.2%} of {overall(campaign.summaries)['mutants']}")
     if not names:
         problems += wrong_reasons(campaign.mutants, campaign.summaries, equivalents, kept)
-        root = find_root()
-        write_json(RESULTS, campaign.summaries)
-        write_text(root / DOCUMENT, document(campaign.summaries, kept))
-    return report(problems + below_floor(campaign.summaries))
+    committed = json.loads(RESULTS.read_text(encoding="utf-8")) if names else {}
+    merged = {**committed, **campaign.summaries}
+    summaries = {name: merged[name] for name in known_families() if name in merged}
+    write_json(RESULTS, summaries)
+    write_text(find_root() / DOCUMENT, document(summaries, kept))
+    return report(problems + below_floor(summaries))
 
 
 def wrong_reasons(

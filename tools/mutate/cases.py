@@ -11,7 +11,7 @@ import torch
 from flashinfer_trace import definitions
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families import all_families, family_of
-from flashinfer_trace.harness.case import CaseResult, reference_outputs
+from flashinfer_trace.harness.case import CaseResult, reference_outputs, shared_case
 from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Family
 from flashinfer_trace.harness.real_size import has_real_size, input_bytes, served_plan
@@ -121,12 +121,13 @@ def drawn(family: Family, definition: Definition, examples: int, seed: int) -> l
 def real(family: Family, definition: Definition) -> list[Case]:
     """Cases at the Definition's own sizes, as ``verify --full --plan`` runs them: one as served, the first corners."""
     job = Job(definition, family, full=True)
-    results: list[CaseResult] = []
+    cases = []
     for plan in [served_plan(job), *job.corners[:REAL_CORNERS]]:
-        report = verify(job, plan=plan, seed=SEED, on_case=results.append)
-        if report.status != "passed":
-            raise ValueError(f"{definition.name}: the reference itself does not pass: {report.message}")
-    return [make_case(family, definition, "real", result) for result in results]
+        case = shared_case(job.sized, family, plan, SEED, "cpu")
+        if case.failures:
+            raise ValueError(f"{definition.name}: the reference itself does not pass: {case.failures[0]}")
+        cases.append(Case("real", SEED, case.axes, case.inputs, case.expected, case.actual))
+    return cases
 
 
 def make_case(family: Family, definition: Definition, size: str, result: CaseResult) -> Case:

@@ -27,8 +27,9 @@ SMALLEST_MAXIMUM = 1e-10
 ROUNDINGS = 8
 QUOTIENT_ERROR = ROUNDINGS * unit_roundoff(torch.float32)
 
-#: ``outliers``: one feature is 1000 times as large as the rest, which get small codes; ``vanishing``: below 1e-10.
-KINDS = (*VALUE_KINDS, "outliers", "vanishing")
+#: ``powers``: maxima of 1.75, whose e4m3 scale is a power of two; ``outliers``: one feature is 1000 times as large as
+#: the rest, which get small codes; ``vanishing``: below 1e-10.
+KINDS = (*VALUE_KINDS, "powers", "outliers", "vanishing")
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def corners(request: PlanRequest) -> list[Plan]:
     """Values at the ends of float16's range, ties (integers), a vanishing maximum, and a row of zeros among others."""
     low, high = request.range("num_tokens", 0, 40, 4096)
     zeros = request.options_of(Rows).zeros
-    kinds = ("vanishing", "huge", "minute", "outliers", "integers")
+    kinds = ("vanishing", "powers", "huge", "minute", "outliers", "integers")
     return [
         {"num_tokens": max(low, min(3, high)), "values": values, "zero_row": zeros and values == "outliers"}
         for values in kinds
@@ -71,6 +72,8 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     if kind == "outliers":
         x = draws.normal(shape, torch.bfloat16)
         x[:, shape[1] // 3] *= 1000
+    elif kind == "powers":
+        x = draws.integers(shape, -4, 4).float().mul_(0.4375).to(torch.bfloat16)
     elif kind == "vanishing":
         x = draws.normal(shape, torch.bfloat16, 1e-11)
     else:
@@ -115,11 +118,15 @@ def scale_bound(expected: Expected) -> torch.Tensor:
 
 
 CODES_E4M3 = Interval(
-    e4m3_limits, "the nearest e4m3 code; its neighbour too where 8 float32 roundings move the quotient past a tie"
+    e4m3_limits,
+    "the nearest e4m3 code; its neighbour too where 8 float32 roundings move the quotient past a tie",
+    codes=True,
 )
-CODES_OF_POWERS = Interval(exact_e4m3_limits, "the nearest e4m3 code: a power of two divides exactly")
+CODES_OF_POWERS = Interval(exact_e4m3_limits, "the nearest e4m3 code: a power of two divides exactly", codes=True)
 CODES_INT8 = Interval(
-    int8_limits, "the quotient without its fraction; the next code too where 8 float32 roundings reach an integer"
+    int8_limits,
+    "the quotient without its fraction; the next code too where 8 float32 roundings reach an integer",
+    codes=True,
 )
 SCALES = ErrorBound(scale_bound, "a float32 quotient of an exact maximum: two roundings, u = 2^-24")
 

@@ -174,7 +174,9 @@ SUMS_TO_ONE = SamplingOptions(sums_to_one=True)
 # does not reach the target if p > 1; if p = 1 and its rounded parts add up to less than its rounded total; and if the
 # limit is, up to rounding, the mass down to the last token of the bin that an earlier pass chose: p at or next to a
 # cumulative mass. Measured on an H200: (0.5, 0.25, 0.125, ...) with p = 1.5 keeps 0.5 alone; Zipf rows with p = 1 lose
-# their tail; with p at a cumulative mass, one row in some hundreds of cases lost a token with 0.057 of the kept mass.
+# their tail. Of 16384 rows with p at a cumulative mass that were made so that the last two tokens within it share a
+# group, 7 % lose the last one, up to 0.21 of the kept mass, in either mode; of as many where it is alone in its group,
+# or where p is 1 % of its mass lower, none does; of random rows, 0.04 %.
 RADIX = SamplingOptions(highest_p=0.999, boundaries=False)
 
 FAMILIES = (
