@@ -332,8 +332,8 @@ def same_bits(a: Any, b: Any) -> bool:
     """Bitwise equality, so that NaN in unused memory compares equal to itself."""
     if not isinstance(a, torch.Tensor):
         return bool(a == b)
-    flat_a, flat_b = a.detach().reshape(-1), b.detach().reshape(-1)
-    return torch.equal(flat_a.contiguous().view(torch.uint8), flat_b.contiguous().view(torch.uint8))
+    flat_a, flat_b = (as_integers(value).flatten() for value in (a, b))
+    return flat_a.dtype == flat_b.dtype and torch.equal(flat_a, flat_b)
 
 
 @contextmanager
