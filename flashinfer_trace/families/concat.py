@@ -1,6 +1,6 @@
 """Keys and queries of latent attention put together from their two parts: copies, bit for bit.
 
-Every kernel is built for DeepSeek-V3's sizes; that of keys also for its number of heads on one rank, 128.
+The kernels are built for DeepSeek-V3's sizes; those of keys also for its 128 heads, but for SGLang's Triton kernel.
 """
 
 from __future__ import annotations
@@ -68,6 +68,21 @@ def run_keys(module: str, definition: Definition, inputs: Inputs, outputs: Outpu
     return outputs
 
 
+def run_keys_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """What SGLang calls for other numbers of heads."""
+    from sglang.srt.layers.attention.utils import concat_and_cast_mha_k_triton
+
+    concat_and_cast_mha_k_triton(outputs["k"], inputs["k_nope"], inputs["k_rope"])
+    return outputs
+
+
+def powers_of_two(definition: Definition) -> str | None:
+    """Triton's ranges are powers of two."""
+    sizes = {axis: definition.const_axes[axis] for axis in KEY_SIZES}
+    wrong = {axis: size for axis, size in sizes.items() if size & (size - 1)}
+    return f"needs powers of two, not {wrong}" if wrong else None
+
+
 def run_queries(module: str, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     return {"q": importlib.import_module(module).concat_mla_absorb_q(inputs["q_nope"], inputs["q_rope"])}
 
@@ -78,6 +93,7 @@ QUERY_SIZES = {"head_dim_ckv": 512, "head_dim_kpe": 64}
 SGL_KERNEL = ("sgl_kernel", "sglang-kernel")
 FLASHINFER = ("flashinfer.concat_ops", "flashinfer-python")
 SGLANG_JIT = ("sglang.jit_kernel.concat_mla", "sglang")
+SGLANG_TRITON = "sglang.srt.layers.attention.utils"
 
 
 def concat_kernel(
@@ -115,8 +131,20 @@ FAMILIES = (
         "concat_mla_k",
         "k",
         {"num_heads": 6, "head_dim_nope": 12, "head_dim_kpe": 8, "head_dim_qk": 20},
-        tuple(
-            concat_kernel("concat_mla_k", run_keys, KEY_SIZES, *where) for where in (SGL_KERNEL, FLASHINFER, SGLANG_JIT)
+        (
+            *(
+                concat_kernel("concat_mla_k", run_keys, KEY_SIZES, *where)
+                for where in (SGL_KERNEL, FLASHINFER, SGLANG_JIT)
+            ),
+            Kernel(
+                f"{SGLANG_TRITON}.concat_and_cast_mha_k_triton",
+                "sglang",
+                run_keys_triton,
+                limits=LAUNCHABLE,
+                supports=powers_of_two,
+                modules=(SGLANG_TRITON,),
+                optional=True,
+            ),
         ),
     ),
     concat_family(

@@ -15,6 +15,7 @@ def top_positions(scores: torch.Tensor, lengths: torch.Tensor, row_starts: torch
     place = (position + row_starts[:, None]).clamp_max(columns - 1)
     own = scores.gather(1, place).masked_fill(~exists, -torch.inf)
     best = own.argsort(descending=True, stable=True)
-    listed = torch.where(exists.gather(1, best), best, -1)
+    # What is no key comes last: as many places as a row has keys are those of keys.
+    listed = torch.where(exists, best, -1)
     # What is padded by less than nothing is cut.
     return torch.nn.functional.pad(listed, (0, top_k - listed.shape[1]), value=-1)

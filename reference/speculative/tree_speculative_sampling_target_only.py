@@ -62,7 +62,8 @@ def run(
         accept, reject = tried & likely, tried & ~likely
         draft = draft_probs_out[tree, last, token]
         draft_probs_out[tree, last, token] = torch.where(reject, probability, draft)
-        predicts[place] = torch.where(accept, token, predicts[place])
+        # If the node is not accepted, this is written over.
+        predicts[place] = token
         accepted = accepted + accept
         place, last = torch.where(accept, retrive_index[tree, node], place), torch.where(accept, node, last)
         mass = mass.masked_fill(accept, 0.0)
@@ -70,6 +71,7 @@ def run(
         node = torch.where(tried & (accepted < NUM_STEPS), following, -1)
     draft = draft_probs_out[tree, last].masked_fill((accepted == NUM_STEPS)[:, None], 0.0)
     cumulative = (target_probs[tree, last].double() - draft).clamp_min(0.0).cumsum(1)
-    exceeded = cumulative <= uniform_samples_for_final_sampling[:, None] * cumulative[:, -1:]
-    predicts[place] = exceeded.sum(1).clamp_max(VOCAB_SIZE - 1)
+    # If no token but the last exceeds the number, it is the last.
+    exceeded = cumulative[:, :-1] <= uniform_samples_for_final_sampling[:, None] * cumulative[:, -1:]
+    predicts[place] = exceeded.sum(1)
     return predicts.to(torch.int32), accept_index.to(torch.int32), accepted.to(torch.int32), draft_probs_out

@@ -37,7 +37,7 @@ FINAL = ("random", "edge")
 #: SGLang gives zeros. ``same``: where the target model's probabilities are, so that nothing remains to draw from.
 DRAFTS = ("zeros", "random", "same")
 #: (threshold_single, threshold_acc); numbers of float32.
-THRESHOLDS = ((1.0, 1.0), (0.25, 1.0), (1.0, 0.5), (1.0, 0.0), (0.75, 0.9))
+THRESHOLDS = ((1.0, 1.0), (0.3125, 1.0), (1.0, 0.5), (1.0, 0.0), (0.75, 0.9))
 UNITS = 32
 #: The closest that a uniform number comes to a sum, relative to it; roundings add up to less than 2^-20.
 CLEAR = 2.0**-16
