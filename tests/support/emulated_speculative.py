@@ -1,4 +1,4 @@
-"""The kernels of speculative decoding, sparse attention and latent attention's copies, emulated in torch on a CPU.
+"""Kernels around attention, and those of speculative decoding and sparse attention, emulated in torch on a CPU.
 
 They have the real ones' signatures, check what these require of their arguments, and write only what these write.
 """
@@ -251,15 +251,150 @@ def tree_speculative_sampling_target_only(
         predicts[place] = above[0] if len(above) else positive[-1] if len(positive) else len(weights) - 1
 
 
+def concat_and_cast_mha_k_triton(k, k_nope, k_rope):
+    concat_mla_k(k, k_nope, k_rope)
+
+
+def store_cache(k, v, k_cache, v_cache, indices, *, row_bytes=0, num_split=0):
+    need(BFLOAT16, k, v, k_cache, v_cache)
+    need(INT64, indices)
+    k_cache[indices], v_cache[indices] = k, v
+
+
+def set_mla_kv_buffer_triton(kv_buffer, loc, cache_k_nope, cache_k_rope):
+    need(BFLOAT16, kv_buffer, cache_k_nope, cache_k_rope)
+    kv_buffer[loc] = torch.cat((cache_k_nope, cache_k_rope), dim=1)
+
+
+def softmax(logits, temperature=None, enable_pdl=None):
+    need(FLOAT32, logits, temperature)
+    return torch.softmax(logits * (1 / temperature)[:, None], dim=1)
+
+
+def fused_inplace_qknorm(q, k, q_weight, k_weight, eps=1e-6, *, head_dim=0):
+    for x, weight in ((q, q_weight), (k, k_weight)):
+        need(BFLOAT16, x, weight)
+        values = x.float()
+        x.copy_(values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps) * weight.float())
+
+
+def attend_to_pages(q, cache, seq_lens, page_table, sm_scale, value_dim):
+    """Attention of one query a request to the tokens of its pages: output and lse in base 2, float32."""
+    need(BFLOAT16, q, cache)
+    need(INT32, seq_lens, page_table)
+    output, lse = torch.zeros(*q.shape[:2], value_dim), torch.full(q.shape[:2], -torch.inf)
+    for request, length in enumerate(seq_lens.tolist()):
+        keys = cache[page_table[request].long()].flatten(0, 1)[:length].float()
+        if length:
+            logits = q[request].float() @ keys.T * sm_scale
+            output[request] = torch.softmax(logits, dim=1) @ keys[:, :value_dim]
+            lse[request] = torch.logsumexp(logits, dim=1) * 1.4426950408889634
+    return output, lse
+
+
+def cutlass_mla_get_workspace_size(max_seq_len, num_batches, sm_count=0, num_kv_splits=1):
+    assert max_seq_len > 0
+    assert num_batches > 0
+    return num_batches * num_kv_splits * 128 * 513 * 4
+
+
+def cutlass_mla_decode(q_nope, q_pe, kv_c_and_k_pe_cache, seq_lens, page_table, workspace, sm_scale, num_kv_splits=1):
+    assert page_table.shape[1] % (128 // kv_c_and_k_pe_cache.shape[1]) == 0
+    assert workspace.dtype == torch.uint8
+    query = torch.cat((q_nope, q_pe), dim=-1)
+    output, _ = attend_to_pages(query, kv_c_and_k_pe_cache, seq_lens, page_table, sm_scale, q_nope.shape[2])
+    return output.to(BFLOAT16)
+
+
+def trtllm_batch_decode_with_kv_cache_mla(
+    query,
+    kv_cache,
+    workspace_buffer,
+    qk_nope_head_dim,
+    kv_lora_rank,
+    qk_rope_head_dim,
+    block_tables,
+    seq_lens,
+    max_seq_len,
+    bmm1_scale=1.0,
+    backend="auto",
+    return_lse=False,
+):
+    assert query.shape[1] == kv_cache.shape[1] == 1
+    assert query.shape[3] == kv_cache.shape[3] == kv_lora_rank + qk_rope_head_dim
+    assert block_tables.shape[1] % (128 // kv_cache.shape[2]) == 0
+    assert max_seq_len >= int(seq_lens.max())
+    found = attend_to_pages(query[:, 0], kv_cache[:, 0], seq_lens, block_tables, bmm1_scale, kv_lora_rank)
+    output = found[0].to(BFLOAT16).unsqueeze(1)
+    return (output, found[1]) if return_lse else output
+
+
+def trtllm_ragged_attention_deepseek(
+    query,
+    key,
+    value,
+    workspace_buffer,
+    seq_lens,
+    max_q_len,
+    max_kv_len,
+    bmm1_scale,
+    bmm2_scale,
+    o_sf_scale,
+    batch_size,
+    window_left,
+    cum_seq_lens_q,
+    cum_seq_lens_kv,
+    enable_pdl,
+    is_causal,
+    return_lse,
+    out=None,
+    lse=None,
+):
+    need(BFLOAT16, query, key, value, out)
+    need(INT32, seq_lens, cum_seq_lens_q, cum_seq_lens_kv)
+    assert is_causal
+    assert return_lse
+    assert (len(seq_lens), int(seq_lens.max()), bmm2_scale, window_left) == (batch_size, max_kv_len, 1.0, -1)
+    queries, keys = cum_seq_lens_q.tolist(), cum_seq_lens_kv.tolist()
+    for request in range(batch_size):
+        own_q = query[queries[request] : queries[request + 1]].float().transpose(0, 1)
+        own_k, own_v = (x[keys[request] : keys[request + 1]].float().transpose(0, 1) for x in (key, value))
+        logits = own_q @ own_k.transpose(1, 2) * bmm1_scale
+        hidden = torch.ones(logits.shape[1:], dtype=torch.bool).triu(1 + logits.shape[2] - logits.shape[1])
+        logits = logits.masked_fill(hidden, -torch.inf)
+        rows = slice(queries[request], queries[request + 1])
+        out[rows] = (torch.softmax(logits, dim=2) @ own_v).transpose(0, 1).to(BFLOAT16)
+        lse[rows] = (torch.logsumexp(logits, dim=2) * 1.4426950408889634).T
+    return out, lse
+
+
 def modules():
     """Stand-ins of the libraries' modules, by name."""
     own = {name: value for name, value in globals().items() if callable(value)}
-    names = ("sgl_kernel", "sglang", "sglang.jit_kernel", "sglang.jit_kernel.concat_mla", "sglang.jit_kernel.hadamard")
-    flashinfer = ("flashinfer", "flashinfer.concat_ops", "flashinfer.rope")
-    made = {name: ModuleType(name) for name in (*names, *flashinfer)}
+    made = {}
+    for path in MODULES:
+        parts = path.split(".")
+        for count in range(1, len(parts) + 1):
+            made.setdefault(".".join(parts[:count]), ModuleType(".".join(parts[:count])))
     for name, module in made.items():
         module.__dict__.update(own)
         parent, _, child = name.rpartition(".")
         if parent:
             setattr(made[parent], child, module)
     return made
+
+
+MODULES = (
+    "sgl_kernel",
+    "sglang.jit_kernel.concat_mla",
+    "sglang.jit_kernel.hadamard",
+    "sglang.jit_kernel.kvcache",
+    "sglang.jit_kernel.norm",
+    "sglang.srt.layers.attention.utils",
+    "sglang.srt.mem_cache.utils",
+    "flashinfer.concat_ops",
+    "flashinfer.decode",
+    "flashinfer.prefill",
+    "flashinfer.rope",
+    "flashinfer.sampling",
+)
