@@ -11,6 +11,7 @@ import functools
 import torch
 
 from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.attention.cases import AttentionOptions
 from flashinfer_trace.families.attention.kernels import BATCHES, PAGES
 from flashinfer_trace.families.attention.paged_cases import kv_lengths
 from flashinfer_trace.families.attention.policies import Rounding, kernel_policies
@@ -106,6 +107,7 @@ TRTLLM_DECODE = Kernel(
     min_capability=BLACKWELL[0],
     max_capability=BLACKWELL[1],
     limits={**BATCHES, **PAGES},
+    plan_options=AttentionOptions(),
     const_axes=HEAD_DIMS,
     supports=trtllm_pages,
     compare=kernel_policies(ROUNDING),
