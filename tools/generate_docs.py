@@ -30,7 +30,7 @@ from tools.extract_definitions import model_needs
 from tools.fuzz import summary as fuzz
 from tools.mutate.__main__ import harness_power
 from tools.op_tracing.definitions import covered
-from tools.op_tracing.kernel_coverage import kernel_coverage
+from tools.op_tracing.kernel_coverage import kernel_coverage, without_definition
 from tools.op_tracing.render import render
 from tools.runtime_tracing.recording import RecordingError, read_all
 from tools.runtime_tracing.time_coverage import time_coverage
@@ -146,6 +146,7 @@ def documents(root: Path) -> dict[Path, str]:
         root / "docs" / "harness_power.md": harness_power(),
         root / "docs" / "hostile_files.md": fuzz.document(_trace(fuzz.RESULTS)),
         root / "docs" / "coverage.md": kernel_coverage(kernels, dataset, runs)
+        + without_definition(_trace(root / "traces" / "kernels_without_definition.json"))
         + time_coverage(read_all(root / "traces" / "runtime"), dataset, runs)
         + model_coverage(root, dataset),
         root / "traces" / "op_traces.md": render(ops, kernels, covered(dataset)),

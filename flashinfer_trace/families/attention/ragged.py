@@ -27,7 +27,7 @@ from flashinfer_trace.families.attention.oracle import any_chunks, expected_outp
 from flashinfer_trace.families.attention.policies import LSE, OUTPUT
 from flashinfer_trace.families.attention.tiles import Memory
 from flashinfer_trace.harness.compare import Expected
-from flashinfer_trace.harness.family import Family, Inputs, Outputs, Plan, PlanRequest
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, indptr, split
 
 __all__ = ["memory", "ragged_family"]
@@ -131,8 +131,10 @@ def run_flashinfer(backend: str, definition: Definition, inputs: Inputs, outputs
     return outputs
 
 
-def ragged_family(name: str, op_type: str, twin: Mapping[str, int], compiled: Mapping[str, int]) -> Family:
-    """The record of one family; its kernels are compiled for the dimensions `compiled`."""
+def ragged_family(
+    name: str, op_type: str, twin: Mapping[str, int], compiled: Mapping[str, int], others: tuple[Kernel, ...] = ()
+) -> Family:
+    """The record of one family; its kernels are compiled for the dimensions `compiled`, but for those of `others`."""
     return Family(
         name=name,
         op_type=op_type,
@@ -143,12 +145,15 @@ def ragged_family(name: str, op_type: str, twin: Mapping[str, int], compiled: Ma
         make_inputs=make_inputs,
         oracle=oracle,
         compare={"output": OUTPUT, "lse": LSE},
-        kernels=flashinfer_kernels(
-            PATH,
-            run_flashinfer,
-            (FA2, FA3),
-            limits={**BATCHES, **QUERIES},
-            const_axes=compiled,
-            plan_options=SEEING,
+        kernels=(
+            *flashinfer_kernels(
+                PATH,
+                run_flashinfer,
+                (FA2, FA3),
+                limits={**BATCHES, **QUERIES},
+                const_axes=compiled,
+                plan_options=SEEING,
+            ),
+            *others,
         ),
     )
