@@ -10,9 +10,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from tools.kernel_tracing.notes import LONGEST_LIST, split_condition
-from tools.kernel_tracing.render import render
-from tools.kernel_tracing.trees import GAP, callee
+from tools.kernel_tracing.report.notes import LONGEST_LIST, split_condition
+from tools.kernel_tracing.report.render import render
+from tools.kernel_tracing.report.trees import GAP, callee
 from tools.shared.markdown import code, escape
 
 SCHEMA = json.loads((Path(__file__).resolve().parents[2] / "schema/kernel_traces.schema.json").read_text())

@@ -11,7 +11,7 @@ import pytest
 from release import ROOT, analysis, needs_sources
 
 from flashinfer_trace import definitions
-from tools.kernel_tracing.trace import document
+from tools.kernel_tracing.report.trace import document
 from tools.op_tracing.__main__ import dumps
 from tools.op_tracing.check import check
 from tools.op_tracing.definitions import covered

@@ -12,7 +12,7 @@ import pytest
 
 from tools import fetch_sources
 from tools.fetch_sources import Pin, fetch, main, read_pins, take
-from tools.kernel_tracing.sources import find_sources
+from tools.kernel_tracing.source.sources import find_sources
 from tools.source_archives import LARGEST_FILE, FetchError, file_hash, required_versions, unpack_wheel
 
 FILES = {

@@ -17,16 +17,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.kernel_tracing.analysis import deep
-from tools.kernel_tracing.arguments import model_arguments
-from tools.kernel_tracing.check import check
-from tools.kernel_tracing.diff import diff
-from tools.kernel_tracing.messages import left_out, notice, progress
-from tools.kernel_tracing.render import render
-from tools.kernel_tracing.roots import RootsError
-from tools.kernel_tracing.sources import SourcesError, find_sources
-from tools.kernel_tracing.trace import trace
-from tools.kernel_tracing.trace_files import TRACES, check_writable, dumps, link_base, load, load_traces, write
+from tools.kernel_tracing.graph.roots import RootsError
+from tools.kernel_tracing.report.analysis import deep
+from tools.kernel_tracing.report.arguments import model_arguments
+from tools.kernel_tracing.report.diff import diff
+from tools.kernel_tracing.report.messages import left_out, notice, progress
+from tools.kernel_tracing.report.render import render
+from tools.kernel_tracing.report.trace import trace
+from tools.kernel_tracing.report.trace_files import TRACES, check_writable, dumps, link_base, load, load_traces, write
+from tools.kernel_tracing.source.sources import SourcesError, find_sources
+from tools.kernel_tracing.verify.check import check
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,14 +12,14 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from tools.kernel_tracing.index import ClassInfo, FunctionInfo, Index
 from tools.kernel_tracing.rules import data_types
-from tools.kernel_tracing.rules.libraries import LIBRARIES
 from tools.kernel_tracing.rules.platforms import Platform
-from tools.kernel_tracing.syntax import dotted_name, walk
+from tools.kernel_tracing.source.index import ClassInfo, FunctionInfo, Index
+from tools.kernel_tracing.source.libraries import LIBRARIES
+from tools.kernel_tracing.source.syntax import dotted_name, walk
 
 if TYPE_CHECKING:
-    from tools.kernel_tracing.frame import Frame
+    from tools.kernel_tracing.engine.frame import Frame
 
 # Names that load or build native code, in any library.
 _NATIVE = {"build_and_load", "load_inline", "load_module", "cdll", "CDLL", "compile_ops"}
