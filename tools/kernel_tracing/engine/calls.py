@@ -57,7 +57,7 @@ def call(frame: Frame, callees: ValueSet, arguments: Arguments, node: ast.Call, 
 
 def _ends(frame: Frame, function: FunctionInfo, node: ast.expr, approximate: str) -> bool:
     """Whether a chain ends with the call of this function. If so, the call is recorded as a kernel or as a leaf."""
-    kernel = boundaries.kernel_of(frame, function)
+    kernel = boundaries.kernel_of(frame.solver.index, function)
     if kernel:
         frame.solver.add_kernel_call(frame.context, node, function, kernel, frame.guards, approximate)
     elif kernel is not None:

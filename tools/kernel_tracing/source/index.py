@@ -17,7 +17,7 @@ from typing import TypeAlias
 from tools.kernel_tracing.source import shapes
 from tools.kernel_tracing.source.libraries import LIBRARIES
 from tools.kernel_tracing.source.sources import SourceTree
-from tools.kernel_tracing.source.syntax import dotted_name, parse, walk_scopes
+from tools.kernel_tracing.source.syntax import dotted_name, last_name, parse, walk_scopes
 
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _BASES = re.compile(r"(\w+)[ \t]*\(([^)]*)\)[ \t]*:")
@@ -156,6 +156,7 @@ class Module:
     functions: dict[ast.AST, FunctionInfo] = field(default_factory=dict)
     class_of: dict[ast.AST, ClassInfo] = field(default_factory=dict)
     stars: list[str] = field(default_factory=list)
+    wrappers: dict[str, list[FunctionInfo]] = field(default_factory=dict)
     rebound: set[str] = field(default_factory=set)  # names that functions declare global
 
     def function(self, node: FunctionNode, outer: str) -> FunctionInfo:
@@ -171,6 +172,16 @@ class Module:
         if node not in self.class_of:
             _declare(self, [node], "" if outer == "<module>" else f"{outer}.", None, top=False)
         return self.class_of[node]
+
+    def wrapped(self, name: str, call: ast.Call) -> list[FunctionInfo]:
+        """The function that `name = wrap("op")` binds, if `wrap` is a function of this module that returns its own."""
+        maker = next((node for node in self.bindings.get(last_name(call.func), []) if node in self.functions), None)
+        if not isinstance(maker, ast.FunctionDef) or not call.args or not isinstance(call.args[0], ast.Constant):
+            return []
+        if name not in self.wrappers:
+            inner = [node for node in maker.body if isinstance(node, ast.FunctionDef)]
+            self.wrappers[name] = [FunctionInfo(self, name, node) for node in inner]
+        return self.wrappers[name]
 
     def absolute(self, node: ast.ImportFrom) -> str:
         """The module that `from ... import` refers to."""
@@ -334,6 +345,8 @@ class Index:
                 symbols += self.imported(item.name if item.asname else name, None, depth + 1)
             elif isinstance(node, ast.Assign) and isinstance(node.value, (ast.Name, ast.Attribute)):
                 symbols += self.resolve(module, node.value, depth + 1)
+            elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+                symbols += module.wrapped(name, node.value)
         if not symbols and depth < 20:
             for star in module.stars:
                 other = self.module(star)

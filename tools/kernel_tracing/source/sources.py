@@ -20,6 +20,8 @@ DISTRIBUTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("sgl-kernel", "sgl_kernel", ("sgl-kernel/python/sgl_kernel", "sglang/sgl-kernel/python/sgl_kernel")),
     ("flashinfer-python", "flashinfer", ("flashinfer/flashinfer", "flashinfer-python/flashinfer")),
 )
+# Packages that the wheel of another contains.
+BUNDLED = {"sgl_kernel": ("deep_gemm", "triton_kernels")}
 # What a complete package must have: a half-unpacked wheel lacks one of these.
 REQUIRED = {"sglang": ("srt/models", "srt/layers"), "sgl_kernel": ("__init__.py",), "flashinfer": ("__init__.py",)}
 # The file that `python -m tools.fetch_sources` writes next to the packages.
@@ -97,6 +99,10 @@ def find_sources(root: Path, packages: Sequence[str] | None = None) -> SourceTre
         for part in REQUIRED[package]:
             if not (directory / part).exists():
                 raise SourcesError(f"{directory}: incomplete, {part} is missing; remove {directory} and {hint}")
+    for package, bundled in BUNDLED.items():
+        if package in found:
+            beside = {name: found[package].parent / name for name in bundled}
+            found |= {name: place for name, place in beside.items() if (place / "__init__.py").is_file()}
     return SourceTree(found)
 
 
