@@ -54,6 +54,9 @@ NATIVE_MODULES: dict[str, Any] = {
     "orjson": json,
 }
 
+# Where the model's files would be.
+MODEL_PATH = "/model"
+
 
 def _len(core: Core, args: Arguments, kwargs: Keywords) -> Value:
     value = args[0]
@@ -446,9 +449,9 @@ STANDARD: dict[str, Callable[..., Value]] = {
     "copy.deepcopy": _copy,
     "os.getenv": _getenv,
     "os.environ.get": _getenv,
-    "os.path.exists": lambda core, args, kwargs: False,
+    "os.path.exists": lambda core, args, kwargs: args[0] == MODEL_PATH,
     "os.path.isfile": lambda core, args, kwargs: False,
-    "os.path.isdir": lambda core, args, kwargs: False,
+    "os.path.isdir": lambda core, args, kwargs: args[0] == MODEL_PATH,
     "typing.cast": lambda core, args, kwargs: args[1],
     "typing.TypeVar": lambda core, args, kwargs: External("typing.Any"),
     "typing.overload": _same,

@@ -167,6 +167,8 @@ class Calls(Core):
             return self._member(info, args)
         if any(issubclass_of(path) for path in info.externals):
             return self.error(Exception, info.name).value
+        if info.externals & {"torch.Tensor", "torch.nn.Parameter", "torch.nn.parameter.Parameter"}:
+            return Tensor(*_shape_of(args, kwargs))
         made = info.find("__new__")
         if isinstance(made, (Function, Wrapped)):
             instance = self.call(made, [info, *args], kwargs)
@@ -174,8 +176,6 @@ class Calls(Core):
                 return instance
         else:
             instance = Instance(info, region=self.region)
-        if info.externals & {"torch.Tensor", "torch.nn.Parameter", "torch.nn.parameter.Parameter"}:
-            return Tensor(*_shape_of(args, kwargs))
         self.prepare(instance, args)
         initialiser = info.find("__init__")
         if isinstance(initialiser, Function):

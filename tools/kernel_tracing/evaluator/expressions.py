@@ -140,7 +140,9 @@ class Expressions(Core):
         for one, other in ((left, right), (right, left)):
             if isinstance(one, Tensor):
                 shape = one.shape if not isinstance(other, Tensor) or kind is not ast.MatMult else None
-                return Tensor(shape, one.dtype)
+                moved = one.data if isinstance(other, int) and kind in (ast.Add, ast.Sub) and one is left else None
+                data = tuple(_BINARY[kind](each, other) for each in moved) if moved is not None else None
+                return Tensor(shape, one.dtype, data)
         if isinstance(left, Choice):
             return choice([self.binary(kind, one, right) for one in left.values])
         if isinstance(right, Choice):

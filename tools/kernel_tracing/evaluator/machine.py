@@ -13,7 +13,7 @@ from tools.kernel_tracing.evaluator.core import Event, Frame, Hop
 from tools.kernel_tracing.evaluator.expressions import Expressions, plain
 from tools.kernel_tracing.evaluator.objects import Objects
 from tools.kernel_tracing.evaluator.statements import Statements
-from tools.kernel_tracing.evaluator.tensors import made
+from tools.kernel_tracing.evaluator.tensors import is_dtype, made
 from tools.kernel_tracing.evaluator.values import (
     MISSING,
     UNKNOWN,
@@ -42,7 +42,7 @@ from tools.kernel_tracing.evaluator.values import (
     Unknown,
     Value,
 )
-from tools.kernel_tracing.rules import boundaries, environments
+from tools.kernel_tracing.rules import boundaries, custom_operators as custom_ops, environments
 from tools.kernel_tracing.rules.platforms import Platform
 from tools.kernel_tracing.source.index import ClassInfo, FunctionInfo, Index, Module
 from tools.kernel_tracing.source.libraries import LIBRARIES
@@ -196,6 +196,8 @@ class Machine(Statements, Expressions, Objects, Calls):
             return predicate
         if function.name == "load_jit":
             return NativeModule(self.frame.function)
+        if custom_ops.is_wrapper(function.qualname) or custom_ops.is_registration(function.qualname):
+            return self._operator_of(function.qualname, args, kwargs)
         return MISSING
 
     def prepare(self, instance: Instance, args: list[Value]) -> None:
@@ -255,6 +257,7 @@ class Machine(Statements, Expressions, Objects, Calls):
 
     def external(self, path: str) -> Value:
         """A name of a library that is not evaluated."""
+        path = _ALIASES.get(path, path.replace("torch.torch.", "torch."))
         if path in self.answers and not callable(self.answers[path]):
             value = self.answers[path]
             return value if not path.rpartition(".")[2].startswith(("get_", "is_", "device_count", "current_", "mem_")) else External(path)
@@ -266,7 +269,7 @@ class Machine(Statements, Expressions, Objects, Calls):
     def external_attribute(self, owner: External, name: str) -> Value:
         path = f"{owner.path}.{name}"
         if path == "os.environ":
-            return self.environment if False else External(path)
+            return self.environment
         if path in ("torch.hpu", "torch.npu", "torch.musa", "torch.mtia", "torch.xpu._is"):
             return MISSING
         if owner.path.startswith("torch.ops."):
@@ -275,6 +278,8 @@ class Machine(Statements, Expressions, Objects, Calls):
                 return self._operator(parts[2], name)
         if name in ("__name__", "__qualname__"):
             return owner.path.rpartition(".")[2]
+        if name in ("exists", "is_file", "is_dir") and "()" in path:
+            return Builtin(path, lambda core, args, kwargs: False)
         if "()." in path and path not in self.answers:
             return Builtin(path, lambda core, args, kwargs: UNKNOWN) if name.islower() else UNKNOWN
         return self.external(path)
@@ -400,6 +405,17 @@ class Machine(Statements, Expressions, Objects, Calls):
             return Tensor()
         return UNKNOWN if path.startswith(("os.", "time.")) or last.startswith(("is_", "has_", "get_")) else Opaque(path)
 
+    def _operator_of(self, registration: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """Registers a function as a torch operator; calls by either name enter the function."""
+        if custom_ops.is_registration(registration):
+            self._register([args[0] if args else kwargs.get("op_name"), args[1] if len(args) > 1 else kwargs.get("op_func")])
+            return None
+        if not args:
+            return Builtin(registration, lambda core, given, named: self._operator_of(registration, given, kwargs))
+        name = kwargs.get("op_name") or getattr(args[0], "name", None)
+        self._register([name, args[0]])
+        return args[0]
+
     def _register(self, args: list[Value]) -> None:
         if len(args) > 1 and isinstance(args[0], str) and isinstance(args[1], Function):
             self.operators[args[0].rpartition("::")[2]] = args[1]
@@ -455,6 +471,8 @@ class Machine(Statements, Expressions, Objects, Calls):
         if isinstance(value, Choice):
             lists = [self.iterate(one) for one in value.values if one is not None]
             return next((one for one in lists if one is not None), None)
+        if isinstance(value, Tensor) and value.data is not None:
+            return list(value.data)
         if isinstance(value, (Unknown, Tensor, External, Opaque)) or value is None:
             return None
         if hasattr(value, "__iter__"):
@@ -473,6 +491,8 @@ class Machine(Statements, Expressions, Objects, Calls):
         if isinstance(kind, Class):
             return isinstance(value, Instance) and kind in value.cls.order if not isinstance(value, Opaque) else False
         if isinstance(kind, External):
+            if kind.path == "torch.dtype":
+                return is_dtype(value)
             if kind.path in ("torch.Tensor", "torch.nn.Parameter"):
                 return isinstance(value, Tensor)
             if isinstance(value, Instance):
@@ -490,3 +510,6 @@ _MODULE_LISTS = {"parameters", "named_parameters", "buffers", "named_buffers", "
 _MODULE_LISTS |= {"named_children", "state_dict"}
 _MODULE_METHODS = {"eval", "train", "to", "cuda", "cpu", "half", "requires_grad_", "apply", "float", "bfloat16", "register_forward_pre_hook", "register_forward_hook"}
 _CALLERS = frozenset({"threading.Thread", "torch.library.register_fake", "atexit.register", "signal.signal"})
+# Other names of torch's dtypes.
+_ALIASES = {"torch.float": "torch.float32", "torch.half": "torch.float16", "torch.double": "torch.float64"}
+_ALIASES |= {"torch.long": "torch.int64", "torch.int": "torch.int32", "torch.short": "torch.int16"}

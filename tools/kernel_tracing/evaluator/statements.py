@@ -195,11 +195,11 @@ class Statements(Core):
     def _narrowing(self, test: ast.expr) -> tuple[str, Callable[[Value], bool | None] | None]:
         """The local name that a test is about, and the outcome of the test for one value (None: open)."""
         if isinstance(test, ast.Name):
-            return test.id, lambda value: _opposite(self.truth(value))
+            return test.id, lambda value: self.truth(value)
         if isinstance(test, ast.Call) and isinstance(test.func, ast.Name) and test.func.id == "isinstance":
             if isinstance(test.args[0], ast.Name):
                 kind = self.evaluate(test.args[1])
-                return test.args[0].id, lambda value: _opposite(self.is_instance(value, kind))
+                return test.args[0].id, lambda value: self.is_instance(value, kind)
         if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.left, ast.Name):
             right = self.evaluate(test.comparators[0])
             positive = isinstance(test.ops[0], (ast.Is, ast.Eq))
@@ -207,7 +207,7 @@ class Statements(Core):
 
                 def check(value: Value) -> bool | None:
                     equal = self.truth(self.equal(value, right))
-                    return None if equal is None else equal is not positive
+                    return None if equal is None else equal is positive
 
                 return test.left.id, check
         return "", None
@@ -378,11 +378,6 @@ class Statements(Core):
             elif isinstance(pattern, ast.MatchAs) and pattern.pattern is None:
                 self.run(case.body)
                 return
-
-
-def _opposite(truth: bool | None) -> bool | None:
-    """`narrow` keeps a value unless this equals `negated`."""
-    return None if truth is None else not truth
 
 
 def _join(ends: list[dict[str, Value]]) -> dict[str, Value]:

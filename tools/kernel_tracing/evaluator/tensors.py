@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable
 from typing import Any
 
 from tools.kernel_tracing.evaluator.values import UNKNOWN, Builtin, External, Tensor, Unknown, Value
 
+# The contents of longer tensors are not kept.
+MAX_DATA = 16
 # Methods that return a tensor of the same shape.
 _SAME = {"contiguous", "clone", "detach", "cuda", "cpu", "pin_memory", "requires_grad_", "fill_", "zero_", "copy_", "data"}
 _SAME |= {"add_", "mul_", "clamp", "clamp_", "abs", "neg", "sigmoid", "softmax", "add", "mul", "div", "div_", "sub", "float"}
 _SAME |= {"half", "bfloat16", "int", "long", "cumsum", "to", "type", "masked_fill", "masked_fill_", "normal_", "uniform_", "bool"}
 _CASTS = {"float": "float32", "half": "float16", "bfloat16": "bfloat16", "int": "int32", "long": "int64", "bool": "bool"}
 _NUMBERS = {"item", "tolist", "data_ptr", "storage_offset", "element_size", "nbytes", "untyped_storage", "numpy", "any", "all"}
+_KEPT = {"contiguous", "clone", "detach", "cuda", "cpu", "pin_memory", "int", "long", "to"}
 _FACTORIES = {"empty", "zeros", "ones", "full", "rand", "randn", "empty_strided"}
 _LIKE = {"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "relu", "tanh"}
 
@@ -38,6 +42,9 @@ def attribute(tensor: Tensor, name: str) -> Value:
         return None
     if name in _METHODS:
         return Builtin(f"Tensor.{name}", lambda core, args, kwargs: _METHODS[name](tensor, args, kwargs))
+    if name in ("item", "tolist") and tensor.data is not None:
+        found = tensor.data[0] if name == "item" else list(tensor.data)
+        return Builtin(f"Tensor.{name}", lambda core, args, kwargs: found)
     if name in _NUMBERS or name.startswith("is_"):
         return Builtin(f"Tensor.{name}", lambda core, args, kwargs: UNKNOWN)
     return Builtin(f"Tensor.{name}", lambda core, args, kwargs: _method(tensor, name, args, kwargs))
@@ -48,7 +55,9 @@ def _method(tensor: Tensor, name: str, args: list[Value], kwargs: dict[str, Valu
         dtype = next((one for one in (*args, *kwargs.values()) if is_dtype(one)), None)
         if name in _CASTS:
             dtype = External(f"torch.{_CASTS[name]}")
-        return Tensor(tensor.shape, dtype or tensor.dtype)
+        return Tensor(tensor.shape, dtype or tensor.dtype, tensor.data if name in _KEPT else None)
+    if tensor.data and name in ("sum", "max", "min") and not args:
+        return Tensor((), tensor.dtype, (getattr(builtins, name)(tensor.data),))
     return Tensor(None, tensor.dtype)
 
 
@@ -229,7 +238,8 @@ def made(path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
         return Tensor(tuple(shape), given or External("torch.bfloat16"))
     if name in ("tensor", "as_tensor", "from_numpy"):
         known = isinstance(first, (list, tuple, int, float, Tensor))
-        return Tensor(_nested_shape(first) if known else None, given)
+        numbers = isinstance(first, list) and 0 < len(first) <= MAX_DATA and all(type(one) is int for one in first)
+        return Tensor(_nested_shape(first) if known else None, given, tuple(first) if numbers else None)
     if name == "arange":
         bounds = [one for one in args if isinstance(one, int)]
         length = UNKNOWN if len(bounds) != len(args) or not bounds else len(range(*bounds))

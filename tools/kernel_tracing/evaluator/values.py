@@ -37,10 +37,11 @@ class External:
 
 @dataclass(eq=False)
 class Tensor:
-    """A tensor: its shape (elements may be unknown) and dtype, or None if these are not known."""
+    """A tensor: its shape (elements may be unknown), dtype and, for short lists of integers, contents; else None."""
 
     shape: tuple[Value, ...] | None = None
     dtype: Value = None
+    data: tuple[int, ...] | None = None
     fields: dict[str, Value] = field(default_factory=dict)
 
 
@@ -295,7 +296,7 @@ def same(one: Value, other: Value) -> bool:
     if isinstance(one, (bool, int, float, str, External)):
         return bool(one == other)
     if isinstance(one, Tensor):
-        return one.shape == other.shape and one.dtype == other.dtype and not one.fields and not other.fields
+        return one.shape == other.shape and one.dtype == other.dtype and one.data == other.data and not one.fields and not other.fields
     if isinstance(one, Method):
         return one.function is other.function and one.receiver is other.receiver
     if isinstance(one, tuple):

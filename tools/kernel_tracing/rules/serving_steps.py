@@ -82,7 +82,7 @@ def overrides(gpu: str) -> dict[str, Any]:
         "ModelRunner.init_shared_mooncake_transfer_engine": None,
         "ModelRunner._pre_initialize_flashinfer_allreduce_workspace": None,
         "ModelConfig._verify_transformers_version": None,
-        "ModelConfig._parse_quant_hash": None,
+        "ModelConfig._find_quant_modelslim_config": None,
         "ServerArgs._handle_ssl_validation": None,
         "ServerArgs._handle_deprecated_args": None,
         "check_pkg_version_at_least": True,
