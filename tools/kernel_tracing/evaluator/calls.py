@@ -177,6 +177,8 @@ class Calls(Core):
         else:
             instance = Instance(info, region=self.region)
         self.prepare(instance, args)
+        if "types.SimpleNamespace" in info.externals:
+            instance.fields |= kwargs
         initialiser = info.find("__init__")
         if isinstance(initialiser, Function):
             self.call(Method(initialiser, instance), args, kwargs)

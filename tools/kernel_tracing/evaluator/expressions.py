@@ -11,6 +11,7 @@ from tools.kernel_tracing.evaluator.core import Core, Test
 from tools.kernel_tracing.evaluator.functions import function_of
 from tools.kernel_tracing.evaluator.values import (
     MISSING,
+    SIZE,
     UNKNOWN,
     Choice,
     Class,
@@ -147,7 +148,7 @@ class Expressions(Core):
             return choice([self.binary(kind, one, right) for one in left.values])
         if isinstance(right, Choice):
             return choice([self.binary(kind, left, one) for one in right.values])
-        if kind is ast.BitOr and isinstance(left, (Class, External, type)):
+        if kind is ast.BitOr and isinstance(right, (Class, External, type, tuple)):
             return (left, right)  # a union of types
         left, right = plain(left), plain(right)
         if isinstance(left, Instance):
@@ -237,6 +238,8 @@ class Expressions(Core):
             rights = right.values if isinstance(right, Choice) else (right,)
             found = [self.compare(kind, one, other) for one in lefts for other in rights]
             return found[0] if all(one is found[0] for one in found) else UNKNOWN
+        if isinstance(kind, (ast.Eq, ast.NotEq)) and left is SIZE and isinstance(right, int) and right == 0:
+            return isinstance(kind, ast.NotEq)
         if isinstance(kind, (ast.Is, ast.Eq)):
             return self.equal(left, right)
         if isinstance(kind, (ast.IsNot, ast.NotEq)):
@@ -246,6 +249,8 @@ class Expressions(Core):
             contained = self.contains(right, left)
             return contained if isinstance(kind, ast.In) or not isinstance(contained, bool) else not contained
         left, right = plain(left), plain(right)
+        if left is SIZE and right == 0 and not is_symbolic(right):
+            return isinstance(kind, (ast.Gt, ast.GtE))  # a step has tokens
         if isinstance(left, Instance):
             name = {"Lt": "__lt__", "LtE": "__le__", "Gt": "__gt__", "GtE": "__ge__"}[type(kind).__name__]
             if left.cls.find(name) is not MISSING:

@@ -13,7 +13,7 @@ from tools.kernel_tracing.evaluator.core import Event, Frame, Hop
 from tools.kernel_tracing.evaluator.expressions import Expressions, plain
 from tools.kernel_tracing.evaluator.objects import Objects
 from tools.kernel_tracing.evaluator.statements import Statements
-from tools.kernel_tracing.evaluator.tensors import is_dtype, made
+from tools.kernel_tracing.evaluator.tensors import is_dtype, item_size, made
 from tools.kernel_tracing.evaluator.values import (
     MISSING,
     UNKNOWN,
@@ -278,6 +278,8 @@ class Machine(Statements, Expressions, Objects, Calls):
                 return self._operator(parts[2], name)
         if name in ("__name__", "__qualname__"):
             return owner.path.rpartition(".")[2]
+        if name == "itemsize" and is_dtype(owner):
+            return item_size(owner)
         if name in ("exists", "is_file", "is_dir") and "()" in path:
             return Builtin(path, lambda core, args, kwargs: False)
         if "()." in path and path not in self.answers:
@@ -361,7 +363,8 @@ class Machine(Statements, Expressions, Objects, Calls):
             return Tensor(tensors[0].shape, tensors[0].dtype)
         if tensors or text.endswith("Tensor"):
             first = tensors[0].shape if tensors else None
-            return Tensor((first[0], *([UNKNOWN] * (len(first) - 1))) if first else None)
+            dtype = tensors[0].dtype if tensors and "quant" not in info.qualname else None
+            return Tensor((first[0], *([UNKNOWN] * (len(first) - 1))) if first else None, dtype)
         return UNKNOWN
 
     def record(self, name: str, source: str, file: str, line: int) -> None:

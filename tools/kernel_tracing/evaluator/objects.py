@@ -11,6 +11,7 @@ from tools.kernel_tracing.evaluator.core import Core, Frame
 from tools.kernel_tracing.evaluator.expressions import plain
 from tools.kernel_tracing.evaluator.values import (
     MISSING,
+    SIZE,
     UNKNOWN,
     Builtin,
     Choice,
@@ -285,6 +286,8 @@ class Objects(Core):
             return TritonKernel(owner.function, True)
         if isinstance(owner, Tensor):
             return tensors.indexed(owner, key)
+        if owner is tensors.UnknownShape:
+            return SIZE if isinstance(key, int) else UNKNOWN
         if isinstance(owner, (External, Class)):
             if isinstance(owner, Class) and owner.kind == "enum":
                 return owner.members.get(key, UNKNOWN) if isinstance(key, str) else UNKNOWN

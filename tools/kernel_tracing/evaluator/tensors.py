@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import re
 from collections.abc import Callable
 from typing import Any
 
-from tools.kernel_tracing.evaluator.values import UNKNOWN, Builtin, External, Tensor, Unknown, Value
+from tools.kernel_tracing.evaluator.values import SIZE, UNKNOWN, Builtin, External, Opaque, Tensor, Unknown, Value
 
 # The contents of longer tensors are not kept.
 MAX_DATA = 16
@@ -16,6 +17,8 @@ _SAME |= {"add_", "mul_", "clamp", "clamp_", "abs", "neg", "sigmoid", "softmax",
 _SAME |= {"half", "bfloat16", "int", "long", "cumsum", "to", "type", "masked_fill", "masked_fill_", "normal_", "uniform_", "bool"}
 _CASTS = {"float": "float32", "half": "float16", "bfloat16": "bfloat16", "int": "int32", "long": "int64", "bool": "bool"}
 _NUMBERS = {"item", "tolist", "data_ptr", "storage_offset", "element_size", "nbytes", "untyped_storage", "numpy", "any", "all"}
+# The shape of a tensor whose rank is not known.
+UnknownShape = Opaque("torch.Size")
 _KEPT = {"contiguous", "clone", "detach", "cuda", "cpu", "pin_memory", "int", "long", "to"}
 _FACTORIES = {"empty", "zeros", "ones", "full", "rand", "randn", "empty_strided"}
 _LIKE = {"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "relu", "tanh"}
@@ -26,7 +29,7 @@ def attribute(tensor: Tensor, name: str) -> Value:
     if name in tensor.fields:
         return tensor.fields[name]
     if name == "shape":
-        return tensor.shape if tensor.shape is not None else UNKNOWN
+        return tuple(_or_size(one) for one in tensor.shape) if tensor.shape is not None else UnknownShape
     if name == "dtype":
         return tensor.dtype if tensor.dtype is not None else UNKNOWN
     if name in ("data", "T", "mT"):
@@ -45,9 +48,15 @@ def attribute(tensor: Tensor, name: str) -> Value:
     if name in ("item", "tolist") and tensor.data is not None:
         found = tensor.data[0] if name == "item" else list(tensor.data)
         return Builtin(f"Tensor.{name}", lambda core, args, kwargs: found)
+    if name == "stride":
+        return Builtin("Tensor.stride", lambda core, args, kwargs: 1 if args and args[0] == -1 else UNKNOWN)
     if name in _NUMBERS or name.startswith("is_"):
         return Builtin(f"Tensor.{name}", lambda core, args, kwargs: UNKNOWN)
     return Builtin(f"Tensor.{name}", lambda core, args, kwargs: _method(tensor, name, args, kwargs))
+
+
+def _or_size(size: Value) -> Value:
+    return SIZE if isinstance(size, Unknown) else size
 
 
 def _method(tensor: Tensor, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -68,12 +77,18 @@ def is_dtype(value: Value) -> bool:
     )
 
 
+def item_size(dtype: External) -> int:
+    """Bytes of one element."""
+    digits = re.search(r"\d+", dtype.path)
+    return max(1, int(digits[0]) // 8) if digits else 1
+
+
 def _size(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if tensor.shape is None:
-        return UNKNOWN
+        return SIZE if args else UnknownShape
     if not args:
         return tensor.shape
-    return tensor.shape[args[0]] if isinstance(args[0], int) and -len(tensor.shape) <= args[0] < len(tensor.shape) else UNKNOWN
+    return _or_size(tensor.shape[args[0]]) if isinstance(args[0], int) and -len(tensor.shape) <= args[0] < len(tensor.shape) else UNKNOWN
 
 
 def _dim(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -84,7 +99,7 @@ def _numel(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value
     total = 1
     for size in tensor.shape if tensor.shape is not None else (UNKNOWN,):
         if not isinstance(size, int):
-            return UNKNOWN
+            return SIZE
         total *= size
     return total
 

@@ -20,6 +20,8 @@ class Unknown:
 
 
 UNKNOWN = Unknown()
+# A size of a tensor: not known, but not zero.
+SIZE = Unknown()
 
 
 @dataclass(eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any
 
 # Packages that SGLang imports if they are there, and that its own requirements do not install.
@@ -43,6 +44,7 @@ ABSENT = frozenset(
     }
 )
 
+_Version = namedtuple("_Version", ("major", "minor", "micro"))
 CAPABILITIES = {"sm80": (8, 0), "sm89": (8, 9), "sm90": (9, 0), "sm100": (10, 0), "sm103": (10, 3), "sm120": (12, 0)}
 NAMES = {
     "sm80": "NVIDIA A100",
@@ -72,6 +74,7 @@ def answers(gpu: str, world: int) -> dict[str, Any]:
         "torch.__version__": "2.11.0",
         "triton.__version__": "3.6.0",
         "transformers.__version__": "5.17.0",
+        "torch._dynamo.is_compiling": False,
         "torch.compiler.is_compiling": False,
         "torch.compiler.is_dynamo_compiling": False,
         "torch.xpu.is_available": False,
@@ -84,7 +87,7 @@ def answers(gpu: str, world: int) -> dict[str, Any]:
         "torch.are_deterministic_algorithms_enabled": False,
         "typing.TYPE_CHECKING": False,
         "sys.platform": "linux",
-        "sys.version_info": (3, 12, 0),
+        "sys.version_info": _Version(3, 12, 0),
         "sys.maxsize": 2**63 - 1,
         "platform.system": "Linux",
         "platform.machine": "x86_64",
