@@ -107,6 +107,9 @@ class Machine(Statements, Expressions, Objects, Calls):
             value = known.scope.names.get(name, MISSING)
             if value is not MISSING:
                 return self.resolve(value)
+            for star in known.stars:
+                if star != module and (found := self._starred_name(star, name)) is not MISSING:
+                    return found
             if f"{module}.{name}" in self.index.sources.modules:
                 return self.import_module(f"{module}.{name}")
             hook = known.scope.names.get("__getattr__")
@@ -117,9 +120,24 @@ class Machine(Statements, Expressions, Objects, Calls):
             return UNKNOWN
         if module.partition(".")[0] in LIBRARIES:
             return self._of_library(module, name)
+        if f"{module}.{name}" in self.index.sources.modules:  # of a package without __init__.py
+            return self.import_module(f"{module}.{name}")
         if module.partition(".")[0] in environments.ABSENT:
             raise self.error(ImportError, module)
         return self.external(f"{module}.{name}")
+
+    def _starred_name(self, module: str, name: str) -> Value:
+        """A name that `from module import *` binds, which may be set only later if modules import each other."""
+        known = self.module(module)
+        if known is None or name.startswith("_"):
+            return MISSING
+        self.start(known)
+        if name in known.scope.names or known.stars:
+            value = known.scope.names.get(name, MISSING)
+            if value is not MISSING:
+                return self.resolve(value)
+            return next((one for one in (self._starred_name(star, name) for star in known.stars) if one is not MISSING), MISSING)
+        return MISSING
 
     def import_module(self, name: str) -> Value:
         known = self.module(name)
@@ -136,12 +154,7 @@ class Machine(Statements, Expressions, Objects, Calls):
         return natives.NATIVE_MODULES.get(name, External(name))
 
     def import_all(self, source: str) -> None:
-        known = self.module(source)
-        if known is not None:
-            self.start(known)
-            names = known.scope.names.get("__all__") or [name for name in known.scope.names if not name.startswith("_")]
-            for name in names:
-                self.bind(name, Lazy(source, name))
+        self.frame.module.stars.append(source)
 
     def resolve(self, value: Value) -> Value:
         depth = 0
@@ -161,6 +174,9 @@ class Machine(Statements, Expressions, Objects, Calls):
                         scope.names[name] = value
                 return value
             scope = scope.parent
+        for star in self.frame.module.stars:
+            if (found := self._starred_name(star, name)) is not MISSING:
+                return found
         found = natives.builtin(name)
         if found is MISSING:
             if name == "__class__":
@@ -306,7 +322,8 @@ class Machine(Statements, Expressions, Objects, Calls):
             elif isinstance(symbol, Module):
                 return LibraryModule(symbol.name)
             else:
-                return External(symbol)
+                parts = symbol.split(".")
+                return self._operator(parts[2], parts[3]) if symbol.startswith("torch.ops.") else External(symbol)
         if self.index.module(f"{module}.{name}") is not None:
             return LibraryModule(f"{module}.{name}")
         if known is None or (not known.stars and name not in known.bindings):

@@ -223,7 +223,7 @@ class Objects(Core):
         return MISSING if isinstance(found, Unknown) and not self._defines(owner, name) else found
 
     def _defines(self, owner: ModuleObject, name: str) -> bool:
-        return name in owner.scope.names
+        return name in owner.scope.names or bool(owner.stars)
 
     def _of_opaque(self, owner: Opaque | LibraryObject, name: str) -> Value:
         if name in owner.fields:

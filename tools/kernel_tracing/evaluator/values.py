@@ -79,6 +79,7 @@ class ModuleObject:
     file: str
     scope: Scope = field(default_factory=lambda: Scope({}))
     started: bool = False
+    stars: list[str] = field(default_factory=list)
 
 
 @dataclass(eq=False)
