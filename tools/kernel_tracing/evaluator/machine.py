@@ -107,11 +107,11 @@ class Machine(Statements, Expressions, Objects, Calls):
             value = known.scope.names.get(name, MISSING)
             if value is not MISSING:
                 return self.resolve(value)
+            if f"{module}.{name}" in self.index.sources.modules:
+                return self.import_module(f"{module}.{name}")
             for star in known.stars:
                 if star != module and (found := self._starred_name(star, name)) is not MISSING:
                     return found
-            if f"{module}.{name}" in self.index.sources.modules:
-                return self.import_module(f"{module}.{name}")
             hook = known.scope.names.get("__getattr__")
             if isinstance(hook, Function):
                 return self.call(hook, [name], {})

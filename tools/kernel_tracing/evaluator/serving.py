@@ -96,7 +96,7 @@ class Serving:
                 errors.append(error)
 
         limit = sys.getrecursionlimit()
-        sys.setrecursionlimit(200_000)
+        sys.setrecursionlimit(30_000)
         previous = threading.stack_size(512 << 20)
         try:
             thread = threading.Thread(target=work)
