@@ -254,6 +254,8 @@ def _callable(core: Core, args: Arguments, kwargs: Keywords) -> Value:
 
 def _sum(core: Core, args: Arguments, kwargs: Keywords) -> Value:
     values = core.iterate(args[0])
+    if values is not None and len(args) > 1 and isinstance(args[1], list):
+        return [*args[1], *(one for value in values for one in (core.iterate(value) or []))]
     if values is None or any(not isinstance(value, (int, float)) for value in values):
         return UNKNOWN
     return sum(values)

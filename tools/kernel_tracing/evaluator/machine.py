@@ -13,7 +13,7 @@ from tools.kernel_tracing.evaluator.core import Event, Frame, Hop
 from tools.kernel_tracing.evaluator.expressions import Expressions, plain
 from tools.kernel_tracing.evaluator.objects import Objects
 from tools.kernel_tracing.evaluator.statements import Statements
-from tools.kernel_tracing.evaluator.tensors import is_dtype, item_size, made
+from tools.kernel_tracing.evaluator.tensors import is_dtype, item_size, made, product
 from tools.kernel_tracing.evaluator.values import (
     MISSING,
     UNKNOWN,
@@ -378,6 +378,8 @@ class Machine(Statements, Expressions, Objects, Calls):
             return UNKNOWN
         if tensors and "norm" in info.qualname:
             return Tensor(tensors[0].shape, tensors[0].dtype)
+        if len(tensors) > 1 and {"gemm", "mm"} & set(info.qualname.split("_")):
+            return product(tensors[0], tensors[1], kwargs)
         if tensors or text.endswith("Tensor"):
             first = tensors[0].shape if tensors else None
             dtype = tensors[0].dtype if tensors and "quant" not in info.qualname else None

@@ -118,7 +118,9 @@ def _view(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
                 rest *= size
         known = isinstance(total, int) and isinstance(rest, int) and rest
         at = [isinstance(size, int) and size == -1 for size in shape].index(True)
-        shape[at] = total // rest if known else UNKNOWN
+        # Where sizes are missing, the first dimension is taken to stay that of the tokens.
+        kept = tensor.shape[0] if tensor.shape and at == 0 else UNKNOWN
+        shape[at] = total // rest if known else kept
     return Tensor(tuple(shape), tensor.dtype)
 
 
@@ -227,6 +229,15 @@ def _sliced(size: Value, key: slice) -> Value:
     if key.start is None and isinstance(key.stop, int) and key.stop >= 0:
         return key.stop
     return UNKNOWN
+
+
+def product(left: Tensor, right: Tensor, kwargs: dict[str, Value]) -> Tensor:
+    """What a kernel for `x @ w` or `x @ w.T` returns."""
+    given = next((one for one in kwargs.values() if is_dtype(one)), left.dtype)
+    if left.shape is None or right.shape is None or len(right.shape) != 2:
+        return Tensor(None, given)
+    columns = right.shape[0] if right.shape[1] == left.shape[-1] and right.shape[0] != left.shape[-1] else right.shape[1]
+    return Tensor((*left.shape[:-1], columns), given)
 
 
 def is_factory(path: str) -> bool:
