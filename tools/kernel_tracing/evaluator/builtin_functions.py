@@ -76,7 +76,9 @@ def _isinstance(core: Core, args: Arguments, kwargs: Keywords) -> Value:
 def _issubclass(core: Core, args: Arguments, kwargs: Keywords) -> Value:
     kinds = args[1] if isinstance(args[1], tuple) else (args[1],)
     if isinstance(args[0], Class):
-        return any(kind in args[0].order or (isinstance(kind, External) and kind.path in args[0].externals) for kind in kinds)
+        return any(
+            kind in args[0].order or (isinstance(kind, External) and kind.path in args[0].externals) for kind in kinds
+        )
     return UNKNOWN
 
 
@@ -123,7 +125,9 @@ def _setattr(core: Core, args: Arguments, kwargs: Keywords) -> Value:
 
 
 def _super(core: Core, args: Arguments, kwargs: Keywords) -> Value:
-    frame = next((one for one in reversed(core.stack) if one.function is not None and one.function.owner is not None), None)
+    frame = next(
+        (one for one in reversed(core.stack) if one.function is not None and one.function.owner is not None), None
+    )
     if len(args) == 2:
         return Super(args[0], args[1])
     if frame is None or frame.function is None or frame.function.owner is None:
@@ -390,7 +394,9 @@ def _fields(core: Core, args: Arguments, kwargs: Keywords) -> Value:
     info = args[0].cls if isinstance(args[0], Instance) else args[0]
     if not isinstance(info, Class):
         return UNKNOWN
-    return [Opaque("dataclasses.Field", {"name": name, "type": UNKNOWN, "default": UNKNOWN}) for name in fields_of(info)]
+    return [
+        Opaque("dataclasses.Field", {"name": name, "type": UNKNOWN, "default": UNKNOWN}) for name in fields_of(info)
+    ]
 
 
 def _replace(core: Core, args: Arguments, kwargs: Keywords) -> Value:
@@ -446,7 +452,9 @@ STANDARD: dict[str, Callable[..., Value]] = {
     "dataclasses.fields": _fields,
     "dataclasses.replace": _replace,
     "dataclasses.asdict": _vars,
-    "dataclasses.is_dataclass": lambda core, args, kwargs: isinstance(args[0], Instance) and args[0].cls.kind == "dataclass",
+    "dataclasses.is_dataclass": lambda core, args, kwargs: (
+        isinstance(args[0], Instance) and args[0].cls.kind == "dataclass"
+    ),
     "copy.copy": _copy,
     "copy.deepcopy": _copy,
     "os.getenv": _getenv,

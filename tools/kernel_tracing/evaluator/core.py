@@ -8,7 +8,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tools.kernel_tracing.evaluator.values import Class, External, Function, Instance, LibraryClass, LibraryModule, ModuleObject, NativeModule, Raised, Scope, Value, choice, same
+from tools.kernel_tracing.evaluator.values import (
+    Class,
+    External,
+    Function,
+    Instance,
+    LibraryClass,
+    LibraryModule,
+    ModuleObject,
+    NativeModule,
+    Raised,
+    Scope,
+    Value,
+    choice,
+    same,
+)
 
 if TYPE_CHECKING:
     from tools.kernel_tracing.source.index import Index

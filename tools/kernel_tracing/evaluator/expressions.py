@@ -153,7 +153,9 @@ class Expressions(Core):
         left, right = plain(left), plain(right)
         if isinstance(left, Instance):
             method = left.cls.find(_SPECIAL.get(kind.__name__, ""))
-            return self.call(self.load(left, _SPECIAL[kind.__name__]), [right], {}) if method is not MISSING else UNKNOWN
+            return (
+                self.call(self.load(left, _SPECIAL[kind.__name__]), [right], {}) if method is not MISSING else UNKNOWN
+            )
         if is_symbolic(left) or is_symbolic(right) or kind not in _BINARY:
             return UNKNOWN
         try:
@@ -174,7 +176,9 @@ class Expressions(Core):
             return Tensor(value.shape, value.dtype)
         value = plain(value)
         if isinstance(value, (int, float)):
-            return -value if isinstance(node.op, ast.USub) else ~int(value) if isinstance(node.op, ast.Invert) else value
+            return (
+                -value if isinstance(node.op, ast.USub) else ~int(value) if isinstance(node.op, ast.Invert) else value
+            )
         return UNKNOWN
 
     def _boolean(self, node: ast.BoolOp) -> Value:

@@ -136,7 +136,9 @@ class Machine(Statements, Expressions, Objects, Calls):
             value = known.scope.names.get(name, MISSING)
             if value is not MISSING:
                 return self.resolve(value)
-            return next((one for one in (self._starred_name(star, name) for star in known.stars) if one is not MISSING), MISSING)
+            return next(
+                (one for one in (self._starred_name(star, name) for star in known.stars) if one is not MISSING), MISSING
+            )
         return MISSING
 
     def import_module(self, name: str) -> Value:
@@ -239,7 +241,9 @@ class Machine(Statements, Expressions, Objects, Calls):
             if "elements" in owner.fields and name in ("append", "insert"):
                 return owner.fields["elements"].append
             return MISSING
-        if any(path in ("typing.Generic", "abc.ABC", "typing.Protocol", "builtins.object") for path in owner.cls.externals):
+        if any(
+            path in ("typing.Generic", "abc.ABC", "typing.Protocol", "builtins.object") for path in owner.cls.externals
+        ):
             return MISSING
         if name.startswith("__"):
             return MISSING
@@ -265,7 +269,9 @@ class Machine(Statements, Expressions, Objects, Calls):
                 inner = [("", one) for one in value.values]
             else:
                 continue
-            pending += [(f"{path}.{key}".strip("."), one) for key, one in inner if isinstance(one, (Instance, list, Choice))]
+            pending += [
+                (f"{path}.{key}".strip("."), one) for key, one in inner if isinstance(one, (Instance, list, Choice))
+            ]
         every = list(pairs.values())["children" in name :]
         return [(path, one) for path, one in every] if name.startswith("named") else [one for _, one in every]
 
@@ -276,10 +282,16 @@ class Machine(Statements, Expressions, Objects, Calls):
         path = _ALIASES.get(path, path.replace("torch.torch.", "torch."))
         if path in self.answers and not callable(self.answers[path]):
             value = self.answers[path]
-            return value if not path.rpartition(".")[2].startswith(("get_", "is_", "device_count", "current_", "mem_")) else External(path)
+            return (
+                value
+                if not path.rpartition(".")[2].startswith(("get_", "is_", "device_count", "current_", "mem_"))
+                else External(path)
+            )
         top, _, rest = path.partition(".")
         if top in natives.NATIVE_MODULES and rest:
-            return getattr(natives.NATIVE_MODULES[top], rest, UNKNOWN) if path not in natives.STANDARD else External(path)
+            return (
+                getattr(natives.NATIVE_MODULES[top], rest, UNKNOWN) if path not in natives.STANDARD else External(path)
+            )
         return External(path)
 
     def external_attribute(self, owner: External, name: str) -> Value:
@@ -425,12 +437,16 @@ class Machine(Statements, Expressions, Objects, Calls):
             return self._made(path, args, kwargs)
         if path.startswith("torch.ops"):
             return Tensor()
-        return UNKNOWN if path.startswith(("os.", "time.")) or last.startswith(("is_", "has_", "get_")) else Opaque(path)
+        return (
+            UNKNOWN if path.startswith(("os.", "time.")) or last.startswith(("is_", "has_", "get_")) else Opaque(path)
+        )
 
     def _operator_of(self, registration: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
         """Registers a function as a torch operator; calls by either name enter the function."""
         if custom_ops.is_registration(registration):
-            self._register([args[0] if args else kwargs.get("op_name"), args[1] if len(args) > 1 else kwargs.get("op_func")])
+            self._register(
+                [args[0] if args else kwargs.get("op_name"), args[1] if len(args) > 1 else kwargs.get("op_func")]
+            )
             return None
         if not args:
             return Builtin(registration, lambda core, given, named: self._operator_of(registration, given, kwargs))
@@ -454,7 +470,9 @@ class Machine(Statements, Expressions, Objects, Calls):
         if maker is not None:
             return maker(self, args, kwargs)
         owner = getattr(function, "__self__", None)
-        stores = isinstance(owner, (list, dict, set, deque)) or (isinstance(function, type) and issubclass(function, BaseException))
+        stores = isinstance(owner, (list, dict, set, deque)) or (
+            isinstance(function, type) and issubclass(function, BaseException)
+        )
         if isinstance(owner, dict) and args and isinstance(args[0], (Unknown, Choice, Tensor)):
             return self.item(owner, args[0]) if function.__name__ == "get" else UNKNOWN
         if not stores:
@@ -530,7 +548,20 @@ class Machine(Statements, Expressions, Objects, Calls):
 
 _MODULE_LISTS = {"parameters", "named_parameters", "buffers", "named_buffers", "modules", "named_modules", "children"}
 _MODULE_LISTS |= {"named_children", "state_dict"}
-_MODULE_METHODS = {"eval", "train", "to", "cuda", "cpu", "half", "requires_grad_", "apply", "float", "bfloat16", "register_forward_pre_hook", "register_forward_hook"}
+_MODULE_METHODS = {
+    "eval",
+    "train",
+    "to",
+    "cuda",
+    "cpu",
+    "half",
+    "requires_grad_",
+    "apply",
+    "float",
+    "bfloat16",
+    "register_forward_pre_hook",
+    "register_forward_hook",
+}
 _CALLERS = frozenset({"threading.Thread", "torch.library.register_fake", "atexit.register", "signal.signal"})
 # Other names of torch's dtypes.
 _ALIASES = {"torch.float": "torch.float32", "torch.half": "torch.float16", "torch.double": "torch.float64"}

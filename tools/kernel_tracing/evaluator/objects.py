@@ -44,7 +44,23 @@ from tools.kernel_tracing.evaluator.values import (
 )
 
 _ENUMS = {"Enum", "IntEnum", "StrEnum", "Flag", "IntFlag"}
-_NATIVE = (str, int, float, bool, list, tuple, dict, set, frozenset, bytes, slice, range, deque, type(None), BaseException)
+_NATIVE = (
+    str,
+    int,
+    float,
+    bool,
+    list,
+    tuple,
+    dict,
+    set,
+    frozenset,
+    bytes,
+    slice,
+    range,
+    deque,
+    type(None),
+    BaseException,
+)
 
 
 class Objects(Core):
@@ -97,8 +113,17 @@ class Objects(Core):
 
     def _adopt(self, info: Class, value: Value) -> None:
         """Functions of a class know their class, and their free variables are those around the class."""
-        for function in (value, getattr(value, "function", None), getattr(value, "getter", None), getattr(value, "setter", None)):
-            if isinstance(function, Function) and function.owner is None and function.qualname.startswith(info.qualname):
+        for function in (
+            value,
+            getattr(value, "function", None),
+            getattr(value, "getter", None),
+            getattr(value, "setter", None),
+        ):
+            if (
+                isinstance(function, Function)
+                and function.owner is None
+                and function.qualname.startswith(info.qualname)
+            ):
                 function.owner = info
                 if function.scope.names is info.names and function.scope.parent is not None:
                     function.scope = function.scope.parent
@@ -156,7 +181,9 @@ class Objects(Core):
             return self._of_opaque(owner, name)
         if isinstance(owner, (LibraryModule, LibraryClass)):
             return self.library_attribute(owner, name)
-        if isinstance(owner, (Function, Method, Partial, TritonKernel, Builtin, LibraryFunction, Kernel, Wrapped, Property)):
+        if isinstance(
+            owner, (Function, Method, Partial, TritonKernel, Builtin, LibraryFunction, Kernel, Wrapped, Property)
+        ):
             return self._of_function(owner, name)
         if isinstance(owner, NativeModule):
             return self.native_function(owner, name)
@@ -208,7 +235,9 @@ class Objects(Core):
         if name == "__mro__":
             return tuple(owner.order)
         if name in ("__members__", "_member_map_", "_value2member_map_") and owner.kind == "enum":
-            return dict(owner.members) if "value2" not in name else {m.fields["value"]: m for m in owner.members.values()}
+            return (
+                dict(owner.members) if "value2" not in name else {m.fields["value"]: m for m in owner.members.values()}
+            )
         for cls in owner.order:
             if name in cls.names:
                 return self._bound(cls.names[name], owner, cls)
@@ -360,7 +389,11 @@ class Objects(Core):
         for value, against in ((left, right), (right, left)):
             if isinstance(value, Instance):
                 method = value.cls.find("__eq__")
-                return self.call(Method(method, value), [against], {}) if isinstance(method, Function) else value == against
+                return (
+                    self.call(Method(method, value), [against], {})
+                    if isinstance(method, Function)
+                    else value == against
+                )
         if isinstance(left, (tuple, list)) and type(left) is type(right):
             if len(left) != len(right):
                 return False

@@ -10,7 +10,17 @@ from typing import Any
 
 from tools.kernel_tracing.evaluator.core import Event, Frame
 from tools.kernel_tracing.evaluator.machine import Machine
-from tools.kernel_tracing.evaluator.values import UNKNOWN, Builtin, Class, External, Function, Instance, ModuleObject, Scope, Value
+from tools.kernel_tracing.evaluator.values import (
+    UNKNOWN,
+    Builtin,
+    Class,
+    External,
+    Function,
+    Instance,
+    ModuleObject,
+    Scope,
+    Value,
+)
 from tools.kernel_tracing.rules import serving_steps
 from tools.kernel_tracing.rules.platforms import Platform
 from tools.kernel_tracing.source.index import Index
@@ -48,16 +58,20 @@ class Step:
 class Serving:
     """Evaluates one configuration."""
 
+    # The file of the frames that start a step.
+    FILE = "<serving>"
+
     def __init__(self, index: Index, configuration: Configuration, platform: str = "cuda") -> None:
         self.configuration = configuration
         world = int(configuration.settings.get("tp_size", 1))
         self.machine = Machine(index, Platform(platform), configuration.gpu, world)
         self.machine.environment |= configuration.environment
         self.machine.overrides |= serving_steps.overrides(configuration.gpu)
-        self.machine.overrides |= {
-            name: lambda core, args, kwargs: self.config for name in serving_steps.MODEL_CONFIG
-        } | {"get_model_architecture": lambda core, args, kwargs: self._architecture(), "ModelRegistry.resolve_model_cls": lambda core, args, kwargs: self._architecture()}
-        self.config = self._object(configuration.model)
+        self.config: Instance = self._object(configuration.model)
+        for name in serving_steps.MODEL_CONFIG:
+            self.machine.overrides[name] = lambda core, args, kwargs: self.config
+        for name in serving_steps.MODEL_CLASS:
+            self.machine.overrides[name] = lambda core, args, kwargs: self._architecture()
 
     def _object(self, values: dict[str, Any]) -> Instance:
         module = ModuleObject("transformers", "")
@@ -111,7 +125,7 @@ class Serving:
 
     def _run(self) -> Step:
         machine = self.machine
-        module = ModuleObject("serving", "<serving>")
+        module = ModuleObject("serving", self.FILE)
         module.started = True
         scope = Scope(module.scope.names, None, module)
         machine.stack = [Frame(module, "", scope)]
@@ -121,6 +135,3 @@ class Serving:
             for statement in ast.parse(text).body:
                 machine.run([statement])
         return Step(self.configuration, list(machine.events.values()), machine.problems, machine.steps)
-
-
-__all__ = ["UNKNOWN", "Configuration", "Function", "Serving", "Step"]

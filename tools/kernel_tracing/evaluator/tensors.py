@@ -12,11 +12,69 @@ from tools.kernel_tracing.evaluator.values import SIZE, UNKNOWN, Builtin, Extern
 # The contents of longer tensors are not kept.
 MAX_DATA = 16
 # Methods that return a tensor of the same shape.
-_SAME = {"contiguous", "clone", "detach", "cuda", "cpu", "pin_memory", "requires_grad_", "fill_", "zero_", "copy_", "data"}
-_SAME |= {"add_", "mul_", "clamp", "clamp_", "abs", "neg", "sigmoid", "softmax", "add", "mul", "div", "div_", "sub", "float"}
-_SAME |= {"half", "bfloat16", "int", "long", "cumsum", "to", "type", "masked_fill", "masked_fill_", "normal_", "uniform_", "bool"}
-_CASTS = {"float": "float32", "half": "float16", "bfloat16": "bfloat16", "int": "int32", "long": "int64", "bool": "bool"}
-_NUMBERS = {"item", "tolist", "data_ptr", "storage_offset", "element_size", "nbytes", "untyped_storage", "numpy", "any", "all"}
+_SAME = {
+    "contiguous",
+    "clone",
+    "detach",
+    "cuda",
+    "cpu",
+    "pin_memory",
+    "requires_grad_",
+    "fill_",
+    "zero_",
+    "copy_",
+    "data",
+}
+_SAME |= {
+    "add_",
+    "mul_",
+    "clamp",
+    "clamp_",
+    "abs",
+    "neg",
+    "sigmoid",
+    "softmax",
+    "add",
+    "mul",
+    "div",
+    "div_",
+    "sub",
+    "float",
+}
+_SAME |= {
+    "half",
+    "bfloat16",
+    "int",
+    "long",
+    "cumsum",
+    "to",
+    "type",
+    "masked_fill",
+    "masked_fill_",
+    "normal_",
+    "uniform_",
+    "bool",
+}
+_CASTS = {
+    "float": "float32",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+    "int": "int32",
+    "long": "int64",
+    "bool": "bool",
+}
+_NUMBERS = {
+    "item",
+    "tolist",
+    "data_ptr",
+    "storage_offset",
+    "element_size",
+    "nbytes",
+    "untyped_storage",
+    "numpy",
+    "any",
+    "all",
+}
 # The shape of a tensor whose rank is not known.
 UnknownShape = Opaque("torch.Size")
 _KEPT = {"contiguous", "clone", "detach", "cuda", "cpu", "pin_memory", "int", "long", "to"}
@@ -72,8 +130,12 @@ def _method(tensor: Tensor, name: str, args: list[Value], kwargs: dict[str, Valu
 
 def is_dtype(value: Value) -> bool:
     """Whether a value is a dtype of torch."""
-    return isinstance(value, External) and value.path.startswith("torch.") and value.path[6:].rstrip("0123456789_efmnuzb").startswith(
-        ("float", "bfloat", "int", "uint", "bool", "half", "long", "doubl")
+    return (
+        isinstance(value, External)
+        and value.path.startswith("torch.")
+        and value.path[6:]
+        .rstrip("0123456789_efmnuzb")
+        .startswith(("float", "bfloat", "int", "uint", "bool", "half", "long", "doubl"))
     )
 
 
@@ -88,7 +150,11 @@ def _size(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
         return SIZE if args else UnknownShape
     if not args:
         return tensor.shape
-    return _or_size(tensor.shape[args[0]]) if isinstance(args[0], int) and -len(tensor.shape) <= args[0] < len(tensor.shape) else UNKNOWN
+    return (
+        _or_size(tensor.shape[args[0]])
+        if isinstance(args[0], int) and -len(tensor.shape) <= args[0] < len(tensor.shape)
+        else UNKNOWN
+    )
 
 
 def _dim(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -236,7 +302,9 @@ def product(left: Tensor, right: Tensor, kwargs: dict[str, Value]) -> Tensor:
     given = next((one for one in kwargs.values() if is_dtype(one)), left.dtype)
     if left.shape is None or right.shape is None or len(right.shape) != 2:
         return Tensor(None, given)
-    columns = right.shape[0] if right.shape[1] == left.shape[-1] and right.shape[0] != left.shape[-1] else right.shape[1]
+    columns = (
+        right.shape[0] if right.shape[1] == left.shape[-1] and right.shape[0] != left.shape[-1] else right.shape[1]
+    )
     return Tensor((*left.shape[:-1], columns), given)
 
 
@@ -260,7 +328,9 @@ def made(path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
     first = args[0] if args else None
     if name in _FACTORIES:
         size = kwargs.get("size", first)
-        shape = list(size) if isinstance(size, (list, tuple)) else [one for one in args if isinstance(one, (int, Unknown))]
+        shape = (
+            list(size) if isinstance(size, (list, tuple)) else [one for one in args if isinstance(one, (int, Unknown))]
+        )
         return Tensor(tuple(shape), given or External("torch.bfloat16"))
     if name in ("tensor", "as_tensor", "from_numpy"):
         known = isinstance(first, (list, tuple, int, float, Tensor))

@@ -299,7 +299,13 @@ def same(one: Value, other: Value) -> bool:
     if isinstance(one, (bool, int, float, str, External)):
         return bool(one == other)
     if isinstance(one, Tensor):
-        return one.shape == other.shape and one.dtype == other.dtype and one.data == other.data and not one.fields and not other.fields
+        return (
+            one.shape == other.shape
+            and one.dtype == other.dtype
+            and one.data == other.data
+            and not one.fields
+            and not other.fields
+        )
     if isinstance(one, Method):
         return one.function is other.function and one.receiver is other.receiver
     if isinstance(one, tuple):

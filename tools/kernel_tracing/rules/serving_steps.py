@@ -1,4 +1,4 @@
-"""How SGLang serves a step: what starts it, and the functions whose results the machine rather than the code decides."""
+"""How SGLang serves a step: what starts it, and the functions whose results the machine decides, not the code."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from tools.kernel_tracing.rules import environments
 
 # Functions that read the model's config.json.
 MODEL_CONFIG = ("get_config", "get_hf_text_config", "ServerArgs.get_hf_config")
+# Functions that find the model's class.
+MODEL_CLASS = ("get_model_architecture", "ModelRegistry.resolve_model_cls")
 _START = """
 from sglang.srt.server_args import ServerArgs, PortArgs
 from sglang.srt.configs.model_config import ModelConfig
@@ -24,8 +26,8 @@ initialize_fp8_gemm_config(server_args)
 from sglang.srt.layers.quantization.fp4_utils import initialize_fp4_gemm_config
 initialize_fp4_gemm_config(server_args)
 model_config = ModelConfig.from_server_args(server_args)
-runner = ModelRunner(model_config=model_config, mem_fraction_static=server_args.mem_fraction_static, gpu_id=0, tp_rank=0,
-    tp_size=server_args.tp_size, moe_ep_rank=0, moe_ep_size=server_args.ep_size, pp_rank=0, pp_size=1, nccl_port=1,
+runner = ModelRunner(
+    model_config=model_config, mem_fraction_static=server_args.mem_fraction_static, gpu_id=0, tp_rank=0, tp_size=server_args.tp_size, moe_ep_rank=0, moe_ep_size=server_args.ep_size, pp_rank=0, pp_size=1, nccl_port=1,
     server_args=server_args)
 def requests():
     reqs = []
@@ -40,6 +42,43 @@ def requests():
         reqs.append(req)
     return reqs
 """
+# Settings of ServerArgs without which a step cannot be evaluated, or is evaluated needlessly long.
+SETTINGS: dict[str, Any] = {
+    "model_path": "/model",
+    "load_format": "dummy",
+    "skip_tokenizer_init": True,
+    "dtype": "bfloat16",
+    "device": "cuda",
+    "disable_cuda_graph": True,
+    "disable_piecewise_cuda_graph": True,
+    "disable_overlap_schedule": True,
+    "mem_fraction_static": 0.8,
+    "max_total_tokens": 8192,
+    "max_running_requests": 8,
+    "chunked_prefill_size": 4096,
+    "context_length": 4096,
+    "random_seed": 1,
+    "log_level": "warning",
+    "tp_size": 1,
+}
+# DeepGEMM compiles its kernels ahead by calling them with made-up inputs.
+ENVIRONMENT = {"SGLANG_JIT_DEEPGEMM_PRECOMPILE": "0"}
+# What a config.json says that models/ leaves out because no Definition depends on it.
+MODEL_DEFAULTS: dict[str, Any] = {
+    "hidden_act": "silu",
+    "max_position_embeddings": 8192,
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "moe_layer_freq": 1,
+    "routed_scaling_factor": 1.0,
+    "model_type": "model",
+    "mlp_bias": False,
+    "use_sliding_window": False,
+}
 PHASES = (
     ("load", _START),
     ("prefill", "ids, logits, batch = bench.extend(requests(), runner)"),
@@ -65,7 +104,9 @@ def overrides(gpu: str) -> dict[str, Any]:
         "get_available_gpu_memory": _gib(gpu),
         "get_device": "cuda",
         "get_device_core_count": 132,
-        "get_device_sm": lambda core, args, kwargs: environments.CAPABILITIES[gpu][0] * 10 + environments.CAPABILITIES[gpu][1],
+        "get_device_sm": lambda core, args, kwargs: (
+            environments.CAPABILITIES[gpu][0] * 10 + environments.CAPABILITIES[gpu][1]
+        ),
         "get_device_capability": environments.CAPABILITIES[gpu],
         "get_generation_config": None,
         "get_sparse_attention_config": lambda core, args, kwargs: {},
@@ -95,13 +136,29 @@ def overrides(gpu: str) -> dict[str, Any]:
         "get_zmq_socket": None,
         "monkey_patch_torch_compile": None,
         "_Dumper.may_enable": False,
-
     }
 
 
 # Fields that every PretrainedConfig of transformers has.
 CONFIG_DEFAULTS: dict[str, Any] = dict.fromkeys(
-    ("pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "decoder_start_token_id", "cross_attention_hidden_size"),
+    (
+        "pad_token_id",
+        "bos_token_id",
+        "eos_token_id",
+        "sep_token_id",
+        "decoder_start_token_id",
+        "cross_attention_hidden_size",
+    ),
 )
-CONFIG_DEFAULTS |= {"name_or_path": "model", "tie_word_embeddings": True, "is_encoder_decoder": False, "use_cache": True}
-CONFIG_DEFAULTS |= {"output_hidden_states": False, "output_attentions": False, "return_dict": True, "chunk_size_feed_forward": 0}
+CONFIG_DEFAULTS |= {
+    "name_or_path": "model",
+    "tie_word_embeddings": True,
+    "is_encoder_decoder": False,
+    "use_cache": True,
+}
+CONFIG_DEFAULTS |= {
+    "output_hidden_states": False,
+    "output_attentions": False,
+    "return_dict": True,
+    "chunk_size_feed_forward": 0,
+}
