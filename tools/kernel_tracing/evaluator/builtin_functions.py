@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import collections
-import functools
 import itertools
 import json
 import math
@@ -14,9 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tools.kernel_tracing.evaluator.core import Core
-from tools.kernel_tracing.evaluator.expressions import plain
-from tools.kernel_tracing.evaluator.objects import fields_of
-from tools.kernel_tracing.evaluator.tensors import is_factory, made
+from tools.kernel_tracing.evaluator.operators import plain
 from tools.kernel_tracing.evaluator.values import (
     MISSING,
     UNKNOWN,
@@ -24,12 +21,8 @@ from tools.kernel_tracing.evaluator.values import (
     Choice,
     Class,
     External,
-    Function,
     Instance,
-    LibraryObject,
-    Method,
     Opaque,
-    Partial,
     Property,
     Raised,
     Super,
@@ -291,7 +284,7 @@ def _silent(core: Core, args: Arguments, kwargs: Keywords) -> Value:
     return None
 
 
-def _vars(core: Core, args: Arguments, kwargs: Keywords) -> Value:
+def vars_of(core: Core, args: Arguments, kwargs: Keywords) -> Value:
     return args[0].fields if args and isinstance(args[0], Instance) else UNKNOWN
 
 
@@ -321,7 +314,7 @@ BUILTINS: dict[str, Value] = {
         "reversed": _listed(lambda values: list(reversed(values))),
         "callable": _callable,
         "print": _silent,
-        "vars": _vars,
+        "vars": vars_of,
         "id": lambda core, args, kwargs: id(args[0]),
         "property": lambda core, args, kwargs: Property(args[0]),
         "staticmethod": lambda core, args, kwargs: Wrapped("staticmethod", args[0]),
@@ -352,145 +345,3 @@ def builtin(name: str) -> Value:
     if isinstance(found, type) or found is Ellipsis or found is NotImplemented:
         return found
     return MISSING if found is MISSING else Builtin(name, lambda core, args, kwargs: UNKNOWN)
-
-
-# The standard library, by path
-
-
-def _partial(core: Core, args: Arguments, kwargs: Keywords) -> Value:
-    return Partial(args[0], args[1:], kwargs)
-
-
-def _same(core: Core, args: Arguments, kwargs: Keywords) -> Value:
-    return args[0] if args else IDENTITY
-
-
-def _wraps(core: Core, args: Arguments, kwargs: Keywords) -> Value:
-    return IDENTITY
-
-
-IDENTITY = Builtin("identity", lambda core, args, kwargs: args[0] if args else UNKNOWN)
-
-
-def _context(core: Core, args: Arguments, kwargs: Keywords) -> Value:
-    if isinstance(args[0], Function):
-        args[0].is_context = True
-    return args[0]
-
-
-def _dataclass(core: Core, args: Arguments, kwargs: Keywords) -> Value:
-    if not args:
-        return Builtin("dataclass", _dataclass)
-    if isinstance(args[0], Class):
-        args[0].kind = args[0].kind or "dataclass"
-    return args[0]
-
-
-def _field(core: Core, args: Arguments, kwargs: Keywords) -> Value:
-    return Opaque("dataclasses.field", {"settings": kwargs})
-
-
-def _fields(core: Core, args: Arguments, kwargs: Keywords) -> Value:
-    info = args[0].cls if isinstance(args[0], Instance) else args[0]
-    if not isinstance(info, Class):
-        return UNKNOWN
-    return [
-        Opaque("dataclasses.Field", {"name": name, "type": UNKNOWN, "default": UNKNOWN}) for name in fields_of(info)
-    ]
-
-
-def _replace(core: Core, args: Arguments, kwargs: Keywords) -> Value:
-    if not isinstance(args[0], Instance):
-        return UNKNOWN
-    return Instance(args[0].cls, args[0].fields | kwargs, core.region)
-
-
-def _copy(core: Core, args: Arguments, kwargs: Keywords) -> Value:
-    value = args[0]
-    if isinstance(value, Instance) and value.cls.kind != "enum":
-        return Instance(value.cls, dict(value.fields), core.region)
-    if isinstance(value, (list, dict, set)):
-        return type(value)(value) if type(value) in (list, dict, set) else value.copy()
-    return value
-
-
-def _getenv(core: Core, args: Arguments, kwargs: Keywords) -> Value:
-    environment: dict[str, str] = core.environment  # type: ignore[attr-defined]
-    default = args[1] if len(args) > 1 else kwargs.get("default")
-    return environment.get(args[0], default) if isinstance(args[0], str) else UNKNOWN
-
-
-def _reduce(core: Core, args: Arguments, kwargs: Keywords) -> Value:
-    values = core.iterate(args[1])
-    if values is None:
-        return UNKNOWN
-    return functools.reduce(lambda a, b: core.call(args[0], [a, b], {}), values, *args[2:])
-
-
-def _namedtuple(core: Core, args: Arguments, kwargs: Keywords) -> Value:
-    return Builtin(f"namedtuple {args[0]}", lambda core, given, named: Opaque(str(args[0]), dict(named)))
-
-
-def _stack_method(core: Core, args: Arguments, kwargs: Keywords) -> Value:
-    return args[0] if args else None
-
-
-STANDARD: dict[str, Callable[..., Value]] = {
-    "functools.partial": _partial,
-    "functools.partialmethod": _partial,
-    "functools.wraps": _wraps,
-    "functools.update_wrapper": _same,
-    "functools.lru_cache": _same,
-    "functools.cache": _same,
-    "functools.cached_property": lambda core, args, kwargs: Property(args[0]),
-    "functools.reduce": _reduce,
-    "functools.total_ordering": _same,
-    "contextlib.contextmanager": _context,
-    "contextlib.nullcontext": lambda core, args, kwargs: args[0] if args else Opaque("contextlib.nullcontext"),
-    "dataclasses.dataclass": _dataclass,
-    "dataclasses.field": _field,
-    "dataclasses.fields": _fields,
-    "dataclasses.replace": _replace,
-    "dataclasses.asdict": _vars,
-    "dataclasses.is_dataclass": lambda core, args, kwargs: (
-        isinstance(args[0], Instance) and args[0].cls.kind == "dataclass"
-    ),
-    "copy.copy": _copy,
-    "copy.deepcopy": _copy,
-    "os.getenv": _getenv,
-    "os.environ.get": _getenv,
-    "os.path.exists": lambda core, args, kwargs: args[0] == MODEL_PATH,
-    "os.path.isfile": lambda core, args, kwargs: False,
-    "os.path.isdir": lambda core, args, kwargs: args[0] == MODEL_PATH,
-    "typing.cast": lambda core, args, kwargs: args[1],
-    "typing.TypeVar": lambda core, args, kwargs: External("typing.Any"),
-    "typing.overload": _same,
-    "typing.runtime_checkable": _same,
-    "abc.abstractmethod": _same,
-    "abc.abstractproperty": lambda core, args, kwargs: Property(args[0]),
-    "collections.namedtuple": _namedtuple,
-    "inspect.isfunction": lambda core, args, kwargs: isinstance(args[0], (Function, Method)),
-    "torch.nn.Parameter": lambda core, args, kwargs: Tensor(*_tensor_of(args, kwargs)),
-    "torch.nn.parameter.Parameter": lambda core, args, kwargs: Tensor(*_tensor_of(args, kwargs)),
-    "torch.get_default_dtype": lambda core, args, kwargs: External("torch.bfloat16"),
-}
-
-
-def _tensor_of(args: Arguments, kwargs: Keywords) -> tuple[Any, Any]:
-    value = kwargs.get("data", args[0] if args else None)
-    return (value.shape, value.dtype) if isinstance(value, Tensor) else (None, None)
-
-
-def standard(core: Core, path: str, args: Arguments, kwargs: Keywords) -> Value:
-    """What a function of the standard library or of torch returns; MISSING if nothing is known of it."""
-    known = STANDARD.get(path)
-    if known is not None:
-        return known(core, args, kwargs)
-    if path.startswith("torch.") and path.count(".") <= 3 and path.rpartition(".")[2].islower() and "cuda" not in path:
-        if not path.startswith(("torch.distributed", "torch.ops", "torch.library", "torch.compile", "torch.backends")):
-            if is_factory(path) or any(isinstance(one, Tensor) for one in (*args, *kwargs.values())):
-                return made(path, args, kwargs)
-    return MISSING
-
-
-__all__ = ["BUILTINS", "CONSTRUCTORS", "IDENTITY", "NATIVE_MODULES", "LibraryObject", "builtin", "standard"]

@@ -6,8 +6,9 @@ import ast
 import threading
 from collections.abc import Callable
 
+from tools.kernel_tracing.evaluator.classes import fields_of
 from tools.kernel_tracing.evaluator.core import Core, Frame
-from tools.kernel_tracing.evaluator.objects import describe, fields_of
+from tools.kernel_tracing.evaluator.objects import describe
 from tools.kernel_tracing.evaluator.values import (
     MISSING,
     UNKNOWN,
@@ -287,8 +288,8 @@ class Calls(Core):
             thread.join()
         if signal is not None:
             raise signal
-        for error in errors:
-            raise error
+        for failure in errors:
+            raise failure
 
 
 def issubclass_of(path: str) -> bool:

@@ -25,6 +25,7 @@ from tools.kernel_tracing.evaluator.values import (
 )
 
 if TYPE_CHECKING:
+    from tools.kernel_tracing.rules.platforms import Platform
     from tools.kernel_tracing.source.index import Index
 
 
@@ -88,8 +89,14 @@ class Event:
 class Core:
     """State of an evaluation. The methods that raise NotImplementedError are defined by the parts."""
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: Index, platform: Platform) -> None:
         self.index = index
+        self.platform = platform
+        self.environment: dict[str, str] = {}
+        self.answers: dict[str, Any] = {}  # what torch and the system say, by path
+        self.overrides: dict[str, Any] = {}  # qualified names of functions whose results are decided
+        self.operators: dict[str, Value] = {}  # torch operators that the sources register
+        self.modules: dict[str, ModuleObject] = {}
         self.stack: list[Frame] = []
         self.region = 0
         self.regions = 0

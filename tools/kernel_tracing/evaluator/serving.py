@@ -11,11 +11,9 @@ from typing import Any
 from tools.kernel_tracing.evaluator.core import Event, Frame
 from tools.kernel_tracing.evaluator.machine import Machine
 from tools.kernel_tracing.evaluator.values import (
-    UNKNOWN,
     Builtin,
     Class,
     External,
-    Function,
     Instance,
     ModuleObject,
     Scope,
@@ -91,11 +89,11 @@ class Serving:
     def _architecture(self) -> Value:
         name = self.configuration.model["architectures"][0]
         for module in self.machine.index.sources.modules:
-            if module.startswith("sglang.srt.models."):
-                if f"class {name}(" in self.machine.index.sources.text(module):
-                    found = self.machine.imported(module, name)
-                    if isinstance(found, Class):
-                        return (found, name)
+            in_models = module.startswith(serving_steps.MODELS)
+            if in_models and f"class {name}(" in self.machine.index.sources.text(module):
+                found = self.machine.imported(module, name)
+                if isinstance(found, Class):
+                    return (found, name)
         raise LookupError(f"no model class {name} in sglang/srt/models")
 
     def run(self) -> Step:

@@ -6,7 +6,8 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from tools.kernel_tracing.evaluator.core import Core, Test
+from tools.kernel_tracing.evaluator.blocks import Blocks, join_names
+from tools.kernel_tracing.evaluator.core import Test
 from tools.kernel_tracing.evaluator.functions import function_of
 from tools.kernel_tracing.evaluator.values import (
     MISSING,
@@ -27,10 +28,9 @@ from tools.kernel_tracing.evaluator.values import (
 )
 
 # A loop whose end is not known to the evaluator stops after this many rounds.
-MAX_ROUNDS = 4096
 
 
-class Statements(Core):
+class Statements(Blocks):
     """Runs statements."""
 
     def run(self, body: list[ast.stmt]) -> None:
@@ -163,18 +163,18 @@ class Statements(Core):
                 signals.append(signal)
             finally:
                 frame.tests.pop()
-        scope.names = _join(ends) if ends else before
+        scope.names = join_names(ends) if ends else before
         if ends:
             return
         # No branch goes on: a branch that raises is assumed not to be taken.
-        for signal in signals:
-            if isinstance(signal, Return):
+        for left in signals:
+            if isinstance(left, Return):
                 values = frame.returns[returned:]
                 del frame.returns[returned:]
                 raise Return(choice(values))
-        for signal in signals:
-            if not isinstance(signal, Raised):
-                raise signal
+        for left in signals:
+            if not isinstance(left, Raised):
+                raise left
         raise signals[0] if signals else Return(UNKNOWN)
 
     def narrow(self, test: ast.expr, negated: bool) -> bool:
@@ -182,7 +182,8 @@ class Statements(Core):
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             return self.narrow(test.operand, not negated)
         if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or if negated else ast.And):
-            return all([self.narrow(operand, negated) for operand in test.values])
+            passes = [self.narrow(operand, negated) for operand in test.values]  # every one narrows
+            return all(passes)
         name, check = self._narrowing(test)
         value = self.frame.scope.names.get(name, MISSING) if name else MISSING
         if not isinstance(value, Choice) or check is None:
@@ -196,10 +197,9 @@ class Statements(Core):
         """The local name that a test is about, and the outcome of the test for one value (None: open)."""
         if isinstance(test, ast.Name):
             return test.id, lambda value: self.truth(value)
-        if isinstance(test, ast.Call) and isinstance(test.func, ast.Name) and test.func.id == "isinstance":
-            if isinstance(test.args[0], ast.Name):
-                kind = self.evaluate(test.args[1])
-                return test.args[0].id, lambda value: self.is_instance(value, kind)
+        if isinstance(test, ast.Call) and ast.unparse(test.func) == "isinstance" and isinstance(test.args[0], ast.Name):
+            kind = self.evaluate(test.args[1])
+            return test.args[0].id, lambda value: self.is_instance(value, kind)
         if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.left, ast.Name):
             right = self.evaluate(test.comparators[0])
             positive = isinstance(test.ops[0], (ast.Is, ast.Eq))
@@ -211,105 +211,6 @@ class Statements(Core):
 
                 return test.left.id, check
         return "", None
-
-    def _for(self, node: ast.For | ast.AsyncFor) -> None:
-        values = self.iterate(self.evaluate(node.iter))
-        if values is None:
-            self._once(lambda: self.assign(node.target, UNKNOWN), node.body)
-            return
-        for value in values[:MAX_ROUNDS]:
-            self.assign(node.target, value)
-            try:
-                self.run(node.body)
-            except Break:
-                return
-            except Continue:
-                continue
-        self.run(node.orelse)
-
-    def _while(self, node: ast.While) -> None:
-        for _ in range(MAX_ROUNDS):
-            truth = self.truth(self.evaluate(node.test))
-            if truth is None:
-                self._once(lambda: None, node.body)
-                return
-            if not truth:
-                self.run(node.orelse)
-                return
-            try:
-                self.run(node.body)
-            except Break:
-                return
-            except Continue:
-                continue
-
-    def _once(self, prepare: Callable[[], None], body: list[ast.stmt]) -> None:
-        """A loop that may run any number of times."""
-        scope = self.frame.scope
-        before = dict(scope.names)
-        try:
-            with self.uncertain():
-                prepare()
-                self.run(body)
-        except Return as signal:
-            self.frame.returns.append(signal.value)
-        except Signal:
-            pass
-        scope.names = _join([before, scope.names])
-
-    def _with(self, node: ast.With | ast.AsyncWith) -> None:
-        self._managers(list(node.items), node.body)
-
-    def _managers(self, items: list[ast.withitem], body: list[ast.stmt]) -> None:
-        if not items:
-            self.run(body)
-            return
-        first, *rest = items
-        manager = self.evaluate(first.context_expr)
-
-        def inside(value: Value) -> None:
-            if first.optional_vars is not None:
-                self.assign(first.optional_vars, value)
-            self._managers(rest, body)
-
-        self.with_manager(manager, inside)
-
-    def _try(self, node: ast.Try) -> None:
-        frame = self.frame
-        catches = bool(node.handlers)
-        frame.handlers += catches
-        depth, tests = len(self.stack), len(frame.tests)
-        try:
-            try:
-                self.run(node.body)
-            finally:
-                frame.handlers -= catches
-            self.run(node.orelse)
-        except Raised as raised:
-            del self.stack[depth:], frame.tests[tests:]
-            handler = next((one for one in node.handlers if self._catches(one, raised.value)), None)
-            if handler is None:
-                self.run(node.finalbody)
-                raise
-            if handler.name:
-                self.bind(handler.name, raised.value)
-            self.run(handler.body)
-        except Signal:
-            self.run(node.finalbody)
-            raise
-        self.run(node.finalbody)
-
-    def _catches(self, handler: ast.ExceptHandler, value: Value) -> bool:
-        if handler.type is None or not isinstance(value, (BaseException, Instance)):
-            return True
-        kinds = self.evaluate(handler.type)
-        for kind in kinds if isinstance(kinds, tuple) else (kinds,):
-            if isinstance(kind, type) and isinstance(value, BaseException):
-                if isinstance(value, kind):
-                    return True
-            elif self.is_instance(value, kind) is not False or kind in (Exception, BaseException):
-                return True
-        return False
 
     def _import(self, node: ast.Import) -> None:
         for item in node.names:
@@ -365,28 +266,6 @@ class Statements(Core):
 
     def _continue(self, node: ast.Continue) -> None:
         raise Continue
-
-    def _match(self, node: ast.Match) -> None:
-        subject = self.evaluate(node.subject)
-        for case in node.cases:
-            pattern = case.pattern
-            if isinstance(pattern, ast.MatchValue):
-                decided = self.truth(self.equal(subject, self.evaluate(pattern.value)))
-                if decided:
-                    self.run(case.body)
-                    return
-            elif isinstance(pattern, ast.MatchAs) and pattern.pattern is None:
-                self.run(case.body)
-                return
-
-
-def _join(ends: list[dict[str, Value]]) -> dict[str, Value]:
-    joined = dict(ends[0])
-    for names in ends[1:]:
-        for name, value in names.items():
-            known = joined.get(name, MISSING)
-            joined[name] = value if known is MISSING or known is value else choice([known, value])
-    return joined
 
 
 def absolute(module: str, file: str, node: ast.ImportFrom) -> str:

@@ -176,7 +176,7 @@ def _view(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
     shape = list(args[0]) if len(args) == 1 and isinstance(args[0], (tuple, list)) else list(args)
     total = _numel(tensor, [], {})
     if -1 in [size for size in shape if isinstance(size, int)]:
-        rest = 1
+        rest: Value = 1
         for size in shape:
             if isinstance(size, Unknown) or isinstance(rest, Unknown):
                 rest = UNKNOWN
@@ -335,7 +335,7 @@ def made(path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if name in ("tensor", "as_tensor", "from_numpy"):
         known = isinstance(first, (list, tuple, int, float, Tensor))
         numbers = isinstance(first, list) and 0 < len(first) <= MAX_DATA and all(type(one) is int for one in first)
-        return Tensor(_nested_shape(first) if known else None, given, tuple(first) if numbers else None)
+        return Tensor(_nested_shape(first) if known else None, given, tuple(first or ()) if numbers else None)
     if name == "arange":
         bounds = [one for one in args if isinstance(one, int)]
         length = UNKNOWN if len(bounds) != len(args) or not bounds else len(range(*bounds))

@@ -9,6 +9,8 @@ from tools.kernel_tracing.rules import environments
 
 # Functions that read the model's config.json.
 MODEL_CONFIG = ("get_config", "get_hf_text_config", "ServerArgs.get_hf_config")
+# Where the models are.
+MODELS = "sglang.srt.models."
 # Functions that find the model's class.
 MODEL_CLASS = ("get_model_architecture", "ModelRegistry.resolve_model_cls")
 _START = """
@@ -26,9 +28,10 @@ initialize_fp8_gemm_config(server_args)
 from sglang.srt.layers.quantization.fp4_utils import initialize_fp4_gemm_config
 initialize_fp4_gemm_config(server_args)
 model_config = ModelConfig.from_server_args(server_args)
-runner = ModelRunner(
-    model_config=model_config, mem_fraction_static=server_args.mem_fraction_static, gpu_id=0, tp_rank=0, tp_size=server_args.tp_size, moe_ep_rank=0, moe_ep_size=server_args.ep_size, pp_rank=0, pp_size=1, nccl_port=1,
-    server_args=server_args)
+sizes = dict(tp_size=server_args.tp_size, moe_ep_size=server_args.ep_size, pp_size=1)
+ranks = dict(gpu_id=0, tp_rank=0, moe_ep_rank=0, pp_rank=0, nccl_port=1)
+fraction = server_args.mem_fraction_static
+runner = ModelRunner(model_config=model_config, mem_fraction_static=fraction, server_args=server_args, **sizes, **ranks)
 def requests():
     reqs = []
     for i, n in enumerate([300, 17]):
@@ -69,6 +72,7 @@ MODEL_DEFAULTS: dict[str, Any] = {
     "max_position_embeddings": 8192,
     "rope_theta": 10000.0,
     "rope_scaling": None,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     "torch_dtype": "bfloat16",
     "tie_word_embeddings": False,
     "attention_bias": False,
@@ -84,6 +88,9 @@ PHASES = (
     ("prefill", "ids, logits, batch = bench.extend(requests(), runner)"),
     ("decode", "ids, logits = bench.decode(ids, batch, runner)"),
 )
+
+# What the quantization_config of a config.json says besides, by method.
+QUANTIZATION_DEFAULTS: dict[str, dict[str, Any]] = {"fp8": {"activation_scheme": "dynamic", "fmt": "e4m3"}}
 
 Override = Callable[[Any, list[Any], dict[str, Any]], Any]
 
