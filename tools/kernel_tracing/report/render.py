@@ -12,7 +12,7 @@ from tools.shared.markdown import code, escape, link, slug, source_link, table
 
 __all__ = ["render"]
 
-SOURCES = ("sgl-kernel", "flashinfer", "triton", "torch.ops", "jit")
+SOURCES = ("sgl-kernel", "flashinfer", "deep-gemm", "triton-kernels", "triton", "torch.ops", "jit")
 
 
 def render(trace: Mapping[str, Any], base: str = "../.sources/") -> str:

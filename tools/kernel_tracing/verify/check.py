@@ -24,7 +24,7 @@ from tools.shared.source_packages import package_hash
 
 __all__ = ["check", "schema_problems"]
 
-SCHEMA = Path(__file__).resolve().parents[2] / "schema" / "kernel_traces.schema.json"
+SCHEMA = Path(__file__).resolve().parents[3] / "schema" / "kernel_traces.schema.json"
 CUT = ("...", "…")
 # The text of a call is shortened only if it is long: a short text that ends in dots is a different call.
 SHORTEST_CUT = 60
