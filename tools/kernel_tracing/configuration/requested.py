@@ -66,13 +66,18 @@ def model_config(name: str, models: Path = MODELS) -> dict[str, Any]:
     config = document.get("config", document) if isinstance(document, dict) else {}
     if not isinstance(config, dict) or not config.get("architectures"):
         raise ConfigurationError(f"{path}: names no architectures; give the config.json of a model")
+    return shortened(config)
+
+
+def shortened(config: dict[str, Any]) -> dict[str, Any]:
+    """A model's configuration, completed and with as few layers as show every kind of layer."""
     config = serving_steps.MODEL_DEFAULTS | config
     quantization = config.get("quantization_config")
     if isinstance(quantization, dict):
         defaults = serving_steps.QUANTIZATION_DEFAULTS.get(str(quantization.get("quant_method")), {})
         config = config | {"quantization_config": defaults | quantization}
     dense = min(int(config.get("first_k_dense_replace") or 0), 1)
-    return config | {"num_hidden_layers": max(2, dense + 1), "first_k_dense_replace": dense}
+    return config | {"num_hidden_layers": 2, "first_k_dense_replace": dense}
 
 
 def _value(text: str) -> Any:

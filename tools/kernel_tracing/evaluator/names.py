@@ -52,7 +52,7 @@ class Names(Core):
             return
         module.started = True
         try:
-            tree = ast.parse(self.index.sources.text(module.name))
+            tree = self.index.sources.tree(module.name)
         except SyntaxError:
             return
         module.scope.names |= {"__name__": module.name, "__file__": module.file, "__doc__": None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import sys
 import threading
 from dataclasses import dataclass, field
@@ -107,7 +108,8 @@ class Serving:
             except BaseException as error:
                 errors.append(error)
 
-        limit = sys.getrecursionlimit()
+        limit, collecting = sys.getrecursionlimit(), gc.isenabled()
+        gc.disable()  # syntax trees and the objects of a step are never garbage before its end
         sys.setrecursionlimit(30_000)
         previous = threading.stack_size(512 << 20)
         try:
@@ -117,6 +119,8 @@ class Serving:
         finally:
             threading.stack_size(previous)
             sys.setrecursionlimit(limit)
+            if collecting:
+                gc.enable()
         for error in errors:
             raise error
         return found[0]

@@ -7,6 +7,7 @@ In both, `file` in a trace is the path below the directory that contains the pac
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ class SourceTree:
     modules: dict[str, Path] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)  # module -> file, as named in traces
     _texts: dict[str, str] = field(default_factory=dict, repr=False)
+    _trees: dict[str, ast.Module] = field(default_factory=dict, repr=False)
     _lines: dict[str, list[bytes]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -65,6 +67,12 @@ class SourceTree:
         if module not in self._lines:
             self._lines[module] = self.text(module).encode().splitlines()
         return self._lines[module]
+
+    def tree(self, module: str) -> ast.Module:
+        """The module's syntax tree. Raises SyntaxError for a file that does not parse."""
+        if module not in self._trees:
+            self._trees[module] = ast.parse(self.text(module))
+        return self._trees[module]
 
     def describe(self) -> dict[str, dict[str, str]]:
         """Version and hash of each library, for the header of a trace."""
