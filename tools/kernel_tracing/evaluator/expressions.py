@@ -133,8 +133,8 @@ class Expressions(Operators):
         if scope.names is not before:
             before |= {name: value for name, value in scope.names.items() if name not in before}
             scope.names = before
-        if stop and len(open_values) > 1 and self.truth(open_values[-1]):
-            return choice(open_values) if len(open_values) == 2 else UNKNOWN
+        if stop and len(open_values) > 1 and open_values[-1] is True:
+            return True
         if not stop and len(open_values) > 1 and self.truth(open_values[-1]) is False:
             return False
         return choice(open_values)

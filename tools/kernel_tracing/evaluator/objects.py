@@ -215,7 +215,10 @@ class Objects(Classes):
             if isinstance(hook, Function) and not inside:
                 self.call(Method(hook, owner), [name, value], {})
                 return
-            owner.fields[name] = self.merged(owner.fields, name, value, owner.region)
+            fields = owner.fields
+            if name not in fields and not isinstance(known, (Function, Property)) and known is not MISSING:
+                fields = {name: self.resolve(known)}  # what the class says stays possible
+            owner.fields[name] = self.merged(fields, name, value, owner.region)
         elif isinstance(owner, (Tensor, Opaque, LibraryObject, Function)):
             owner.fields[name] = value
         elif isinstance(owner, Method) and isinstance(owner.function, Function):
