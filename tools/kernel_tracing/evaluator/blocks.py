@@ -114,6 +114,7 @@ class Blocks(Core):
             if handler is None:
                 self.run(node.finalbody)
                 raise
+            frame.handled = raised.value
             if handler.name:
                 self.bind(handler.name, raised.value)
             self.run(handler.body)

@@ -54,6 +54,7 @@ class Frame:
     receiver: Value = None
     globals: set[str] = field(default_factory=set)
     nonlocals: set[str] = field(default_factory=set)
+    handled: Value = None  # the exception that an `except` clause handles
     handlers: int = 0  # enclosing `try` statements that catch something
     on_yield: Callable[[Value], Value] | None = None
 

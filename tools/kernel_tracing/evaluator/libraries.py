@@ -34,6 +34,7 @@ from tools.kernel_tracing.evaluator.values import (
     TritonKernel,
     Unknown,
     Value,
+    is_symbolic,
 )
 from tools.kernel_tracing.rules import boundaries, environments
 from tools.kernel_tracing.rules import custom_operators as custom_ops
@@ -192,7 +193,8 @@ class Libraries(Names):
         except Raised:
             raise
         except (KeyError, IndexError, ValueError, AttributeError, TypeError, StopIteration, ArithmeticError) as error:
-            if self.frame.handlers:
+            given = [part for one in args for part in (one if isinstance(one, (list, tuple, dict, set)) else (one,))]
+            if self.frame.handlers and not any(map(is_symbolic, given)):
                 raise Raised(error) from None
             return UNKNOWN
         return self.resolve(result)

@@ -120,7 +120,7 @@ class Statements(Blocks):
         raise Return(self.evaluate(node.value) if node.value is not None else None)
 
     def _raise(self, node: ast.Raise) -> None:
-        value = self.evaluate(node.exc) if node.exc is not None else UNKNOWN
+        value = self.evaluate(node.exc) if node.exc is not None else self.frame.handled
         if isinstance(value, type) and issubclass(value, BaseException):
             value = value()
         raise Raised(value)

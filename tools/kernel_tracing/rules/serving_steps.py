@@ -41,7 +41,10 @@ def requests():
         req = Req(rid=str(i), origin_input_text="", origin_input_ids=list(range(n)), sampling_params=params)
         req.fill_ids = req.origin_input_ids
         req.logprob_start_len = -1
-        req.set_extend_input_len(len(req.fill_ids) - len(req.prefix_indices))
+        if hasattr(req, "set_extend_range"):
+            req.set_extend_range(0, n)
+        else:
+            req.set_extend_input_len(len(req.fill_ids) - len(req.prefix_indices))
         reqs.append(req)
     return reqs
 """
