@@ -82,7 +82,7 @@ class Libraries(Names):
             name = boundaries.kernel_name(self.index, function.info)
             if name:
                 library = LIBRARIES[function.info.module.name.partition(".")[0]]
-                self.record(name, library, function.info.module.file, function.info.node.lineno)
+                self.record(name, library, function.info.module.file, function.info.line)
             return self._result(function.info, args, kwargs)
         return Tensor()
 

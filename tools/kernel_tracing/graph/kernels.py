@@ -50,4 +50,4 @@ def _origin(target: FunctionInfo | str) -> tuple[str, str, int]:
         source = "triton"
     else:
         source = "jit"
-    return source, target.module.file, getattr(target.node, "lineno", 1)
+    return source, target.module.file, target.line

@@ -33,6 +33,12 @@ class FunctionInfo:
     qualname: str
     node: FunctionNode | ast.Module
     owner: ClassInfo | None = None
+    bound_on: int = 0  # the line of `name = wrap(...)`, for a function that a call returns
+
+    @property
+    def line(self) -> int:
+        """The line that defines it."""
+        return self.bound_on or getattr(self.node, "lineno", 1)
 
     @cached_property
     def decorators(self) -> frozenset[str]:
@@ -180,7 +186,7 @@ class Module:
             return []
         if name not in self.wrappers:
             inner = [node for node in maker.body if isinstance(node, ast.FunctionDef)]
-            self.wrappers[name] = [FunctionInfo(self, name, node) for node in inner]
+            self.wrappers[name] = [FunctionInfo(self, name, node, bound_on=call.lineno) for node in inner]
         return self.wrappers[name]
 
     def absolute(self, node: ast.ImportFrom) -> str:

@@ -210,6 +210,8 @@ class _Checker:
             target = Target("", name, name, name)
             return any(self.links.enters(site, frame["file"], target, approximate=False) for site in sites)
         source = self.sources.get(file)
+        if source and any(name in _aliased(source, last_name(callee)) for callee in callees):
+            return True
         for qualified, node in source.definitions.items() if source else ():
             if line in _lines(node) and self._enters(frame, sites, {"file": file, "function": qualified}):
                 return True
@@ -218,6 +220,16 @@ class _Checker:
             if any(one.file == file and getattr(one.node, "lineno", 0) == line for one in found):
                 return True
         return False
+
+
+def _aliased(source: SourceFile, alias: str) -> set[str]:
+    """The names of a module that `alias = name` binds once more."""
+    return {
+        last_name(node.value)
+        for node in source.tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name)
+        if any(last_name(target) == alias for target in node.targets)
+    }
 
 
 def _matches(text: str, call: str) -> bool:

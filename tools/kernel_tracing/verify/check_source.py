@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from tools.kernel_tracing.source.sources import DISTRIBUTIONS
+from tools.kernel_tracing.source.sources import BUNDLED, DISTRIBUTIONS
 
 _LEAVES = frozenset((ast.Name, ast.Constant, ast.Load, ast.Store, ast.Del, ast.Pass, ast.alias, ast.Global))
 # Methods that put their arguments into a container or a registry.
@@ -348,6 +348,10 @@ class Sources:
                 if (root / place / "__init__.py").is_file() or (root / place / "srt").is_dir():
                     self.packages[package] = root / place
                     break
+        for package, bundled in BUNDLED.items():
+            if package in self.packages:
+                beside = {name: self.packages[package].parent / name for name in bundled}
+                self.packages |= {name: place for name, place in beside.items() if place.is_dir()}
         self._files: dict[str, SourceFile | None] = {}
         self._texts: dict[str, str] | None = None
         self._mentions: dict[str, list[str]] = {}
