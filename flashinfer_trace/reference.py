@@ -14,7 +14,9 @@ import ast
 import builtins
 import functools
 import linecache
+import opcode
 import symtable
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -37,6 +39,9 @@ __all__ = [
 #: Most violations of the allow-list that one error lists: the first ones tell what is wrong.
 MAX_VIOLATIONS = 10
 
+
+#: The instruction of an import statement.
+IMPORT_STATEMENT = opcode.opmap["IMPORT_NAME"]
 
 #: Largest source of a family, in bytes; the largest has about 12 KiB.
 MAX_SOURCE_BYTES = 256 * 1024
@@ -148,13 +153,27 @@ def load_run(source: str, label: str) -> Callable[..., Any]:
 
 def _restricted_builtins() -> dict[str, Any]:
     names: dict[str, Any] = {name: getattr(builtins, name) for name in allowed.BUILTINS}
+    return {**names, "__import__": _guarded_import}
 
-    def guarded_import(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name not in allowed.MODULES:
-            raise ImportError(f"a reference may import {' '.join(sorted(allowed.MODULES))} only, not {name}")
+
+def _guarded_import(name: str, *args: Any, **kwargs: Any) -> Any:
+    """What imports in the namespace of a reference: its own statements, and torch's compiled code that it calls.
+
+    Where that code dispatches to Python (`TorchDispatchMode`, `FakeTensorMode`), it asks for modules of torch by the
+    `__import__` of the function that runs, and then takes them from `sys.modules`. The instruction tells the two apart.
+    Whatever is not an import statement, and so a call that a reference might make as well, gets torch itself, which
+    every reference has; and only for a module of torch that is loaded, so that none is because of it.
+
+    Raises:
+        ImportError: a statement names a module that references may not import, or a call one that is not torch's own.
+    """
+    frame = sys._getframe(1)
+    statement = frame.f_code.co_code[frame.f_lasti] == IMPORT_STATEMENT
+    if statement and name in allowed.MODULES:
         return builtins.__import__(name, *args, **kwargs)
-
-    return {**names, "__import__": guarded_import}
+    if not statement and name.split(".")[0] == "torch" and name in sys.modules:
+        return sys.modules["torch"]
+    raise ImportError(f"a reference may import {' '.join(sorted(allowed.MODULES))} only, not {name}")
 
 
 def _parse(source: str, label: str) -> ast.Module:

@@ -29,6 +29,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--examples", type=int, help="real cases for each (Definition, kernel); default: the profile's")
     group.addoption("--seed", type=int, default=0, help="seed of the GPU cases")
     group.addoption("--record-evidence", type=Path, metavar="DIR", help="record evidence of what passes in DIR")
+    group.addoption("--record-power", type=Path, metavar="DIR", help="record after how many cases faults are found")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of the pinned release come first, and in the order of their files otherwise.
+
+    As neighbours they run on one worker, which analyses DeepSeek once; the shortest tests, which remain, even out the
+    ends of all workers.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("release") is None)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from gpu_libraries import skip_unusable
 
 import flashinfer_trace
 from flashinfer_trace.definition import Definition
@@ -12,13 +13,8 @@ from flashinfer_trace.harness.family import Kernel
 from flashinfer_trace.harness.verify import Job, Report, verify_together
 
 PAIRS = [
-    pytest.param(
-        definition,
-        kernel,
-        id=f"{definition.name}-{kernel.label}",
-        # The pairs of a Definition share its cases: one worker of pytest-xdist runs them all.
-        marks=pytest.mark.xdist_group(definition.name),
-    )
+    # The pairs of a Definition share its cases. They are neighbours, which worksteal leaves on one worker.
+    pytest.param(definition, kernel, id=f"{definition.name}-{kernel.label}")
     for definition in flashinfer_trace.definitions()
     for kernel in family_of(definition).kernels_of(definition)
 ]
@@ -44,7 +40,7 @@ def chosen_kernels(request: pytest.FixtureRequest, definition: Definition) -> li
     chosen = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     pairs = [pair for pair in chosen if pair.keys() == {"definition", "kernel"}]
     kernels = [pair["kernel"] for pair in pairs if pair["definition"].name == definition.name]
-    return [kernel for kernel in kernels if kernel.unavailable(capability) is None]
+    return [kernel for kernel in kernels if kernel.unavailable(capability) is None and kernel.missing() is None]
 
 
 @pytest.mark.gpu
@@ -53,9 +49,8 @@ def test_reference_and_kernel_meet_their_bounds(definition, kernel, cuda_device,
     """The first pair of a Definition verifies all of its kernels on shared cases; the others read their reports."""
     import torch
 
-    reason = kernel.unavailable(torch.cuda.get_device_capability(cuda_device))
-    if reason:
-        pytest.skip(f"{kernel.label}: {reason}")
+    require_gpu = request.config.getoption("--require-gpu")
+    skip_unusable(kernel, torch.cuda.get_device_capability(cuda_device), require_gpu)
     if (definition.name, kernel.label) not in reports:
         if poisoned:
             pytest.fail(f"not run: the CUDA context is unusable since {poisoned[0]}")
@@ -79,3 +74,31 @@ def test_reference_and_kernel_meet_their_bounds(definition, kernel, cuda_device,
 def test_every_definition_has_a_real_kernel():
     without = [d.name for d in flashinfer_trace.definitions() if not family_of(d).kernels_of(d)]
     assert not without, f"no kernel in the family records computes {without}"
+
+
+@pytest.mark.parametrize("require_gpu", [False, True])
+@pytest.mark.parametrize("optional", [False, True])
+@pytest.mark.parametrize(
+    ("library", "modules", "reason"),
+    [
+        ("no-such-library", (), "needs no-such-library, which is not installed"),
+        ("pytest", ("pytest.no_such_module",), "needs pytest.no_such_module of pytest, which cannot be imported"),
+    ],
+)
+def test_a_missing_library_is_named_and_fails_only_where_it_is_required(
+    library, modules, reason, optional, require_gpu
+):
+    kernel = Kernel("toy.kernel", library, lambda *_: {}, modules=modules, optional=optional)
+    outcome = pytest.fail.Exception if require_gpu and not optional else pytest.skip.Exception
+    with pytest.raises(outcome, match=f"toy.kernel.* {reason}"):
+        skip_unusable(kernel, (9, 0), require_gpu)
+
+
+def test_an_installed_library_is_not_skipped():
+    skip_unusable(Kernel("toy.kernel", "pytest", lambda *_: {}, modules=("pytest",)), (9, 0), require_gpu=True)
+
+
+def test_a_kernel_of_another_gpu_is_skipped_whatever_is_required():
+    kernel = Kernel("toy.kernel", "no-such-library", lambda *_: {}, min_capability=(10, 0))
+    with pytest.raises(pytest.skip.Exception, match=r"needs compute capability 10\.0"):
+        skip_unusable(kernel, (9, 0), require_gpu=True)

@@ -1,24 +1,36 @@
-"""Every policy, of references and of kernels, rejects every applicable mutant of a correct output."""
+"""Every policy, of references and of kernels, rejects every applicable mutant of a correct output.
+
+A verification rejects every kernel with a fault, in a number of cases that the GPU runs record.
+"""
 
 from __future__ import annotations
 
 import hypothesis
 import pytest
+import torch
+from gpu_libraries import skip_unusable
 from hypothesis import strategies as st
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import evaluate, reference_outputs, vacuity
 from flashinfer_trace.harness.family import PlanRequest
-from flashinfer_trace.harness.mutants import MUTANTS
-from flashinfer_trace.harness.verify import prepare
+from flashinfer_trace.harness.mutants import ANY_OUTPUT, MUTANTS, ONE_PER_CENT_TOO_LARGE
+from flashinfer_trace.harness.power import power, record_power, stand_in, unexplained
+from flashinfer_trace.harness.unordered import Multiset
+from flashinfer_trace.harness.verify import Job, prepare
 
+ALL = tuple(flashinfer_trace.definitions())
 #: One Definition of each family: their twins are alike.
-FIRST = {family_of(definition).name: definition for definition in flashinfer_trace.definitions()}
+FIRST = {family_of(definition).name: definition for definition in ALL}
 FAMILIES = {name: family_of(definition) for name, definition in FIRST.items()}
 CASES = 12
+OF_SOME_SORTS = ("stale", "one row written twice")
 #: At real sizes, where a case may take a second.
 REAL_CASES = 4
+#: Cases beside the corners in which a faulty kernel must be found.
+FAULTY_CASES = 4
+REAL_FAULTY_CASES = 10
 
 
 def correct_cases(family, policies, device="cpu", count=CASES, kernel=None):
@@ -49,20 +61,34 @@ def correct_cases(family, policies, device="cpu", count=CASES, kernel=None):
     return cases
 
 
+def applies(mutant, output, policy):
+    """Integers have no NaN; one per cent is less than a rounding to fp8; a single number cannot change places; another
+    sort of the same rows is not stale, and a group may have one row only."""
+    if isinstance(policy, Multiset) and mutant.name in OF_SOME_SORTS:
+        return False
+    if output.numel() == 1 and mutant in MUTANTS and mutant not in ANY_OUTPUT:
+        return False
+    if not output.is_floating_point():
+        return not mutant.floating_only
+    return mutant is not ONE_PER_CENT_TOO_LARGE or torch.finfo(output.dtype).bits > 8
+
+
 def accepted_mutants(cases, policies):
-    """The mutants of the cases' outputs that a policy lets pass, and (output, mutant) of all that apply."""
-    accepted, applied = [], set()
+    """The mutants of the cases' outputs that a policy lets pass; (output, mutant) of those that apply, and of all."""
+    accepted, applied, declared = [], set(), set()
     for plan, outputs, other, expected in cases:
         assert all(c.passed for c in evaluate(policies, outputs, expected).values()), "the correct output fails"
         for name, want in expected.items():
             for mutant in policies[name].mutants(want):
+                if applies(mutant, outputs[name], policies[name]):
+                    declared.add((name, mutant.name))
                 mutated = mutant.applied(outputs[name], other[name])
                 if mutated is None:
                     continue
                 applied.add((name, mutant.name))
                 if policies[name].compare(mutated, want).passed:
                     accepted.append(f"{name}, {mutant.name}, plan {plan}")
-    return accepted, applied
+    return accepted, applied, declared
 
 
 TARGETS = [
@@ -77,11 +103,9 @@ def test_policies_reject_every_mutant(family, kernel):
     policies = family.policies(kernel)
     cases = correct_cases(family, policies)
     assert len(cases) >= CASES // 2, "too few real cases to judge the policies by"
-    accepted, applied = accepted_mutants(cases, policies)
-    for name, output in cases[0][1].items():
-        needed = {mutant.name for mutant in MUTANTS if output.is_floating_point() or not mutant.floating_only}
-        missing = needed - {m for n, m in applied if n == name}
-        assert not missing, f"{name}: no case applied the mutants {missing}"
+    accepted, applied, declared = accepted_mutants(cases, policies)
+    assert {name for name, _ in declared} == set(policies), "an output has no mutants"
+    assert not declared - applied, f"no case applied the mutants {declared - applied}"
     assert not accepted, "accepted:\n" + "\n".join(accepted)
 
 
@@ -92,6 +116,41 @@ def test_policies_reject_every_mutant_at_real_sizes(family, kernel, cuda_device)
     policies = family.policies(kernel)
     cases = correct_cases(family, policies, cuda_device, REAL_CASES, kernel)
     assert cases, "no real case to judge the policies by"
-    accepted, applied = accepted_mutants(cases, policies)
+    accepted, applied, _ = accepted_mutants(cases, policies)
     assert applied
     assert not accepted, "accepted:\n" + "\n".join(accepted)
+
+
+@pytest.mark.parametrize(("family", "kernel"), TARGETS)
+def test_a_verification_rejects_every_faulty_kernel(family, kernel):
+    """Here the reference stands in for the kernel, at the sizes of the small twin."""
+    found = power(Job(FIRST[family.name], family, stand_in(kernel)), FAULTY_CASES)
+    assert any(fault.applied for fault in found.values())
+    assert not unexplained(family, found)
+
+
+#: Each real kernel with the first Definition of its family that it computes.
+REAL_TARGETS = [
+    pytest.param(family, kernel, definition, id=f"{family.name}-{kernel.label}")
+    for family in FAMILIES.values()
+    for kernel in family.kernels
+    for definition in [d for d in ALL if family_of(d).name == family.name and kernel.unsupported(d) is None][:1]
+]
+
+
+def test_every_family_has_a_real_kernel_to_spoil():
+    assert {target.values[0].name for target in REAL_TARGETS} == set(FAMILIES)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("family", "kernel", "definition"), REAL_TARGETS)
+def test_a_verification_rejects_every_faulty_real_kernel(family, kernel, definition, cuda_device, request):
+    """At real sizes; --record-power writes the numbers of cases."""
+    skip_unusable(kernel, torch.cuda.get_device_capability(cuda_device), request.config.getoption("--require-gpu"))
+    job, seed = Job(definition, family, kernel, cuda_device), request.config.getoption("--seed")
+    found = power(job, REAL_FAULTY_CASES, seed)
+    directory = request.config.getoption("--record-power")
+    if directory:
+        record_power(directory, job, REAL_FAULTY_CASES, seed, found)
+    torch.cuda.empty_cache()
+    assert not unexplained(family, found)

@@ -1,7 +1,8 @@
-"""Generates docs/verification.md, accuracy.md, coverage.md, traces/op_traces.md, models/needs/ and schema/records.json.
+"""Generates verification.md, accuracy.md, harness_power.md and coverage.md of docs/, and other derived files.
 
-They are derived from the dataset, the family records, the evidence, and the committed kernel and op traces. The sources
-of SGLang are not needed.
+These are traces/op_traces.md, models/needs/ and schema/records.json. All are derived from the dataset, the family
+records, the evidence, the results of mutation testing, and the committed kernel and op traces. The sources of SGLang
+are not needed.
 
 python -m tools.generate_docs            # write them
 python -m tools.generate_docs --check    # exit 1 if one is out of date
@@ -26,9 +27,12 @@ from flashinfer_trace.model_coverage import matrix, model_coverages, op_table
 from flashinfer_trace.naming import NamingError
 from flashinfer_trace.records import RecordsError, records_path
 from tools.extract_definitions import model_needs
+from tools.mutate.__main__ import harness_power
 from tools.op_tracing.definitions import covered
 from tools.op_tracing.kernel_coverage import kernel_coverage
 from tools.op_tracing.render import render
+from tools.runtime_tracing.recording import RecordingError, read_all
+from tools.runtime_tracing.time_coverage import time_coverage
 from tools.shared.markdown import table
 
 VERIFICATION = """# Verification
@@ -107,7 +111,16 @@ def main(arguments: list[str] | None = None) -> int:
                         write_text(path, text)
             if options.check and outdated:
                 break  # the other documents are judged by records that are up to date
-    except (DatasetError, FamilyError, InputError, LedgerError, NamingError, RecordsError, UnreadableFile) as error:
+    except (
+        DatasetError,
+        FamilyError,
+        InputError,
+        LedgerError,
+        NamingError,
+        RecordingError,
+        RecordsError,
+        UnreadableFile,
+    ) as error:
         print(error, file=sys.stderr)
         return 2
     for path in outdated:
@@ -129,7 +142,10 @@ def documents(root: Path) -> dict[Path, str]:
     return {
         root / "docs" / "verification.md": verification(root),
         root / "docs" / "accuracy.md": accuracy(root),
-        root / "docs" / "coverage.md": kernel_coverage(kernels, dataset, runs) + model_coverage(root, dataset),
+        root / "docs" / "harness_power.md": harness_power(),
+        root / "docs" / "coverage.md": kernel_coverage(kernels, dataset, runs)
+        + time_coverage(read_all(root / "traces" / "runtime"), dataset, runs)
+        + model_coverage(root, dataset),
         root / "traces" / "op_traces.md": render(ops, kernels, covered(dataset)),
         **model_needs.documents(root),
     }

@@ -49,7 +49,8 @@ class Task:
         return self.family
 
     def impossible(self, device: str) -> Report | None:
-        """A failed report for a broken task, a skipped one if the kernel cannot run on this device, or None."""
+        """A failed report for a broken task; a skipped one if the kernel cannot run on this device, or if its library
+        is optional and missing; or None."""
         report = Report(self.definition.name, self.target, device)
         if self.broken:
             report.status, report.message = "failed", self.broken
@@ -60,6 +61,8 @@ class Task:
             reason: str | None = "kernels need --device cuda"
         else:
             reason = self.kernel.unavailable(torch.cuda.get_device_capability(device))
+        if self.kernel.optional:
+            reason = reason or self.kernel.missing()
         if reason is None:
             return None
         report.status, report.message = "skipped", reason

@@ -37,6 +37,9 @@ SPREADS = ("near", "equal", "apart", "large", "nothing")
 #: Rows without keys: on one side, on the other, and on both.
 EMPTY = ("a", "b", "both")
 VALUES = {"normal": 1.0, "large": 1e4, "tiny": 1e-4}
+#: Values of corners only, near the ends of bf16's range: a sum of the two states before they are weighted overflows.
+CORNER_VALUES = {"huge": 1.5e38, "minute": 1e-36}
+LARGEST_VALUE = torch.finfo(torch.bfloat16).max
 FLASHINFER_INFINITY = 5e4
 BLOCK_THREADS = 1024
 
@@ -64,6 +67,31 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
     return {"seq_len": axes.get("seq_len", 8), "spread": "mixed", "values": "normal", "empty": []}
 
 
+def corners(request: PlanRequest) -> list[Plan]:
+    """Each way in which lses differ, rows without keys on each side, and values at the ends of bf16's range."""
+    both = request.options_of(MergeOptions).both_empty
+    low, high = request.range("seq_len", 0, 40, 4096)
+    usual: Plan = {"seq_len": max(low, min(24, high)), "spread": "near", "values": "normal", "empty": []}
+    return [
+        *({**usual, "spread": spread} for spread in SPREADS),
+        *({**usual, "empty": [side]} for side in EMPTY if both or side != "both"),
+        *({**usual, "values": values} for values in CORNER_VALUES),
+        {**usual, "spread": "equal", "values": "huge"},
+        {**usual, "spread": "mixed", "values": "large", "empty": [side for side in EMPTY if both or side != "both"]},
+    ]
+
+
+def accepted_rows(definition: Definition) -> list[str]:
+    """A line if the reference takes an lse with more rows than its values have, which broadcasting would hide."""
+    heads, dim = (definition.const_axes[axis] for axis in ("num_heads", "head_dim"))
+    v, s = torch.ones(1, heads, dim, dtype=torch.bfloat16), torch.zeros(2, heads)
+    try:
+        definition.compiled(v, s, v, s)
+    except AssertionError:
+        return []
+    return ["reference: lses of 2 rows with values of 1 row were accepted; assert that their shapes agree"]
+
+
 def draw_lses(spread: str, shape: tuple[int, int], draws: Draws) -> tuple[torch.Tensor, torch.Tensor]:
     """float32 lses of both states [seq_len, num_heads]; see `SPREADS`."""
     a, b = (draws.normal(shape, scale=3.0) for _ in range(2))
@@ -84,7 +112,9 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Values of the planned magnitude. A state without keys keeps its values, which must have no effect."""
     count = plan["seq_len"]
     heads, dim = (definition.const_axes[axis] for axis in ("num_heads", "head_dim"))
-    values = [draws.normal([count, heads, dim], torch.bfloat16, VALUES[plan["values"]]) for _ in range(2)]
+    scale = {**VALUES, **CORNER_VALUES}[plan["values"]]
+    values = [draws.normal([count, heads, dim], torch.bfloat16, scale) for _ in range(2)]
+    values = [value.clamp_(-LARGEST_VALUE, LARGEST_VALUE) for value in values]
     spreads = SPREADS if plan["spread"] == "mixed" else (plan["spread"],)
     pairs = [draw_lses(spread, (count, heads), draws) for spread in spreads]
     which = draws.integers([count, heads], 0, len(pairs) - 1).unsqueeze(0)
@@ -206,6 +236,8 @@ def family(name: str, log_of_base: float, kernel: Kernel) -> Family:
         op_type="merge_state",
         twin={"num_heads": 3, "head_dim": 64},
         plans=plans,
+        corners=corners,
+        checks=(accepted_rows,),
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
         oracle=functools.partial(oracle, log_of_base),

@@ -86,7 +86,7 @@ def _entry(definition: Definition, kernel: Kernel, report: Report) -> dict[str, 
             "family": code.family(definition.op_type),
             "harness": code.harness,
         },
-        "environment": _environment(report.device),
+        "environment": _environment(report.device, kernel.library),
         "cases": report.cases,
         "vacuous": report.vacuous,
         "seed": report.seed,
@@ -102,16 +102,17 @@ def _entry(definition: Definition, kernel: Kernel, report: Report) -> dict[str, 
     }
 
 
-def _environment(device: str) -> dict[str, Any]:
+def _environment(device: str, library: str) -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(torch.device(device))
     driver = _driver()
+    versions = {name: _version(name) for name in sorted({*LIBRARIES, library})}
     return {
         "gpu": {"name": properties.name, "compute_capability": f"{properties.major}.{properties.minor}"},
         **({"driver": driver} if driver else {}),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda),
-        "libraries": {name: version for name in LIBRARIES if (version := _version(name)) is not None},
+        "libraries": {name: version for name, version in versions.items() if version is not None},
     }
 
 

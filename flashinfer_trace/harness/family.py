@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
 import functools
+import importlib
+import importlib.metadata
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -12,9 +15,21 @@ from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition, InputError
 from flashinfer_trace.harness.compare import Expected, Policy
+from flashinfer_trace.harness.faults import Fault
 from flashinfer_trace.harness.inputs import Draws
 
-__all__ = ["Family", "FamilyError", "Inputs", "Kernel", "KernelCall", "Outputs", "Plan", "PlanRequest"]
+__all__ = [
+    "Family",
+    "FamilyError",
+    "Inputs",
+    "Kernel",
+    "KernelCall",
+    "Outputs",
+    "Plan",
+    "PlanRequest",
+    "Relation",
+    "SeededCall",
+]
 
 #: Everything about a case but its elements, as small JSON values: variable axes, sequence lengths, kinds of values.
 #: (definition, plan, seed, kind of device) repeats a case exactly.
@@ -24,6 +39,10 @@ Inputs = dict[str, Any]
 Outputs = dict[str, torch.Tensor]
 #: (definition, inputs, poisoned outputs) -> outputs.
 KernelCall = Callable[[Definition, Inputs, Outputs], Outputs]
+#: (definition, inputs, outputs) -> one line for each way in which the outputs do not fit each other.
+Relation = Callable[[Definition, Inputs, Outputs], list[str]]
+#: (definition, inputs, seed) -> outputs.
+SeededCall = Callable[[Definition, Inputs, int], Outputs]
 Options = TypeVar("Options")
 
 
@@ -83,6 +102,10 @@ class Kernel:
         supports: (definition) -> why it does not compute that one, or None.
         in_place: inputs that it overwrites; every other input must come out unchanged.
         compare: policies by output that differ from the family's, with their own reasons.
+        modules: modules that `call` imports and that an installed library may be unable to import, because it was
+            installed without what they need.
+        seeded: (definition, inputs, seed) -> outputs, of a kernel that draws: two seeds must give two results.
+        optional: whether a machine that has to run the kernels may do without its library.
     """
 
     path: str
@@ -97,6 +120,9 @@ class Kernel:
     supports: Callable[[Definition], str | None] = lambda definition: None
     in_place: tuple[str, ...] = ()
     compare: Mapping[str, Policy] = field(default_factory=dict)
+    modules: tuple[str, ...] = ()
+    seeded: SeededCall | None = None
+    optional: bool = False
 
     @property
     def label(self) -> str:
@@ -116,6 +142,31 @@ class Kernel:
             return None
         low, high = (".".join(map(str, c)) for c in (self.min_capability, self.max_capability))
         return f"needs compute capability {low} to {high}, this GPU has {capability[0]}.{capability[1]}"
+
+    def ignores_seed(self, definition: Definition, inputs: Mapping[str, Any]) -> bool:
+        """Whether it draws, and gives the same results with two seeds: no single call shows that."""
+        if self.seeded is None:
+            return False
+        first, second = (self.seeded(definition, dict(inputs), seed) for seed in (1, 2))
+        return all(torch.equal(first[name], second[name]) for name in definition.outputs)
+
+    def missing(self) -> str | None:
+        """Why its library cannot be used in this environment, or None."""
+        return _missing(self.library, self.modules)
+
+
+@functools.cache
+def _missing(library: str, modules: tuple[str, ...]) -> str | None:
+    try:
+        importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return f"needs {library}, which is not installed"
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # modules of kernels fail to import in many ways: no driver, another version, ...
+            return f"needs {module} of {library}, which cannot be imported: {type(error).__name__}: {error}"
+    return None
 
 
 class _Identical:
@@ -155,8 +206,12 @@ class Family:
         kernels: the real implementations.
         corners: (request) -> plans that every verification runs before those that it draws: what random draws seldom
             meet. Each must have something to show that `plans` may miss.
+        relations: (definition, inputs, outputs) -> one line for each way in which the outputs do not fit each other,
+            where each alone may be right in several ways: ids that point to other rows than the weights beside them.
         checks: (definition at the sizes to run) -> one line for each way in which the reference alone is wrong, where
             inputs and outputs do not tell: how a sampler uses the number that it draws.
+        faults: ways to be wrong of a kernel of this family, beside those of any kernel (see `harness.faults`).
+        unseen: why a verification does not reject a kernel with a fault, by pattern of the fault's name.
         unverified: why none of its kernels can be run for evidence; empty if they have run, or only await a GPU run.
     """
 
@@ -170,7 +225,10 @@ class Family:
     compare: Mapping[str, Policy]
     kernels: tuple[Kernel, ...]
     corners: Callable[[PlanRequest], Sequence[Plan]] = lambda request: ()
+    relations: tuple[Relation, ...] = ()
     checks: tuple[Callable[[Definition], list[str]], ...] = ()
+    faults: tuple[Fault, ...] = ()
+    unseen: Mapping[str, str] = field(default_factory=dict)
     unverified: str = ""
 
     def inputs(self, definition: Definition, plan: Plan, seed: int, device: str | torch.device) -> Inputs:
@@ -231,6 +289,14 @@ class Family:
                 f"{definition.name} has {list(definition.outputs)}"
             )
         return expected
+
+    def unrelated(self, definition: Definition, inputs: Mapping[str, Any], outputs: Outputs) -> list[str]:
+        """One line for each way in which the outputs do not fit each other."""
+        return [line for relation in self.relations for line in relation(definition, dict(inputs), outputs)]
+
+    def why_unseen(self, fault: str) -> str:
+        """The declared reason why a fault is not rejected; empty if it has to be."""
+        return next((why for pattern, why in self.unseen.items() if fnmatch.fnmatchcase(fault, pattern)), "")
 
     def check(self, definition: Definition, kernel: Kernel | None = None) -> None:
         """Checks that the names in the record, and in one of its kernels, are those of the Definition.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -67,8 +68,12 @@ class Draws:
         return self.normal(shape, dtype, scale * factor)
 
 
+@functools.cache
 def sizes(low: int, high: int) -> st.SearchStrategy[int]:
-    """Sizes from low to high inclusive, with more weight on the ends, small numbers and neighbours of powers of two."""
+    """Sizes from low to high inclusive, with more weight on the ends, small numbers and neighbours of powers of two.
+
+    Cached, because hypothesis validates a strategy once, and some are asked for in every draw.
+    """
     corners = {low, high, *range(low, min(low + 4, high + 1))}
     power = 8
     while power <= high + 1:

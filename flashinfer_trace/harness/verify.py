@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,15 +16,20 @@ from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.harness.case import CaseResult, SharedCase, reference_outputs, shared_case
-from flashinfer_trace.harness.compare import Comparison
 from flashinfer_trace.harness.family import Family, FamilyError, Kernel, Plan, PlanRequest
 from flashinfer_trace.harness.refusals import accepted_wrong_sizes
+from flashinfer_trace.harness.report import OutputSummary, Report
 from flashinfer_trace.isolation.worker import ReferenceFailed, ReferenceWorker
 
 __all__ = ["Job", "OutputSummary", "Report", "prepare", "verify", "verify_together"]
 
 #: Rounds of further draws when vacuous cases left too few real ones.
 ROUNDS = 4
+#: Cases of one hypothesis example: what hypothesis does for each example takes longer than many a case.
+BATCH = 8
+
+#: Two right draws of this many rows agree with a probability below 1e-9 if none has a token of more than 0.7.
+SEEDED_ROWS = 64
 
 
 def prepare(definition: Definition, family: Family, device: str, full: bool) -> Definition:
@@ -100,63 +104,6 @@ class Job:
             f"flashinfer-trace verify {self.definition.name} {target} --device {self.device}{size} "
             f"--plan {text} --seed {seed}"
         )
-
-
-@dataclass
-class OutputSummary:
-    """Worst figures of one output over all real cases. Ratios are error / bound; errors are relative norms."""
-
-    policy: str
-    reference_worst: float = 0.0
-    reference_error: float = 0.0
-    kernel_worst: float = 0.0
-    kernel_error: float = 0.0
-
-    def add(self, reference: Comparison, kernel: Comparison | None) -> None:
-        """Counts the comparisons of one case in."""
-        self.reference_worst = worse(self.reference_worst, reference.ratio)
-        self.reference_error = worse(self.reference_error, reference.error)
-        if kernel is not None:
-            self.kernel_worst = worse(self.kernel_worst, kernel.ratio)
-            self.kernel_error = worse(self.kernel_error, kernel.error)
-
-
-def worse(known: float, new: float) -> float:
-    """The larger figure; NaN is worse than any."""
-    return max(known, new if math.isfinite(new) else math.inf)
-
-
-@dataclass
-class Report:
-    """What `verify` found of one Definition and one target.
-
-    Attributes:
-        target: ``oracle``, or the kernel's label.
-        status: ``passed``, ``failed`` or ``skipped``.
-        cases, vacuous: distinct cases that count, and those that proved nothing.
-        corners: how many of them the family names (see `Family.corners`).
-        message: why it failed (ends with the line that repeats the case) or was skipped.
-        twin_of: the Definition whose cases these were, if its small twin is the same (see `harness.twins`).
-    """
-
-    definition: str
-    target: str
-    device: str
-    status: str = "passed"
-    cases: int = 0
-    vacuous: int = 0
-    corners: int = 0
-    seed: int = 0
-    seconds: float = 0.0
-    message: str = ""
-    twin_of: str = ""
-    outputs: dict[str, OutputSummary] = field(default_factory=dict)
-
-    @property
-    def worst(self) -> float:
-        """Largest error / bound of the target over all outputs."""
-        summaries = self.outputs.values()
-        return max((s.reference_worst if self.target == "oracle" else s.kernel_worst for s in summaries), default=0.0)
 
 
 class CaseFailure(AssertionError):
@@ -247,6 +194,14 @@ class _Target:
             summary = report.outputs.setdefault(name, OutputSummary(policies[name].reason))
             summary.add(reference, result.kernel.get(name))
 
+    def judge_seeds(self) -> None:
+        """Fails a sampler whose seed makes no difference to SEEDED_ROWS rows, which chance cannot explain."""
+        kernel, job = self.job.kernel, self.job
+        if kernel is not None and kernel.seeded is not None:
+            rows = dict.fromkeys(job.sized.var_axes, SEEDED_ROWS)
+            if kernel.ignores_seed(job.sized, job.family.inputs_for_axes(job.sized, rows, 0, job.device)):
+                self.fail(f"{kernel.label} draws the same with two seeds, {SEEDED_ROWS} rows each")
+
     def judge(self, corners: int) -> None:
         """Fails if corners are missing, or cases."""
         report = self.report
@@ -306,14 +261,11 @@ class _Cases:
         if self._job.kernel is None and not self._job.large:
             self.check_reference()
         for target in self._running:
+            target.judge_seeds()
             target.judge(len(corners))
 
     def check_reference(self) -> None:
-        """What cases do not show of a reference.
-
-        Raises:
-            CaseFailure: it takes inputs of a wrong size, or one of the family's own checks has something to say.
-        """
+        """Raises CaseFailure if a reference takes inputs of a wrong size, or a check of its family has lines to say."""
         job = self._job
         lines = [line for check in job.family.checks for line in check(job.sized)]
         if self._real is not None:
@@ -338,24 +290,29 @@ class _Cases:
             verbosity=hypothesis.Verbosity.quiet,
         )
 
-        def run(plan: Plan, element_seed: int) -> None:
-            self.run(plan, element_seed)
+        case = st.tuples(self._job.plans, st.integers(0, 2**31 - 1))
+
+        def run(cases: list[tuple[Plan, int]]) -> None:
+            for plan, element_seed in cases:
+                if self.missing > 0:
+                    self.run(plan, element_seed)
 
         for round_number in range(ROUNDS):
-            missing = max(target.required - target.report.cases for target in self._running)
-            if missing <= 0:
+            if self.missing <= 0:
                 return
-            # A tenth more than is missing: some will be vacuous, and hypothesis begins each round with the simplest.
-            settings = hypothesis.settings(base, max_examples=missing * 11 // 10 + 2)
-            test: Any = hypothesis.given(self._job.plans, st.integers(0, 2**31 - 1))(run)
+            # A tenth more than is missing: some will be vacuous. The first example has equal, simplest cases.
+            examples = -(-self.missing * 11 // (10 * BATCH)) + 1
+            settings = hypothesis.settings(base, max_examples=examples)
+            test: Any = hypothesis.given(st.lists(case, min_size=BATCH, max_size=BATCH))(run)
             hypothesis.seed(self._seed + 1_000_003 * round_number)(settings(test))()
 
-    def run(self, plan: Plan, seed: int) -> bool:
-        """Runs one case, unless it has passed before; returns whether it ran.
+    @property
+    def missing(self) -> int:
+        """How many more real cases some job needs."""
+        return max((target.required - target.report.cases for target in self._running), default=0)
 
-        Raises:
-            CaseFailure: every remaining job failed; the message ends with the line that repeats it.
-        """
+    def run(self, plan: Plan, seed: int) -> bool:
+        """Runs one case, unless it has passed before; returns whether it ran. Raises CaseFailure if no job passed."""
         key = repr((sorted(plan.items()), seed))
         if key in self._passed:
             return False

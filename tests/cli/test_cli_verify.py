@@ -11,7 +11,9 @@ import pytest
 
 import flashinfer_trace
 from flashinfer_trace import families
+from flashinfer_trace.cli.tasks import Task
 from flashinfer_trace.families import family_of
+from flashinfer_trace.harness.family import Kernel
 from flashinfer_trace.harness.twins import Twins
 from flashinfer_trace.harness.verify import Report
 from tools.scaffold.__main__ import EXAMPLE
@@ -231,3 +233,13 @@ def test_off_a_terminal_there_is_no_progress_bar_and_no_colour():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (result.returncode, result.stderr) == (0, "")
     assert "\x1b" not in result.stdout and "1 passed" in result.stdout
+
+
+@pytest.mark.parametrize("optional", [True, False])
+def test_a_missing_library_is_skipped_only_if_it_is_optional(monkeypatch, optional):
+    definition = flashinfer_trace.load("rmsnorm_h512")
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
+    kernel = Kernel("toy.kernel", "no-such-library", lambda *_: {}, optional=optional)
+    report = Task(definition, family_of(definition), kernel.label, kernel).impossible("cuda")
+    found = None if report is None else (report.status, report.message)
+    assert found == (("skipped", "needs no-such-library, which is not installed") if optional else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 from types import ModuleType
@@ -12,8 +13,9 @@ from drawn_plans import drawn_plans
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
-from flashinfer_trace.families.merge_state import EMPTY, SPREADS, VALUES
+from flashinfer_trace.families.merge_state import CORNER_VALUES, EMPTY, SPREADS, VALUES, accepted_rows
 from flashinfer_trace.harness.case import evaluate, reference_outputs, run_case
+from flashinfer_trace.harness.verify import Job
 
 NAMES = {"merge_state_h32_d128": 2.0, "merge_state_base_e_h128_d128": math.e}
 PLAN = {"seq_len": 30, "spread": "mixed", "values": "normal", "empty": []}
@@ -158,6 +160,37 @@ def test_plans_draw_the_awkward_rows_but_spare_kernels_what_they_answer_with_nan
     assert (nothing[0] & ~nothing[1]).any()
     assert (~nothing[0] & nothing[1]).any()
     assert kernel_model(NAMES[name], **inputs)[0].isnan().any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bounds_hold_for_a_model_of_the_kernel_in_every_corner(name):
+    family, definition = twin(name)
+    (kernel,) = family.kernels
+    plans = Job(flashinfer_trace.load(name), family, kernel).corners
+    assert {plan["values"] for plan in plans} == {"normal", "large", *CORNER_VALUES}
+    assert {side for plan in plans for side in plan["empty"]} == {"a", "b"}
+    assert len(Job(flashinfer_trace.load(name), family).corners) == len(plans) + 1
+    for plan in plans:
+        inputs = family.inputs(definition, plan, 0, "cpu")
+        assert all(inputs[value].isfinite().all() for value in ("v_a", "v_b"))
+        expected = family.oracle(definition, inputs)
+        outputs = dict(zip(expected, kernel_model(NAMES[name], **inputs), strict=True))
+        found = evaluate(family.policies(kernel), outputs, expected)
+        assert all(comparison.passed for comparison in found.values()), (plan, {o: str(c) for o, c in found.items()})
+        # The right value of equal lses, but for an overflow where the states are added before they are weighted.
+        halved = ((inputs["v_a"].float() + inputs["v_b"].float()) / 2).bfloat16()
+        right = plan["spread"] == "equal" and plan["values"] != "huge"
+        assert family.compare["v_merged"].compare(halved, expected["v_merged"]).passed is right
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_reference_must_refuse_lses_with_other_rows_than_their_values(name):
+    _, definition = twin(name)
+    assert not accepted_rows(definition)
+    lax = dataclasses.replace(definition, reference=definition.reference.replace("== v_a.shape[:2]", ""))
+    assert accepted_rows(lax) == [
+        "reference: lses of 2 rows with values of 1 row were accepted; assert that their shapes agree"
+    ]
 
 
 def test_kernels_are_there_for_the_heads_that_they_launch():

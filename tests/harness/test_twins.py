@@ -1,4 +1,7 @@
-"""Each distinct small twin is verified once, and nothing that a case depends on is taken for the same."""
+"""Each distinct small twin is verified once, and nothing that a case depends on is taken for the same.
+
+What a small twin cannot show is seen at the Definition's own sizes.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ import pytest
 import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness import twins
+from flashinfer_trace.harness.real_size import has_real_size, with_real_size
 from flashinfer_trace.harness.twins import Twins, twin_key
-from flashinfer_trace.harness.verify import Job
+from flashinfer_trace.harness.verify import Job, Report, verify
 
 FIRST = flashinfer_trace.load("rmsnorm_h7168")
 FAMILY = family_of(FIRST)
@@ -36,7 +40,9 @@ def test_another_size_of_a_family_shares_the_cases(counted):
     second = memory.verify(Job(flashinfer_trace.load("rmsnorm_h512"), FAMILY), examples=3, seed=4)
     assert counted == ["rmsnorm_h7168"]
     assert (first.twin_of, second.twin_of) == ("", "rmsnorm_h7168")
-    assert second == dataclasses.replace(first, definition="rmsnorm_h512", twin_of="rmsnorm_h7168", seconds=0.0)
+    assert (first.real_size, second.real_size) == (1, 1)
+    same = dataclasses.replace(first, definition="rmsnorm_h512", twin_of="rmsnorm_h7168", seconds=second.seconds)
+    assert second == same
 
 
 def test_other_examples_or_another_seed_are_run(counted):
@@ -74,3 +80,29 @@ def test_a_failure_fails_every_size_with_the_line_that_repeats_it():
         report = memory.verify(Job(definition, FAMILY), examples=3, seed=4)
         assert (report.definition, report.status) == (name, "failed")
         assert "repeat: flashinfer-trace verify rmsnorm_h7168 --against oracle" in report.message
+
+
+def test_a_part_of_a_large_row_is_seen_at_the_definitions_own_sizes():
+    """It is right at every size up to 4096, and so in the small twin."""
+    partial = dataclasses.replace(
+        FIRST, reference=FIRST.reference.replace("vector_norm(x,", "vector_norm(x[:, :4096],")
+    )
+    assert partial.reference != FIRST.reference
+    assert verify(Job(partial, FAMILY), examples=3, seed=4).status == "passed"
+    memory = Twins()
+    report = memory.verify(Job(partial, FAMILY), examples=3, seed=4)
+    assert report.status == "failed"
+    assert "repeat: flashinfer-trace verify rmsnorm_h7168 --against oracle --device cpu --full --plan" in report.message
+    smaller = flashinfer_trace.load("rmsnorm_h512")
+    smaller = dataclasses.replace(smaller, reference=partial.reference.replace("7168", "512"))
+    found = memory.verify(Job(smaller, FAMILY), examples=3, seed=4)
+    assert (found.status, found.twin_of) == ("passed", "rmsnorm_h7168")
+
+
+def test_large_definitions_have_no_case_at_their_own_sizes():
+    large = flashinfer_trace.load("moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048")
+    assert not has_real_size(large)
+    assert has_real_size(FIRST)
+    job = Job(large, family_of(large))
+    report = Report(large.name, "oracle", "cpu")
+    assert with_real_size(job, report) is report

@@ -8,10 +8,15 @@ from typing import Any
 
 import jsonschema
 import pytest
-from release import ROOT, analysis, needs_sources
+from release import ROOT, SOURCES, analysis, needs_sources
 
 from flashinfer_trace import definitions
+from tools.extract_definitions.traces import COMMITTED as DIGESTS
+from tools.extract_definitions.traces import analysed, condense
+from tools.extract_definitions.traces import dumps as dumps_digest
+from tools.kernel_tracing.report.analysis import deep
 from tools.kernel_tracing.report.trace import document
+from tools.kernel_tracing.source.sources import find_sources
 from tools.op_tracing.__main__ import dumps
 from tools.op_tracing.check import check
 from tools.op_tracing.definitions import covered
@@ -21,6 +26,7 @@ from tools.op_tracing.trace import trace
 TRACES = ROOT / "traces" / "op_traces.json"
 REPORT = ROOT / "traces" / "op_traces.md"
 KERNELS = ROOT / "traces" / "kernel_traces.json"
+ARCHITECTURES = sorted(path.stem for path in DIGESTS.glob("*.json"))
 AGAIN = (
     "write it again: python -m tools.op_tracing --model deepseek --sources .sources --traces traces/kernel_traces.json"
 )
@@ -81,14 +87,20 @@ def test_what_deepseek_is_known_for_is_in_its_graph(committed: dict[str, Any]) -
 
 
 @needs_sources
-@pytest.mark.parametrize("model", ["llama", "mixtral", "qwen2_moe"])
-def test_every_leaf_of_other_models_has_kernels_or_is_plain_torch(model: str) -> None:
-    solved = analysis(model)
-    ops = trace(solved)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_an_architecture_has_its_digest_and_kernels_or_plain_torch_in_every_leaf(architecture: str) -> None:
+    with deep():  # until the analysis is gone: see tools.extract_definitions.traces.digest
+        solved = analysed(architecture, find_sources(SOURCES))
+        ops, kernels = trace(solved), document(solved)
+        del solved
+    assert dumps_digest(condense(architecture, ops)) == (DIGESTS / f"{architecture}.json").read_text(), (
+        f"out of date; run `python -m tools.extract_definitions.traces {architecture}`"
+    )
     _validate(ops)
-    assert check(ops, document(solved)) == []
+    assert check(ops, kernels) == []
     leaves = [node for node in _nodes(ops["graph"]) if not node["children"]]
     assert {node["kind"] for node in leaves} <= {"op", "torch", "again"}
     named = {op["name"] for op in ops["ops"] if op["kernels"]}
     assert named >= {node["name"] for node in leaves if node["kind"] == "op"}
-    assert {"qkv_proj", "o_proj", "attn", "rotary_emb"} <= named
+    latent = architecture.startswith("Deepseek")
+    assert {"o_proj", "rotary_emb", *(["attn_mqa", "attn_mha"] if latent else ["qkv_proj", "attn"])} <= named

@@ -199,6 +199,17 @@ def test_axes_inputs_and_outputs_of_the_command_line(root, capsys):
     assert "flashinfer-trace embed my_kernel_h4096_wr3" in out
 
 
+def test_a_multiple_of_an_axis_is_a_constraint_and_no_part_of_the_name(root, capsys):
+    axes = ["--axis", "rows", "--axis", "intermediate_size=48", "--axis", "gate_up_size=2*intermediate_size"]
+    tensors = ["--input", "x:bfloat16[rows,gate_up_size]", "--output", "y:bfloat16[rows,intermediate_size]"]
+    assert main(["my_kernel", "--op-type", "my_op", *axes, *tensors]) == 0
+    definition = json.loads((root / "definitions" / "my_op" / "my_kernel_i48.json").read_text())
+    assert definition["axes"]["gate_up_size"]["value"] == 96
+    assert definition["constraints"] == ["gate_up_size == 2 * intermediate_size"]
+    assert record_of(root).FAMILIES[0].twin == {"intermediate_size": 8, "gate_up_size": 16}
+    assert "abbreviations" not in capsys.readouterr().out
+
+
 def test_the_record_has_a_policy_for_each_output(root):
     pytest.importorskip("torch")
     main(["my_kernel", "--op-type", "my_op", *CONTRACT])
@@ -221,7 +232,7 @@ def test_only_integers_need_no_bound(root):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--axis", "n=0"], "--axis 'n=0': write NAME, or NAME=VALUE"),
+        (["--axis", "n=0"], "--axis 'n=0': write NAME, NAME=VALUE"),
         (["--axis", "n=8"], "give at least one --axis NAME[=VALUE], one --input NAME:DTYPE[AXIS,...] and one --output"),
         (["--input", "x=bfloat16"], "--input 'x=bfloat16': write NAME:DTYPE[AXIS,AXIS], or NAME:DTYPE for a scalar"),
         ([*CONTRACT, "--input", "z:double[batch_size]"], "z: no dtype 'double'; choose from float32"),
@@ -229,6 +240,7 @@ def test_only_integers_need_no_bound(root):
             [*CONTRACT, "--input", "z:int32[rows]"],
             "z: no axis 'rows'; declare it with --axis rows or --axis rows=VALUE",
         ),
+        (["--axis", "wide=2*n"], "--axis 'wide=2*n': declare the constant axis first, with --axis n=VALUE"),
         ([*CONTRACT, "--input", "x:int32"], "'x' is declared twice"),
         ([*CONTRACT, "--input", "batch_size:int32"], "'batch_size' is declared twice"),
         ([*CONTRACT, "--input", "torch:int32"], "'torch' cannot name an input or output"),

@@ -18,7 +18,7 @@ from typing import Any
 from flashinfer_trace.files import Lines, laid_out, write_text
 from flashinfer_trace.json_source import TRACES, load_object
 from tools.extract_definitions.errors import ExtractionError
-from tools.kernel_tracing.report.analysis import Progress, analyse
+from tools.kernel_tracing.report.analysis import Analysis, Progress, analyse, deep
 from tools.kernel_tracing.source.sources import SourcesError, SourceTree, find_sources
 from tools.op_tracing.trace import trace
 
@@ -95,13 +95,22 @@ def digest(architecture: str, tree: SourceTree, progress: Progress | None = None
     Raises:
         ExtractionError: no model file defines the class.
     """
+    with deep():  # until the analysis is gone: collecting garbage around it takes as long as half of tracing
+        return condense(architecture, trace(analysed(architecture, tree, progress), progress))
+
+
+def analysed(architecture: str, tree: SourceTree, progress: Progress | None = None) -> Analysis:
+    """The solved call graph of one architecture.
+
+    Raises:
+        ExtractionError: no model file defines the class.
+    """
     declared = re.compile(rf"^class {re.escape(architecture)}\b", re.M)
     modules = [name for name in sorted(tree.modules) if name.startswith(f"{MODELS}.")]
     module = next((name for name in modules if declared.search(tree.text(name))), None)
     if module is None:
         raise ExtractionError(f"no file in sglang/srt/models defines the class {architecture}; correct 'architectures'")
-    analysis = analyse(tree, module.rpartition(".")[2], [f"{module}:{architecture}"], progress=progress)
-    return condense(architecture, trace(analysis, progress))
+    return analyse(tree, module.rpartition(".")[2], [f"{module}:{architecture}"], progress=progress)
 
 
 def condense(architecture: str, document: Mapping[str, Any]) -> dict[str, Any]:

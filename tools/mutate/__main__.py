@@ -1,7 +1,7 @@
 """Measures the harness: changes every reference in thousands of small ways and counts the changes that it rejects.
 
     python -m tools.mutate                    # all families; writes tools/mutate/results.json and docs/harness_power.md
-    python -m tools.mutate rmsnorm gemm       # these families; prints scores and survivors, writes nothing
+    python -m tools.mutate rmsnorm gemm       # these families; keeps the results of the others
     python -m tools.mutate --check            # exit 1 if results or document are older than references or reasons
 
 Verdicts are kept in .mutate/: a run that was stopped goes on where it ended, and judges again what a change of the
@@ -20,6 +20,7 @@ from typing import Any
 from flashinfer_trace import find_root
 from flashinfer_trace.files import write_json, write_text
 from tools.mutate.cases import known_families, representative
+from tools.mutate.kernel_power import load_power, render_power
 from tools.mutate.mutants import mutants
 from tools.mutate.reasons import EQUIVALENTS, KEPT, Reason, ReasonError, read_reasons, unmatched
 from tools.mutate.runner import default_processes
@@ -49,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measure(names: list[str], processes: int, equivalents: list[Reason], kept: list[Reason]) -> int:
-    """Runs, prints, and after a run of all families writes results and document."""
+    """Runs, prints, and writes results and document; families that did not run keep their results."""
     from tools.mutate.campaign import run_campaign
 
     families = {name: family for name, family in known_families().items() if not names or name in names}
@@ -66,10 +67,12 @@ def measure(names: list[str], processes: int, equivalents: list[Reason], kept: l
     print(f"all: {score(overall(campaign.summaries)):.2%} of {overall(campaign.summaries)['mutants']}")
     if not names:
         problems += wrong_reasons(campaign.mutants, campaign.summaries, equivalents, kept)
-        root = find_root()
-        write_json(RESULTS, campaign.summaries)
-        write_text(root / DOCUMENT, render(campaign.summaries, kept))
-    return report(problems + below_floor(campaign.summaries))
+    committed = json.loads(RESULTS.read_text(encoding="utf-8")) if names else {}
+    merged = {**committed, **campaign.summaries}
+    summaries = {name: merged[name] for name in known_families() if name in merged}
+    write_json(RESULTS, summaries)
+    write_text(find_root() / DOCUMENT, document(summaries, kept))
+    return report(problems + below_floor(summaries))
 
 
 def wrong_reasons(
@@ -93,10 +96,25 @@ def out_of_date(root: Path, kept: list[Reason]) -> list[str]:
         definition = representative(families[name])
         if mutants_digest(mutants(definition, families[name])) != summaries[name]["digest"]:
             lines.append(f"{name}: the results are for other mutants; {fix}")
-    document = root / DOCUMENT
-    if not document.is_file() or document.read_text(encoding="utf-8") != render(summaries, kept):
+    path = root / DOCUMENT
+    if not path.is_file() or path.read_text(encoding="utf-8") != document(summaries, kept):
         lines.append(f"{DOCUMENT} is out of date; {fix}")
     return lines
+
+
+def document(summaries: dict[str, Any], kept: list[Reason]) -> str:
+    """The text of docs/harness_power.md."""
+    families, records = known_families(), load_power()
+    unseen = {
+        name: {fault: family.why_unseen(fault) for record in records for fault in record["faults"]}
+        for name, family in families.items()
+    }
+    return render(summaries, kept) + render_power(records, unseen)
+
+
+def harness_power() -> str:
+    """The text of docs/harness_power.md, from what is committed."""
+    return document(json.loads(RESULTS.read_text(encoding="utf-8")), read_reasons(KEPT))
 
 
 def report(problems: list[str]) -> int:

@@ -11,7 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.harness.family import Family
-from tools.mutate.cases import has_real_size, representative
+from flashinfer_trace.harness.real_size import has_real_size
+from tools.mutate.cases import representative
 from tools.mutate.judge import Verdict
 from tools.mutate.mutants import Mutant, mutants
 from tools.mutate.reasons import Reason, reason_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +11,10 @@ import torch
 from flashinfer_trace import definitions
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families import all_families, family_of
-from flashinfer_trace.harness.case import CaseResult, reference_outputs
+from flashinfer_trace.harness.case import CaseResult, reference_outputs, shared_case
 from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Family
-from flashinfer_trace.harness.inputs import Draws, torch_dtype
+from flashinfer_trace.harness.real_size import has_real_size, input_bytes, served_plan
 from flashinfer_trace.harness.verify import Job, prepare, verify
 
 __all__ = ["EXAMPLES", "Bench", "Case", "bench_of", "known_families", "representative"]
@@ -26,9 +25,6 @@ SEED = 0
 
 #: Corners that are run at the Definition's own sizes too.
 REAL_CORNERS = 3
-
-#: The memory of inputs up to which a case at the Definition's own sizes takes about a second.
-REAL_BYTES = 32 * 2**20
 
 #: Further cases of the small twin, by another seed, on which a mutant that is called equivalent must agree as well.
 MORE_EXAMPLES = 40
@@ -80,26 +76,11 @@ def known_families() -> dict[str, Family]:
     return {family.name: family for family in all_families()}
 
 
-def input_bytes(definition: Definition) -> int:
-    """Memory of the inputs where every variable axis is 1: that of the weights."""
-    shapes = definition.input_shapes(dict.fromkeys(definition.var_axes, 1))
-    return sum(
-        math.prod(shape) * torch_dtype(definition.inputs[name].dtype).itemsize
-        for name, shape in shapes.items()
-        if shape
-    )
-
-
-def has_real_size(definition: Definition) -> bool:
-    """Whether a case at the Definition's own sizes takes about a second."""
-    return input_bytes(definition) <= REAL_BYTES
-
-
 def representative(family: Family) -> Definition:
-    """The largest Definition whose inputs fit REAL_BYTES; where none does, the smallest."""
+    """The largest Definition that has a case at its own sizes; where none does, the smallest."""
     own = [definition for definition in definitions(op_type=family.op_type) if family_of(definition) is family]
     sizes = {definition.name: (input_bytes(definition), definition.name) for definition in own}
-    affordable = [definition for definition in own if sizes[definition.name][0] <= REAL_BYTES]
+    affordable = [definition for definition in own if has_real_size(definition)]
     if affordable:
         return max(affordable, key=lambda definition: sizes[definition.name])
     return min(own, key=lambda definition: sizes[definition.name])
@@ -139,14 +120,14 @@ def drawn(family: Family, definition: Definition, examples: int, seed: int) -> l
 
 def real(family: Family, definition: Definition) -> list[Case]:
     """Cases at the Definition's own sizes, as ``verify --full --plan`` runs them: one as served, the first corners."""
-    plans = [family.plan_for_axes(definition, {}, Draws(SEED, "cpu"))]
     job = Job(definition, family, full=True)
-    results: list[CaseResult] = []
-    for plan in [*plans, *job.corners[:REAL_CORNERS]]:
-        report = verify(job, plan=plan, seed=SEED, on_case=results.append)
-        if report.status != "passed":
-            raise ValueError(f"{definition.name}: the reference itself does not pass: {report.message}")
-    return [make_case(family, definition, "real", result) for result in results]
+    cases = []
+    for plan in [served_plan(job), *job.corners[:REAL_CORNERS]]:
+        case = shared_case(job.sized, family, plan, SEED, "cpu")
+        if case.failures:
+            raise ValueError(f"{definition.name}: the reference itself does not pass: {case.failures[0]}")
+        cases.append(Case("real", SEED, case.axes, case.inputs, case.expected, case.actual))
+    return cases
 
 
 def make_case(family: Family, definition: Definition, size: str, result: CaseResult) -> Case:

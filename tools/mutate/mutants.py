@@ -55,7 +55,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Location:
-    """A node and where it hangs in the tree: `parent.field`, or `parent.field[position]`."""
+    """A node and where it hangs in the tree: `parent.field`, or `parent.field[position]`, within `body[top]`."""
 
     node: ast.AST
     parent: ast.AST
@@ -63,6 +63,7 @@ class Location:
     position: int | None
     statement: ast.stmt
     function: ast.FunctionDef | None
+    top: int
 
     def put(self, node: ast.AST) -> None:
         if self.position is None:
@@ -88,14 +89,15 @@ def mutants(definition: Definition, family: Family) -> list[Mutant]:
     remove_docstrings(tree)
     axes = {axis.upper() for axis in definition.const_axes}
     size = size_between(definition, family)
-    seen = {ast.unparse(tree)}
+    texts = [ast.unparse(statement) for statement in tree.body]
+    seen = {joined(tree, texts)}
     numbers: Counter[tuple[int, str]] = Counter()
     found = []
     for location in list(locations(tree, axes)):
         place = Place(location.parent, location.field, location.function, size)
         for name, operator in OPERATORS.items():
             for replacement in operator(location.node, place):
-                mutant = build(tree, location, replacement, name, family.name, numbers, seen)
+                mutant = build(tree, texts, location, replacement, name, family.name, numbers, seen)
                 if mutant is not None:
                     found.append(mutant)
     return sorted(found, key=lambda mutant: (mutant.line, mutant.operator, mutant.number))
@@ -103,6 +105,7 @@ def mutants(definition: Definition, family: Family) -> list[Mutant]:
 
 def build(
     tree: ast.Module,
+    texts: list[str],
     location: Location,
     replacement: ast.AST,
     operator: str,
@@ -110,11 +113,15 @@ def build(
     numbers: Counter[tuple[int, str]],
     seen: set[str],
 ) -> Mutant | None:
-    """The mutant with `replacement` at `location`, or None if another has the same source."""
+    """The mutant with `replacement` at `location`, or None if another has the same source.
+
+    `texts` are the unchanged statements of the module; only the one that changes is written again.
+    """
     before = head(location.statement)
     location.put(replacement)
     try:
-        source = ast.unparse(ast.fix_missing_locations(tree))
+        changed = ast.unparse(ast.fix_missing_locations(tree.body[location.top]))
+        source = joined(tree, [*texts[: location.top], changed, *texts[location.top + 1 :]])
         after = head(replacement if location.node is location.statement else location.statement)
     finally:
         location.put(location.node)
@@ -126,6 +133,12 @@ def build(
     function = location.function.name if location.function else "<module>"
     content = hashlib.sha256("\0".join((function, before, after)).encode()).hexdigest()[:12]
     return Mutant(family, line, operator, numbers[line, operator], function, before, after, source, content)
+
+
+def joined(tree: ast.Module, texts: list[str]) -> str:
+    """The module as `ast.unparse` writes it, from the texts of its statements: a blank line precedes functions."""
+    pairs = zip(tree.body, texts, strict=True)
+    return "".join(f"\n\n{text}" if isinstance(node, ast.FunctionDef) else f"\n{text}" for node, text in pairs).lstrip()
 
 
 def head(statement: ast.AST) -> str:
@@ -147,11 +160,11 @@ def locations(tree: ast.Module, axes: set[str]) -> Iterator[Location]:
             continue
         if isinstance(statement, ast.FunctionDef):
             for own, inner in enumerate(statement.body):
-                yield Location(inner, statement, "body", own, inner, statement)
-                yield from children(inner, inner, statement)
+                yield Location(inner, statement, "body", own, inner, statement, position)
+                yield from children(inner, inner, statement, position)
         else:
-            yield Location(statement, tree, "body", position, statement, None)
-            yield from children(statement, statement, None)
+            yield Location(statement, tree, "body", position, statement, None, position)
+            yield from children(statement, statement, None, position)
 
 
 def is_axis(statement: ast.stmt, axes: set[str]) -> bool:
@@ -160,7 +173,7 @@ def is_axis(statement: ast.stmt, axes: set[str]) -> bool:
     )
 
 
-def children(node: ast.AST, statement: ast.stmt, function: ast.FunctionDef | None) -> Iterator[Location]:
+def children(node: ast.AST, statement: ast.stmt, function: ast.FunctionDef | None, top: int) -> Iterator[Location]:
     for field, value in ast.iter_fields(node):
         if field in SKIPPED_FIELDS or (isinstance(node, ast.keyword) and node.arg == "device"):
             continue
@@ -169,5 +182,5 @@ def children(node: ast.AST, statement: ast.stmt, function: ast.FunctionDef | Non
             if not isinstance(child, ast.AST) or isinstance(child, (ast.operator, ast.cmpop, ast.expr_context)):
                 continue
             own = child if isinstance(child, ast.stmt) else statement
-            yield Location(child, node, field, position, own, function)
-            yield from children(child, own, function)
+            yield Location(child, node, field, position, own, function, top)
+            yield from children(child, own, function, top)

@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         root = find_root()
         check_names(root, options.family, options.op_type)
         contract = read_contract(root, *(given if any(given) else EXAMPLE))
-        pattern, abbreviations = pattern_of(options.family, contract.const_axes, load_naming(root).abbreviations)
+        pattern, abbreviations = pattern_of(options.family, contract.name_axes, load_naming(root).abbreviations)
         name = derive_name(NamePattern(options.family, options.op_type, pattern), contract.const_axes)
         files = texts(root, options.family, options.op_type, name, contract)
         write_all(files)
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     steps = [
         f'schema/naming.json, families: "{options.family}": {entry}',
         *(f'schema/naming.json, abbreviations: "{short}": {json.dumps(axes)}' for short, axes in abbreviations.items()),
-        *next_steps(root, options.op_type, list(files), name),
+        *next_steps(root, options.family, options.op_type, list(files), name),
     ]
     print("\n".join(["Then:", *(f"  {number}. {step}" for number, step in enumerate(steps, 1))]))
     return 0
@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("family", metavar="FAMILY", help="name of the family: lower case, digits, underscores")
     parser.add_argument("--op-type", required=True, metavar="T", help="op_type of its Definitions, existing or new")
     for option, metavar, text in (
-        ("axis", "NAME[=VALUE]", "a variable axis, or a constant one with its value in the first Definition"),
+        ("axis", "NAME[=VALUE]", "a variable axis, or a constant one: its value in the first Definition, or 2*AXIS"),
         ("input", "NAME:DTYPE[AXIS,...]", "an input of run(), in order; a scalar if [...] is omitted"),
         ("output", "NAME:DTYPE[AXIS,...]", "an output of run(), in order"),
     ):
@@ -122,7 +122,7 @@ def write_all(files: dict[Path, str]) -> None:
         raise
 
 
-def next_steps(root: Path, op_type: str, files: list[Path], name: str) -> list[str]:
+def next_steps(root: Path, family: str, op_type: str, files: list[Path], name: str) -> list[str]:
     """What the author must do next, in order."""
     path = files[-1].relative_to(root)
     steps = ["fill in the TODOs in these files; `flashinfer-trace validate` lists those that are left"]
@@ -139,6 +139,7 @@ def next_steps(root: Path, op_type: str, files: list[Path], name: str) -> list[s
     )
     steps += [
         f"flashinfer-trace embed {name} && flashinfer-trace validate && flashinfer-trace verify {name}",
+        f"pytest tests/test_mutants.py -k {family} && python -m tools.mutate {family}",
         f"only if a model in models/ calls it: {recipe}",
         "python -m tools.generate_docs",
     ]

@@ -7,10 +7,10 @@ import keyword
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-AXIS = re.compile(r"([a-z][a-z0-9_]*)(?:=([1-9][0-9]*))?")
+AXIS = re.compile(r"([a-z][a-z0-9_]*)(?:=([1-9][0-9]*)(?: ?\* ?([a-z][a-z0-9_]*))?)?")
 TENSOR = re.compile(r"([A-Za-z][A-Za-z0-9_]*):([a-z0-9_]+)(?:\[([a-z0-9_, ]*)\])?")
 #: Names that must stay available in the reference, so that no parameter of run() may have them.
 RESERVED = frozenset({"torch", "math", "run", "TODO"})
@@ -31,16 +31,30 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Contract:
-    """Axes with their values (None for a variable axis), and inputs and outputs in order."""
+    """Axes with their values (None for a variable axis), and inputs and outputs in order.
+
+    `derived` gives the axes that are a multiple of another: name -> (factor, axis).
+    """
 
     axes: Mapping[str, int | None]
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
+    derived: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
     @property
     def const_axes(self) -> dict[str, int]:
         """The axes that have a value."""
         return {name: value for name, value in self.axes.items() if value is not None}
+
+    @property
+    def name_axes(self) -> list[str]:
+        """The const axes that make up names: those that no constraint gives."""
+        return [name for name in self.const_axes if name not in self.derived]
+
+    @property
+    def constraints(self) -> list[str]:
+        """What gives the derived axes."""
+        return [f"{name} == {factor} * {axis}" for name, (factor, axis) in self.derived.items()]
 
 
 def read_contract(root: Path, axes: Sequence[str], inputs: Sequence[str], outputs: Sequence[str]) -> Contract:
@@ -48,13 +62,14 @@ def read_contract(root: Path, axes: Sequence[str], inputs: Sequence[str], output
 
     Args:
         root: the checkout, whose schema lists the dtypes.
-        axes: `NAME` for a variable axis, `NAME=VALUE` for a constant one.
+        axes: `NAME` for a variable axis, `NAME=VALUE` for a constant one, `NAME=FACTOR*AXIS` for a multiple of an
+            earlier constant one.
         inputs, outputs: `NAME:DTYPE[AXIS,AXIS]`, or `NAME:DTYPE` for a scalar.
 
     Raises:
         ScaffoldError: an argument cannot be read, an axis is not declared or not used, or a name occurs twice.
     """
-    declared = [_axis(text) for text in axes]
+    declared, derived = _axes(axes)
     found_inputs = tuple(_tensor(text, "input") for text in inputs)
     found_outputs = tuple(_tensor(text, "output") for text in outputs)
     if not (declared and found_inputs and found_outputs):
@@ -65,16 +80,30 @@ def read_contract(root: Path, axes: Sequence[str], inputs: Sequence[str], output
     names = [*(name for name, _ in declared), *(tensor.name for tensor in (*found_inputs, *found_outputs))]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ScaffoldError(f"{twice[0]!r} is declared twice; an axis, an input and an output need distinct names")
-    contract = Contract(dict(declared), found_inputs, found_outputs)
+    contract = Contract(dict(declared), found_inputs, found_outputs, derived)
     _check(contract, _dtypes(root))
     return contract
 
 
-def _axis(text: str) -> tuple[str, int | None]:
-    match = AXIS.fullmatch(text.strip())
-    if match is None:
-        raise ScaffoldError(f"--axis {text!r}: write NAME, or NAME=VALUE (at least 1) for a constant axis")
-    return match[1], None if match[2] is None else int(match[2])
+def _axes(texts: Sequence[str]) -> tuple[list[tuple[str, int | None]], dict[str, tuple[int, str]]]:
+    """The axes with their values, and those that are multiples of others."""
+    declared: list[tuple[str, int | None]] = []
+    derived: dict[str, tuple[int, str]] = {}
+    for text in texts:
+        match = AXIS.fullmatch(text.strip())
+        if match is None:
+            raise ScaffoldError(
+                f"--axis {text!r}: write NAME, NAME=VALUE (at least 1) for a constant axis, or NAME=FACTOR*AXIS"
+            )
+        name, value, base = match[1], None if match[2] is None else int(match[2]), match[3]
+        if value is not None and base is not None:
+            of_base = dict(declared).get(base)
+            if of_base is None:
+                raise ScaffoldError(f"--axis {text!r}: declare the constant axis first, with --axis {base}=VALUE")
+            derived[name] = (value, base)
+            value *= of_base
+        declared.append((name, value))
+    return declared, derived
 
 
 def _tensor(text: str, what: str) -> Tensor:

@@ -84,10 +84,19 @@ def record(family: str, op_type: str, contract: Contract) -> str:
         torch_import="import torch" if floating else "",
         policies=", ".join(["ErrorBound"] * bool(floating) + ["Exact"] * bool(exact) + ["Expected"]),
         bound=BOUND if floating else "",
-        twin=", ".join(f'"{axis}": {min(value, LARGEST_TWIN)}' for axis, value in contract.const_axes.items()),
+        twin=", ".join(f'"{axis}": {value}' for axis, value in _twin(contract).items()),
         compare="\n".join(f'            "{name}": {policy},' for name, policy in policies.items()),
     )
     return text if floating else text.replace("\n\n\nfrom hypothesis", "\n\nfrom hypothesis")
+
+
+def _twin(contract: Contract) -> dict[str, int]:
+    """Small values of the const axes, which fulfil the constraints."""
+    twin: dict[str, int] = {}
+    for axis, value in contract.const_axes.items():
+        factor, base = contract.derived.get(axis, (1, ""))
+        twin[axis] = factor * twin[base] if base else min(value, LARGEST_TWIN)
+    return twin
 
 
 def reference(contract: Contract) -> str:
@@ -134,7 +143,7 @@ def definition(name: str, op_type: str, contract: Contract) -> dict[str, object]
             else {"type": "const", "value": value, "description": "TODO: what it counts; which model has this value."}
             for axis, value in contract.axes.items()
         },
-        "constraints": [],
+        "constraints": contract.constraints,
         "inputs": _described(contract.inputs, "TODO: meaning, layout, range."),
         "outputs": _described(contract.outputs, "TODO: meaning, layout."),
         "reference": reference(contract),

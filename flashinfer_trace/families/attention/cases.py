@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ def query_scale(kind: str) -> float:
     return QUERY_SCALE.get(kind, 1.0)
 
 
+@functools.cache
 def token_counts(low: int, high: int, page_size: int) -> st.SearchStrategy[int]:
     """Lengths from low to high, with more weight on the ends, on powers of two, and on full pages +- one token."""
     edges = {pages * page_size + extra for pages in (1, 2, 3) for extra in (-1, 0, 1)}

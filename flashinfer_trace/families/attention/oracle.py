@@ -41,7 +41,7 @@ GAIN_PARTS = (
     *("size", "logit", "keys"),
     *(f"{kind}_{rounded}" for kind in ("settled", "worst", "squares") for rounded in ROUNDED),
 )
-#: A row that gives more than this weight to one key rounds like a multiple of that key: see `attention`.
+#: A row that gives more than this weight to one key rounds like a multiple of that key: see `gains`.
 SETTLED = 0.9
 
 
@@ -171,9 +171,41 @@ def attention(
     lse_logit = p_error.square().sum(dim=-1, keepdim=True).sqrt()
     rest_weighted = (rest @ values.abs()).minimum(CONFIDENCE * (rest.square() @ squares_of_values).sqrt())
     partial, partial_squares = split(p, values, counts)
-    # The errors of a row are projected on its output. Each key's error moves the output towards that key, or, where the
-    # denominator has the same error, towards it and away from the output.
+    return {
+        "value": value,
+        "lse": lse * LOG2_E,
+        "weighted": p @ values.abs(),
+        "logit": (p_error.square() @ squares_of_values).sqrt() + value.abs() * lse_logit,
+        "lse_logit": lse_logit,
+        "weights": rest_weighted,
+        "others": rest.sum(dim=-1, keepdim=True),
+        "squared_others": rest.square().sum(dim=-1, keepdim=True),
+        "partial": partial,
+        **gains(value, values, p, p_error, rest, partial, partial_squares),
+    }
+
+
+def gains(
+    value: torch.Tensor,
+    values: torch.Tensor,
+    p: torch.Tensor,
+    p_error: torch.Tensor,
+    rest: torch.Tensor,
+    partial: torch.Tensor,
+    partial_squares: torch.Tensor,
+) -> dict[str, torch.Tensor]:
+    """The GAIN_PARTS: the errors of each row projected on its output, and summed over all rows.
+
+    Each key's error moves the output towards that key, or, where the denominator has the same error, towards it and
+    away from the output.
+
+    Args:
+        value: the outputs [tiles, heads, rows, value_dim].
+        p, p_error, rest: weights, their errors, and the weights without the largest, all [tiles, heads, rows, n].
+        partial, partial_squares: what `Split` gives.
+    """
     row_size = value.square().sum(dim=-1, keepdim=True)
+    lse_logit = p_error.square().sum(dim=-1, keepdim=True).sqrt()
     along = value @ values.mT
     moves = rest * along.abs().maximum((along - row_size).abs())
     worst = {"weights": moves.sum(dim=-1), "partial": (partial * value.abs()).sum(dim=-1), "output": row_size[..., 0]}
@@ -186,15 +218,6 @@ def attention(
     # the errors have one sign. Elsewhere roundings are independent from element to element and from key to key.
     settled = p.amax(dim=-1) > SETTLED
     return {
-        "value": value,
-        "lse": lse * LOG2_E,
-        "weighted": p @ values.abs(),
-        "logit": (p_error.square() @ squares_of_values).sqrt() + value.abs() * lse_logit,
-        "lse_logit": lse_logit,
-        "weights": rest_weighted,
-        "others": rest.sum(dim=-1, keepdim=True),
-        "squared_others": rest.square().sum(dim=-1, keepdim=True),
-        "partial": partial,
         "gain_size": row_size.sum(),
         "gain_logit": ((p_error * along).square().sum() + (row_size * lse_logit).square().sum()) * 2,
         "gain_keys": (p * along).abs().sum() + row_size.sum(),

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe.deepseek_kernels import KERNELS
 from flashinfer_trace.families.moe.inputs import (
+    EXPERT_FAULTS,
     FEW_TOKENS,
+    FP8_UNSEEN,
     ROUTINGS,
     SPARE_ROWS,
     VALUES,
@@ -151,5 +153,7 @@ FAMILIES = (
         oracle=oracle,
         compare={"output": REFERENCE},
         kernels=KERNELS,
+        faults=EXPERT_FAULTS,
+        unseen=FP8_UNSEEN,
     ),
 )

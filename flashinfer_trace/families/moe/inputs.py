@@ -9,7 +9,9 @@ import torch
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.quantised import BLOCK, CODE_SIGMA, normal_codes, quantise_groups, varied_scales
 from flashinfer_trace.harness.family import Inputs, Plan
+from flashinfer_trace.harness.faults import Trial, with_inputs
 from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.refusals import take
 
 VALUES = {"normal": 1.0, "large": 300.0, "tiny": 0.01}
 #: Only in corners: beyond float16's range.
@@ -72,3 +74,44 @@ def fp8_experts(definition: Definition, hidden: torch.Tensor, draws: Draws) -> I
         "gemm2_weights": normal_codes(draws, [experts, hidden_size, size]),
         "gemm2_weights_scale": scales_of("gemm2_weights_scale", size),
     }
+
+
+def drawn_ids(count: int, top_k: int, experts: int, choice: str, draws: Draws) -> torch.Tensor:
+    """int32 [count, top_k]: different experts for each token, or -1 for those on other ranks.
+
+    ``random``; ``skewed``: some experts more often than others; ``few``: of the last top_k + 1 experts; ``elsewhere``:
+    about half are on other ranks; ``nobody``: all are; ``one_expert``: the first choice is the same for all tokens, and
+    the others are on other ranks.
+    """
+    first = max(0, experts - top_k - 1) if choice == "few" else 0
+    scores = draws.uniform([count, experts - first])
+    if choice == "skewed":
+        scores += draws.uniform([1, experts - first])
+    shuffled = scores.argsort(dim=1)
+    ids = (shuffled[:, :top_k] + first).to(torch.int32)
+    if choice in ("one_expert", "nobody"):
+        ids.fill_(-1)
+    if choice == "one_expert":
+        ids[:, 0] = experts // 2
+    if choice == "elsewhere":
+        ids.masked_fill_(draws.uniform([count, top_k]) < 0.5, -1)
+    return ids.contiguous()
+
+
+def two_experts_exchanged(inputs: Inputs, trial: Trial) -> Inputs:
+    """The weights of two local experts in each other's place: what a wrong row of an expert table makes of them."""
+    experts = len(inputs["gemm1_weights"])
+    first, second = trial.number(experts), trial.number(experts - 1)
+    second += second >= first
+    order = list(range(experts))
+    order[first], order[second] = second, first
+    index = torch.tensor(order, device=inputs["gemm1_weights"].device)
+    return {name: take(value, 0, index) if name.startswith("gemm") else value for name, value in inputs.items()}
+
+
+EXPERT_FAULTS = (with_inputs("two experts exchanged", two_experts_exchanged),)
+FP8_UNSEEN = {
+    "output: mantissa bit *": "Kernels round activations to e4m3, whose unit roundoff is 2^-4. The bound of an element "
+    "is 8 standard deviations of that noise, summed over the intermediate features: a lower bit, or any bit of an "
+    "element near 0, changes less than that."
+}

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe import softmax_kernels as kernels
 from flashinfer_trace.families.moe.inputs import (
+    EXPERT_FAULTS,
     FEW_TOKENS,
+    FP8_UNSEEN,
     ROUTINGS,
     SPARE_ROWS,
     VALUES,
@@ -197,6 +199,8 @@ def experts_family(
         oracle=oracle,
         compare={"output": REFERENCE},
         kernels=kernels,
+        faults=EXPERT_FAULTS,
+        unseen=FP8_UNSEEN if "fp8" in name else {},
     )
 
 

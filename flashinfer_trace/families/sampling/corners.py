@@ -52,6 +52,7 @@ def row_specs(request: PlanRequest) -> list[list[dict[str, Any]]]:
     off = {"top_k": NO_TOP_K, "top_p": 1.0, "min_p": 0.0}
     off = {name: value for name, value in off.items() if name in definition.inputs}
     if off.get("top_p", 0.0) <= options.highest_p:
+        plans.append([spec(request, "halved", **off)])
         # Beside them rows of which more than an eighth of a large vocabulary is kept, but not all.
         many = [spec(request, "zipf", **{**off, "top_p": 0.93})] * 2 if "top_p" in off else []
         plans.append([spec(request, row, **off) for row in ("short", "normal")] + many)
@@ -70,6 +71,11 @@ def row_specs(request: PlanRequest) -> list[list[dict[str, Any]]]:
     if "top_p" in off:
         every = {"top_k": definition.const_axes["vocab_size"]} if "top_k" in off else {}
         plans.append([spec(request, "few_valued", **every, top_p=0.0)] * 2)
+    for name in ("top_p", "min_p"):
+        if name in off and (name == "min_p" or options.boundaries):
+            every = {"top_k": definition.const_axes["vocab_size"]} if "top_k" in off else {}
+            given: list[dict[str, Any]] = [{**every, name: near} for near in ("over", "under")]
+            plans.append([spec(request, "short", **each) for each in given])
     specs = [spec(request, "short", **corner) for corner in corners[3:]]
     if not options.sums_to_one:
         specs += [spec(request, row, total) for row in ("short", "trailing") for total in (0.5, 2.0)]

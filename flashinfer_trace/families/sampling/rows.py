@@ -20,7 +20,8 @@ __all__ = ["UNIT", "SamplingOptions", "make_inputs", "plan_for_axes", "renorm_pl
 #: order; ``uniform``: all tied; ``few_valued``: five values, one of them 0; ``dyadic``: multiples of UNIT that sum to
 #: 1, with ties, so that float32 sums are exact in any order; ``one_hot``; ``zero``. Only corners have ``short``, ten
 #: tokens of distinct probabilities around 0.1, the largest in the last place, and ``trailing``, the same without mass
-#: in the last place: each of their tokens is drawn often.
+#: in the last place: each of their tokens is drawn often; and ``halved``, one token of 0.5 and the rest shared by all
+#: others: of all rows that the draws of one case can judge, it moves most with a temperature.
 ORDINARY = ("normal", "peaked", "zipf", "few_valued", "dyadic")
 KINDS = (*ORDINARY, "uniform", "one_hot", "zero")
 UNIT = 2.0**-20
@@ -32,6 +33,9 @@ NO_TOP_K = 1 << 30
 #: for the float32 numbers next to it.
 TOP_P = (0.05, 0.3, 0.5, 0.9, 0.95, 0.999, 1.0, 1.5, "boundary")
 BESIDE: dict[Any, float | None] = {"boundary": None, "above": math.inf, "below": -math.inf}
+#: Of corners only: p of top-p beyond a cumulative mass, or short of it, and p of min-p beyond or short of the ratio of
+#: a token to the largest, so that a p that is 2 % off keeps another token.
+NEAR: dict[Any, float] = {"over": 1.01, "under": 0.99}
 MIN_P = (0.0, 0.02, 0.1, 0.5, 1.0, 1.5, -0.5)
 
 
@@ -138,7 +142,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
         if name == "probs":
             continue
         values = [
-            cumulative_mass(row / total, draws, BESIDE[spec[name]]) if spec[name] in BESIDE else spec[name]
+            limit(name, spec[name], row / total, draws) if isinstance(spec[name], str) else spec[name]
             for row, total, spec in zip(rows, sums, specs, strict=True)
         ]
         dtype = torch.int32 if name == "top_k" else torch.float32
@@ -158,6 +162,10 @@ def make_row(kind: str, vocab_size: int, draws: Draws) -> torch.Tensor:
         return row.float()
     if kind == "dyadic":
         return dyadic_row(vocab_size, draws)[order]
+    if kind == "halved":
+        row += 0.5 / (vocab_size - 1)
+        row[order[0]] = 0.5
+        return row.float()
     if kind in ("short", "trailing"):
         levels = torch.arange(10, 20, device=draws.device).double() + draws.uniform((10,), 0.0, 0.9).double()
         places = draws.permutation(vocab_size - 1)[:10]
@@ -189,6 +197,17 @@ def dyadic_row(vocab_size: int, draws: Draws) -> torch.Tensor:
     units[:4] += (rest * shares).floor()
     units[4] += 1 / UNIT - units.sum()
     return (units * UNIT).float()
+
+
+def limit(name: str, where: str, row: torch.Tensor, draws: Draws) -> float:
+    """The p that is at, or in a known place beside, what decides on one token of a row: see BESIDE and NEAR."""
+    if where in BESIDE:
+        return cumulative_mass(row, draws, BESIDE[where])
+    if name == "top_p":
+        return cumulative_mass(row, draws, None) * NEAR[where]
+    largest = row.sort(descending=True).values
+    token = draws.host_integers(1, 1, int((row > 0).sum()) - 1)[0]
+    return float(largest[token] / largest[0]) * NEAR[where]
 
 
 def cumulative_mass(row: torch.Tensor, draws: Draws, towards: float | None) -> float:

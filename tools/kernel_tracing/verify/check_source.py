@@ -6,6 +6,7 @@ This is deliberately independent of the tracer's index and resolver, so that a m
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from tools.kernel_tracing.source.sources import BUNDLED, DISTRIBUTIONS
 _LEAVES = frozenset((ast.Name, ast.Constant, ast.Load, ast.Store, ast.Del, ast.Pass, ast.alias, ast.Global))
 # Methods that put their arguments into a container or a registry.
 _FILLS = frozenset(("append", "add", "insert", "extend", "setdefault", "update", "register"))
+_WORD = re.compile(r"\w+")
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -354,6 +356,7 @@ class Sources:
                 self.packages |= {name: place for name, place in beside.items() if place.is_dir()}
         self._files: dict[str, SourceFile | None] = {}
         self._texts: dict[str, str] | None = None
+        self._words: dict[str, list[str]] = defaultdict(list)  # identifier -> the files that contain it
         self._mentions: dict[str, list[str]] = {}
 
     def path(self, file: str) -> Path | None:
@@ -376,15 +379,18 @@ class Sources:
         return self._files[file]
 
     def mentioning(self, name: str) -> list[SourceFile]:
-        """The files whose text contains `name`, in order."""
+        """The files whose text contains `name`, which has whole identifiers, in order."""
         if self._texts is None:
             self._texts = {}
             for package, root in sorted(self.packages.items()):
                 for path in sorted(root.rglob("*.py")):
                     file = f"{package}/{path.relative_to(root).as_posix()}"
                     self._texts[file] = path.read_text(encoding="utf-8-sig", errors="replace")
+                    for word in dict.fromkeys(_WORD.findall(self._texts[file])):
+                        self._words[word].append(file)
         if name not in self._mentions:
-            self._mentions[name] = [file for file, text in self._texts.items() if name in text]
+            rarest = min((self._words.get(word, []) for word in _WORD.findall(name)), key=len, default=[])
+            self._mentions[name] = [file for file in rarest if name in self._texts[file]]
         return [source for file in self._mentions[name] if (source := self.get(file)) is not None]
 
     def module_file(self, module: str) -> str | None:

@@ -1,0 +1,69 @@
+"""What a verification found: the report of one Definition and one target, with the worst figures of each output."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from flashinfer_trace.harness.compare import Comparison
+
+__all__ = ["OutputSummary", "Report"]
+
+
+@dataclass
+class OutputSummary:
+    """Worst figures of one output over all real cases. Ratios are error / bound; errors are relative norms."""
+
+    policy: str
+    reference_worst: float = 0.0
+    reference_error: float = 0.0
+    kernel_worst: float = 0.0
+    kernel_error: float = 0.0
+
+    def add(self, reference: Comparison, kernel: Comparison | None) -> None:
+        """Counts the comparisons of one case in."""
+        self.reference_worst = worse(self.reference_worst, reference.ratio)
+        self.reference_error = worse(self.reference_error, reference.error)
+        if kernel is not None:
+            self.kernel_worst = worse(self.kernel_worst, kernel.ratio)
+            self.kernel_error = worse(self.kernel_error, kernel.error)
+
+
+def worse(known: float, new: float) -> float:
+    """The larger figure; NaN is worse than any."""
+    return max(known, new if math.isfinite(new) else math.inf)
+
+
+@dataclass
+class Report:
+    """What `verify` found of one Definition and one target.
+
+    Attributes:
+        target: ``oracle``, or the kernel's label.
+        status: ``passed``, ``failed`` or ``skipped``.
+        cases, vacuous: distinct cases that count, and those that proved nothing.
+        corners: how many of them the family names (see `Family.corners`).
+        real_size: cases at the Definition's own sizes, beside those of its small twin (see `harness.real_size`).
+        message: why it failed (ends with the line that repeats the case) or was skipped.
+        twin_of: the Definition whose cases these were, if its small twin is the same (see `harness.twins`).
+    """
+
+    definition: str
+    target: str
+    device: str
+    status: str = "passed"
+    cases: int = 0
+    vacuous: int = 0
+    corners: int = 0
+    real_size: int = 0
+    seed: int = 0
+    seconds: float = 0.0
+    message: str = ""
+    twin_of: str = ""
+    outputs: dict[str, OutputSummary] = field(default_factory=dict)
+
+    @property
+    def worst(self) -> float:
+        """Largest error / bound of the target over all outputs."""
+        summaries = self.outputs.values()
+        return max((s.reference_worst if self.target == "oracle" else s.kernel_worst for s in summaries), default=0.0)

@@ -1,0 +1,169 @@
+"""Recorded calls are matched with Definitions, and their time is added up for the whole model."""
+
+from __future__ import annotations
+
+import pytest
+
+from flashinfer_trace import find_root, load
+from tools.runtime_tracing.matching import Evidence, Standing, computes, tensors
+from tools.runtime_tracing.recording import RecordedCall, RecordedLaunch, Recording
+from tools.runtime_tracing.time_coverage import kernel_name, step_times, time_coverage
+
+NORM = "input: bfloat16[8,7168], weight: bfloat16[7168], eps: 1e-06"
+DECODE = "flashinfer.decode.BatchDecodeWithPagedKVCacheWrapper.forward"
+RAGGED = "flashinfer.prefill.BatchPrefillWithRaggedKVCacheWrapper.forward"
+SAMPLING = "flashinfer.sampling.top_k_top_p_sampling_from_probs"
+
+
+def call(
+    kernel: str, arguments: str, *times: tuple[int | None, float], library: str = "flashinfer", phase: str = "decode"
+) -> RecordedCall:
+    launches = tuple(RecordedLaunch("k", layer, 1, time) for layer, time in times)
+    return RecordedCall(phase, library, kernel, (), arguments, 1, (), launches)
+
+
+def recording(*calls: RecordedCall, name: str = "toy", stand_ins: tuple[str, ...] = ()) -> Recording:
+    about = {"configuration": name, "layers": [3, 58], "versions": {"sglang": "0.5.11", "gpu": "NVIDIA H200"}}
+    return Recording({**about, "stand_ins": list(stand_ins)}, calls)
+
+
+@pytest.mark.parametrize(
+    ("definition", "arguments"),
+    [
+        ("rmsnorm_h7168", NORM),
+        ("gemm_n129280_k7168", "0: bfloat16[8,7168], 1: bfloat16[7168,129280]"),  # a weight, transposed
+        ("gemm_n256_k7168", "a: bfloat16[8,7168], b: bfloat16[256,7168], out_dtype: bfloat16"),
+        (
+            "gqa_paged_decode_h32_kv8_d128_ps1",
+            "q: bfloat16[8,32,128], paged_kv_cache: (bfloat16[99,8,128], bfloat16[99,8,128]), logits_soft_cap: 0.0",
+        ),
+        (
+            "mla_paged_decode_h128_ckv512_kpe64_ps1",
+            "q_nope: bfloat16[8,128,512], q_pe: bfloat16[8,128,64], ckv: bfloat16[99,1,512], kpe: bfloat16[99,1,64]",
+        ),
+        (
+            "gqa_ragged_prefill_causal_h32_kv8_d128",
+            "q: bfloat16[9,32,128], k: bfloat16[9,8,128], v: bfloat16[9,8,128], causal: True",
+        ),
+        ("top_k_top_p_sampling_from_probs_v129280", "probs: float32[8,129280], top_k: int32[8], top_p: float32[8]"),
+        ("moe_topk_softmax_topk8_e64", "weights: float32[9,8], ids: int32[9,8], gating: bfloat16[9,64]"),
+        ("moe_topk_softmax_topk8_e64", "gating: bfloat16[9,64], topk: 8"),
+    ],
+)
+def test_a_call_of_the_same_sizes_computes_a_definition(definition: str, arguments: str):
+    assert computes(call("x", arguments), load(definition))
+
+
+@pytest.mark.parametrize(
+    ("definition", "arguments"),
+    [
+        ("rmsnorm_h7168", NORM.replace("7168", "4096")),
+        ("rmsnorm_h7168", NORM.replace("bfloat16", "float16")),
+        ("rmsnorm_h7168", NORM.replace("1e-06", "1e-05")),
+        ("rmsnorm_h7168", "input: bfloat16[8,7168]"),  # no weight
+        ("gemm_n129280_k7168", "0: bfloat16[8,7168], 1: bfloat16[7168,4096]"),
+        ("gemm_n256_k7168", "a: bfloat16[8,7168], b: bfloat16[256,7168], out_dtype: float32"),
+        ("gemm_n8_k4096", "0: bfloat16[8,4096], 1: bfloat16[256,4096]"),  # the weight comes second
+        ("moe_topk_softmax_topk8_e64", "weights: float32[9,6], ids: int32[9,6], gating: bfloat16[9,64]"),
+        (
+            "top_k_top_p_sampling_from_probs_v129280",
+            "probs: float32[8,129280], top_k: int32[8], top_p: float32[8], filter_apply_order: 'joint'",
+        ),
+        ("gemm_n256_k7168", "0: bfloat16[4,8,7168], 1: bfloat16[4,256,7168]"),  # a batch of products
+        (
+            "gqa_paged_decode_h32_kv8_d128_ps1",
+            "q: bfloat16[8,32,128], kv: (bfloat16[99,8,128], bfloat16[99,8,128]), logits_soft_cap: 30.0",
+        ),
+        (
+            "gqa_ragged_prefill_causal_h32_kv8_d128",
+            "q: bfloat16[9,32,128], k: bfloat16[9,8,128], v: bfloat16[9,8,128], causal: False",
+        ),
+        (
+            "gqa_ragged_prefill_causal_h32_kv8_d128",  # keys and values of different lengths
+            "q: bfloat16[9,32,128], k: bfloat16[9,8,128], v: bfloat16[7,8,128], causal: True",
+        ),
+    ],
+)
+def test_a_call_of_other_sizes_or_settings_does_not(definition: str, arguments: str):
+    assert not computes(call("x", arguments), load(definition))
+
+
+def test_only_a_kernel_with_evidence_is_verified():
+    norm, product = load("rmsnorm_h7168"), load("gemm_n256_k7168")
+    runs = {norm.name: ["torch.ops.sgl_kernel.rmsnorm", "flashinfer.norm.rmsnorm"], product.name: ["torch.matmul"]}
+    evidence = Evidence([norm, product], runs)
+    assert evidence.of(call("sgl_kernel.elementwise.rmsnorm", NORM)) == (Standing.VERIFIED, ("rmsnorm_h7168",))
+    assert evidence.of(call("flashinfer.norm.rmsnorm", NORM.replace("7168", "96"))) == (Standing.OTHER_SIZES, ())
+    # A kernel of that name in another library, and one whose tag alone names it.
+    assert evidence.of(call("sglang.jit_kernel.norm.rmsnorm", NORM)) == (Standing.UNKNOWN, ())
+    assert Evidence([norm], {}).of(call("flashinfer.norm.rmsnorm", NORM)) == (Standing.UNKNOWN, ())
+    matrices = "0: bfloat16[8,7168], 1: bfloat16[256,7168]"
+    for name, arguments, standing in (
+        ("torch.nn.functional.linear", matrices, Standing.VERIFIED),
+        ("torch.nn.functional.linear", f"{matrices}, 2: bfloat16[256]", Standing.UNKNOWN),
+        ("torch.bmm", matrices, Standing.UNKNOWN),
+        ("torch.Tensor.matmul", "0: float32[1,128,1], 1: float32[1,1,8]", Standing.UNKNOWN),
+    ):
+        assert evidence.of(call(name, arguments, library="torch"))[0] is standing, name
+
+
+def test_a_class_is_found_by_its_methods():
+    decode = load("gqa_paged_decode_h32_kv8_d128_ps1")
+    evidence = Evidence([decode], {decode.name: ["flashinfer.decode.BatchDecodeWithPagedKVCacheWrapper"]})
+    arguments = "q: bfloat16[8,32,128], kv: (bfloat16[99,8,128], bfloat16[99,8,128])"
+    assert evidence.of(call(DECODE, arguments))[0] is Standing.VERIFIED
+    assert evidence.of(call(RAGGED, arguments))[0] is Standing.UNKNOWN
+    assert evidence.of(call(DECODE.replace("forward", "plan"), arguments))[0] is Standing.UNKNOWN
+
+
+def test_tensors_are_read_from_arguments():
+    text = "a: (float8_e4m3fn[2,3], float32[]), eps: 1e-06, shape: (2, 3), name: 'x', m: bool[4]"
+    assert tensors(text) == [("float8_e4m3fn", (2, 3)), ("float32", ()), ("bool", (4,))]
+
+
+def test_the_time_of_a_layer_counts_for_all_layers_like_it():
+    norm = load("rmsnorm_h7168")
+    evidence = Evidence([norm], {norm.name: ["flashinfer.norm.rmsnorm"]})
+    run = recording(
+        call("flashinfer.norm.rmsnorm", NORM, (0, 1.0), (1, 1.0), (None, 1.0)),
+        call("x.fused_moe_kernel", "", (1, 2.0), library="triton"),
+        call("x.other_phase", "", (1, 9.0), phase="extend"),
+    )
+    (step,) = step_times(run, evidence)
+    assert (step.phase, step.microseconds) == ("decode", 3 + 58 + 1 + 2 * 58)
+    assert step.share(Standing.VERIFIED) == pytest.approx(62 / 178)
+    assert step.missing == {"fused_moe_kernel (triton)": 116}
+
+
+def test_runs_whose_kernels_are_unknown_have_no_row():
+    evidence = Evidence([], {})
+    known = call("flashinfer.norm.rmsnorm", NORM, (0, 1.0))
+    assert step_times(recording(known, stand_ins=("sgl_kernel.flash_attn",)), evidence) == []
+    assert step_times(recording(known, call("", "", (None, 5.0), library="")), evidence) == []
+
+
+def test_the_document_says_what_misses_most():
+    norm = load("rmsnorm_h7168")
+    runs = [
+        recording(
+            call("flashinfer.norm.rmsnorm", NORM, (None, 3000.0)), call("a.b.kernel", "", (None, 1000.0)), name="one"
+        ),
+        recording(call(SAMPLING, "", (None, 500.0)), name="two"),
+    ]
+    text = time_coverage(runs, [norm], {norm.name: ["flashinfer.norm.rmsnorm"]})
+    assert "| `one` |  |  |  | 4.0 | 75% | 0% |" in text
+    assert "| **mean** |  | **0%** | **0%** |  | **38%** | **0%** |" in text
+    order = [text.index(name) for name in ("`top_k_top_p_sampling_from_probs (flashinfer)`", "`kernel (flashinfer)`")]
+    assert order == sorted(order)
+    assert "| 0.0% | 50.0% | 1 |" in text
+
+
+def test_classes_keep_their_name():
+    assert kernel_name(call(DECODE, "")) == "BatchDecodeWithPagedKVCacheWrapper.forward (flashinfer)"
+
+
+def test_the_committed_document_is_of_the_committed_runs():
+    text = (find_root() / "docs" / "coverage.md").read_text()
+    for path in sorted((find_root() / "traces" / "runtime").glob("*.json")):
+        measured = "graph" not in path.stem and "stand_in" not in path.stem
+        assert (f"| `{path.stem}` |" in text) is measured, path.stem

@@ -1,0 +1,263 @@
+"""A recorded run as a document of schema/runtime_trace.schema.json: built from a log, written, and read again."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flashinfer_trace import files, json_source
+from tools.runtime_tracing import frames
+from tools.runtime_tracing.call_log import CallLog, LoggedCall
+from tools.runtime_tracing.timeline import Launch
+
+#: Longest name of a CUDA kernel; the arguments of its templates are cut.
+LONGEST_NAME = 160
+#: Methods that prepare a kernel on the host. They copy, but compute nothing.
+PREPARING = ("plan", "begin_forward")
+SCHEMA = "../../schema/runtime_trace.schema.json"
+_JIT = "sglang/jit_kernel/"
+#: The tables of a document; its calls refer to them by index.
+TABLES = ("files", "frames", "stacks", "kernels", "arguments", "cuda_kernels")
+#: What is spread over lines, one item a line.
+_ONE_A_LINE = tuple((name,) for name in (*TABLES, "calls") if name != "stacks")
+
+
+class RecordingError(ValueError):
+    """A recorded run cannot be read. The message names the file and the fix."""
+
+
+@dataclass(frozen=True)
+class RecordedLaunch:
+    """CUDA kernels of one name that a call launched.
+
+    Attributes:
+        cuda_kernel: its name.
+        layer: index of the decoder layer; None outside of the layers.
+        count, microseconds: how many ran, and how long together.
+    """
+
+    cuda_kernel: str
+    layer: int | None
+    count: int
+    microseconds: float
+
+
+@dataclass(frozen=True)
+class RecordedCall:
+    """One kernel call of a run.
+
+    Attributes:
+        phase: prefill, decode or capture.
+        library, kernel: who ships it, and its dotted path. "" for launches that no call was seen to make.
+        stack: frames, the call site first.
+        arguments: shapes and dtypes of tensors, and plain values.
+        count: how often it was called.
+        through: dotted paths of the logged calls inside of it, in order.
+        launches: what it launched.
+    """
+
+    phase: str
+    library: str
+    kernel: str
+    stack: tuple[frames.Frame, ...]
+    arguments: str
+    count: int
+    through: tuple[str, ...]
+    launches: tuple[RecordedLaunch, ...]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One run: ``document`` holds what describes it (see the schema), ``calls`` what it called."""
+
+    document: Mapping[str, Any]
+    calls: tuple[RecordedCall, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of its configuration."""
+        return str(self.document["configuration"])
+
+    @property
+    def stand_ins(self) -> tuple[str, ...]:
+        """Dotted paths of the kernels that were replaced."""
+        return tuple(self.document.get("stand_ins", ()))
+
+    def weight(self, layer: int | None) -> int:
+        """How many layers of the whole model a recorded layer stands for; 1 outside of the layers."""
+        return 1 if layer is None else int(self.document["layers"][layer])
+
+
+def recorded_calls(
+    log: CallLog, phases: Mapping[str, str], launches: Mapping[str, Sequence[Launch]]
+) -> list[RecordedCall]:
+    """The kernel calls of the chosen phases.
+
+    A call that another logged call encloses is part of that one, unless the outer one is an operator of SGLang, which
+    is Python code around kernels. PyTorch's own functions are kept where they launched something.
+
+    Args:
+        phases: phase in the log -> phase in the recording.
+        launches: phase in the recording -> what ran on the GPU.
+    """
+    owners = _owners(log.calls)
+    launched: dict[int | None, list[RecordedLaunch]] = defaultdict(list)
+    unlinked: dict[str, list[RecordedLaunch]] = defaultdict(list)
+    for phase, found in launches.items():
+        for one in found:
+            record = RecordedLaunch(_short(one.cuda_kernel), one.layer, one.count, round(one.microseconds, 2))
+            (unlinked[phase] if one.call is None else launched[owners[one.call]]).append(record)
+    inside: dict[int, dict[str, None]] = defaultdict(dict)
+    for call in log.calls:
+        if owners[call.number] != call.number and call.library != "torch":
+            inside[owners[call.number]].setdefault(_path(call), None)
+    calls = [
+        _recorded(call, phases[call.phase], tuple(inside[call.number]), launched[call.number])
+        for call in log.calls
+        if call.phase in phases and owners[call.number] == call.number
+        if launched[call.number] or (call.library != "torch" and not _is_python(call))
+    ]
+    calls += [RecordedCall(phase, "", "", (), "", 1, (), tuple(found)) for phase, found in unlinked.items()]
+    return calls
+
+
+def _owners(calls: Sequence[LoggedCall]) -> list[int]:
+    """For each call, the number of the call that it is part of: its own, or that of an enclosing one."""
+    owners: list[int] = []
+    for call in calls:  # a call is logged after the one that encloses it
+        outer = call.parent
+        own = outer is None or _is_python(calls[owners[outer]]) or calls[owners[outer]].library == "torch"
+        owners.append(call.number if outer is None or own else owners[outer])
+    return owners
+
+
+def _is_python(call: LoggedCall) -> bool:
+    """Whether it is an operator that SGLang defines in Python, around kernels that are logged themselves."""
+    return call.library == "torch.ops" and call.kernel.startswith("sglang.") and not _is_jit(call)
+
+
+def _is_jit(call: LoggedCall) -> bool:
+    """Whether it was made inside of ``sglang.jit_kernel``, whose functions are kernels like those of a library."""
+    return bool(call.stack) and (frames.package_path(call.stack[0].code.co_filename) or "").startswith(_JIT)
+
+
+def _path(call: LoggedCall) -> str:
+    return f"torch.ops.{call.kernel}" if call.library == "torch.ops" else call.kernel
+
+
+def _recorded(
+    call: LoggedCall, phase: str, through: tuple[str, ...], launches: Sequence[RecordedLaunch]
+) -> RecordedCall:
+    stack = tuple(frames.located(frame) for frame in call.stack)
+    library, kernel = call.library, _path(call)
+    entered = 0  # frames of sglang.jit_kernel: the outermost of them is the kernel that SGLang calls
+    while entered < len(stack) and stack[entered].file.startswith(_JIT):
+        entered += 1
+    if entered and entered < len(stack) and library != "torch":
+        last = stack[entered - 1]
+        through = (kernel, *through)
+        library, kernel = "jit", f"{last.file.removesuffix('.py').replace('/', '.')}.{last.function}"
+        stack = stack[entered:]
+    return RecordedCall(phase, library, kernel, stack, call.arguments, call.count, through, tuple(launches))
+
+
+@functools.cache
+def _short(name: str) -> str:
+    """The name of a CUDA kernel without its parameters, cut."""
+    name = re.sub(r"\(anonymous namespace\)", "{anonymous}", name)
+    name = re.sub(r"^void ", "", name)
+    depth = 0
+    for index, letter in enumerate(name):
+        depth += (letter == "<") - (letter == ">")
+        if letter == "(" and depth == 0:
+            name = name[:index]
+            break
+    name = name.rstrip()
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 3]}..."
+
+
+class _Table:
+    """Values, each of which is written once."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self._known: dict[Any, int] = {}
+
+    def index(self, value: Any) -> int:
+        if value not in self._known:
+            self._known[value] = len(self.values)
+            self.values.append(value)
+        return self._known[value]
+
+
+def write(path: Path, about: Mapping[str, Any], calls: Sequence[RecordedCall]) -> None:
+    """Writes a recorded run. Frames, stacks, arguments and names stand in tables, so that none is written twice.
+
+    Args:
+        about: what describes the run: every field of the schema but the tables and the calls.
+    """
+    tables = {name: _Table() for name in TABLES}
+    rows = [_row(call, tables) for call in calls]
+    document = {"$schema": SCHEMA, **about, **{name: table.values for name, table in tables.items()}, "calls": rows}
+    files.write_text(path, files.laid_out(document, _layout, files.COMPACT))
+
+
+def _row(call: RecordedCall, tables: Mapping[str, _Table]) -> list[Any]:
+    node = -1
+    for file, line, function in reversed(call.stack):
+        frame = tables["frames"].index((tables["files"].index(file), line, function))
+        node = tables["stacks"].index((frame, node))
+    kernel = tables["kernels"].index((call.library, call.kernel, *call.through))
+    launches = [
+        [tables["cuda_kernels"].index(one.cuda_kernel), one.layer, one.count, one.microseconds] for one in call.launches
+    ]
+    return [call.phase, kernel, node, tables["arguments"].index(call.arguments), call.count, launches]
+
+
+def _layout(path: tuple[str, ...], value: Any) -> files.Lines | None:
+    if not path:
+        return files.Lines(2, closing=0)
+    return files.Lines(4, closing=2) if path in _ONE_A_LINE else None
+
+
+def read(path: Path) -> Recording:
+    """Reads a recorded run.
+
+    Raises:
+        RecordingError: it cannot be read, or its tables do not fit together.
+    """
+    try:
+        document = json_source.load_object(path, json_source.TRACES)
+        return Recording(document, tuple(_calls(document)))
+    except (json_source.JsonSourceError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise RecordingError(f"{path}: {error!r}; record it again: python -m tools.runtime_tracing") from None
+
+
+def read_all(directory: Path) -> list[Recording]:
+    """Every recorded run of a directory, by name."""
+    return [read(path) for path in sorted(directory.glob("*.json"))]
+
+
+def _calls(document: Mapping[str, Any]) -> Iterator[RecordedCall]:
+    places = [frames.Frame(document["files"][file], line, name) for file, line, name in document["frames"]]
+    stacks: list[tuple[frames.Frame, ...]] = []
+    for frame, rest in document["stacks"]:
+        stacks.append((places[frame], *(stacks[rest] if rest >= 0 else ())))
+    names = document["cuda_kernels"]
+    for phase, kernel, stack, arguments, count, launches in document["calls"]:
+        library, path, *through = document["kernels"][kernel]
+        yield RecordedCall(
+            phase=phase,
+            library=library,
+            kernel=path,
+            stack=stacks[stack] if stack >= 0 else (),
+            arguments=document["arguments"][arguments],
+            count=count,
+            through=tuple(through),
+            launches=tuple(RecordedLaunch(names[one[0]], *one[1:]) for one in launches),
+        )

@@ -1,0 +1,78 @@
+"""The static trace, as far as recorded runs are compared with it. Only this module knows the form of its file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flashinfer_trace import json_source
+from tools.runtime_tracing.frames import Frame
+from tools.runtime_tracing.recording import RecordingError
+
+_JIT = "sglang/jit_kernel/"
+
+
+@dataclass(frozen=True)
+class StaticKernel:
+    """A kernel of the static trace.
+
+    Attributes:
+        name: as the trace has it: a function, or ``Class.method``.
+        chains: from the line of SGLang that calls it to the entry. See `entering`.
+    """
+
+    name: str
+    chains: tuple[tuple[Frame, ...], ...]
+
+
+@dataclass(frozen=True)
+class StaticTrace:
+    """A static trace.
+
+    Attributes:
+        path: its file.
+        version: of the SGLang that was read.
+        kernels: in the order of the file.
+    """
+
+    path: Path
+    version: str
+    kernels: tuple[StaticKernel, ...]
+
+    def entries(self) -> set[tuple[str, str]]:
+        """File and function of every entry: where its chains end."""
+        return {(chain[-1].file, chain[-1].function) for kernel in self.kernels for chain in kernel.chains}
+
+
+def entering(chain: Sequence[Frame]) -> tuple[Frame, ...]:
+    """The chain from the line on which SGLang enters a kernel library, as recordings have it.
+
+    ``sglang.jit_kernel`` is one of these libraries: its Python functions are kernels like those of sgl-kernel.
+    """
+    inside = 0
+    while inside < len(chain) - 1 and (
+        chain[inside].file.startswith(_JIT) or not chain[inside].file.startswith("sglang/")
+    ):
+        inside += 1
+    return tuple(chain[inside:])
+
+
+def read_static(path: Path) -> StaticTrace:
+    """Reads ``kernel_traces.json``.
+
+    Raises:
+        RecordingError: it cannot be read, or has another form.
+    """
+    try:
+        document = json_source.load_object(path, json_source.TRACES)
+        kernels = tuple(StaticKernel(one["name"], tuple(map(_chain, one["chains"]))) for one in document["kernels"])
+        return StaticTrace(path, document["sources"]["sglang"]["version"], kernels)
+    except (json_source.JsonSourceError, KeyError, TypeError) as error:
+        fix = "write it again: python -m tools.kernel_tracing --json FILE"
+        raise RecordingError(f"{path}: is no static trace ({error!r}); {fix}") from None
+
+
+def _chain(frames: Sequence[Mapping[str, Any]]) -> tuple[Frame, ...]:
+    return entering([Frame(one["file"], one["line"], one["function"]) for one in frames])

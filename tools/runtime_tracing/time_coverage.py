@@ -1,0 +1,159 @@
+"""docs/coverage.md: the share of a step's GPU time that is spent in kernels with evidence."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from flashinfer_trace import Definition
+from tools.runtime_tracing.matching import Evidence, Standing
+from tools.runtime_tracing.recording import RecordedCall, Recording
+from tools.shared.markdown import code, table
+
+#: The phases that are measured, and the kernels that the list of what misses most names.
+PHASES = ("prefill", "decode")
+MOST = 30
+
+TEXT = """## Share of GPU time
+
+Runs recorded in `traces/runtime/` (SGLang {sglang} on one {gpu}): models with their real sizes, few layers, random
+weights. A prefill takes a batch of prompts, a decode step adds a token to each; the recordings hold the lengths. *Time*
+is what the kernels, copies and fills of one step take on the GPU, for the whole model: the time within a layer counts
+as often as the model has layers like it. Time in which the GPU waits does not count.
+
+A call counts as *verified* if evidence names its kernel (the library, and the function or class) for a Definition
+whose constant sizes, dtypes and settings are those of the recorded arguments. The settings are eps, causality, the
+dtype of the output, a cap of the logits, a window, and whether top-k comes before top-p. A tag that names a kernel
+without evidence from it does not count. For matrix products the kernel is `torch.matmul` (cuBLAS); a product with a
+bias, or of batches, is another function. *Other sizes* is the time in kernels that have evidence, but only for other
+sizes or settings. Kernels that SGLang compiles by itself (`sglang.jit_kernel`) are not those of sgl-kernel that have
+the same name.
+
+Two kinds of runs have no row: those with stand-ins for kernels, and those with CUDA graphs, where no single call
+launches a kernel. The mean is over configurations, each of which counts once.
+"""
+
+
+@dataclass
+class StepTime:
+    """The GPU time of one step of the whole model.
+
+    Attributes:
+        run, phase: which.
+        microseconds: all of it.
+        standing: by what the dataset says of the call.
+        missing: by kernel, of the calls that are not verified.
+    """
+
+    run: str
+    phase: str
+    microseconds: float = 0.0
+    standing: dict[Standing, float] = field(default_factory=lambda: defaultdict(float))
+    missing: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def share(self, standing: Standing) -> float:
+        """The share of the time, from 0 to 1."""
+        return self.standing.get(standing, 0.0) / self.microseconds if self.microseconds else 0.0
+
+
+def step_times(run: Recording, evidence: Evidence) -> list[StepTime]:
+    """The time of each phase of a run; none if its kernels are not all real, or not all attributed to calls."""
+    if run.stand_ins or any(not call.kernel for call in run.calls):
+        return []
+    found = {phase: StepTime(run.name, phase) for phase in PHASES}
+    for call in run.calls:
+        step = found.get(call.phase)
+        if step is None or not call.launches:
+            continue
+        standing, _ = evidence.of(call)
+        time = sum(one.microseconds * run.weight(one.layer) for one in call.launches)
+        step.microseconds += time
+        step.standing[standing] += time
+        if standing is not Standing.VERIFIED:
+            step.missing[kernel_name(call)] += time
+    return [step for step in found.values() if step.microseconds]
+
+
+def kernel_name(call: RecordedCall) -> str:
+    """A short name: the last part of the path, with its class, and the library."""
+    parts = call.kernel.removeprefix("torch.ops.").split(".")
+    name = ".".join(parts[-2:]) if len(parts) > 1 and parts[-2][:1].isupper() else parts[-1]
+    return f"{name} ({call.library})"
+
+
+def time_coverage(
+    runs: Sequence[Recording], definitions: Iterable[Definition], known: Mapping[str, Iterable[str]]
+) -> str:
+    """The part of the document about GPU time.
+
+    Args:
+        runs: the recorded runs.
+        definitions: the dataset.
+        known: name of a Definition -> dotted paths of the kernels from which it has evidence.
+    """
+    evidence = Evidence(definitions, known)
+    steps = [step for run in runs for step in step_times(run, evidence)]
+    by_run: dict[str, dict[str, StepTime]] = defaultdict(dict)
+    for step in steps:
+        by_run[step.run][step.phase] = step
+    measured = {run.name: run.document["versions"] for run in runs if run.name in by_run}
+    versions = {key: ", ".join(sorted({one[key] for one in measured.values()})) for key in ("sglang", "gpu")}
+    lines = ["", TEXT.format(**versions)]
+    heading = ["Configuration"]
+    for phase in PHASES:
+        heading += [f"{phase.capitalize()}, ms", "verified", "other sizes"]
+    rows = [
+        [code(name), *(cell for phase in PHASES for cell in _cells(of_run.get(phase)))]
+        for name, of_run in by_run.items()
+    ]
+    means = ["**mean**"]
+    for phase in PHASES:
+        of_phase = [step for step in steps if step.phase == phase]
+        means += ["", *(f"**{_percent(mean(one.share(kind) for one in of_phase))}**" for kind in SHOWN)]
+    lines += table(heading, [*rows, means], "l" + "rrr" * len(PHASES))
+    return "\n".join([*lines, "", *_missing(steps)]) + "\n"
+
+
+#: The columns of a phase.
+SHOWN = (Standing.VERIFIED, Standing.OTHER_SIZES)
+
+
+def mean(values: Iterable[float]) -> float:
+    """The arithmetic mean; 0 of none."""
+    found = list(values)
+    return sum(found) / len(found) if found else 0.0
+
+
+def _cells(step: StepTime | None) -> list[str]:
+    if step is None:
+        return ["", "", ""]
+    return [f"{step.microseconds / 1000:.1f}", *(_percent(step.share(kind)) for kind in SHOWN)]
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}"
+
+
+def _missing(steps: Sequence[StepTime]) -> list[str]:
+    """What misses most: the mean share of each kernel that is not verified, over all configurations."""
+    shares: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    runs: dict[str, set[str]] = defaultdict(set)
+    for step in steps:
+        for kernel, time in step.missing.items():
+            shares[kernel][step.phase].append(time / step.microseconds)
+            runs[kernel].add(step.run)
+    counts = Counter(step.phase for step in steps)
+    averages = {
+        kernel: {phase: sum(values) / counts[phase] for phase, values in of_kernel.items()}
+        for kernel, of_kernel in shares.items()
+    }
+    ordered = sorted(averages, key=lambda kernel: (-sum(averages[kernel].values()), kernel))
+    rows = [
+        [code(kernel), *(f"{averages[kernel].get(phase, 0):.1%}" for phase in PHASES), str(len(runs[kernel]))]
+        for kernel in ordered[:MOST]
+    ]
+    heading = ["Kernel (library)", *(f"Mean share of a {phase} step" for phase in PHASES), "Configurations"]
+    lines = ["### What misses most, by time", "", *table(heading, rows, "lrrr")]
+    rest = len(ordered) - len(rows)
+    return [*lines, "", f"{rest} more kernels are omitted for brevity."] if rest > 0 else lines
