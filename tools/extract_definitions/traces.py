@@ -18,8 +18,8 @@ from typing import Any
 from flashinfer_trace.files import Lines, laid_out, write_text
 from flashinfer_trace.json_source import TRACES, load_object
 from tools.extract_definitions.errors import ExtractionError
-from tools.kernel_tracing.analysis import Analysis, Progress, analyse, deep
-from tools.kernel_tracing.sources import SourcesError, SourceTree, find_sources
+from tools.kernel_tracing.report.analysis import Analysis, Progress, analyse, deep
+from tools.kernel_tracing.source.sources import SourcesError, SourceTree, find_sources
 from tools.op_tracing.trace import trace
 
 STAGES = ("prefill", "decode")
