@@ -18,7 +18,7 @@ from flashinfer_trace.harness.inputs import Draws, sizes
 
 __all__ = ["FAMILIES"]
 
-#: ``shifted``: all logits of a row are around 1000; ``masked``: half of them are -inf, as a grammar makes them.
+#: ``shifted``: all logits of a row are around 100; ``masked``: half of them are -inf, as a grammar makes them.
 LOGITS = ("normal", "peaked", "equal", "shifted", "masked")
 TEMPERATURES = (1.0, 0.7, 0.05, 8.0)
 #: Float32 results below this may be flushed to zero.
@@ -54,7 +54,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     shape = [plan["batch_size"], definition.const_axes["vocab_size"]]
     logits = draws.normal(shape, scale={"peaked": 12.0, "equal": 0.0}.get(plan["logits"], 2.0))
     if plan["logits"] == "shifted":
-        logits = logits + 1000.0
+        logits = logits + 100.0
     elif plan["logits"] == "masked":
         masked = draws.integers(shape, 0, 1) > 0
         masked[:, :1] = False

@@ -60,7 +60,9 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
         "total_q", "head_dim_vo", "Weighted mean of the values for each query head", decode=False
     )
     dimensions = attention.ragged_axes(sizes)
-    return document(description, needs, TAGS, dimensions, inputs, outputs, attention.RAGGED_CONSTRAINTS)
+    # What computes the same on Blackwell comes after the function for Hopper.
+    tags = (TAGS[0], "fi_api:flashinfer.prefill.trtllm_ragged_attention_deepseek", *TAGS[1:])
+    return document(description, needs, tags, dimensions, inputs, outputs, attention.RAGGED_CONSTRAINTS)
 
 
 RECIPE = Recipe("mla_ragged", (FAMILY,), KERNELS, needs, describe)
