@@ -11,7 +11,7 @@ import flashinfer_trace
 from tools.extract_definitions import traces
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.models import available, load_model
-from tools.kernel_tracing.sources import find_sources
+from tools.kernel_tracing.source.sources import find_sources
 
 COMMITTED = sorted(path.stem for path in traces.COMMITTED.glob("*.json"))
 

@@ -18,8 +18,8 @@ from typing import Any
 from flashinfer_trace.files import Lines, laid_out, write_text
 from flashinfer_trace.json_source import TRACES, load_object
 from tools.extract_definitions.errors import ExtractionError
-from tools.kernel_tracing.analysis import Analysis, Progress, analyse, deep
-from tools.kernel_tracing.sources import SourcesError, SourceTree, find_sources
+from tools.kernel_tracing.report.analysis import Analysis, Progress, analyse, deep
+from tools.kernel_tracing.source.sources import SourcesError, SourceTree, find_sources
 from tools.op_tracing.trace import trace
 
 STAGES = ("prefill", "decode")
@@ -131,17 +131,28 @@ def condense(architecture: str, document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def usage_from(data: Mapping[str, Any]) -> Usage:
-    """The ops of a digest."""
+    """The ops of a digest.
+
+    Raises:
+        KeyError, AttributeError, TypeError, ValueError: it is none.
+    """
     groups = {"": data["ops"], **data["outside"]}
     return Usage(
         data["architecture"],
         data["sources"],
         tuple(
-            Op(name, group, {kernel: tuple(stages) for kernel, stages in kernels.items()})
+            Op(name, group, {kernel: _known_stages(stages) for kernel, stages in kernels.items()})
             for group, ops in groups.items()
             for name, kernels in ops.items()
         ),
     )
+
+
+def _known_stages(stages: Sequence[Any]) -> tuple[str, ...]:
+    for stage in stages:
+        if stage not in STAGES:
+            raise ValueError(f"{str(stage)[:40]!r} is no stage")
+    return tuple(stages)
 
 
 def dumps(data: Mapping[str, Any]) -> str:
