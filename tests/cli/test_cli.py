@@ -73,7 +73,7 @@ def test_list_and_show(invoke):
         (["show", "rmsnorm_h513"], "did you mean"),
         (["embed", "rmsnorm_h513"], "did you mean"),
         (["list", "--op-type", "gem"], "no op_type 'gem'; did you mean gemm?"),
-        (["list", "--op-type", "zzz"], "no op_type 'zzz'; the op_types are activation, gemm"),
+        (["list", "--op-type", "zzz"], "no op_type 'zzz'; the op_types are activation, concat"),
         (
             ["list", "--tag", "model:deepseek-v33"],
             "no Definition has the tag 'model:deepseek-v33'; did you mean model:deep",
