@@ -21,8 +21,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = Path(os.environ.get("SGLANG_0_5_11_SOURCES", ROOT / ".sources-0.5.11"))
 RECORDED: dict[str, Any] = json.loads((ROOT / "tests/kernel_tracing/recorded_0_5_11.json").read_text())
 
+#: CI fetches it first, so a missing tree is a failure there, not a skip.
 needs_recorded_release = pytest.mark.skipif(
-    not (SOURCES / "manifest.json").is_file(),
+    not (SOURCES / "manifest.json").is_file() and "CI" not in os.environ,
     reason=f"no {SOURCES}: fetch it with `python -m tools.fetch_sources --release 0.5.11 --dest {SOURCES}`",
 )
 
