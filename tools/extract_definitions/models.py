@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,30 @@ from flashinfer_trace.json_source import JsonSourceError, load_object
 from tools.extract_definitions.errors import ExtractionError
 
 TAG = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*")
+
+
+class DeclaredFields(Mapping[str, Any]):
+    """The part of a configuration that a recipe declares. Reading another field is a defect of the recipe.
+
+    Args:
+        config: the whole configuration.
+        fields: the fields that may be read.
+        reader: names the recipe in the error.
+    """
+
+    def __init__(self, config: Mapping[str, Any], fields: frozenset[str], reader: str) -> None:
+        self.config, self.fields, self.reader = config, fields, reader
+
+    def __getitem__(self, field: str) -> Any:
+        if field not in self.fields:
+            raise ExtractionError(f"the recipe {self.reader} reads {field!r}, which its `fields` do not declare; add it")
+        return self.config[field]
+
+    def __iter__(self) -> Iterator[str]:
+        return (field for field in self.config if field in self.fields)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 @dataclass(frozen=True)
@@ -65,13 +89,9 @@ class Model:
             raise ExtractionError(f"{self.path}: the configuration of {self.name} lacks the field {field!r}; add it")
         return self.config[field]
 
-    def remarks(self) -> list[str]:
-        """Notes on fields of this configuration that the families ignore."""
-        return [
-            f"{field} {self.config[field]!r} of {self.name}: the families are for bfloat16"
-            for field in ("dtype", "torch_dtype")
-            if field in self and self.config[field] != "bfloat16"
-        ]
+    def restricted(self, fields: frozenset[str], reader: str) -> Model:
+        """This model, as a recipe sees it that understands these fields."""
+        return replace(self, config=DeclaredFields(self.config, fields | {"architectures"}, reader))
 
     @property
     def architecture(self) -> str:

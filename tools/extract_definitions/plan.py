@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,12 @@ from tools.extract_definitions.needs import Need, Recipe, Request, kernel_name
 from tools.extract_definitions.recipes import RECIPES
 from tools.extract_definitions.tags import merged, ordered
 from tools.extract_definitions.traces import Op
+from tools.extract_definitions.understanding import is_called_so, refusals, unclassified
 
 CREATED, TAGGED, SKIPPED, CONFLICT, UNSUPPORTED = "created", "tagged", "skipped", "conflict", "unsupported"
 STATES = (CREATED, TAGGED, SKIPPED, CONFLICT, UNSUPPORTED)
+#: Fields of a configuration that some recipe understands.
+UNDERSTOOD = frozenset().union(*(recipe.fields for recipe in RECIPES)) | {"architectures"}
 #: Sections of a Definition that decide what it computes. Descriptions within them do not count.
 CONTRACT = ("op_type", "axes", "constraints", "inputs", "outputs", "reference")
 
@@ -100,7 +103,7 @@ class Planner:
             for (op, reason), models in sorted(unused.items())
         ]
         rows += [Row(UNSUPPORTED, op, tuple(models), detail) for (op, detail), models in sorted(unsupported.items())]
-        notes = dict.fromkeys(note for request in requests for note in (*request.left_out, *request.model.remarks()))
+        notes = dict.fromkeys(note for request in requests for note in (*request.left_out, *_unclassified(request)))
         return Plan(rows, list(notes))
 
     def needs_of(self, request: Request) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
@@ -122,14 +125,25 @@ class Planner:
         return ops, uncovered
 
     def needs(self, request: Request) -> list[tuple[Recipe, Need]]:
-        """Needs whose family the dataset has; the others are recorded as uncovered."""
+        """Needs that both witnesses confirm and whose family the dataset has; the others are recorded as uncovered."""
         found = []
+        reasons: dict[tuple[str, str, str], list[str]] = {}
+        refused: dict[str, dict[str, None]] = defaultdict(dict)
         for recipe in RECIPES:
-            for need in recipe.needs(request):
-                if need.family in self.naming.families:
-                    found.append((recipe, need))
+            seen = replace(request, model=request.model.restricted(recipe.fields, recipe.op_type))
+            for need in recipe.needs(seen):
+                key = (recipe.op_type, need.family, need.use.op)
+                if key not in reasons:
+                    reasons[key] = refusals(request, recipe.op_type, need, UNDERSTOOD)
+                    if need.family not in self.naming.families:
+                        reasons[key].append(f"schema/naming.json has no family {need.family}")
+                if not is_called_so(request, need):
+                    continue
+                if reasons[key]:
+                    refused[need.use.op].update(dict.fromkeys(reasons[key]))
                 else:
-                    request.uncovered[need.use.op] = f"schema/naming.json has no family {need.family}"
+                    found.append((recipe, need))
+        request.uncovered.update({op: "; ".join(why) for op, why in refused.items()})
         return found
 
     def name_of(self, need: Need) -> str:
@@ -212,6 +226,15 @@ class Planner:
     def _status(self, data: dict[str, Any]) -> str:
         """The status tag that the evidence allows."""
         return ledger.VERIFIED if ledger.proven(self.root, Definition.from_dict(data)) else ledger.UNVERIFIED
+
+
+def _unclassified(request: Request) -> Iterator[str]:
+    """A note on the fields that nobody has classified; those that the code reads make ops unsupported."""
+    if fields := unclassified(request.model, UNDERSTOOD):
+        yield (
+            f"nobody has classified these fields of {request.model.name}: {', '.join(fields)} "
+            "(tools/extract_definitions/config_fields.json)"
+        )
 
 
 def _for_review(request: Request, met: set[str]) -> Iterator[tuple[str, str]]:

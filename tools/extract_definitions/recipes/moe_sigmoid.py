@@ -7,6 +7,7 @@ from typing import Any
 
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.recipes import experts as routed
+from tools.extract_definitions.recipes.fields import HEADS, ROUTING, WIDTHS
 from tools.extract_definitions.words import const, document, models, plural, tensor
 
 EXPERT_PARALLEL = (8,)
@@ -105,4 +106,4 @@ def _inputs() -> dict[str, Any]:
     }
 
 
-RECIPE = Recipe("moe", (FAMILY,), KERNELS, needs, describe)
+RECIPE = Recipe("moe", (FAMILY,), KERNELS, HEADS | ROUTING | WIDTHS | {"hidden_size"}, needs, describe)

@@ -9,6 +9,7 @@ from typing import Any
 from tools.extract_definitions.models import Model
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.recipes import experts as routed
+from tools.extract_definitions.recipes.fields import HEADS, ROUTING, WIDTHS
 from tools.extract_definitions.words import const, document, listed, models, plural, tensor, var
 
 TENSOR_PARALLEL, EXPERT_PARALLEL = (1, 8), (8,)
@@ -168,4 +169,6 @@ def _weights(needs: Sequence[Need]) -> str:
     return "scaled to sum to 1 if norm_topk_prob is set"
 
 
-RECIPE = Recipe("moe", (ROUTER, BF16, FP8), frozenset({GATE, FUSED, *routed.BLOCK_SCALED}), needs, describe)
+KERNEL_NAMES = frozenset({GATE, FUSED, *routed.BLOCK_SCALED})
+FIELDS = HEADS | ROUTING | WIDTHS | {"hidden_size"}
+RECIPE = Recipe("moe", (ROUTER, BF16, FP8), KERNEL_NAMES, FIELDS, needs, describe)

@@ -7,6 +7,7 @@ from typing import Any
 
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
+from tools.extract_definitions.recipes.fields import GROUPED
 from tools.extract_definitions.words import alike, const, document, listed, models, tensor, var
 
 NORM, FUSED = "sgl-kernel:rmsnorm", "sgl-kernel:fused_add_rmsnorm"
@@ -52,6 +53,9 @@ def needs(request: Request) -> Iterator[Need]:
             yield need("rmsnorm", model.size(field), op, role, stages)
         else:
             request.unused[op] = f"{field} is not set"
+    if "use_qk_norm" in request.usage.code.reads and not model.config.get("use_qk_norm"):
+        request.unused.update(dict.fromkeys(HEAD, "use_qk_norm is not set"))
+        return
     for op in HEAD:
         if stages := request.stages(op, [NORM]):
             yield need("rmsnorm", model.head_dim, op, "each head's query and key (q_norm, k_norm)", stages)
@@ -102,6 +106,7 @@ RECIPE = Recipe(
     op_type="rmsnorm",
     families=("rmsnorm", "rmsnorm_eps1e5", "fused_add_rmsnorm", "fused_add_rmsnorm_eps1e5"),
     kernels=frozenset({NORM, FUSED}),
+    fields=GROUPED | {"rms_norm_eps", "q_lora_rank", "use_qk_norm"},
     needs=needs,
     document=describe,
 )

@@ -91,5 +91,10 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
 
 
 RECIPE = Recipe(
-    "sampling", tuple(FAMILIES), frozenset(f"sgl-kernel:{kernel}" for kernel in FAMILIES.values()), needs, describe
+    op_type="sampling",
+    families=tuple(FAMILIES),
+    kernels=frozenset(f"sgl-kernel:{kernel}" for kernel in FAMILIES.values()),
+    fields=frozenset({"vocab_size"}),
+    needs=needs,
+    document=describe,
 )
