@@ -8,6 +8,7 @@ the classes that the architecture's class reaches, so that it takes milliseconds
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ FACTORIES = frozenset({"get_rope", "get_rope_wrapper", "get_moe_impl_class", "ex
 #: Methods of a module that compute the same function by other means.
 FORWARDS = frozenset({"forward", "forward_native", "forward_cuda", "forward_with_allreduce_fusion"})
 
+_ATTRIBUTE = re.compile(r"\bself\.(\w+)\b(?![.(])")
 Modules = Mapping[str, tuple[str, ...]]
 
 
@@ -49,11 +51,12 @@ def read_code(architecture: str, module: str, tree: SourceTree) -> ModelCode:
     """Reads the code of an architecture that `module` defines."""
     found: dict[str, dict[str, dict[str, None]]] = {name: defaultdict(dict) for name in ("modules", "calls", "reads")}
     for node in _reached(module, architecture, tree):
+        values = _values(node)
         for part in ast.walk(node):
             for section, name, text in _facts(part):
                 texts = found[section][name]
                 if text:
-                    texts[text] = None
+                    texts[_ATTRIBUTE.sub(lambda match: values.get(match[1], match[0]), text)] = None
     sections = {
         section: {name: tuple(sorted(texts)) for name, texts in sorted(entries.items())}
         for section, entries in found.items()
@@ -61,6 +64,17 @@ def read_code(architecture: str, module: str, tree: SourceTree) -> ModelCode:
     modules = {name: texts for name, texts in sections["modules"].items() if not name.startswith("_")}
     calls = {name: texts for name, texts in sections["calls"].items() if name in modules}
     return ModelCode(architecture, {"sglang": tree.describe()["sglang"]}, modules, calls, sections["reads"])
+
+
+def _values(node: ast.AST) -> dict[str, str]:
+    """Attributes of a class that are plain fields of the configuration: `embed_dim` -> `config.hidden_size`."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for part in ast.walk(node):
+        match part:
+            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"), attr=name)], value=value):
+                found[name].add(ast.unparse(value))
+    plain = re.compile(r"config\.\w+")
+    return {name: text for name, texts in found.items() for text in texts if len(texts) == 1 and plain.fullmatch(text)}
 
 
 def _facts(node: ast.AST) -> Iterator[tuple[str, str, str]]:

@@ -117,9 +117,12 @@ _BIASED = Settings(
 _EXPERTS = Settings(
     frozenset({"FusedMoE", "get_moe_impl_class", "experts_type"}),
     _PLACE | {"num_experts", "top_k", "hidden_size", "intermediate_size", "routing_method_type", "reduce_results"},
+    {"activation": ("hidden_act",)},
 )
 #: Routed experts whose routing applies a factor, and may count the shared experts as routed ones.
-_SCALED = Settings(_EXPERTS.by, _EXPERTS.takes | {"num_fused_shared_experts", "routed_scaling_factor"})
+_SCALED = Settings(
+    _EXPERTS.by, _EXPERTS.takes | {"num_fused_shared_experts", "routed_scaling_factor"}, _EXPERTS.decided
+)
 SILU = Settings(frozenset({"SiluAndMul"}))
 
 

@@ -110,9 +110,13 @@ def is_called_so(request: Request, need: Need) -> bool:
 
 def _of_fields(model: Model, op_type: str, op: str) -> Iterator[str]:
     for field, entry in known_fields().neutral.items():
-        reached = {one for group in entry["affects"] for one in GROUPS.get(group, (group,))}
-        if reached & {"all", op_type, op} and not known_fields().is_neutral(field, model):
+        if _affects(entry, op_type, op) and not known_fields().is_neutral(field, model):
             yield f"{entry['because']} ({field} {_short(model.config[field])})"
+
+
+def _affects(entry: Mapping[str, Any], op_type: str, op: str) -> bool:
+    reached = {one for group in entry["affects"] for one in GROUPS.get(group, (group,))}
+    return bool(reached & {"all", op_type, op})
 
 
 def _of_numbers(request: Request, op_type: str, op: str) -> Iterator[str]:
@@ -170,14 +174,14 @@ def _of_code(request: Request, op_type: str, need: Need) -> Iterator[str]:
     for attribute, expected in settings(op_type, need.family, need.use.op).items():
         for text in code.modules.get(attribute, ()):
             if not text.startswith("PPMissingLayer("):
-                yield from (f"the code {reason}" for reason in _of_module(_call(text), expected, request))
+                yield from (f"the code {reason}" for reason in _of_module(_call(text), expected, request, (op_type, need.use.op)))
         for text in code.calls.get(attribute, ()):
             names = {keyword.arg for keyword in _call(text).keywords if keyword.arg is not None}
             if expected.called is not None and (others := sorted(names - expected.called)):
                 yield f"the code passes {', '.join(others)} to {attribute}"
 
 
-def _of_module(call: ast.Call, expected: Settings, request: Request) -> Iterator[str]:
+def _of_module(call: ast.Call, expected: Settings, request: Request, claim: tuple[str, str]) -> Iterator[str]:
     name = built_by(call)
     if name not in expected.by:
         yield f"uses {name}"
@@ -193,17 +197,18 @@ def _of_module(call: ast.Call, expected: Settings, request: Request) -> Iterator
         elif (fields := expected.decided.get(argument)) is None or text == "True":
             yield f"passes {argument}={text} to {name}"
         else:
-            yield from _of_deciding(argument, text, fields, request)
+            yield from _of_deciding(f"{argument}={text}", fields, request, claim)
 
 
-def _of_deciding(argument: str, text: str, fields: tuple[str, ...], request: Request) -> Iterator[str]:
+def _of_deciding(passed: str, fields: tuple[str, ...], request: Request, claim: tuple[str, str]) -> Iterator[str]:
     """Whether the fields that decide an argument have values at which it changes nothing."""
     known, reads = known_fields(), request.usage.code.reads
     for field in fields:
         if not known.is_neutral(field, request.model):
-            yield f"passes {argument}={text}: {known.neutral[field]['because']}"
+            if not _affects(known.neutral[field], *claim):  # otherwise the field itself is a reason
+                yield f"passes {passed}: {known.neutral[field]['because']}"
         elif field in reads and not reads[field] and field not in request.model.config:
-            yield f"passes {argument}={text} and needs the field {field}, which the configuration does not give"
+            yield f"passes {passed} and needs the field {field}, which the configuration does not give"
 
 
 def _of_renormalising(argument: str, text: str, model: Model) -> Iterator[str]:

@@ -35,8 +35,12 @@ OUTPUTS = {
 
 
 def is_sigmoid(request: Request) -> bool:
-    """Whether routing scores experts by a sigmoid."""
-    return "scoring_func" in request.model and request.model.text("scoring_func") == "sigmoid"
+    """Whether routing scores experts by a sigmoid: as configured, else if the code chooses with a correction bias."""
+    if "scoring_func" in request.model:
+        return request.model.text("scoring_func") == "sigmoid"
+    return "topk_method" not in request.model and any(
+        "correction_bias=" in text for text in request.usage.code.modules.get(TOPK, ())
+    )
 
 
 def divides(request: Request, experts: int, size: int) -> bool:

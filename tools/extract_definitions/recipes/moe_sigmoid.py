@@ -33,7 +33,7 @@ def needs(request: Request) -> Iterator[Need]:
         return
     reason = ""
     if not _is_block_scaled(request):
-        reason = "no family covers this routing without fp8 block scales"
+        reason = "no family covers sigmoid routing without fp8 block scales"
     elif not request.options.quantized:
         reason = "its experts are quantised (--include-quantized)"
     elif experts & (experts - 1) or experts > MAX_GROUP * model.size("n_group"):

@@ -13,7 +13,7 @@ from tools.extract_definitions.words import alike, const, document, listed, mode
 NORM, FUSED = "sgl-kernel:rmsnorm", "sgl-kernel:fused_add_rmsnorm"
 HIDDEN = (
     *("input_layernorm", "post_attention_layernorm", "norm", "prepare_attn", "prepare_mlp"),
-    "prepare_attn_and_capture_last_layer_outputs",
+    *("prepare_attn_and_capture_last_layer_outputs", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
 )
 LATENT = {
     "q_a_layernorm": ("q_lora_rank", "the compressed query (q_lora_rank)"),
@@ -54,7 +54,7 @@ def needs(request: Request) -> Iterator[Need]:
         else:
             request.unused[op] = f"{field} is not set"
     if "use_qk_norm" in request.usage.code.reads and not model.config.get("use_qk_norm"):
-        request.unused.update(dict.fromkeys(HEAD, "use_qk_norm is not set"))
+        request.unused.update(dict.fromkeys((*HEAD, "fused_inplace_qknorm"), "use_qk_norm is not set"))
         return
     for op in HEAD:
         if stages := request.stages(op, [NORM]):
