@@ -18,7 +18,7 @@ from tools.extract_definitions import apply
 def states(table):
     """State and name of each row of a dry run."""
     rows = [line.split() for line in table.splitlines()]
-    known = ("created", "tagged", "skipped", "conflict", "unsupported")
+    known = ("created", "tagged", "skipped", "partly", "outside", "conflict", "unsupported")
     return {row[1]: row[0] for row in rows if len(row) > 2 and row[0] in known}
 
 
@@ -52,16 +52,34 @@ def test_nothing_is_dropped_in_silence(extract):
     unsupported = [line for line in table.splitlines() if line.startswith("unsupported")]
     embedding = next(line for line in unsupported if line.split()[1] == "embed_tokens")
     assert "sgl-kernel:all_reduce" in embedding
-    down = next(line for line in unsupported if line.split()[1] == "down_proj")
+    assert not [line for line in unsupported if "other kernels" in line or "speculative decoding" in line]
+    (down,) = (line for line in table.splitlines() if line.split()[:2] == ["partly", "down_proj"])
     assert "other kernels: " in down and "sgl-kernel:fp8_scaled_mm" in down
-    assert any("speculative decoding" in line for line in unsupported)
+    assert any(line.startswith("outside") and "speculative decoding" in line for line in table.splitlines())
+
+
+def test_the_summary_is_short_and_a_conflict_is_its_last_line(root, extract):
+    status, out, err = extract("--model-name", "tiny", "twin-1.5")
+    assert (
+        status == 0 and len(out.splitlines()) == out.count("created") and out.splitlines()[-1].endswith(" 0 conflict")
+    )
+    gaps = err.splitlines()
+    assert [line.split(":")[0] for line in gaps] == ["unsupported", "unsupported", "not listed", "left out"]
+    assert "ops outside the forward pass (--verbose)" in gaps[2]
+    path = root / "definitions" / "gemm" / "gemm_n64_k64.json"
+    path.write_text(path.read_text().replace("bfloat16", "float16"))
+    status, table, _ = extract("--model-name", "tiny", "--dry-run")
+    assert status == 3 and table.splitlines()[-1].startswith("conflict: gemm_n64_k64: other inputs, outputs, reference; see ")
+    status, _, err = extract("--model-name", "tiny", "--verbose")
+    assert status == 3 and err.splitlines()[-1].startswith("conflict: gemm_n64_k64: other inputs, outputs, reference; see ")
+    assert "partly: tiny: down_proj: other kernels: " in err and "outside: tiny: " in err
 
 
 def test_long_lists_are_cut_and_say_so(extract):
     _, whole, _ = extract("--model-name", "tiny", "--dry-run", "--verbose")
     _, table, _ = extract("--model-name", "tiny", "--dry-run")
     lines = dict(zip(whole.splitlines(), table.splitlines(), strict=True))
-    (full,) = (line for line in lines if line.split()[:2] == ["unsupported", "down_proj"])
+    (full,) = (line for line in lines if line.split()[:2] == ["partly", "down_proj"])
     shown, _, rest = lines[full].partition(" and ")
     assert full.startswith(shown) and len(shown) < len(full)
     assert rest == f"{full.count(', ') - shown.count(', ')} more (--verbose)"
@@ -96,7 +114,7 @@ def test_models_share_kernels(root, extract, snapshot):
     data["description"] = "Curated by a person."
     path.write_text(json.dumps(data))
     status, table, _ = extract("--model-name", "tiny", "--dry-run")
-    assert set(states(table).values()) == {"tagged", "unsupported"}
+    assert set(states(table).values()) == {"tagged", "partly", "outside", "unsupported"}
     assert "adds model:tiny" in table
     status, _, _ = extract("--model-name", "tiny")
     assert status == 0
@@ -229,6 +247,7 @@ MIXTURE = {
     **{"q_lora_rank": 32, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8},
     **{"n_routed_experts": 16, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2},
     **{"first_k_dense_replace": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+    "norm_topk_prob": True,
     "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
 }
 

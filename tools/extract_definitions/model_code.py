@@ -185,7 +185,10 @@ def dumps(code: ModelCode) -> str:
     data = {
         "architecture": code.architecture,
         "sources": code.sources,
-        **{name: {key: list(texts) for key, texts in getattr(code, name).items()} for name in ("modules", "calls", "reads")},
+        **{
+            name: {key: list(texts) for key, texts in getattr(code, name).items()}
+            for name in ("modules", "calls", "reads")
+        },
     }
     return laid_out(data, _lines)
 

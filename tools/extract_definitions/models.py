@@ -29,7 +29,9 @@ class DeclaredFields(Mapping[str, Any]):
 
     def __getitem__(self, field: str) -> Any:
         if field not in self.fields:
-            raise ExtractionError(f"the recipe {self.reader} reads {field!r}, which its `fields` do not declare; add it")
+            raise ExtractionError(
+                f"the recipe {self.reader} reads {field!r}, which its `fields` do not declare; add it"
+            )
         return self.config[field]
 
     def __iter__(self) -> Iterator[str]:

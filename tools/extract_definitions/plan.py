@@ -22,7 +22,9 @@ from tools.extract_definitions.traces import Op
 from tools.extract_definitions.understanding import is_called_so, refusals, unclassified
 
 CREATED, TAGGED, SKIPPED, CONFLICT, UNSUPPORTED = "created", "tagged", "skipped", "conflict", "unsupported"
-STATES = (CREATED, TAGGED, SKIPPED, CONFLICT, UNSUPPORTED)
+#: An op that a family covers, but not by all kernels that can run it; and ops outside the forward pass.
+PARTLY, OUTSIDE = "partly", "outside"
+STATES = (CREATED, TAGGED, SKIPPED, PARTLY, OUTSIDE, UNSUPPORTED, CONFLICT)
 #: Fields of a configuration that some recipe understands.
 UNDERSTOOD = frozenset().union(*(recipe.fields for recipe in RECIPES)) | {"architectures"}
 #: Sections of a Definition that decide what it computes. Descriptions within them do not count.
@@ -35,7 +37,7 @@ class Row:
 
     Attributes:
         state: one of `STATES`.
-        name: the name of the Definition, or of the op if it is unsupported or unused.
+        name: the name of the Definition, or of the op if the row is about one.
         models: the names of the models that need it.
         detail: the reason, or what changes.
         path: the file to write; None if nothing is written.
@@ -84,15 +86,15 @@ class Planner:
             ExtractionError: a configuration lacks a field, or the user's sizes do not fit it.
         """
         groups: dict[Any, list[tuple[Recipe, Need]]] = defaultdict(list)
-        unsupported: dict[tuple[str, str], list[str]] = defaultdict(list)
+        review: dict[tuple[str, str, str], list[str]] = defaultdict(list)
         unused: dict[tuple[str, str], list[str]] = defaultdict(list)
         for request in requests:
             found = self.needs(request)
             for recipe, need in found:
                 groups[need.key].append((recipe, need))
             met = {need.use.op for _, need in found}
-            for op, detail in _for_review(request, met):
-                unsupported[op, detail].append(request.model.name)
+            for state, op, detail in _for_review(request, met):
+                review[state, op, detail].append(request.model.name)
             for op, reason in request.unused.items():
                 if request.usage.op(op) and op not in met:
                     unused[op, reason].append(request.model.name)
@@ -102,7 +104,7 @@ class Planner:
             Row(SKIPPED, op, tuple(models), f"never called: {reason}")
             for (op, reason), models in sorted(unused.items())
         ]
-        rows += [Row(UNSUPPORTED, op, tuple(models), detail) for (op, detail), models in sorted(unsupported.items())]
+        rows += [Row(state, op, tuple(models), detail) for (state, op, detail), models in sorted(review.items())]
         notes = dict.fromkeys(note for request in requests for note in (*request.left_out, *_unclassified(request)))
         return Plan(rows, list(notes))
 
@@ -237,8 +239,8 @@ def _unclassified(request: Request) -> Iterator[str]:
         )
 
 
-def _for_review(request: Request, met: set[str]) -> Iterator[tuple[str, str]]:
-    """Ops that have no Definition, with their kernels; for the other ops, the kernels that no recipe covers."""
+def _for_review(request: Request, met: set[str]) -> Iterator[tuple[str, str, str]]:
+    """State, op and reason: ops that have no Definition, and the kernels of other ops that no recipe covers."""
     covered = {kernel for recipe in RECIPES for kernel in recipe.kernels}
     for op in request.usage.ops:
         kernels = _kernels(request, op)
@@ -248,11 +250,13 @@ def _for_review(request: Request, met: set[str]) -> Iterator[tuple[str, str]]:
         if own and op.name in met:
             others = [kernel for kernel in kernels if kernel_name(kernel) not in covered]
             if op.name in request.uncovered:
-                yield op.name, request.uncovered[op.name]
+                yield UNSUPPORTED, op.name, request.uncovered[op.name]
             if others:
-                yield op.name, f"other kernels: {', '.join(others)}"
+                yield PARTLY, op.name, f"other kernels: {', '.join(others)}"
+        elif own:
+            yield UNSUPPORTED, op.name, _reason(request, op)
         else:
-            yield f"{op.name} ({op.group})" if op.group else op.name, _reason(request, op)
+            yield OUTSIDE, f"{op.name} ({op.group})", _reason(request, op)
 
 
 def _reason(request: Request, op: Op) -> str:

@@ -50,6 +50,7 @@ _ATTENTION = Settings(
         "logit_cap": ("attn_logit_softcapping",),
         "sliding_window_size": ("sliding_window", "layer_types"),
     },
+    literal={"logit_cap": ("0.0", "None"), "sliding_window_size": ("-1", "None")},
     called=frozenset({"save_kv_cache", "q_rope", "k_rope", "topk_indices"}),
 )
 _LATENT = Settings(_ATTENTION.by, _ATTENTION.takes | {"v_head_dim"}, called=_ATTENTION.called)
@@ -69,9 +70,7 @@ _EPSILON = ("config.rms_norm_eps", "self.config.rms_norm_eps", "rms_norm_eps")
 
 def _norm(*first: str) -> Settings:
     takes = frozenset(f"**{name}" for name in _NORM_SETTINGS)
-    return Settings(
-        frozenset({"RMSNorm"}), takes, literal={"eps": _EPSILON}, required=frozenset({"eps"}), first=first
-    )
+    return Settings(frozenset({"RMSNorm"}), takes, literal={"eps": _EPSILON}, required=frozenset({"eps"}), first=first)
 
 
 _HIDDEN_NORM = _norm("config.hidden_size", "self.config.hidden_size", "self.hidden_size", "hidden_size")
@@ -82,9 +81,16 @@ _NORMS = {
     "q_a_layernorm": _norm("self.q_lora_rank"),
     "kv_a_layernorm": _norm("self.kv_lora_rank"),
 }
-_LAYER = _PLACE | {"input_size", "output_size", "reduce_results", "gather_output", "skip_bias_add", "total_num_kv_heads"}
-_BIAS = ("attention_bias", "bias", "mlp_bias")
-_LINEAR = Settings(LINEAR, _LAYER, {"bias": _BIAS}, {"bias": ("False",)}, frozenset({"bias"}))
+_LAYER = _PLACE | {
+    "input_size",
+    "output_size",
+    "reduce_results",
+    "gather_output",
+    "skip_bias_add",
+    "total_num_kv_heads",
+}
+_LINEAR = Settings(LINEAR, _LAYER, {"bias": ("attention_bias", "bias")}, {"bias": ("False",)}, frozenset({"bias"}))
+_FEED_FORWARD = Settings(LINEAR, _LAYER, {"bias": ("mlp_bias", "bias")}, _LINEAR.literal, _LINEAR.required)
 #: The recipe says that the product is taken before the bias is added.
 _QKV = Settings(LINEAR, _LAYER | {"bias"})
 _ROUTER = Settings(
@@ -95,9 +101,7 @@ _SOFTMAX = Settings(
     frozenset({"TopK"}),
     frozenset({"top_k", "layer_id"}),
     literal={"renormalize": ("config.norm_topk_prob", "True"), "use_grouped_topk": ("False",)},
-    called=frozenset(
-        {"hidden_states", "router_logits", "num_token_non_padded", "expert_location_dispatch_info"}
-    ),
+    called=frozenset({"hidden_states", "router_logits", "num_token_non_padded", "expert_location_dispatch_info"}),
 )
 _BIASED = Settings(
     _SOFTMAX.by,
@@ -129,9 +133,9 @@ SILU = Settings(frozenset({"SiluAndMul"}))
 def settings(op_type: str, family: str, op: str) -> dict[str, Settings]:
     """Attribute -> what its module must be, for a claim of one op; empty for what no module decides."""
     match op_type, op:
-        case ("gqa_paged" | "gqa_ragged"), _:
+        case (("gqa_paged" | "gqa_ragged"), _):
             return {op: _ATTENTION}
-        case ("mla_paged" | "mla_ragged"), _:
+        case (("mla_paged" | "mla_ragged"), _):
             return {op: _LATENT}
         case "rope", _:
             return {op: _NEOX if "neox" in family else _INTERLEAVED}
@@ -148,7 +152,7 @@ def settings(op_type: str, family: str, op: str) -> dict[str, Settings]:
         case "gemm", "gate":
             return {op: _ROUTER}
         case "gemm", _:
-            return {op: _QKV if op == "qkv_proj" else _LINEAR}
+            return {op: {"qkv_proj": _QKV, "gate_up_proj": _FEED_FORWARD, "down_proj": _FEED_FORWARD}.get(op, _LINEAR)}
         case "moe", _:
             routing, experts = (_BIASED, _SCALED) if "ds_routing" in family else (_SOFTMAX, _EXPERTS)
             return {"topk": routing} if op == "topk" else {"topk": routing, "experts": experts}

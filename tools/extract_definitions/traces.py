@@ -28,6 +28,8 @@ from tools.kernel_tracing.sources import SourcesError, SourceTree, find_sources
 from tools.op_tracing.trace import trace
 
 STAGES = ("prefill", "decode")
+#: How the phase of a trace begins, in calls of `Progress`.
+TRACING = "tracing"
 COMMITTED = Path(__file__).resolve().parents[2] / "traces" / "digests"
 CODE = COMMITTED.parent / "model_code"
 #: What conditions say about the batch, as in `ForwardMode.DECODE` and `not (ForwardMode.IDLE or DECODE)`.
@@ -93,7 +95,7 @@ def usage_of(architecture: str, sources: Path | None, progress: Progress | None 
     if committed is not None and committed.sources == tree.describe():
         return committed
     if progress is not None:
-        progress(f"tracing {architecture}", 0, 1)
+        progress(f"{TRACING} {architecture}", 0, 1)
     code = code_of(architecture, tree)
     return usage_from(digest(architecture, tree, progress), code)
 

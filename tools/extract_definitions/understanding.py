@@ -131,7 +131,7 @@ def _of_numbers(request: Request, op_type: str, op: str) -> Iterator[str]:
     method = quantization.get("quant_method")
     if op_type in GROUPS["attention"]:
         if quantization.get("kv_cache_scheme"):
-            yield f"keys and values are quantised ({method})"
+            yield f"keys and values are quantised (kv_cache_scheme in quantization_config {method})"
     elif op_type in ("moe", "gemm") or (op_type == "activation" and op != "act_fn"):
         blocks = (method, quantization.get("weight_block_size"))
         if blocks != FP8_BLOCKS and not (op_type == "gemm" and _is_left(request, op, quantization)):
@@ -159,7 +159,9 @@ def _of_rotation(request: Request, op_type: str) -> Iterator[str]:
     if "partial_rotary_factor" in model:
         if "partial_rotary_factor" not in reads and model.config["partial_rotary_factor"] != 1:
             yield "the code does not read partial_rotary_factor, which the configuration gives"
-    elif defaults := [one for one in reads.get("partial_rotary_factor", ()) if one not in ("1", "1.0", "None", "hasattr")]:
+    elif defaults := [
+        one for one in reads.get("partial_rotary_factor", ()) if one not in ("1", "1.0", "None", "hasattr")
+    ]:
         yield f"the configuration gives no partial_rotary_factor, and the code takes {defaults[0]}"
 
 
@@ -174,7 +176,10 @@ def _of_code(request: Request, op_type: str, need: Need) -> Iterator[str]:
     for attribute, expected in settings(op_type, need.family, need.use.op).items():
         for text in code.modules.get(attribute, ()):
             if not text.startswith("PPMissingLayer("):
-                yield from (f"the code {reason}" for reason in _of_module(_call(text), expected, request, (op_type, need.use.op)))
+                yield from (
+                    f"the code {reason}"
+                    for reason in _of_module(_call(text), expected, request, (op_type, need.use.op))
+                )
         for text in code.calls.get(attribute, ()):
             names = {keyword.arg for keyword in _call(text).keywords if keyword.arg is not None}
             if expected.called is not None and (others := sorted(names - expected.called)):
@@ -194,7 +199,7 @@ def _of_module(call: ast.Call, expected: Settings, request: Request, claim: tupl
     for argument, text in given.items():
         if argument in expected.takes or text in expected.literal.get(argument, ()):
             yield from _of_renormalising(argument, text, request.model)
-        elif (fields := expected.decided.get(argument)) is None or text == "True":
+        elif (fields := expected.decided.get(argument)) is None or _is_literal(text):
             yield f"passes {argument}={text} to {name}"
         else:
             yield from _of_deciding(f"{argument}={text}", fields, request, claim)
@@ -218,6 +223,11 @@ def _of_renormalising(argument: str, text: str, model: Model) -> Iterator[str]:
         yield "scales the weights of the chosen experts, and norm_topk_prob is false"
     if text != "True" and "norm_topk_prob" not in model:
         yield "needs the field norm_topk_prob, which the configuration does not give"
+
+
+def _is_literal(text: str) -> bool:
+    """Whether a text names nothing, so that no field decides it."""
+    return not any(isinstance(node, ast.Name) for node in ast.walk(ast.parse(text)))
 
 
 def _call(text: str) -> ast.Call:
