@@ -181,7 +181,7 @@ def sampler(*filters: str) -> Callable[..., Tensor]:
     def run(probs: Tensor, *limits: Tensor) -> Tensor:
         rows = [kept(row, **dict(zip(filters, own, strict=True))) for row, *own in zip(probs, *limits, strict=True)]
         tokens = [torch.multinomial(row, 1)[0] for row in rows]
-        return torch.stack(tokens).int() if tokens else probs.new_empty(0, dtype=torch.int32)
+        return torch.stack(tokens) if tokens else probs.new_empty(0, dtype=torch.int64)
 
     return run
 
@@ -322,16 +322,20 @@ def merge_state(base: float) -> Callable[..., tuple[Tensor, Tensor]]:
 
 LOOPS: dict[str, Callable[..., Any]] = {
     "rmsnorm": rmsnorm,
-    "fused_add_rmsnorm": fused_add_rmsnorm,
+    "fused_add_rmsnorm": lambda *inputs: fused_add_rmsnorm(*inputs)[0],
+    "fused_add_rmsnorm_residual_out": fused_add_rmsnorm,
     "rmsnorm_eps1e5": functools.partial(rmsnorm, eps=1e-5),
-    "fused_add_rmsnorm_eps1e5": functools.partial(fused_add_rmsnorm, eps=1e-5),
+    "fused_add_rmsnorm_eps1e5": lambda *inputs: fused_add_rmsnorm(*inputs, eps=1e-5)[0],
+    "fused_add_rmsnorm_residual_out_eps1e5": functools.partial(fused_add_rmsnorm, eps=1e-5),
     "layernorm": layernorm,
     "layernorm_eps1e5": functools.partial(layernorm, eps=1e-5),
     "silu_and_mul": silu_and_mul,
     "gelu_and_mul": gelu_and_mul,
     "rope_with_cos_sin_cache_neox_style": rope(half_split=True),
+    "rope_with_cos_sin_cache_neox_style_any_heads": rope(half_split=True),
     "rope_with_cos_sin_cache_gptj_style": rope(half_split=False),
     "gemm": gemm,
+    "gemm_bf16": gemm,
     "mla_paged_decode": mla_decode,
     "mla_paged_decode_ps1": mla_decode,
     "mla_paged_prefill_causal": mla_prefill,

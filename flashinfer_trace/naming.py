@@ -18,9 +18,9 @@ from flashinfer_trace.patterns import check_pattern, fits
 
 __all__ = ["NamePattern", "Naming", "NamingError", "TagNamespace", "derive_name", "family_name", "load_naming"]
 
-_PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9_]*)\}")
+_PLACEHOLDER = re.compile(r"\{([A-Za-z][A-Za-z0-9_]*)\}")
 #: One underscore-separated part of a pattern that holds a placeholder: an abbreviation, then the placeholder.
-_PART = re.compile(r"(?P<abbreviation>[a-z]*)\{(?P<axis>[a-z][a-z0-9_]*)\}(?P<rest>.*)")
+_PART = re.compile(r"(?P<abbreviation>[a-z]*)\{(?P<axis>[A-Za-z][A-Za-z0-9_]*)\}(?P<rest>.*)")
 #: No leading zeros (they would give one Definition two names) and no more digits than an axis can have.
 _INTEGER = "(0|[1-9][0-9]{0,18})"
 
@@ -38,25 +38,38 @@ class NamePattern:
         op_type: op_type of its Definitions.
         pattern: the name, with a placeholder ``{axis}`` for each const axis in it.
         where: const axes that must have exactly these values.
+        exceptions: (``where``, pattern) of the sizes whose names follow another pattern. The first that holds decides.
     """
 
     name: str
     op_type: str
     pattern: str
     where: tuple[tuple[str, int], ...] = ()
+    exceptions: tuple[tuple[tuple[tuple[str, int], ...], str], ...] = ()
 
     @property
     def axes(self) -> tuple[str, ...]:
         """Const axes that the pattern or ``where`` reads."""
         return (*_PLACEHOLDER.findall(self.pattern), *(axis for axis, _ in self.where))
 
+    def pattern_for(self, const_axes: Mapping[str, int]) -> str:
+        """The pattern of the name of a Definition with these const axes."""
+        for where, pattern in self.exceptions:
+            if all(const_axes.get(axis) == value for axis, value in where):
+                return pattern
+        return self.pattern
+
     def matches(self, name: str, op_type: str, const_axes: Mapping[str, int]) -> bool:
         """Whether a Definition with this name, op_type and const axes belongs to the family."""
-        return (
-            op_type == self.op_type
-            and _pattern_regex(self.pattern).fullmatch(name) is not None
-            and all(const_axes.get(axis) == value for axis, value in self.where)
-        )
+        if op_type != self.op_type or any(const_axes.get(axis) != value for axis, value in self.where):
+            return False
+        for pattern in dict.fromkeys((self.pattern, *(pattern for _, pattern in self.exceptions))):
+            if (match := _pattern_regex(pattern).fullmatch(name)) is not None:
+                # Exceptions are about the sizes in the name, which a small twin keeps, not about its axes.
+                sizes = dict(zip(_PLACEHOLDER.findall(pattern), map(int, match.groups()), strict=True))
+                if self.pattern_for({**const_axes, **sizes}) == pattern:
+                    return True
+        return False
 
 
 @dataclass(frozen=True)
@@ -142,10 +155,11 @@ def derive_name(family: NamePattern, const_axes: Mapping[str, int]) -> str:
     Raises:
         NamingError: the pattern needs a const axis that is not given.
     """
-    missing = [axis for axis in _PLACEHOLDER.findall(family.pattern) if axis not in const_axes]
+    pattern = family.pattern_for(const_axes)
+    missing = [axis for axis in _PLACEHOLDER.findall(pattern) if axis not in const_axes]
     if missing:
-        raise NamingError(f"the name {family.pattern} needs the const axis {missing[0]}")
-    return _PLACEHOLDER.sub(lambda match: str(const_axes[match.group(1)]), family.pattern)
+        raise NamingError(f"the name {pattern} needs the const axis {missing[0]}")
+    return _PLACEHOLDER.sub(lambda match: str(const_axes[match.group(1)]), pattern)
 
 
 def _const_axes(axes: Any) -> dict[str, int]:
@@ -171,7 +185,13 @@ def _load(path: Path, _modified: int) -> Naming:
         data = load_object(path)
         abbreviations = {name: tuple(axes) for name, axes in data["abbreviations"].items()}
         families = {
-            name: NamePattern(name, entry["op_type"], entry["pattern"], tuple(entry.get("where", {}).items()))
+            name: NamePattern(
+                name,
+                entry["op_type"],
+                entry["pattern"],
+                tuple(entry.get("where", {}).items()),
+                tuple((tuple(one["where"].items()), one["pattern"]) for one in entry.get("exceptions", ())),
+            )
             for name, entry in data["families"].items()
         }
         namespaces = {
@@ -203,7 +223,8 @@ def _load(path: Path, _modified: int) -> Naming:
 def _check_pattern(family: NamePattern, abbreviations: Mapping[str, tuple[str, ...]]) -> None:
     """Checks that each placeholder follows an abbreviation of its axis, so that names read the same everywhere."""
     # Underscores inside a placeholder belong to the axis's name.
-    for part in re.split(r"_(?![^{]*\})", family.pattern):
+    patterns = (family.pattern, *(pattern for _, pattern in family.exceptions))
+    for part in (part for pattern in patterns for part in re.split(r"_(?![^{]*\})", pattern)):
         if "{" not in part and "}" not in part:
             continue
         match = _PART.fullmatch(part)

@@ -3,7 +3,8 @@
 A family keeps one source file, ``reference/<op_type>/<family>.py``, which people edit, lint and type-check as plain
 Python. A Definition embeds a *rendering* of it: module constants named after const axes (``HIDDEN_SIZE`` for the axis
 ``hidden_size``) take the Definition's values, and functions imported from a sibling file (``from ._shared import f``)
-are copied in, so that every embedded reference stands alone.
+are copied in, so that every embedded reference stands alone. ``from ..sampling._shared import f`` names a file of
+another op_type.
 
 Nothing here imports torch; only the compiled reference does, when it is first run.
 """
@@ -82,16 +83,17 @@ def substitute_constants(source: str, const_axes: Mapping[str, int], label: str 
         ReferenceSourceError: `source` is not Python.
     """
     lines = source.splitlines(keepends=True)
-    for axis, line, start, end in _constant_places(source, label):
-        if axis in const_axes:
+    values = {axis.upper(): value for axis, value in const_axes.items()}
+    for name, line, start, end in _constant_places(source, label):
+        if name in values:
             text = lines[line].encode()
-            lines[line] = (text[:start] + str(const_axes[axis]).encode() + text[end:]).decode()
+            lines[line] = (text[:start] + str(values[name]).encode() + text[end:]).decode()
     return "".join(lines)
 
 
 @functools.lru_cache(maxsize=256)
 def _constant_places(source: str, label: str) -> tuple[tuple[str, int, int, int], ...]:
-    """(name in lower case, line, start and end in bytes) of the value of each module constant, lines from 0."""
+    """(name, line, start and end in bytes) of the value of each module constant, lines from 0."""
     places = []
     for node in _parse(source, label).body:
         if not (isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)):
@@ -99,7 +101,7 @@ def _constant_places(source: str, label: str) -> tuple[tuple[str, int, int, int]
         value = node.value
         if node.targets[0].id.isupper() and isinstance(value, ast.Constant):
             end = value.end_col_offset or value.col_offset
-            places.append((node.targets[0].id.lower(), value.lineno - 1, value.col_offset, end))
+            places.append((node.targets[0].id, value.lineno - 1, value.col_offset, end))
     return tuple(places)
 
 
@@ -209,7 +211,7 @@ def _standalone_source(path: Path, _modified: int) -> str:
     """The family's source with sibling imports replaced by the functions themselves (cached by modification time)."""
     source = _read(path)
     module = _parse(source, str(path))
-    imports = [node for node in module.body if isinstance(node, ast.ImportFrom) and node.level == 1]
+    imports = [node for node in module.body if isinstance(node, ast.ImportFrom) and node.level in (1, 2)]
     if not imports:
         return source
     lines = source.splitlines(keepends=True)
@@ -227,9 +229,12 @@ def _standalone_source(path: Path, _modified: int) -> str:
 
 def _helper_source(path: Path, node: ast.ImportFrom) -> str:
     """The functions that one sibling import names, and those they call, in the order of their file."""
-    sibling = path.with_name(f"{node.module}.py")
+    directory = path.parents[node.level - 1]
+    sibling = directory / f"{(node.module or '').replace('.', '/')}.py"
     if not sibling.is_file():
-        raise ReferenceSourceError(f"{path}:{node.lineno}: imports from {sibling.name}, which is not beside it")
+        raise ReferenceSourceError(
+            f"{path}:{node.lineno}: imports from {sibling.relative_to(path.parents[1])}, which does not exist"
+        )
     text = _read(sibling)
     available = {f.name: f for f in _parse(text, str(sibling)).body if isinstance(f, ast.FunctionDef)}
     wanted, queue = set[str](), [alias.name for alias in node.names]

@@ -14,7 +14,7 @@ from flashinfer_trace import digests
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.digests import PACKAGE, CodeDigests, contract_sha256
 
-DEFINITION = flashinfer_trace.load("fused_add_rmsnorm_h2048")
+DEFINITION = flashinfer_trace.load("fused_add_rmsnorm_residual_out_h2048")
 OP_TYPES = sorted({definition.op_type for definition in flashinfer_trace.definitions()})
 
 

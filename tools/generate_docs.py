@@ -1,4 +1,4 @@
-"""Generates verification.md, accuracy.md, harness_power.md and coverage.md of docs/, and other derived files.
+"""Generates verification.md, accuracy.md, harness_power.md, coverage.md and compatibility.md of docs/, and other files.
 
 These are traces/op_traces.md, models/needs/ and schema/records.json. All are derived from the dataset, the family
 records, the evidence, the results of mutation testing, and the committed kernel and op traces. The sources of SGLang
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import DatasetError, Definition, InputError, definitions, find_root
+from flashinfer_trace.ecosystem import EcosystemError, load_compatibility
 from flashinfer_trace.families import FamilyError, all_families, family_of
 from flashinfer_trace.files import UnreadableFile, json_text, read_text, write_text
 from flashinfer_trace.harness.family import Family, Kernel
@@ -26,6 +27,7 @@ from flashinfer_trace.ledger import RECORDED_ON, VERIFIED, LedgerError, proofs, 
 from flashinfer_trace.model_coverage import matrix, model_coverages, op_table
 from flashinfer_trace.naming import NamingError
 from flashinfer_trace.records import RecordsError, records_path
+from tools.compatibility.page import compatibility
 from tools.extract_definitions import model_needs
 from tools.mutate.__main__ import harness_power
 from tools.op_tracing.definitions import covered
@@ -113,6 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
                 break  # the other documents are judged by records that are up to date
     except (
         DatasetError,
+        EcosystemError,
         FamilyError,
         InputError,
         LedgerError,
@@ -146,9 +149,16 @@ def documents(root: Path) -> dict[Path, str]:
         root / "docs" / "coverage.md": kernel_coverage(kernels, dataset, runs)
         + time_coverage(read_all(root / "traces" / "runtime"), dataset, runs)
         + model_coverage(root, dataset),
+        **compatibility_document(root, dataset),
         root / "traces" / "op_traces.md": render(ops, kernels, covered(dataset)),
         **model_needs.documents(root),
     }
+
+
+def compatibility_document(root: Path, dataset: list[Definition]) -> dict[Path, str]:
+    """docs/compatibility.md and its text; nothing for a root without the table of flashinfer-bench's names."""
+    known = load_compatibility(root)
+    return {} if known is None else {root / "docs" / "compatibility.md": compatibility(known, dataset)}
 
 
 def record_facts(root: Path) -> str:

@@ -1,4 +1,7 @@
-"""Rotary position embedding of query and key from a cache of cosines and sines."""
+"""Rotary position embedding of query and key from a cache of cosines and sines.
+
+The numbers of heads are const axes, except in the family of flashinfer-bench's dataset, where they are variable ones.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +37,26 @@ class RopeOptions:
     bfloat16_cache: bool = False
 
 
+#: Axis of the numbers of heads -> the numbers that are drawn where it is a variable one, on a CPU and on a GPU.
+HEADS = {"num_qo_heads": ((1, 4), (1, 6, 48)), "num_kv_heads": ((1, 2), (1, 8))}
+
+
+def heads_of(definition: Definition, plan: Plan) -> tuple[int, int]:
+    """The numbers of query and of key heads of one case."""
+    sizes = {**plan, **definition.const_axes}
+    return sizes["num_qo_heads"], sizes["num_kv_heads"]
+
+
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
     axes = request.definition.const_axes
+    variable = {axis: counts[request.large] for axis, counts in HEADS.items() if axis not in axes}
     # flashinfer launches another kernel where the blocks of tokens alone fill an H200: from 16896 tokens with head size
     # 128, and from 33792 with head size 64. An intermediate result has at most 1 GB of float64.
-    width = (axes["num_qo_heads"] + axes["num_kv_heads"]) * axes["head_size"]
+    width = sum(variable[axis][-1] if axis in variable else axes[axis] for axis in HEADS) * axes["head_size"]
     most = max(1024, min(40960, 2**27 // width))
     return st.fixed_dictionaries(
         {
+            **{axis: st.sampled_from(counts) for axis, counts in variable.items()},
             "num_tokens": sizes(*request.range("num_tokens", 0, 24, most)),
             "max_seq_len": st.sampled_from((1, 2, 64, 131072 if request.large else 4096)),
             "values": st.sampled_from(VALUE_KINDS),
@@ -55,7 +70,9 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    variable = {axis: axes.get(axis, counts[0][-1]) for axis, counts in HEADS.items() if axis in definition.var_axes}
     return {
+        **variable,
         "num_tokens": axes.get("num_tokens", 8),
         "max_seq_len": axes.get("max_seq_len", 4096),
         "values": "normal",
@@ -79,7 +96,7 @@ def corners(request: PlanRequest) -> list[Plan]:
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Queries and keys of the planned kind; a cache of max_seq_len rows; positions within it."""
     axes, tokens = definition.const_axes, plan["num_tokens"]
-    heads = {"q": axes["num_qo_heads"], "k": axes["num_kv_heads"]}
+    heads = dict(zip("qk", heads_of(definition, plan), strict=True))
     inputs: dict[str, Any] = {
         name: draws.values([tokens, count, axes["head_size"]], torch.bfloat16, plan["values"])
         for name, count in heads.items()
@@ -227,15 +244,17 @@ def known_head_size(definition: Definition) -> str | None:
 # No kernel can be launched for zero rows, because an empty grid is an error in CUDA.
 LAUNCHABLE = {"num_tokens": (1, 1 << 20)}
 IN_PLACE = ("q", "k")
+TWIN_HEADS = {"num_qo_heads": 4, "num_kv_heads": 2}
 
 
-def rope_family(style: str) -> Family:
+def rope_family(style: str, suffix: str = "", heads: Mapping[str, int] = TWIN_HEADS) -> Family:
+    """The record of one style; without `heads` in the twin their numbers are variable axes."""
     half_split = style == "neox"
     stepwise: dict[str, Policy] = {"q_out": STEPWISE, "k_out": STEPWISE}
     return Family(
-        name=f"rope_with_cos_sin_cache_{style}_style",
+        name=f"rope_with_cos_sin_cache_{style}_style{suffix}",
         op_type="rope",
-        twin={"num_qo_heads": 4, "num_kv_heads": 2, "head_size": 16, "rotary_dim": 8},
+        twin={**heads, "head_size": 16, "rotary_dim": 8},
         plans=plans,
         corners=corners,
         plan_for_axes=plan_for_axes,
@@ -271,4 +290,4 @@ def rope_family(style: str) -> Family:
     )
 
 
-FAMILIES = (rope_family("neox"), rope_family("gptj"))
+FAMILIES = (rope_family("neox"), rope_family("gptj"), rope_family("neox", "_any_heads", {}))

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from flashinfer_trace.ecosystem import EcosystemError, compatibility_path, load_compatibility
 from flashinfer_trace.files import UnreadableFile, read_bytes
 from flashinfer_trace.json_source import JsonDocument, JsonSourceError, load, parse
 from flashinfer_trace.ledger import Ledger, file_in
@@ -17,6 +18,7 @@ from flashinfer_trace.validation import definition_rules, reference_rules
 from flashinfer_trace.validation.candidate import Candidate
 from flashinfer_trace.validation.evidence_rules import check_evidence_file, check_verified
 from flashinfer_trace.validation.files import DatasetFiles
+from flashinfer_trace.validation.meaning_rules import check_meaning
 from flashinfer_trace.validation.problems import Findings, Result, quote
 from flashinfer_trace.validation.reference_memo import ReferenceMemo
 from flashinfer_trace.validation.schemas import SchemaFileError, Schemas, check_schema
@@ -138,6 +140,7 @@ class _DatasetCheck:
             self.references.check(reference, candidate, findings)
             if family is not None and not candidate.malformed_axes:
                 reference_rules.check_rendering(reference.source, candidate, family, self.root, findings)
+        self._check_meaning(candidate, findings)
         if candidate.is_verified and candidate.name and candidate.op_type and self.naming is not None:
             self._check_verified(candidate, file_in(self.files.evidence, candidate.op_type, candidate.name), findings)
 
@@ -147,6 +150,16 @@ class _DatasetCheck:
             check_verified(candidate, ledger, path, self.root, self.release, findings)
         except RecordsError as error:
             self._report_records(error)
+
+    def _check_meaning(self, candidate: Candidate, findings: Findings) -> None:
+        try:
+            known = load_compatibility(self.root)
+        except EcosystemError as error:
+            path = compatibility_path(self.root)
+            self.findings_of(path).add("dataset-schema", str(error), "see schema/compatibility.schema.json")
+            return
+        if known is not None:
+            check_meaning(candidate, known, findings)
 
     def _report_records(self, error: RecordsError) -> None:
         path = records_path(self.root)

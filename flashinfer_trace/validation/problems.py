@@ -39,6 +39,7 @@ RULES: dict[str, str] = {
     "name-family": "Some family of schema/naming.json matches the name.",
     "name-derived": "The name is the one that the family derives from the const axes.",
     "name-duplicate": "No other Definition has the name.",
+    "name-meaning": "A name that flashinfer-bench's dataset uses means the same here (schema/compatibility.json).",
     "name-identifier": "Axes, inputs and outputs are Python identifiers, not keywords or names the reference needs.",
     "name-overlap": "No input has the name of an output or an axis.",
     "description-trivial": "A description says more than blanks, the name or TODO.",

@@ -127,9 +127,9 @@ def check_reference(reference: Reference, candidate: Candidate, report: Findings
 def check_constant_values(reference: Reference, candidate: Candidate, report: Findings) -> None:
     """Checks that constants named after const axes have their values."""
     notes = _Notes(report)
+    axes = {axis.upper(): axis for axis in candidate.const_axes}
     for name, value, line in reference.constants:
-        axis = name.lower()
-        if name.isupper() and axis in candidate.const_axes and value != candidate.const_axes[axis]:
+        if (axis := axes.get(name)) is not None and value != candidate.const_axes[axis]:
             message = f"{name} is {quote(value)}, but the axis {axis} is {candidate.const_axes[axis]}"
             notes.add("reference-constant", line, message, "run `flashinfer-trace embed`")
 

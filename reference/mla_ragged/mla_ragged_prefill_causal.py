@@ -3,7 +3,7 @@
 Prefill first multiplies the latent by the up-projections, so that every query head h has its own keys and values,
 k_jh = [k_nope | k_pe] and v_jh (DeepSeek-V2, section 2.1; "MHA mode"): logit_hj = q_h . k_jh * sm_scale,
 p_h = softmax_j(logit_h), output_h = sum_j p_hj v_jh and lse_h = log2(sum_j exp(logit_hj)). Keys have more features
-(head_dim_qk = 128 + 64) than values (head_dim_vo = 128).
+(qk_dim = 128 + 64) than values (vo_dim = 128), and num_kv_heads = num_qo_heads.
 
 Request b owns the queries qo_indptr[b] to qo_indptr[b + 1] - 1 and the keys and values kv_indptr[b] to
 kv_indptr[b + 1] - 1. Either range may be empty.
@@ -17,17 +17,18 @@ import math
 import torch
 
 NUM_QO_HEADS = 16
-HEAD_DIM_QK = 192
-HEAD_DIM_VO = 128
+NUM_KV_HEADS = 16
+QK_DIM = 192
+VO_DIM = 128
 
 
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float, last_key: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of the queries q [heads, queries, head_dim_qk] of one request to its k and v [heads, kv_len, dim].
+    """Attention of the queries q [heads, queries, qk_dim] of one request to its k and v [heads, kv_len, dim].
 
     last_key [queries] is the last key that each query may attend to (negative: no key). kv_len >= 1.
-    Returns output [heads, queries, head_dim_vo] and lse [heads, queries], base 2, both float32.
+    Returns output [heads, queries, vo_dim] and lse [heads, queries], base 2, both float32.
     """
     hidden = torch.arange(k.shape[1], device=k.device) > last_key[:, None]
     logits = (q @ k.transpose(1, 2) * sm_scale).masked_fill(hidden, -math.inf)
@@ -49,10 +50,10 @@ def run(
     sm_scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Queries [total_q, heads, dim], keys and values [total_kv, heads, dim] -> output and lse [total_q, heads]."""
-    assert q.shape[1:] == (NUM_QO_HEADS, HEAD_DIM_QK)
-    assert k.shape[1:] == (NUM_QO_HEADS, HEAD_DIM_QK)
-    assert v.shape[1:] == (NUM_QO_HEADS, HEAD_DIM_VO)
-    output = torch.zeros(q.shape[0], NUM_QO_HEADS, HEAD_DIM_VO, dtype=q.dtype, device=q.device)
+    assert q.shape[1:] == (NUM_QO_HEADS, QK_DIM)
+    assert k.shape[1:] == (NUM_KV_HEADS, QK_DIM)
+    assert v.shape[1:] == (NUM_KV_HEADS, VO_DIM)
+    output = torch.zeros(q.shape[0], NUM_QO_HEADS, VO_DIM, dtype=q.dtype, device=q.device)
     lse = torch.full(q.shape[:2], -math.inf, dtype=torch.float32, device=q.device)
     queries, keys = qo_indptr.tolist(), kv_indptr.tolist()
     for b in range(len(queries) - 1):

@@ -27,3 +27,30 @@ def swiglu_mlp(x: torch.Tensor, gemm1: torch.Tensor, gemm2: torch.Tensor) -> tor
     """(silu(x W_gate') * (x W_up')) W_2' of an expert, in float32; gemm1 stacks W_up on W_gate."""
     up, gate = (x @ gemm1.T).chunk(2, dim=1)
     return (torch.nn.functional.silu(gate) * up) @ gemm2.T
+
+
+def deepseek_route(
+    routing_logits: torch.Tensor, routing_bias: torch.Tensor, n_group: int, topk_group: int, top_k: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Experts [seq_len, top_k] that DeepSeek-V3's router chooses, best first, and their scores in float64.
+
+    The scores are s = sigmoid(logits). The best topk_group of n_group groups, by the sum of their two largest s + bias,
+    are kept; among their experts, the top_k with the largest s + bias are chosen.
+    """
+    scores = torch.sigmoid(routing_logits.double())
+    rows, experts = scores.shape
+    groups = (scores + routing_bias).view(rows, n_group, experts // n_group)
+    group_scores = groups.topk(2).values.sum(dim=2)
+    # A stable sort puts the lower index first among equal values; topk does not specify an order.
+    kept = group_scores.argsort(descending=True, stable=True)[:, :topk_group]
+    dropped = torch.ones_like(group_scores, dtype=torch.bool).scatter(1, kept, False)
+    candidates = groups.masked_fill(dropped.unsqueeze(2), -torch.inf).flatten(1)
+    chosen = candidates.argsort(descending=True, stable=True)[:, :top_k]
+    return chosen, scores.gather(1, chosen)
+
+
+def quantised_groups(values: torch.Tensor, block: int) -> torch.Tensor:
+    """[..., k] in groups of `block`, rounded to e4m3 with the scale max(|x|, 1e-10) / 448 of each group, in float32."""
+    groups = values.float().unflatten(-1, (values.shape[-1] // block, block))
+    scales = groups.abs().amax(dim=-1, keepdim=True).clamp_min(1e-10) / 448.0
+    return ((groups / scales).to(torch.float8_e4m3fn).float() * scales).flatten(-2)

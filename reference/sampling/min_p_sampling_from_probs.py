@@ -16,10 +16,10 @@ VOCAB_SIZE = 129280
 
 
 def run(probs: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """probs [batch_size, vocab_size] float32, min_p [batch_size] float32 -> samples [batch_size] int32.
+    """probs [batch_size, vocab_size] float32, min_p [batch_size] float32 -> samples [batch_size] int64.
 
     Draws from torch's global generator of the device.
     """
     assert probs.shape[-1] == VOCAB_SIZE
     keep = probs >= probs.amax(dim=-1, keepdim=True) * min_p.unsqueeze(-1)
-    return draw(probs, keep, scaled=True).squeeze(-1).to(torch.int32)
+    return draw(probs, keep, scaled=True).squeeze(-1)

@@ -18,10 +18,10 @@ VOCAB_SIZE = 129280
 
 
 def run(probs: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """probs [batch_size, vocab_size] float32, top_k [batch_size] int32 -> samples [batch_size] int32.
+    """probs [batch_size, vocab_size] float32, top_k [batch_size] int32 -> samples [batch_size] int64.
 
     Draws from torch's global generator of the device.
     """
     assert probs.shape[-1] == VOCAB_SIZE
     keep = (probs >= top_k_threshold(probs, top_k)) & (probs > 0)
-    return draw_by_rejection(probs, keep).squeeze(-1).to(torch.int32)
+    return draw_by_rejection(probs, keep).squeeze(-1)

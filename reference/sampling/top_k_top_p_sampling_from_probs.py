@@ -20,7 +20,7 @@ VOCAB_SIZE = 129280
 
 
 def run(probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """probs [batch_size, vocab_size] float32, top_k int32 and top_p float32 [batch_size] -> samples [batch_size] int32.
+    """probs [batch_size, vocab_size] float32, top_k int32 and top_p float32 [batch_size] -> samples [batch_size] int64.
 
     Draws from torch's global generator of the device.
     """
@@ -29,4 +29,4 @@ def run(probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.
     # Every token more probable than one that passes also passes, so the mass above it can be taken from the whole row.
     limit = kept_mass(probs, passes) * top_p.double().unsqueeze(-1)
     keep = passes & (probs >= nucleus_threshold(probs, limit))
-    return draw(probs, keep, scaled=True).squeeze(-1).to(torch.int32)
+    return draw(probs, keep, scaled=True).squeeze(-1)

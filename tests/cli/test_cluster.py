@@ -17,7 +17,13 @@ from flashinfer_trace.dataset import find_root
 
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'flashinfer-trace[cluster]'")
 
-NAMES = ["rmsnorm_h512", "rmsnorm_h7168", "silu_and_mul_i4096", "fused_add_rmsnorm_h4096", "gemm_n512_k512"]
+NAMES = [
+    "rmsnorm_h512",
+    "rmsnorm_h7168",
+    "silu_and_mul_i4096",
+    "fused_add_rmsnorm_residual_out_h4096",
+    "gemm_bf16_n512_k512",
+]
 
 
 @pytest.fixture(autouse=True)

@@ -31,13 +31,23 @@ def test_a_small_model(root, extract, snapshot):
     assert status == 0, err
     files = snapshot()
     assert {
-        *("gemm/gemm_n96_k64.json", "gemm/gemm_n64_k64.json", "gemm/gemm_n192_k64.json", "gemm/gemm_n64_k96.json"),
-        *("gemm/gemm_n48_k64.json", "gemm/gemm_n64_k32.json", "gemm/gemm_n64_k48.json", "gemm/gemm_n128_k64.json"),
-        *("rmsnorm/rmsnorm_h64.json", "rmsnorm/fused_add_rmsnorm_h64.json"),
+        *(
+            "gemm/gemm_bf16_n96_k64.json",
+            "gemm/gemm_bf16_n64_k64.json",
+            "gemm/gemm_bf16_n192_k64.json",
+            "gemm/gemm_bf16_n64_k96.json",
+        ),
+        *(
+            "gemm/gemm_bf16_n48_k64.json",
+            "gemm/gemm_bf16_n64_k32.json",
+            "gemm/gemm_bf16_n64_k48.json",
+            "gemm/gemm_bf16_n128_k64.json",
+        ),
+        *("rmsnorm/rmsnorm_h64.json", "rmsnorm/fused_add_rmsnorm_residual_out_h64.json"),
         "sampling/top_k_top_p_sampling_from_probs_v128.json",
     } <= set(files)
     assert not validate_paths([root / "definitions"], root).problems
-    gemm = load(root, "gemm/gemm_n96_k64.json")
+    gemm = load(root, "gemm/gemm_bf16_n96_k64.json")
     # The query, key and value projection on one rank ((8 + 2 x 2) x 8), and half of gate and up on two ranks (2 x 48).
     assert gemm["tags"] == [
         *("status:unverified", "stage:prefill", "stage:decode", "model:tiny", "tp:1", "tp:2"),
@@ -105,11 +115,11 @@ def test_models_share_kernels(root, extract, snapshot):
     """One call or two, in either order, give the same tags and keep what a person wrote."""
     extract("--model-name", "tiny", "twin_1_5")
     together = snapshot()
-    assert "model:tiny" in load(root, "gemm/gemm_n64_k64.json")["tags"]
+    assert "model:tiny" in load(root, "gemm/gemm_bf16_n64_k64.json")["tags"]
     for path in together:
         (root / "definitions" / path).unlink()
     extract("--model-name", "twin-1.5")
-    path = root / "definitions" / "gemm" / "gemm_n64_k64.json"
+    path = root / "definitions" / "gemm" / "gemm_bf16_n64_k64.json"
     data = json.loads(path.read_text())
     data["description"] = "Curated by a person."
     path.write_text(json.dumps(data))
@@ -118,7 +128,7 @@ def test_models_share_kernels(root, extract, snapshot):
     assert "adds model:tiny" in table
     status, _, _ = extract("--model-name", "tiny")
     assert status == 0
-    assert load(root, "gemm/gemm_n64_k64.json")["description"] == "Curated by a person."
+    assert load(root, "gemm/gemm_bf16_n64_k64.json")["description"] == "Curated by a person."
     for path, text in snapshot().items():
         apart, at_once = json.loads(text), json.loads(together[path])
         assert {**apart, "description": ""} == {**at_once, "description": ""}
@@ -126,10 +136,15 @@ def test_models_share_kernels(root, extract, snapshot):
 
 def test_tags_of_one_stage_and_size_are_merged(root, extract):
     extract("--model-name", "tiny", "--execution-modes", "decode", "--tp", 2)
-    assert load(root, "gemm/gemm_n48_k64.json")["tags"] == ["status:unverified", "stage:decode", "model:tiny", "tp:2"]
+    assert load(root, "gemm/gemm_bf16_n48_k64.json")["tags"] == [
+        "status:unverified",
+        "stage:decode",
+        "model:tiny",
+        "tp:2",
+    ]
     extract("--model-name", "tiny", "--execution-modes", "prefill", "--tp", 1, 2)
     merged = ["status:unverified", "stage:prefill", "stage:decode", "model:tiny", "tp:2"]
-    assert load(root, "gemm/gemm_n48_k64.json")["tags"] == merged
+    assert load(root, "gemm/gemm_bf16_n48_k64.json")["tags"] == merged
 
 
 def test_only_the_tags_of_a_file_change(root, extract):
@@ -145,7 +160,7 @@ def test_only_the_tags_of_a_file_change(root, extract):
 def test_refreshing_restores_texts_and_order_but_not_the_description(root, extract, snapshot):
     extract("--model-name", "tiny")
     whole = snapshot()
-    path = root / "definitions" / "gemm" / "gemm_n64_k64.json"
+    path = root / "definitions" / "gemm" / "gemm_bf16_n64_k64.json"
     data = json.loads(path.read_text())
     data["description"] = "Curated by a person."
     data["tags"].reverse()
@@ -153,8 +168,11 @@ def test_refreshing_restores_texts_and_order_but_not_the_description(root, extra
     path.write_text(json.dumps(data))
     assert extract("--model-name", "tiny")[1].startswith("0 created, 0 tagged")
     status, _, _ = extract("--model-name", "tiny", "--refresh")
-    expected = json.loads(whole["gemm/gemm_n64_k64.json"])
-    assert status == 0 and load(root, "gemm/gemm_n64_k64.json") == {**expected, "description": "Curated by a person."}
+    expected = json.loads(whole["gemm/gemm_bf16_n64_k64.json"])
+    assert status == 0 and load(root, "gemm/gemm_bf16_n64_k64.json") == {
+        **expected,
+        "description": "Curated by a person.",
+    }
     assert {name: text for name, text in snapshot().items() if "n64_k64" not in name} == {
         name: text for name, text in whole.items() if "n64_k64" not in name
     }
@@ -173,7 +191,7 @@ CHANGES = {
 @pytest.mark.parametrize("section", CHANGES)
 def test_another_kernel_of_the_same_name_is_a_conflict(root, extract, snapshot, section):
     extract("--model-name", "tiny")
-    path = root / "definitions" / "gemm" / "gemm_n64_k64.json"
+    path = root / "definitions" / "gemm" / "gemm_bf16_n64_k64.json"
     data = json.loads(path.read_text())
     expected = json.loads(path.read_text())
     CHANGES[section](data)
@@ -181,13 +199,13 @@ def test_another_kernel_of_the_same_name_is_a_conflict(root, extract, snapshot, 
     before = snapshot()
     status, _, err = extract("--model-name", "tiny")
     assert status == 3
-    assert f"conflict: gemm_n64_k64: other {section}; see gemm_n64_k64_v2.json.review" in err
-    review = path.with_name("gemm_n64_k64_v2.json.review")
-    assert json.loads(review.read_text()) == {**expected, "name": "gemm_n64_k64_v2"}
-    assert {**snapshot()} == {**before, "gemm/gemm_n64_k64_v2.json.review": review.read_text()}
+    assert f"conflict: gemm_bf16_n64_k64: other {section}; see gemm_bf16_n64_k64_v2.json.review" in err
+    review = path.with_name("gemm_bf16_n64_k64_v2.json.review")
+    assert json.loads(review.read_text()) == {**expected, "name": "gemm_bf16_n64_k64_v2"}
+    assert {**snapshot()} == {**before, "gemm/gemm_bf16_n64_k64_v2.json.review": review.read_text()}
     # The validator reports it, and running again adds no second one.
     rules = {(problem.rule, problem.file) for problem in validate_paths([root / "definitions"], root).problems}
-    assert ("file-unexpected", "definitions/gemm/gemm_n64_k64_v2.json.review") in rules
+    assert ("file-unexpected", "definitions/gemm/gemm_bf16_n64_k64_v2.json.review") in rules
     after = snapshot()
     assert extract("--model-name", "tiny")[0] == 3
     assert snapshot() == after
@@ -195,25 +213,25 @@ def test_another_kernel_of_the_same_name_is_a_conflict(root, extract, snapshot, 
 
 def test_a_review_file_is_never_overwritten(root, extract, snapshot):
     extract("--model-name", "tiny")
-    path = root / "definitions" / "gemm" / "gemm_n64_k64.json"
+    path = root / "definitions" / "gemm" / "gemm_bf16_n64_k64.json"
     path.write_text(path.read_text().replace("bfloat16", "float16"))
-    mine = path.with_name("gemm_n64_k64_v2.json.review")
+    mine = path.with_name("gemm_bf16_n64_k64_v2.json.review")
     mine.write_text("notes of a reviewer")
     status, table, _ = extract("--model-name", "tiny", "--dry-run")
-    assert status == 3 and states(table)["gemm_n64_k64"] == "conflict"
+    assert status == 3 and states(table)["gemm_bf16_n64_k64"] == "conflict"
     assert extract("--model-name", "tiny")[0] == 3
     assert mine.read_text() == "notes of a reviewer"
-    assert "gemm/gemm_n64_k64_v3.json.review" in snapshot()
+    assert "gemm/gemm_bf16_n64_k64_v3.json.review" in snapshot()
 
 
 def test_a_name_of_another_op_type_is_a_conflict(root, extract):
     extract("--model-name", "tiny")
-    moved = root / "definitions" / "other" / "gemm_n64_k64.json"
+    moved = root / "definitions" / "other" / "gemm_bf16_n64_k64.json"
     moved.parent.mkdir()
-    (root / "definitions" / "gemm" / "gemm_n64_k64.json").rename(moved)
+    (root / "definitions" / "gemm" / "gemm_bf16_n64_k64.json").rename(moved)
     moved.write_text(moved.read_text().replace('"op_type": "gemm"', '"op_type": "other"'))
     status, _, err = extract("--model-name", "tiny")
-    assert status == 3 and "gemm_n64_k64: other op_type" in err
+    assert status == 3 and "gemm_bf16_n64_k64: other op_type" in err
 
 
 def test_duplicates_are_written_for_review_where_asked_for(root, extract, snapshot):
@@ -291,7 +309,7 @@ def test_a_part_of_each_head_is_rotated(root, extract, snapshot):
     assert rope["axes"]["rotary_dim"]["value"] == 8
     assert "features i and i + 4 of each head" in rope["description"]
     assert "the first 8 features of each head rotated" in rope["description"]
-    qkv = load(root, "gemm/gemm_n192_k64.json")["description"]
+    qkv = load(root, "gemm/gemm_bf16_n192_k64.json")["description"]
     assert qkv.endswith("and qkv_proj ((8 query + 2 x 2 key-value heads) x 16, before its bias is added) at TP 1.")
 
 
@@ -310,7 +328,7 @@ def test_dense_layers_of_a_mixture_of_experts(root, extract, snapshot, changes, 
     add_model(root, "sparse", "Sparse", {**SPARSE, **changes})
     status, _, err = extract("--model-name", "sparse", "--tp", 1)
     assert status == 0, err
-    assert ("gemm/gemm_n64_k96.json" in snapshot()) is dense
+    assert ("gemm/gemm_bf16_n64_k96.json" in snapshot()) is dense
     assert ("activation/silu_and_mul_i96.json" in snapshot()) is dense
 
 
@@ -364,7 +382,7 @@ def test_evidence_decides_the_status(root, extract):
     status, _, err = extract("--model-name", "twin-1.5")
     assert status == 0, err
     assert load(root, "rmsnorm/rmsnorm_h64.json")["tags"][0] == "status:verified"
-    assert load(root, "rmsnorm/fused_add_rmsnorm_h64.json")["tags"][0] == "status:unverified"
+    assert load(root, "rmsnorm/fused_add_rmsnorm_residual_out_h64.json")["tags"][0] == "status:unverified"
 
 
 def test_a_full_disk_changes_nothing(root, extract, snapshot, monkeypatch):
@@ -412,7 +430,7 @@ def test_an_interrupted_run_leaves_whole_files_and_is_taken_up_again(root, extra
 
 
 def test_a_recipe_that_makes_something_invalid_writes_nothing(root, extract, snapshot):
-    path = root / "reference" / "gemm" / "gemm.py"
+    path = root / "reference" / "gemm" / "gemm_bf16.py"
     path.write_text(path.read_text().replace("import torch", "import os\nimport torch", 1))
     status, _, err = extract("--model-name", "tiny")
     assert status == 1 and "reference-import" in err and "nothing was written" in err

@@ -97,12 +97,12 @@ def test_one_model_takes_less_than_20_s(tmp_path):
 
 #: Facts about the published models, written independently of the recipes: family -> sizes that must be there.
 KNOWN = {
-    "llama-3.1-8b": ["gemm_n6144_k4096", "gemm_n28672_k4096", "gemm_n4096_k14336", "rmsnorm_h4096_eps1e5"],
+    "llama-3.1-8b": ["gemm_bf16_n6144_k4096", "gemm_bf16_n28672_k4096", "gemm_bf16_n4096_k14336", "rmsnorm_h4096"],
     "llama-3.1-70b": ["gqa_paged_decode_h8_kv1_d128_ps1", "gqa_paged_decode_h64_kv8_d128_ps64"],
-    "deepseek-v3": ["mla_paged_decode_h16_ckv512_kpe64_ps64", "gemm_n2112_k7168", "gemm_n256_k7168"],
-    "qwen3-30b-a3b": ["rmsnorm_h128", "gqa_ragged_prefill_causal_h32_kv4_d128", "gemm_n128_k2048"],
-    "mixtral-8x7b": ["gqa_paged_prefill_causal_h32_kv8_d128_ps1", "gemm_n8_k4096"],
-    "kimi-k2": ["top_k_sampling_from_probs_v163840", "gemm_n384_k7168"],
+    "deepseek-v3": ["mla_paged_decode_h16_ckv512_kpe64_ps64", "gemm_bf16_n2112_k7168", "gemm_bf16_n256_k7168"],
+    "qwen3-30b-a3b": ["rmsnorm_h128", "gqa_ragged_prefill_causal_h32_kv4_d128", "gemm_bf16_n128_k2048"],
+    "mixtral-8x7b": ["gqa_paged_prefill_causal_h32_kv8_d128_ps1", "gemm_bf16_n8_k4096"],
+    "kimi-k2": ["top_k_sampling_from_probs_v163840", "gemm_bf16_n384_k7168"],
 }
 
 
@@ -126,7 +126,7 @@ def test_the_sizes_that_the_documents_say_were_run():
         *("activation", "gqa_paged", "gqa_ragged", "mla_ragged", "rope"),
     }
     assert {op_type for op_type, row in rows.items() if row[0] == "1, 8"} == {"gemm", "mla_paged", "moe"}
-    assert {op_type for op_type, row in rows.items() if row[0] == "any"} == {"rmsnorm", "sampling"}
+    assert {op_type for op_type, row in rows.items() if row[0] == "any"} == {"renorm", "rmsnorm", "sampling"}
     assert [op_type for op_type, row in rows.items() if row[1] != "-"] == ["moe"]
     assert sum(int(row[2]) for row in rows.values()) == len(COMMITTED) - len(CURATED)
     document = (ROOT / "docs" / "verification.md").read_text()

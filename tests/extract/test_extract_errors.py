@@ -191,9 +191,9 @@ def test_a_name_that_cannot_be_a_tag(extract, tmp_path):
     assert status == 2 and "cannot be the value of a model: tag" in err
 
 
-@pytest.mark.parametrize("text", ["{", '{"name": "gemm_n64_k64"}'])
+@pytest.mark.parametrize("text", ["{", '{"name": "gemm_bf16_n64_k64"}'])
 def test_a_broken_definition_in_the_way(root, extract, text):
-    path = root / "definitions" / "gemm" / "gemm_n64_k64.json"
+    path = root / "definitions" / "gemm" / "gemm_bf16_n64_k64.json"
     path.parent.mkdir()
     path.write_text(text)
     status, _, err = extract("--model-name", "tiny")
@@ -217,9 +217,9 @@ def test_a_broken_digest(root, extract, tmp_path, monkeypatch):
 def test_a_dataset_without_a_family_says_so(root, extract, snapshot):
     path = root / "schema" / "naming.json"
     naming = json.loads(path.read_text())
-    del naming["families"]["fused_add_rmsnorm"]
+    del naming["families"]["fused_add_rmsnorm_residual_out"]
     path.write_text(json.dumps(naming))
     status, _, err = extract("--model-name", "tiny")
     assert status == 0
-    assert "unsupported: tiny: norm: schema/naming.json has no family fused_add_rmsnorm" in err
+    assert "unsupported: tiny: norm: schema/naming.json has no family fused_add_rmsnorm_residual_out" in err
     assert "rmsnorm/rmsnorm_h64.json" in snapshot()

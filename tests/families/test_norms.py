@@ -19,8 +19,9 @@ def twin(name):
 @pytest.mark.parametrize(
     "names",
     [
-        ("rmsnorm_h4096", "rmsnorm_h4096_eps1e5"),
-        ("fused_add_rmsnorm_h4096", "fused_add_rmsnorm_h4096_eps1e5"),
+        ("rmsnorm_h4096", "rmsnorm_h4096_eps1e6"),
+        ("fused_add_rmsnorm_h4096", "fused_add_rmsnorm_h2048"),
+        ("fused_add_rmsnorm_residual_out_h4096", "fused_add_rmsnorm_residual_out_h4096_eps1e5"),
         ("layernorm_h128", "layernorm_h4096_eps1e5"),
     ],
     ids=lambda names: names[0],

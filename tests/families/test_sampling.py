@@ -14,7 +14,9 @@ import torch
 from sampling_rows import EXACT, case, definition_of
 
 import flashinfer_trace
-from flashinfer_trace.families.sampling import EXACT_SUPPORT, FAMILIES, RENORM_ATOMIC
+from flashinfer_trace.families import renorm, sampling
+from flashinfer_trace.families.renorm import RENORM_ATOMIC
+from flashinfer_trace.families.sampling import EXACT_SUPPORT
 from flashinfer_trace.families.sampling.oracles import renorm_oracle, sampling_oracle
 from flashinfer_trace.families.sampling.rows import KINDS, make_row
 from flashinfer_trace.harness.case import reference_outputs, run_case, vacuity
@@ -23,6 +25,7 @@ from flashinfer_trace.harness.family import Family, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.verify import Job, verify
 
+FAMILIES = (*sampling.FAMILIES, *renorm.FAMILIES)
 FAMILY = {family.name: family for family in FAMILIES}
 SAMPLERS = [family for family in FAMILIES if "samples" in family.compare]
 RENORMALISERS = [family for family in FAMILIES if "renorm_probs" in family.compare]

@@ -8,10 +8,10 @@ import pytest
 import torch
 from sampling_rows import EXACT, case, definition_of
 
-from flashinfer_trace.families.sampling import FAMILIES
+from flashinfer_trace.families import renorm, sampling
 from flashinfer_trace.harness.case import reference_outputs
 
-FAMILY = {family.name: family for family in FAMILIES}
+FAMILY = {family.name: family for family in (*sampling.FAMILIES, *renorm.FAMILIES)}
 TIED = [0.3, 0.2, 0.2, 0.2, 0.1, 0.0, 0.0, 0.0]
 ZERO = [0.0] * 8
 
@@ -20,7 +20,7 @@ def drawn(name: str, row: list[float], **parameters: float) -> list[float]:
     """Frequencies of the tokens that the reference draws."""
     inputs = case(row, 20_000, **parameters)
     samples = reference_outputs(definition_of(FAMILY[name]), inputs, seed=3)["samples"]
-    assert samples.dtype == torch.int32
+    assert samples.dtype == torch.int64
     return (torch.bincount(samples.long(), minlength=len(row)).double() / len(samples)).tolist()
 
 

@@ -17,7 +17,7 @@ from flashinfer_trace.harness.verify import Job, verify
 from flashinfer_trace.reference import load_run
 
 PLAN = {"batch_size": 4, "values": "normal", "zero_row": False}
-LOADED = flashinfer_trace.load("fused_add_rmsnorm_h4096")
+LOADED = flashinfer_trace.load("fused_add_rmsnorm_residual_out_h4096")
 FAMILY = family_of(LOADED)
 DEFINITION = Job(LOADED, FAMILY).sized
 RETURN = "return output, residual_out"
@@ -177,7 +177,10 @@ TOY = Kernel("toy.kernel", "toy", lambda definition, inputs, outputs: outputs)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"compare": RESIDUAL}, "family fused_add_rmsnorm: `compare` has no policy for the outputs ['output']"),
+        (
+            {"compare": RESIDUAL},
+            "family fused_add_rmsnorm_residual_out: `compare` has no policy for the outputs ['output']",
+        ),
         (
             {"compare": {**FAMILY.compare, "lse": Exact()}},
             "`compare` names ['lse'], which are not outputs of fused",
@@ -211,7 +214,10 @@ def test_an_oracle_that_speaks_of_other_outputs_is_refused(names):
     cases = []
     report = verify(Job(LOADED, family), on_case=cases.append)
     assert (report.status, cases) == ("failed", [])
-    assert f"the oracle speaks of the outputs {names}; fused_add_rmsnorm_h4096 has ['output', 'res" in report.message
+    assert (
+        f"the oracle speaks of the outputs {names}; fused_add_rmsnorm_residual_out_h4096 has ['output', 'res"
+        in report.message
+    )
 
 
 def test_plans_of_an_unknown_axis_are_refused():

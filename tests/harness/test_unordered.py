@@ -147,7 +147,7 @@ def test_every_mutant_applies_and_is_rejected(policy, draw):
 
 
 def test_outputs_that_are_right_alone_must_fit_each_other():
-    loaded = flashinfer_trace.load("fused_add_rmsnorm_h4096")
+    loaded = flashinfer_trace.load("fused_add_rmsnorm_residual_out_h4096")
     family = family_of(loaded)
     definition = Job(loaded, family).sized
 

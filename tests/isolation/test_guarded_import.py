@@ -14,7 +14,7 @@ import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.reference import load_run
 
-LOADED = flashinfer_trace.load("fused_add_rmsnorm_h4096")
+LOADED = flashinfer_trace.load("fused_add_rmsnorm_residual_out_h4096")
 FAMILY = family_of(LOADED)
 TWIN = LOADED.with_const_axes(FAMILY.twin)
 

@@ -31,8 +31,8 @@ def recording(*calls: RecordedCall, name: str = "toy", stand_ins: tuple[str, ...
     ("definition", "arguments"),
     [
         ("rmsnorm_h7168", NORM),
-        ("gemm_n129280_k7168", "0: bfloat16[8,7168], 1: bfloat16[7168,129280]"),  # a weight, transposed
-        ("gemm_n256_k7168", "a: bfloat16[8,7168], b: bfloat16[256,7168], out_dtype: bfloat16"),
+        ("gemm_bf16_n129280_k7168", "0: bfloat16[8,7168], 1: bfloat16[7168,129280]"),  # a weight, transposed
+        ("gemm_bf16_n256_k7168", "a: bfloat16[8,7168], b: bfloat16[256,7168], out_dtype: bfloat16"),
         (
             "gqa_paged_decode_h32_kv8_d128_ps1",
             "q: bfloat16[8,32,128], paged_kv_cache: (bfloat16[99,8,128], bfloat16[99,8,128]), logits_soft_cap: 0.0",
@@ -61,15 +61,15 @@ def test_a_call_of_the_same_sizes_computes_a_definition(definition: str, argumen
         ("rmsnorm_h7168", NORM.replace("bfloat16", "float16")),
         ("rmsnorm_h7168", NORM.replace("1e-06", "1e-05")),
         ("rmsnorm_h7168", "input: bfloat16[8,7168]"),  # no weight
-        ("gemm_n129280_k7168", "0: bfloat16[8,7168], 1: bfloat16[7168,4096]"),
-        ("gemm_n256_k7168", "a: bfloat16[8,7168], b: bfloat16[256,7168], out_dtype: float32"),
-        ("gemm_n8_k4096", "0: bfloat16[8,4096], 1: bfloat16[256,4096]"),  # the weight comes second
+        ("gemm_bf16_n129280_k7168", "0: bfloat16[8,7168], 1: bfloat16[7168,4096]"),
+        ("gemm_bf16_n256_k7168", "a: bfloat16[8,7168], b: bfloat16[256,7168], out_dtype: float32"),
+        ("gemm_bf16_n8_k4096", "0: bfloat16[8,4096], 1: bfloat16[256,4096]"),  # the weight comes second
         ("moe_topk_softmax_topk8_e64", "weights: float32[9,6], ids: int32[9,6], gating: bfloat16[9,64]"),
         (
             "top_k_top_p_sampling_from_probs_v129280",
             "probs: float32[8,129280], top_k: int32[8], top_p: float32[8], filter_apply_order: 'joint'",
         ),
-        ("gemm_n256_k7168", "0: bfloat16[4,8,7168], 1: bfloat16[4,256,7168]"),  # a batch of products
+        ("gemm_bf16_n256_k7168", "0: bfloat16[4,8,7168], 1: bfloat16[4,256,7168]"),  # a batch of products
         (
             "gqa_paged_decode_h32_kv8_d128_ps1",
             "q: bfloat16[8,32,128], kv: (bfloat16[99,8,128], bfloat16[99,8,128]), logits_soft_cap: 30.0",
@@ -89,7 +89,7 @@ def test_a_call_of_other_sizes_or_settings_does_not(definition: str, arguments: 
 
 
 def test_only_a_kernel_with_evidence_is_verified():
-    norm, product = load("rmsnorm_h7168"), load("gemm_n256_k7168")
+    norm, product = load("rmsnorm_h7168"), load("gemm_bf16_n256_k7168")
     runs = {norm.name: ["torch.ops.sgl_kernel.rmsnorm", "flashinfer.norm.rmsnorm"], product.name: ["torch.matmul"]}
     evidence = Evidence([norm, product], runs)
     assert evidence.of(call("sgl_kernel.elementwise.rmsnorm", NORM)) == (Standing.VERIFIED, ("rmsnorm_h7168",))

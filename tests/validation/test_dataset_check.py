@@ -311,7 +311,7 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
 
 
 def test_three_hundred_definitions_in_seconds(dataset: Dataset, minimal: dict[str, Any]) -> None:
-    for size in range(1, 301):
+    for size in range(8001, 8301):
         definition = copy.deepcopy(minimal)
         definition["name"] = f"rmsnorm_h{size}"
         definition["axes"]["hidden_size"]["value"] = size

@@ -28,6 +28,13 @@ def definition(name: str, op_type: str, **const_axes: int) -> dict[str, Any]:
     ("candidate", "family"),
     [
         (definition("gemm_n2112_k7168", "gemm"), "gemm"),
+        (definition("gemm_bf16_n2112_k7168", "gemm"), "gemm_bf16"),
+        (definition("rmsnorm_h4096", "rmsnorm", hidden_size=4096), "rmsnorm_eps1e5"),
+        (definition("rmsnorm_h4096", "rmsnorm", hidden_size=64), "rmsnorm_eps1e5"),
+        (definition("rmsnorm_h4096_eps1e6", "rmsnorm", hidden_size=4096), "rmsnorm"),
+        (definition("rmsnorm_h4096_eps1e5", "rmsnorm", hidden_size=4096), None),
+        (definition("rmsnorm_h7168_eps1e6", "rmsnorm", hidden_size=7168), None),
+        (definition("rmsnorm_h8192_eps1e5", "rmsnorm", hidden_size=8192), "rmsnorm_eps1e5"),
         (definition("gemm_n2112_k7168", "rmsnorm"), None),
         (definition("gemm_n02_k7168", "gemm"), None),
         (definition("gemm_n2112_k7168_x", "gemm"), None),
@@ -47,7 +54,7 @@ def test_family_of(candidate: dict[str, Any], family: str | None) -> None:
 
 
 def test_family_of_an_object() -> None:
-    candidate = SimpleNamespace(name="gemm_n2_k3", op_type="gemm", const_axes={"n": 2, "k": 3})
+    candidate = SimpleNamespace(name="gemm_n2_k3", op_type="gemm", const_axes={"N": 2, "K": 3})
     assert family_name(candidate, NAMING) == "gemm"
 
 
@@ -60,8 +67,8 @@ def test_every_family_finds_itself_by_its_name() -> None:
 
 
 def test_derive_name_needs_its_axes() -> None:
-    with pytest.raises(NamingError, match="const axis k"):
-        derive_name(NAMING.families["gemm"], {"n": 1})
+    with pytest.raises(NamingError, match="const axis K"):
+        derive_name(NAMING.families["gemm"], {"N": 1})
 
 
 def test_missing_file(tmp_path: Path) -> None:

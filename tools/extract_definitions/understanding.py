@@ -26,7 +26,7 @@ GROUPS = {
     "moe": ("moe",),
 }
 #: Probabilities are float32 whatever the dtype of the weights is.
-ANY_DTYPE = ("sampling",)
+ANY_DTYPE = ("sampling", "renorm")
 DTYPES = ("dtype", "torch_dtype")
 #: Kinds of scaling that only change the contents of the rotary cache.
 CACHED_ROPE = ("default", "linear", "dynamic", "llama3", "yarn", "deepseek_yarn")

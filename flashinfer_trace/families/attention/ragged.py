@@ -6,7 +6,7 @@ The families differ only in heads and dimensions, which `Sizes` reads from a Def
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -40,7 +40,7 @@ SMALL_TILE = 4
 
 @dataclass(frozen=True)
 class Sizes:
-    """Heads and dimensions. Without num_kv_heads, each query head has separate keys; head_dim is both dimensions."""
+    """Heads and dimensions; head_dim is the dimension of keys and of values."""
 
     heads: int
     kv_heads: int
@@ -50,9 +50,8 @@ class Sizes:
     @classmethod
     def of(cls, definition: Definition) -> Sizes:
         axes = definition.const_axes
-        heads = axes["num_qo_heads"]
-        key_dim, value_dim = (axes.get(axis, axes.get("head_dim", 0)) for axis in ("head_dim_qk", "head_dim_vo"))
-        return cls(heads, axes.get("num_kv_heads", heads), key_dim, value_dim)
+        key_dim, value_dim = (axes.get(axis, axes.get("head_dim", 0)) for axis in ("qk_dim", "vo_dim"))
+        return cls(axes["num_qo_heads"], axes["num_kv_heads"], key_dim, value_dim)
 
 
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
@@ -131,8 +130,14 @@ def run_flashinfer(backend: str, definition: Definition, inputs: Inputs, outputs
     return outputs
 
 
-def ragged_family(name: str, op_type: str, twin: Mapping[str, int], compiled: Mapping[str, int]) -> Family:
-    """The record of one family; its kernels are compiled for the dimensions `compiled`."""
+def ragged_family(
+    name: str,
+    op_type: str,
+    twin: Mapping[str, int],
+    compiled: Mapping[str, int],
+    supports: Callable[[Definition], str | None] = lambda definition: None,
+) -> Family:
+    """The record of one family; its kernels are compiled for the dimensions `compiled` and those that it `supports`."""
     return Family(
         name=name,
         op_type=op_type,
@@ -149,6 +154,7 @@ def ragged_family(name: str, op_type: str, twin: Mapping[str, int], compiled: Ma
             (FA2, FA3),
             limits={**BATCHES, **QUERIES},
             const_axes=compiled,
+            supports=supports,
             plan_options=SEEING,
         ),
     )

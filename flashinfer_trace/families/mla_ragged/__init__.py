@@ -6,7 +6,7 @@ from flashinfer_trace.families.attention.ragged import ragged_family
 
 __all__ = ["FAMILIES"]
 
-TWIN = {"num_qo_heads": 4, "head_dim_qk": 96, "head_dim_vo": 64}
-COMPILED = {"head_dim_qk": 192, "head_dim_vo": 128}
+TWIN = {"num_qo_heads": 4, "num_kv_heads": 4, "qk_dim": 96, "vo_dim": 64}
+COMPILED = {"qk_dim": 192, "vo_dim": 128}
 
 FAMILIES = (ragged_family("mla_ragged_prefill_causal", "mla_ragged", TWIN, COMPILED),)

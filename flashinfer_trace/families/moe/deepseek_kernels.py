@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import torch
+
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe.kernels import HOPPER, blackwell_kernel, hopper_pipeline, trtllm_gen
 from flashinfer_trace.families.moe.pipeline import fp8_products, run_experts
 from flashinfer_trace.harness.family import Inputs, Outputs
 
 
-def run_ds_pipeline(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """sgl-kernel's pipeline with DeepSeek's gate."""
+def ds_gate(definition: Definition, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights float32 and ids int32 of the experts that DeepSeek's gate chooses, both [seq_len, top_k]."""
     import sgl_kernel
 
     axes = definition.const_axes
@@ -22,7 +24,12 @@ def run_ds_pipeline(definition: Definition, inputs: Inputs, outputs: Outputs) ->
         routed_scaling_factor=float(inputs["routed_scaling_factor"]),
         apply_routed_scaling_factor_on_output=True,
     )
-    return run_experts(definition, inputs, outputs, weights, ids, fp8_products)
+    return weights, ids
+
+
+def run_ds_pipeline(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """sgl-kernel's pipeline with DeepSeek's gate."""
+    return run_experts(definition, inputs, outputs, *ds_gate(definition, inputs), fp8_products)
 
 
 def run_ds_trtllm_gen(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:

@@ -76,6 +76,28 @@ def fp8_experts(definition: Definition, hidden: torch.Tensor, draws: Draws) -> I
     }
 
 
+def drawn_ids(count: int, top_k: int, experts: int, choice: str, draws: Draws) -> torch.Tensor:
+    """int32 [count, top_k]: different experts for each token, or -1 for those on other ranks.
+
+    ``random``; ``skewed``: some experts more often than others; ``few``: of the last top_k + 1 experts; ``elsewhere``:
+    about half are on other ranks; ``nobody``: all are; ``one_expert``: the first choice is the same for all tokens, and
+    the others are on other ranks.
+    """
+    first = max(0, experts - top_k - 1) if choice == "few" else 0
+    scores = draws.uniform([count, experts - first])
+    if choice == "skewed":
+        scores += draws.uniform([1, experts - first])
+    shuffled = scores.argsort(dim=1)
+    ids = (shuffled[:, :top_k] + first).to(torch.int32)
+    if choice in ("one_expert", "nobody"):
+        ids.fill_(-1)
+    if choice == "one_expert":
+        ids[:, 0] = experts // 2
+    if choice == "elsewhere":
+        ids.masked_fill_(draws.uniform([count, top_k]) < 0.5, -1)
+    return ids.contiguous()
+
+
 def two_experts_exchanged(inputs: Inputs, trial: Trial) -> Inputs:
     """The weights of two local experts in each other's place: what a wrong row of an expert table makes of them."""
     experts = len(inputs["gemm1_weights"])

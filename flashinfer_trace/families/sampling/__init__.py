@@ -1,62 +1,40 @@
-"""Sampling from probabilities under top-k, top-p and min-p, and renormalisation by top-k and top-p."""
+"""Sampling from probabilities under top-k, top-p and min-p."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
 import torch
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.sampling.corners import renorm_corners, sampling_corners
-from flashinfer_trace.families.sampling.distribution import Distribution, Renormalised
+from flashinfer_trace.families.sampling.corners import sampling_corners
+from flashinfer_trace.families.sampling.distribution import Distribution
 from flashinfer_trace.families.sampling.exact_draws import wrong_draws
-from flashinfer_trace.families.sampling.faults import renorm_faults, sampling_faults
-from flashinfer_trace.families.sampling.oracles import renorm_oracle, sampling_oracle
-from flashinfer_trace.families.sampling.rows import (
-    SamplingOptions,
-    make_inputs,
-    plan_for_axes,
-    renorm_plans,
-    sampling_plans,
-)
+from flashinfer_trace.families.sampling.faults import sampling_faults
+from flashinfer_trace.families.sampling.oracles import sampling_oracle
+from flashinfer_trace.families.sampling.rows import make_inputs, plan_for_axes, sampling_plans
 from flashinfer_trace.harness.compare import Policy, unit_roundoff
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs, SeededCall
 
 U = unit_roundoff(torch.float32)
 
 #: The bounds below hold up to this vocabulary, the largest of the dataset.
-LARGEST_VOCABULARY = 163840
+LARGEST_VOCABULARY = 262208
 
-#: Most roundings that any term of a row's sum passes through in a block of 1024 threads: 163840 / 1024 = 160 serial
+#: Most roundings that any term of a row's sum passes through in a block of 1024 threads: 262208 / 1024 = 257 serial
 #: additions, 5 across a warp, 31 across warps, and a few across blocks; worst case of non-negative terms, hence linear.
-SUM = 200 * U
+SUM = 300 * U
 
-#: Both the references and the oracle sum in float64: at most 2^18 roundings of 2^-53 each.
-FLOAT64 = 2.0**-35
+#: Both the references and the oracle sum in float64: at most 2^19 roundings of 2^-53 each.
+FLOAT64 = 2.0**-34
 
 EXACT_SUPPORT = Distribution("chi-square of alpha 1e-8; which tokens are kept involves no sum: exact support")
-REFERENCE_SUPPORT = Distribution("chi-square of alpha 1e-8; support exact but for float64 sums: 2^-35", FLOAT64)
-TOP_P_SUPPORT = Distribution("chi-square of alpha 1e-8; support decided by a float32 sum of 200 roundings", SUM)
+REFERENCE_SUPPORT = Distribution("chi-square of alpha 1e-8; support exact but for float64 sums: 2^-34", FLOAT64)
+TOP_P_SUPPORT = Distribution("chi-square of alpha 1e-8; support decided by a float32 sum of 300 roundings", SUM)
 TOP_K_TOP_P_SUPPORT = Distribution(
-    "chi-square of alpha 1e-8; support decided by a float32 sum of a row scaled by another: 2 x 200 + 4 roundings",
+    "chi-square of alpha 1e-8; support decided by a float32 sum of a row scaled by another: 2 x 300 + 4 roundings",
     2 * SUM + 4 * U,
-)
-
-REFERENCE_RENORM = Renormalised("one float32 rounding of a float64 quotient; float64 sums", U * (1 + 2**-20), FLOAT64)
-RENORM_TOP_K = Renormalised("float32 sum of 200 roundings, approximate reciprocal, product; exact support", SUM + 4 * U)
-RENORM_TOP_P = Renormalised(
-    "float32 sum of 200 roundings, approximate reciprocal, product; threshold: two such sums",
-    SUM + 4 * U,
-    2 * SUM + 4 * U,
-)
-#: The default of flashinfer's top-p renormalisation adds to the bins of a histogram with atomics: up to 163840 numbers
-#: one after another in any order, whose partial sums average half the final one; once for the row, once for the mass.
-RENORM_ATOMIC = Renormalised(
-    "float32 sum of 200 roundings, approximate reciprocal, product; threshold: bins of up to 163840 serial additions",
-    SUM + 4 * U,
-    LARGEST_VOCABULARY * U,
 )
 
 
@@ -67,14 +45,14 @@ def seed_of(inputs: Inputs) -> int:
 
 
 def sampler(name: str, **options: Any) -> SeededCall:
-    """flashinfer.sampling.<name> with a seed; it takes the inputs in the Definition's order."""
+    """flashinfer.sampling.<name> with a seed; it takes the inputs in the Definition's order and returns int32."""
 
     def draw(definition: Definition, inputs: Inputs, seed: int) -> Outputs:
         import flashinfer.sampling
 
         arguments = [inputs[key] for key in definition.inputs]
         function = getattr(flashinfer.sampling, name)
-        return {"samples": function(*arguments, seed=seed, offset=0, **options)}
+        return {"samples": function(*arguments, seed=seed, offset=0, **options).to(torch.int64)}
 
     return draw
 
@@ -88,41 +66,15 @@ def with_own_seed(draw: SeededCall) -> KernelCall:
     return run
 
 
-def renormaliser(name: str, **options: Any) -> KernelCall:
-    """An adapter of flashinfer.sampling.<name>."""
-
-    def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-        import flashinfer.sampling
-
-        arguments = [inputs[key] for key in definition.inputs]
-        return {"renorm_probs": getattr(flashinfer.sampling, name)(*arguments, **options)}
-
-    return run
-
-
-def sgl_renormaliser(name: str) -> KernelCall:
-    """An adapter of the op itself: sgl_kernel's Python function calls flashinfer's instead where that is installed."""
-
-    def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-        import sgl_kernel  # noqa: F401
-
-        parameter = next(inputs[key] for key in definition.inputs if key != "probs")
-        getattr(torch.ops.sgl_kernel, name).default(inputs["probs"], outputs["renorm_probs"], parameter, 0)
-        return outputs
-
-    return run
-
-
-def within_bounds(definition: Definition) -> str | None:
-    """Why the bounds do not hold for this vocabulary, or None."""
-    if definition.const_axes["vocab_size"] <= LARGEST_VOCABULARY:
+def within_bounds(definition: Definition, largest: int = LARGEST_VOCABULARY) -> str | None:
+    """Why bounds that hold up to the vocabulary `largest` do not hold for the Definition's, or None."""
+    if definition.const_axes["vocab_size"] <= largest:
         return None
-    return f"bounds hold up to vocab_size {LARGEST_VOCABULARY}; derive LARGEST_VOCABULARY and SUM anew"
+    return f"bounds hold up to vocab_size {largest}; derive LARGEST_VOCABULARY and SUM anew"
 
 
-row_family = functools.partial(
-    Family, op_type="sampling", twin={"vocab_size": 64}, plan_for_axes=plan_for_axes, make_inputs=make_inputs
-)
+#: What samplers and renormalisers have in common.
+row_family = functools.partial(Family, twin={"vocab_size": 64}, plan_for_axes=plan_for_axes, make_inputs=make_inputs)
 
 
 def sampling_family(
@@ -132,6 +84,7 @@ def sampling_family(
     draw = sampler(name, **options)
     return row_family(
         name=name,
+        op_type="sampling",
         plans=sampling_plans,
         corners=sampling_corners,
         checks=(wrong_draws,),
@@ -151,34 +104,6 @@ def sampling_family(
     )
 
 
-def renorm_family(name: str, parameter: str, kernels: tuple[Kernel, ...]) -> Family:
-    return row_family(
-        name=name,
-        plans=renorm_plans,
-        corners=renorm_corners,
-        oracle=renorm_oracle,
-        compare={"renorm_probs": REFERENCE_RENORM},
-        kernels=kernels,
-        faults=renorm_faults(parameter),
-    )
-
-
-# sgl-kernel builds an older flashinfer. Its top-k keeps the largest value for k = 0 and returns the row unscaled for k
-# beyond the vocabulary, negative, or beyond the number of positive values; its top-p takes p as absolute mass. On rows
-# that sum to 1, with k > 0, both agree with the newer one.
-SUMS_TO_ONE = SamplingOptions(sums_to_one=True)
-
-# A defect of flashinfer 0.6.12; its own search below 2048 tokens and sgl-kernel do not have it. If the radix search of
-# include/flashinfer/air_top_p.cuh does not reach its target, it leaves the loop over groups of 32 bins with the last
-# group already added, adds that group again, and may stop at its first bin, which drops tokens that must be kept. It
-# does not reach the target if p > 1; if p = 1 and its rounded parts add up to less than its rounded total; and if the
-# limit is, up to rounding, the mass down to the last token of the bin that an earlier pass chose: p at or next to a
-# cumulative mass. Measured on an H200: (0.5, 0.25, 0.125, ...) with p = 1.5 keeps 0.5 alone; Zipf rows with p = 1 lose
-# their tail. Of 16384 rows with p at a cumulative mass that were made so that the last two tokens within it share a
-# group, 7 % lose the last one, up to 0.21 of the kept mass, in either mode; of as many where it is alone in its group,
-# or where p is 1 % of its mass lower, none does; of random rows, 0.04 %.
-RADIX = SamplingOptions(highest_p=0.999, boundaries=False)
-
 FAMILIES = (
     sampling_family("top_k_sampling_from_probs", ("top_k",), EXACT_SUPPORT, EXACT_SUPPORT),
     sampling_family("top_p_sampling_from_probs", ("top_p",), REFERENCE_SUPPORT, TOP_P_SUPPORT),
@@ -190,56 +115,4 @@ FAMILIES = (
         filter_apply_order="top_k_first",
     ),
     sampling_family("min_p_sampling_from_probs", ("min_p",), EXACT_SUPPORT, EXACT_SUPPORT),
-    renorm_family(
-        "top_k_renorm_probs",
-        "top_k",
-        (
-            Kernel(
-                "flashinfer.sampling.top_k_renorm_probs",
-                "flashinfer-python",
-                renormaliser("top_k_renorm_probs"),
-                supports=within_bounds,
-                compare={"renorm_probs": RENORM_TOP_K},
-            ),
-            Kernel(
-                "torch.ops.sgl_kernel.top_k_renorm_probs",
-                "sglang-kernel",
-                sgl_renormaliser("top_k_renorm_probs"),
-                plan_options=dataclasses.replace(SUMS_TO_ONE, lowest_k=1),
-                supports=within_bounds,
-                compare={"renorm_probs": RENORM_TOP_K},
-            ),
-        ),
-    ),
-    renorm_family(
-        "top_p_renorm_probs",
-        "top_p",
-        (
-            Kernel(
-                "flashinfer.sampling.top_p_renorm_probs",
-                "flashinfer-python",
-                renormaliser("top_p_renorm_probs"),
-                plan_options=RADIX,
-                supports=within_bounds,
-                compare={"renorm_probs": RENORM_ATOMIC},
-            ),
-            Kernel(
-                "flashinfer.sampling.top_p_renorm_probs",
-                "flashinfer-python",
-                renormaliser("top_p_renorm_probs", is_deterministic=True),
-                variant="is_deterministic",
-                plan_options=RADIX,
-                supports=within_bounds,
-                compare={"renorm_probs": RENORM_TOP_P},
-            ),
-            Kernel(
-                "torch.ops.sgl_kernel.top_p_renorm_probs",
-                "sglang-kernel",
-                sgl_renormaliser("top_p_renorm_probs"),
-                plan_options=SUMS_TO_ONE,
-                supports=within_bounds,
-                compare={"renorm_probs": RENORM_TOP_P},
-            ),
-        ),
-    ),
 )

@@ -28,5 +28,5 @@ RECIPES: tuple[Recipe, ...] = (
     moe_softmax.RECIPE,
     rmsnorm.RECIPE,
     rope.RECIPE,
-    sampling.RECIPE,
+    *sampling.RECIPES,
 )

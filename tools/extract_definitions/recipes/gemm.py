@@ -36,7 +36,7 @@ def needs(request: Request) -> Iterator[Need]:
                 for kernel, (of_op, shapes, tag) in SPECIAL.items()
                 if op == of_op and kernel in found.kernels and (n, k) in shapes
             )
-            yield Need("gemm", {"n": n, "k": k}, Use(request.model, op, role, tp=size), stages, special)
+            yield Need("gemm_bf16", {"n": n, "k": k}, Use(request.model, op, role, tp=size), stages, special)
 
 
 def _layers(request: Request, size: int) -> Iterator[Layer]:
@@ -115,4 +115,4 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
 
 
 FIELDS = GROUPED | LATENT | WIDTHS | {"vocab_size", "attention_bias"}
-RECIPE = Recipe("gemm", ("gemm",), frozenset(SPECIAL), FIELDS, needs, describe)
+RECIPE = Recipe("gemm", ("gemm_bf16",), frozenset(SPECIAL), FIELDS, needs, describe)

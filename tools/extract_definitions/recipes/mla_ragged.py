@@ -22,14 +22,15 @@ def needs(request: Request) -> Iterator[Need]:
     for size in request.tensor_parallel(attention.TENSOR_PARALLEL):
         axes = {
             "num_qo_heads": model.size("num_attention_heads") // size,
-            "head_dim_qk": model.size("qk_nope_head_dim") + model.size("qk_rope_head_dim"),
-            "head_dim_vo": model.size("v_head_dim"),
+            "num_kv_heads": model.size("num_attention_heads") // size,
+            "qk_dim": model.size("qk_nope_head_dim") + model.size("qk_rope_head_dim"),
+            "vo_dim": model.size("v_head_dim"),
         }
         yield Need(FAMILY, axes, Use(model, OP, tp=size), ("prefill",))
 
 
 def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
-    heads, size, value = axes["num_qo_heads"], axes["head_dim_qk"], axes["head_dim_vo"]
+    heads, size, value = axes["num_qo_heads"], axes["qk_dim"], axes["vo_dim"]
     rope = needs[0].use.model.size("qk_rope_head_dim")
     description = (
         "DeepSeek multi-head latent attention with keys and values expanded from their latents, for several new tokens "
@@ -40,8 +41,9 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     parts = f"{size - rope} without position (qk_nope_head_dim) and {rope} rotary (qk_rope_head_dim)"
     sizes = {
         "num_qo_heads": const(heads, "Heads per rank, each with its own queries, keys and values."),
-        "head_dim_qk": const(size, f"Features per query and key head: {parts}."),
-        "head_dim_vo": const(value, "Features per value and output head (v_head_dim)."),
+        "num_kv_heads": const(heads, "Key-value heads per rank: as many as query heads."),
+        "qk_dim": const(size, f"Features per query and key head: {parts}."),
+        "vo_dim": const(value, "Features per value and output head (v_head_dim)."),
     }
     query = "Queries, one request after the other: the part without position, then the rotary part."
     key = "Keys, one request after the other: up-projected latents, then the rotary part, which all heads share."
@@ -51,17 +53,23 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     )
     values = "Values, one request after the other: up-projected latents."
     inputs = {
-        "q": tensor(["total_q", "num_qo_heads", "head_dim_qk"], "bfloat16", query),
-        "k": tensor(["total_kv", "num_qo_heads", "head_dim_qk"], "bfloat16", key),
-        "v": tensor(["total_kv", "num_qo_heads", "head_dim_vo"], "bfloat16", values),
+        "q": tensor(["total_q", "num_qo_heads", "qk_dim"], "bfloat16", query),
+        "k": tensor(["total_kv", "num_kv_heads", "qk_dim"], "bfloat16", key),
+        "v": tensor(["total_kv", "num_kv_heads", "vo_dim"], "bfloat16", values),
         **attention.ragged_offsets(),
         "sm_scale": tensor(None, "float32", scale),
     }
-    outputs = attention.outputs(
-        "total_q", "head_dim_vo", "Weighted mean of the values for each query head", decode=False
-    )
+    outputs = attention.outputs("total_q", "vo_dim", "Weighted mean of the values for each query head", decode=False)
     dimensions = attention.ragged_axes(sizes)
-    return document(description, needs, TAGS, dimensions, inputs, outputs, attention.RAGGED_CONSTRAINTS)
+    return document(
+        description,
+        needs,
+        TAGS,
+        dimensions,
+        inputs,
+        outputs,
+        [*attention.RAGGED_CONSTRAINTS, "num_kv_heads == num_qo_heads"],
+    )
 
 
 RECIPE = Recipe("mla_ragged", (FAMILY,), KERNELS, LATENT, needs, describe)

@@ -45,7 +45,7 @@ def needs(request: Request) -> Iterator[Need]:
         if stages := request.stages(op, [NORM]):
             yield need("rmsnorm", model.size("hidden_size"), op, "the hidden state", stages)
         if stages := request.stages(op, [FUSED]):
-            yield need("fused_add_rmsnorm", model.size("hidden_size"), op, "", stages)
+            yield need("fused_add_rmsnorm_residual_out", model.size("hidden_size"), op, "", stages)
     for op, (field, role) in LATENT.items():
         if not (stages := request.stages(op, [NORM])):
             continue
@@ -104,7 +104,9 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
 
 RECIPE = Recipe(
     op_type="rmsnorm",
-    families=("rmsnorm", "rmsnorm_eps1e5", "fused_add_rmsnorm", "fused_add_rmsnorm_eps1e5"),
+    families=tuple(
+        f"{name}{suffix}" for name in ("rmsnorm", "fused_add_rmsnorm_residual_out") for suffix in EPSILONS.values()
+    ),
     kernels=frozenset({NORM, FUSED}),
     fields=GROUPED | {"rms_norm_eps", "q_lora_rank", "use_qk_norm"},
     needs=needs,

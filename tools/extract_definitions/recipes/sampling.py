@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,14 +11,13 @@ from tools.extract_definitions.words import const, document, tensor, var
 
 #: Family -> the sampler's kernel that it belongs to. If a batch asks for top-k alone, or for top-p alone, FlashInfer
 #: uses a separate kernel.
-FAMILIES = {
+SAMPLERS = {
     "min_p_sampling_from_probs": "min_p_sampling_from_probs",
-    "top_k_renorm_probs": "top_k_renorm_probs",
     "top_k_sampling_from_probs": "top_k_top_p_sampling_from_probs",
     "top_k_top_p_sampling_from_probs": "top_k_top_p_sampling_from_probs",
-    "top_p_renorm_probs": "top_p_renorm_probs",
     "top_p_sampling_from_probs": "top_k_top_p_sampling_from_probs",
 }
+RENORMALISERS = {name: name for name in ("top_k_renorm_probs", "top_p_renorm_probs")}
 DESCRIPTIONS = {
     "min_p_sampling_from_probs": "Min-p sampling over {v} tokens: draws one token per row from those at least min_p "
     "times as probable as the most probable token, in proportion to their probabilities.",
@@ -34,7 +34,7 @@ DESCRIPTIONS = {
     "probable tokens whose mass reaches top_p, in proportion to their probabilities.",
 }
 #: Families that sgl-kernel provides as well.
-SGL_API = ("top_k_renorm_probs", "top_p_renorm_probs")
+SGL_API = tuple(RENORMALISERS)
 #: Families whose probabilities must sum to 1.
 NORMALISED = ("top_k_sampling_from_probs", "top_p_sampling_from_probs")
 LAST_KEPT = "The token with which the mass reaches it is the last one kept, together with all tokens tied with it"
@@ -52,8 +52,8 @@ TOP_P = {
 MIN_P = "Smallest probability to keep, as a share of the largest in the row; 0 keeps all tokens."
 
 
-def needs(request: Request) -> Iterator[Need]:
-    for family, kernel in FAMILIES.items():
+def needs(families: Mapping[str, str], request: Request) -> Iterator[Need]:
+    for family, kernel in families.items():
         if stages := request.stages("sampler", [f"sgl-kernel:{kernel}"]):
             axes = {"vocab_size": request.model.size("vocab_size")}
             yield Need(family, axes, Use(request.model, "sampler"), stages)
@@ -83,18 +83,21 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
         outputs = {"renorm_probs": tensor(matrix, "float32", text)}
     else:
         text = "Index of the token drawn from each row, 0 to vocab_size - 1; 0 if nothing is kept."
-        outputs = {"samples": tensor(["batch_size"], "int32", text)}
+        outputs = {"samples": tensor(["batch_size"], "int64", text)}
     tags = [f"fi_api:flashinfer.sampling.{family}"]
     if family in SGL_API:
         tags.append(f"sgl_api:sgl_kernel.{family}")
     return document(DESCRIPTIONS[family].format(v=vocabulary), needs, tags, dimensions, inputs, outputs)
 
 
-RECIPE = Recipe(
-    op_type="sampling",
-    families=tuple(FAMILIES),
-    kernels=frozenset(f"sgl-kernel:{kernel}" for kernel in FAMILIES.values()),
-    fields=frozenset({"vocab_size"}),
-    needs=needs,
-    document=describe,
+RECIPES = tuple(
+    Recipe(
+        op_type,
+        tuple(families),
+        frozenset(f"sgl-kernel:{kernel}" for kernel in families.values()),
+        frozenset({"vocab_size"}),
+        functools.partial(needs, families),
+        describe,
+    )
+    for op_type, families in (("sampling", SAMPLERS), ("renorm", RENORMALISERS))
 )

@@ -1,0 +1,152 @@
+"""Linear layers without bias, C = A @ B.T: in bf16, as models call them, and in float16, as flashinfer-bench has them.
+
+The axes of the first are m, n and k; those of the second are M, N and K, as in flashinfer-bench's dataset.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, summation_error
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
+from flashinfer_trace.harness.inputs import Draws, sizes
+
+KINDS = ("normal", "integers", "large", "tiny", "positive")
+
+
+def axis(definition: Definition, letter: str) -> str:
+    """The axis `m`, `n` or `k` as the Definition writes it."""
+    return letter if letter in definition.axes else letter.upper()
+
+
+def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    rows = axis(request.definition, "m")
+    return st.fixed_dictionaries({"m": sizes(*request.range(rows, 0, 40, 512)), "values": st.sampled_from(KINDS)})
+
+
+def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    return {"m": axes.get(axis(definition, "m"), 8), "values": "normal"}
+
+
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """Activations of the planned kind, and weights with standard deviation 1/sqrt(k); ``integers`` makes both integers.
+
+    ``positive``: all terms of a sum have the same sign, which exposes an accumulator that truncates or is too short.
+    """
+    n, k = (definition.const_axes[axis(definition, letter)] for letter in "nk")
+    kind, dtype = plan["values"], getattr(torch, definition.inputs["A"].dtype)
+    if kind == "positive":
+        return {
+            "A": draws.normal([plan["m"], k]).abs_().to(dtype),
+            "B": draws.normal([n, k], scale=k**-0.5).abs_().to(dtype),
+        }
+    a = draws.values([plan["m"], k], dtype, kind)
+    b = draws.values([n, k], dtype, "integers" if kind == "integers" else "normal", k**-0.5)
+    return {"A": a, "B": b}
+
+
+def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """The float64 product as (B @ A.T).T, together with |A||B|.
+
+    With integer inputs, partial sums are integers. Below 2^24 they are exact in float32 in any order of summation.
+    """
+    rows, weights = inputs["A"], inputs["B"]
+    magnitude = (weights.abs().double() @ rows.abs().double().T).T.contiguous()
+    exact = rows.numel() > 0 and bool((rows == rows.round()).all())
+    exact = exact and bool((weights == weights.round()).all() & (magnitude.max() < 2**24))
+    value = (weights.double() @ rows.double().T).T.contiguous()
+    return {"C": Expected(value, {"magnitude": magnitude, "length": torch.tensor(float(rows.shape[1]))}, exact)}
+
+
+def product_bound(expected: Expected, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    inside = summation_error(expected.parts["magnitude"], int(expected.parts["length"]))
+    return rounding_error(expected.value, dtype) * (1 + 2**-8) + inside
+
+
+PRODUCT = ErrorBound(
+    product_bound, "one bf16 rounding, u = 2^-8, of a float32 sum: 8 sqrt(k) 2^-24 |A||B|; exact for integer inputs"
+)
+FLOAT16_PRODUCT = ErrorBound(
+    functools.partial(product_bound, dtype=torch.float16),
+    "one float16 rounding, u = 2^-11, of a float32 sum: 8 sqrt(k) 2^-24 |A||B|; exact for integer inputs",
+)
+
+
+def run_cublas(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    torch.matmul(inputs["A"], inputs["B"].T, out=outputs["C"])
+    return outputs
+
+
+def run_cublas_float16(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """The product with float32 sums throughout: by default torch lets cuBLAS add parts of a split sum in float16."""
+    options = torch.backends.cuda.matmul
+    before = options.allow_fp16_reduced_precision_reduction
+    options.allow_fp16_reduced_precision_reduction = False
+    try:
+        return run_cublas(definition, inputs, outputs)
+    finally:
+        options.allow_fp16_reduced_precision_reduction = before
+
+
+def run_fused_a(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    import sgl_kernel
+
+    sgl_kernel.dsv3_fused_a_gemm(inputs["A"], inputs["B"].T, output=outputs["C"])
+    return outputs
+
+
+def run_router(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    import sgl_kernel
+
+    return {"C": sgl_kernel.dsv3_router_gemm(inputs["A"], inputs["B"], out_dtype=torch.bfloat16)}
+
+
+def router_sizes(definition: Definition) -> str | None:
+    """The router kernel is built for the experts of DeepSeek-V3 and of Kimi-K2."""
+    n, k = definition.const_axes["n"], definition.const_axes["k"]
+    return None if k == 7168 and n in (256, 384) else "needs n = 256 or 384, and k = 7168"
+
+
+FEW_ROWS = {"m": (1, 16)}
+
+linear_layer = functools.partial(
+    Family, op_type="gemm", plans=plans, plan_for_axes=plan_for_axes, make_inputs=make_inputs, oracle=oracle
+)
+
+FAMILIES = (
+    linear_layer(
+        name="gemm",
+        twin={"N": 48, "K": 64},
+        compare={"C": FLOAT16_PRODUCT},
+        kernels=(Kernel("torch.matmul", "torch", run_cublas_float16, variant="cuBLAS, float32 sums"),),
+    ),
+    linear_layer(
+        name="gemm_bf16",
+        twin={"n": 48, "k": 64},
+        compare={"C": PRODUCT},
+        kernels=(
+            Kernel("torch.matmul", "torch", run_cublas, variant="cuBLAS"),
+            Kernel(
+                "sgl_kernel.dsv3_fused_a_gemm",
+                "sglang-kernel",
+                run_fused_a,
+                min_capability=(9, 0),
+                limits=FEW_ROWS,
+                const_axes={"n": 2112, "k": 7168},
+            ),
+            Kernel(
+                "sgl_kernel.dsv3_router_gemm",
+                "sglang-kernel",
+                run_router,
+                min_capability=(9, 0),
+                limits=FEW_ROWS,
+                supports=router_sizes,
+            ),
+        ),
+    ),
+)

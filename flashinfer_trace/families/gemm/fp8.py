@@ -1,0 +1,73 @@
+"""What the products of fp8 matrices share: kinds of codes and scales, and the bound of their references."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.gemm import product_bound
+from flashinfer_trace.families.quantised import CODE_SIGMA, normal_codes
+from flashinfer_trace.harness.compare import ErrorBound
+from flashinfer_trace.harness.family import Plan, PlanRequest
+from flashinfer_trace.harness.inputs import Draws, sizes
+
+#: ``integers``: codes -4..4 and scales that are powers of two, so that every sum is exact; ``positive``: all terms of a
+#: sum have the same sign, which shows an accumulator that truncates; ``any``: every finite code, subnormal ones too;
+#: ``large`` and ``tiny``: scales 1000 times larger and smaller.
+KINDS = ("normal", "integers", "positive", "any", "large", "tiny")
+FACTORS = {"large": 1000.0, "tiny": 0.001, "huge": 1e6, "minute": 1e-7}
+
+PRODUCT = ErrorBound(
+    product_bound, "one bf16 rounding, u = 2^-8, of a float32 sum: 8 sqrt(k) 2^-24 |A||B|; exact for integer codes"
+)
+
+
+def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    return st.fixed_dictionaries({"m": sizes(*request.range("m", 0, 40, 256)), "values": st.sampled_from(KINDS)})
+
+
+def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    return {"m": axes.get("m", 8), "values": "normal"}
+
+
+def corners(request: PlanRequest) -> list[Plan]:
+    """Sums of one sign, where a truncating accumulator loses most, and scales beyond the range of float16."""
+    low, high = request.range("m", 0, 40, 256)
+    return [{"m": max(low, min(3, high)), "values": values} for values in ("positive", "huge", "minute", "any")]
+
+
+def codes(draws: Draws, shape: Sequence[int], kind: str) -> torch.Tensor:
+    """float8_e4m3fn codes of the planned kind."""
+    if kind == "integers":
+        return draws.integers(shape, -4, 4).float().to(torch.float8_e4m3fn)
+    if kind == "any":
+        drawn = draws.integers(shape, 0, 253, torch.int32)
+        # 0x7f and 0xff are NaN: 0..126 are the positive codes, 128..254 the negative ones.
+        return (drawn + (drawn > 126)).to(torch.uint8).view(torch.float8_e4m3fn)
+    drawn = normal_codes(draws, shape)
+    return (drawn.view(torch.uint8) & 0x7F).view(torch.float8_e4m3fn) if kind == "positive" else drawn
+
+
+def scales(draws: Draws, shape: Sequence[int], kind: str, typical: float) -> torch.Tensor:
+    """float32 scales within a factor of 4 of `typical` over the deviation of codes; 2^-2..2^2 for integers."""
+    if kind == "integers":
+        return torch.exp2(draws.integers(shape, -2, 2).float())
+    return torch.exp2(draws.uniform(shape, -2.0, 2.0)).mul_(typical / CODE_SIGMA)
+
+
+def factor(kind: str) -> float:
+    """By how much the activations of a kind are larger than usual."""
+    return FACTORS.get(kind, 1.0)
+
+
+def powers_of_two(values: torch.Tensor) -> bool:
+    """Whether all of the positive values are powers of two."""
+    return bool((torch.frexp(values).mantissa == 0.5).all())
+
+
+def whole(values: torch.Tensor) -> bool:
+    """Whether all of the values are integers."""
+    return bool((values == values.round()).all())

@@ -1,0 +1,150 @@
+"""Linear layers with weights in fp8 blocks of 128 x 128, and activations in fp8 groups of 128: those of DeepSeek-V3."""
+
+from __future__ import annotations
+
+import torch
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.gemm.fp8 import (
+    PRODUCT,
+    codes,
+    corners,
+    factor,
+    plan_for_axes,
+    plans,
+    powers_of_two,
+    scales,
+    whole,
+)
+from flashinfer_trace.families.gemm.truncation import TRUNCATED, no_loss, truncated_parts, truncated_product
+from flashinfer_trace.families.quantised import BLOCK
+from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
+from flashinfer_trace.harness.inputs import Draws
+
+SGLANG = "sglang.srt.layers.quantization.fp8_kernel"
+
+
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    axes, kind = definition.const_axes, plan["values"]
+    m, n, k, k_blocks = plan["m"], axes["n"], axes["k"], axes["num_k_blocks"]
+    return {
+        "A": codes(draws, [m, k], kind),
+        "B": codes(draws, [n, k], kind),
+        "A_scale": scales(draws, [m, k_blocks], kind, factor(kind)),
+        "B_scale": scales(draws, [axes["num_n_blocks"], k_blocks], kind, k**-0.5),
+    }
+
+
+def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """The float64 product: each block's codes are multiplied, then scaled, then added up.
+
+    With integer codes and scales that are powers of two, sums are multiples of the smallest product of two scales.
+    """
+    a, b = inputs["A"].double(), inputs["B"].double()
+    row_scales = inputs["A_scale"].double()
+    column_scales = inputs["B_scale"].double().repeat_interleave(BLOCK, dim=0)[: len(b)]
+    total = no_loss(a, b)
+    magnitude = torch.zeros_like(total.product)
+    for block in range(a.shape[1] // BLOCK):
+        part = slice(block * BLOCK, (block + 1) * BLOCK)
+        scale = torch.outer(row_scales[:, block], column_scales[:, block])
+        total.add(truncated_product(a[:, part], b[:, part]), scale)
+        magnitude += a[:, part].abs() @ b[:, part].abs().T * scale
+    exact = magnitude.numel() > 0 and all(map(powers_of_two, (row_scales, column_scales))) and whole(a) and whole(b)
+    exact = exact and bool(magnitude.max() < 2**24 * row_scales.min() * column_scales.min())
+    parts = truncated_parts(total, torch.ones_like(magnitude))
+    length = torch.tensor(float(a.shape[1]))
+    return {"C": Expected(total.product, {**parts, "magnitude": magnitude, "length": length}, exact)}
+
+
+def columns_first(matrix: torch.Tensor, alignment: int = 1) -> torch.Tensor:
+    """A copy whose columns are contiguous; they begin at multiples of `alignment` elements."""
+    rows, columns = matrix.shape
+    aligned = -(-rows // alignment) * alignment
+    return matrix.new_zeros(columns, aligned).t()[:rows].copy_(matrix)
+
+
+def run_sgl(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    import sgl_kernel
+
+    product = sgl_kernel.fp8_blockwise_scaled_mm(
+        inputs["A"], inputs["B"].T, columns_first(inputs["A_scale"]), inputs["B_scale"].T, torch.bfloat16
+    )
+    return {"C": product}
+
+
+def run_deep_gemm(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    import deep_gemm
+
+    activations = (inputs["A"], columns_first(inputs["A_scale"], 4))
+    deep_gemm.fp8_gemm_nt(activations, (inputs["B"], inputs["B_scale"]), outputs["C"])
+    return outputs
+
+
+def run_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    from sglang.srt.layers.quantization.fp8_kernel import w8a8_block_fp8_matmul_triton
+
+    product = w8a8_block_fp8_matmul_triton(
+        inputs["A"], inputs["B"], inputs["A_scale"], inputs["B_scale"], [BLOCK, BLOCK], torch.bfloat16
+    )
+    return {"C": product}
+
+
+ROWS = {"m": (1, 1 << 20)}
+
+
+def whole_blocks(definition: Definition) -> str | None:
+    return f"needs n to be a multiple of {BLOCK}" if definition.const_axes["n"] % BLOCK else None
+
+
+def half_blocks(definition: Definition) -> str | None:
+    return "needs n to be a multiple of 64" if definition.const_axes["n"] % 64 else None
+
+
+FAMILIES = (
+    Family(
+        name="fp8_blockwise_scaled_mm",
+        op_type="gemm",
+        twin={"n": 192, "k": 384, "num_n_blocks": 2, "num_k_blocks": 3},
+        plans=plans,
+        corners=corners,
+        plan_for_axes=plan_for_axes,
+        make_inputs=make_inputs,
+        oracle=oracle,
+        compare={"C": PRODUCT},
+        kernels=(
+            Kernel(
+                "sgl_kernel.fp8_blockwise_scaled_mm",
+                "sglang-kernel",
+                run_sgl,
+                min_capability=(9, 0),
+                limits=ROWS,
+                supports=whole_blocks,
+                compare={"C": TRUNCATED},
+            ),
+            Kernel(
+                "deep_gemm.fp8_gemm_nt",
+                "sglang-kernel",
+                run_deep_gemm,
+                min_capability=(9, 0),
+                max_capability=(9, 0),
+                limits=ROWS,
+                supports=half_blocks,
+                compare={"C": TRUNCATED},
+                modules=("deep_gemm",),
+                optional=True,
+            ),
+            Kernel(
+                f"{SGLANG}.w8a8_block_fp8_matmul_triton",
+                "sglang",
+                run_triton,
+                min_capability=(8, 9),
+                limits=ROWS,
+                compare={"C": TRUNCATED},
+                modules=(SGLANG,),
+                optional=True,
+            ),
+        ),
+    ),
+)

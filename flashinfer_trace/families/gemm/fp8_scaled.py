@@ -1,0 +1,92 @@
+"""Linear layers in fp8 with one scale per token and one per output feature."""
+
+from __future__ import annotations
+
+import torch
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.gemm.fp8 import (
+    PRODUCT,
+    codes,
+    corners,
+    factor,
+    plan_for_axes,
+    plans,
+    powers_of_two,
+    scales,
+    whole,
+)
+from flashinfer_trace.families.gemm.truncation import TRUNCATED, truncated_parts, truncated_product
+from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
+from flashinfer_trace.harness.inputs import Draws
+
+
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    n, k, kind = definition.const_axes["n"], definition.const_axes["k"], plan["values"]
+    return {
+        "A": codes(draws, [plan["m"], k], kind),
+        "B": codes(draws, [n, k], kind),
+        "A_scale": scales(draws, [plan["m"]], kind, factor(kind)),
+        "B_scale": scales(draws, [n], kind, k**-0.5),
+    }
+
+
+def expected_product(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor) -> Expected:
+    """The float64 product of codes a [..., m, k] and b [..., n, k], times scales, and what a tensor core may lose.
+
+    With integer codes, partial sums are integers. Below 2^24 they are exact in float32, and so is their product with
+    scales that are powers of two.
+    """
+    a, b = a.double(), b.double()
+    loss = truncated_product(a, b)
+    magnitude = a.abs() @ b.abs().mT
+    exact = magnitude.numel() > 0 and powers_of_two(scale) and whole(a) and whole(b) and bool(magnitude.max() < 2**24)
+    parts = {**truncated_parts(loss, scale), "magnitude": magnitude * scale, "length": torch.tensor(float(a.shape[-1]))}
+    return Expected(loss.product * scale, parts, exact)
+
+
+def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    scale = torch.outer(inputs["A_scale"].double(), inputs["B_scale"].double())
+    return {"C": expected_product(inputs["A"], inputs["B"], scale)}
+
+
+def run_sgl(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    import sgl_kernel
+
+    product = sgl_kernel.fp8_scaled_mm(
+        inputs["A"], inputs["B"].T, inputs["A_scale"], inputs["B_scale"], torch.bfloat16, None
+    )
+    return {"C": product}
+
+
+def sixteen_bytes(definition: Definition) -> str | None:
+    """Rows of operands and of the product must be multiples of 16 bytes."""
+    aligned = definition.const_axes["k"] % 16 == 0 and definition.const_axes["n"] % 8 == 0
+    return None if aligned else "needs k to be a multiple of 16, and n of 8"
+
+
+FAMILIES = (
+    Family(
+        name="fp8_scaled_mm",
+        op_type="gemm",
+        twin={"n": 48, "k": 160},
+        plans=plans,
+        corners=corners,
+        plan_for_axes=plan_for_axes,
+        make_inputs=make_inputs,
+        oracle=oracle,
+        compare={"C": PRODUCT},
+        kernels=(
+            Kernel(
+                "sgl_kernel.fp8_scaled_mm",
+                "sglang-kernel",
+                run_sgl,
+                min_capability=(9, 0),
+                limits={"m": (1, 1 << 20)},
+                supports=sixteen_bytes,
+                compare={"C": TRUNCATED},
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,147 @@
+"""What Hopper's fp8 tensor cores lose, and the policies of kernels that use them.
+
+An instruction multiplies 32 pairs of codes for each output. It aligns the 32 products and the running sum with the
+largest of them and cuts each off, towards zero, below its 13th bit after the leading one (measured, and described in
+section 3.3.2 of DeepSeek-V3's technical report, arXiv 2412.19437). Unlike rounding to nearest this has a preferred
+direction: where all terms have the same sign, each loses half a unit on average, and the loss grows with the square of
+the length: measured -0.5 % at k = 512, -3.1 % at 2048, -25 % at 16384. Kernels with block scales ("promotion") move the
+sum to a float32 register after 128 products, and lose next to nothing.
+
+The policies follow from that. With U the unit (2^-13 of the leading power of two) of an instruction, each of its 34
+terms (32 products, the running sum, the result) loses between 0 and U of its magnitude:
+
+- the mean loss is between 0 and U / 2 times the sum of the products' signs, added up over the instructions
+  (``shift``); the running sum is a multiple of U already, unless its leading power of two has just grown;
+- around it, terms of a range U have a sub-Gaussian variance proxy of U^2 / 4 (``variance``);
+- it can never exceed U for each positive term, or each negative one (``most_lost``, ``most_gained``).
+
+Products are multiples of a grain (1 for integer codes): where U does not exceed it, nothing is lost.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from flashinfer_trace.harness.compare import (
+    CONFIDENCE,
+    Expected,
+    rounding_error,
+    summation_error,
+    unit_roundoff,
+)
+from flashinfer_trace.harness.intervals import Interval
+
+__all__ = ["TRUNCATED", "Loss", "truncated_parts", "truncated_product"]
+
+#: Products that one instruction adds.
+STEP = 32
+#: Bits that a term keeps after the leading one of the largest.
+KEPT_BITS = 13
+#: Terms of an instruction beside the products: the running sum and the result.
+OTHERS = 2
+#: The bits of a float32's exponent.
+EXPONENT = 0x7F800000
+
+
+@dataclass
+class Loss:
+    """A product, and what cutting its terms off can do to it; each [..., m, n]. See the module.
+
+    Attributes:
+        product: exact, float64; the others are float32.
+        units: the sum of the instructions' units.
+        signed: the sum of units times the sum of the signs of all terms of an instruction.
+        shift: half the sum of units times the sum of the signs of the products alone.
+        variance: the sum of the variance proxies of all terms.
+    """
+
+    product: torch.Tensor
+    units: torch.Tensor
+    signed: torch.Tensor
+    shift: torch.Tensor
+    variance: torch.Tensor
+
+    def add(self, other: Loss, factor: torch.Tensor) -> None:
+        """Adds another run of products, which is multiplied by positive factors (float64)."""
+        self.product.addcmul_(other.product, factor)
+        scale = factor.float()
+        self.units.addcmul_(other.units, scale)
+        self.signed.addcmul_(other.signed, scale)
+        self.shift.addcmul_(other.shift, scale)
+        self.variance.addcmul_(other.variance, scale * scale)
+
+
+def no_loss(a: torch.Tensor, b: torch.Tensor) -> Loss:
+    """A product of length 0 of a [..., m, k] and b [..., n, k]."""
+    product = a.new_zeros(*a.shape[:-1], b.shape[-2], dtype=torch.float64)
+    return Loss(product, *(torch.zeros_like(product, dtype=torch.float32) for _ in range(4)))
+
+
+def truncated_product(a: torch.Tensor, b: torch.Tensor) -> Loss:
+    """a [..., m, k] @ b [..., n, k].mT of codes (float64), in one accumulator from the first product to the last."""
+    loss = no_loss(a, b)
+    grain = 1.0 if bool((a == a.round()).all() & (b == b.round()).all()) else 0.0
+    for start in range(0, a.shape[-1], STEP):
+        _add_instruction(loss, a[..., start : start + STEP], b[..., start : start + STEP], grain)
+    return loss
+
+
+def _add_instruction(loss: Loss, a: torch.Tensor, b: torch.Tensor, grain: float) -> None:
+    before = loss.product
+    loss.product = before + a @ b.mT
+    largest = a.abs().amax(dim=-1).float().unsqueeze(-1) * b.abs().amax(dim=-1).float().unsqueeze(-2)
+    top = torch.maximum(torch.maximum(before.abs(), loss.product.abs()).float(), largest)
+    # The exponent's bits alone are the leading power of two, and 0 where all terms are 0.
+    unit = (top.view(torch.int32) & EXPONENT).view(torch.float32).mul_(2.0**-KEPT_BITS)
+    if grain:
+        unit = torch.where(unit <= grain, 0.0, unit)
+    signs = a.sign().float() @ b.sign().float().mT
+    loss.units += unit
+    loss.variance.addcmul_(unit, unit, value=(STEP + OTHERS) / 4)
+    loss.shift.addcmul_(unit, signs, value=0.5)
+    loss.signed.addcmul_(unit, signs.add_(loss.product.sign(), alpha=OTHERS))
+
+
+def truncated_parts(loss: Loss, scale: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The parts of `Expected` that TRUNCATED reads, of a product that is multiplied by positive scales."""
+    terms = loss.units.double() * (STEP + OTHERS)
+    return {
+        "shift": loss.shift * scale,
+        "deviation": loss.variance.sqrt() * scale,
+        "most_lost": (terms + loss.signed) / 2 * scale,
+        "most_gained": (terms - loss.signed).clamp_min(0.0) / 2 * scale,
+    }
+
+
+def truncated_limits(expected: Expected) -> tuple[torch.Tensor, torch.Tensor]:
+    """The exact value less what cutting off takes, and the errors of float32 sums and of one bf16 rounding."""
+    parts, value = expected.parts, expected.value
+    deviation = CONFIDENCE * parts["deviation"]
+    down = torch.minimum(parts["shift"].clamp_min(0.0) + deviation, parts["most_lost"])
+    up = torch.minimum(parts["shift"].clamp_max(0.0).neg() + deviation, parts["most_gained"])
+    rounding = rounding_error(value.abs() + up, torch.bfloat16) * (1 + 2**-8)
+    rounding = rounding + summation_error(parts["magnitude"], int(parts["length"]))
+    return value - down - rounding, value + up + rounding
+
+
+def truncated_gain(expected: Expected) -> tuple[float, float]:
+    """Limits of <actual, expected> / <expected, expected> - 1: mean losses, and eight deviations of their average."""
+    value, parts = expected.value, expected.parts
+    square = float(value.square().sum())
+    down = float((value.abs() * (parts["shift"] * value.sign()).clamp_min(0.0)).sum())
+    up = float((value.abs() * (parts["shift"] * value.sign()).clamp_max(0.0).neg()).sum())
+    rounding = value.abs() * unit_roundoff(torch.bfloat16) * (1 + 2**-8)
+    noise = (value.square() * (parts["deviation"].square() + rounding.square())).sum().item()
+    inside = summation_error(parts["magnitude"], int(parts["length"])) * value.abs()
+    spread = CONFIDENCE * math.sqrt(noise) + float(inside.sum())
+    return (-down - spread) / square, (up + spread) / square
+
+
+TRUNCATED = Interval(
+    truncated_limits,
+    "fp8 tensor core: each of 34 terms of an instruction loses up to 2^-13 of the largest, towards zero; bf16 rounding",
+    gain=truncated_gain,
+)

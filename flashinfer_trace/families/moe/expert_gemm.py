@@ -1,0 +1,188 @@
+"""One product of the experts that tokens chose, in bf16 and in fp8 blocks: what plans draw, and the records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.moe import expert_gemm_kernels as kernels
+from flashinfer_trace.families.moe.inputs import drawn_ids
+from flashinfer_trace.families.moe.products import (
+    PRODUCT,
+    QUANTISED,
+    Weights,
+    e4m3_groups,
+    products,
+    reshaped,
+    scaled,
+)
+from flashinfer_trace.families.moe.sorting import CHOICES, chosen_pairs
+from flashinfer_trace.families.quantised import BLOCK, CODE_SIGMA, dequantised, normal_codes, varied_scales
+from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.harness.family import Family, Inputs, Plan, PlanRequest
+from flashinfer_trace.harness.inputs import Draws, sizes
+
+#: ``positive``: activations of one sign. ``integers``: sums are exact in float32, so a kernel must round correctly.
+KINDS = ("normal", "large", "tiny", "positive", "integers")
+#: ``vanishing``: far below the smallest scale, so that codes have few bits left.
+FP8_KINDS = ("normal", "large", "tiny", "positive", "vanishing")
+
+#: About 7 times the smallest e4m3 number, in units of the smallest scale, 1e-10 / 448.
+VANISHING = 3e-15
+
+
+def plans_of(kinds: tuple[str, ...]) -> Callable[[PlanRequest], st.SearchStrategy[Plan]]:
+    """Plans whose activations are of these kinds."""
+
+    def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+        return st.fixed_dictionaries(
+            {
+                "seq_len": sizes(*request.range("seq_len", 0, 24, 300)),
+                "choice": st.sampled_from(CHOICES),
+                "values": st.sampled_from(kinds),
+                "zero_row": st.booleans(),
+                "mul": st.booleans(),
+            }
+        )
+
+    return plans
+
+
+def corners(request: PlanRequest) -> list[Plan]:
+    """One token; values beyond float16's range; on a CPU only."""
+    one = {"seq_len": 1, "choice": "random", "values": "normal", "zero_row": False, "mul": True}
+    return [] if request.large else [one, {**one, "seq_len": 5, "values": "huge", "choice": "elsewhere"}]
+
+
+def fp8_corners(request: PlanRequest) -> list[Plan]:
+    """Activations far below the smallest scale as well, with and without routing weights."""
+    found = corners(request)
+    return [*found, *({**found[0], "seq_len": 9, "values": "vanishing", "mul": mul} for mul in (False, True) if found)]
+
+
+def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    plan = {"seq_len": axes.get("seq_len", 8), "choice": "random", "values": "normal"}
+    return {**plan, "zero_row": False, "mul": False}
+
+
+def drawn_activations(shape: list[int], kind: str, zero_row: bool, draws: Draws) -> torch.Tensor:
+    """bfloat16 rows whose blocks differ in magnitude; on request, one row is zero."""
+    if kind == "integers":
+        rows = draws.values(shape, torch.bfloat16, kind)
+    else:
+        blocks = torch.exp2(draws.uniform([*shape[:-1], -(-shape[-1] // BLOCK)], -0.5, 0.5))
+        if kind == "vanishing":
+            normal = draws.normal(shape, scale=VANISHING)
+        else:
+            normal = draws.values(shape, torch.float32, "normal" if kind == "positive" else kind)
+        values = normal * blocks.repeat_interleave(BLOCK, dim=-1)[..., : shape[-1]]
+        rows = (values.abs() if kind == "positive" else values).to(torch.bfloat16)
+    if zero_row and len(rows):
+        rows[len(rows) // 2] = 0
+    return rows
+
+
+def routed_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """What does not depend on the format of weights; integers have weights that are powers of two."""
+    axes, count = definition.const_axes, plan["seq_len"]
+    weights = draws.uniform([count, axes["top_k"]], 0.05, 2.5)
+    if plan["values"] == "integers":
+        weights = torch.exp2(draws.integers(weights.shape, -3, 1).float())
+    shape = [count, axes["rows_per_token"], axes["k"]]
+    return {
+        "hidden_states": drawn_activations(shape, plan["values"], plan["zero_row"], draws),
+        "topk_weights": weights,
+        "topk_ids": drawn_ids(count, axes["top_k"], axes["num_experts"], plan["choice"], draws),
+        "mul_routed_weight": plan["mul"],
+    }
+
+
+def bf16_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    axes = definition.const_axes
+    known = routed_inputs(definition, plan, draws)
+    kind = "integers" if plan["values"] == "integers" else "normal"
+    shape = [axes["num_experts"], axes["n"], axes["k"]]
+    known["weights"] = draws.values(shape, torch.bfloat16, kind, axes["k"] ** -0.5)
+    return {name: known[name] for name in definition.inputs}
+
+
+def fp8_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    axes = definition.const_axes
+    known = routed_inputs(definition, plan, draws)
+    known["weights"] = normal_codes(draws, [axes["num_experts"], axes["n"], axes["k"]])
+    shape = [axes["num_experts"], axes["num_n_blocks"], axes["num_k_blocks"]]
+    known["weights_scale"] = varied_scales(draws, shape, 1 / (CODE_SIGMA * axes["k"] ** 0.5))
+    return {name: known[name] for name in definition.inputs}
+
+
+def expected_output(
+    definition: Definition,
+    inputs: Inputs,
+    rows: torch.Tensor,
+    weights: Weights,
+    spread: torch.Tensor | None = None,
+    exact: bool = False,
+) -> dict[str, Expected]:
+    """The products of all pairs, and their routing weights if they count."""
+    axes, ids = definition.const_axes, inputs["topk_ids"]
+    choices = axes["top_k"] // axes["rows_per_token"]
+    pairs = [(expert, chosen_pairs(ids, expert)) for expert in ids.unique().tolist() if expert >= 0]
+    found = products(
+        rows, [(expert, own, own // choices) for expert, own in pairs], weights, (ids.numel(), axes["n"]), spread
+    )
+    if inputs["mul_routed_weight"]:
+        found = scaled(found, inputs["topk_weights"].double().flatten().unsqueeze(1))
+    return {"output": reshaped(found, (*ids.shape, axes["n"]), exact)}
+
+
+def bf16_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """Small integers have exact sums; powers of two as routing weights keep them exact."""
+    rows, weights = inputs["hidden_states"].flatten(0, 1).double(), inputs["weights"]
+    whole = bool((rows == rows.round()).all()) and bool((weights == weights.round()).all())
+    small = whole and rows.numel() > 0 and float(rows.abs().max()) * 4 * rows.shape[1] < 2**24
+    powers = bool((torch.frexp(inputs["topk_weights"]).mantissa == 0.5).all())
+    exact = small and (powers or not inputs["mul_routed_weight"])
+    return expected_output(definition, inputs, rows, lambda expert: weights[expert].double(), exact=exact)
+
+
+def fp8_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    codes, scales = inputs["weights"], inputs["weights_scale"]
+    rows, spread = e4m3_groups(inputs["hidden_states"].flatten(0, 1))
+
+    def weights(expert: int) -> torch.Tensor:
+        return dequantised(codes[expert], scales[expert], torch.float64)
+
+    return expected_output(definition, inputs, rows, weights, spread)
+
+
+#: Two choices of three experts share a row.
+TWIN = {"num_experts": 5, "top_k": 3, "rows_per_token": 1, "n": 128, "k": 256}
+FAMILIES = (
+    Family(
+        name="moe_bf16_expert_gemm",
+        op_type="moe",
+        twin={**TWIN, "n": 24, "k": 80},
+        plans=plans_of(KINDS),
+        corners=corners,
+        plan_for_axes=plan_for_axes,
+        make_inputs=bf16_inputs,
+        oracle=bf16_oracle,
+        compare={"output": PRODUCT},
+        kernels=(kernels.BF16,),
+    ),
+    Family(
+        name="moe_fp8_block_scale_expert_gemm",
+        op_type="moe",
+        twin={**TWIN, "n": 256, "k": 384, "num_n_blocks": 2, "num_k_blocks": 3},
+        plans=plans_of(FP8_KINDS),
+        corners=fp8_corners,
+        plan_for_axes=plan_for_axes,
+        make_inputs=fp8_inputs,
+        oracle=fp8_oracle,
+        compare={"output": QUANTISED},
+        kernels=(kernels.FP8,),
+    ),
+)

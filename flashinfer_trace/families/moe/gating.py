@@ -1,0 +1,187 @@
+"""Routers with sigmoid scores and a bias, with DeepSeek-V3's groups or without: what plans draw, and the records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.moe import gating_kernels as kernels
+from flashinfer_trace.families.moe.inputs import SPARE_ROWS, clear_rows, tied_logits
+from flashinfer_trace.families.moe.oracle import in_groups
+from flashinfer_trace.families.quantised import chosen_by_rank, ranks
+from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Plan, PlanRequest
+from flashinfer_trace.harness.inputs import Draws, sizes
+
+#: ``peaked``: scores near 0 and 1; ``equal``: all logits of a token are equal; ``one_group``: one group is far better.
+LOGITS = ("random", "peaked", "ties", "equal", "one_group")
+#: ``large``: biases of 32 and 32.25 dwarf the scores, as those of trained models may; ``negative``: all s + bias are
+#: below zero, so that a kernel must not mark what it drops by zero.
+BIASES = ("zero", "small", "large", "negative")
+FACTORS = (2.5, 1.0, 0.75)
+#: The smallest gap between scores that are not equal, over 1 + |bias|: several float32 roundings of a sum of two.
+GAP = 2.0**-18
+#: The smallest score that is drawn: its logarithm is far above that of float32's smallest normal number.
+LOGIT_RANGE = 30.0
+
+
+def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    return st.fixed_dictionaries(
+        {
+            "seq_len": sizes(*request.range("seq_len", 0, 96, 2048)),
+            "routing": st.sampled_from(LOGITS),
+            "bias": st.sampled_from(BIASES),
+            "factor": st.sampled_from(FACTORS),
+            "flag": st.booleans(),
+        }
+    )
+
+
+def corners(request: PlanRequest) -> list[Plan]:
+    """Ties under a bias that decides them, and biases beyond float16's range; on a CPU only."""
+    if request.large:
+        return []
+    plan = {"seq_len": 3, "routing": "ties", "bias": "small", "factor": 2.5, "flag": True}
+    return [plan, {**plan, "routing": "random", "bias": "beyond_float16", "flag": False}]
+
+
+def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    return {"seq_len": axes.get("seq_len", 8), "routing": "random", "bias": "small", "factor": 2.5, "flag": True}
+
+
+def draw_bias(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
+    """float32 [num_experts]."""
+    shape = [definition.const_axes["num_experts"]]
+    if plan["bias"] == "beyond_float16":
+        return torch.arange(1, shape[0] + 1, device=draws.device) * 65536.0
+    if plan["bias"] == "large":
+        return draws.integers(shape, 0, 1).float() * 0.25 + 32
+    if plan["bias"] == "negative":
+        return draws.normal(shape, scale=0.05) - 3
+    return draws.normal(shape, scale=0.05) if plan["bias"] == "small" else torch.zeros(shape, device=draws.device)
+
+
+def draw_logits(definition: Definition, plan: Plan, bias: torch.Tensor, draws: Draws) -> torch.Tensor:
+    """float32 [seq_len, num_experts]; undecidable rows are replaced by the first decidable one."""
+    experts, groups = definition.const_axes["num_experts"], definition.const_axes.get("n_group", 1)
+    shape = [plan["seq_len"] + SPARE_ROWS, experts]
+    logits = draws.normal(shape) * (3.0 if plan["routing"] == "peaked" else 1.0)
+    if plan["routing"] == "ties":
+        logits = tied_logits(shape, draws)
+    elif plan["routing"] == "equal":
+        logits = logits[:, :1].expand(shape).contiguous()
+    elif plan["routing"] == "one_group":
+        logits[:, : experts // groups] += 4
+    return clear_rows(logits, decidable(definition, logits, bias), plan["seq_len"])
+
+
+def grouped_choice(definition: Definition, choice: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """s + bias [rows, experts] with -inf in groups that are dropped, and the scores of the groups [rows, groups]."""
+    axes = definition.const_axes
+    groups = in_groups(choice, axes.get("n_group", 1))
+    if "n_group" not in axes:
+        return choice, choice.new_zeros(len(choice), 1)
+    scores = torch.where(chosen_by_rank(groups, 2), groups, 0.0).sum(dim=2)
+    kept = chosen_by_rank(scores, axes["topk_group"]).unsqueeze(2)
+    return torch.where(kept, groups, -torch.inf).flatten(1), scores
+
+
+def routed_count(definition: Definition) -> int:
+    """How many experts a router chooses; shared ones are not chosen."""
+    axes = definition.const_axes
+    return axes["top_k"] - axes.get("num_fused_shared_experts", 0)
+
+
+def decidable(definition: Definition, logits: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Rows whose choice and order float32 cannot change: neighbours are equal, or farther apart than rounding errors.
+
+    Equal logits with equal biases tie in any arithmetic; almost equal scores do not. Two pairs of experts whose scores
+    have the same sum need not tie, so that groups must differ, or have equal best experts.
+    """
+    candidates, groups = grouped_choice(definition, torch.sigmoid(logits.double()) + bias.double())
+    smallest = GAP * (1 + float(bias.double().abs().max()))
+    clear = logits.abs().amax(dim=1) < LOGIT_RANGE
+    ordered = candidates.sort(dim=1, descending=True).values[:, : routed_count(definition) + 1]
+    gaps = ordered[:, :-1] - ordered[:, 1:]
+    clear &= ((gaps == 0) | (gaps > smallest)).all(dim=1)
+    kept = definition.const_axes.get("topk_group", 1)
+    if kept < groups.shape[1]:
+        ordered = groups.sort(dim=1, descending=True).values
+        gap = ordered[:, kept - 1] - ordered[:, kept]
+        clear &= (gap == 0) | (gap > 2 * smallest)
+    return clear
+
+
+def router_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    bias = draw_bias(definition, plan, draws)
+    logits = draw_logits(definition, plan, bias, draws)
+    known = {
+        "routing_logits": logits,
+        "routing_bias": bias,
+        "correction_bias": bias,
+        "routed_scaling_factor": plan["factor"],
+        "apply_routed_scaling_factor_on_output": plan["flag"],
+        "norm_topk_prob": plan["flag"],
+    }
+    return {name: known[name] for name in definition.inputs}
+
+
+def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """The chosen experts by counting ranks, not by sorting, and their weights.
+
+    Parts of the weights: ``reach``, the largest |logit| of a row's chosen experts; ``total``, what their scores are
+    divided by (1 if by nothing); ``share``, the largest weight of a sum of one; ``factor``; ``bias``, the largest.
+    """
+    logits = inputs["routing_logits"].double()
+    bias = inputs["routing_bias" if "routing_bias" in inputs else "correction_bias"].double()
+    scores = 1 / (1 + torch.exp(-logits))
+    candidates, _ = grouped_choice(definition, torch.sigmoid(logits) + bias)
+    order = torch.empty_like(logits, dtype=torch.int64)
+    order.scatter_(1, ranks(candidates), torch.arange(logits.shape[1], device=logits.device).expand_as(order))
+    ids = order[:, : routed_count(definition)]
+    chosen = scores.gather(1, ids)
+    divided = bool(inputs.get("norm_topk_prob", True))
+    total = chosen.sum(dim=1, keepdim=True) if divided else torch.ones_like(chosen[:, :1])
+    factor = float(inputs.get("routed_scaling_factor", 1.0))
+    weights = chosen / total
+    experts, shared = logits.shape[1], definition.const_axes.get("num_fused_shared_experts", 0)
+    if shared:
+        own = torch.arange(experts, experts + shared, device=ids.device).expand(len(ids), shared)
+        ids = torch.cat([ids, own], dim=1)
+        weights = torch.cat([weights, torch.full_like(own, 1 / factor, dtype=torch.float64)], dim=1)
+        factor = factor if inputs["apply_routed_scaling_factor_on_output"] else 1.0
+    parts = {
+        "reach": logits.gather(1, order[:, : routed_count(definition)]).abs().amax(dim=1, keepdim=True),
+        "total": total,
+        "factor": torch.tensor(factor, dtype=torch.float64),
+        "bias": bias.abs().max(),
+    }
+    return {"topk_weights": Expected(weights * factor, parts), "topk_ids": Expected(ids)}
+
+
+def family(name: str, twin: Mapping[str, int], its_kernels: tuple[Kernel, ...]) -> Family:
+    """The record of one router."""
+    return Family(
+        name=name,
+        op_type="moe",
+        twin=twin,
+        plans=plans,
+        corners=corners,
+        plan_for_axes=plan_for_axes,
+        make_inputs=router_inputs,
+        oracle=oracle,
+        compare={"topk_weights": kernels.REFERENCE, "topk_ids": kernels.IDS},
+        kernels=its_kernels,
+    )
+
+
+#: Four groups of eight experts, of which two are kept.
+GROUPS = {"num_experts": 32, "n_group": 4, "topk_group": 2}
+FAMILIES = (
+    family("moe_topk_deepseek", {**GROUPS, "top_k": 6}, kernels.DEEPSEEK),
+    family("moe_topk_deepseek_shared_experts", {**GROUPS, "top_k": 8, "num_fused_shared_experts": 2}, kernels.SHARED),
+    family("moe_topk_sigmoid", {"num_experts": 16, "top_k": 6}, kernels.SIGMOID),
+)

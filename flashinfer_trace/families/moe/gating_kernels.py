@@ -1,0 +1,146 @@
+"""The kernels of routers with sigmoid scores, and their bounds."""
+
+from __future__ import annotations
+
+import torch
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.moe.deepseek_kernels import unsupported_by_fused_gate
+from flashinfer_trace.families.moe.kernels import LAUNCHABLE
+from flashinfer_trace.harness.compare import ErrorBound, Exact, Expected, rounding_error, unit_roundoff
+from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
+
+U32 = unit_roundoff(torch.float32)
+#: Roundings of a weight besides those of an exponent: exponentials (2 ulp, 4 of these) and reciprocals of two sigmoids,
+#: a sum of up to 8, a division, and the products with the factor.
+SINGLE_ROUNDINGS = 32
+#: tanhf is within 2 ulp, which is 2^-23 near 1; half of it and half of 1 are added and rounded.
+TANH_ERROR = 2.0**-23
+
+REFERENCE = ErrorBound(
+    lambda expected: rounding_error(expected.value, torch.float32) * (1 + 2**-20),
+    "one float32 rounding of float64 scores",
+)
+IDS = Exact("best first, the lower index first among equal values; almost equal values are not drawn")
+
+
+def weight_error(expected: Expected) -> torch.Tensor:
+    """Errors of scores relative to themselves: u (32 + 4 |logit|), the latter for the exponent of the sigmoid."""
+    return expected.value.abs() * U32 * (SINGLE_ROUNDINGS + 4 * expected.parts["reach"])
+
+
+def with_absolute_error(expected: Expected, error: torch.Tensor | float) -> torch.Tensor:
+    """`weight_error` where each score is off by up to `error` as well: in the numerator, and up to 8 in the sum."""
+    relative = error / expected.parts["total"]
+    return weight_error(expected) + relative * (expected.parts["factor"].abs() + 8 * expected.value.abs())
+
+
+FLOAT32 = ErrorBound(weight_error, "float32 sigmoids, u = 2^-24: 4 u |logit| for the exponent, and 32 single roundings")
+TANH = ErrorBound(
+    lambda expected: with_absolute_error(expected, TANH_ERROR),
+    "sigmoids computed as 0.5 tanh(x / 2) + 0.5, which are off by up to 2^-23 however small they are, and 32 roundings",
+)
+UNBIASED = ErrorBound(
+    lambda expected: with_absolute_error(expected, 2 * U32 * (1 + expected.parts["bias"])),
+    "scores recovered as (s + bias) - bias, which loses 2 u (1 + |bias|), and 32 roundings",
+)
+
+
+def run_fused_gate(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    import sgl_kernel
+
+    axes = definition.const_axes
+    weights, ids = sgl_kernel.moe_fused_gate(
+        inputs["routing_logits"],
+        inputs["routing_bias"],
+        axes["n_group"],
+        axes["topk_group"],
+        axes["top_k"],
+        num_fused_shared_experts=axes.get("num_fused_shared_experts", 0),
+        routed_scaling_factor=float(inputs["routed_scaling_factor"]),
+        apply_routed_scaling_factor_on_output=bool(inputs.get("apply_routed_scaling_factor_on_output", True)),
+    )
+    return {"topk_weights": weights, "topk_ids": ids}
+
+
+def run_fused_topk(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    from flashinfer.fused_moe import fused_topk_deepseek
+
+    axes = definition.const_axes
+    fused_topk_deepseek(
+        inputs["routing_logits"],
+        inputs["routing_bias"],
+        axes["n_group"],
+        axes["topk_group"],
+        axes["top_k"],
+        float(inputs["routed_scaling_factor"]),
+        outputs["topk_weights"],
+        outputs["topk_ids"],
+    )
+    return outputs
+
+
+def run_sigmoid(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    import sgl_kernel
+
+    sgl_kernel.topk_sigmoid(
+        outputs["topk_weights"],
+        outputs["topk_ids"],
+        inputs["routing_logits"],
+        bool(inputs["norm_topk_prob"]),
+        inputs["correction_bias"],
+    )
+    return outputs
+
+
+def unsupported_by_fused_topk(definition: Definition) -> str | None:
+    """Why flashinfer's kernel does not route this Definition, or None."""
+    axes = definition.const_axes
+    inside = axes["num_experts"] // axes["n_group"]
+    most = 384 if axes["n_group"] == 1 else 256
+    if axes["num_experts"] > most or axes["top_k"] > 8:
+        return f"takes up to {most} experts in {axes['n_group']} groups, and chooses up to 8"
+    if axes["n_group"] > 1 and (inside > 32 or inside * axes["topk_group"] > 128 or axes["topk_group"] > 4):
+        return "takes groups of up to 32 experts, and keeps up to 4 groups with up to 128"
+    return None
+
+
+def unsupported_by_sigmoid(definition: Definition) -> str | None:
+    """Why sgl_kernel.topk_sigmoid is not trusted with this Definition, or None."""
+    experts = definition.const_axes["num_experts"]
+    if experts & (experts - 1):
+        return f"may repeat expert 0 where all s + bias are below -1, unless experts are a power of two, not {experts}"
+    return None
+
+
+FUSED_GATE = Kernel(
+    "sgl_kernel.moe_fused_gate",
+    "sglang-kernel",
+    run_fused_gate,
+    limits=LAUNCHABLE,
+    supports=unsupported_by_fused_gate,
+    compare={"topk_weights": FLOAT32},
+)
+DEEPSEEK = (
+    FUSED_GATE,
+    Kernel(
+        "flashinfer.fused_moe.fused_topk_deepseek",
+        "flashinfer-python",
+        run_fused_topk,
+        min_capability=(8, 9),
+        limits=LAUNCHABLE,
+        supports=unsupported_by_fused_topk,
+        compare={"topk_weights": TANH},
+    ),
+)
+SHARED = (FUSED_GATE,)
+SIGMOID = (
+    Kernel(
+        "sgl_kernel.topk_sigmoid",
+        "sglang-kernel",
+        run_sigmoid,
+        limits=LAUNCHABLE,
+        supports=unsupported_by_sigmoid,
+        compare={"topk_weights": UNBIASED},
+    ),
+)

@@ -1,0 +1,199 @@
+"""Grouped products of rows that are sorted by expert, in fp8 blocks and with int4 weights: plans and records."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.moe import grouped_gemm_kernels as kernels
+from flashinfer_trace.families.moe.expert_gemm import drawn_activations
+from flashinfer_trace.families.moe.products import PRODUCT, Weights, products, reshaped
+from flashinfer_trace.families.quantised import (
+    CODE_SIGMA,
+    blocks_of,
+    dequantised,
+    normal_codes,
+    quantise_groups,
+    varied_scales,
+)
+from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.harness.family import Family, Inputs, Plan, PlanRequest
+from flashinfer_trace.harness.inputs import Draws, indptr, sizes, split
+
+#: ``integers``: small codes, and scales that are powers of two: every sum is exact, in any kernel.
+KINDS = ("normal", "large", "tiny", "integers")
+#: ``one``: all rows belong to one expert; ``even``: as evenly as they can be; ``uneven``: some experts have none.
+GROUPS = ("uneven", "even", "one")
+
+
+def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    return st.fixed_dictionaries(
+        {
+            "total_rows": sizes(*request.range("total_rows", 0, 40, 1000)),
+            "groups": st.sampled_from(GROUPS),
+            "values": st.sampled_from(KINDS),
+            "zero_row": st.booleans(),
+        }
+    )
+
+
+def corners(request: PlanRequest) -> list[Plan]:
+    """One row; values beyond float16's range; on a CPU only."""
+    one = {"total_rows": 1, "groups": "one", "values": "normal", "zero_row": False}
+    return [] if request.large else [one, {**one, "total_rows": 7, "groups": "even", "values": "huge"}]
+
+
+def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    return {"total_rows": axes.get("total_rows", 16), "groups": "even", "values": "normal", "zero_row": False}
+
+
+def group_lengths(total: int, experts: int, kind: str, draws: Draws) -> list[int]:
+    """The rows of each expert."""
+    if kind == "one":
+        chosen = draws.host_integers(1, 0, experts - 1)[0]
+        return [total if expert == chosen else 0 for expert in range(experts)]
+    if kind == "even":
+        return [total // experts + (expert < total % experts) for expert in range(experts)]
+    return split(total, experts, draws)
+
+
+def offsets_of(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
+    lengths = group_lengths(plan["total_rows"], definition.const_axes["num_experts"], plan["groups"], draws)
+    return indptr(lengths, draws.device)
+
+
+def activations(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
+    """float32 [total_rows, k]."""
+    shape = [plan["total_rows"], definition.const_axes["k"]]
+    return drawn_activations(shape, plan["values"], plan["zero_row"], draws).float()
+
+
+def small_codes(shape: list[int], draws: Draws) -> torch.Tensor:
+    """float8_e4m3fn integers from -4 to 4."""
+    return draws.integers(shape, -4, 4).to(torch.float8_e4m3fn)
+
+
+def powers(shape: list[int], draws: Draws) -> torch.Tensor:
+    """float32 1/2, 1 or 2."""
+    return torch.exp2(draws.integers(shape, -1, 1).float())
+
+
+def fp8_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    axes, rows = definition.const_axes, activations(definition, plan, draws)
+    shape = [axes["num_experts"], axes["n"], axes["k"]]
+    scales = [axes["num_experts"], axes["num_n_blocks"], axes["num_k_blocks"]]
+    if plan["values"] == "integers":
+        own = (rows.to(torch.float8_e4m3fn), powers([len(rows), axes["num_k_blocks"]], draws))
+        weights = (small_codes(shape, draws), powers(scales, draws))
+    else:
+        own = quantise_groups(rows)
+        typical = 1 / (CODE_SIGMA * axes["k"] ** 0.5)
+        weights = (normal_codes(draws, shape), varied_scales(draws, scales, typical))
+    known = {**dict(zip(("a", "a_scale"), own, strict=True)), **dict(zip(("b", "b_scale"), weights, strict=True))}
+    return {**known, "expert_offsets": offsets_of(definition, plan, draws)}
+
+
+def w4a8_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """Activations with one scale, and random bytes: each has two weights."""
+    axes, rows = definition.const_axes, activations(definition, plan, draws)
+    experts, n = axes["num_experts"], axes["n"]
+    whole = plan["values"] == "integers"
+    scale = torch.ones(1, device=draws.device)
+    if not whole and len(rows):
+        scale = (rows.abs().max() / 448).clamp_min(1e-10).view(1)
+    shape = [experts, n, axes["num_k_blocks"]]
+    scales = powers(shape, draws) if whole else varied_scales(draws, shape, 1 / (4.6 * axes["k"] ** 0.5))
+    return {
+        "a": (rows / scale).clamp(-448, 448).to(torch.float8_e4m3fn),
+        "a_scale": scale,
+        "b": draws.integers([experts, n, axes["k_bytes"]], -128, 127, torch.int8),
+        "b_scale": scales.to(torch.bfloat16),
+        "expert_offsets": offsets_of(definition, plan, draws),
+    }
+
+
+def expected_output(
+    definition: Definition, inputs: Inputs, rows: torch.Tensor, weights: Weights, exact: bool
+) -> dict[str, Expected]:
+    ends = inputs["expert_offsets"].tolist()
+    groups = [
+        (expert, torch.arange(start, end, device=rows.device))
+        for expert, (start, end) in enumerate(itertools.pairwise(ends))
+        if end > start
+    ]
+    shape = (len(rows), definition.const_axes["n"])
+    found = products(rows, [(expert, own, own) for expert, own in groups], weights, shape)
+    return {"output": reshaped(found, shape, exact and len(rows) > 0)}
+
+
+def are_powers(values: torch.Tensor) -> bool:
+    """Whether all are powers of two between 1/2 and 2: sums of small integers times these are exact in float32."""
+    between = (values >= 0.5) & (values <= 2)
+    return bool((torch.frexp(values.float()).mantissa == 0.5).all() & between.all())
+
+
+def are_small(codes: torch.Tensor, most: float) -> bool:
+    values = codes.float()
+    return bool((values == values.round()).all() & (values.abs() <= most).all())
+
+
+def fp8_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    a, b = inputs["a"], inputs["b"]
+    rows = (blocks_of(a.double()) * inputs["a_scale"].double().unsqueeze(-1)).flatten(-2)
+    exact = are_powers(inputs["a_scale"]) and are_powers(inputs["b_scale"]) and are_small(a, 4) and are_small(b[0], 4)
+    return expected_output(
+        definition, inputs, rows, lambda expert: dequantised(b[expert], inputs["b_scale"][expert], torch.float64), exact
+    )
+
+
+def int4_values(packed: torch.Tensor) -> torch.Tensor:
+    """int8 [..., n] -> float64 [..., 2n]: the remainder by 16 is the even element, what is left the odd one."""
+    byte: torch.Tensor = packed.double() % 256
+    pair = torch.stack([byte % 16, (byte / 16).floor()], dim=-1)
+    signed: torch.Tensor = torch.where(pair >= 8, pair - 16, pair)
+    return signed.flatten(-2)
+
+
+def w4a8_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    a, scales = inputs["a"], inputs["b_scale"]
+    rows = a.double() * inputs["a_scale"].double()
+
+    def weights(expert: int) -> torch.Tensor:
+        scaled: torch.Tensor = blocks_of(int4_values(inputs["b"][expert])) * scales[expert].double().unsqueeze(-1)
+        return scaled.flatten(-2)
+
+    exact = are_powers(inputs["a_scale"]) and are_powers(scales) and are_small(a, 4)
+    return expected_output(definition, inputs, rows, weights, exact)
+
+
+TWIN = {"num_experts": 5, "num_offsets": 6, "n": 256, "k": 384, "num_k_blocks": 3}
+FAMILIES = (
+    Family(
+        name="moe_fp8_block_scale_grouped_gemm",
+        op_type="moe",
+        twin={**TWIN, "num_n_blocks": 2},
+        plans=plans,
+        corners=corners,
+        plan_for_axes=plan_for_axes,
+        make_inputs=fp8_inputs,
+        oracle=fp8_oracle,
+        compare={"output": PRODUCT},
+        kernels=kernels.FP8,
+    ),
+    Family(
+        name="moe_w4a8_grouped_gemm",
+        op_type="moe",
+        twin={**TWIN, "n": 48, "k_bytes": 192},
+        plans=plans,
+        corners=corners,
+        plan_for_axes=plan_for_axes,
+        make_inputs=w4a8_inputs,
+        oracle=w4a8_oracle,
+        compare={"output": PRODUCT},
+        kernels=kernels.W4A8,
+    ),
+)

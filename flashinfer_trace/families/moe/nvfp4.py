@@ -1,0 +1,201 @@
+"""nvfp4 for the experts: the quantiser of rows sorted by expert, and their grouped product. Blackwell only."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.moe import nvfp4_kernels as kernels
+from flashinfer_trace.families.moe.grouped_gemm import (
+    activations,
+    corners,
+    expected_output,
+    offsets_of,
+    plan_for_axes,
+    plans,
+)
+from flashinfer_trace.families.moe.products import PRODUCT
+from flashinfer_trace.harness.compare import Comparison, Elementwise, Expected, place, wrong_shape
+from flashinfer_trace.harness.family import Family, Inputs, Plan
+from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.intervals import Interval
+
+BLOCK = 16
+LARGEST = 6.0
+E4M3_MAX = 448.0
+#: Magnitudes of the codes 0 to 7.
+LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+#: Quotients this close to a boundary, relative to themselves, may round either way: approximate reciprocals of 1 / 6,
+#: of the global scale and of the block's scale, each within 2^-22, and three products in float32.
+NEAR = 2.0**-19
+
+
+def values_of(packed: torch.Tensor) -> torch.Tensor:
+    """int8 [..., n] -> float64 [..., 2n]: what the two codes of each byte mean."""
+    byte = packed.double() % 256
+    pair = torch.stack([byte % 16, (byte / 16).floor()], dim=-1)
+    levels = torch.tensor([*LEVELS, *(-level for level in LEVELS)], dtype=torch.float64, device=packed.device)
+    return levels[pair.long()].flatten(-2)
+
+
+@dataclass(frozen=True)
+class PackedFp4(Elementwise):
+    """Two fp4 codes in a byte: each must mean a number between the parts ``low`` and ``high``, [..., 2n]."""
+
+    reason: str
+
+    def compare(self, actual: torch.Tensor, expected: Expected) -> Comparison:
+        if actual.shape != expected.value.shape:
+            return wrong_shape(actual, expected.value)
+        found, low, high = values_of(actual), expected.parts["low"], expected.parts["high"]
+        wrong = (found < low) | (found > high)
+        if not wrong.any():
+            return Comparison(0.0)
+        index = place(int(wrong.flatten().int().argmax()), wrong.shape)
+        detail = f"{int(wrong.sum())} of {wrong.numel()} codes differ"
+        return Comparison(math.inf, math.inf, index, float(found[index]), float(low[index]), 0.0, detail)
+
+
+CODES = PackedFp4("the nearest fp4 number; either one within 2^-19 of halfway, and for either scale of such a block")
+SCALES = Interval(
+    lambda expected: (expected.parts["low"], expected.parts["high"]),
+    "the nearest e4m3 number; either one within 2^-19 of halfway",
+)
+
+
+# The quantiser
+
+
+def quant_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """Blocks of very different magnitude, and global scales around the one at which the largest scale is 448.
+
+    The smallest blocks have a scale of zero; the largest are beyond the largest number, which takes their place.
+    """
+    rows = activations(definition, plan, draws)
+    blocks = torch.exp2(draws.uniform([len(rows), rows.shape[1] // BLOCK], -24.0, 0.0))
+    rows = rows * blocks.repeat_interleave(BLOCK, dim=1)
+    largest = float(rows.abs().max()) if rows.numel() and float(rows.abs().max()) else 1.0
+    spread = torch.exp2(draws.uniform([definition.const_axes["num_experts"]], -2.0, 2.0))
+    return {
+        "input": rows.to(torch.bfloat16),
+        "input_global_scale": spread * (E4M3_MAX * LARGEST / largest),
+        "expert_offsets": offsets_of(definition, plan, draws),
+    }
+
+
+def rounded_both_ways(values: torch.Tensor, grid: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The numbers of a grid that each non-negative value may round to: equal unless it is close to halfway."""
+    halfway: torch.Tensor = (grid[1:] + grid[:-1]) / 2
+    low = torch.bucketize(values * (1 - NEAR), halfway)
+    high = torch.bucketize(values * (1 + NEAR), halfway, right=True)
+    return grid[low], grid[high]
+
+
+def e4m3_grid(device: torch.device) -> torch.Tensor:
+    """All e4m3 numbers from 0 to 448, float64."""
+    return torch.arange(127, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn).double()
+
+
+def quant_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """By comparison with the boundaries between neighbouring numbers; both where a value is close to one."""
+    rows, ends = inputs["input"].double(), inputs["expert_offsets"].tolist()
+    factor = torch.empty(len(rows), 1, 1, dtype=torch.float64, device=rows.device)
+    for expert, (start, end) in enumerate(itertools.pairwise(ends)):
+        factor[start:end] = inputs["input_global_scale"][expert].double()
+    blocks = rows.view(len(rows), rows.shape[1] // BLOCK, BLOCK)
+    exact = factor * blocks.abs().amax(dim=2, keepdim=True) / LARGEST
+    scales = rounded_both_ways(exact, e4m3_grid(rows.device))
+    levels = torch.tensor(LEVELS, dtype=torch.float64, device=rows.device)
+    found = []
+    for scale in scales:
+        quotient = torch.where(scale > 0, blocks.abs() * factor / scale, 0.0)
+        found += [both * blocks.sign() for both in rounded_both_ways(quotient, levels)]
+    codes = torch.stack(found).flatten(2)
+    packed = torch.zeros(len(rows), rows.shape[1] // 2, dtype=torch.int64, device=rows.device)
+    sides = {"low": codes.amin(dim=0), "high": codes.amax(dim=0)}
+    low, high = (scale.squeeze(2) for scale in scales)
+    return {
+        "codes": Expected(packed, sides),
+        "scales": Expected(low, {"low": low, "high": high}),
+    }
+
+
+# The product
+
+
+def drawn_tensor(shape: list[int], whole: bool, draws: Draws) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random codes of shape [..., k] in bytes, and their scales: 1 if `whole`, so that sums are exact."""
+    codes = draws.integers([*shape[:-1], shape[-1] // 2], -128, 127, torch.int8)
+    scales = draws.uniform([*shape[:-1], shape[-1] // BLOCK], 0.5, 8.0)
+    return codes, (torch.ones_like(scales) if whole else scales).to(torch.float8_e4m3fn)
+
+
+def gemm_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    axes, whole = definition.const_axes, plan["values"] == "integers"
+    size = {"large": 300.0, "tiny": 0.01, "huge": 1e5}.get(plan["values"], 1.0)
+    a, a_scale = drawn_tensor([plan["total_rows"], axes["k"]], whole, draws)
+    b, b_scale = drawn_tensor([axes["num_experts"], axes["n"], axes["k"]], whole, draws)
+    if plan["zero_row"] and len(a):
+        a[len(a) // 2] = 0
+    alphas = torch.exp2(draws.uniform([axes["num_experts"]], -1.0, 1.0)) * (size / axes["k"] ** 0.5)
+    return {
+        "a": a,
+        "a_scale": a_scale,
+        "b": b,
+        "b_scale": b_scale,
+        "alphas": torch.ones_like(alphas) if whole else alphas,
+        "expert_offsets": offsets_of(definition, plan, draws),
+    }
+
+
+def scaled_values(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = values_of(codes) * scales.double().repeat_interleave(BLOCK, dim=-1)
+    return result
+
+
+def gemm_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """Codes are multiples of one half: with scales of 1, all sums are exact in float32."""
+
+    def weights(expert: int) -> torch.Tensor:
+        own: torch.Tensor = inputs["alphas"][expert].double()
+        return scaled_values(inputs["b"][expert], inputs["b_scale"][expert]) * own
+
+    ones = all(bool((inputs[name].float() == 1).all()) for name in ("a_scale", "b_scale", "alphas"))
+    return expected_output(definition, inputs, scaled_values(inputs["a"], inputs["a_scale"]), weights, ones)
+
+
+#: Why there is no evidence.
+UNVERIFIED = "its kernel needs a Blackwell GPU (compute capability 10.0), which no runner has"
+TWIN = {"num_experts": 5, "num_offsets": 6, "k": 160, "k_bytes": 80, "num_k_blocks": 10}
+FAMILIES = (
+    Family(
+        name="moe_nvfp4_experts_quant",
+        op_type="moe",
+        twin=TWIN,
+        plans=plans,
+        corners=corners,
+        plan_for_axes=plan_for_axes,
+        make_inputs=quant_inputs,
+        oracle=quant_oracle,
+        compare={"codes": CODES, "scales": SCALES},
+        kernels=(kernels.QUANT,),
+        unverified=UNVERIFIED,
+    ),
+    Family(
+        name="moe_nvfp4_grouped_gemm",
+        op_type="moe",
+        twin={**TWIN, "n": 24},
+        plans=plans,
+        corners=corners,
+        plan_for_axes=plan_for_axes,
+        make_inputs=gemm_inputs,
+        oracle=gemm_oracle,
+        compare={"output": PRODUCT},
+        kernels=(kernels.GEMM,),
+        unverified=UNVERIFIED,
+    ),
+)

@@ -1,0 +1,258 @@
+"""Copies and sums of rows that were sorted by expert: what plans draw, oracles, bounds, kernels and records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.moe.kernels import LAUNCHABLE
+from flashinfer_trace.harness.compare import ErrorBound, Exact, Expected, rounding_error, summation_error
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
+from flashinfer_trace.harness.inputs import Draws, sizes, torch_dtype
+
+#: ``positive``: no term cancels another, so that a missing one shows.
+KINDS = ("normal", "integers", "large", "tiny", "positive")
+FACTORS = (1.0, 2.5, 0.75)
+#: Which row each place of a copy takes: ``repeated`` takes few rows many times, ``reversed`` each once.
+MAPS = ("random", "repeated", "reversed")
+TRITON_MODULE = "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe_triton_kernels"
+
+
+def drawn_rows(shape: list[int], kind: str, draws: Draws) -> torch.Tensor:
+    """bfloat16 values of a kind."""
+    if kind == "positive":
+        return draws.normal(shape).abs_().to(torch.bfloat16)
+    return draws.values(shape, torch.bfloat16, kind)
+
+
+# Sums
+
+
+def sum_plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    """More than 256 tokens, because sgl-kernel then launches another kernel."""
+    return st.fixed_dictionaries(
+        {
+            "seq_len": sizes(*request.range("seq_len", 0, 40, 600)),
+            "values": st.sampled_from(KINDS),
+            "factor": st.sampled_from(FACTORS),
+        }
+    )
+
+
+def sum_corners(request: PlanRequest) -> list[Plan]:
+    """Values and factors beyond float16's range; on a CPU only."""
+    huge = {"seq_len": 3, "values": "huge", "factor": 2.5}
+    return [] if request.large else [huge, {**huge, "values": "normal", "factor": 1e-6}]
+
+
+def sum_plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    return {"seq_len": axes.get("seq_len", 8), "values": "normal", "factor": 2.5}
+
+
+def reduce_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    axes = definition.const_axes
+    shape = [plan["seq_len"], axes["top_k"], axes["hidden_size"]]
+    return {"hidden_states": drawn_rows(shape, plan["values"], draws), "routed_scaling_factor": plan["factor"]}
+
+
+def shuffle_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """Rows sorted by expert, twice as many as pairs at least; with ``integers``, the factors are powers of two."""
+    axes, count = definition.const_axes, plan["seq_len"]
+    rows = 2 * count * axes["top_k"] + 1
+    weights = draws.uniform([count, axes["top_k"]], 0.1, 1.0) * plan["factor"]
+    if plan["values"] == "integers":
+        weights = torch.exp2(draws.integers(weights.shape, -2, 2).float())
+    return {
+        "hidden_states": drawn_rows([rows, axes["hidden_size"]], plan["values"], draws),
+        "permutation": draws.permutation(rows)[: count * axes["top_k"]].view(count, -1).to(torch.int32)
+        if count
+        else torch.zeros(0, axes["top_k"], dtype=torch.int32, device=draws.device),
+        "factors": weights.to(torch.bfloat16),
+    }
+
+
+def weighted_sum(terms: torch.Tensor, exact: bool) -> dict[str, Expected]:
+    """The sum over dimension 1 of float64 terms."""
+    parts = {"magnitude": terms.abs().sum(dim=1), "length": torch.tensor(float(terms.shape[1] + 1))}
+    return {"output": Expected(terms.sum(dim=1), parts, exact and terms.numel() > 0)}
+
+
+def is_integer(values: torch.Tensor) -> bool:
+    return bool((values == values.round()).all())
+
+
+def reduce_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """Each term is multiplied by the factor, before the sum. Small integers, and their sums, are exact in float32."""
+    rows = inputs["hidden_states"].double()
+    small = is_integer(rows) and bool((rows.abs() < 2**10).all())
+    return weighted_sum(rows * float(inputs["routed_scaling_factor"]), small)
+
+
+def shuffle_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """Column by column of the permutation. Small integers, times powers of two, have exact sums."""
+    rows, factors = inputs["hidden_states"].double(), inputs["factors"].double()
+    places = inputs["permutation"].long().T
+    terms = torch.stack([rows.index_select(0, place) for place in places], dim=1) * factors.unsqueeze(2)
+    small = is_integer(rows) and bool((rows.abs() < 2**10).all()) and is_integer(factors * 4)
+    return weighted_sum(terms, small)
+
+
+def sum_bound(expected: Expected) -> torch.Tensor:
+    inside = summation_error(expected.parts["magnitude"], int(expected.parts["length"]))
+    return rounding_error(expected.value, torch.bfloat16) * (1 + 2**-8) + inside
+
+
+SUM = ErrorBound(
+    sum_bound,
+    "one bf16 rounding, u = 2^-8, of a float32 sum of k terms times a factor: 8 sqrt(k + 1) 2^-24 of the terms; exact "
+    "for small integers",
+)
+
+
+def run_sum_reduce(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    import sgl_kernel
+
+    factor = float(inputs["routed_scaling_factor"])
+    sgl_kernel.moe_sum_reduce(inputs["hidden_states"], outputs["output"], factor)
+    return outputs
+
+
+def run_triton_sum_reduce(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    from sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe_triton_kernels import moe_sum_reduce_triton
+
+    moe_sum_reduce_triton(inputs["hidden_states"], outputs["output"], float(inputs["routed_scaling_factor"]))
+    return outputs
+
+
+def run_shuffle_mul_sum(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    import sgl_kernel
+
+    permutation = inputs["permutation"].view(-1)
+    sgl_kernel.apply_shuffle_mul_sum(inputs["hidden_states"], outputs["output"], permutation, inputs["factors"])
+    return outputs
+
+
+def whole_vectors(definition: Definition) -> str | None:
+    """sgl_kernel.moe_sum_reduce leaves the last 8 columns unwritten if the rest are vectors of 16 bf16 numbers."""
+    size = definition.const_axes["hidden_size"]
+    return f"does not write the last 8 of {size} columns for more than 256 tokens" if size % 16 == 8 else None
+
+
+# Copies
+
+
+def copy_plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    return st.fixed_dictionaries(
+        {
+            "num_rows": sizes(*request.range("num_rows", 1, 40, 600)),
+            "num_copies": sizes(*request.range("num_copies", 0, 60, 2000)),
+            "map": st.sampled_from(MAPS),
+        }
+    )
+
+
+def copy_plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    return {"num_rows": axes.get("num_rows", 8), "num_copies": axes.get("num_copies", 16), "map": "random"}
+
+
+def copy_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """Any finite values: the rows are copied bit by bit."""
+    rows, copies = plan["num_rows"], plan["num_copies"]
+    source = draws.integers([copies], 0, rows - 1)
+    if plan["map"] == "repeated":
+        source = source % min(3, rows)
+    elif plan["map"] == "reversed":
+        source = torch.arange(copies, 0, -1, device=draws.device) % rows
+    dtype = torch_dtype(definition.inputs["input"].dtype)
+    values = draws.normal([rows, definition.const_axes["hidden_size"]], scale=16.0)
+    return {"input": values.to(dtype), "dst2src_map": source.to(torch.int32)}
+
+
+def copy_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    return {"output": Expected(inputs["input"].double().index_select(0, inputs["dst2src_map"].long()))}
+
+
+def run_shuffle_rows(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    import sgl_kernel
+
+    rows, source = inputs["input"], inputs["dst2src_map"]
+    return {"output": sgl_kernel.shuffle_rows(rows, source, (len(source), rows.shape[1]))}
+
+
+def whole_copies(definition: Definition) -> str | None:
+    """sgl_kernel.shuffle_rows copies 16 bytes at a time, and drops what is left."""
+    row = definition.const_axes["hidden_size"] * torch_dtype(definition.inputs["input"].dtype).itemsize
+    return None if row % 16 == 0 else f"needs rows of a multiple of 16 bytes, not {row}"
+
+
+def shuffle_rows(name: str) -> Family:
+    """The record of shuffle_rows for one dtype."""
+    return Family(
+        name=name,
+        op_type="moe",
+        twin={"hidden_size": 16},
+        plans=copy_plans,
+        plan_for_axes=copy_plan_for_axes,
+        make_inputs=copy_inputs,
+        oracle=copy_oracle,
+        compare={"output": Exact("copied values")},
+        kernels=(
+            Kernel(
+                "sgl_kernel.shuffle_rows",
+                "sglang-kernel",
+                run_shuffle_rows,
+                limits={"num_copies": (1, 65536)},
+                supports=whole_copies,
+            ),
+        ),
+    )
+
+
+FAMILIES = (
+    Family(
+        name="moe_sum_reduce",
+        op_type="moe",
+        twin={"top_k": 5, "hidden_size": 24},
+        plans=sum_plans,
+        corners=sum_corners,
+        plan_for_axes=sum_plan_for_axes,
+        make_inputs=reduce_inputs,
+        oracle=reduce_oracle,
+        compare={"output": SUM},
+        kernels=(
+            Kernel(
+                "sgl_kernel.moe_sum_reduce",
+                "sglang-kernel",
+                run_sum_reduce,
+                limits=LAUNCHABLE,
+                supports=whole_vectors,
+            ),
+            Kernel(
+                f"{TRITON_MODULE}.moe_sum_reduce_triton",
+                "sglang",
+                run_triton_sum_reduce,
+                limits=LAUNCHABLE,
+                modules=(TRITON_MODULE,),
+                optional=True,
+            ),
+        ),
+    ),
+    Family(
+        name="moe_apply_shuffle_mul_sum",
+        op_type="moe",
+        twin={"top_k": 5, "hidden_size": 24},
+        plans=sum_plans,
+        corners=sum_corners,
+        plan_for_axes=sum_plan_for_axes,
+        make_inputs=shuffle_inputs,
+        oracle=shuffle_oracle,
+        compare={"output": SUM},
+        kernels=(Kernel("sgl_kernel.apply_shuffle_mul_sum", "sglang-kernel", run_shuffle_mul_sum, limits=LAUNCHABLE),),
+    ),
+    shuffle_rows("moe_shuffle_rows"),
+    shuffle_rows("moe_shuffle_rows_fp8"),
+    shuffle_rows("moe_shuffle_rows_fp32"),
+)

@@ -1,0 +1,192 @@
+"""Where rows go when they are sorted by expert: block alignment, permutations and the sizes of grouped products."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.moe import sorting_kernels as kernels
+from flashinfer_trace.families.moe.inputs import drawn_ids
+from flashinfer_trace.harness.compare import Exact, Expected, Policy
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest, Relation
+from flashinfer_trace.harness.inputs import Draws, sizes
+from flashinfer_trace.harness.unordered import UNSPECIFIED
+
+#: How tokens choose: ``few`` choose among a few experts, which get many rows; with ``elsewhere``, about half of the
+#: choices are on other ranks; ``one_expert``: all first choices are the same, and the others are on other ranks.
+CHOICES = ("random", "skewed", "few", "elsewhere", "one_expert")
+SCALE_ROWS = 128
+
+
+def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    return st.fixed_dictionaries(
+        {"seq_len": sizes(*request.range("seq_len", 0, 256, 4096)), "choice": st.sampled_from(CHOICES)}
+    )
+
+
+def corners(request: PlanRequest) -> list[Plan]:
+    """One token; more pairs than a token has features, on a CPU only, where random draws are smaller."""
+    one = {"seq_len": 1, "choice": "random"}
+    return [one] if request.large else [one, {"seq_len": 1200, "choice": "elsewhere"}]
+
+
+def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    return {"seq_len": axes.get("seq_len", 8), "choice": "random"}
+
+
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    axes = definition.const_axes
+    return {"topk_ids": drawn_ids(plan["seq_len"], axes["top_k"], axes["num_experts"], plan["choice"], draws)}
+
+
+def chosen_pairs(ids: torch.Tensor, expert: int) -> torch.Tensor:
+    """The (token, choice) pairs of an expert, ascending."""
+    return (ids.flatten() == expert).nonzero().flatten()
+
+
+def align_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """Part by part, in Python. ``group`` tells which entries may change places, and which are not specified."""
+    axes, ids = definition.const_axes, inputs["topk_ids"]
+    block, pairs = axes["block_size"], ids.numel()
+    length = pairs + (axes["num_experts"] + 1) * (block - 1)
+    slots: list[int] = []
+    groups: list[int] = []
+    experts: list[int] = []
+    for expert in range(-1, axes["num_experts"]):
+        part = chosen_pairs(ids, expert).tolist()
+        padding = -len(part) % block
+        slots += part + [pairs] * padding
+        groups += [expert + 1] * len(part) + [axes["num_experts"] + 1] * padding
+        experts += [expert] * (-(-len(part) // block))
+    count, blocks = len(slots), -(-length // block)
+    slots += [pairs] * (length - count)
+    groups += [axes["num_experts"] + 1] * (length - count)
+    rest = blocks - len(experts)
+
+    def tensor(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=ids.device)
+
+    written = tensor([*range(len(experts)), *[UNSPECIFIED] * rest])
+    return {
+        "sorted_token_ids": Expected(tensor(slots), {"group": tensor(groups)}),
+        "expert_ids": Expected(tensor([*experts, *[-1] * rest]), {"group": written}),
+        "num_tokens_post_pad": Expected(tensor([count])),
+    }
+
+
+def blocks_agree(definition: Definition, inputs: Inputs, outputs: Outputs) -> list[str]:
+    """A line if sorted_token_ids has padding in a place of a pair, or a pair of one expert in a block of another."""
+    ids, block = inputs["topk_ids"].flatten(), definition.const_axes["block_size"]
+    slots = outputs["sorted_token_ids"][: int(outputs["num_tokens_post_pad"])].long()
+    expert = torch.where(slots < len(ids), torch.cat([ids, ids.new_zeros(1)])[slots.clamp_max(len(ids))], -2)
+    of_block = outputs["expert_ids"][: len(slots) // block].repeat_interleave(block)
+    wrong = (expert != -2) & (expert != of_block)
+    return [f"{int(wrong.sum())} pairs are in blocks of other experts"] if wrong.any() else []
+
+
+def sizes_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """Counted expert by expert; the outputs that the Definition has."""
+    axes, ids = definition.const_axes, inputs["topk_ids"]
+    hidden, size, experts = axes["hidden_size"], axes["intermediate_size"], range(axes["num_experts"])
+    pairs = [chosen_pairs(ids, expert).tolist() for expert in experts]
+    counts = [len(part) for part in pairs]
+    rows = [pair for part in pairs for pair in part]
+    rest = ids.numel() - len(rows)
+    of_pair, group_of_pair = [-1] * ids.numel(), [UNSPECIFIED] * ids.numel()
+    groups = [expert for expert in experts for _ in pairs[expert]]
+    for row, pair in enumerate(rows):
+        of_pair[pair], group_of_pair[pair] = row, groups[row]
+
+    def tensor(values: object) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=ids.device)
+
+    tokens = [pair // axes["top_k"] for pair in rows]
+    transposed = "input_permutation" not in definition.outputs
+    found = {
+        "expert_offsets": Expected(tensor([sum(counts[:expert]) for expert in range(len(counts) + 1)])),
+        "problem_sizes1": Expected(tensor([sized(rows, 2 * size, hidden, transposed) for rows in counts])),
+        "problem_sizes2": Expected(tensor([sized(rows, hidden, size, transposed) for rows in counts])),
+        "input_permutation": Expected(
+            tensor([*tokens, *[-1] * rest]), {"group": tensor([*groups, *[UNSPECIFIED] * rest])}
+        ),
+        "output_permutation": Expected(tensor(of_pair), {"group": tensor(group_of_pair)}),
+        "blockscale_offsets": Expected(
+            tensor([sum(math.ceil(n / SCALE_ROWS) * SCALE_ROWS for n in counts[:e]) for e in range(len(counts) + 1)])
+        ),
+    }
+    return {name: found[name] for name in definition.outputs}
+
+
+def sized(rows: int, columns: int, depth: int, transposed: bool) -> list[int]:
+    """The sizes of one product, or of the transposed one."""
+    return [columns, rows, depth] if transposed else [rows, columns, depth]
+
+
+def permutations_agree(definition: Definition, inputs: Inputs, outputs: Outputs) -> list[str]:
+    """A line if the row of a pair is not one of its token."""
+    ids = inputs["topk_ids"]
+    token = torch.arange(len(ids), device=ids.device).repeat_interleave(ids.shape[1])
+    here = ids.flatten() >= 0
+    rows = outputs["output_permutation"][here].long()
+    wrong = outputs["input_permutation"][rows] != token[here]
+    return [f"input_permutation has other tokens in the rows of {int(wrong.sum())} pairs"] if wrong.any() else []
+
+
+TWIN = {"num_experts": 5, "top_k": 3}
+SIZES_TWIN = {**TWIN, "num_offsets": 6, "hidden_size": 48, "intermediate_size": 20}
+
+
+def family(
+    name: str,
+    twin: Mapping[str, int],
+    oracle: Callable[[Definition, Inputs], dict[str, Expected]],
+    policies: Mapping[str, Policy],
+    relations: tuple[Relation, ...],
+    kernel: Kernel,
+) -> Family:
+    """The record of one operation on the ids of chosen experts."""
+    return Family(
+        name=name,
+        op_type="moe",
+        twin=twin,
+        plans=plans,
+        corners=corners,
+        plan_for_axes=plan_for_axes,
+        make_inputs=make_inputs,
+        oracle=oracle,
+        compare=policies,
+        kernels=(kernel,),
+        relations=relations,
+    )
+
+
+SIZES = {name: Exact("counts") for name in ("expert_offsets", "problem_sizes1", "problem_sizes2")}
+ASCENDING = Exact("the reference lists pairs in ascending order, and -1 where nothing is defined")
+FAMILIES = (
+    family(
+        "moe_align_block_size",
+        {**TWIN, "block_size": 4},
+        align_oracle,
+        {"sorted_token_ids": ASCENDING, "expert_ids": ASCENDING, "num_tokens_post_pad": Exact("a count")},
+        (blocks_agree,),
+        kernels.ALIGN,
+    ),
+    family(
+        "moe_prepare_input",
+        SIZES_TWIN,
+        sizes_oracle,
+        {
+            **SIZES,
+            "input_permutation": ASCENDING,
+            "output_permutation": ASCENDING,
+            "blockscale_offsets": Exact("counts"),
+        },
+        (permutations_agree,),
+        kernels.PREPARE,
+    ),
+    family("moe_w4a8_problem_sizes", SIZES_TWIN, sizes_oracle, SIZES, (), kernels.W4A8_SIZES),
+)

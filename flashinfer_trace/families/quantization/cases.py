@@ -1,0 +1,150 @@
+"""What the quantisers share: inputs, oracles and policies.
+
+Codes are judged exactly, with one allowance: an implementation divides, or multiplies by a reciprocal, in float32.
+Where the exact quotient is so close to a boundary between two codes that these roundings can move it across, both codes
+pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.harness.compare import ErrorBound, Expected, unit_roundoff
+from flashinfer_trace.harness.family import Inputs, Plan, PlanRequest
+from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
+from flashinfer_trace.harness.intervals import Interval
+
+E4M3_MAX = 448.0
+INT8_MAX = 127.0
+#: The smallest maximum by which the group quantisers scale.
+SMALLEST_MAXIMUM = 1e-10
+#: float32 roundings of a quotient: the scale, its reciprocal (each up to 2 ulp if approximate) and the product.
+ROUNDINGS = 8
+QUOTIENT_ERROR = ROUNDINGS * unit_roundoff(torch.float32)
+
+#: ``powers``: maxima of 1.75, whose e4m3 scale is a power of two; ``outliers``: one feature is 1000 times as large as
+#: the rest, which get small codes; ``vanishing``: below 1e-10.
+KINDS = (*VALUE_KINDS, "powers", "outliers", "vanishing")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which tokens a kernel takes. Attributes: zeros: tokens of zeros."""
+
+    zeros: bool = True
+
+
+def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    zeros = request.options_of(Rows).zeros
+    return st.fixed_dictionaries(
+        {
+            "num_tokens": sizes(*request.range("num_tokens", 0, 40, 4096)),
+            "values": st.sampled_from(KINDS),
+            "zero_row": st.booleans() if zeros else st.just(False),
+        }
+    )
+
+
+def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    return {"num_tokens": axes.get("num_tokens", 8), "values": "normal", "zero_row": False}
+
+
+def corners(request: PlanRequest) -> list[Plan]:
+    """Values at the ends of float16's range, ties (integers), a vanishing maximum, and a row of zeros among others."""
+    low, high = request.range("num_tokens", 0, 40, 4096)
+    zeros = request.options_of(Rows).zeros
+    kinds = ("vanishing", "powers", "huge", "minute", "outliers", "integers")
+    return [
+        {"num_tokens": max(low, min(3, high)), "values": values, "zero_row": zeros and values == "outliers"}
+        for values in kinds
+    ]
+
+
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """bfloat16 activations of the planned kind; optionally one row of zeros."""
+    shape = [plan["num_tokens"], definition.const_axes["hidden_size"]]
+    kind = plan["values"]
+    if kind == "outliers":
+        x = draws.normal(shape, torch.bfloat16)
+        x[:, shape[1] // 3] *= 1000
+    elif kind == "powers":
+        x = draws.integers(shape, -4, 4).float().mul_(0.4375).to(torch.bfloat16)
+    elif kind == "vanishing":
+        x = draws.normal(shape, torch.bfloat16, 1e-11)
+    else:
+        x = draws.values(shape, torch.bfloat16, kind)
+    if plan["zero_row"]:
+        x[plan["num_tokens"] // 2 :][:1] = 0
+    return {"x": x}
+
+
+#: float64 values -> codes as float64.
+Rounding = Callable[[torch.Tensor], torch.Tensor]
+
+
+def nearest_e4m3(values: torch.Tensor) -> torch.Tensor:
+    """float64 values rounded to the nearest e4m3 number, ties to even, as float64; at most 448."""
+    exponent = (torch.frexp(values.abs().clamp_min(2.0**-6)).exponent - 1).double()
+    spacing = torch.exp2(exponent - 3)
+    return ((values / spacing).round() * spacing).clamp(-E4M3_MAX, E4M3_MAX)
+
+
+def code_limits(rounded: Rounding, expected: Expected) -> tuple[torch.Tensor, torch.Tensor]:
+    """The codes of quotients that are QUOTIENT_ERROR smaller and larger than the exact one."""
+    nearer, farther = (rounded(expected.value * factor) for factor in (1 - QUOTIENT_ERROR, 1 + QUOTIENT_ERROR))
+    return torch.minimum(nearer, farther), torch.maximum(nearer, farther)
+
+
+def e4m3_limits(expected: Expected) -> tuple[torch.Tensor, torch.Tensor]:
+    return code_limits(nearest_e4m3, expected)
+
+
+def exact_e4m3_limits(expected: Expected) -> tuple[torch.Tensor, torch.Tensor]:
+    code = nearest_e4m3(expected.value)
+    return code, code
+
+
+def int8_limits(expected: Expected) -> tuple[torch.Tensor, torch.Tensor]:
+    return code_limits(lambda values: values.trunc().clamp(-INT8_MAX, INT8_MAX), expected)
+
+
+def scale_bound(expected: Expected) -> torch.Tensor:
+    return expected.value.abs() * (2 * unit_roundoff(torch.float32))
+
+
+CODES_E4M3 = Interval(
+    e4m3_limits,
+    "the nearest e4m3 code; its neighbour too where 8 float32 roundings move the quotient past a tie",
+    codes=True,
+)
+CODES_OF_POWERS = Interval(exact_e4m3_limits, "the nearest e4m3 code: a power of two divides exactly", codes=True)
+CODES_INT8 = Interval(
+    int8_limits,
+    "the quotient without its fraction; the next code too where 8 float32 roundings reach an integer",
+    codes=True,
+)
+SCALES = ErrorBound(scale_bound, "a float32 quotient of an exact maximum: two roundings, u = 2^-24")
+
+
+def quantised(x: torch.Tensor, group: int, largest_code: float, smallest: float) -> dict[str, Expected]:
+    """The exact quotients and scales, float64, of groups of `group` features of x [num_tokens, hidden_size]."""
+    values = x.double().reshape(len(x), x.shape[1] // group, group)
+    largest = torch.maximum(values.amax(dim=2), -values.amin(dim=2)).clamp_min(smallest)
+    scales = largest / largest_code
+    quotients = torch.where(scales[:, :, None] > 0, values * largest_code / largest[:, :, None], 0.0)
+    return {"codes": Expected(quotients.flatten(1)), "scales": Expected(scales)}
+
+
+def quantised_by_powers(x: torch.Tensor, group: int) -> dict[str, Expected]:
+    """As `quantised`, where scales are powers of two in ue8m0, four in an int32: found by trying every exponent."""
+    scales = quantised(x, group, E4M3_MAX, SMALLEST_MAXIMUM)["scales"].value
+    powers = torch.exp2(torch.arange(-127, 128, dtype=torch.float64, device=x.device))
+    stored = torch.searchsorted(powers, scales)
+    quotients = x.double().reshape(*scales.shape, group) / powers[stored].unsqueeze(2)
+    each = stored.view(len(x), scales.shape[1] // 4, 4).to(torch.uint8)
+    return {"codes": Expected(quotients.view(x.shape)), "scales": Expected(each.view(torch.int32).squeeze(2))}

@@ -1,0 +1,193 @@
+"""Single steps of a mixture of experts: their rules by hand, and every adapter on emulated kernels."""
+
+from __future__ import annotations
+
+import sys
+
+import emulated_moe
+import pytest
+import torch
+
+import flashinfer_trace
+from flashinfer_trace.families import family_of
+from flashinfer_trace.families.moe import deepseek_bf16, expert_gemm, gating, grouped_gemm, nvfp4, rows, sorting
+from flashinfer_trace.families.moe.products import e4m3_groups
+from flashinfer_trace.harness.family import Kernel
+from flashinfer_trace.harness.verify import Job, verify
+
+RECORDS = [family for module in (gating, sorting, rows, expert_gemm, grouped_gemm, nvfp4) for family in module.FAMILIES]
+NAMES = {family.name for family in RECORDS}
+FIRST = {
+    family_of(definition).name: definition
+    for definition in flashinfer_trace.definitions("moe")
+    if family_of(definition).name in NAMES
+}
+PAIRS = [pytest.param(family, kernel, id=kernel.label) for family in RECORDS for kernel in family.kernels]
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """All libraries that adapters import, emulated."""
+    for name, module in emulated_moe.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr("flashinfer_trace.families.moe.grouped_gemm_kernels.WORKSPACE_BYTES", 16)
+
+
+def twin(name):
+    return FIRST[name].with_const_axes(family_of(FIRST[name]).twin)
+
+
+@pytest.mark.parametrize(("family", "kernel"), PAIRS)
+def test_adapters_pass_what_their_kernels_require(family, kernel: Kernel, kernels):
+    report = verify(Job(FIRST[family.name], family, kernel), examples=12)
+    assert report.status == "passed", report.message
+    assert report.cases >= 12
+
+
+def test_the_pipeline_of_bf16_experts(sgl_kernel):
+    """sgl_kernel is emulated as for the other pipelines, whose steps have their own tests."""
+    family = deepseek_bf16.FAMILIES[0]
+    definition = flashinfer_trace.load("moe_bf16_ds_routing_topk8_ng8_kg4_e32_h7168_i2048")
+    report = verify(Job(definition, family, family.kernels[0]), examples=6)
+    assert report.status == "passed", report.message
+    assert report.cases >= 6
+
+
+def outputs(definition, **inputs):
+    return definition.name_outputs(definition.run(**inputs))
+
+
+# Routers
+
+
+def test_groups_are_chosen_by_their_two_best_experts():
+    small = twin("moe_topk_deepseek")  # four groups of eight, two are kept, six experts are chosen
+    logits = torch.full((1, 32), -4.0)
+    logits[0, 3] = 6.0  # the best expert of all, alone in group 0
+    logits[0, 8:11], logits[0, 24:27] = 2.0, 1.0
+    inputs = {"routing_logits": logits, "routing_bias": torch.zeros(32), "routed_scaling_factor": 2.0}
+    found = outputs(small, **inputs)
+    assert found["topk_ids"].tolist() == [[8, 9, 10, 24, 25, 26]]
+    scores = torch.sigmoid(torch.tensor([2.0] * 3 + [1.0] * 3))
+    torch.testing.assert_close(found["topk_weights"][0], 2 * scores / scores.sum())
+
+
+def test_the_bias_chooses_and_does_not_weigh():
+    small = twin("moe_topk_sigmoid")
+    logits, bias = torch.zeros(1, 16), torch.zeros(16)
+    bias[[11, 5]] = torch.tensor([2.0, 1.0])
+    found = outputs(small, routing_logits=logits, correction_bias=bias, norm_topk_prob=False)
+    assert found["topk_ids"].tolist() == [[11, 5, 0, 1, 2, 3]]
+    assert found["topk_weights"].tolist() == [[0.5] * 6]
+
+
+@pytest.mark.parametrize(("applied", "weights"), [(False, 0.4), (True, 1.0)])
+def test_shared_experts_come_last_and_cancel_the_factor(applied, weights):
+    small = twin("moe_topk_deepseek_shared_experts")
+    logits = torch.linspace(-1, 1, 32).view(1, 32)
+    inputs = {"routing_logits": logits, "routing_bias": torch.zeros(32), "routed_scaling_factor": 2.5}
+    found = outputs(small, **inputs, apply_routed_scaling_factor_on_output=applied)
+    assert found["topk_ids"][0, 6:].tolist() == [32, 33]
+    assert found["topk_weights"][0, 6:].tolist() == pytest.approx([weights] * 2)
+    assert float(found["topk_weights"][0, :6].sum()) == pytest.approx(2.5 if applied else 1.0)
+
+
+# Sorting
+
+
+def test_blocks_by_hand():
+    """Five experts, blocks of four: two pairs elsewhere, then one of expert 1, and five of expert 4."""
+    ids = torch.tensor([[-1, 4, 1], [4, -1, 4], [4, 4, -1]], dtype=torch.int32)[:, :3]
+    found = outputs(twin("moe_align_block_size"), topk_ids=ids)
+    listed = [0, 4, 8, 9, 2, 9, 9, 9, 1, 3, 5, 6, 7]
+    assert found["sorted_token_ids"].tolist() == listed + [9] * (9 + 6 * 3 - len(listed))
+    assert found["num_tokens_post_pad"].tolist() == [16]
+    assert found["expert_ids"].tolist() == [-1, 1, 4, 4, -1, -1, -1]
+
+
+def test_permutations_by_hand():
+    ids = torch.tensor([[3, -1, 0], [0, 3, 4]], dtype=torch.int32)
+    found = outputs(twin("moe_prepare_input"), topk_ids=ids)
+    assert found["expert_offsets"].tolist() == [0, 2, 2, 2, 4, 5]
+    assert found["input_permutation"].tolist() == [0, 1, 0, 1, 1, -1]
+    assert found["output_permutation"].tolist() == [2, -1, 0, 1, 3, 4]
+    assert found["problem_sizes1"][3].tolist() == [2, 40, 48]
+    assert found["problem_sizes2"][3].tolist() == [2, 48, 20]
+    assert found["blockscale_offsets"].tolist() == [0, 128, 128, 128, 256, 384]
+
+
+def test_permutations_that_do_not_fit_each_other_are_found():
+    ids = torch.tensor([[3, -1, 0], [0, 3, 4]], dtype=torch.int32)
+    small = twin("moe_prepare_input")
+    found = outputs(small, topk_ids=ids)
+    assert sorting.permutations_agree(small, {"topk_ids": ids}, found) == []
+    found["input_permutation"][:2] = torch.tensor([1, 0], dtype=torch.int32)
+    assert sorting.permutations_agree(small, {"topk_ids": ids}, found) == [
+        "input_permutation has other tokens in the rows of 2 pairs"
+    ]
+
+
+def test_pairs_in_blocks_of_other_experts_are_found():
+    ids = torch.tensor([[3, -1, 0], [0, 3, 4]], dtype=torch.int32)
+    small = twin("moe_align_block_size")
+    found = outputs(small, topk_ids=ids)
+    assert sorting.blocks_agree(small, {"topk_ids": ids}, found) == []
+    found["expert_ids"][1] = 2
+    assert sorting.blocks_agree(small, {"topk_ids": ids}, found) == ["2 pairs are in blocks of other experts"]
+
+
+# Formats
+
+
+def test_every_byte_has_two_signed_weights():
+    """The oracle's and the reference's ways of unpacking, against Python's integers."""
+    small = twin("moe_w4a8_grouped_gemm")
+    axes = small.const_axes
+    numbers = [(low, high) for high in range(-8, 8) for low in range(-8, 8)]
+    packed = torch.tensor([(low & 15) | (high & 15) << 4 for low, high in numbers], dtype=torch.uint8).view(torch.int8)
+    wanted = torch.tensor(numbers, dtype=torch.float64).flatten()
+    assert grouped_gemm.int4_values(packed).tolist() == wanted.tolist()
+    # Row i of the identity selects input feature i of expert 0.
+    codes = torch.zeros(axes["num_experts"], axes["n"], axes["k_bytes"], dtype=torch.int8)
+    codes[0, 7] = packed[: axes["k_bytes"]]
+    inputs = {
+        "a": torch.eye(axes["k"]).to(torch.float8_e4m3fn),
+        "a_scale": torch.ones(1),
+        "b": codes,
+        "b_scale": torch.ones(axes["num_experts"], axes["n"], axes["num_k_blocks"], dtype=torch.bfloat16),
+        "expert_offsets": torch.tensor([0, *[axes["k"]] * axes["num_experts"]], dtype=torch.int32),
+    }
+    found = outputs(small, **inputs)["output"]
+    assert found[:, 7].double().tolist() == wanted[: axes["k"]].tolist()
+
+
+def test_quotients_halfway_between_codes_are_kept_with_half_their_distance():
+    """448 sets the scale to 1. 17 is halfway between 16 and 18, and 2^-10 between 0 and the smallest code."""
+    values = torch.zeros(1, 128)
+    values[0, :5] = torch.tensor([448.0, 17.0, -19.0, 2.0**-10, 17.5])
+    codes, half = e4m3_groups(values)
+    assert codes[0, :5].tolist() == [448.0, 17.0, -19.0, 2.0**-10, 18.0]
+    assert half[0, :5].tolist() == [0.0, 1.0, 1.0, 2.0**-10, 0.0]
+    rounded = values[0, :5].to(torch.float8_e4m3fn).double()
+    assert ((codes[0, :5] - rounded).abs() <= half[0, :5]).all()
+
+
+def test_a_kernel_that_takes_the_other_code_of_a_tie_is_accepted(kernels):
+    small = twin("moe_fp8_block_scale_expert_gemm")
+    family = family_of(small)
+    plan = family.plan_for_axes(small, {"seq_len": 6}, None)
+    inputs = family.inputs(small, plan, 3, "cpu")
+    # The scale is 1 / 64, and 17 / 64 is halfway between 16 / 64 and 18 / 64.
+    inputs["hidden_states"].fill_(17 / 64)
+    inputs["hidden_states"][..., ::128] = 7.0
+    expected = family.oracle(small, inputs)["output"]
+    other = {**inputs, "hidden_states": inputs["hidden_states"].clone()}
+    other["hidden_states"][inputs["hidden_states"] == 17 / 64] = 18 / 64
+    for given in (inputs, other):
+        found = outputs(small, **given)["output"]
+        assert family.compare["output"].compare(found, expected).passed
+    # 17.25 is not halfway: the code must be 18, not 16.
+    inputs["hidden_states"][inputs["hidden_states"] == 17 / 64] = 17.25 / 64
+    other["hidden_states"][other["hidden_states"] == 18 / 64] = 16 / 64
+    expected = family.oracle(small, inputs)["output"]
+    assert not family.compare["output"].compare(outputs(small, **other)["output"], expected).passed

@@ -1,0 +1,159 @@
+"""Defects of real kernels, each with a probe that shows it on a GPU; docs/kernel_findings.md describes them.
+
+A probe calls the kernel with the smallest input and returns whether the kernel does what is right, which includes to
+raise an error instead of giving wrong results. `tests/test_kernel_findings.py` runs each in a process of its own:
+`python kernel_findings.py NAME` prints RIGHT or WRONG. Add a `Finding` and a section of the document to report another.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import moe_findings
+import torch
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One defect.
+
+    Attributes:
+        name: the heading of its section in docs/kernel_findings.md.
+        library: the distribution, as pip names it; the probe is skipped where it is not installed.
+        version: in which the defect was seen.
+        probe: () -> whether the kernel does what is right.
+        kills: whether the process may end, or the CUDA context be lost, instead.
+        capability: inclusive range of compute capabilities that show it.
+    """
+
+    name: str
+    library: str
+    version: str
+    probe: Callable[[], bool]
+    kills: bool = False
+    capability: tuple[tuple[int, int], tuple[int, int]] = ((9, 0), (9, 0))
+
+
+def raises(call: Callable[[], object]) -> bool:
+    """Whether the call refuses its arguments."""
+    try:
+        call()
+        torch.cuda.synchronize()
+    except (RuntimeError, ValueError, AssertionError):
+        return True
+    return False
+
+
+def per_token_zeros() -> bool:
+    import sgl_kernel
+
+    x = torch.zeros(1, 512, dtype=torch.bfloat16, device="cuda")
+    codes = torch.empty(1, 512, dtype=torch.float8_e4m3fn, device="cuda")
+    sgl_kernel.sgl_per_token_quant_fp8(x, codes, torch.empty(1, device="cuda"))
+    return bool((codes.float() == 0).all())
+
+
+def fused_silu_ignored() -> bool:
+    import sgl_kernel
+
+    x = torch.randn(4, 256, dtype=torch.bfloat16, device="cuda")
+    # Room for a kernel that takes all 256 columns for one matrix.
+    memory = torch.zeros(8, 128, dtype=torch.float8_e4m3fn, device="cuda")
+    scales = torch.zeros(8, 1, device="cuda")
+
+    def quantise() -> None:
+        arguments = (x, memory[:4], scales[:4], 128, 1e-10, -448.0, 448.0)
+        sgl_kernel.sgl_per_token_group_quant_8bit(*arguments, fuse_silu_and_mul=True, enable_v2=True)
+
+    if raises(quantise):
+        return True
+    gate, up = x.float().chunk(2, dim=1)
+    wanted = torch.nn.functional.silu(gate) * up
+    return bool(((memory[:4].float() * scales[:4] - wanted).norm() < 0.1 * wanted.norm()).item())
+
+
+def bmm_row_major() -> bool:
+    import sgl_kernel
+
+    a, b = (torch.randn(1, 64, 64, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
+    one = torch.ones(1, device="cuda")
+    products: list[torch.Tensor] = []
+    if raises(lambda: products.append(sgl_kernel.bmm_fp8(a, b, one, one, torch.bfloat16))):
+        return True
+    wanted = a.float() @ b.float()
+    return bool(((products[0].float() - wanted).norm() < 0.02 * wanted.norm()).item())
+
+
+def qserve_per_channel(n: int, k: int) -> bool:
+    """Activations and weights of 1: every sum is k, whatever the order of the weights."""
+    import sgl_kernel
+
+    a = torch.ones(1, k, dtype=torch.int8, device="cuda")
+    packed = torch.full((n, k // 2), 0x11, dtype=torch.int8, device="cuda")
+    ones, zeros = (torch.full((n,), value, dtype=torch.float16, device="cuda") for value in (1.0, 0.0))
+    token = torch.ones(1, dtype=torch.float16, device="cuda")
+    out = torch.full((1, n), torch.nan, dtype=torch.float16, device="cuda")
+    if raises(lambda: sgl_kernel.qserve_w4a8_per_chn_gemm(a, packed, ones, token, zeros, token, out)):
+        return True
+    return bool((out == k).all())
+
+
+def qserve_per_group(n: int) -> bool:
+    """Activations, weights and scales of 1: every sum is 128."""
+    import sgl_kernel
+
+    a = torch.ones(1, 128, dtype=torch.int8, device="cuda")
+    packed = torch.full((n, 64), 0x11, dtype=torch.int8, device="cuda")
+    scales = torch.ones(1, n, dtype=torch.int8, device="cuda")
+    w_scales = torch.ones(n, dtype=torch.float16, device="cuda")
+    token = torch.ones(1, dtype=torch.float16, device="cuda")
+    out = torch.full((1, n), torch.nan, dtype=torch.float16, device="cuda")
+    zeros = torch.zeros_like(scales)
+    if raises(lambda: sgl_kernel.qserve_w4a8_per_group_gemm(a, packed, zeros, scales, w_scales, token, out)):
+        return True
+    return bool((out == 128).all())
+
+
+SGL, SGL_VERSION = "sglang-kernel", "0.4.2"
+
+FINDINGS = (
+    Finding("sgl_per_token_quant_fp8: codes of a token of zeros", SGL, SGL_VERSION, per_token_zeros),
+    Finding("sgl_per_token_group_quant_8bit: fuse_silu_and_mul is ignored", SGL, SGL_VERSION, fused_silu_ignored),
+    Finding("bmm_fp8: a row-major B gives a wrong product", SGL, SGL_VERSION, bmm_row_major),
+    Finding(
+        "qserve_w4a8_per_chn_gemm: n that is no multiple of 64",
+        SGL,
+        SGL_VERSION,
+        lambda: qserve_per_channel(96, 128),
+        kills=True,
+    ),
+    Finding(
+        "qserve_w4a8_per_chn_gemm: k that is no multiple of 128",
+        SGL,
+        SGL_VERSION,
+        lambda: qserve_per_channel(64, 64),
+        kills=True,
+    ),
+    Finding(
+        "qserve_w4a8_per_group_gemm: n that is no multiple of 64",
+        SGL,
+        SGL_VERSION,
+        lambda: qserve_per_group(96),
+        kills=True,
+    ),
+    *(Finding(name, SGL, SGL_VERSION, probe) for name, probe in moe_findings.PROBES),
+)
+
+
+def main(name: str) -> None:
+    finding = next(each for each in FINDINGS if each.name == name)
+    torch.manual_seed(0)
+    right = finding.probe()
+    torch.cuda.synchronize()
+    print("RIGHT" if right else "WRONG")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

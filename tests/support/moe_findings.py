@@ -1,0 +1,111 @@
+"""Probes of the kernels of mixtures of experts: see kernel_findings, which lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+
+def raises(call: Callable[[], object]) -> bool:
+    """Whether the call refuses its arguments."""
+    try:
+        call()
+        torch.cuda.synchronize()
+    except (RuntimeError, ValueError, AssertionError, TypeError):
+        return True
+    return False
+
+
+def sum_reduce_last_columns() -> bool:
+    import sgl_kernel
+
+    rows = torch.ones(257, 2, 24, dtype=torch.bfloat16, device="cuda")
+    output = torch.full((257, 24), -1.0, dtype=torch.bfloat16, device="cuda")
+    sgl_kernel.moe_sum_reduce(rows, output, 1.0)
+    return bool((output == 2).all())
+
+
+def sigmoid_repeats_an_expert() -> bool:
+    import sgl_kernel
+
+    logits = torch.linspace(-1, 1, 60, device="cuda").view(1, 60).contiguous()
+    weights = torch.empty(1, 2, device="cuda")
+    ids = torch.empty(1, 2, dtype=torch.int32, device="cuda")
+    sgl_kernel.topk_sigmoid(weights, ids, logits, False, torch.full((60,), -3.0, device="cuda"))
+    return ids.tolist() == [[59, 58]]
+
+
+def shuffled_rows(columns: int, dtype: torch.dtype) -> bool:
+    """Whether two rows of float32 are exchanged, or the arguments refused."""
+    import sgl_kernel
+
+    rows = torch.arange(2 * columns, dtype=torch.float32, device="cuda").view(2, columns)
+    found = []
+
+    def exchange() -> None:
+        found.append(sgl_kernel.shuffle_rows(rows, torch.tensor([1, 0], dtype=dtype, device="cuda"), (2, columns)))
+
+    return raises(exchange) or torch.equal(found[0], rows.flip(0))
+
+
+def w4a8_data(dtype: torch.dtype) -> tuple[bool, list[torch.Tensor]]:
+    """Whether two tokens that choose experts 0 and 1 are refused, and the kernel's outputs."""
+    import sgl_kernel
+
+    ids = torch.tensor([[0], [1]], dtype=dtype, device="cuda")
+    shapes = ((3,), (2, 3), (2, 3), (2,), (2,))
+    found = [torch.full(shape, -7, dtype=torch.int32, device="cuda") for shape in shapes]
+    return raises(lambda: sgl_kernel.get_cutlass_w4a8_moe_mm_data(ids, *found, 2, 256, 512)), found
+
+
+def w4a8_wide_ids() -> bool:
+    refused, found = w4a8_data(torch.int64)
+    return refused or found[0].tolist() == [0, 1, 2]
+
+
+def w4a8_permutations() -> bool:
+    refused, found = w4a8_data(torch.int32)
+    return refused or found[3].tolist() == found[4].tolist() == [0, 1]
+
+
+def w4a8_half_output() -> bool:
+    """One expert with weights of 1, and one row of ones: each sum is 512."""
+    import sgl_kernel
+
+    k, n = 512, 128
+
+    def tensor(shape: tuple[int, ...], value: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.full(shape, value, device="cuda").to(dtype)
+
+    output = tensor((1, n), 0, torch.float16)
+    stride_in, stride_out = tensor((1, 3), k, torch.int64), tensor((1, 3), n, torch.int64)
+    sizes = torch.tensor([[n, 1, k]], dtype=torch.int32, device="cuda")
+    refused = raises(
+        lambda: sgl_kernel.cutlass_w4a8_moe_mm(
+            output,
+            tensor((1, k), 1, torch.float8_e4m3fn),
+            tensor((1, n, k // 2), 0x11, torch.int8),
+            tensor((1,), 1, torch.float32),
+            tensor((1, k // 512, n * 4), 1, torch.bfloat16),
+            tensor((1,), 0, torch.int32),
+            sizes,
+            stride_in,
+            stride_in,
+            stride_out,
+            stride_out,
+        )
+    )
+    return refused or bool((output == 512).all())
+
+
+#: The heading of each in docs/kernel_findings.md, and its probe.
+PROBES: tuple[tuple[str, Callable[[], bool]], ...] = (
+    ("moe_sum_reduce: the last 8 columns are not written", sum_reduce_last_columns),
+    ("topk_sigmoid: an expert is chosen twice", sigmoid_repeats_an_expert),
+    ("shuffle_rows: rows that are no multiple of 16 bytes", lambda: shuffled_rows(6, torch.int32)),
+    ("shuffle_rows: an int64 map is misread", lambda: shuffled_rows(8, torch.int64)),
+    ("get_cutlass_w4a8_moe_mm_data: int64 ids are misread", w4a8_wide_ids),
+    ("get_cutlass_w4a8_moe_mm_data: permutations are not written", w4a8_permutations),
+    ("cutlass_w4a8_moe_mm: a float16 output receives bfloat16 bits", w4a8_half_output),
+)
