@@ -76,12 +76,12 @@ def test_the_summary_is_short_and_a_conflict_is_its_last_line(root, extract):
     gaps = err.splitlines()
     assert [line.split(":")[0] for line in gaps] == ["unsupported", "unsupported", "not listed", "left out"]
     assert "ops outside the forward pass (--verbose)" in gaps[2]
-    path = root / "definitions" / "gemm" / "gemm_n64_k64.json"
+    path = root / "definitions" / "gemm" / "gemm_bf16_n64_k64.json"
     path.write_text(path.read_text().replace("bfloat16", "float16"))
     status, table, _ = extract("--model-name", "tiny", "--dry-run")
-    assert status == 3 and table.splitlines()[-1].startswith("conflict: gemm_n64_k64: other inputs, outputs, reference; see ")
+    assert status == 3 and table.splitlines()[-1].startswith("conflict: gemm_bf16_n64_k64: other inputs, outputs, reference; see ")
     status, _, err = extract("--model-name", "tiny", "--verbose")
-    assert status == 3 and err.splitlines()[-1].startswith("conflict: gemm_n64_k64: other inputs, outputs, reference; see ")
+    assert status == 3 and err.splitlines()[-1].startswith("conflict: gemm_bf16_n64_k64: other inputs, outputs, reference; see ")
     assert "partly: tiny: down_proj: other kernels: " in err and "outside: tiny: " in err
 
 

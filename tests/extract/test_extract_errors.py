@@ -109,7 +109,7 @@ def test_other_dtypes_are_refused(extract, root, snapshot):
     add_model(root, "odd", "Odd", {**TINY, "torch_dtype": "float16"})
     status, _, err = extract("--model-name", "odd")
     assert status == 0 and "unsupported: odd: attn: the families are for bfloat16 (torch_dtype float16)" in err
-    assert {path.partition("/")[0] for path in snapshot()} == {"sampling"}
+    assert {path.partition("/")[0] for path in snapshot()} == {"renorm", "sampling"}
 
 
 def test_missing_sources_are_reported(extract, root):
