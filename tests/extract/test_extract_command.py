@@ -79,9 +79,13 @@ def test_the_summary_is_short_and_a_conflict_is_its_last_line(root, extract):
     path = root / "definitions" / "gemm" / "gemm_bf16_n64_k64.json"
     path.write_text(path.read_text().replace("bfloat16", "float16"))
     status, table, _ = extract("--model-name", "tiny", "--dry-run")
-    assert status == 3 and table.splitlines()[-1].startswith("conflict: gemm_bf16_n64_k64: other inputs, outputs, reference; see ")
+    assert status == 3 and table.splitlines()[-1].startswith(
+        "conflict: gemm_bf16_n64_k64: other inputs, outputs, reference; see "
+    )
     status, _, err = extract("--model-name", "tiny", "--verbose")
-    assert status == 3 and err.splitlines()[-1].startswith("conflict: gemm_bf16_n64_k64: other inputs, outputs, reference; see ")
+    assert status == 3 and err.splitlines()[-1].startswith(
+        "conflict: gemm_bf16_n64_k64: other inputs, outputs, reference; see "
+    )
     assert "partly: tiny: down_proj: other kernels: " in err and "outside: tiny: " in err
 
 
@@ -364,6 +368,41 @@ def test_descriptions_of_experts_say_how_they_are_split(root, extract):
         f"4 local experts, {add} {ends}"
     )
     assert "then the SwiGLU MLP of the local expert, in bfloat16." in description(1, 32)
+
+
+FP8_EXPERTS = "moe_fp8_block_scale_softmax_routing_topk2_e4_h128_i128"
+BF16_EXPERTS = "moe_bf16_softmax_routing_topk2_e4_h128_i128"
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "expected"),
+    [
+        (None, [], {BF16_EXPERTS}),
+        (BLOCKS, [], {FP8_EXPERTS}),
+        (None, [BLOCKS], {BF16_EXPERTS, FP8_EXPERTS}),
+        ({**BLOCKS, "weight_block_size": [64, 64]}, [], set()),
+    ],
+)
+def test_experts_are_extracted_in_the_numbers_that_are_published(root, extract, snapshot, own, others, expected):
+    config = {**SPARSE, "hidden_size": 128, "moe_intermediate_size": 128}
+    add_model(root, "sparse", "Sparse", {**config, **({"quantization_config": own} if own else {})})
+    path = root / "models" / "sparse.json"
+    quantised = [{"repository": "nobody/nothing", "quantization_config": one} for one in others]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantised": quantised}))
+    assert extract("--model-name", "sparse", "--ep", 4)[0] == 0
+    names = {path.rpartition("/")[2].removesuffix(".json") for path in snapshot()}
+    assert {name for name in names if "_e4_" in name and "_routing_" in name} == expected
+
+
+def test_experts_are_not_split_over_ranks_that_do_not_divide_the_heads(root, extract, snapshot):
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 2}
+    add_model(root, "sparse", "Sparse", {**SPARSE, **heads})
+    status, _, err = extract("--model-name", "sparse")
+    assert status == 0 and "left out: TP 8 does not divide the 6 query heads" in err
+    assert "moe/moe_bf16_softmax_routing_topk2_e16_h64_i32.json" in snapshot()
+    assert "moe/moe_bf16_softmax_routing_topk2_e16_h64_i4.json" not in snapshot()
+    assert "tp:8" not in load(root, "moe/moe_topk_softmax_topk2_e16.json")["tags"]
 
 
 def test_another_directory(root, extract, snapshot, tmp_path):

@@ -56,7 +56,7 @@ def read_code(architecture: str, module: str, tree: SourceTree) -> ModelCode:
             for section, name, text in _facts(part):
                 texts = found[section][name]
                 if text:
-                    texts[_ATTRIBUTE.sub(lambda match: values.get(match[1], match[0]), text)] = None
+                    texts[_resolved(text, values)] = None
     sections = {
         section: {name: tuple(sorted(texts)) for name, texts in sorted(entries.items())}
         for section, entries in found.items()
@@ -64,6 +64,11 @@ def read_code(architecture: str, module: str, tree: SourceTree) -> ModelCode:
     modules = {name: texts for name, texts in sections["modules"].items() if not name.startswith("_")}
     calls = {name: texts for name, texts in sections["calls"].items() if name in modules}
     return ModelCode(architecture, {"sglang": tree.describe()["sglang"]}, modules, calls, sections["reads"])
+
+
+def _resolved(text: str, values: Mapping[str, str]) -> str:
+    """A text with the fields of the configuration that its attributes hold."""
+    return _ATTRIBUTE.sub(lambda match: values.get(match[1], match[0]), text)
 
 
 def _values(node: ast.AST) -> dict[str, str]:

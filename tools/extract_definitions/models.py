@@ -50,12 +50,14 @@ class Model:
         title: the name as its authors write it.
         config: the fields of its configuration.
         path: the file that they come from.
+        quantised: the `quantization_config` of each repository that publishes the model in other numbers.
     """
 
     name: str
     title: str
     config: Mapping[str, Any]
     path: Path
+    quantised: tuple[Mapping[str, Any], ...] = ()
 
     def __contains__(self, field: str) -> bool:
         return self.config.get(field) is not None
@@ -162,7 +164,11 @@ def load_model(root: Path, name: str) -> Model:
     config, title = data.get("config"), data.get("title")
     if not isinstance(config, dict) or not isinstance(title, str):
         raise ExtractionError(f"{path}: lacks 'title' or 'config'; schema/model.schema.json describes the format")
-    return Model(path.stem, title, config, path)
+    try:
+        quantised = tuple(one["quantization_config"] for one in data.get("quantised", ()))
+    except (TypeError, KeyError) as error:
+        raise ExtractionError(f"{path}: 'quantised' is malformed; schema/model.schema.json describes it") from error
+    return Model(path.stem, title, config, path, quantised)
 
 
 def load_config(root: Path, path: Path, name: str) -> Model:

@@ -114,7 +114,7 @@ class Request:
         heads, fitting = self.model.size("num_attention_heads"), []
         if not self.model.is_latent and heads % (kv_heads := self.model.size("num_key_value_heads")):
             raise ExtractionError(
-                f"{self.model.path}: num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}, so that "
+                f"{self.model.path}: num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}, so "
                 "query heads cannot share key-value heads evenly; correct the configuration"
             )
         for size in self.options.tensor_parallel or default:

@@ -30,7 +30,7 @@ def conflicts(plan: Plan) -> list[str]:
 
 
 def gaps(plan: Plan, verbose: bool) -> list[str]:
-    """One line per op that no family covers, and how many other rows there are to review; `verbose` lists these, too."""
+    """One line per op that no family covers, and how many other rows there are to review; `verbose` lists them, too."""
     states = (UNSUPPORTED, PARTLY, OUTSIDE) if verbose else (UNSUPPORTED,)
     lines = [
         f"{row.state}: {_models(row.models)}: {row.name}: {detail(row, verbose)}"
@@ -40,8 +40,8 @@ def gaps(plan: Plan, verbose: bool) -> list[str]:
     counted = len({row.name for row in plan.of(PARTLY)}), len({row.name for row in plan.of(OUTSIDE)})
     if not verbose and any(counted):
         lines.append(
-            f"not listed: {counted[0]} ops that families cover, but not by all their kernels, and {counted[1]} ops outside "
-            "the forward pass (--verbose)"
+            f"not listed: {counted[0]} ops that families cover, but not by all their kernels, and "
+            f"{counted[1]} ops outside the forward pass (--verbose)"
         )
     return lines
 

@@ -89,7 +89,7 @@ def refusals(request: Request, op_type: str, need: Need, understood: frozenset[s
                 *_of_rotation(request, op_type),
                 *_of_vocabulary(model, op),
                 *(
-                    f"the code reads {field}, which nobody has classified (tools/extract_definitions/config_fields.json)"
+                    f"the code reads {field}, which nobody has classified ({FIELDS.name})"
                     for field in unclassified(model, understood)
                     if field in request.usage.code.reads
                 ),
@@ -138,6 +138,19 @@ def _of_numbers(request: Request, op_type: str, op: str) -> Iterator[str]:
             yield f"no family covers the numbers of this checkpoint (quantization_config {method})"
 
 
+def dequantised(request: Request, op_type: str, op: str) -> str:
+    """Why a bfloat16 product is not all that runs for an op: the published weights are fp8. Empty if they are not."""
+    quantization = request.model.config.get("quantization_config")
+    if op_type != "gemm" or op in ("gate", "logits_processor") or not isinstance(quantization, dict):
+        return ""
+    if _is_left(request, op, quantization):
+        return ""
+    return (
+        f"the published weights are {quantization.get('quant_method')} with block scales, whose products no recipe "
+        "extracts; the bf16 products are those of dequantised weights"
+    )
+
+
 def _is_left(request: Request, op: str, quantization: Mapping[str, Any]) -> bool:
     """Whether a checkpoint leaves a layer unquantised: the code builds it so, or the checkpoint lists it."""
     left = {str(name).rpartition(".")[2] for name in quantization.get("modules_to_not_convert") or ()}
@@ -149,6 +162,8 @@ def _of_rotation(request: Request, op_type: str) -> Iterator[str]:
     model, reads = request.model, request.usage.code.reads
     if op_type != "rope":
         return
+    if model.is_latent and "rope_scaling" not in model:
+        yield "the code rotates with PyTorch where the configuration gives no rope_scaling"
     for field in ("rope_scaling", "rope_parameters"):
         scaling = model.config.get(field)
         if scaling is None:
@@ -166,8 +181,8 @@ def _of_rotation(request: Request, op_type: str) -> Iterator[str]:
 
 
 def _of_vocabulary(model: Model, op: str) -> Iterator[str]:
-    if op == "logits_processor" and model.size("vocab_size") % VOCABULARY_PADDING:
-        yield f"SGLang pads the output head to a multiple of {VOCABULARY_PADDING} (vocab_size {model.size('vocab_size')})"
+    if op == "logits_processor" and (size := model.size("vocab_size")) % VOCABULARY_PADDING:
+        yield f"SGLang pads the output head to a multiple of {VOCABULARY_PADDING} (vocab_size {size})"
 
 
 def _of_code(request: Request, op_type: str, need: Need) -> Iterator[str]:

@@ -43,6 +43,19 @@ def is_sigmoid(request: Request) -> bool:
     )
 
 
+def block_scaled(request: Request) -> tuple[bool, ...]:
+    """In which numbers the experts are published: True for fp8 with block scales, False for bfloat16."""
+    own = request.model.config.get("quantization_config")
+    formats = [own, *request.model.quantised]
+    return tuple(dict.fromkeys(one is not None and _is_block_scaled(one) for one in formats))
+
+
+def _is_block_scaled(quantization: Any) -> bool:
+    if not isinstance(quantization, Mapping) or quantization.get("quant_method") != "fp8":
+        return False
+    return bool(quantization.get("weight_block_size") == [BLOCK, BLOCK])
+
+
 def divides(request: Request, experts: int, size: int) -> bool:
     """Whether an expert-parallel size divides the experts. If a default size does not, a note in `left_out` says so.
 

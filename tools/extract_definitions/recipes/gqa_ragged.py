@@ -7,8 +7,8 @@ from typing import Any
 
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.recipes import attention
-from tools.extract_definitions.recipes.gqa_paged import head_axes, heads, heads_text, scale
 from tools.extract_definitions.recipes.fields import GROUPED
+from tools.extract_definitions.recipes.gqa_paged import head_axes, heads, heads_text, scale
 from tools.extract_definitions.words import document, tensor, users
 
 FAMILY = "gqa_ragged_prefill_causal"

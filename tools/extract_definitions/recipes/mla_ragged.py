@@ -7,8 +7,8 @@ from typing import Any
 
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.recipes import attention
-from tools.extract_definitions.recipes.gqa_ragged import KERNELS, TAGS
 from tools.extract_definitions.recipes.fields import LATENT
+from tools.extract_definitions.recipes.gqa_ragged import KERNELS, TAGS
 from tools.extract_definitions.words import const, document, plural, tensor, users
 
 FAMILY = "mla_ragged_prefill_causal"

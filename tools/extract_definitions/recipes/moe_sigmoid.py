@@ -32,7 +32,7 @@ def needs(request: Request) -> Iterator[Need]:
     if experts is None or not routed.is_sigmoid(request):
         return
     reason = ""
-    if not _is_block_scaled(request):
+    if True not in routed.block_scaled(request):
         reason = "no family covers sigmoid routing without fp8 block scales"
     elif not request.options.quantized:
         reason = "its experts are quantised (--include-quantized)"
@@ -59,13 +59,6 @@ def needs(request: Request) -> Iterator[Need]:
                 "intermediate_size": model.expert_size,
             }
             yield Need(FAMILY, axes, Use(model, op, ep=size), stages)
-
-
-def _is_block_scaled(request: Request) -> bool:
-    quantization = request.model.config.get("quantization_config")
-    if not isinstance(quantization, dict) or quantization.get("quant_method") != "fp8":
-        return False
-    return bool(quantization.get("weight_block_size") == [routed.BLOCK, routed.BLOCK])
 
 
 def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
