@@ -13,6 +13,7 @@ from flashinfer_trace import json_source, ledger
 from flashinfer_trace.dataset import definition_paths
 from flashinfer_trace.definition import Definition, InputError
 from flashinfer_trace.files import json_text, sweep, write_text
+from flashinfer_trace.kernel_paths import KernelPathsError, proven_paths, with_claims
 from flashinfer_trace.naming import Naming, NamingError, family_name, load_naming
 from flashinfer_trace.records import RecordsError
 from flashinfer_trace.reference import ReferenceSourceError, render, source_path
@@ -35,7 +36,7 @@ class _Embedded:
 
 
 def embed_all(root: Path, write: bool, names: Sequence[str] = ()) -> list[tuple[Path, str]]:
-    """Renders the references of Definitions and sets their status tags according to the evidence.
+    """Renders the references of Definitions and sets their status by the evidence and their kernels by the record.
 
     Nothing is written unless all of them are valid afterwards.
 
@@ -58,7 +59,14 @@ def embed_all(root: Path, write: bool, names: Sequence[str] = ()) -> list[tuple[
     try:
         naming = load_naming(root)
         embedded = [_embed(root, path, naming) for path in paths]
-    except (ReferenceSourceError, NamingError, RecordsError, InputError, ledger.LedgerError) as error:
+    except (
+        ReferenceSourceError,
+        NamingError,
+        RecordsError,
+        KernelPathsError,
+        InputError,
+        ledger.LedgerError,
+    ) as error:
         raise EmbeddingError(str(error)) from error
     losing = sum(one.loses_verified for one in embedded)
     evidence = ledger.evidence_directory(root)
@@ -134,10 +142,13 @@ def _embed(root: Path, path: Path, naming: Naming) -> _Embedded:
     tags = data.get("tags")
     loses_verified = False
     if isinstance(tags, list) and all(isinstance(tag, str) for tag in tags):
-        data["tags"] = [status if tag.startswith("status:") else tag for tag in tags]
-        if data["tags"] != tags:
+        own = [status if tag.startswith("status:") else tag for tag in tags]
+        if own != tags:
             changes.append(status)
             loses_verified = ledger.VERIFIED in tags
+        data["tags"] = with_claims(own, proven_paths(root, data), naming)
+        if data["tags"] != own:
+            changes.append("kernels")
     return _Embedded(path, json_text(data), " and ".join(changes), loses_verified)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,16 @@ from typing import Any
 from flashinfer_trace.json_source import JsonSourceError, load_object
 from flashinfer_trace.patterns import check_pattern, fits
 
-__all__ = ["NamePattern", "Naming", "NamingError", "TagNamespace", "derive_name", "family_name", "load_naming"]
+__all__ = [
+    "NamePattern",
+    "Naming",
+    "NamingError",
+    "TagNamespace",
+    "derive_name",
+    "family_name",
+    "load_naming",
+    "ordered",
+]
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z][A-Za-z0-9_]*)\}")
 #: One underscore-separated part of a pattern that holds a placeholder: an abbreviation, then the placeholder.
@@ -147,6 +156,25 @@ def family_name(definition_like: Any, naming: Naming) -> str | None:
         if family.matches(name, op_type, const_axes):
             return family.name
     return None
+
+
+def ordered(tags: Iterable[str], naming: Naming) -> list[str]:
+    """Distinct tags by namespace, in the order of schema/naming.json, then flags.
+
+    Within a namespace, tags follow the order of its listed values; without a list, numbers are sorted by value and
+    texts alphabetically.
+    """
+    namespaces = list(naming.namespaces)
+
+    def key(tag: str) -> tuple[int, int, int, str]:
+        namespace, colon, value = tag.partition(":")
+        if not colon or namespace not in naming.namespaces:
+            return len(namespaces), 0, 0, tag
+        values = naming.namespaces[namespace].values
+        position = values.index(value) if value in values else len(values)
+        return namespaces.index(namespace), position, int(value) if value.isdecimal() else 0, value
+
+    return sorted(set(tags), key=key)
 
 
 def derive_name(family: NamePattern, const_axes: Mapping[str, int]) -> str:

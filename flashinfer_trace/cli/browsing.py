@@ -12,6 +12,8 @@ from flashinfer_trace.cli import completion
 from flashinfer_trace.cli.group import echo_json
 from flashinfer_trace.cli.options import dataset_root, format_option, text_table
 from flashinfer_trace.definition import Definition
+from flashinfer_trace.kernel_paths import CALLED, KINDS, load_kernel_paths
+from flashinfer_trace.ledger import VERIFIED, proofs
 from flashinfer_trace.naming import load_naming
 
 __all__ = ["coverage", "list_definitions", "show"]
@@ -70,7 +72,27 @@ def show(name: str, output_format: str) -> None:
     click.echo(f"{definition.name} ({definition.op_type})\n{definition.description}\n\n{text_table(rows)}")
     for constraint in definition.constraints:
         click.echo(f"  where   {constraint}")
-    click.echo(f"  tags    {' '.join(definition.tags)}\n\n{definition.reference}")
+    own = [tag for tag in definition.tags if tag.partition(":")[0] not in KINDS]
+    for state, path in kernel_states(definition, dataset_root()):
+        click.echo(f"  kernel  {path}: {state}")
+    click.echo(f"  tags    {' '.join(own)}\n\n{definition.reference}")
+
+
+def kernel_states(definition: Definition, root: Path) -> list[tuple[str, str]]:
+    """What is known of each kernel that the tags name, and its path."""
+    runs = {entry.path: entry for entry in proofs(root, definition)}
+    known = load_kernel_paths(root)
+    by_path = {path: entry for run, entry in runs.items() for path in known.ops.get(run, (run,))}
+    states = []
+    for tag in definition.tags:
+        namespace, _, path = tag.partition(":")
+        if namespace == CALLED:
+            states.append(("called by libraries or models; nobody ran it for this Definition", path))
+        elif namespace in KINDS and (entry := by_path.get(path)) is not None:
+            states.append((f"ran, {entry.library} {entry.version} on {entry.gpu}", path))
+        elif namespace in KINDS:
+            states.append(("ran as a part of a pipeline" if VERIFIED in definition.tags else "awaits its run", path))
+    return states
 
 
 @click.command()

@@ -11,14 +11,18 @@ from typing import Any
 from flashinfer_trace.ecosystem import EcosystemError, compatibility_path, load_compatibility
 from flashinfer_trace.files import UnreadableFile, read_bytes
 from flashinfer_trace.json_source import JsonDocument, JsonSourceError, load, parse
+from flashinfer_trace.kernel_paths import KINDS, KernelPathsError, kernel_paths_path, load_kernel_paths
 from flashinfer_trace.ledger import Ledger, file_in
-from flashinfer_trace.naming import Naming, NamingError, load_naming
+from flashinfer_trace.model_claims import ModelClaims, ModelClaimsError, curated_path, load_model_claims
+from flashinfer_trace.naming import NamePattern, Naming, NamingError, load_naming
 from flashinfer_trace.records import RecordsError, load_records, records_path
 from flashinfer_trace.validation import definition_rules, reference_rules
 from flashinfer_trace.validation.candidate import Candidate
+from flashinfer_trace.validation.claim_rules import check_claims
 from flashinfer_trace.validation.evidence_rules import check_evidence_file, check_verified
 from flashinfer_trace.validation.files import DatasetFiles
 from flashinfer_trace.validation.meaning_rules import check_meaning
+from flashinfer_trace.validation.model_rules import check_models, check_numbers
 from flashinfer_trace.validation.problems import Findings, Result, quote
 from flashinfer_trace.validation.reference_memo import ReferenceMemo
 from flashinfer_trace.validation.schemas import SchemaFileError, Schemas, check_schema
@@ -128,6 +132,9 @@ class _DatasetCheck:
         self._check_path(candidate, path, findings)
         definition_rules.check_identifiers(candidate, findings)
         definition_rules.check_descriptions(candidate, findings)
+        check_numbers(candidate, findings)
+        if self.model_claims is not None:
+            check_models(candidate, self.model_claims, findings)
         definition_rules.check_constraints(candidate, findings)
         family = None
         if self.naming is not None:
@@ -141,6 +148,7 @@ class _DatasetCheck:
             if family is not None and not candidate.malformed_axes:
                 reference_rules.check_rendering(reference.source, candidate, family, self.root, findings)
         self._check_meaning(candidate, findings)
+        self._check_claims(candidate, family, findings)
         if candidate.is_verified and candidate.name and candidate.op_type and self.naming is not None:
             self._check_verified(candidate, file_in(self.files.evidence, candidate.op_type, candidate.name), findings)
 
@@ -150,6 +158,19 @@ class _DatasetCheck:
             check_verified(candidate, ledger, path, self.root, self.release, findings)
         except RecordsError as error:
             self._report_records(error)
+
+    def _check_claims(self, candidate: Candidate, family: NamePattern | None, findings: Findings) -> None:
+        if family is None or not any(tag.partition(":")[0] in KINDS for _, tag in candidate.tags):
+            return
+        try:
+            kernels = load_records(self.root).kernels_of(family.name, str(candidate.name))
+            check_claims(candidate, load_kernel_paths(self.root), kernels.values(), findings)
+        except RecordsError as error:
+            self._report_records(error)
+        except KernelPathsError as error:
+            message = str(error).replace(f"{self.root}/", "")
+            path = kernel_paths_path(self.root)
+            self.findings_of(path).add("dataset-schema", message, "see schema/kernel_paths.schema.json")
 
     def _check_meaning(self, candidate: Candidate, findings: Findings) -> None:
         try:
@@ -201,6 +222,16 @@ class _DatasetCheck:
         except SchemaFileError as error:
             hint = "restore it from version control"
             self.findings_of(error.path).add("dataset-schema", error.reason, hint, line=error.line)
+            return None
+
+    @cached_property
+    def model_claims(self) -> ModelClaims | None:
+        """What models/ says of models; None if there is nothing, or (and one problem) if it is unusable."""
+        try:
+            return load_model_claims(self.root)
+        except ModelClaimsError as error:
+            path = curated_path(self.root)
+            self.findings_of(path).add("dataset-schema", str(error), "see schema/curated_claims.schema.json")
             return None
 
     @cached_property

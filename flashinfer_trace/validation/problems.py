@@ -43,6 +43,7 @@ RULES: dict[str, str] = {
     "name-identifier": "Axes, inputs and outputs are Python identifiers, not keywords or names the reference needs.",
     "name-overlap": "No input has the name of an output or an axis.",
     "description-trivial": "A description says more than blanks, the name or TODO.",
+    "description-number": "Sizes that a description mentions are those of the Definition.",
     # Axes
     "axis-undeclared": "Every axis in a shape is declared.",
     "axis-unused": "Every axis is used by a shape, a constraint, the name or the reference.",
@@ -51,6 +52,9 @@ RULES: dict[str, str] = {
     "tag-unknown": "A tag's namespace, or the flag, is in schema/naming.json.",
     "tag-value": "A tag's value is one that its namespace allows.",
     "tag-duplicate": "No tag appears twice.",
+    "tag-claim": "A tag names a kernel that runs here by fi_api:, sgl_api: or triton_api:, any other by called_as:.",
+    "tag-path": "A kernel that a tag names exists in the pinned package (schema/kernel_paths.json).",
+    "tag-model": "A model: tag follows from models/needs/, or from models/curated/claims.json with a source.",
     "tag-count": "Exactly one status tag; other namespaces as often as schema/naming.json allows.",
     # Constraints
     "constraint-syntax": "A constraint is in the constraint language.",

@@ -25,8 +25,8 @@ STATUS = sorted({f"status:{value}" for one in flashinfer_trace.definitions() for
     [
         (["sho"], ["show"]),
         (["show", "rmsnorm_h71"], ["rmsnorm_h7168"]),
-        (["verify", "rmsnorm_h7168", "rmsnorm_h51"], ["rmsnorm_h512"]),
-        (["embed", "rmsnorm_h51"], ["rmsnorm_h512"]),
+        (["verify", "rmsnorm_h7168", "rmsnorm_h15"], ["rmsnorm_h1536"]),
+        (["embed", "rmsnorm_h15"], ["rmsnorm_h1536"]),
         (["list", "--op-type", "gem"], ["gemm"]),
         (["list", "--tag", "status:ver"], ["status:verified"]),
         (["coverage", "--model", "deepseek-v3"], ["deepseek-v3", "deepseek-v3.2"]),

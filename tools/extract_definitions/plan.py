@@ -12,12 +12,13 @@ from flashinfer_trace import ledger
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.files import json_text
 from flashinfer_trace.json_source import load_object
-from flashinfer_trace.naming import Naming, derive_name, load_naming
+from flashinfer_trace.kernel_paths import proven_paths, with_claims
+from flashinfer_trace.naming import Naming, derive_name, load_naming, ordered
 from flashinfer_trace.reference import render
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.needs import Need, Recipe, Request, kernel_name
 from tools.extract_definitions.recipes import RECIPES
-from tools.extract_definitions.tags import merged, ordered
+from tools.extract_definitions.tags import merged
 from tools.extract_definitions.traces import Op
 from tools.extract_definitions.understanding import dequantised, is_called_so, refusals, unclassified
 
@@ -224,7 +225,8 @@ class Planner:
             **{key: parts[key] for key in ("axes", "constraints", "inputs", "outputs")},
             "reference": reference,
         }
-        data["tags"] = ordered([self._status(data), *parts["tags"]], self.naming)
+        tags = with_claims([*parts["tags"]], proven_paths(self.root, data), self.naming)
+        data["tags"] = ordered([self._status(data), *tags], self.naming)
         return data
 
     def _status(self, data: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ TAGS = {
     ROUTER: ("sgl_api:sgl_kernel.topk_softmax", "fused"),
     BF16: (
         "sgl_api:sgl_kernel.topk_softmax",
-        "triton_api:sglang.srt.layers.moe.fused_moe_triton.fused_moe.fused_experts",
+        "triton_api:sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe.fused_experts",
         "fused",
     ),
     FP8: (

@@ -14,7 +14,7 @@ KERNELS = frozenset({"sgl-kernel:apply_rope_with_cos_sin_cache_inplace", "sgl-ke
 TAGS = (
     "fi_api:flashinfer.rope.apply_rope_with_cos_sin_cache",
     "fi_api:flashinfer.rope.apply_rope_with_cos_sin_cache_inplace",
-    "sgl_api:sgl_kernel.apply_rope_with_cos_sin_cache_inplace",
+    "sgl_api:sglang.jit_kernel.rope.apply_rope_with_cos_sin_cache_inplace",
     "sgl_api:sgl_kernel.rotary_embedding",
 )
 NEOX, INTERLEAVED = "rope_with_cos_sin_cache_neox_style", "rope_with_cos_sin_cache_gptj_style"

@@ -86,7 +86,7 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
         outputs = {"samples": tensor(["batch_size"], "int64", text)}
     tags = [f"fi_api:flashinfer.sampling.{family}"]
     if family in SGL_API:
-        tags.append(f"sgl_api:sgl_kernel.{family}")
+        tags.append(f"sgl_api:sgl_kernel.{family.removesuffix('s')}")
     return document(DESCRIPTIONS[family].format(v=vocabulary), needs, tags, dimensions, inputs, outputs)
 
 

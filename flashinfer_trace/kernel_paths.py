@@ -1,0 +1,142 @@
+"""Tags that name kernels: which of them ran, and which exist at all.
+
+A tag ``fi_api:``, ``sgl_api:`` or ``triton_api:`` names a kernel that runs here: it is one of the kernels of the
+family's record that a GPU of compute capability `RECORDED_ON` runs, without whose evidence no Definition is verified.
+Every other kernel that a library or a model calls for the function is ``called_as:``. The state follows from the
+record, so that `flashinfer-trace embed` sets the namespace.
+
+``schema/kernel_paths.json`` lists what exists in the pinned packages. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from flashinfer_trace.json_source import JsonSourceError, load_object
+from flashinfer_trace.ledger import RECORDED_ON
+from flashinfer_trace.naming import Naming, family_name, ordered
+from flashinfer_trace.records import KernelFacts, Records, load_records
+
+__all__ = [
+    "CALLED",
+    "KINDS",
+    "RUN",
+    "KernelPaths",
+    "KernelPathsError",
+    "claimable",
+    "kernel_paths_path",
+    "load_kernel_paths",
+    "proven_paths",
+    "with_claims",
+]
+
+#: Namespace of a kernel that runs -> how the paths begin for which `flashinfer-trace embed` chooses it.
+RUN = {"fi_api": ("flashinfer.",), "sgl_api": ("sgl_kernel.", "sglang.jit_kernel."), "triton_api": ("sglang.srt.",)}
+#: Namespace of a kernel that nobody ran for the Definition.
+CALLED = "called_as"
+KINDS = (*RUN, CALLED)
+
+
+class KernelPathsError(ValueError):
+    """schema/kernel_paths.json is missing or malformed. The message says why."""
+
+
+@dataclass(frozen=True)
+class KernelPaths:
+    """What exists in the pinned packages.
+
+    Attributes:
+        versions: package -> distribution and version.
+        paths: dotted paths of functions and classes.
+        ops: ``torch.ops`` path of an op -> the exported functions that call it.
+    """
+
+    versions: Mapping[str, str]
+    paths: frozenset[str]
+    ops: Mapping[str, tuple[str, ...]]
+
+
+def claimable(known: KernelPaths, kernels: Iterable[KernelFacts]) -> set[str]:
+    """The paths that these kernels of a record prove, as tags write them.
+
+    An op stands for the functions that call it; a pipeline, for the functions of sgl-kernel that its variant lists.
+    """
+    found = set[str]()
+    for kernel in kernels:
+        if not kernel.runs_on(RECORDED_ON):
+            continue
+        found |= set(known.ops.get(kernel.path, (kernel.path,)))
+        if kernel.variant.startswith("pipeline"):
+            parts = {f"sgl_kernel.{word}" for word in re.findall(r"\w+", kernel.variant.partition(":")[2])}
+            found |= parts & known.paths
+    return found
+
+
+def with_claims(tags: list[str], proven: set[str], naming: Naming) -> list[str]:
+    """The tags with each kernel in the namespace that its state demands; unchanged, also in order, if all are."""
+    changed = [_retagged(tag, proven) for tag in tags]
+    return tags if changed == tags else ordered(changed, naming)
+
+
+def _retagged(tag: str, proven: set[str]) -> str:
+    namespace, _, path = tag.partition(":")
+    if namespace not in KINDS:
+        return tag
+    if path not in proven:
+        return f"{CALLED}:{path}"
+    if namespace in RUN:
+        return tag
+    fitting = [name for name, beginnings in RUN.items() if path.startswith(beginnings)]
+    return f"{fitting[0]}:{path}" if fitting else tag
+
+
+def proven_paths(root: Path, data: Mapping[str, object]) -> set[str]:
+    """`claimable` of a Definition by its JSON, at a dataset root.
+
+    Raises:
+        KernelPathsError, RecordsError, NamingError: a file under schema/ is unusable.
+    """
+    from flashinfer_trace.naming import load_naming
+
+    family, records = family_name(data, load_naming(root)), load_records(root)
+    return _proven(root, records, family, str(data.get("name")))
+
+
+def _proven(root: Path, records: Records, family: str | None, name: str) -> set[str]:
+    kernels = records.kernels_of(family, name) if family else {}
+    return claimable(load_kernel_paths(root), kernels.values())
+
+
+def kernel_paths_path(root: Path) -> Path:
+    """Where the paths of a dataset lie."""
+    return root / "schema" / "kernel_paths.json"
+
+
+def load_kernel_paths(root: Path) -> KernelPaths:
+    """Reads ``schema/kernel_paths.json`` under a dataset root (cached until the file changes).
+
+    Raises:
+        KernelPathsError: it is missing, not JSON, or malformed.
+    """
+    path = kernel_paths_path(Path(root))
+    try:
+        return _load(path, path.stat().st_mtime_ns)
+    except OSError as error:
+        raise KernelPathsError(f"{path}: cannot be read ({error.strerror}); restore it from version control") from None
+
+
+@functools.lru_cache(maxsize=8)
+def _load(path: Path, _modified: int) -> KernelPaths:
+    try:
+        data = load_object(path)
+        return KernelPaths(
+            versions={name: f"{one['distribution']} {one['version']}" for name, one in data["packages"].items()},
+            paths=frozenset(f"{module}.{name}" for module, names in data["modules"].items() for name in names),
+            ops={op: tuple(functions) for op, functions in data["ops"].items()},
+        )
+    except (JsonSourceError, KeyError, TypeError, AttributeError) as error:
+        raise KernelPathsError(f"{path}: malformed ({error!r}); see schema/kernel_paths.schema.json") from None

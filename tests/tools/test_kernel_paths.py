@@ -1,0 +1,167 @@
+"""Paths of kernels in tags: what exists in the pinned packages, and what a tag may claim."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+import flashinfer_trace
+from flashinfer_trace.kernel_paths import CALLED, KINDS, RUN, claimable, load_kernel_paths, with_claims
+from flashinfer_trace.ledger import VERIFIED, proofs
+from flashinfer_trace.naming import family_name, load_naming
+from flashinfer_trace.records import KernelFacts, load_records
+from tools.kernel_paths.__main__ import main, source_of
+from tools.kernel_paths.resolve import callers_of_ops, exists, public_names
+
+ROOT = flashinfer_trace.find_root()
+KNOWN = load_kernel_paths(ROOT)
+PACKAGES = json.loads((ROOT / "schema" / "kernel_paths.json").read_text(encoding="utf-8"))["packages"]
+TAGGED = {
+    (one.name, *tag.partition(":")[::2])
+    for one in flashinfer_trace.definitions()
+    for tag in one.tags
+    if tag.partition(":")[0] in KINDS
+}
+
+
+def directories() -> list[Path]:
+    given = [Path(one) for one in os.environ.get("KERNEL_SOURCES", "").split(os.pathsep) if one]
+    return [*given, *sorted(ROOT.glob(".sources*"))]
+
+
+def test_every_tagged_kernel_exists_in_its_pinned_package():
+    assert len(TAGGED) > 500
+    assert {path for _, _, path in TAGGED if path.partition(".")[0] not in KNOWN.versions} == set()
+    assert sorted({path for _, _, path in TAGGED} - KNOWN.paths) == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "sgl_kernel.apply_rope_with_cos_sin_cache_inplace",
+        "sgl_kernel.top_k_renorm_probs",
+        "sgl_kernel.top_p_renorm_probs",
+        "sglang.srt.layers.moe.fused_moe_triton.fused_moe.fused_experts",
+    ],
+)
+def test_the_paths_that_were_tagged_wrongly_do_not_exist(path):
+    assert path not in KNOWN.paths
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_committed_paths_are_those_of_the_sources(package):
+    directory = source_of(package, PACKAGES[package], directories())
+    if directory is None:
+        pinned = f"{PACKAGES[package]['distribution']} {PACKAGES[package]['version']}"
+        pytest.skip(f"no sources of {pinned} in KERNEL_SOURCES or .sources*; `python -m tools.fetch_sources --release`")
+    own = {path for path in KNOWN.paths if path.partition(".")[0] == package}
+    assert own
+    assert [path for path in sorted(own) if not exists(directory, path)] == []
+    if package == "sgl_kernel":
+        assert KNOWN.ops == {op: tuple(sorted(names)) for op, names in callers_of_ops(directory, package).items()}
+        assert not exists(directory, "sgl_kernel.apply_rope_with_cos_sin_cache_inplace")
+        assert not exists(directory, "sgl_kernel.top_k_renorm_probs")
+
+
+def test_verified_definitions_claim_runs_that_their_evidence_has():
+    """Each claimed kernel of a verified Definition is a path of its own evidence, an op's function, or a pipeline's."""
+    naming, records = load_naming(ROOT), load_records(ROOT)
+    claims = wrong = 0
+    for one in flashinfer_trace.definitions(tag=VERIFIED):
+        family = family_name(one, naming)
+        assert family is not None
+        kernels = records.kernels_of(family, one.name)
+        ran = claimable(KNOWN, [kernels[entry.kernel_label] for entry in proofs(ROOT, one)])
+        for tag in one.tags:
+            if tag.partition(":")[0] in RUN:
+                claims += 1
+                wrong += tag.partition(":")[2] not in ran
+    assert claims > 300 and wrong == 0
+
+
+def facts(path: str, variant: str = "", low: tuple[int, int] = (7, 5)) -> KernelFacts:
+    return KernelFacts(path, "library", path, variant, low, (99, 9), {}, frozenset())
+
+
+def test_what_a_record_proves():
+    pipeline = "pipeline: topk_softmax, no_such_function"
+    assert claimable(KNOWN, [facts("flashinfer.norm.rmsnorm")]) == {"flashinfer.norm.rmsnorm"}
+    assert claimable(KNOWN, [facts("torch.ops.sgl_kernel.top_k_renorm_probs")]) == {"sgl_kernel.top_k_renorm_prob"}
+    assert claimable(KNOWN, [facts("torch.mm", pipeline)]) == {"torch.mm", "sgl_kernel.topk_softmax"}
+    assert claimable(KNOWN, [facts("flashinfer.norm.rmsnorm", low=(10, 0))]) == set()
+
+
+def test_namespaces_follow_the_state():
+    naming = load_naming(ROOT)
+    proven = {"sgl_kernel.rmsnorm", "sglang.jit_kernel.norm.x", "sglang.srt.a.b", "flashinfer.norm.rmsnorm"}
+    tags = ["status:verified", *(f"{CALLED}:{path}" for path in sorted(proven)), "fi_api:flashinfer.norm.layernorm"]
+    assert with_claims(tags, proven, naming) == [
+        "status:verified",
+        "fi_api:flashinfer.norm.rmsnorm",
+        "sgl_api:sgl_kernel.rmsnorm",
+        "sgl_api:sglang.jit_kernel.norm.x",
+        "triton_api:sglang.srt.a.b",
+        "called_as:flashinfer.norm.layernorm",
+    ]
+    right = ["fi_api:flashinfer.norm.rmsnorm", "status:verified"]
+    assert with_claims(right, proven, naming) is right
+
+
+PACKAGE = {
+    "__init__.py": "from .ops import *\nfrom pkg.other import g as exported\nfrom pkg.other import alias\n"
+    "if True:\n    from .late import h\n",
+    "ops.py": "from .core import f, missing\ndef _hidden(): pass\n",
+    "core.py": "class f: pass\n",
+    "other.py": "import torch\ndef _inner(x):\n    return torch.ops.pkg.do.default(x)\n"
+    "def g(x):\n    return _inner(x)\nalias = g\n",
+    "late.py": "try:\n    import fast\nexcept ImportError:\n    def h(): pass\n",
+}
+
+
+@pytest.fixture
+def package(tmp_path):
+    (tmp_path / "pkg").mkdir()
+    for name, text in PACKAGE.items():
+        (tmp_path / "pkg" / name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("pkg.f", True),
+        ("pkg.exported", True),
+        ("pkg.g", False),
+        ("pkg.h", True),
+        ("pkg.missing", False),
+        ("pkg.ops.f", True),
+        ("pkg.ops._hidden", True),
+        ("pkg._hidden", False),
+        ("pkg.core", True),
+        ("pkg.core.f.method", False),
+        ("other.f", False),
+    ],
+)
+def test_a_path_is_followed_through_imports(package, path, found):
+    assert exists(package, path) is found
+
+
+def test_public_names_and_ops(package):
+    assert public_names(package, "pkg") == {"f", "exported", "alias", "h"}
+    assert callers_of_ops(package, "pkg") == {"torch.ops.pkg.do": {"pkg.alias"}}
+
+
+def test_sources_of_other_versions_are_refused(tmp_path, capsys):
+    assert main([str(tmp_path)]) == 2
+    assert "sglang-kernel 0.4.2" in capsys.readouterr().err
+
+
+def test_the_file_follows_its_schema():
+    schema = json.loads((ROOT / "schema" / "kernel_paths.schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(schema).validate(
+        json.loads((ROOT / "schema" / "kernel_paths.json").read_text(encoding="utf-8"))
+    )

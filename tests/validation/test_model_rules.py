@@ -1,0 +1,85 @@
+"""model: tags follow from models/ or from a curated claim; numbers of descriptions are the Definition's."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from flashinfer_trace import definitions
+from flashinfer_trace.model_claims import ModelClaims, curated_path, load_model_claims
+from flashinfer_trace.validation.candidate import Candidate
+from flashinfer_trace.validation.model_rules import _value, check_models, check_numbers
+from flashinfer_trace.validation.problems import Findings
+
+from .conftest import REPOSITORY, Dataset
+
+CLAIMS = json.loads(curated_path(REPOSITORY).read_text(encoding="utf-8"))["claims"]
+
+
+def rules(definition: dict[str, Any], claims: ModelClaims | None = None) -> list[str]:
+    findings = Findings(REPOSITORY / "x.json", REPOSITORY)
+    if claims is not None:
+        check_models(Candidate(definition), claims, findings)
+    check_numbers(Candidate(definition), findings)
+    return [problem.rule for problem in findings.problems]
+
+
+def test_curated_claims_name_what_exists_and_is_claimed() -> None:
+    schema = json.loads((REPOSITORY / "schema" / "curated_claims.schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(schema).validate(json.loads(curated_path(REPOSITORY).read_text(encoding="utf-8")))
+    known = load_model_claims(REPOSITORY)
+    assert known is not None
+    kernels = json.loads((REPOSITORY / "traces" / "kernel_traces.json").read_text(encoding="utf-8"))["kernels"]
+    traced = {kernel["name"] for kernel in kernels}
+    tagged = [(one.name, model) for one in definitions(root=REPOSITORY) for model in one.tag_values("model")]
+    for claim in CLAIMS:
+        assert claim.get("kernel", "dsv3_router_gemm") in traced, claim
+        assert set(claim["models"]) <= known.models, claim
+        only = ModelClaims(known.models, {}, ((tuple(claim["definitions"]), frozenset(claim["models"])),))
+        assert any(only.allows(name, model) for name, model in tagged), f"nothing claims this: {claim}"
+
+
+def test_a_claim_is_needed_or_curated(minimal: dict[str, Any]) -> None:
+    claims = ModelClaims(frozenset({"a", "b", "c"}), {"rmsnorm_h8": frozenset({"a"})}, ((("rms*",), frozenset({"b"})),))
+    for model, expected in (("a", []), ("b", []), ("c", ["tag-model"]), ("gpt-9000", ["tag-model"])):
+        assert rules({**minimal, "tags": ["status:unverified", f"model:{model}"]}, claims) == expected
+
+
+def test_a_malformed_curated_file_is_reported(dataset: Dataset, minimal: dict[str, Any]) -> None:
+    dataset.write("models/needs/x.json", {"model": "x", "ops": []})
+    dataset.write("models/curated/claims.json", {"claims": [{}]})
+    found = dataset.problems(dataset.add(minimal))
+    assert [(problem.rule, problem.file) for problem in found] == [("dataset-schema", "models/curated/claims.json")]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("RMSNorm over 8 features.", []),
+        ("RMSNorm over 7168 features.", ["description-number"]),
+        ("Norm over 16 = 2 x 8 features, eps 1e-5, for Qwen3-30B-A3B and a 128x128 block at 2.5 GHz.", []),
+        ("Norm over 8 features at TP 8 (4 heads x 2).", []),
+        ("Norm over 8 features at TP 8 (40 heads x 20).", ["description-number"]),
+        ("Norm of half of them, 4, or 64 in all.", []),
+    ],
+)
+def test_numbers_of_a_description(text: str, expected: list[str], minimal: dict[str, Any]) -> None:
+    assert rules({**minimal, "description": text}) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("(64 heads x 192)", 12288),
+        ("((64 query + 2 x 8 key-value heads) x 128)", 10240),
+        ("((28 query + 2 x 4 key-value heads) x 128, before its bias is added)", 4608),
+        ("(q_lora_rank 1536 + kv_lora_rank 512 + rope 64)", 2112),
+        ("(vocabulary)", None),
+        ("(see 3 and 4)", None),
+    ],
+)
+def test_arithmetic_in_parentheses(text: str, value: int | None) -> None:
+    assert _value(text) == value

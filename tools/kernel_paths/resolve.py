@@ -1,0 +1,122 @@
+"""Whether a dotted path names something that a package of Python sources defines, without importing it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["callers_of_ops", "exists", "public_names"]
+
+#: Most modules that one import is followed through.
+MAX_HOPS = 8
+
+
+def exists(directory: Path, path: str, hops: int = MAX_HOPS) -> bool:
+    """Whether ``package.module.name`` is defined, or imported from where it is defined, below `directory`."""
+    parts = path.split(".")
+    for count in range(len(parts), 0, -1):
+        module = _module(directory, parts[:count])
+        if module is None:
+            continue
+        rest = parts[count:]
+        if not rest:
+            return True
+        return len(rest) == 1 and hops > 0 and _defines(directory, parts[:count], module, rest[0], hops)
+    return False
+
+
+def _module(directory: Path, parts: list[str]) -> Path | None:
+    base = directory.joinpath(*parts)
+    return next((one for one in (base / "__init__.py", base.with_suffix(".py")) if one.is_file()), None)
+
+
+def _defines(directory: Path, parts: list[str], module: Path, name: str, hops: int) -> bool:
+    for node in _statements(_parse(module).body):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            if node.name == name:
+                return True
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+                return True
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if (alias.asname or alias.name) == name or (alias.name == "*" and not name.startswith("_")):
+                    wanted = name if alias.name == "*" else alias.name
+                    if exists(directory, _origin(node, parts, module, wanted), hops - 1):
+                        return True
+    return False
+
+
+def _origin(node: ast.ImportFrom, parts: list[str], module: Path, name: str) -> str:
+    """The dotted path that one import names."""
+    package = parts if module.name == "__init__.py" else parts[:-1]
+    base = package[: len(package) - node.level + 1] if node.level else []
+    return ".".join([*base, *([node.module] if node.module else []), name])
+
+
+def public_names(directory: Path, module: str) -> set[str]:
+    """Functions and classes of a module that users may call: what it defines, and what it imports from its package."""
+    path = _module(directory, module.split("."))
+    found = set[str]()
+    for node in _statements(_parse(path).body) if path else ():
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.ImportFrom) and path is not None:
+            origins = {alias: _origin(node, module.split("."), path, alias.name) for alias in node.names}
+            for alias, origin in origins.items():
+                if origin.split(".")[0] != module.split(".")[0]:
+                    continue
+                if alias.name == "*":
+                    found |= public_names(directory, origin.removesuffix(".*"))
+                elif _module(directory, origin.split(".")) is None and exists(directory, origin):
+                    found.add(alias.asname or alias.name)
+    return {name for name in found if not name.startswith("_")}
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements of a module, also those under its conditions and attempts."""
+    for node in body:
+        yield node
+        if isinstance(node, (ast.If, ast.Try)):
+            yield from _statements([*node.body, *node.orelse])
+            if isinstance(node, ast.Try):
+                yield from _statements([*(s for handler in node.handlers for s in handler.body), *node.finalbody])
+
+
+@functools.lru_cache(maxsize=512)
+def _parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def callers_of_ops(directory: Path, package: str) -> dict[str, set[str]]:
+    """Op (``torch.ops.package.name``) -> functions of the package's modules that call it, directly or one step away.
+
+    The functions are named as the package exports them, and only those that it exports.
+    """
+    found: dict[str, set[str]] = {}
+    for path in sorted((directory / package).rglob("*.py")):
+        functions = {node.name: node for node in _statements(_parse(path).body) if isinstance(node, ast.FunctionDef)}
+        aliases = {
+            target.id: node.value.id
+            for node in _statements(_parse(path).body)
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name)
+            for target in node.targets
+            if isinstance(target, ast.Name) and node.value.id in functions
+        }
+        direct = {name: set(_ops(node, package)) for name, node in functions.items()}
+        for name, node in functions.items():
+            called = {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and one.id in functions}
+            for op in direct[name].union(*(direct[other] for other in called)):
+                for exported in (name, *(alias for alias, target in aliases.items() if target == name)):
+                    if exists(directory, f"{package}.{exported}"):
+                        found.setdefault(f"torch.ops.{package}.{op}", set()).add(f"{package}.{exported}")
+    return found
+
+
+def _ops(node: ast.AST, package: str) -> Iterator[str]:
+    for one in ast.walk(node):
+        if isinstance(one, ast.Attribute) and ast.unparse(one.value) == f"torch.ops.{package}":
+            yield one.attr
