@@ -150,6 +150,12 @@ class Entry:
         )
 
     @property
+    def texts(self) -> tuple[str, ...]:
+        """The fields that are strings."""
+        named = (self.kernel_label, self.path, self.variant, self.library, self.version, self.gpu, self.recorded_at)
+        return (*named, *self.digests.values())
+
+    @property
     def worst(self) -> float:
         """Largest error / bound of the kernel over all outputs."""
         return max(float(output["kernel_worst"]) for output in self.outputs.values())
@@ -238,6 +244,8 @@ class Ledger:
             entries = tuple(map(Entry.from_json, data["entries"]))
             for entry in entries:  # touches every field that is computed with
                 _ = entry.shortcoming, entry.worst, [output["policy"] for output in entry.outputs.values()]
+                if not all(isinstance(text, str) for text in entry.texts):
+                    raise TypeError("a name, a version or a digest is not a string")
             return cls(data["definition"], data["op_type"], entries)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise LedgerError(f"not an evidence file ({error!r}); record it again on a GPU") from None

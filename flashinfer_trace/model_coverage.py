@@ -17,8 +17,13 @@ from flashinfer_trace.dataset import DatasetError, definitions
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.json_source import JsonSourceError, load_object
 from flashinfer_trace.ledger import VERIFIED
+from flashinfer_trace.naming import MAX_NAME
 
 __all__ = ["ModelCoverage", "OpCoverage", "load_needs", "matrix", "model_coverages", "op_table"]
+
+
+#: Longest reason why no family covers an op: it lists the kernels.
+MAX_REASON = 4000
 
 
 @dataclass(frozen=True)
@@ -83,11 +88,16 @@ def _coverage(name: str, needed: Mapping[str, Any], known: Mapping[str, Definiti
     ops = []
     for op in needed["ops"]:
         for op_type, names in op["definitions"].items():
+            if not all(isinstance(text, str) and len(text) <= MAX_NAME for text in (op["name"], op_type, *names)):
+                raise TypeError(f"a name is not a string of at most {MAX_NAME} characters")
             exists = tuple(one for one in names if one in known)
             verified = tuple(one for one in exists if VERIFIED in known[one].tags)
             missing = tuple(one for one in names if one not in known)
             ops.append(OpCoverage(op["name"], op_type, exists, verified, missing))
-    return ModelCoverage(name, tuple(ops), {op["name"]: op["reason"] for op in needed["unsupported"]})
+    unsupported = {op["name"]: op["reason"] for op in needed["unsupported"]}
+    if not all(isinstance(text, str) and len(text) <= MAX_REASON for pair in unsupported.items() for text in pair):
+        raise TypeError(f"name or reason of an unsupported op is not a string of at most {MAX_REASON} characters")
+    return ModelCoverage(name, tuple(ops), unsupported)
 
 
 def load_needs(root: Path, model: str | None = None) -> dict[str, dict[str, Any]]:

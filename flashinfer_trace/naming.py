@@ -27,6 +27,8 @@ __all__ = [
     "ordered",
 ]
 
+#: Longest name of a family, an op_type or a Definition, as in schema/definition.schema.json.
+MAX_NAME = 160
 _PLACEHOLDER = re.compile(r"\{([A-Za-z][A-Za-z0-9_]*)\}")
 #: One underscore-separated part of a pattern that holds a placeholder: an abbreviation, then the placeholder.
 _PART = re.compile(r"(?P<abbreviation>[a-z]*)\{(?P<axis>[A-Za-z][A-Za-z0-9_]*)\}(?P<rest>.*)")
@@ -250,6 +252,9 @@ def _load(path: Path, _modified: int) -> Naming:
 
 def _check_pattern(family: NamePattern, abbreviations: Mapping[str, tuple[str, ...]]) -> None:
     """Checks that each placeholder follows an abbreviation of its axis, so that names read the same everywhere."""
+    for text in (family.name, family.op_type, family.pattern):
+        if not isinstance(text, str) or len(text) > MAX_NAME:
+            raise NamingError(f"family {family.name[:40]}: a name is not a string of at most {MAX_NAME} characters")
     # Underscores inside a placeholder belong to the axis's name.
     patterns = (family.pattern, *(pattern for _, pattern in family.exceptions))
     for part in (part for pattern in patterns for part in re.split(r"_(?![^{]*\})", pattern)):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import flashinfer_trace
-from benchmarks import references
+from benchmarks import isolation, references
 from benchmarks.loops import LOOPS
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import evaluate
@@ -51,3 +51,23 @@ def test_a_missed_target_is_exit_1(capsys, monkeypatch):
     monkeypatch.setattr(references, "TARGETS", (workload,))
     assert references.main(["--repeat", "1"]) == 1
     assert "MISSED: 1e-09 s" in capsys.readouterr().out
+
+
+def test_the_overhead_is_that_of_pairs_of_runs(capsys, monkeypatch):
+    seconds = {isolation.CONFINED: 11.0, isolation.INSIDE: 10.0}
+    ran = []
+
+    def cost(code, names):
+        ran.append((code, tuple(names)))
+        return isolation.Cost(seconds[code], 2 * seconds[code])
+
+    monkeypatch.setattr(isolation, "cost", cost)
+    assert isolation.main(["-n", "2"]) == 0
+    assert ran[2:] == 2 * [(code, tuple(isolation.one_of_each_family())) for code in seconds]
+    told = capsys.readouterr().out
+    assert told.count("overhead      of the minima +10.0%   median of the pairs +10.0%") == 2
+
+
+def test_a_run_that_fails_is_not_measured():
+    with pytest.raises(RuntimeError, match="exit status 3"):
+        isolation.cost("import sys; sys.exit(3)", ["rmsnorm_h512"])

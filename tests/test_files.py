@@ -10,7 +10,7 @@ import pytest
 import flashinfer_trace
 from flashinfer_trace.files import Lines, json_text, laid_out
 from tools.extract_definitions import model_needs, traces
-from tools.kernel_tracing import trace_files
+from tools.kernel_tracing.report import trace_files
 from tools.op_tracing import __main__ as op_tracing
 
 ROOT = flashinfer_trace.find_root()

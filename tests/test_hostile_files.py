@@ -158,7 +158,7 @@ def test_extraction_gives_no_traceback(dataset: Path, target: str, kind: str) ->
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_traces_give_no_traceback(tmp_path: Path, kind: str) -> None:
-    from tools.kernel_tracing.trace_files import load_traces
+    from tools.kernel_tracing.report.trace_files import load_traces
 
     path = tmp_path / "traces.json"
     path.write_text("{}")

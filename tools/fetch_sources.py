@@ -1,10 +1,11 @@
 """Fetches the pinned sources of sglang, sgl-kernel and FlashInfer for the tools that read them.
 
 python -m tools.fetch_sources                        # the default release of tools/sources.toml, to .sources/
-python -m tools.fetch_sources --sglang 0.5.15        # another release, with the kernel libraries it requires
+python -m tools.fetch_sources --release 0.5.15       # another release, with the kernel libraries it requires
 python -m tools.fetch_sources --from ~/checkouts     # copies git checkouts or unpacked wheels instead
 
-Only .py files are kept (.sources/sglang, .sources/sgl_kernel, .sources/flashinfer); nothing is installed or imported.
+Only .py files are kept (.sources/sglang, .sources/sgl_kernel, .sources/flashinfer, and what sgl-kernel's wheel contains
+besides: .sources/deep_gemm, .sources/triton_kernels); nothing is installed or imported.
 .sources/manifest.json lists the libraries that are present; they are not fetched again. After an interruption, run the
 same command again: finished libraries are kept; a half-fetched wheel is recognised by its hash and fetched again.
 """
@@ -29,7 +30,16 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from flashinfer_trace.files import write_json
 from tools.shared.source_packages import package_hash, package_version
-from tools.source_archives import PACKAGES, FetchError, copy_checkout, file_hash, required_versions, unpack_wheel
+from tools.source_archives import (
+    BUNDLED,
+    PACKAGES,
+    FetchError,
+    copy_checkout,
+    file_hash,
+    required_versions,
+    unpack_package,
+    unpack_wheel,
+)
 
 # tomllib is in the standard library since Python 3.11; tomli provides the same for 3.10.
 if sys.version_info >= (3, 11):
@@ -72,13 +82,13 @@ def main(arguments: list[str] | None = None) -> int:
         "--dest", type=Path, default=Path(".sources"), metavar="DIR", help="where to put them (default: .sources)"
     )
     origin = parser.add_mutually_exclusive_group()
-    origin.add_argument("--sglang", metavar="VERSION", help="a release of sglang other than the default")
+    origin.add_argument("--release", "--sglang", metavar="VERSION", help="a release of sglang other than the default")
     origin.add_argument("--from", dest="checkouts", type=Path, metavar="DIR", help="copy from here instead of fetching")
     options = parser.parse_args(arguments)
     console = Console(stderr=True)
     try:
         if options.checkouts is None:
-            changed = fetch(options.dest, options.sglang, console=console)
+            changed = fetch(options.dest, options.release, console=console)
         else:
             changed = take(options.dest, options.checkouts)
     except FetchError as error:
@@ -167,10 +177,17 @@ def bring(dest: Path, pin: Pin, console: Console | None) -> dict[str, Any]:
     remove(staging)
     try:
         unpack_wheel(wheel, package, staging)
+        bundled = {name: dest / f".partial-{name}" for name in BUNDLED.get(pin.name, ())}
+        for name, target in bundled.items():
+            remove(target)
+            unpack_package(wheel, name, target)
         entry: dict[str, Any] = {"distribution": pin.distribution, "version": pin.version, "wheel_sha256": found}
         if pin.name == "sglang" and pin.sha256 is None:
             requires = required_versions(wheel)
             entry["requires"] = {name: list(needs) for name, needs in requires.items()}
+        if bundled:
+            present = {name: target for name, target in bundled.items() if target.is_dir()}
+            entry["bundled"] = {name: place(dest, name, target) for name, target in present.items()}
         install(dest, pin.name, staging, entry)
     except FetchError:
         wheel.unlink()  # otherwise the next run would find the same broken wheel
@@ -252,6 +269,13 @@ def install(dest: Path, name: str, staging: Path, entry: dict[str, Any]) -> None
     write_manifest(dest, name, entry)
 
 
+def place(dest: Path, package: str, staging: Path) -> str:
+    """Replaces an old package that a wheel contains besides its own; returns the hash of the new one."""
+    remove(dest / package)
+    os.replace(staging, dest / package)
+    return package_hash(dest / package)
+
+
 def is_current(dest: Path, pin: Pin, entry: dict[str, Any]) -> bool:
     """Whether the library matches the manifest, and the manifest matches the pin."""
     if (entry.get("distribution"), entry.get("version")) != (pin.distribution, pin.version):
@@ -259,6 +283,9 @@ def is_current(dest: Path, pin: Pin, entry: dict[str, Any]) -> bool:
     if entry.get("wheel_sha256") is None or (pin.sha256 is not None and entry["wheel_sha256"] != pin.sha256):
         return False
     if pin.name == "sglang" and pin.sha256 is None and not isinstance(entry.get("requires"), dict):
+        return False
+    bundled = entry.get("bundled", None if pin.name in BUNDLED else {})
+    if not isinstance(bundled, dict) or any(package_hash(dest / name) != known for name, known in bundled.items()):
         return False
     package = dest / PACKAGES[pin.name]
     return package.is_dir() and package_hash(package) == entry.get("sha256")

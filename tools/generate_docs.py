@@ -1,8 +1,8 @@
-"""Generates verification.md, accuracy.md, harness_power.md, coverage.md and compatibility.md of docs/, and other files.
+"""Generates verification.md, accuracy.md, harness_power.md, hostile_files.md, coverage.md, compatibility.md of docs/.
 
-These are traces/op_traces.md, models/needs/ and schema/records.json. All are derived from the dataset, the family
-records, the evidence, the results of mutation testing, and the committed kernel and op traces. The sources of SGLang
-are not needed.
+It also writes traces/op_traces.md, models/needs/ and schema/records.json. All are derived from the dataset, the family
+records, the evidence, the results of `tools.mutate` and `tools.fuzz`, and the committed kernel and op traces. The
+sources of SGLang are not needed.
 
 python -m tools.generate_docs            # write them
 python -m tools.generate_docs --check    # exit 1 if one is out of date
@@ -29,9 +29,10 @@ from flashinfer_trace.naming import NamingError
 from flashinfer_trace.records import RecordsError, records_path
 from tools.compatibility.page import compatibility
 from tools.extract_definitions import model_needs
+from tools.fuzz import summary as fuzz
 from tools.mutate.__main__ import harness_power
 from tools.op_tracing.definitions import covered
-from tools.op_tracing.kernel_coverage import kernel_coverage
+from tools.op_tracing.kernel_coverage import kernel_coverage, without_definition
 from tools.op_tracing.render import render
 from tools.runtime_tracing.recording import RecordingError, read_all
 from tools.runtime_tracing.time_coverage import time_coverage
@@ -146,7 +147,9 @@ def documents(root: Path) -> dict[Path, str]:
         root / "docs" / "verification.md": verification(root),
         root / "docs" / "accuracy.md": accuracy(root),
         root / "docs" / "harness_power.md": harness_power(),
+        root / "docs" / "hostile_files.md": fuzz.document(_trace(fuzz.RESULTS)),
         root / "docs" / "coverage.md": kernel_coverage(kernels, dataset, runs)
+        + without_definition(_trace(root / "traces" / "kernels_without_definition.json"))
         + time_coverage(read_all(root / "traces" / "runtime"), dataset, runs)
         + model_coverage(root, dataset),
         **compatibility_document(root, dataset),

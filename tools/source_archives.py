@@ -13,6 +13,8 @@ from pathlib import Path, PurePosixPath
 
 # Library name in traces -> name of the package to import.
 PACKAGES = {"sglang": "sglang", "sgl-kernel": "sgl_kernel", "flashinfer-python": "flashinfer"}
+# Packages that the wheel of a library contains besides its own; older wheels and checkouts lack some of them.
+BUNDLED = {"sgl-kernel": ("deep_gemm", "triton_kernels")}
 # Where a package may be below the given directory, and what it must contain: checkouts first, then unpacked wheels.
 PLACES = {
     "sglang": (("sglang/python/sglang", "python/sglang", "sglang"), "srt"),
@@ -51,6 +53,12 @@ def unpack_wheel(wheel: Path, package: str, target: Path) -> None:
 
     Raises FetchError for a broken wheel, a path that leads outside it, a link, or a wheel without the package.
     """
+    if not unpack_package(wheel, package, target):
+        raise FetchError(f"{wheel}: has no {package}/*.py; its layout differs, so this release is not supported")
+
+
+def unpack_package(wheel: Path, package: str, target: Path) -> bool:
+    """Like `unpack_wheel`; returns whether the wheel has the package at all."""
     again = "run again to fetch it again"
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -75,8 +83,7 @@ def unpack_wheel(wheel: Path, package: str, target: Path) -> None:
         raise FetchError(f"{wheel}: contains {error.filename} twice; {again}") from None
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
         raise FetchError(f"{wheel}: half-fetched or damaged ({error}); {again}") from None
-    if not wanted:
-        raise FetchError(f"{wheel}: has no {package}/*.py; its layout differs, so this release is not supported")
+    return bool(wanted)
 
 
 def required_versions(wheel: Path) -> dict[str, tuple[str, str]]:

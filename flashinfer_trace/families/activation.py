@@ -1,4 +1,4 @@
-"""Gated activations of feed-forward networks: silu_and_mul, and gelu_and_mul in its exact form."""
+"""Gated activations of feed-forward networks: silu_and_mul, and gelu_and_mul in its exact form and with tanh."""
 
 from __future__ import annotations
 
@@ -68,6 +68,15 @@ def gelu_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     return {"output": Expected(gate * twice / 2 * up, {"gate": gate, "up": up, "twice": twice})}
 
 
+def gelu_tanh_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """x (1 + tanh(z)) / 2 in float64, and through exp where that would cancel, below z = -1."""
+    gate, up = inputs["gate_up"].double().tensor_split(2, dim=-1)
+    z = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate.pow(3))
+    tail = (2 * z.clamp_max(0)).exp()
+    share = torch.where(z < -1, tail / (1 + tail), (1 + torch.tanh(z)) / 2)
+    return {"output": Expected(gate * share * up, {"gate": gate, "up": up, "share": share, "z": z})}
+
+
 def silu_bound(expected: Expected, exponential: torch.Tensor | float, division: float) -> torch.Tensor:
     """One bf16 rounding of (gate * sigmoid) * up in float32.
 
@@ -124,6 +133,35 @@ CANCELLING_GELU = ErrorBound(
     lambda expected: gelu_bound(expected, 4 * U * (expected.parts["twice"] - 1).abs() + U * expected.parts["twice"]),
     "one bf16 rounding, u = 2^-8, of float32: 1 + erf, within 2 ulp of erf, of a rounded argument, three products; "
     "|gate up| 2^-23 remains where 1 + erf cancels",
+)
+
+
+def gelu_tanh_bound(expected: Expected, error: torch.Tensor | float) -> torch.Tensor:
+    """One bf16 rounding of (gate * share) * up in float32, whose argument z is rounded five times.
+
+    Args:
+        expected: from `gelu_tanh_oracle`.
+        error: absolute error that the share has besides.
+    """
+    value, gate, up, share, z = (expected.value, *(expected.parts[name] for name in ("gate", "up", "share", "z")))
+    # The derivative of the share, the sigmoid of 2 z, is 2 share (1 - share).
+    argument = 5 * U * z.abs() * 2 * share * (1 - share)
+    inside = (gate * up).abs() * (argument + error) + value.abs() * 3 * U
+    # What is subnormal in float32 may be 0: the share, gelu and the product.
+    smallest = torch.finfo(torch.float32).smallest_normal * (1 + up.abs() + (gate * up).abs())
+    return rounding_error(value, torch.bfloat16) * (1 + 2**-8) + inside + smallest
+
+
+GELU_TANH = ErrorBound(
+    lambda expected: gelu_tanh_bound(expected, 4 * U * expected.parts["share"]),
+    "one bf16 rounding, u = 2^-8, of float32: exp within 2 ulp of an argument rounded 5 times, a sum, a quotient, two "
+    "products",
+)
+# tanh.approx.f32 has a relative error of 2^-11 (PTX ISA, "tanh"). What the sum 1 + tanh rounds is at most U.
+FAST_GELU_TANH = ErrorBound(
+    lambda expected: gelu_tanh_bound(expected, 2**-12 * (2 * expected.parts["share"] - 1).abs() + U),
+    "one bf16 rounding, u = 2^-8, of float32: 1 + tanh.approx, within 2^-11 of tanh, of an argument rounded 5 times; "
+    "|gate up| 2^-12 remains where 1 + tanh cancels",
 )
 
 
@@ -186,4 +224,5 @@ def gated_family(
 FAMILIES = (
     gated_family("silu_and_mul", silu_oracle, SILU, FAST_SILU),
     gated_family("gelu_and_mul", gelu_oracle, GELU, CANCELLING_GELU),
+    gated_family("gelu_tanh_and_mul", gelu_tanh_oracle, GELU_TANH, FAST_GELU_TANH),
 )

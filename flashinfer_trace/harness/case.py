@@ -221,12 +221,18 @@ def device_of(inputs: Mapping[str, Any]) -> torch.device:
 
 
 def poisoned_outputs(definition: Definition, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Output tensors full of NaN (integers: their smallest value): an element that is never written shows."""
+    """Output tensors full of NaN (integers: their smallest value): an element that is never written shows.
+
+    Both values of a boolean are ordinary ones, so False is all that it can be.
+    """
     shapes = definition.output_shapes(definition.bind_axes(inputs))
     outputs = {}
     for name, shape in shapes.items():
         dtype = torch_dtype(definition.outputs[name].dtype)
-        poison = math.nan if dtype.is_floating_point else torch.iinfo(dtype).min
+        if dtype == torch.bool:
+            poison: float = False
+        else:
+            poison = math.nan if dtype.is_floating_point else torch.iinfo(dtype).min
         outputs[name] = torch.full(shape or (), poison, dtype=dtype, device=device_of(inputs))
     return outputs
 
@@ -326,8 +332,8 @@ def same_bits(a: Any, b: Any) -> bool:
     """Bitwise equality, so that NaN in unused memory compares equal to itself."""
     if not isinstance(a, torch.Tensor):
         return bool(a == b)
-    flat_a, flat_b = a.detach().reshape(-1), b.detach().reshape(-1)
-    return torch.equal(flat_a.contiguous().view(torch.uint8), flat_b.contiguous().view(torch.uint8))
+    flat_a, flat_b = (as_integers(value).flatten() for value in (a, b))
+    return flat_a.dtype == flat_b.dtype and torch.equal(flat_a, flat_b)
 
 
 @contextmanager

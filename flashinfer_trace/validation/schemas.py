@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
@@ -52,19 +53,18 @@ class Schemas:
         return self._compile("records.schema.json")
 
     def _compile(self, name: str) -> Any:
-        from jsonschema import Draft202012Validator, SchemaError, validators
+        from jsonschema import Draft202012Validator, validators
 
         path = self.root / "schema" / name
         try:
             schema = load_object(path)
-            Draft202012Validator.check_schema(schema)
+            if objection := _objection(json.dumps(schema)):
+                raise SchemaFileError(path, 1, f"not a JSON schema: {objection}")
             # An empty schema would accept anything.
             if schema.get("type") != "object" or not schema.get("properties"):
                 raise SchemaFileError(path, 1, "not a schema of an object with properties")
         except JsonSourceError as error:
             raise SchemaFileError(path, error.problem.line, error.problem.message) from None
-        except SchemaError as error:
-            raise SchemaFileError(path, 1, f"not a JSON schema: {error.message[:200]}") from None
         extend: Any = validators.extend  # it has no annotations
         # 8.0 is an integer to JSON Schema, but a float to Python, and prints as 8.0 in a name.
         types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, instance: type(instance) is int)
@@ -84,6 +84,33 @@ class SchemaFileError(ValueError):
         self.path = path
         self.line = line
         self.reason = reason
+
+
+@functools.lru_cache(maxsize=16)
+def _objection(schema: str) -> str:
+    """Why a text is no JSON schema; empty if it is one. Each is checked once: that takes longer than a Definition."""
+    from jsonschema import Draft202012Validator, SchemaError
+
+    document = json.loads(schema)
+    try:
+        Draft202012Validator.check_schema(document)
+    except SchemaError as error:
+        return error.message[:200]
+    known = {f"#/$defs/{name}" for name in document.get("$defs", {})}
+    for reference in _references(document):
+        if reference not in known:  # another file, or an address, is never fetched
+            return f"$ref to {reference[:80]!r}, which is not among the $defs"
+    return ""
+
+
+def _references(schema: Any) -> Iterator[str]:
+    """The value of every $ref and $dynamicRef, as text."""
+    queue = [schema]
+    while queue:
+        one = queue.pop()
+        if isinstance(one, dict):
+            yield from (str(value) for key, value in one.items() if key in ("$ref", "$dynamicRef"))
+        queue += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
 
 
 def _check_pattern(_validator: Any, pattern: str, instance: Any, _schema: Any) -> Iterator[Any]:

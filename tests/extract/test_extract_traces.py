@@ -13,7 +13,7 @@ from tools.extract_definitions import model_code, traces
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.model_code import ModelCode
 from tools.extract_definitions.models import available, load_model
-from tools.kernel_tracing.sources import find_sources
+from tools.kernel_tracing.source.sources import find_sources
 
 PUBLISHED = sorted(Path(__file__).with_name("published").glob("*.json"))
 COMMITTED = sorted(path.stem for path in traces.COMMITTED.glob("*.json"))

@@ -50,6 +50,11 @@ def long_case(name, logits):
     return family, definition, inputs, family.oracle(definition, inputs)
 
 
+def wrappers(family):
+    """flashinfer's wrappers. Kernels for Blackwell are emulated in `emulated_speculative`."""
+    return [kernel for kernel in family.kernels if kernel.path.endswith("Wrapper")]
+
+
 @pytest.mark.parametrize("long", [False, True])
 @pytest.mark.parametrize("logits", LOGIT_KINDS)
 @pytest.mark.parametrize("name", NAMES)
@@ -57,7 +62,7 @@ def test_bounds_of_the_kernels_hold_for_a_model_of_them(name, logits, long):
     """The bounds are also tight: outputs use a good part of theirs, and fa2's lse exceeds the bounds of the others."""
     family, definition, inputs, expected = long_case(name, logits)
     roundings, chunks = (LATENT_ROUNDINGS, (32, 64)) if name in LATENT else (ROUNDINGS, (128, 137))
-    for kernel in family.kernels:
+    for kernel in wrappers(family):
         rounding = roundings[kernel.variant]
         split = {"chunk": chunks[long]} if rounding.partial else {}
         outputs = model(definition, inputs, rounding, **split)
@@ -73,7 +78,7 @@ def test_bounds_of_the_kernels_hold_for_a_model_of_them(name, logits, long):
 def test_rounded_weights_do_not_meet_the_bound_of_float32_weights(name):
     family, definition, inputs, expected = long_case(name, "large")
     outputs = model(definition, inputs, FA2.rounding)
-    assert not evaluate(family.policies(family.kernels[0]), outputs, expected)["output"].passed
+    assert not evaluate(family.policies(wrappers(family)[0]), outputs, expected)["output"].passed
 
 
 @pytest.mark.parametrize("count", [32, 33, 100, 200, 700])
@@ -105,7 +110,7 @@ def test_rows_without_keys_are_declared_by_kernel(name):
     assert empty.any()
     assert not empty.all()
     exact = want.value.float()
-    for kernel in (None, *family.kernels):
+    for kernel in (None, *wrappers(family)):
         policy = family.policies(kernel)["lse"]
         declared = kernel is not None
         assert policy.compare(exact, want).passed
@@ -131,7 +136,7 @@ def test_a_masked_row_may_count_its_masked_keys_only_where_that_is_declared():
 def test_kernels_are_spared_rows_without_keys_that_they_get_wrong_but_the_reference_is_not(name):
     definition = flashinfer_trace.load(name)
     family = family_of(definition)
-    assert {kernel.variant: kernel.plan_options for kernel in family.kernels} == {"fa2": SEEING, "fa3": SEEING}
+    assert {kernel.variant: kernel.plan_options for kernel in wrappers(family)} == {"fa2": SEEING, "fa3": SEEING}
     inputs = family.make_inputs(definition, plan(name, [2], [5]), Draws(0, "cpu"))
     output, lse = definition.run(**inputs)
     assert (output[:3] == 0).all()
@@ -242,9 +247,21 @@ def test_kernels_are_called_with_what_they_take(name, stand_ins):
     twin = prepare(definition, family, "cpu", full=False)
     pages = {"shared_prefix": 1, "num_pages": 40} if name in PAGED else {}
     given = plan(name, [9, 0, 4, 3, 5], [2, 1, 4, 0, 5], **pages)
-    assert len(family.kernels) == (3 if name in DECODE else 2)
-    for kernel in family.kernels:
+    assert len(wrappers(family)) == (3 if name in DECODE else 2)
+    for kernel in wrappers(family):
         result = run_case(twin, family, given, 3, "cpu", kernel)
         assert not result.failures, f"{kernel.label}: {result.failures}"
         assert not result.vacuous
         assert set(result.kernel) == {"output", "lse"}
+
+
+def test_the_wrapper_of_latent_attention_is_called_for_a_table_of_pages(stand_ins):
+    definition = flashinfer_trace.load("mla_paged_decode_page_table_h16_ckv512_kpe64_ps64")
+    family = family_of(definition)
+    twin = prepare(definition, family, "cpu", full=False)
+    given = {"kv_lens": [9, 0, 4, 3, 21], "logits": "normal", "shared_prefix": 1, "num_pages": 40, "unused": "nan"}
+    assert {kernel.variant for kernel in wrappers(family)} == {"fa2", "fa3"}
+    for kernel in wrappers(family):
+        result = run_case(twin, family, given, 3, "cpu", kernel)
+        assert not result.failures, f"{kernel.label}: {result.failures}"
+        assert not result.vacuous

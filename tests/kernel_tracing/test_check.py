@@ -23,7 +23,7 @@ from check_package import (
     write,
 )
 
-from tools.kernel_tracing.check import check
+from tools.kernel_tracing.verify.check import check
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +88,10 @@ def test_an_unrelated_method_of_the_same_name(sources):
 
 def test_the_checker_does_not_use_the_tracer():
     """The checker shares only the layout and the hash of source trees with the tracer."""
-    parts = ("sources", "check_classes", "check_links", "check_source", "check_values")
-    allowed = {*(f"tools.kernel_tracing.{part}" for part in parts), "tools.shared.source_packages"}
-    waiting, seen = ["tools.kernel_tracing.check"], set()
+    parts = ("check_classes", "check_links", "check_source", "check_values")
+    allowed = {*(f"tools.kernel_tracing.verify.{part}" for part in parts)}
+    allowed |= {"tools.kernel_tracing.source.sources", "tools.shared.source_packages"}
+    waiting, seen = ["tools.kernel_tracing.verify.check"], set()
     while waiting:
         name = waiting.pop()
         seen.add(name)
@@ -98,7 +99,7 @@ def test_the_checker_does_not_use_the_tracer():
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tools."):
                 assert node.module in allowed, f"{name} imports {node.module}"
                 waiting += [node.module] if node.module not in seen else []
-    assert seen == allowed | {"tools.kernel_tracing.check"}
+    assert seen == allowed | {"tools.kernel_tracing.verify.check"}
 
 
 def test_the_garbage_collector_is_left_as_it_was(sources):

@@ -8,7 +8,7 @@ import textwrap
 import pytest
 from check_package import CHAIN, FILES, KERNEL, LAYER, LINEAR, MIXED, MODEL, RIGHT, frame, make_trace, write
 
-from tools.kernel_tracing.check import check
+from tools.kernel_tracing.verify.check import check
 from tools.shared.source_packages import package_hash
 
 

@@ -8,7 +8,15 @@ import pytest
 from conditional_models import MODEL, MODES, conditions, trace_model
 from synthetic import trace_files
 
-from tools.kernel_tracing.condition_text import Part, contradictions, join, member, setting, split_condition, summarise
+from tools.kernel_tracing.configuration.condition_text import (
+    Part,
+    contradictions,
+    join,
+    member,
+    setting,
+    split_condition,
+    summarise,
+)
 from tools.kernel_tracing.rules import gpu_generations, registries
 
 TESTS = {

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from tools.kernel_tracing.diff import NO_DIFFERENCE, diff
+from tools.kernel_tracing.report.diff import NO_DIFFERENCE, diff
 
 
 def chain(line, function="Layer.forward", call="gemm(x)"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from synthetic import Hop, chains, check, trace_files
 
-from tools.kernel_tracing.check import check as check_frames
+from tools.kernel_tracing.verify.check import check as check_frames
 
 _IMPORTS = "import functools, os\nimport torch\nfrom torch import nn\nfrom sgl_kernel import good, other, wrong\n"
 _DEBUG = """

@@ -8,8 +8,8 @@ from textwrap import dedent
 import pytest
 from synthetic import Hop, check, trace_files, write
 
-from tools.kernel_tracing.sources import find_sources
-from tools.kernel_tracing.trace import trace
+from tools.kernel_tracing.report.trace import trace
+from tools.kernel_tracing.source.sources import find_sources
 
 CONFIG = """
     from transformers import PretrainedConfig

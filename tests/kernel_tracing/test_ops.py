@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from synthetic import trace_files
 
-from tools.kernel_tracing.chains import MAX_MORE
-from tools.kernel_tracing.ops import called_name, op_name, weight_owner
+from tools.kernel_tracing.graph.chains import MAX_MORE
+from tools.kernel_tracing.graph.ops import called_name, op_name, weight_owner
 
 LINEAR = """
 from torch import nn

@@ -10,11 +10,11 @@ import pytest
 from synthetic import chains, trace_files, write
 
 from tools.kernel_tracing.__main__ import main
-from tools.kernel_tracing.check import check
-from tools.kernel_tracing.roots import RootsError
-from tools.kernel_tracing.sources import SourcesError, find_sources, notices
-from tools.kernel_tracing.trace import trace
-from tools.kernel_tracing.trace_files import dumps, link_base
+from tools.kernel_tracing.graph.roots import RootsError
+from tools.kernel_tracing.report.trace import trace
+from tools.kernel_tracing.report.trace_files import dumps, link_base
+from tools.kernel_tracing.source.sources import SourcesError, find_sources, notices
+from tools.kernel_tracing.verify.check import check
 
 TINY = """
 from torch import nn

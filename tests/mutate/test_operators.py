@@ -68,6 +68,22 @@ def changes(operator, body, arguments="x: T, y: T, n: int"):
             ["for i in list(range(n))[:-1]:\n    f(i)", "for i in list(range(n))[1:]:\n    f(i)"],
         ),
         ("one_result_twice", "return (x, y)", ["return (x, x)", "return (y, y)"]),
+        ("scaled", "return x * y", ["return x * y * 1.015625"]),
+        ("scaled", "return x.shape[0] * n + 2", []),
+        ("rounded", "return x.exp()", ["return x.exp().to(torch.float8_e4m3fn).to(torch.float32)"]),
+        ("reordered", "return x @ y", ["return (x @ y).roll(1, 0)", "return (x @ y).roll(1, -1)"]),
+        (
+            "unwritten",
+            "x[0] = y",
+            [
+                "x[0] = torch.cat([y[:-1], y[-1:] * 0], dim=0)",
+                "x[0] = torch.cat([y[..., :-1], y[..., -1:] * 0], dim=-1)",
+            ],
+        ),
+        ("other_choice", "return torch.where(n, x, y)", ["return x", "return y"]),
+        ("boundary", "return x < n", ["return x < n + 1", "return x < n - 1"]),
+        ("rounds", "for i in range(n):\n    f(i)", ["for i in list(range(n))[::2]:\n    f(i)"]),
+        ("earlier_name", "a = x\nb = y\nreturn b", ["a = x\nb = y\nreturn a"]),
     ],
 )
 def test_an_operator_changes_what_it_says(operator, body, expected):
@@ -110,10 +126,6 @@ def test_shared_code_has_the_same_content_hash_in_every_family():
         for name in ("rmsnorm", "fused_add_rmsnorm")
     ]
     assert contents[0] & contents[1]
-
-
-def test_there_are_enough_mutants():
-    assert sum(len(mutants(representative(f), f)) for f in known_families().values()) >= 3500
 
 
 def test_every_family_has_a_representative_of_its_own():

@@ -18,8 +18,8 @@ from tools.mutate.reasons import EQUIVALENTS, KEPT, Reason, ReasonError, read_re
 from tools.mutate.sample import sample
 from tools.mutate.summary import FLOOR_FAMILY, FLOOR_OVERALL, RESULTS, below_floor, overall, render, score
 
-#: One mutant in so many: about 400 of all families, in half a minute of one core each for the slowest families.
-SHARE = 16
+#: One mutant in so many: about 430 of all families, in half a minute of one core each for the slowest families.
+SHARE = 24
 
 FAMILIES = known_families()
 SUMMARIES = json.loads(RESULTS.read_text())
@@ -51,7 +51,9 @@ def test_the_committed_scores_are_above_their_floors():
     assert not below_floor(SUMMARIES)
     assert score(overall(SUMMARIES)) >= score(overall(SUMMARIES), answering=True) >= FLOOR_OVERALL
     assert min(score(summary, answering=True) for summary in SUMMARIES.values()) >= FLOOR_FAMILY
-    assert overall(SUMMARIES)["mutants"] >= 3500
+    total = overall(SUMMARIES)
+    answering = total["mutants"] - total["counts"]["raised"] - total["counts"]["equivalent"]
+    assert answering >= 3500  # those that raise an error on valid inputs are easily rejected
 
 
 def test_the_results_and_the_document_are_up_to_date():

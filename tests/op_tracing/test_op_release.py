@@ -14,9 +14,9 @@ from flashinfer_trace import definitions
 from tools.extract_definitions.traces import COMMITTED as DIGESTS
 from tools.extract_definitions.traces import analysed, condense
 from tools.extract_definitions.traces import dumps as dumps_digest
-from tools.kernel_tracing.analysis import deep
-from tools.kernel_tracing.sources import find_sources
-from tools.kernel_tracing.trace import document
+from tools.kernel_tracing.report.analysis import deep
+from tools.kernel_tracing.report.trace import document
+from tools.kernel_tracing.source.sources import find_sources
 from tools.op_tracing.__main__ import dumps
 from tools.op_tracing.check import check
 from tools.op_tracing.definitions import covered

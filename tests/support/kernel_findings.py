@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import moe_findings
+import sparse_findings
 import torch
 
 
@@ -144,6 +145,7 @@ FINDINGS = (
         kills=True,
     ),
     *(Finding(name, SGL, SGL_VERSION, probe) for name, probe in moe_findings.PROBES),
+    *(Finding(name, SGL, SGL_VERSION, probe, kills) for name, probe, kills in sparse_findings.PROBES),
 )
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.kernel_tracing.analysis import Analysis, analyse, deep
-from tools.kernel_tracing.sources import find_sources
+from tools.kernel_tracing.report.analysis import Analysis, analyse, deep
+from tools.kernel_tracing.source.sources import find_sources
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / ".sources"

@@ -8,8 +8,8 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from tools.kernel_tracing.sources import find_sources
-from tools.kernel_tracing.trace import trace
+from tools.kernel_tracing.report.trace import trace
+from tools.kernel_tracing.source.sources import find_sources
 
 KERNELS = ("good", "other", "wrong")
 PLATFORM = """

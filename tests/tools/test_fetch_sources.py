@@ -12,7 +12,7 @@ import pytest
 
 from tools import fetch_sources
 from tools.fetch_sources import Pin, fetch, main, read_pins, take
-from tools.kernel_tracing.sources import find_sources
+from tools.kernel_tracing.source.sources import find_sources
 from tools.source_archives import LARGEST_FILE, FetchError, file_hash, required_versions, unpack_wheel
 
 FILES = {
@@ -81,6 +81,7 @@ def tree(directory: Path) -> list[str]:
 
 ALL = ["sglang", "sgl-kernel", "flashinfer-python"]
 UNPACKED = [
+    "deep_gemm/__init__.py",
     "flashinfer/__init__.py",
     "manifest.json",
     "sgl_kernel/__init__.py",
@@ -91,11 +92,30 @@ UNPACKED = [
 ]
 
 
+@pytest.mark.parametrize("damage", ["changed", "lost"])
+def test_a_package_that_comes_with_another_library_is_repaired(damage, tmp_path, index, pins):
+    dest = tmp_path / ".sources"
+    fetch(dest, pins=pins)
+    if damage == "lost":
+        shutil.rmtree(dest / "deep_gemm")
+    else:
+        (dest / "deep_gemm" / "__init__.py").write_text("changed = True\n")
+    assert fetch(dest, pins=pins) == ["sgl-kernel"]
+    assert (dest / "deep_gemm" / "__init__.py").read_text() == ""
+    assert fetch(dest, pins=pins) == []
+
+
 def test_only_python_files_of_the_packages_are_kept(tmp_path, index, pins):
     dest = tmp_path / "new" / ".sources"
     assert fetch(dest, pins=pins) == ALL
     assert tree(dest) == UNPACKED
-    assert sorted(path.name for path in dest.iterdir()) == ["flashinfer", "manifest.json", "sgl_kernel", "sglang"]
+    assert sorted(path.name for path in dest.iterdir()) == [
+        "deep_gemm",
+        "flashinfer",
+        "manifest.json",
+        "sgl_kernel",
+        "sglang",
+    ]
     manifest = json.loads((dest / "manifest.json").read_text())["sources"]
     assert list(manifest) == ALL
     assert manifest["sgl-kernel"]["version"] == "3.0"
@@ -296,9 +316,10 @@ def test_checkouts_are_copied(tmp_path, layout):
     (origin / CHECKOUTS[layout][0] / "sglang/link.py").symlink_to("/etc/passwd")
     dest = tmp_path / "s"
     assert take(dest, origin) == ALL
-    assert tree(dest) == UNPACKED
+    checked_out = [name for name in UNPACKED if not name.startswith("deep_gemm")]
+    assert tree(dest) == checked_out
     assert json.loads((dest / "manifest.json").read_text())["sources"]["sglang"]["version"] == "1.0"
-    assert take(dest, origin) == ALL and tree(dest) == UNPACKED, "a second time over the first"
+    assert take(dest, origin) == ALL and tree(dest) == checked_out, "a second time over the first"
 
 
 def test_checkouts_that_are_not_there(tmp_path, capsys):

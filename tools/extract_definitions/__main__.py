@@ -33,7 +33,7 @@ from tools.extract_definitions.models import Model, available, load_config, load
 from tools.extract_definitions.needs import Options, Request
 from tools.extract_definitions.plan import CONFLICT, CREATED, TAGGED, Plan, Planner
 from tools.extract_definitions.traces import STAGES, TRACING, Usage, usage_of
-from tools.kernel_tracing.messages import progress
+from tools.kernel_tracing.report.messages import progress
 
 SOURCES = Path(".sources")
 

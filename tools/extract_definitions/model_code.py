@@ -16,7 +16,7 @@ from typing import Any
 
 from flashinfer_trace.files import Lines, laid_out
 from tools.extract_definitions.errors import ExtractionError
-from tools.kernel_tracing.sources import SourceTree
+from tools.kernel_tracing.source.sources import SourceTree
 
 MODELS = "sglang.srt.models"
 #: Functions that build a module, beside classes.

@@ -7,9 +7,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from reprlib import repr as shown
 from typing import Any
 
 from flashinfer_trace.json_source import JsonSourceError, load_object
+from flashinfer_trace.naming import MAX_NAME
 from tools.extract_definitions.errors import ExtractionError
 
 TAG = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*")
@@ -66,7 +68,7 @@ class Model:
         """A field that must be a positive integer."""
         value = self._require(field)
         if type(value) is not int or value < 1:
-            raise ExtractionError(f"{self.path}: the field {field!r} is {value!r}; it must be a positive integer")
+            raise ExtractionError(f"{self.path}: the field {field!r} is {shown(value)}; it must be a positive integer")
         return value
 
     def count(self, field: str) -> int:
@@ -78,14 +80,14 @@ class Model:
         """A field that must be a positive number."""
         value = self._require(field)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-            raise ExtractionError(f"{self.path}: the field {field!r} is {value!r}; it must be a positive number")
+            raise ExtractionError(f"{self.path}: the field {field!r} is {shown(value)}; it must be a positive number")
         return float(value)
 
     def text(self, field: str) -> str:
         """A field that must be a string."""
         value = self._require(field)
         if not isinstance(value, str):
-            raise ExtractionError(f"{self.path}: the field {field!r} is {value!r}; it must be a string")
+            raise ExtractionError(f"{self.path}: the field {field!r} is {shown(value)}; it must be a string")
         return value
 
     def _require(self, field: str) -> Any:
@@ -101,8 +103,8 @@ class Model:
     def architecture(self) -> str:
         """The class that implements the model."""
         named = self._require("architectures")
-        if not (isinstance(named, list) and named and isinstance(named[0], str)):
-            raise ExtractionError(f"{self.path}: the field 'architectures' is {named!r}; it must list one class")
+        if not (isinstance(named, list) and named and isinstance(named[0], str) and len(named[0]) <= MAX_NAME):
+            raise ExtractionError(f"{self.path}: the field 'architectures' is {shown(named)}; it must list one class")
         return named[0]
 
     @property

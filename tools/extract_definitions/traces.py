@@ -23,8 +23,8 @@ from flashinfer_trace.json_source import TRACES, load_object
 from tools.extract_definitions import model_code
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.model_code import MODELS, ModelCode, code_from, read_code
-from tools.kernel_tracing.analysis import Analysis, Progress, analyse, deep
-from tools.kernel_tracing.sources import SourcesError, SourceTree, find_sources
+from tools.kernel_tracing.report.analysis import Analysis, Progress, analyse, deep
+from tools.kernel_tracing.source.sources import SourcesError, SourceTree, find_sources
 from tools.op_tracing.trace import trace
 
 STAGES = ("prefill", "decode")
@@ -157,18 +157,29 @@ def condense(architecture: str, document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def usage_from(data: Mapping[str, Any], code: ModelCode) -> Usage:
-    """The ops of a digest, and what the code passes."""
+    """The ops of a digest, and what the code passes.
+
+    Raises:
+        KeyError, AttributeError, TypeError, ValueError: it is none.
+    """
     groups = {"": data["ops"], **data["outside"]}
     return Usage(
         data["architecture"],
         data["sources"],
         tuple(
-            Op(name, group, {kernel: tuple(stages) for kernel, stages in kernels.items()})
+            Op(name, group, {kernel: _known_stages(stages) for kernel, stages in kernels.items()})
             for group, ops in groups.items()
             for name, kernels in ops.items()
         ),
         code,
     )
+
+
+def _known_stages(stages: Sequence[Any]) -> tuple[str, ...]:
+    for stage in stages:
+        if stage not in STAGES:
+            raise ValueError(f"{str(stage)[:40]!r} is no stage")
+    return tuple(stages)
 
 
 def dumps(data: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 python -m tools.kernel_tracing --model deepseek                      # -> traces/kernel_traces.md and .json
 python -m tools.kernel_tracing --model llama --out llama.md --json llama.json
 python -m tools.kernel_tracing --model deepseek --kernel rmsnorm     # one kernel, to the terminal
+python -m tools.kernel_tracing --config model=deepseek-v3,attention_backend=flashinfer   # what one configuration runs
 python -m tools.kernel_tracing --verify traces/kernel_traces.json     # check a trace against the sources
 python -m tools.kernel_tracing --diff old.json new.json              # what changed
 
@@ -13,20 +14,27 @@ sources.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.kernel_tracing.analysis import deep
-from tools.kernel_tracing.arguments import model_arguments
-from tools.kernel_tracing.check import check
-from tools.kernel_tracing.diff import diff
-from tools.kernel_tracing.messages import left_out, notice, progress
-from tools.kernel_tracing.render import render
-from tools.kernel_tracing.roots import RootsError
-from tools.kernel_tracing.sources import SourcesError, find_sources
-from tools.kernel_tracing.trace import trace
-from tools.kernel_tracing.trace_files import TRACES, check_writable, dumps, link_base, load, load_traces, write
+from tools.kernel_tracing.configuration.requested import ConfigurationError, parse
+from tools.kernel_tracing.evaluator.serving import Serving
+from tools.kernel_tracing.graph.roots import RootsError
+from tools.kernel_tracing.report.analysis import deep
+from tools.kernel_tracing.report.arguments import model_arguments
+from tools.kernel_tracing.report.diff import diff
+from tools.kernel_tracing.report.messages import left_out, notice, progress
+from tools.kernel_tracing.report.render import render
+from tools.kernel_tracing.report.step import PHASES
+from tools.kernel_tracing.report.step import document as step_document
+from tools.kernel_tracing.report.step import text as step_text
+from tools.kernel_tracing.report.trace import trace
+from tools.kernel_tracing.report.trace_files import TRACES, check_writable, dumps, link_base, load, load_traces, write
+from tools.kernel_tracing.source.index import Index
+from tools.kernel_tracing.source.sources import SourcesError, find_sources
+from tools.kernel_tracing.verify.check import check
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,8 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(diff(old, new), end="")
             return 0
         with deep():
-            return _trace(options)
-    except (SourcesError, RootsError, OSError) as error:
+            return _trace(options) if options.config is None else _step(options)
+    except (SourcesError, RootsError, ConfigurationError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
@@ -54,6 +62,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--verify", type=Path, metavar="FILE", help="check every frame of a trace against the sources")
+    action.add_argument(
+        "--config",
+        metavar="SETTINGS",
+        help="print the kernels that one configuration runs in prefill and decode, each with its chain: "
+        "model=NAME or config.json, gpu=sm90, tp=8, fields of ServerArgs, environment variables; separated by commas",
+    )
     action.add_argument(
         "--diff", type=Path, nargs=2, metavar=("OLD", "NEW"), help="show what changed between two traces"
     )
@@ -85,6 +99,24 @@ def _trace(options: argparse.Namespace) -> int:
         file=sys.stderr,
     )
     return 1 if problems else 0
+
+
+def _step(options: argparse.Namespace) -> int:
+    check_writable(options.out, options.json)
+    configuration = parse(options.config)
+    sources = find_sources(options.sources)
+    notice(options.sources, sources)
+    step = Serving(Index(sources), configuration, options.platform).run()
+    found = step_document(step, sources)
+    if options.json is not None:
+        write(options.json, json.dumps(found, indent=1) + "\n")
+    if options.out is not None:
+        write(options.out, step_text(found))
+    if options.out is None and options.json is None:
+        print(step_text(found), end="")
+    for problem, count in step.problems.items():
+        print(f"not evaluated ({count}): {problem}", file=sys.stderr)
+    return 0 if any(found[phase] for phase in PHASES) else 1
 
 
 def _targets(options: argparse.Namespace) -> tuple[Path | None, Path | None]:

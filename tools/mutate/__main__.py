@@ -23,8 +23,8 @@ from tools.mutate.cases import known_families, representative
 from tools.mutate.kernel_power import load_power, render_power
 from tools.mutate.mutants import mutants
 from tools.mutate.reasons import EQUIVALENTS, KEPT, Reason, ReasonError, read_reasons, unmatched
-from tools.mutate.runner import default_processes
 from tools.mutate.summary import RESULTS, below_floor, mutants_digest, overall, render, score
+from tools.shared.limited_pool import default_processes
 
 DOCUMENT = "docs/harness_power.md"
 

@@ -18,6 +18,7 @@ from tools.mutate.mutants import Mutant, mutants
 from tools.mutate.reasons import Reason, reason_of
 from tools.mutate.runner import Limits, Store, check_store, default_store, judge_all, source_key
 from tools.mutate.summary import family_summary
+from tools.shared.limited_pool import Ended
 
 __all__ = ["Campaign", "run_campaign"]
 
@@ -111,6 +112,9 @@ def failed_checks(
         task = bar.add_task("equivalents", total=len(tasks))
         for number, line in judge_all(tasks, processes=processes, limits=limits):
             mutant, check = waiting[number]
+            if isinstance(line, Ended):  # not remembered: the machine may have been busy
+                lines[mutant.id] = line.detail
+                continue
             stores[mutant.family].add(check_key(mutant, check), Verdict("differs" if line else "", 0, line))
             lines[mutant.id] = line
             bar.update(task, advance=1, description=mutant.family)

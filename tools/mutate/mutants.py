@@ -14,10 +14,11 @@ from flashinfer_trace.harness.family import Family
 from tools.mutate.operators import EXPRESSIONS, Operator, Place
 from tools.mutate.statements import STATEMENTS
 from tools.mutate.torch_operators import CALLS
+from tools.mutate.value_operators import VALUES
 
 __all__ = ["OPERATORS", "Mutant", "mutants", "size_between"]
 
-OPERATORS: dict[str, Operator] = {**EXPRESSIONS, **CALLS, **STATEMENTS}
+OPERATORS: dict[str, Operator] = {**EXPRESSIONS, **CALLS, **STATEMENTS, **VALUES}
 
 #: Parts of a node that hold no computation.
 SKIPPED_FIELDS = ("annotation", "returns", "decorator_list", "msg", "type_comment")

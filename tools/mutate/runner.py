@@ -6,12 +6,8 @@ import hashlib
 import json
 import os
 import re
-import resource
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import lru_cache
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +16,16 @@ from flashinfer_trace.definition import Definition
 from flashinfer_trace.files import write_text
 from flashinfer_trace.harness.family import Family
 from tools.mutate.judge import Verdict
+from tools.shared.limited_pool import Ended, limit_memory, outcomes
 
 __all__ = ["CACHE", "Limits", "Store", "code_digest", "judge_all"]
 
 #: Where verdicts are kept between runs, under the checkout; out of git.
 CACHE = ".mutate"
 
-#: Seconds that a mutant may take beyond the time of preparing a family's cases, and memory beyond a worker's own.
-SECONDS = 60
+#: Seconds that a mutant may take, the first one of a family in a process with the time of preparing the cases, and
+#: memory beyond a worker's own. On an idle machine it takes a few seconds; a busy one must not decide a verdict.
+SECONDS = 180
 GIBIBYTES = 6
 
 
@@ -108,12 +106,7 @@ def start_worker(limits: Limits) -> None:
     import warnings
 
     warnings.simplefilter("ignore")  # what a mutant warns of is not this project's warning
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() if on_linux() else 0
-    resource.setrlimit(resource.RLIMIT_AS, (used + limits.bytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
-
-
-def on_linux() -> bool:
-    return sys.platform == "linux"
+    limit_memory(limits.bytes)
 
 
 @lru_cache(maxsize=4)
@@ -153,37 +146,23 @@ def judge_all(
 
     Args:
         tasks: those of one family one after another: a process keeps the cases of few families. With a check, one of
-            `equivalence.CHECKS`, the outcome is the line of `equivalence.first_difference` instead.
+            `equivalence.CHECKS`, the outcome is the line of `equivalence.first_difference` instead, or an `Ended`.
         processes: how many at once.
         limits: of each process.
         load: (family, more) -> its bench, called in the process.
     """
-    from pebble import ProcessExpired, ProcessPool
-
     limits = limits or Limits()
-    pool = ProcessPool(max_workers=processes, initializer=start_worker, initargs=[limits], context=get_context("spawn"))
-    with pool:
-        try:
-            waiting = [pool.schedule(work, args=[load, *task], timeout=limits.seconds) for task in tasks]
-            for number, (future, task) in enumerate(zip(waiting, tasks, strict=True)):
-                checked = bool(task[2])
-                try:
-                    yield number, future.result()
-                except FutureTimeoutError:
-                    yield number, ended("time", f"no answer within {limits.seconds} s", checked)
-                except ProcessExpired as error:
-                    yield number, ended("crashed", f"the process ended with exit code {error.exitcode}", checked)
-        except BaseException:
-            pool.stop()
-            raise
-
-
-def ended(how: str, detail: str, checked: bool) -> Any:
-    return detail if checked else Verdict(how, 1, detail)
-
-
-def default_processes() -> int:
-    return max(1, min(4, os.cpu_count() or 1))
+    found = outcomes(
+        work,
+        [(load, *task) for task in tasks],
+        processes=processes,
+        seconds=limits.seconds,
+        start=start_worker,
+        started_with=[limits],
+    )
+    for number, (outcome, task) in enumerate(zip(found, tasks, strict=True)):
+        judged = not task[2]
+        yield number, Verdict(outcome.how, 1, outcome.detail) if judged and isinstance(outcome, Ended) else outcome
 
 
 def default_store(family: Family, definition: Definition) -> Store:

@@ -18,13 +18,13 @@ from typing import Any
 
 from flashinfer_trace import definitions
 from flashinfer_trace.files import COMPACT, Lines, laid_out
-from tools.kernel_tracing.analysis import analyse, deep
-from tools.kernel_tracing.arguments import model_arguments
-from tools.kernel_tracing.messages import left_out, notice, progress
-from tools.kernel_tracing.roots import RootsError
-from tools.kernel_tracing.sources import SourcesError, find_sources
-from tools.kernel_tracing.trace import document
-from tools.kernel_tracing.trace_files import TRACES, check_writable, link_base, load_traces, write
+from tools.kernel_tracing.graph.roots import RootsError
+from tools.kernel_tracing.report.analysis import analyse, deep
+from tools.kernel_tracing.report.arguments import model_arguments
+from tools.kernel_tracing.report.messages import left_out, notice, progress
+from tools.kernel_tracing.report.trace import document
+from tools.kernel_tracing.report.trace_files import TRACES, check_writable, link_base, load_traces, write
+from tools.kernel_tracing.source.sources import SourcesError, find_sources
 from tools.op_tracing import page
 from tools.op_tracing.check import check
 from tools.op_tracing.definitions import covered, definitions_of

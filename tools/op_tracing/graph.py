@@ -12,12 +12,12 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from tools.kernel_tracing.analysis import Analysis
-from tools.kernel_tracing.chains import place
-from tools.kernel_tracing.index import FunctionInfo
-from tools.kernel_tracing.ops import OWN_WEIGHT, called_name, weight_owner
-from tools.kernel_tracing.rules.modules import is_forward
-from tools.kernel_tracing.solver import Context, Edge, KernelCall
+from tools.kernel_tracing.engine.models.modules import is_forward
+from tools.kernel_tracing.engine.solver import Context, Edge, KernelCall
+from tools.kernel_tracing.graph.chains import place
+from tools.kernel_tracing.graph.ops import OWN_WEIGHT, called_name, weight_owner
+from tools.kernel_tracing.report.analysis import Analysis
+from tools.kernel_tracing.source.index import FunctionInfo
 from tools.op_tracing.order import execution_order
 
 

@@ -61,6 +61,17 @@ def kernel_coverage(kernels: Mapping[str, Any], definitions: Iterable[Definition
     return "\n".join(lines) + "\n"
 
 
+def without_definition(reasons: Mapping[str, Any]) -> str:
+    """The part of the document about kernels that get no Definition.
+
+    Args:
+        reasons: traces/kernels_without_definition.json: dotted paths of kernels, each with the reason.
+    """
+    rows = [(code(path), escape(reason)) for path, reason in sorted(reasons["kernels"].items())]
+    text = "Of these nothing can be said that is true, testable and of use to whoever writes or compares a kernel."
+    return "\n".join(["", "## Kernels without a Definition", "", text, "", *table(("Kernel", "Reason"), rows)]) + "\n"
+
+
 def _counts(counts: Counter[str]) -> list[str]:
     return [str(counts[name]) for name in ("kernels", "defined", "measured")]
 

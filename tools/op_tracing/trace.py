@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from tools.kernel_tracing.analysis import Analysis, Progress
-from tools.kernel_tracing.chains import Chain
-from tools.kernel_tracing.condition_text import Part, either
-from tools.kernel_tracing.kernels import Kernel
-from tools.kernel_tracing.ops import Use, use
+from tools.kernel_tracing.configuration.condition_text import Part, either
+from tools.kernel_tracing.graph.chains import Chain
+from tools.kernel_tracing.graph.kernels import Kernel
+from tools.kernel_tracing.graph.ops import Use, use
+from tools.kernel_tracing.report.analysis import Analysis, Progress
+from tools.kernel_tracing.report.trace import Writer
 from tools.kernel_tracing.rules import runtime_roots
-from tools.kernel_tracing.trace import Writer
 from tools.op_tracing.graph import Graph, Node, Site
 
 Sites = dict[tuple[str, int, str], dict[str, Any]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from tools.kernel_tracing.syntax import parse
+from tools.kernel_tracing.source.syntax import parse
 
 
 def calls_of(text: str) -> dict[tuple[int, str], str]:

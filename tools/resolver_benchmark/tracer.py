@@ -9,12 +9,13 @@ import ast
 from collections import defaultdict
 from pathlib import Path
 
-from tools.kernel_tracing import attributes, unmade
-from tools.kernel_tracing.analysis import Analysis, analyse, deep
-from tools.kernel_tracing.index import ClassInfo, FunctionInfo
-from tools.kernel_tracing.solver import Solver
-from tools.kernel_tracing.sources import find_sources
-from tools.kernel_tracing.values import Instance
+from tools.kernel_tracing.engine import attributes
+from tools.kernel_tracing.engine.solver import Solver
+from tools.kernel_tracing.engine.values import Instance
+from tools.kernel_tracing.graph import unmade
+from tools.kernel_tracing.report.analysis import Analysis, analyse, deep
+from tools.kernel_tracing.source.index import ClassInfo, FunctionInfo
+from tools.kernel_tracing.source.sources import find_sources
 from tools.resolver_benchmark.labels import Query
 
 __all__ = ["answers", "edges"]

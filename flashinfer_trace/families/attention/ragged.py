@@ -27,7 +27,7 @@ from flashinfer_trace.families.attention.oracle import any_chunks, expected_outp
 from flashinfer_trace.families.attention.policies import LSE, OUTPUT
 from flashinfer_trace.families.attention.tiles import Memory
 from flashinfer_trace.harness.compare import Expected
-from flashinfer_trace.harness.family import Family, Inputs, Outputs, Plan, PlanRequest
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, indptr, split
 
 __all__ = ["memory", "ragged_family"]
@@ -135,9 +135,10 @@ def ragged_family(
     op_type: str,
     twin: Mapping[str, int],
     compiled: Mapping[str, int],
+    others: tuple[Kernel, ...] = (),
     supports: Callable[[Definition], str | None] = lambda definition: None,
 ) -> Family:
-    """The record of one family; its kernels are compiled for the dimensions `compiled` and those that it `supports`."""
+    """The record of one family; its kernels but `others` are for the dimensions `compiled` and those it `supports`."""
     return Family(
         name=name,
         op_type=op_type,
@@ -148,13 +149,16 @@ def ragged_family(
         make_inputs=make_inputs,
         oracle=oracle,
         compare={"output": OUTPUT, "lse": LSE},
-        kernels=flashinfer_kernels(
-            PATH,
-            run_flashinfer,
-            (FA2, FA3),
-            limits={**BATCHES, **QUERIES},
-            const_axes=compiled,
-            supports=supports,
-            plan_options=SEEING,
+        kernels=(
+            *flashinfer_kernels(
+                PATH,
+                run_flashinfer,
+                (FA2, FA3),
+                limits={**BATCHES, **QUERIES},
+                const_axes=compiled,
+                supports=supports,
+                plan_options=SEEING,
+            ),
+            *others,
         ),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flashinfer_trace.families.attention.paged_cases import paged_family
+from flashinfer_trace.families.mla_paged.blackwell import TRTLLM_DECODE
 from flashinfer_trace.families.mla_paged.inputs import make_inputs, oracle
 from flashinfer_trace.families.mla_paged.kernels import DECODE, PREFILL
 from flashinfer_trace.harness.family import Family, Kernel
@@ -19,7 +20,7 @@ def family(name: str, page_size: int, kernels: tuple[Kernel, ...]) -> Family:
 
 FAMILIES = (
     family("mla_paged_decode_ps1", 1, DECODE),
-    family("mla_paged_decode", 4, DECODE),
+    family("mla_paged_decode", 4, (*DECODE, TRTLLM_DECODE)),
     family("mla_paged_prefill_causal_ps1", 1, PREFILL),
     family("mla_paged_prefill_causal", 4, PREFILL),
 )

@@ -25,6 +25,12 @@ SMALLEST_CHUNK = 32
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """The inputs that the Definition has."""
+    inputs = all_inputs(definition, plan, draws)
+    return {name: inputs[name] for name in definition.inputs}
+
+
+def all_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Normal queries and caches of the planned kind; entries that belong to no request are NaN or stale."""
     device, axes = draws.device, definition.const_axes
     heads, ckv_dim, kpe_dim = (axes[axis] for axis in ("num_qo_heads", "head_dim_ckv", "head_dim_kpe"))
@@ -39,7 +45,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
         add_peaks(queries, lambda r: tokens[table.slots(r, device)], q_lens, plan["kv_lens"], SM_SCALE, draws)
     spoil_unused(cache, table.used(device), plan["unused"])
     queries = queries.to(torch.bfloat16)
-    inputs = {
+    return {
         "q_nope": queries[..., :ckv_dim].contiguous(),
         "q_pe": queries[..., ckv_dim:].contiguous(),
         "ckv_cache": cache[..., :ckv_dim].contiguous(),
@@ -47,7 +53,6 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
         "sm_scale": SM_SCALE,
         **index_inputs(table, plan, device),
     }
-    return {name: inputs[name] for name in definition.inputs}
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:

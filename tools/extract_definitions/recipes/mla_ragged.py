@@ -61,15 +61,10 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     }
     outputs = attention.outputs("total_q", "vo_dim", "Weighted mean of the values for each query head", decode=False)
     dimensions = attention.ragged_axes(sizes)
-    return document(
-        description,
-        needs,
-        TAGS,
-        dimensions,
-        inputs,
-        outputs,
-        [*attention.RAGGED_CONSTRAINTS, "num_kv_heads == num_qo_heads"],
-    )
+    # What computes the same on Blackwell comes after the function for Hopper.
+    tags = (TAGS[0], "fi_api:flashinfer.prefill.trtllm_ragged_attention_deepseek", *TAGS[1:])
+    constraints = [*attention.RAGGED_CONSTRAINTS, "num_kv_heads == num_qo_heads"]
+    return document(description, needs, tags, dimensions, inputs, outputs, constraints)
 
 
 RECIPE = Recipe("mla_ragged", (FAMILY,), KERNELS, LATENT, needs, describe)

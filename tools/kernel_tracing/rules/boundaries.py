@@ -10,23 +10,21 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from tools.kernel_tracing.index import ClassInfo, FunctionInfo, Index
 from tools.kernel_tracing.rules import data_types
-from tools.kernel_tracing.rules.libraries import LIBRARIES
 from tools.kernel_tracing.rules.platforms import Platform
-from tools.kernel_tracing.syntax import dotted_name, walk
-
-if TYPE_CHECKING:
-    from tools.kernel_tracing.frame import Frame
+from tools.kernel_tracing.source.index import ClassInfo, FunctionInfo, Index
+from tools.kernel_tracing.source.libraries import LIBRARIES
+from tools.kernel_tracing.source.syntax import dotted_name, walk
 
 # Names that load or build native code, in any library.
 _NATIVE = {"build_and_load", "load_inline", "load_module", "cdll", "CDLL", "compile_ops"}
 # Methods of wrapper classes that plan on the host or manage workspaces.
 _PLANNING = ("plan", "begin_forward", "end_forward", "reset_workspace", "__init__", "get_", "set_", "is_", "estimate")
 # Functions that query or build something but launch nothing.
-_QUERIES = ("get_", "is_", "can_", "has_", "gen_", "supports_", "should_", "_get_", "_is_")
+_QUERIES = ("is_", "can_", "has_", "gen_", "supports_", "should_", "_get_", "_is_", "set_")
+# What a function named `get_...` computes on the GPU, if its signature does not say what it takes.
+_COMPUTED = ("_tensor", "_metadata")
 
 
 def is_library(module: str) -> bool:
@@ -39,22 +37,33 @@ def is_test(module: str) -> bool:
     return not {"test", "tests"}.isdisjoint(module.split("."))
 
 
-def kernel_of(frame: Frame, function: FunctionInfo) -> str | None:
+def kernel_of(index: Index, function: FunctionInfo) -> str | None:
     """The kernel's name if calling this function calls a kernel; "" if it is neither a kernel nor to be entered.
 
     None for all functions that are to be entered.
     """
-    if not is_library(function.module.name):
-        if is_triton(function):
-            return ""  # called without a grid, from inside another kernel
-        return None
-    name = function.qualname
-    terminal = name.rpartition(".")[2]
+    if is_library(function.module.name):
+        return kernel_name(index, function)
+    # A Triton function that is called without a grid is called from inside another kernel.
+    return "" if is_triton(function) else None
+
+
+def kernel_name(index: Index, function: FunctionInfo) -> str:
+    """The name of a library's function if calling it calls a kernel, otherwise ""."""
+    terminal = function.qualname.rpartition(".")[2]
     if function.owner is not None and terminal.startswith(_PLANNING):
         return ""
-    if terminal.startswith(_QUERIES) or terminal.endswith("_plan") or is_host(function):
+    if _is_query(function, terminal) or terminal.endswith("_plan") or is_host(function):
         return ""
-    return name if is_native(frame.solver.index, function) else ""
+    return function.qualname if is_native(index, function) else ""
+
+
+def _is_query(function: FunctionInfo, name: str) -> bool:
+    """Whether a function only asks or builds something. `get_mla_metadata(cache_seqlens: Tensor)` computes."""
+    if name.startswith("get_"):
+        annotations = " ".join(ast.unparse(annotation) for annotation in function.annotations.values())
+        return "Tensor" not in annotations and not name.endswith(_COMPUTED)
+    return name.startswith(_QUERIES)
 
 
 def is_host(function: FunctionInfo) -> bool:
@@ -150,7 +159,7 @@ def _is_native(index: Index, function: FunctionInfo, cache: dict[FunctionInfo, b
     return False
 
 
-_NATIVE_PATHS = ("torch.ops.", "self._cached_module", "cute.")
+_NATIVE_PATHS = ("torch.ops.", "torch.torch.ops.", "self._cached_module", "cute.")
 
 
 def _symbols(

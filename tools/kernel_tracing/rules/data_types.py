@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from tools.kernel_tracing.syntax import last_name
+from tools.kernel_tracing.source.syntax import last_name
 
 _DATA = {
     "int",

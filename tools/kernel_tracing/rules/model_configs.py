@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tools.kernel_tracing.index import ClassInfo, Index
+from tools.kernel_tracing.source.index import ClassInfo, Index
 
 _BASES = {"PretrainedConfig", "PreTrainedConfig"}
 

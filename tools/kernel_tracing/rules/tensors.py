@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from tools.kernel_tracing.index import ClassInfo, Index
+from tools.kernel_tracing.source.index import ClassInfo, Index
 
 _BASES = {"torch.Tensor", "torch.nn.Parameter", "torch.nn.parameter.Parameter", "torch.nn.UninitializedParameter"}
 _BASES |= {"torch.nn.parameter.UninitializedParameter"}

@@ -1,0 +1,152 @@
+"""Writes to key-value caches: copies of rows, which leave all other rows alone."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.harness.compare import Exact, Expected
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs, Plan, PlanRequest
+from flashinfer_trace.harness.faults import with_inputs
+from flashinfer_trace.harness.inputs import Draws, sizes
+
+COPIES = Exact("copies of bf16 numbers; rows that are not written stay")
+JIT = "sglang.jit_kernel.kvcache"
+TRITON = "sglang.srt.mem_cache.utils"
+#: No kernel launches for zero rows: an empty grid is an error in CUDA.
+LAUNCHABLE = {"num_tokens": (1, 1 << 20)}
+#: ``random``: any slots, in any order; ``consecutive``: as for a prompt; ``all``: every slot of the cache is written.
+SLOTS = ("random", "consecutive", "all")
+
+
+def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    return st.fixed_dictionaries(
+        {
+            "num_tokens": sizes(*request.range("num_tokens", 0, 40, 4096)),
+            "spare": sizes(0, 1024 if request.large else 20),
+            "slots": st.sampled_from(SLOTS),
+        }
+    )
+
+
+def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    count = axes.get("num_tokens", min(8, axes.get("num_slots", 8)))
+    return {"num_tokens": count, "spare": max(0, axes.get("num_slots", 4 * count) - count), "slots": "random"}
+
+
+def corners(request: PlanRequest) -> list[Plan]:
+    """One token among others, and a cache that is written from its first to its last slot."""
+    low, high = request.range("num_tokens", 0, 40, 4096)
+    count = max(low, min(7, high))
+    return [{"num_tokens": 1, "spare": 5, "slots": "random"}, {"num_tokens": count, "spare": 0, "slots": "all"}]
+
+
+def slots_of(plan: Plan, draws: Draws) -> torch.Tensor:
+    """int64 [num_tokens], distinct."""
+    count, spare = plan["num_tokens"], 0 if plan["slots"] == "all" else plan["spare"]
+    if plan["slots"] == "consecutive":
+        first = draws.host_integers(1, 0, spare)[0]
+        return torch.arange(first, first + count, device=draws.device)
+    return draws.permutation(count + spare)[:count]
+
+
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """Normal values everywhere, also in the slots: what is not written must stay."""
+    spare = 0 if plan["slots"] == "all" else plan["spare"]
+    known = {**definition.const_axes, "num_tokens": plan["num_tokens"], "num_slots": plan["num_tokens"] + spare}
+    inputs: dict[str, Any] = {}
+    for name, spec in definition.inputs.items():
+        if spec.dtype == "int64":
+            inputs[name] = slots_of(plan, draws)
+        else:
+            inputs[name] = draws.normal([known[axis] for axis in spec.shape or ()], torch.bfloat16)
+    return inputs
+
+
+def written(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> Expected:
+    """Slot by slot: where each row of the result comes from, among the cache's own rows and the new ones."""
+    source = list(range(len(cache)))
+    for token, slot in enumerate(slots.tolist()):
+        source[slot] = len(cache) + token
+    index = torch.tensor(source, dtype=torch.int64, device=cache.device)
+    return Expected(torch.cat((cache, rows)).double()[index])
+
+
+def store_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    return {f"{name}_cache_out": written(inputs[f"{name}_cache"], inputs["indices"], inputs[name]) for name in "kv"}
+
+
+def mla_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    rows = torch.zeros(len(inputs["loc"]), inputs["kv_buffer"].shape[1], device=inputs["loc"].device)
+    rows = rows.to(torch.bfloat16)
+    width = inputs["cache_k_nope"].shape[1]
+    rows[:, :width], rows[:, width:] = inputs["cache_k_nope"], inputs["cache_k_rope"]
+    return {"kv_buffer_out": written(inputs["kv_buffer"], inputs["loc"], rows)}
+
+
+def run_store(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    from sglang.jit_kernel.kvcache import store_cache
+
+    store_cache(inputs["k"], inputs["v"], inputs["k_cache"], inputs["v_cache"], inputs["indices"])
+    return {"k_cache_out": inputs["k_cache"], "v_cache_out": inputs["v_cache"]}
+
+
+def run_set_mla(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    from sglang.srt.mem_cache.utils import set_mla_kv_buffer_triton
+
+    set_mla_kv_buffer_triton(inputs["kv_buffer"], inputs["loc"], inputs["cache_k_nope"], inputs["cache_k_rope"])
+    return {"kv_buffer_out": inputs["kv_buffer"]}
+
+
+def sglang_kernel(module: str, name: str, call: KernelCall, in_place: tuple[str, ...]) -> Kernel:
+    return Kernel(
+        f"{module}.{name}",
+        "sglang",
+        call,
+        min_capability=(8, 0),
+        limits=LAUNCHABLE,
+        in_place=in_place,
+        modules=(module,),
+        optional=True,
+    )
+
+
+def slot_before(name: str, inputs: dict[str, Any]) -> dict[str, Any] | None:
+    """The slot before for every token, which is another one where there are two."""
+    slots = inputs[name]
+    rows = max(len(value) for key, value in inputs.items() if key != name)
+    return {**inputs, name: (slots - 1) % rows} if rows > 1 and len(slots) else None
+
+
+cache_family = functools.partial(
+    Family,
+    op_type="kv_cache",
+    plans=plans,
+    corners=corners,
+    plan_for_axes=plan_for_axes,
+    make_inputs=make_inputs,
+)
+
+FAMILIES = (
+    cache_family(
+        name="store_cache",
+        twin={"row_dim": 16},
+        oracle=store_oracle,
+        compare={"k_cache_out": COPIES, "v_cache_out": COPIES},
+        kernels=(sglang_kernel(JIT, "store_cache", run_store, ("k_cache", "v_cache")),),
+        faults=(with_inputs("the slot before", lambda inputs, trial: slot_before("indices", inputs)),),
+    ),
+    cache_family(
+        name="set_mla_kv_buffer",
+        twin={"head_dim_ckv": 12, "head_dim_kpe": 4, "head_dim_key": 16},
+        oracle=mla_oracle,
+        compare={"kv_buffer_out": COPIES},
+        kernels=(sglang_kernel(TRITON, "set_mla_kv_buffer_triton", run_set_mla, ("kv_buffer",)),),
+        faults=(with_inputs("the slot before", lambda inputs, trial: slot_before("loc", inputs)),),
+    ),
+)

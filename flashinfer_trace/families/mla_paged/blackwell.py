@@ -1,0 +1,114 @@
+"""The kernels of latent attention that need Blackwell, called as SGLang calls them.
+
+None of them has run here. The same functions are proven by flashinfer's kernels for Hopper. What these kernels round is
+not known; the bounds allow what flashinfer's fa2 rounds: the weights before they are summed, and partial outputs.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.attention.cases import AttentionOptions
+from flashinfer_trace.families.attention.kernels import BATCHES, PAGES
+from flashinfer_trace.families.attention.paged_cases import kv_lengths
+from flashinfer_trace.families.attention.policies import Rounding, kernel_policies
+from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
+
+__all__ = [
+    "BLACKWELL",
+    "HEAD_DIMS",
+    "ROUNDING",
+    "TABLE_TOKENS",
+    "TRTLLM_DECODE",
+    "call_trtllm",
+    "table_of",
+    "trtllm_pages",
+]
+
+#: Head sizes of the compiled kernels.
+HEAD_DIMS = {"head_dim_ckv": 512, "head_dim_kpe": 64}
+BLACKWELL = ((10, 0), (10, 3))
+ROUNDING = Rounding(weights=True, sum=True, partial=1)
+#: What SGLang gives trtllm-gen; it must be zeros before the first call.
+WORKSPACE_BYTES = 150 * 2**20
+#: The dimension of a head before absorption, which only names the model to trtllm-gen.
+HEAD_DIM_NOPE = 128
+#: Tables of pages are as wide as whole numbers of this many tokens.
+TABLE_TOKENS = 128
+
+
+@functools.cache
+def workspace(device: torch.device) -> torch.Tensor:
+    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+
+
+def trtllm_pages(definition: Definition) -> str | None:
+    """trtllm-gen has kernels for pages of 32 and of 64 tokens."""
+    return None if definition.const_axes["page_size"] in (32, 64) else "needs page_size 32 or 64"
+
+
+def call_trtllm(
+    definition: Definition,
+    inputs: Inputs,
+    kv_cache: torch.Tensor,
+    seq_lens: torch.Tensor,
+    page_table: torch.Tensor,
+    *,
+    return_lse: bool,
+) -> tuple[torch.Tensor, ...]:
+    """trtllm-gen's decode over a cache of concatenated keys [num_pages, page_size, 576]: the output, and its lse."""
+    from flashinfer.decode import trtllm_batch_decode_with_kv_cache_mla
+
+    query = torch.cat((inputs["q_nope"], inputs["q_pe"]), dim=-1).unsqueeze(1)
+    found = trtllm_batch_decode_with_kv_cache_mla(
+        query=query,
+        kv_cache=kv_cache.unsqueeze(1),
+        workspace_buffer=workspace(query.device),
+        qk_nope_head_dim=HEAD_DIM_NOPE,
+        kv_lora_rank=definition.const_axes["head_dim_ckv"],
+        qk_rope_head_dim=definition.const_axes["head_dim_kpe"],
+        block_tables=page_table,
+        seq_lens=seq_lens,
+        max_seq_len=page_table.shape[1] * definition.const_axes["page_size"],
+        bmm1_scale=float(inputs["sm_scale"]),
+        backend="trtllm-gen",
+        return_lse=return_lse,
+    )
+    output, *rest = found if return_lse else (found,)
+    return output.view_as(inputs["q_nope"]), *rest
+
+
+def table_of(inputs: Inputs, page_size: int) -> torch.Tensor:
+    """int32 [batch_size, pages]: the pages of each request, then page 0."""
+    pages = inputs["kv_indptr"].diff()
+    width = max([1, *pages.tolist()])
+    whole = max(1, TABLE_TOKENS // page_size)
+    column = torch.arange(-(-width // whole) * whole, device=pages.device)
+    place = (inputs["kv_indptr"][:-1, None] + column).clamp_max(max(0, len(inputs["kv_indices"]) - 1))
+    own = inputs["kv_indices"][place.long()] if len(inputs["kv_indices"]) else torch.zeros_like(place)
+    return torch.where(column < pages[:, None], own, 0).to(torch.int32)
+
+
+def run_trtllm_decode(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    page_size = definition.const_axes["page_size"]
+    cache = torch.cat((inputs["ckv_cache"], inputs["kpe_cache"]), dim=-1)
+    table = table_of(inputs, page_size)
+    output, lse = call_trtllm(definition, inputs, cache, kv_lengths(inputs, page_size), table, return_lse=True)
+    return {"output": output, "lse": lse}
+
+
+TRTLLM_DECODE = Kernel(
+    "flashinfer.decode.trtllm_batch_decode_with_kv_cache_mla",
+    "flashinfer-python",
+    run_trtllm_decode,
+    min_capability=BLACKWELL[0],
+    max_capability=BLACKWELL[1],
+    limits={**BATCHES, **PAGES},
+    plan_options=AttentionOptions(),
+    const_axes=HEAD_DIMS,
+    supports=trtllm_pages,
+    compare=kernel_policies(ROUNDING),
+)

@@ -1,0 +1,171 @@
+"""Latent attention for decode with a table of pages and one cache of concatenated keys, as Blackwell's kernels take it.
+
+flashinfer's kernels for Hopper compute the same function from the two parts of the cache and a list of pages, and so
+does the oracle: `listed` makes their inputs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import torch
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.attention.cases import AttentionOptions
+from flashinfer_trace.families.attention.kernels import BATCHES, PAGES
+from flashinfer_trace.families.attention.paged_cases import kv_lengths, paged_family
+from flashinfer_trace.families.attention.policies import OUTPUT, Rounding, kernel_policies
+from flashinfer_trace.families.mla_paged import inputs as parts
+from flashinfer_trace.families.mla_paged import kernels as hopper
+from flashinfer_trace.families.mla_paged.blackwell import (
+    BLACKWELL,
+    HEAD_DIMS,
+    ROUNDING,
+    TABLE_TOKENS,
+    call_trtllm,
+    table_of,
+    trtllm_pages,
+)
+from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.harness.family import Inputs, Kernel, KernelCall, Outputs, Plan
+from flashinfer_trace.harness.inputs import Draws, indptr
+
+__all__ = ["FAMILIES"]
+
+#: The heads that sgl-kernel's wrapper pads queries to.
+MOST_HEADS = 128
+
+
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """Those of the other paged families; entries of the table after the last page of a request name any pages."""
+    page_size = definition.const_axes["page_size"]
+    found = parts.all_inputs(definition, plan, draws)
+    table = table_of(found, page_size)
+    used = torch.arange(table.shape[1], device=table.device) < found["kv_indptr"].diff()[:, None]
+    any_page = draws.integers(table.shape, 0, max(0, len(found["ckv_cache"]) - 1), torch.int32)
+    inputs = {
+        **found,
+        "kv_cache": torch.cat((found["ckv_cache"], found["kpe_cache"]), dim=-1),
+        "seq_lens": kv_lengths(found, page_size),
+        "page_table": torch.where(used, table, any_page),
+    }
+    return {name: inputs[name] for name in definition.inputs}
+
+
+def listed(definition: Definition, inputs: Inputs) -> Inputs:
+    """The inputs of the families with a list of pages."""
+    axes, table, lengths = definition.const_axes, inputs["page_table"], inputs["seq_lens"]
+    pages = (lengths + axes["page_size"] - 1) // axes["page_size"]
+    used = torch.arange(table.shape[1], device=table.device) < pages[:, None]
+    ckv, kpe = inputs["kv_cache"].split((axes["head_dim_ckv"], axes["head_dim_kpe"]), dim=-1)
+    return {
+        "q_nope": inputs["q_nope"],
+        "q_pe": inputs["q_pe"],
+        "ckv_cache": ckv.contiguous(),
+        "kpe_cache": kpe.contiguous(),
+        "kv_indptr": indptr(pages.tolist(), table.device),
+        "kv_indices": table[used],
+        "kv_last_page_len": torch.where(lengths > 0, (lengths - 1) % axes["page_size"] + 1, 0).to(torch.int32),
+        "sm_scale": inputs["sm_scale"],
+    }
+
+
+def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    return {"output": parts.oracle(definition, listed(definition, inputs))["output"]}
+
+
+def run_hopper(backend: str, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """flashinfer's wrapper, on the parts of the cache and the list of pages."""
+    lse = torch.empty(outputs["output"].shape[:2], dtype=torch.float32, device=outputs["output"].device)
+    both = {"output": outputs["output"], "lse": lse}
+    return {"output": hopper.run_flashinfer(backend, definition, listed(definition, inputs), both)["output"]}
+
+
+def run_trtllm(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    arguments = (inputs["kv_cache"], inputs["seq_lens"], inputs["page_table"])
+    return {"output": call_trtllm(definition, inputs, *arguments, return_lse=False)[0]}
+
+
+def run_cutlass(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """As SGLang calls it: without a split of keys, and with a workspace for the widest request."""
+    import sgl_kernel
+
+    table, page_size = inputs["page_table"], definition.const_axes["page_size"]
+    size = sgl_kernel.cutlass_mla_get_workspace_size(table.shape[1] * page_size, len(table), num_kv_splits=1)
+    output = sgl_kernel.cutlass_mla_decode(
+        q_nope=inputs["q_nope"],
+        q_pe=inputs["q_pe"],
+        kv_c_and_k_pe_cache=inputs["kv_cache"],
+        seq_lens=inputs["seq_lens"],
+        page_table=table,
+        workspace=torch.empty(size, dtype=torch.uint8, device=table.device),
+        sm_scale=float(inputs["sm_scale"]),
+        num_kv_splits=1,
+    )
+    return {"output": output}
+
+
+def cutlass_sizes(definition: Definition) -> str | None:
+    axes = definition.const_axes
+    if axes["num_qo_heads"] > MOST_HEADS:
+        return f"needs num_qo_heads of at most {MOST_HEADS}"
+    return None if TABLE_TOKENS % axes["page_size"] == 0 else f"needs a page_size that divides {TABLE_TOKENS}"
+
+
+def decode_kernel(
+    path: str,
+    library: str,
+    call: KernelCall,
+    variant: str = "",
+    capabilities: tuple[tuple[int, int], tuple[int, int]] = BLACKWELL,
+    rounding: Rounding = ROUNDING,
+    supports: Callable[[Definition], str | None] = lambda definition: None,
+) -> Kernel:
+    """One kernel, with the policy of its output: it has no lse."""
+    return Kernel(
+        path,
+        library,
+        call,
+        variant=variant,
+        min_capability=capabilities[0],
+        max_capability=capabilities[1],
+        limits={**BATCHES, **PAGES},
+        plan_options=AttentionOptions(),
+        const_axes=HEAD_DIMS,
+        supports=supports,
+        compare={"output": kernel_policies(rounding)["output"]},
+    )
+
+
+KERNELS = (
+    *(
+        decode_kernel(
+            hopper.PATH,
+            "flashinfer-python",
+            functools.partial(run_hopper, backend.name),
+            backend.name,
+            (backend.min_capability, backend.max_capability),
+            backend.rounding,
+        )
+        for backend in hopper.BACKENDS
+    ),
+    decode_kernel("sgl_kernel.cutlass_mla_decode", "sglang-kernel", run_cutlass, supports=cutlass_sizes),
+    decode_kernel(
+        "flashinfer.decode.trtllm_batch_decode_with_kv_cache_mla",
+        "flashinfer-python",
+        run_trtllm,
+        supports=trtllm_pages,
+    ),
+)
+
+WITH_LSE = paged_family(
+    "mla_paged_decode_page_table",
+    "mla_paged",
+    {"num_qo_heads": 4, "head_dim_ckv": 64, "head_dim_kpe": 16, "head_dim_key": 80, "page_size": 4},
+    make_inputs,
+    oracle,
+    KERNELS,
+)
+FAMILIES = (dataclasses.replace(WITH_LSE, compare={"output": OUTPUT}),)

@@ -1,0 +1,166 @@
+"""The softmax of logits over temperatures, from which samplers draw."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.sampling import SUM, U, within_bounds
+from flashinfer_trace.harness.compare import ErrorBound, Expected
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
+from flashinfer_trace.harness.faults import with_inputs
+from flashinfer_trace.harness.inputs import Draws, sizes
+
+__all__ = ["FAMILIES"]
+
+#: ``shifted``: all logits of a row are around 100; ``masked``: half of them are -inf, as a grammar makes them.
+LOGITS = ("normal", "peaked", "equal", "shifted", "masked")
+TEMPERATURES = (1.0, 0.7, 0.05, 8.0)
+#: Float32 results below this may be flushed to zero.
+SMALLEST = torch.finfo(torch.float32).smallest_normal
+#: Most maxima that a running sum is rescaled to: one for each 4096 of the largest vocabulary, and one for each slice.
+RESCALINGS = 64
+
+
+def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    return st.fixed_dictionaries(
+        {
+            "batch_size": sizes(*request.range("batch_size", 0, 24, 64)),
+            "logits": st.sampled_from(LOGITS),
+            "temperature": st.sampled_from((*TEMPERATURES, "mixed")),
+        }
+    )
+
+
+def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    return {"batch_size": axes.get("batch_size", 8), "logits": "normal", "temperature": "mixed"}
+
+
+def corners(request: PlanRequest) -> list[Plan]:
+    """Logits far from 0, and masked ones, each with several temperatures."""
+    low, high = request.range("batch_size", 0, 24, 64)
+    return [
+        {"batch_size": max(low, min(5, high)), "logits": logits, "temperature": "mixed"}
+        for logits in ("shifted", "masked", "peaked")
+    ]
+
+
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    shape = [plan["batch_size"], definition.const_axes["vocab_size"]]
+    logits = draws.normal(shape, scale={"peaked": 12.0, "equal": 0.0}.get(plan["logits"], 2.0))
+    if plan["logits"] == "shifted":
+        logits = logits + 100.0
+    elif plan["logits"] == "masked":
+        masked = draws.integers(shape, 0, 1) > 0
+        masked[:, :1] = False
+        logits = logits.masked_fill(masked, -math.inf)
+    if plan["temperature"] == "mixed":
+        chosen = torch.tensor(TEMPERATURES, device=draws.device)
+        temperature = chosen[draws.integers([shape[0]], 0, len(TEMPERATURES) - 1)]
+    else:
+        temperature = torch.full([shape[0]], plan["temperature"], device=draws.device)
+    return {"logits": logits, "temperature": temperature}
+
+
+def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """exp of what a logit is below the logarithm of the sum of exponentials, in float64.
+
+    Parts: ``below``, how far each scaled logit is below the largest; ``size``, the sum of the sizes of both;
+    ``mean_below`` and ``mean_size``, their means over the probabilities, [batch_size, 1].
+    """
+    scaled = inputs["logits"].double() / inputs["temperature"].double()[:, None]
+    probs = torch.exp(scaled - torch.logsumexp(scaled, dim=1, keepdim=True))
+    largest = scaled.amax(dim=1, keepdim=True)
+    finite = scaled.isfinite()
+    below = torch.where(finite, largest - scaled, 0.0)
+    size = torch.where(finite, scaled.abs() + largest.abs(), 0.0)
+    means = {
+        f"mean_{name}": (probs * part).sum(1, keepdim=True) for name, part in {"below": below, "size": size}.items()
+    }
+    return {"probs": Expected(probs, {"below": below, "size": size, **means})}
+
+
+def kernel_bound(expected: Expected) -> torch.Tensor:
+    """Float32: scaled logits, their difference from the maximum, __expf, a rescaled sum, a reciprocal and a product.
+
+    A scaled logit has two roundings and the reciprocal of the temperature one, so each is off by 3 u of its size.
+    __expf is within 2 + 1.173 |x| ulp (CUDA C++ Programming Guide, "Intrinsic Functions"), an ulp being at most 2 u. A
+    term of the sum is multiplied by such exponentials again, whose exponents add up to at most its own.
+    """
+    parts = expected.parts
+
+    def of_term(size: torch.Tensor, below: torch.Tensor, exponentials: int) -> torch.Tensor:
+        return 3 * U * size + U * below + 2 * U * ((2 + 1) * exponentials + 1.173 * below)
+
+    own = of_term(parts["size"], parts["below"], 1)
+    total = of_term(parts["mean_size"], 2 * parts["mean_below"], 1 + RESCALINGS)
+    return expected.value * (own + total + SUM + 4 * U) + SMALLEST
+
+
+REFERENCE = ErrorBound(
+    lambda expected: expected.value * U * (1 + 2**-20) + SMALLEST * U, "one float32 rounding of a float64 softmax"
+)
+KERNEL = ErrorBound(
+    kernel_bound,
+    "float32: scaled logits within 3 u of their size, __expf within 2 + 1.173 |x| ulp, a sum of 200 roundings whose "
+    "terms are rescaled up to 64 times, a reciprocal and a product; what is subnormal may be 0",
+)
+
+
+def run_flashinfer(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    import flashinfer.sampling
+
+    return {"probs": flashinfer.sampling.softmax(inputs["logits"], inputs["temperature"])}
+
+
+def run_torch(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """As SGLang's sampler does, in place: a division, then torch's own kernel."""
+    logits = inputs["logits"]
+    logits.div_(inputs["temperature"][:, None])
+    logits[:] = torch.softmax(logits, dim=-1)
+    return {"probs": logits}
+
+
+def temperatures_exchanged(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {**inputs, "temperature": inputs["temperature"].flip(0)}
+
+
+LAUNCHABLE = {"batch_size": (1, 1 << 20)}
+FAMILIES = (
+    Family(
+        name="softmax_temperature",
+        op_type="sampling",
+        twin={"vocab_size": 64},
+        plans=plans,
+        corners=corners,
+        plan_for_axes=plan_for_axes,
+        make_inputs=make_inputs,
+        oracle=oracle,
+        compare={"probs": REFERENCE},
+        kernels=(
+            Kernel(
+                "flashinfer.sampling.softmax",
+                "flashinfer-python",
+                run_flashinfer,
+                limits=LAUNCHABLE,
+                supports=within_bounds,
+                compare={"probs": KERNEL},
+            ),
+            Kernel(
+                "torch.softmax",
+                "torch",
+                run_torch,
+                limits=LAUNCHABLE,
+                supports=within_bounds,
+                in_place=("logits",),
+                compare={"probs": KERNEL},
+            ),
+        ),
+        faults=(with_inputs("temperatures of other rows", lambda inputs, trial: temperatures_exchanged(inputs)),),
+    ),
+)

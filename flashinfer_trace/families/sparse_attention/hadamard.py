@@ -1,0 +1,114 @@
+"""The Walsh-Hadamard transform, which turns the indexer's queries and keys before they are rounded to fp8."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, unit_roundoff
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
+from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
+
+__all__ = ["FAMILIES"]
+
+U = unit_roundoff(torch.float32)
+MODULE = "sglang.jit_kernel.hadamard"
+#: ``one_hot``: a row with one feature that is not 0 shows a row of the matrix.
+KINDS = (*VALUE_KINDS, "one_hot")
+#: -1 stands for the scale that SGLang uses, the reciprocal of the root of the order.
+SCALES = (-1, 1.0, 0.5, 0.3)
+
+
+def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    return st.fixed_dictionaries(
+        {
+            "num_rows": sizes(*request.range("num_rows", 0, 40, 8192)),
+            "values": st.sampled_from(KINDS),
+            "scale": st.sampled_from(SCALES),
+        }
+    )
+
+
+def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    return {"num_rows": axes.get("num_rows", 64), "values": "normal", "scale": -1}
+
+
+def corners(request: PlanRequest) -> list[Plan]:
+    """One-hot rows, whose transforms are rows of the matrix; values at the ends of float16's range."""
+    low, high = request.range("num_rows", 0, 40, 8192)
+    count = max(low, min(3, high))
+    return [{"num_rows": count, "values": values, "scale": 0.5} for values in ("one_hot", "huge", "minute")]
+
+
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    size, count = definition.const_axes["head_dim"], plan["num_rows"]
+    if plan["values"] == "one_hot":
+        x = torch.zeros(count, size, dtype=torch.bfloat16, device=draws.device)
+        x.scatter_(1, draws.integers([count, 1], 0, size - 1), 1.0)
+    else:
+        x = draws.values([count, size], torch.bfloat16, plan["values"])
+    scale = size**-0.5 if plan["scale"] == -1 else plan["scale"]
+    return {"x": x, "scale": float(torch.tensor(scale, dtype=torch.float32))}
+
+
+def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """The product with the matrix itself in float64; its entries from the bits that row and column have in common."""
+    x, scale = inputs["x"].double(), inputs["scale"]
+    size = x.shape[1]
+    index = torch.arange(size, device=x.device)
+    common = index[:, None] & index
+    bits = sum(((common >> bit) & 1) for bit in range(size.bit_length()))
+    value = x @ (1.0 - 2.0 * (torch.as_tensor(bits) % 2)).double() * scale
+    magnitude = x.abs().sum(dim=1, keepdim=True) * abs(scale)
+    # Sums of small integers, and their products with a power of two, are exact in any order.
+    small = bool((x == x.round()).all()) and bool((x.abs() <= 256).all())
+    return {"output": Expected(value, {"magnitude": magnitude}, small and math.frexp(scale)[0] == 0.5)}
+
+
+def transformed_bound(expected: Expected) -> torch.Tensor:
+    """One bf16 rounding of a float32 sum in which each term passes log2(n) additions, and of its product with scale."""
+    depth = math.log2(expected.value.shape[1])
+    inside = expected.parts["magnitude"] * (depth + 1) * U
+    return rounding_error(expected.value, torch.bfloat16) * (1 + 2**-8) + inside
+
+
+TRANSFORMED = ErrorBound(
+    transformed_bound,
+    "one bf16 rounding, u = 2^-8, of float32: log2(n) additions and a product, (log2(n) + 1) 2^-24 |scale| sum |x|; "
+    "exact for small integers and a scale that is a power of two",
+)
+
+
+def run_jit(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    from sglang.jit_kernel.hadamard import hadamard_transform
+
+    return {"output": hadamard_transform(inputs["x"], inputs["scale"])}
+
+
+FAMILIES = (
+    Family(
+        name="hadamard_transform",
+        op_type="sparse_attention",
+        twin={"head_dim": 16},
+        plans=plans,
+        corners=corners,
+        plan_for_axes=plan_for_axes,
+        make_inputs=make_inputs,
+        oracle=oracle,
+        compare={"output": TRANSFORMED},
+        kernels=(
+            Kernel(
+                f"{MODULE}.hadamard_transform",
+                "sglang",
+                run_jit,
+                limits={"num_rows": (1, 1 << 20)},
+                modules=(MODULE,),
+                optional=True,
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,90 @@
+"""Speculative decoding: the most probable tokens, from which a draft model grows its tree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.harness.compare import Exact, Expected
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
+from flashinfer_trace.harness.inputs import Draws, sizes
+from flashinfer_trace.harness.unordered import TopK
+
+#: ``ties``: many probabilities are equal; ``last``: the most probable token is the last one; ``equal``: all are equal.
+KINDS = ("random", "peaked", "ties", "last", "equal")
+
+
+def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    return st.fixed_dictionaries(
+        {"num_rows": sizes(*request.range("num_rows", 0, 40, 128)), "values": st.sampled_from(KINDS)}
+    )
+
+
+def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    return {"num_rows": axes.get("num_rows", 8), "values": "random"}
+
+
+def corners(request: PlanRequest) -> list[Plan]:
+    """The largest value in the last place, and rows of equal values."""
+    low, high = request.range("num_rows", 0, 40, 128)
+    return [{"num_rows": max(low, min(3, high)), "values": values} for values in ("last", "equal")]
+
+
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """float32 probabilities that sum to 1 up to rounding."""
+    shape = [plan["num_rows"], definition.const_axes["vocab_size"]]
+    logits = draws.normal(shape, scale=6.0 if plan["values"] == "peaked" else 1.0)
+    if plan["values"] == "ties":
+        logits = draws.integers(shape, 0, 2).float()
+    elif plan["values"] == "last":
+        logits[:, -1] = 8.0
+    elif plan["values"] == "equal":
+        logits = torch.zeros_like(logits)
+    return {"values": torch.softmax(logits, dim=1)}
+
+
+def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """A full sort of each row."""
+    values, top_k = inputs["values"].double(), definition.const_axes["top_k"]
+    ordered = values.sort(dim=1, descending=True, stable=True)
+    return {
+        "topk_values": Expected(ordered.values[:, :top_k]),
+        "topk_indices": Expected(ordered.indices[:, :top_k], {"scores": values}),
+    }
+
+
+def places_agree(definition: Definition, inputs: Inputs, outputs: Outputs) -> list[str]:
+    """A line if an index is not that of the value beside it."""
+    found = inputs["values"].gather(1, outputs["topk_indices"])
+    wrong = found != outputs["topk_values"]
+    return [f"{int(wrong.sum())} indices are not those of the values beside them"] if wrong.any() else []
+
+
+def run_sgl(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    import sgl_kernel
+
+    values, indices = sgl_kernel.fast_topk(inputs["values"], definition.const_axes["top_k"], dim=-1)
+    return {"topk_values": values, "topk_indices": indices}
+
+
+FAMILIES = (
+    Family(
+        name="fast_topk",
+        op_type="speculative",
+        twin={"vocab_size": 48},
+        plans=plans,
+        corners=corners,
+        plan_for_axes=plan_for_axes,
+        make_inputs=make_inputs,
+        oracle=oracle,
+        compare={
+            "topk_values": Exact("copies, in descending order"),
+            "topk_indices": TopK("equal values may come in any order; nothing is computed", ordered=True),
+        },
+        kernels=(Kernel("sgl_kernel.fast_topk", "sglang-kernel", run_sgl),),
+        relations=(places_agree,),
+    ),
+)

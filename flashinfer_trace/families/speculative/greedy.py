@@ -1,0 +1,163 @@
+"""Verifying a tree of draft tokens against the tokens that the target model finds most probable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.speculative.trees import SHAPES, drawn_parents, link_inputs, walk
+from flashinfer_trace.harness.compare import Exact, Expected
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
+from flashinfer_trace.harness.faults import with_inputs
+from flashinfer_trace.harness.inputs import Draws, sizes
+
+__all__ = ["FAMILIES", "UNWRITTEN", "expected_path"]
+
+#: Tokens from 0 on; with two, most siblings have the same token and most trees are followed far.
+VOCABULARIES = (100000, 2)
+#: How likely the target model's token is that of a child: in quarters.
+AGREEMENTS = (0, 3, 4)
+UNWRITTEN = -1
+LAUNCHABLE = {"batch_size": (1, 1 << 16)}
+
+
+def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    return st.fixed_dictionaries(
+        {
+            "batch_size": sizes(*request.range("batch_size", 0, 12, 256)),
+            "shape": st.sampled_from(SHAPES),
+            "vocabulary": st.sampled_from(VOCABULARIES),
+            "agreement": st.sampled_from(AGREEMENTS),
+            "shuffled": st.booleans(),
+        }
+    )
+
+
+def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    nodes = definition.const_axes["num_draft_tokens"]
+    return {
+        "batch_size": axes.get("batch_size", axes.get("num_nodes", 8 * nodes) // nodes),
+        "shape": "random",
+        "vocabulary": VOCABULARIES[0],
+        "agreement": 3,
+        "shuffled": False,
+    }
+
+
+def corners(request: PlanRequest) -> list[Plan]:
+    """Trees of each shape that are followed to the end, and siblings with the same token."""
+    low, high = request.range("batch_size", 0, 12, 256)
+    usual = plan_for_axes(request.definition, {"batch_size": max(low, min(6, high))}, Draws(0, "cpu"))
+    return [
+        *({**usual, "shape": shape, "agreement": 4} for shape in SHAPES),
+        {**usual, "vocabulary": 2, "agreement": 4, "shuffled": True},
+    ]
+
+
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """The target model's token after a node is that of one of its children as often as planned."""
+    axes, count, device = definition.const_axes, plan["batch_size"], draws.device
+    nodes = axes["num_draft_tokens"]
+    # One level more than is accepted: the walk has to end before.
+    trees = [drawn_parents(plan["shape"], nodes, axes["num_steps"] + 1, draws) for _ in range(count)]
+    candidates = draws.integers([count, nodes], 0, plan["vocabulary"] - 1)
+    linked = link_inputs(trees, nodes, plan["shuffled"], draws)
+    targets = draws.integers([count, nodes], 0, plan["vocabulary"] - 1)
+    numbers = iter(draws.host_integers(2 * count * nodes, 0, 1 << 20))
+    for tree, parents in enumerate(trees):
+        for node in range(nodes):
+            children = [child for child, parent in enumerate(parents) if parent == node]
+            likely, which = next(numbers) % 4 < plan["agreement"], next(numbers)
+            if children and likely:
+                targets[tree, node] = candidates[tree, children[which % len(children)]]
+    # The target model's tokens are in the flat order, where the place of a node is retrive_index.
+    target_predict = torch.empty_like(targets).view(-1)
+    target_predict[linked["retrive_index"].flatten()] = targets.flatten()
+    return {"candidates": candidates, **linked, "target_predict": target_predict.view(count, nodes).to(device)}
+
+
+def expected_path(
+    definition: Definition, device: torch.device, accepted: list[list[int]], tokens: dict[int, int], batch: int
+) -> dict[str, Expected]:
+    """The outputs, given the places of the root and the accepted nodes of each tree, and the token at each of them."""
+    axes = definition.const_axes
+    predicts = [tokens.get(place, UNWRITTEN) for place in range(batch * axes["num_draft_tokens"])]
+    width = axes["num_speculative_tokens"]
+    index = [[*places, *[UNWRITTEN] * (width - len(places))] for places in accepted]
+
+    def tensor(numbers: Any) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.int64, device=device)
+
+    return {
+        "predicts": Expected(tensor(predicts)),
+        "accept_index": Expected(tensor(index).view(batch, width)),
+        "accept_token_num": Expected(tensor([len(places) - 1 for places in accepted])),
+    }
+
+
+def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """Tree by tree, from the root on, in Python."""
+    candidates, places = inputs["candidates"].tolist(), inputs["retrive_index"].tolist()
+    target = inputs["target_predict"].flatten().tolist()
+    accepted: list[list[int]] = []
+    tokens: dict[int, int] = {}
+    for tree, place in enumerate(places):
+        children, node, path = walk(inputs, tree), 0, [place[0]]
+        while True:
+            wanted = tokens[place[node]] = target[place[node]]
+            agreeing = [child for child in children[node] if candidates[tree][child] == wanted]
+            if not agreeing or len(path) > definition.const_axes["num_steps"]:
+                break
+            node = agreeing[0]
+            path.append(place[node])
+        accepted.append(path)
+    return expected_path(definition, inputs["candidates"].device, accepted, tokens, len(places))
+
+
+def run_sgl(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """Unaccepted entries are not written: the caller fills the memory with -1."""
+    import sgl_kernel
+
+    for name in ("predicts", "accept_index"):
+        outputs[name].fill_(UNWRITTEN)
+    sgl_kernel.verify_tree_greedy(
+        outputs["predicts"],
+        outputs["accept_index"],
+        outputs["accept_token_num"],
+        inputs["candidates"],
+        inputs["retrive_index"],
+        inputs["retrive_next_token"],
+        inputs["retrive_next_sibling"],
+        inputs["target_predict"],
+    )
+    return outputs
+
+
+def first_children_only(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {**inputs, "retrive_next_sibling": torch.full_like(inputs["retrive_next_sibling"], -1)}
+
+
+COMPARE = {
+    "predicts": Exact("tokens; -1 where no node was accepted"),
+    "accept_index": Exact("places of accepted nodes; -1 after the last one"),
+    "accept_token_num": Exact("a count"),
+}
+FAMILIES = (
+    Family(
+        name="verify_tree_greedy",
+        op_type="speculative",
+        twin={"num_steps": 3, "num_speculative_tokens": 4, "num_draft_tokens": 8},
+        plans=plans,
+        corners=corners,
+        plan_for_axes=plan_for_axes,
+        make_inputs=make_inputs,
+        oracle=oracle,
+        compare=COMPARE,
+        kernels=(Kernel("sgl_kernel.verify_tree_greedy", "sglang-kernel", run_sgl, limits=LAUNCHABLE),),
+        faults=(with_inputs("only first children tried", lambda inputs, trial: first_children_only(inputs)),),
+    ),
+)

@@ -1,0 +1,379 @@
+"""Verifying a tree of draft tokens by rejection sampling, judged with the uniform numbers that it is given.
+
+What a kernel computes in float32 decides between tokens in two places. The probabilities of tried siblings are added
+and compared with a uniform number: inputs keep that number away from each sum by much more than roundings, or make all
+sums exact. And the last token is the first whose cumulative weight exceeds a number: where that number is within the
+errors of float32 sums of an edge between two tokens, either may come out (`DRAWN`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.sampling import SUM
+from flashinfer_trace.families.speculative.greedy import COMPARE, LAUNCHABLE, UNWRITTEN, expected_path
+from flashinfer_trace.families.speculative.trees import SHAPES, drawn_parents, link_inputs, walk
+from flashinfer_trace.harness.compare import Exact, Expected, unit_roundoff
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
+from flashinfer_trace.harness.faults import with_inputs
+from flashinfer_trace.harness.inputs import Draws, sizes
+from flashinfer_trace.harness.intervals import Interval
+
+__all__ = ["FAMILIES"]
+
+#: ``dyadic``: multiples of 1/32 that sum to 1, with uniform numbers at the very edges: all arithmetic is exact;
+#: ``faint``: all but the last token have probabilities around the smallest threshold.
+VALUES = ("peaked", "flat", "dyadic", "one_hot", "faint")
+#: The last uniform number: any, or a neighbour in float32 of an edge between two tokens.
+FINAL = ("random", "edge")
+#: SGLang gives zeros. ``same``: where the target model's probabilities are, so that nothing remains to draw from.
+DRAFTS = ("zeros", "random", "same")
+#: (threshold_single, threshold_acc); numbers of float32.
+THRESHOLDS = ((1.0, 1.0), (0.3125, 1.0), (1.0, 0.5), (1.0, 0.0), (0.75, 0.9))
+UNITS = 32
+#: The closest that a uniform number comes to a sum, relative to it; roundings add up to less than 2^-20.
+CLEAR = 2.0**-16
+#: How many uniform numbers are drawn for each that is used.
+SPARE = 8
+SMALLEST_THRESHOLD = 1e-9
+#: Errors of a cumulative float32 sum and of the product of the uniform number with the total, relative to the total.
+FLOAT32_EDGE = 2 * SUM + 4 * unit_roundoff(torch.float32)
+FLOAT64_EDGE = 2.0**-35
+
+
+def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    return st.fixed_dictionaries(
+        {
+            "batch_size": sizes(*request.range("batch_size", 0, 6, 6)),
+            "shape": st.sampled_from(SHAPES),
+            "values": st.sampled_from(VALUES),
+            "draft": st.sampled_from((*DRAFTS, "random")),
+            "thresholds": st.integers(0, len(THRESHOLDS) - 1),
+            "final": st.sampled_from(FINAL),
+            "likely": st.sampled_from((True, True, False)),
+            "shuffled": st.booleans(),
+        }
+    )
+
+
+def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    nodes = definition.const_axes["num_draft_tokens"]
+    return {
+        "batch_size": axes.get("batch_size", axes.get("num_nodes", 4 * nodes) // nodes),
+        "shape": "random",
+        "values": "peaked",
+        "draft": "zeros",
+        "thresholds": 0,
+        "final": "random",
+        "likely": True,
+        "shuffled": False,
+    }
+
+
+def corners(request: PlanRequest) -> list[Plan]:
+    """Exact arithmetic with each pair of thresholds; trees of each shape; nothing to draw from."""
+    low, high = request.range("batch_size", 0, 6, 6)
+    usual = plan_for_axes(request.definition, {"batch_size": max(low, min(5, high))}, Draws(0, "cpu"))
+    exact = {**usual, "values": "dyadic"}
+    return [
+        *({**exact, "thresholds": number, "shuffled": True} for number in range(len(THRESHOLDS) - 1)),
+        *({**exact, "shape": shape, "draft": "random"} for shape in SHAPES),
+        {**exact, "shape": "star", "likely": False},
+        *({**usual, "shape": shape, "values": "faint", "thresholds": 3, "likely": False} for shape in SHAPES),
+        *({**usual, "values": "flat", "draft": draft, "final": "edge"} for draft in ("zeros", "random")),
+        {**usual, "draft": "same", "shape": "chain"},
+        {**usual, "values": "flat", "draft": "random", "thresholds": 4},
+    ]
+
+
+def distribution(values: str, shape: list[int], draws: Draws) -> torch.Tensor:
+    """float32 probabilities of the planned kind."""
+    if values == "dyadic":
+        # Few tokens: their probabilities, and sums of them, meet thresholds and uniform numbers often.
+        ends = draws.integers([*shape[:-1], UNITS], 0, 3) * draws.integers([*shape[:-1], 1], 1, 3)
+        counts = torch.zeros(shape, device=draws.device)
+        return counts.scatter_add_(-1, ends, torch.ones(ends.shape, device=draws.device)) / UNITS
+    if values == "one_hot":
+        tokens = draws.integers([*shape[:-1], 1], 0, shape[-1] - 1)
+        return torch.zeros(shape, device=draws.device).scatter_(-1, tokens, 1.0)
+    if values == "faint":
+        faint = draws.uniform(shape, 0.0, 2 * SMALLEST_THRESHOLD)
+        faint[..., -1] = 1.0
+        return faint
+    return torch.softmax(draws.normal(shape, scale=6.0 if values == "peaked" else 1.0), dim=-1)
+
+
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """Likely candidates are the most probable tokens after their parents, one after the other."""
+    axes, count = definition.const_axes, plan["batch_size"]
+    nodes, vocabulary = axes["num_draft_tokens"], axes["vocab_size"]
+    # One level more than is accepted: the walk has to end before.
+    trees = [drawn_parents(plan["shape"], nodes, axes["num_steps"] + 1, draws) for _ in range(count)]
+    parents = torch.tensor(trees, dtype=torch.int64, device=draws.device).view(count, nodes)
+    target = distribution(plan["values"], [count, nodes, vocabulary], draws)
+    same = (parents[:, :, None] == parents[:, None, :]) & (parents >= 0)[:, :, None]
+    order = torch.arange(nodes, device=draws.device)
+    candidates = draws.integers([count, nodes], 0, vocabulary - 1)
+    if plan["likely"]:
+        elder = (same & (order < order[:, None])).sum(2)
+        best = target.topk(min(nodes, vocabulary), dim=2).indices
+        candidates = best[torch.arange(count, device=draws.device)[:, None], parents.clamp_min(0), elder]
+    single, acc = THRESHOLDS[plan["thresholds"]]
+    above = target.gather(1, parents.clamp_min(0)[:, :, None].expand(-1, -1, vocabulary))
+    probability = above.gather(2, candidates[:, :, None]).squeeze(2).double()
+    tried = (same & (order <= order[:, None])).double() @ probability[:, :, None] if count else probability[:, :, None]
+    inputs: dict[str, Any] = {
+        "candidates": candidates,
+        **link_inputs(trees, nodes, plan["shuffled"], draws),
+        "uniform_samples": uniform(plan, tried.squeeze(2) / max(acc, SMALLEST_THRESHOLD), parents, draws),
+        "uniform_samples_for_final_sampling": draws.integers([count], 0, UNITS - 1).float() / UNITS
+        if plan["values"] == "dyadic"
+        else draws.uniform([count]),
+        "target_probs": target,
+        "draft_probs": drafted(plan, target, draws),
+        "threshold_single": float(torch.tensor(single)),
+        "threshold_acc": float(torch.tensor(acc)),
+    }
+    if plan["final"] == "edge":
+        inputs["uniform_samples_for_final_sampling"] = beside_edges(outcome(definition, inputs).weights, draws)
+    return {name: inputs[name] for name in definition.inputs}
+
+
+def beside_edges(weights: torch.Tensor, draws: Draws) -> torch.Tensor:
+    """float32 [batch_size]: the number before or after the cumulative share of a token, which decides for it or not."""
+    shares = weights.cumsum(1) / weights.sum(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    token = draws.integers([len(weights), 1], 0, weights.shape[1] - 2)
+    edge = shares.gather(1, token)[:, 0].float()
+    toward = draws.integers(edge.shape, 0, 1).float()
+    largest = 1 - 2 * unit_roundoff(torch.float32)
+    return torch.nextafter(edge, toward).clamp(0.0, largest)
+
+
+def uniform(plan: Plan, tried: torch.Tensor, parents: torch.Tensor, draws: Draws) -> torch.Tensor:
+    """The number of each node, clear of what its children compare it with; exactly there for half of dyadic ones.
+
+    Args:
+        plan: says whether sums are exact.
+        tried: float64 [batch_size, num_draft_tokens], what the number of the parent of each node is compared with.
+        parents: of each node.
+        draws: a stream.
+    """
+    count, nodes = tried.shape
+    if exact(plan):
+        return draws.integers([count, nodes], 0, UNITS - 1).float() / UNITS
+    numbers = draws.uniform([SPARE, count, nodes])
+    node = torch.arange(nodes, device=tried.device)
+    edges = torch.where(parents[:, None, :] == node[:, None], tried[:, None, :], math.inf)
+    clear = ((numbers[..., None] - edges).abs() > CLEAR * edges.clamp_max(2.0)).all(-1)
+    return numbers.gather(0, clear.long().argmax(0, keepdim=True))[0] if count else numbers[0]
+
+
+def exact(plan: Plan) -> bool:
+    """Whether float32 makes no error in sums of probabilities, and in their quotients with the threshold."""
+    return plan["values"] in ("dyadic", "one_hot") and THRESHOLDS[plan["thresholds"]][1] in (1.0, 0.5)
+
+
+def drafted(plan: Plan, target: torch.Tensor, draws: Draws) -> torch.Tensor:
+    if plan["draft"] == "same":
+        return target.clone()
+    if plan["draft"] == "zeros":
+        return torch.zeros_like(target)
+    return distribution(plan["values"], list(target.shape), draws)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What becomes of the trees of a case.
+
+    Attributes:
+        paths: the root and the accepted nodes of each tree.
+        draft: draft_probs with what is copied to them.
+        weights: float64 [batch_size, vocab_size], those of the last token.
+    """
+
+    paths: list[list[int]]
+    draft: torch.Tensor
+    weights: torch.Tensor
+
+
+def outcome(definition: Definition, inputs: Inputs) -> Outcome:
+    """Tree by tree, in Python."""
+    target, draft = inputs["target_probs"], inputs["draft_probs"].clone()
+    paths = []
+    for tree in range(len(target)):
+        path, rejected = accepted_path(definition, inputs, tree)
+        for node, token in rejected:
+            draft[tree, node, token] = target[tree, node, token]
+        paths.append(path)
+    last = torch.tensor([path[-1] for path in paths], dtype=torch.int64, device=draft.device)
+    here = torch.arange(len(paths), device=draft.device), last
+    full = torch.tensor([len(path) > definition.const_axes["num_steps"] for path in paths], device=draft.device)
+    weights = target[here].double() - draft[here].double().masked_fill(full.view(-1, 1).bool(), 0.0)
+    return Outcome(paths, draft, weights.clamp_min(0))
+
+
+def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """The paths in Python, with sums in float64; the last token by the sum of the weights behind it."""
+    places, device = inputs["retrive_index"].tolist(), inputs["candidates"].device
+    found, tokens = outcome(definition, inputs), {}
+    accepted = [[place[node] for node in path] for place, path in zip(places, found.paths, strict=True)]
+    for tree, path in enumerate(found.paths):
+        for above, below in itertools.pairwise(path):
+            tokens[places[tree][above]] = int(inputs["candidates"][tree, below])
+    u = inputs["uniform_samples_for_final_sampling"].double()
+    choices = [token_ranges(found.weights, u, edge).tolist() for edge in (0.0, FLOAT64_EDGE, FLOAT32_EDGE)]
+    tokens |= {place[-1]: first for place, (first, _) in zip(accepted, choices[0], strict=True)}
+    expected = expected_path(definition, device, accepted, tokens, len(places))
+    predicts = expected["predicts"].value
+    parts = {}
+    for name, ranges in zip(("float64", "float32"), choices[1:], strict=True):
+        limits = torch.stack((predicts, predicts))
+        for place, (low, high) in zip(accepted, ranges, strict=True):
+            limits[0, place[-1]], limits[1, place[-1]] = low, high
+        parts[name] = limits.double()
+    return {**expected, "predicts": Expected(predicts, parts), "draft_probs_out": Expected(found.draft.double())}
+
+
+def accepted_path(definition: Definition, inputs: Inputs, tree: int) -> tuple[list[int], list[tuple[int, int]]]:
+    """The root and the accepted nodes, and (parent, token) of each rejected node."""
+    children, candidates = walk(inputs, tree), inputs["candidates"][tree].tolist()
+    numbers = inputs["uniform_samples"][tree].double().tolist()
+    path: list[int] = [0]
+    rejected: list[tuple[int, int]] = []
+    while len(path) <= definition.const_axes["num_steps"]:
+        node, mass = path[-1], 0.0
+        for child in children[node]:
+            probability = float(inputs["target_probs"][tree, node, candidates[child]])
+            mass += probability
+            bound = mass / max(inputs["threshold_acc"], SMALLEST_THRESHOLD)
+            if numbers[node] <= bound or probability >= inputs["threshold_single"]:
+                path.append(child)
+                break
+            rejected.append((node, candidates[child]))
+        else:
+            break
+    return path, rejected
+
+
+def token_ranges(weights: torch.Tensor, u: torch.Tensor, edge: float) -> torch.Tensor:
+    """int64 [batch_size, 2]: the first and the last token that may be drawn if sums are off by `edge` of the total.
+
+    With no error, or where all sums are exact in float32, that is one token: the first behind which there is less
+    weight than 1 - u of the total.
+    """
+    behind = weights.flip(1).cumsum(1).flip(1) - weights
+    total = weights.sum(1, keepdim=True)
+    units = torch.cat((weights, u[:, None]), dim=1) * UNITS
+    error = torch.where((units == units.round()).all(1, keepdim=True), 0.0, edge) * total
+    beyond = total - u[:, None] * total
+    last_valid = torch.where(weights > 0, torch.arange(weights.shape[1], device=u.device), -1).amax(1)
+    found = []
+    for shift in (error, -error):
+        drawn = (behind < beyond + shift) & (weights > 0)
+        first = torch.where(drawn.any(1), drawn.long().argmax(1), last_valid)
+        found.append(torch.where(last_valid < 0, weights.shape[1] - 1, first))
+    return torch.stack(found, dim=1)
+
+
+def drawn_limits(arithmetic: str) -> Interval:
+    reasons = {
+        "float64": "edges between tokens are as exact as float64 sums, 2^-35 of the total",
+        "float32": "tokens whose edges are within the error of two float32 sums of 200 roundings, 2 x 200 + 4 of them",
+    }
+    return Interval(
+        lambda expected: (expected.parts[arithmetic][0], expected.parts[arithmetic][1]),
+        f"accepted tokens are exact; for the drawn one, {reasons[arithmetic]}",
+    )
+
+
+def drawn_from_weights(definition: Definition, inputs: Inputs, outputs: Outputs) -> list[str]:
+    """A line if the last token of a tree has no weight although others have."""
+    batch = len(inputs["candidates"])
+    tree = torch.arange(batch, device=inputs["candidates"].device)
+    counts = outputs["accept_token_num"].long()
+    place = outputs["accept_index"].long()[tree, counts]
+    node = (inputs["retrive_index"] == place[:, None]).long().argmax(1)
+    draft = outputs["draft_probs_out"][tree, node] * (counts < definition.const_axes["num_steps"])[:, None]
+    weights = inputs["target_probs"][tree, node] - draft
+    token = outputs["predicts"].long()[place]
+    wrong = (weights.gather(1, token[:, None])[:, 0] <= 0) & (weights > 0).any(1)
+    return [f"{int(wrong.sum())} drawn tokens have no weight"] if wrong.any() else []
+
+
+def run_sgl(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """Unaccepted entries are not written: the caller fills the memory with -1."""
+    import sgl_kernel
+
+    for name in ("predicts", "accept_index"):
+        outputs[name].fill_(UNWRITTEN)
+    sgl_kernel.tree_speculative_sampling_target_only(
+        outputs["predicts"],
+        outputs["accept_index"],
+        outputs["accept_token_num"],
+        inputs["candidates"],
+        inputs["retrive_index"],
+        inputs["retrive_next_token"],
+        inputs["retrive_next_sibling"],
+        inputs["uniform_samples"],
+        inputs["uniform_samples_for_final_sampling"],
+        inputs["target_probs"],
+        inputs["draft_probs"],
+        inputs["threshold_single"],
+        inputs["threshold_acc"],
+        True,
+    )
+    return {**outputs, "draft_probs_out": inputs["draft_probs"]}
+
+
+def other_numbers(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Each node uses the uniform number of the next."""
+    return {**inputs, "uniform_samples": inputs["uniform_samples"].roll(1, dims=1)}
+
+
+def without_threshold(name: str, inputs: dict[str, Any]) -> dict[str, Any] | None:
+    return None if inputs[name] == 1.0 else {**inputs, name: 1.0}
+
+
+FAMILIES = (
+    Family(
+        name="tree_speculative_sampling_target_only",
+        op_type="speculative",
+        twin={"num_steps": 3, "num_speculative_tokens": 4, "num_draft_tokens": 8, "vocab_size": 48},
+        plans=plans,
+        corners=corners,
+        plan_for_axes=plan_for_axes,
+        make_inputs=make_inputs,
+        oracle=oracle,
+        compare={
+            **COMPARE,
+            "predicts": drawn_limits("float64"),
+            "draft_probs_out": Exact("the probability of each rejected token; all others are left alone"),
+        },
+        kernels=(
+            Kernel(
+                "sgl_kernel.tree_speculative_sampling_target_only",
+                "sglang-kernel",
+                run_sgl,
+                limits=LAUNCHABLE,
+                in_place=("draft_probs",),
+                compare={"predicts": drawn_limits("float32")},
+            ),
+        ),
+        relations=(drawn_from_weights,),
+        faults=(
+            with_inputs("the uniform number of another node", lambda inputs, trial: other_numbers(inputs)),
+            with_inputs(
+                "threshold_single ignored", lambda inputs, trial: without_threshold("threshold_single", inputs)
+            ),
+            with_inputs("threshold_acc ignored", lambda inputs, trial: without_threshold("threshold_acc", inputs)),
+        ),
+    ),
+)

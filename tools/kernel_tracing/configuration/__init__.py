@@ -1,0 +1,1 @@
+"""Configurations: what a hop of the call graph requires."""

@@ -1,0 +1,1 @@
+"""The value analysis: which functions each call may enter."""

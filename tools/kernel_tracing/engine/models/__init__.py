@@ -1,0 +1,1 @@
+"""What the engine knows of Python and torch: builtins, containers, decorators, custom ops, modules."""

@@ -1,0 +1,359 @@
+"""Tensors: what their attributes, methods and the functions of torch say about shape and dtype."""
+
+from __future__ import annotations
+
+import builtins
+import re
+from collections.abc import Callable
+from typing import Any
+
+from tools.kernel_tracing.evaluator.values import SIZE, UNKNOWN, Builtin, External, Opaque, Tensor, Unknown, Value
+
+# The contents of longer tensors are not kept.
+MAX_DATA = 16
+# Methods that return a tensor of the same shape.
+_SAME = {
+    "contiguous",
+    "clone",
+    "detach",
+    "cuda",
+    "cpu",
+    "pin_memory",
+    "requires_grad_",
+    "fill_",
+    "zero_",
+    "copy_",
+    "data",
+}
+_SAME |= {
+    "add_",
+    "mul_",
+    "clamp",
+    "clamp_",
+    "abs",
+    "neg",
+    "sigmoid",
+    "softmax",
+    "add",
+    "mul",
+    "div",
+    "div_",
+    "sub",
+    "float",
+}
+_SAME |= {
+    "half",
+    "bfloat16",
+    "int",
+    "long",
+    "cumsum",
+    "to",
+    "type",
+    "masked_fill",
+    "masked_fill_",
+    "normal_",
+    "uniform_",
+    "bool",
+}
+_CASTS = {
+    "float": "float32",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+    "int": "int32",
+    "long": "int64",
+    "bool": "bool",
+}
+_NUMBERS = {
+    "item",
+    "tolist",
+    "data_ptr",
+    "storage_offset",
+    "element_size",
+    "nbytes",
+    "untyped_storage",
+    "numpy",
+    "any",
+    "all",
+}
+# The shape of a tensor whose rank is not known.
+UnknownShape = Opaque("torch.Size")
+_KEPT = {"contiguous", "clone", "detach", "cuda", "cpu", "pin_memory", "int", "long", "to"}
+_FACTORIES = {"empty", "zeros", "ones", "full", "rand", "randn", "empty_strided"}
+_LIKE = {"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "relu", "tanh"}
+
+
+def attribute(tensor: Tensor, name: str) -> Value:
+    """`tensor.name`."""
+    if name in tensor.fields:
+        return tensor.fields[name]
+    if name == "shape":
+        return tuple(_or_size(one) for one in tensor.shape) if tensor.shape is not None else UnknownShape
+    if name == "dtype":
+        return tensor.dtype if tensor.dtype is not None else UNKNOWN
+    if name in ("data", "T", "mT"):
+        shape = tensor.shape
+        return Tensor(shape if name == "data" else tuple(reversed(shape)) if shape is not None else None, tensor.dtype)
+    if name == "device":
+        return External("torch.device()")
+    if name in ("is_cuda", "requires_grad", "is_meta", "is_cpu", "is_sparse", "is_npu", "is_xpu", "is_hip"):
+        return name == "is_cuda"
+    if name == "ndim":
+        return len(tensor.shape) if tensor.shape is not None else UNKNOWN
+    if name == "grad":
+        return None
+    if name in _METHODS:
+        return Builtin(f"Tensor.{name}", lambda core, args, kwargs: _METHODS[name](tensor, args, kwargs))
+    if name in ("item", "tolist") and tensor.data is not None:
+        found = tensor.data[0] if name == "item" else list(tensor.data)
+        return Builtin(f"Tensor.{name}", lambda core, args, kwargs: found)
+    if name == "stride":
+        return Builtin("Tensor.stride", lambda core, args, kwargs: 1 if args and args[0] == -1 else UNKNOWN)
+    if name in _NUMBERS or name.startswith("is_"):
+        return Builtin(f"Tensor.{name}", lambda core, args, kwargs: UNKNOWN)
+    return Builtin(f"Tensor.{name}", lambda core, args, kwargs: _method(tensor, name, args, kwargs))
+
+
+def _or_size(size: Value) -> Value:
+    return SIZE if isinstance(size, Unknown) else size
+
+
+def _method(tensor: Tensor, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if name in _SAME:
+        dtype = next((one for one in (*args, *kwargs.values()) if is_dtype(one)), None)
+        if name in _CASTS:
+            dtype = External(f"torch.{_CASTS[name]}")
+        return Tensor(tensor.shape, dtype or tensor.dtype, tensor.data if name in _KEPT else None)
+    if tensor.data and name in ("sum", "max", "min") and not args:
+        return Tensor((), tensor.dtype, (getattr(builtins, name)(tensor.data),))
+    return Tensor(None, tensor.dtype)
+
+
+def is_dtype(value: Value) -> bool:
+    """Whether a value is a dtype of torch."""
+    return (
+        isinstance(value, External)
+        and value.path.startswith("torch.")
+        and value.path[6:]
+        .rstrip("0123456789_efmnuzb")
+        .startswith(("float", "bfloat", "int", "uint", "bool", "half", "long", "doubl"))
+    )
+
+
+def item_size(dtype: External) -> int:
+    """Bytes of one element."""
+    digits = re.search(r"\d+", dtype.path)
+    return max(1, int(digits[0]) // 8) if digits else 1
+
+
+def _size(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if tensor.shape is None:
+        return SIZE if args else UnknownShape
+    if not args:
+        return tensor.shape
+    return (
+        _or_size(tensor.shape[args[0]])
+        if isinstance(args[0], int) and -len(tensor.shape) <= args[0] < len(tensor.shape)
+        else UNKNOWN
+    )
+
+
+def _dim(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return len(tensor.shape) if tensor.shape is not None else UNKNOWN
+
+
+def _numel(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    total = 1
+    for size in tensor.shape if tensor.shape is not None else (UNKNOWN,):
+        if not isinstance(size, int):
+            return SIZE
+        total *= size
+    return total
+
+
+def _view(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if len(args) == 1 and is_dtype(args[0]):
+        return Tensor(tensor.shape, args[0])
+    shape = list(args[0]) if len(args) == 1 and isinstance(args[0], (tuple, list)) else list(args)
+    total = _numel(tensor, [], {})
+    if -1 in [size for size in shape if isinstance(size, int)]:
+        rest: Value = 1
+        for size in shape:
+            if isinstance(size, Unknown) or isinstance(rest, Unknown):
+                rest = UNKNOWN
+            elif size != -1:
+                rest *= size
+        known = isinstance(total, int) and isinstance(rest, int) and rest
+        at = [isinstance(size, int) and size == -1 for size in shape].index(True)
+        # Where sizes are missing, the first dimension is taken to stay that of the tokens.
+        kept = tensor.shape[0] if tensor.shape and at == 0 else UNKNOWN
+        shape[at] = total // rest if known else kept
+    return Tensor(tuple(shape), tensor.dtype)
+
+
+def _new(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return made("torch.empty", args, {"dtype": tensor.dtype} | kwargs)
+
+
+def _transpose(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if tensor.shape is None or not all(isinstance(one, int) for one in args):
+        return Tensor(None, tensor.dtype)
+    shape = list(tensor.shape)
+    try:
+        first, second = args if len(args) == 2 else (0, 1)
+        shape[first], shape[second] = shape[second], shape[first]
+    except (IndexError, ValueError):
+        return Tensor(None, tensor.dtype)
+    return Tensor(tuple(shape), tensor.dtype)
+
+
+def _unsqueeze(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if tensor.shape is None or not args or not isinstance(args[0], int):
+        return Tensor(None, tensor.dtype)
+    at = args[0] if args[0] >= 0 else len(tensor.shape) + 1 + args[0]
+    return Tensor((*tensor.shape[:at], 1, *tensor.shape[at:]), tensor.dtype)
+
+
+def _flatten(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if tensor.shape is None or not args or not isinstance(args[0], int):
+        return Tensor(None, tensor.dtype)
+    at = args[0] if args[0] >= 0 else len(tensor.shape) + args[0]
+    return Tensor((*tensor.shape[:at], _numel(Tensor(tensor.shape[at:]), [], {})), tensor.dtype)
+
+
+def _split(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    sizes = args[0] if args else None
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+    if isinstance(sizes, (list, tuple)):
+        return tuple(_with(tensor, dim, size) for size in sizes)
+    return UNKNOWN
+
+
+def _chunk(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return tuple(Tensor(None, tensor.dtype) for _ in range(args[0])) if args and isinstance(args[0], int) else UNKNOWN
+
+
+def _with(tensor: Tensor, dim: Value, size: Value) -> Tensor:
+    if tensor.shape is None or not isinstance(dim, int) or not -len(tensor.shape) <= dim < len(tensor.shape):
+        return Tensor(None, tensor.dtype)
+    shape = list(tensor.shape)
+    shape[dim] = size
+    return Tensor(tuple(shape), tensor.dtype)
+
+
+_METHODS: dict[str, Callable[[Tensor, list[Value], dict[str, Value]], Value]] = {
+    "size": _size,
+    "dim": _dim,
+    "numel": _numel,
+    "nelement": _numel,
+    "view": _view,
+    "reshape": _view,
+    "expand": lambda tensor, args, kwargs: Tensor(None, tensor.dtype),
+    "new_empty": _new,
+    "new_zeros": _new,
+    "new_ones": _new,
+    "new_full": _new,
+    "transpose": _transpose,
+    "t": _transpose,
+    "unsqueeze": _unsqueeze,
+    "flatten": _flatten,
+    "split": _split,
+    "chunk": _chunk,
+}
+
+
+def indexed(tensor: Tensor, key: Value) -> Value:
+    """`tensor[key]`."""
+    if tensor.shape is None:
+        return Tensor(None, tensor.dtype)
+    keys = list(key) if isinstance(key, tuple) else [key]
+    if Ellipsis in [one for one in keys if not isinstance(one, (Tensor, Unknown))]:
+        at = [one is Ellipsis for one in keys].index(True)
+        keys[at : at + 1] = [slice(None)] * (len(tensor.shape) - len(keys) + 1)
+    shape: list[Value] = []
+    rest = list(tensor.shape)
+    for one in keys:
+        if one is None:
+            shape.append(1)
+            continue
+        if not rest:
+            return Tensor(None, tensor.dtype)
+        size = rest.pop(0)
+        if isinstance(one, slice):
+            shape.append(_sliced(size, one))
+        elif isinstance(one, Tensor):
+            shape += one.shape if one.shape is not None else (UNKNOWN,)
+        elif not isinstance(one, int):
+            return Tensor(None, tensor.dtype)
+    return Tensor((*shape, *rest), tensor.dtype)
+
+
+def _sliced(size: Value, key: slice) -> Value:
+    if key == slice(None):
+        return size
+    if isinstance(size, int) and all(part is None or isinstance(part, int) for part in (key.start, key.stop, key.step)):
+        return len(range(*key.indices(size)))
+    if key.start is None and isinstance(key.stop, int) and key.stop >= 0:
+        return key.stop
+    return UNKNOWN
+
+
+def product(left: Tensor, right: Tensor, kwargs: dict[str, Value]) -> Tensor:
+    """What a kernel for `x @ w` or `x @ w.T` returns."""
+    given = next((one for one in kwargs.values() if is_dtype(one)), left.dtype)
+    if left.shape is None or right.shape is None or len(right.shape) != 2:
+        return Tensor(None, given)
+    columns = (
+        right.shape[0] if right.shape[1] == left.shape[-1] and right.shape[0] != left.shape[-1] else right.shape[1]
+    )
+    return Tensor((*left.shape[:-1], columns), given)
+
+
+def is_factory(path: str) -> bool:
+    """Whether a function of torch makes a tensor from plain data."""
+    return path.rpartition(".")[2] in _FACTORIES | {"tensor", "as_tensor", "from_numpy", "arange", "cat", "stack"}
+
+
+def _nested_shape(value: Any) -> tuple[Value, ...]:
+    if isinstance(value, (list, tuple)):
+        return (len(value), *(_nested_shape(value[0]) if value else ()))
+    if isinstance(value, Tensor):
+        return value.shape or ()
+    return ()
+
+
+def made(path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """What a function of torch returns."""
+    name = path.rpartition(".")[2]
+    given = next((one for one in (*args, *kwargs.values()) if is_dtype(one)), None)
+    first = args[0] if args else None
+    if name in _FACTORIES:
+        size = kwargs.get("size", first)
+        shape = (
+            list(size) if isinstance(size, (list, tuple)) else [one for one in args if isinstance(one, (int, Unknown))]
+        )
+        return Tensor(tuple(shape), given or External("torch.bfloat16"))
+    if name in ("tensor", "as_tensor", "from_numpy"):
+        known = isinstance(first, (list, tuple, int, float, Tensor))
+        numbers = isinstance(first, list) and 0 < len(first) <= MAX_DATA and all(type(one) is int for one in first)
+        return Tensor(_nested_shape(first) if known else None, given, tuple(first or ()) if numbers else None)
+    if name == "arange":
+        bounds = [one for one in args if isinstance(one, int)]
+        length = UNKNOWN if len(bounds) != len(args) or not bounds else len(range(*bounds))
+        return Tensor((length,), given or External("torch.int64"))
+    if isinstance(first, Tensor) and (name in _LIKE or name in _SAME):
+        return Tensor(first.shape, given or first.dtype)
+    if name == "embedding" and len(args) > 1 and isinstance(args[1], Tensor) and isinstance(first, Tensor):
+        index, weight = (first, args[1]) if path.endswith("functional.embedding") else (args[1], first)
+        if index.shape is not None and weight.shape is not None:
+            return Tensor((*index.shape, weight.shape[-1]), weight.dtype)
+    if name == "linear" and isinstance(first, Tensor) and len(args) > 1 and isinstance(args[1], Tensor):
+        weight_shape = args[1].shape
+        if first.shape is not None and weight_shape:
+            return Tensor((*first.shape[:-1], weight_shape[0]), first.dtype)
+    if name in ("split", "chunk") and isinstance(first, Tensor):
+        return _METHODS[name](first, args[1:], kwargs)
+    if name in ("bmm", "matmul", "mm") and isinstance(first, Tensor) and first.shape and len(args) > 1:
+        other = args[1].shape if isinstance(args[1], Tensor) else None
+        return Tensor((*first.shape[:-1], other[-1] if other else UNKNOWN), first.dtype)
+    dtype = first.dtype if isinstance(first, Tensor) else None
+    return Tensor(None, given or dtype)

@@ -1,0 +1,1 @@
+"""The solved call graph: its roots, kernels, chains and ops."""

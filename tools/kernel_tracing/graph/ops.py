@@ -1,0 +1,90 @@
+"""Ops: what a model calls on the way to a kernel.
+
+The op of a chain is named after its frame nearest to the kernel in the model's own files: `self.q_b_proj(q)` is the op
+`q_b_proj`. If the model calls the kernel directly, the weight that it passes shows whose work the kernel does:
+
+- `dsv3_fused_a_gemm(x, self.fused_qkv_a_proj_with_mqa.weight.T)` is a way to compute `fused_qkv_a_proj_with_mqa`;
+- `dsv3_router_gemm(x, self.weight)` does the work of the module itself, so the op is the call that entered it: `gate`;
+- a kernel that is given no weight of a module is a separate op: `merge_state_v2`.
+
+What runs outside the model's forward (sampling, loading, scheduling) is named after what the chain's root calls.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tools.kernel_tracing.engine.solver import Context
+from tools.kernel_tracing.graph.chains import Chain
+
+OWN_WEIGHT = "self"
+_WEIGHT = re.compile(r"self\.(?:(?P<module>\w+)\.)?weight(?:_\w+)?(?:\.T|\.t\(\))?")
+
+
+def called_name(call: ast.AST) -> str:
+    """The last name of what is called: `self.layers[i].mlp(x)` -> `mlp`, `experts[0](x)` -> `experts`."""
+    target = call.func if isinstance(call, ast.Call) else call
+    while not isinstance(target, (ast.Attribute, ast.Name)):
+        inner = getattr(target, "value", None) or getattr(target, "func", None)
+        if not isinstance(inner, ast.AST):
+            return ast.unparse(target)
+        target = inner
+    return target.attr if isinstance(target, ast.Attribute) else target.id
+
+
+def weight_owner(call: ast.AST) -> str:
+    """The attribute of self whose weight a call is given; OWN_WEIGHT for self's own weight, "" if there is none."""
+    if isinstance(call, ast.Call):
+        for argument in [*call.args, *(keyword.value for keyword in call.keywords)]:
+            found = _WEIGHT.fullmatch(ast.unparse(argument)) if _may_be_weight(argument) else None
+            if found:
+                return found["module"] or OWN_WEIGHT
+    return ""
+
+
+def _may_be_weight(node: ast.expr) -> bool:
+    return isinstance(node, (ast.Attribute, ast.Call))
+
+
+def op_name(calls: Sequence[ast.AST], position: int, kernel: str) -> str:
+    """The op of a chain.
+
+    Args:
+        calls: the calls of the chain, the kernel's first.
+        position: which of them is the op's call: the one nearest to the kernel in the model's files, or the last call
+            of a chain that does not end in the model's forward.
+        kernel: the kernel's name.
+    """
+    if position > 0:
+        return called_name(calls[position])
+    owner = weight_owner(calls[0])
+    if owner == OWN_WEIGHT and len(calls) > 1:
+        return called_name(calls[1])
+    return owner if owner and owner != OWN_WEIGHT else kernel.rpartition(".")[2]
+
+
+@dataclass(frozen=True)
+class Use:
+    """The op of one chain: which call it is, and whether the model's forward makes it.
+
+    Attributes:
+        op: the op's name.
+        position: the frame that calls it, counted from the kernel.
+        in_forward: whether the chain ends in the model's forward.
+    """
+
+    op: str
+    position: int
+    in_forward: bool
+
+
+def use(chain: Chain, kernel: str, in_model: Callable[[Context], bool]) -> Use:
+    """The op of one chain, as described above; outside the model's forward, what the root calls."""
+    callers = [chain.kernel_call.caller, *(edge.caller for edge in chain.edges)]
+    calls = [chain.kernel_call.call, *(edge.call for edge in chain.edges)]
+    in_forward = in_model(callers[-1]) and callers[-1].function.qualname.endswith(".forward")
+    position = next(index for index, caller in enumerate(callers) if in_model(caller)) if in_forward else len(calls) - 1
+    return Use(op_name(calls, position, kernel), position, in_forward)

@@ -1,0 +1,1 @@
+"""Documents: the trace, its text, and what a reader asks about it."""

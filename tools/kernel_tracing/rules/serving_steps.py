@@ -1,0 +1,174 @@
+"""How SGLang serves a step: what starts it, and the functions whose results the machine decides, not the code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tools.kernel_tracing.rules import environments
+
+# Functions that read the model's config.json.
+MODEL_CONFIG = ("get_config", "get_hf_text_config", "ServerArgs.get_hf_config")
+# Where the models are.
+MODELS = "sglang.srt.models."
+# Functions that find the model's class.
+MODEL_CLASS = ("get_model_architecture", "ModelRegistry.resolve_model_cls")
+_START = """
+from sglang.srt.server_args import ServerArgs, PortArgs
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.layers.moe import initialize_moe_config
+from sglang.srt.model_executor.model_runner import ModelRunner
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang import bench_one_batch as bench
+server_args = ServerArgs(**settings)
+initialize_moe_config(server_args)
+from sglang.srt.layers.quantization.fp8_utils import initialize_fp8_gemm_config
+initialize_fp8_gemm_config(server_args)
+from sglang.srt.layers.quantization.fp4_utils import initialize_fp4_gemm_config
+initialize_fp4_gemm_config(server_args)
+model_config = ModelConfig.from_server_args(server_args)
+sizes = dict(tp_size=server_args.tp_size, moe_ep_size=server_args.ep_size, pp_size=1)
+ranks = dict(gpu_id=0, tp_rank=0, moe_ep_rank=0, pp_rank=0, nccl_port=1)
+fraction = server_args.mem_fraction_static
+runner = ModelRunner(model_config=model_config, mem_fraction_static=fraction, server_args=server_args, **sizes, **ranks)
+def requests():
+    reqs = []
+    for i, n in enumerate([300, 17]):
+        params = SamplingParams(temperature=0.8, top_p=0.9, top_k=40, max_new_tokens=16) if i % 2 else SamplingParams(
+            temperature=0.7, top_p=0.95, max_new_tokens=16)
+        params.normalize(None)
+        req = Req(rid=str(i), origin_input_text="", origin_input_ids=list(range(n)), sampling_params=params)
+        req.fill_ids = req.origin_input_ids
+        req.logprob_start_len = -1
+        if hasattr(req, "set_extend_range"):
+            req.set_extend_range(0, n)
+        else:
+            req.set_extend_input_len(len(req.fill_ids) - len(req.prefix_indices))
+        reqs.append(req)
+    return reqs
+"""
+# Settings of ServerArgs without which a step cannot be evaluated, or is evaluated needlessly long.
+SETTINGS: dict[str, Any] = {
+    "model_path": "/model",
+    "load_format": "dummy",
+    "skip_tokenizer_init": True,
+    "dtype": "bfloat16",
+    "device": "cuda",
+    "disable_cuda_graph": True,
+    "disable_piecewise_cuda_graph": True,
+    "disable_overlap_schedule": True,
+    "mem_fraction_static": 0.8,
+    "max_total_tokens": 8192,
+    "max_running_requests": 8,
+    "chunked_prefill_size": 4096,
+    "context_length": 4096,
+    "random_seed": 1,
+    "log_level": "warning",
+    "tp_size": 1,
+}
+# DeepGEMM compiles its kernels ahead by calling them with made-up inputs.
+ENVIRONMENT = {"SGLANG_JIT_DEEPGEMM_PRECOMPILE": "0"}
+# What a config.json says that models/ leaves out because no Definition depends on it.
+MODEL_DEFAULTS: dict[str, Any] = {
+    "hidden_act": "silu",
+    "max_position_embeddings": 8192,
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "moe_layer_freq": 1,
+    "routed_scaling_factor": 1.0,
+    "model_type": "model",
+    "mlp_bias": False,
+    "use_sliding_window": False,
+}
+PHASES = (
+    ("load", _START),
+    ("prefill", "ids, logits, batch = bench.extend(requests(), runner)"),
+    ("decode", "ids, logits = bench.decode(ids, batch, runner)"),
+)
+
+# What the quantization_config of a config.json says besides, by method.
+QUANTIZATION_DEFAULTS: dict[str, dict[str, Any]] = {"fp8": {"activation_scheme": "dynamic", "fmt": "e4m3"}}
+
+Override = Callable[[Any, list[Any], dict[str, Any]], Any]
+
+
+def _nothing(core: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return None
+
+
+def _gib(gpu: str) -> float:
+    return environments.MEMORY[gpu] / 1024
+
+
+def overrides(gpu: str) -> dict[str, Any]:
+    """Results of SGLang's functions that ask the machine, by qualified name."""
+    return {
+        "get_device_memory_capacity": environments.MEMORY[gpu],
+        "get_nvgpu_memory_capacity": environments.MEMORY[gpu],
+        "get_available_gpu_memory": _gib(gpu),
+        "get_device": "cuda",
+        "get_device_core_count": 132,
+        "get_device_sm": lambda core, args, kwargs: (
+            environments.CAPABILITIES[gpu][0] * 10 + environments.CAPABILITIES[gpu][1]
+        ),
+        "get_device_capability": environments.CAPABILITIES[gpu],
+        "get_generation_config": None,
+        "get_sparse_attention_config": lambda core, args, kwargs: {},
+        "get_quantization_config_from_file": None,
+        "monkey_patch_vllm_gguf_config": None,
+        "maybe_offload_to_cpu": lambda core, args, kwargs: args[0],
+        "initialize_dummy_weights": None,
+        "is_flashinfer_available": True,
+        "is_in_ci": False,
+        "is_remote_url": False,
+        "is_runai_obj_uri": False,
+        "ModelRunner.init_cublas": None,
+        "ModelRunner.kernel_warmup": None,
+        "ModelRunner.init_shared_mooncake_transfer_engine": None,
+        "ModelRunner._pre_initialize_flashinfer_allreduce_workspace": None,
+        "ModelConfig._verify_transformers_version": None,
+        "ModelConfig._find_quant_modelslim_config": None,
+        "ServerArgs._handle_ssl_validation": None,
+        "ServerArgs._handle_deprecated_args": None,
+        "check_pkg_version_at_least": True,
+        "assert_pkg_version": None,
+        "set_gpu_proc_affinity": None,
+        "monkey_patch_p2p_access_check": None,
+        "numa_bind_to_node": None,
+        "in_the_same_node_as": lambda core, args, kwargs: [True],
+        "is_port_available": True,
+        "get_zmq_socket": None,
+        "monkey_patch_torch_compile": None,
+        "_Dumper.may_enable": False,
+    }
+
+
+# Fields that every PretrainedConfig of transformers has.
+CONFIG_DEFAULTS: dict[str, Any] = dict.fromkeys(
+    (
+        "pad_token_id",
+        "bos_token_id",
+        "eos_token_id",
+        "sep_token_id",
+        "decoder_start_token_id",
+        "cross_attention_hidden_size",
+    ),
+)
+CONFIG_DEFAULTS |= {
+    "name_or_path": "model",
+    "tie_word_embeddings": True,
+    "is_encoder_decoder": False,
+    "use_cache": True,
+}
+CONFIG_DEFAULTS |= {
+    "output_hidden_states": False,
+    "output_attentions": False,
+    "return_dict": True,
+    "chunk_size_feed_forward": 0,
+}

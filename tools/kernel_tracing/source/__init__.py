@@ -1,0 +1,1 @@
+"""Source files: where they are, their syntax, and an index of what they define."""

@@ -1,0 +1,1 @@
+"""Checks a trace against the sources, without the analysis that wrote it."""

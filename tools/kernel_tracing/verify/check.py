@@ -1,0 +1,276 @@
+"""Checks a trace against the sources from which it was made, without the tracer's index and resolver.
+
+Every file must exist, every line must contain the call, every function must enclose its line, and every call must be
+able to enter the function that encloses the frame before it. This is decided by name where names suffice (scopes,
+imports, hierarchies), and otherwise by evidence in the sources that the called value may be that function (see
+check_links).
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+from tools.kernel_tracing.source.sources import DISTRIBUTIONS
+from tools.kernel_tracing.verify.check_links import Links, Target
+from tools.kernel_tracing.verify.check_source import Site, SourceFile, Sources, last_name
+from tools.shared.source_packages import package_hash
+
+__all__ = ["check", "schema_problems"]
+
+SCHEMA = Path(__file__).resolve().parents[3] / "schema" / "kernel_traces.schema.json"
+CUT = ("...", "…")
+# The text of a call is shortened only if it is long: a short text that ends in dots is a different call.
+SHORTEST_CUT = 60
+
+
+def check(trace: dict[str, Any], sources: Path) -> list[str]:
+    """The problems of a trace, one line per problem, in the order of the trace; empty if there are none.
+
+    Args:
+        trace: the parsed JSON document; it may be malformed.
+        sources: the directory that contains sglang/, sgl_kernel/ and flashinfer/, or git checkouts of them.
+    """
+    problems = list(schema_problems(trace))
+    if problems:
+        return problems
+    if not trace["kernels"]:
+        return ["/kernels: empty, so there is nothing to check"]
+    if not sources.is_dir():
+        return [f"{sources}: no such directory; fetch it with `python -m tools.fetch_sources --dest {sources}`"]
+    # Thousands of syntax trees are built and kept. Garbage collection would double the time and find nothing.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return list(dict.fromkeys(_Checker(trace, sources).problems()))
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def schema_problems(trace: Any) -> Iterator[str]:
+    """Violations of the schema. A frame can occur in many chains; it is validated once, to save time."""
+    reduced = trace
+    kernels = trace.get("kernels") if isinstance(trace, dict) else None
+    if isinstance(kernels, list):
+        seen: set[str] = set()
+        reduced = trace | {"kernels": [_reduce(kernel, seen) for kernel in kernels]}
+    validator = Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8")))
+    for error in sorted(validator.iter_errors(reduced), key=lambda error: [str(part) for part in error.path])[:50]:
+        path = [str(part) for part in error.path]
+        if len(path) > 2 and path[0] == "kernels" and path[2] == "chains":
+            path[3:5] = []  # indices in the reduced document
+        yield f"/{'/'.join(path)}: {error.message[:300]}"
+
+
+def _reduce(kernel: Any, seen: set[str]) -> Any:
+    chains = kernel.get("chains") if isinstance(kernel, dict) else None
+    if not isinstance(chains, list) or not all(isinstance(chain, list) and chain for chain in chains):
+        return kernel
+    new = []
+    for frame in (frame for chain in chains for frame in chain):
+        key = json.dumps(frame, sort_keys=True)
+        if key not in seen:
+            seen.add(key)
+            new.append(frame)
+    return kernel | {"chains": [new or chains[0]] if chains else []}
+
+
+class _Checker:
+    def __init__(self, trace: dict[str, Any], root: Path) -> None:
+        self.trace = trace
+        self.root = root
+        self.sources = Sources(root)
+        self.links = Links(self.sources)
+        self._frames: dict[tuple[Any, ...], tuple[list[Site], str]] = {}
+        self._entered: dict[tuple[Any, ...], bool] = {}
+
+    def problems(self) -> Iterator[str]:
+        yield from self._origin()
+        for kernel in self.trace["kernels"]:
+            yield from (f"{kernel['name']}: {problem}" for problem in self._kernel(kernel))
+        for call in self.trace["unresolved"]:
+            if problem := self._frame(call)[1]:
+                yield f"unresolved: {problem}"
+
+    def _origin(self) -> Iterator[str]:
+        packages = {distribution: package for distribution, package, _ in DISTRIBUTIONS}
+        for name, expected in self.trace["sources"].items():
+            package = self.sources.packages.get(packages[name])
+            if package is None:
+                yield f"{self.root}: {packages[name]} is missing; run `python -m tools.fetch_sources`"
+            elif (found := package_hash(package)) != expected["sha256"]:
+                yield (
+                    f"{package}: not the {name} {expected['version']} that was traced (sha256 {found[:12]}, the trace "
+                    f"has {expected['sha256'][:12]}); check against those sources, or trace again"
+                )
+
+    def _kernel(self, kernel: Mapping[str, Any]) -> Iterator[str]:
+        yield from self._definition(kernel)
+        firsts = [_site_key(chain[0]) for chain in kernel["chains"]]
+        sites = [_site_key(site) for site in kernel["call_sites"]]
+        for site in dict.fromkeys(sites):
+            if site not in firsts:
+                yield f"call site {site[0]}:{site[1]} begins no chain"
+            if sites.count(site) > 1:
+                yield f"call site {site[0]}:{site[1]} is listed twice"
+        for site in dict.fromkeys(firsts):
+            if site not in sites:
+                yield f"{site[0]}:{site[1]} begins a chain, but is not listed as a call site"
+        seen = set()
+        for chain in kernel["chains"]:
+            key = tuple(_frame_key(frame) for frame in chain)
+            if key in seen:
+                yield f"{_place(chain[0])}: a chain from here is listed twice"
+            seen.add(key)
+            yield from self._chain(kernel, chain)
+
+    def _chain(self, kernel: Mapping[str, Any], chain: list[Mapping[str, Any]]) -> Iterator[str]:
+        for position, frame in enumerate(chain):
+            sites, problem = self._frame(frame)
+            if problem:
+                yield problem
+            elif position == 0:
+                if not self._calls_kernel(frame, sites, kernel):
+                    yield f"{_place(frame)}: `{frame['call']}` does not call {kernel['name']}"
+            elif self._frame(inner := chain[position - 1])[1]:
+                continue  # the frame that the call should enter is wrong, which is already reported
+            elif not self._enters(frame, sites, inner):
+                yield (
+                    f"{_place(frame)}: no evidence that `{frame['call']}` in {frame['function']} enters "
+                    f"{inner['function']} of {inner['file']}, which encloses the previous frame"
+                )
+
+    def _frame(self, frame: Mapping[str, Any]) -> tuple[list[Site], str]:
+        """The expressions that a frame may refer to, or what is wrong with it."""
+        key = (frame["file"], frame["line"], frame["function"], frame["call"])
+        if key not in self._frames:
+            self._frames[key] = self._find(*key)
+        return self._frames[key]
+
+    def _find(self, file: str, line: int, function: str, call: str) -> tuple[list[Site], str]:
+        place = f"{file}:{line}"
+        if self.sources.path(file) is None:
+            return [], f"{place}: no such file in {self.root}"
+        source = self.sources.get(file)
+        if source is None:
+            return [], f"{place}: the file is not valid Python"
+        here = [*source.sites.get(line, ()), *source.attributes_read_on(line)]
+        matching = [site for site in here if _matches(source.text_of(site.node), call)]
+        if not matching:
+            other = sorted({number for number, sites in source.sites.items() for site in sites
+                            if abs(number - line) <= 20 and _matches(source.text_of(site.node), call)})  # fmt: skip
+            found = f"; it is on line {', '.join(map(str, other))}" if other else ""
+            return [], f"{place}: no call `{call}` begins on this line{found}"
+        enclosed = [site for site in matching if function in site.functions]
+        if not enclosed:
+            names = sorted({name for site in matching for name in site.functions})
+            return [], f"{place}: `{call}` is not in {function}, but in {' or '.join(names)}"
+        return enclosed, ""
+
+    def _enters(self, frame: Mapping[str, Any], sites: list[Site], inner: Mapping[str, Any]) -> bool:
+        approximate = bool(frame.get("approximate") or inner.get("approximate"))
+        key = (frame["file"], frame["line"], frame["call"], inner["file"], inner["function"], approximate)
+        if key not in self._entered:
+            target = self.links.target(inner["file"], inner["function"])
+            self._entered[key] = any(self.links.enters(site, frame["file"], target, approximate) for site in sites)
+        return self._entered[key]
+
+    # The kernel itself.
+
+    def _definition(self, kernel: Mapping[str, Any]) -> Iterator[str]:
+        file, line = kernel["definition"]["file"], kernel["definition"]["line"]
+        if not file:
+            return
+        source = self.sources.get(file)
+        if source is None:
+            yield f"{file}:{line}: the definition's file does not exist or is not valid Python"
+        elif kernel["source"] == "jit" and _last(kernel["name"]) in source.text:
+            return  # compiled from other languages: Python only names it where it is loaded
+        elif _last(kernel["name"]) not in _defined_on(source, line):
+            yield f"{file}:{line}: does not define {_last(kernel['name'])}"
+
+    def _calls_kernel(self, frame: Mapping[str, Any], sites: list[Site], kernel: Mapping[str, Any]) -> bool:
+        name = _last(kernel["name"])
+        callees = [site.node.func if isinstance(site.node, ast.Call) else site.node for site in sites]
+        # torch.ops.library.operator.overload
+        overloads = [
+            callee.value for callee in callees if isinstance(callee, ast.Attribute) and callee.attr == "default"
+        ]
+        if any(last_name(callee) == name for callee in (*callees, *overloads)):
+            return True
+        file, line = kernel["definition"]["file"], kernel["definition"]["line"]
+        if not file:
+            target = Target("", name, name, name)
+            return any(self.links.enters(site, frame["file"], target, approximate=False) for site in sites)
+        source = self.sources.get(file)
+        if source and any(name in _aliased(source, last_name(callee)) for callee in callees):
+            return True
+        for qualified, node in source.definitions.items() if source else ():
+            if line in _lines(node) and self._enters(frame, sites, {"file": file, "function": qualified}):
+                return True
+        for site, callee in zip(sites, callees, strict=True):
+            found = self.links.resolve(frame["file"], site.scope, last_name(callee))
+            if any(one.file == file and getattr(one.node, "lineno", 0) == line for one in found):
+                return True
+        return False
+
+
+def _aliased(source: SourceFile, alias: str) -> set[str]:
+    """The names of a module that `alias = name` binds once more."""
+    return {
+        last_name(node.value)
+        for node in source.tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name)
+        if any(last_name(target) == alias for target in node.targets)
+    }
+
+
+def _matches(text: str, call: str) -> bool:
+    """Whether a frame's text is the text of an expression, or the beginning of a long one."""
+    call = call.removeprefix("@")
+    for cut in CUT:
+        if call.endswith(cut) and len(call) >= SHORTEST_CUT and text.startswith(call.removesuffix(cut).rstrip()):
+            return True
+    return text == call
+
+
+def _defined_on(source: SourceFile, line: int) -> set[str]:
+    """The names that a definition or an assignment on this line binds."""
+    names = set()
+    statements: list[ast.AST] = [source.tree]
+    for node in statements:
+        # Definitions are statements, so expressions need not be searched.
+        statements += [part for part in ast.iter_child_nodes(node) if isinstance(part, (ast.stmt, ast.ExceptHandler))]
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and line in _lines(node):
+            names.add(node.name)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.lineno == line:
+            names |= {last_name(target) for target in (node.targets if isinstance(node, ast.Assign) else [node.target])}
+    return names
+
+
+def _lines(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> Iterable[int]:
+    """The lines that a trace may give for a definition: its own and those of its decorators."""
+    return range(min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]), node.lineno + 1)
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _place(frame: Mapping[str, Any]) -> str:
+    return f"{frame['file']}:{frame['line']}"
+
+
+def _site_key(site: Mapping[str, Any]) -> tuple[str, int, str]:
+    return (site["file"], site["line"], site["function"])
+
+
+def _frame_key(frame: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (*_site_key(frame), frame["call"], frame["condition"], frame.get("approximate", ""))

@@ -1,0 +1,63 @@
+"""Class hierarchies for the checker, by bare names over all sources."""
+
+from __future__ import annotations
+
+import ast
+
+from tools.kernel_tracing.verify.check_source import Sources, last_name
+
+
+class Classes:
+    """Answers questions about one source tree, and caches the answers."""
+
+    def __init__(self, sources: Sources) -> None:
+        self.sources = sources
+        self._bases: dict[str, set[str]] = {}
+        self._families: dict[str, set[str]] = {}
+
+    def class_of(self, file: str, scope: str) -> str:
+        """The innermost class around a scope."""
+        source = self.sources.get(file)
+        parts = scope.split(".")
+        for end in range(len(parts), 0, -1):
+            if source is not None and source.is_class(".".join(parts[:end])):
+                return parts[end - 1]
+        return ""
+
+    def related(self, one: str, other: str) -> bool:
+        """Whether some class has both in its hierarchy, as for a mixin and its host."""
+        return bool(self.descendants(one) & self.descendants(other))
+
+    def descendants(self, name: str) -> set[str]:
+        """The class and everything that inherits from it, by bare names."""
+        if name not in self._families:
+            family, waiting = {name}, [name]
+            while waiting:
+                for derived in self._derived(waiting.pop()) - family:
+                    family.add(derived)
+                    waiting.append(derived)
+            self._families[name] = family
+        return self._families[name]
+
+    def _derived(self, name: str) -> set[str]:
+        if name not in self._bases:
+            found = set()
+            for source in self.sources.mentioning(name):
+                for node in source.definitions.values():
+                    if isinstance(node, ast.ClassDef) and any(last_name(base) == name for base in node.bases):
+                        found.add(node.name)
+                for scope, call in source.calls.get("type", ()):
+                    # type("Name", (Base, Mixin), {}) also makes a class.
+                    if len(call.args) == 3 and name in (last_name(part) for part in ast.walk(call.args[1])):
+                        found.add(f"type() in {source.name}:{scope}:{call.lineno}")
+            self._bases[name] = found
+        return self._bases[name]
+
+    def only_family(self, method: str, owner: str) -> bool:
+        """Whether only the class hierarchy of `owner` has a method of that name."""
+        for source in self.sources.mentioning(f"def {method}"):
+            for qualified in source.definitions:
+                parent, _, name = qualified.rpartition(".")
+                if name == method and not self.related(parent.rpartition(".")[2] or qualified, owner):
+                    return False
+        return True

@@ -1,0 +1,400 @@
+"""Whether a call can enter a function, according to evidence in the sources.
+
+Two questions are answered, both backwards from the call. Which definition does a plain name lead to (scopes, imports,
+re-exports)? And which expressions may have supplied a value (assignments, attributes of that name anywhere, arguments,
+defaults, returns, registries, decorators)? Types are not inferred: a class counts as a value's class if some expression
+that supplies the value names the class, a subclass that inherits the method, or an annotated base.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from tools.kernel_tracing.verify.check_classes import Classes
+from tools.kernel_tracing.verify.check_source import Binding, FunctionNode, Site, SourceFile, Sources, last_name
+from tools.kernel_tracing.verify.check_values import is_value, value_parts
+
+# Functions that are entered without being named: by calling a class or an object, or by statements and operators.
+CONSTRUCTORS = frozenset(("__init__", "__new__", "__post_init__"))
+CALLS = frozenset(("__call__", "forward"))
+APPLIES = frozenset(("forward", "backward"))  # Class.apply(...) of a torch.autograd.Function runs these.
+# The most calls of results of calls to follow; decorator factories have three.
+MOST_CALLS = 4
+# Steps of evidence to follow before giving up. Beyond this, everything is connected with everything.
+FARTHEST = 600
+
+
+class Target(NamedTuple):
+    """The function that a call must enter.
+
+    Attributes:
+        file, function: where it is.
+        name: its last name.
+        owner: its class; "" if it is not a method.
+    """
+
+    file: str
+    function: str
+    name: str
+    owner: str
+
+
+class Links:
+    """Answers questions about one source tree, and caches the answers."""
+
+    def __init__(self, sources: Sources) -> None:
+        self.sources = sources
+        self.classes = Classes(sources)
+        self._suppliers: dict[str, list[Binding]] = {}
+        self._escaped: dict[str, bool] = {}
+        self._expanded: dict[tuple[str, str, int, str, int], list[tuple[int, Binding]]] = {}
+
+    def target(self, file: str, function: str) -> Target:
+        """The function of a frame."""
+        parent, _, name = function.rpartition(".")
+        source = self.sources.get(file)
+        owner = parent.rpartition(".")[2] if source is not None and source.is_class(parent) else ""
+        return Target(file, function, name, owner)
+
+    def enters(self, site: Site, file: str, target: Target, approximate: bool) -> bool:
+        """Whether the call at `site` in `file` can enter `target`. If it is approximate, the name may suffice."""
+        node = site.node
+        callee = node.func if isinstance(node, ast.Call) else node
+        if isinstance(callee, ast.Attribute):
+            if callee.attr == target.name and target.owner:
+                verdict = self._receiver(callee.value, site, file, target)
+                if verdict is not None:
+                    return verdict or self._lent(file, site.scope, target)
+                found = self.reaches([Binding(file, site.scope, callee.value)], target, objects=True)
+                return bool(found or approximate or self.classes.only_family(target.name, target.owner))
+            if callee.attr == "apply" and target.name in APPLIES and target.owner:
+                return bool(self.reaches([Binding(file, site.scope, callee.value)], target, objects=True))
+            if callee.attr == "apply":
+                entered = self._methods(self.resolve(file, site.scope, last_name(callee.value)), APPLIES)
+                return bool(self.reaches(entered, target, objects=False))
+            if ast.unparse(callee.value).startswith("torch.ops.") and self._registered(callee.attr, target):
+                return True
+        arguments: list[ast.expr] = []
+        if isinstance(node, ast.Call):
+            arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+        start = [Binding(file, site.scope, callee)]
+        found = self.reaches(start, target, objects=target.name in CALLS | CONSTRUCTORS)
+        if found:
+            return True
+        own = self.classes.class_of(file, site.scope)
+        if isinstance(callee, ast.Name) and callee.id == "cls" and own and target.name in CONSTRUCTORS:
+            return self.classes.related(own, target.owner)
+        # A callback given to the callee, if it is named and not called here.
+        if any(self._is_given(Binding(file, site.scope, argument), target) for argument in arguments):
+            return True
+        name = last_name(callee)
+        suppliers = [*self.resolve(file, site.scope, name), *self._attribute(name)] if name else []
+        values = [one for one in suppliers if isinstance(one.node, ast.expr)]
+        # An object that is called runs what was assigned to its forward.
+        if values and not any(isinstance(one.node, ast.FunctionDef) for one in suppliers):
+            patches = (one for one in self._attribute("forward") if isinstance(one.node, ast.expr))
+            if any(self._is_given(one, target) for one in patches):
+                return True
+        # Callbacks may travel farther than the search for values. Then an annotation must declare a Callable.
+        declared = (last_name(part) for one in values if one.file == file for part in ast.walk(one.node))
+        return found is None and "Callable" in declared and self._escapes(target)
+
+    def _registered(self, operator: str, target: Target) -> bool:
+        """Whether a call or a decorator registers the target as the torch operator of that name."""
+        source = self.sources.get(target.file)
+        definition = source.definitions.get(target.function) if source else None
+        if source is None or definition is None:
+            return False
+        for call in (call for calls in source.calls.values() for _, call in calls):
+            parts = [*call.args, *(keyword.value for keyword in call.keywords)]
+            texts = [str(part.value) for part in parts if isinstance(part, ast.Constant)]
+            if any(text == operator or text.endswith(f"::{operator}") for text in texts) and (
+                call in definition.decorator_list or target.name in map(last_name, parts)
+            ):
+                return True
+        # Registered by a decorator under its own name.
+        return target.name == operator and bool(definition.decorator_list)
+
+    def _is_given(self, argument: Binding, target: Target) -> bool:
+        if self._names(argument.node, argument, target):
+            return True
+        names = [part.id for part, more, _ in value_parts(argument.node) if isinstance(part, ast.Name) and not more]
+        found = [one for name in names for one in self.resolve(argument.file, argument.scope, name)]
+        return any(self._defines(one, target) for one in found)
+
+    def _defines(self, binding: Binding, target: Target) -> bool:
+        node = binding.node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or binding.parameter or binding.calls:
+            return False
+        return (binding.file, ".".join(filter(None, (binding.scope, node.name)))) == (target.file, target.function)
+
+    def _escapes(self, target: Target) -> bool:
+        """Whether the target function is used as a value somewhere: stored, passed or returned instead of called."""
+        if target.name in CALLS | CONSTRUCTORS:
+            return False
+        if target.name not in self._escaped:
+            self._escaped[target.name] = any(
+                is_value(source, target.name) for source in self.sources.mentioning(target.name)
+            )
+        return self._escaped[target.name]
+
+    @staticmethod
+    def _methods(bindings: Iterable[Binding], names: frozenset[str]) -> list[Binding]:
+        """Methods with these names of the classes in `bindings`, whose decorators a call may enter."""
+        return [
+            Binding(one.file, f"{one.scope}.{one.node.name}".lstrip("."), part)
+            for one in bindings
+            if isinstance(one.node, ast.ClassDef)
+            for part in one.node.body
+            if isinstance(part, ast.FunctionDef) and part.name in names
+        ]
+
+    def _lent(self, file: str, scope: str, target: Target) -> bool:
+        """Whether the method around `scope` is called as `Class.method(self)` by a class related to the target's."""
+        own = self.classes.class_of(file, scope)
+        method = scope.partition(f"{own}.")[2].partition(".")[0]
+        for source in self.sources.mentioning(f"{own}.{method}"):
+            for place, call in source.calls.get(method, ()):
+                given = call.args[:1]
+                if isinstance(call.func, ast.Attribute) and last_name(call.func.value) == own and given:
+                    owner = self.classes.class_of(source.name, place)
+                    if last_name(given[0]) == "self" and owner and self.classes.related(owner, target.owner):
+                        return True
+        return False
+
+    # A method called on self, super or a class: the classes must be related.
+
+    def _receiver(self, receiver: ast.expr, site: Site, file: str, target: Target) -> bool | None:
+        own = self.classes.class_of(file, site.scope)
+        if isinstance(receiver, ast.Name) and receiver.id in ("self", "cls") and own:
+            return self.classes.related(own, target.owner)
+        if isinstance(receiver, ast.Call) and last_name(receiver.func) == "super" and own:
+            return own != target.owner and self.classes.related(own, target.owner)
+        return None
+
+    # Values.
+
+    def reaches(self, start: Iterable[Binding], target: Target, objects: bool) -> bool | None:
+        """Whether `start` may evaluate to the target function or, if `objects`, to an object of its class.
+
+        None if there are more than FARTHEST steps to follow.
+        """
+        # The least doubtful steps come first, so that FARTHEST only cuts off doubtful ones.
+        waiting = [(0, number, binding) for number, binding in enumerate(start)]
+        seen: set[tuple[str, str, int, str, int]] = set()
+        added = len(waiting)
+        while waiting:
+            if len(seen) >= FARTHEST:
+                return None
+            cost, _, binding = heappop(waiting)
+            key = (binding.file, binding.scope, id(binding.node), binding.parameter, binding.calls)
+            if key in seen:
+                continue
+            seen.add(key)
+            node = binding.node
+            if self._defines(binding, target):
+                return True
+            if isinstance(node, ast.ClassDef):
+                # A class is constructed and an object of it is called: there is a call in between.
+                constructed = target.name not in CONSTRUCTORS or binding.calls == 0
+                if objects and constructed and target.owner and self._inherits(node.name, target):
+                    return True
+                continue
+            elif isinstance(node, ast.expr) and self._names(node, binding, target):
+                return True
+            if key not in self._expanded:
+                self._expanded[key] = list(self._expand(binding))
+            for step, further in self._expanded[key]:
+                added += 1
+                heappush(waiting, (cost + step, added, further))
+        return False
+
+    def _inherits(self, name: str, target: Target) -> bool:
+        # A subclass has the target's method; an annotation may name a base instead of the class.
+        return name in self.classes.descendants(target.owner) or target.owner in self.classes.descendants(name)
+
+    def _names(self, node: ast.AST, binding: Binding, target: Target) -> bool:
+        """Whether an expression names the target itself: a bound method, a lambda, a method's name as a string."""
+        for part, more, _ in value_parts(node):
+            if binding.calls + more:
+                continue
+            if isinstance(part, ast.Lambda) and target.name == "<lambda>" and binding.file == target.file:
+                return True
+            if isinstance(part, ast.Attribute) and part.attr == target.name and target.owner:
+                if not isinstance(part.value, ast.Name) or part.value.id not in ("self", "cls"):
+                    return target.name not in CALLS | CONSTRUCTORS
+                own = self.classes.class_of(binding.file, binding.scope)
+                if self.classes.related(own, target.owner):
+                    return True
+            if isinstance(part, ast.Constant) and part.value == target.name and target.name not in CALLS:
+                return True
+            if isinstance(part, ast.JoinedStr) and part.values and isinstance(part.values[0], ast.Constant):
+                prefix = str(part.values[0].value)
+                if len(prefix) > 3 and target.name.startswith(prefix):
+                    return True
+        return False
+
+    def _expand(self, binding: Binding) -> Iterator[tuple[int, Binding]]:
+        """What may have supplied a binding's value, and how doubtful that is."""
+        node, file, scope, calls = binding.node, binding.file, binding.scope, binding.calls
+        source = self.sources.get(file)
+        if source is None:
+            return
+        if binding.parameter:
+            yield from ((2, one._replace(calls=calls)) for one in self._arguments(source, binding))
+        elif isinstance(node, ast.Import):
+            return
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            inside = f"{scope}.{node.name}" if scope else node.name
+            reading = any(last_name(decorator).endswith("property") for decorator in node.decorator_list)
+            if calls or reading:
+                for part in ast.walk(node):
+                    if isinstance(part, (ast.Return, ast.Yield, ast.YieldFrom)) and part.value is not None:
+                        yield 1, Binding(file, inside, part.value, "", calls - (not reading))
+                if node.returns is not None:
+                    yield 2, Binding(file, scope, node.returns)
+            for decorator in node.decorator_list:
+                yield 1, Binding(file, scope, decorator, "", min(calls + 1, MOST_CALLS))
+        elif isinstance(node, ast.expr):
+            for part, more, step in value_parts(node):
+                number = min(calls + more, MOST_CALLS)
+                if isinstance(part, ast.Name):
+                    found = self.resolve(file, scope, part.id)
+                    for place in {file: 0, **{one.file: 0 for one in found}}:
+                        container = self.sources.get(place)
+                        found = found + (container.contents.get(part.id, []) if container else [])
+                    yield from ((step, one._replace(calls=number)) for one in found)
+                elif isinstance(part, ast.Attribute):
+                    members = list(self._module_member(file, scope, part)) or self._of_object(part, file, scope)
+                    # A value given to an attribute of some object may belong to another object.
+                    own = isinstance(part.value, ast.Name) and part.value.id in ("self", "cls")
+                    yield from ((step + (1 if own else 2), one._replace(calls=number)) for one in members)
+                elif isinstance(part, ast.Lambda) and number:
+                    yield step, Binding(file, f"{scope}.<lambda>".lstrip("."), part.body, "", number - 1)
+
+    def _of_object(self, node: ast.Attribute, file: str, scope: str) -> list[Binding]:
+        """What an attribute is given: for self, by the related classes if they assign it; otherwise anywhere."""
+        everywhere = self._attribute(node.attr)
+        own = self.classes.class_of(file, scope)
+        if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls") and own:
+            near = [one for one in everywhere if self.classes.related(self.classes.class_of(one.file, one.scope), own)]
+            if near:
+                return near
+        # Suppliers in the same file come first, so that the search ends sooner.
+        return sorted(everywhere, key=lambda one: one.file != file)
+
+    def _attribute(self, name: str) -> list[Binding]:
+        """What attributes, keywords, fields and methods called `name` are given, anywhere."""
+        if name not in self._suppliers:
+            found = []
+            for source in self.sources.mentioning(name):
+                found += source.attributes.get(name, [])
+            self._suppliers[name] = found
+        return self._suppliers[name]
+
+    def _arguments(self, source: SourceFile, binding: Binding) -> Iterator[Binding]:
+        """What a parameter is given: by calls of its function, found by the function's name, and by decoration."""
+        node = binding.node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            return
+        positional = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
+        vararg = node.args.vararg.arg if node.args.vararg else ""
+        position = positional.index(binding.parameter) if binding.parameter in positional else len(positional)
+        parts = [part for part in binding.scope.split(".") if part != "<lambda>"]
+        method = self.classes.class_of(source.name, binding.scope) and positional[:1] in (["self"], ["cls"])
+        name = self._called_name(node, parts)
+        found = False
+        for other in self.sources.mentioning(name) if name else ():
+            for scope, call in other.calls.get(name, ()):
+                found = True
+                index = position - bool(method)
+                if binding.parameter == vararg:
+                    chosen: list[ast.expr] = call.args[max(index, 0) :]
+                else:
+                    chosen = call.args[index : index + 1] if index >= 0 else []
+                chosen = chosen + [keyword.value for keyword in call.keywords if keyword.arg == binding.parameter]
+                yield from (Binding(other.name, scope, value) for value in chosen)
+        if not found:
+            # It is called under another name; arguments can still be found by keyword.
+            yield from (supply for supply in self._attribute(binding.parameter) if isinstance(supply.node, ast.expr))
+        # A decorator, or the function inside a decorator factory, is given what it decorates.
+        for decorator in parts[-2:]:
+            for other in self.sources.mentioning(f"@{decorator}" if len(parts) < 2 else decorator):
+                yield from other.decorated.get(decorator, ())
+
+    @staticmethod
+    def _called_name(node: FunctionNode | ast.Lambda, parts: list[str]) -> str:
+        if isinstance(node, ast.Lambda):
+            return ""
+        # Calling the class calls its constructor.
+        return parts[-2] if node.name in CONSTRUCTORS and len(parts) > 1 else node.name
+
+    # Names.
+
+    def resolve(self, file: str, scope: str, name: str, depth: int = 0) -> list[Binding]:
+        """What a plain name may refer to where it is used; imports are followed to definitions."""
+        source = self.sources.get(file)
+        if source is None or depth > 12:
+            return []
+        parts = scope.split(".") if scope else []
+        for end in range(len(parts), -1, -1):
+            outer = ".".join(parts[:end])
+            if end < len(parts) and outer and source.is_class(outer):
+                continue  # names of a class are not visible in its methods
+            if found := source.names.get((outer, name)):
+                return [far for near in found for far in self._import(near, name, depth)]
+        found = []
+        for star in source.stars:
+            module = self._module_name(file, star)
+            if target := self.sources.module_file(module):
+                found += self.resolve(target, "", name, depth + 1)
+        return found
+
+    def _import(self, binding: Binding, name: str, depth: int) -> list[Binding]:
+        node = binding.node
+        if not isinstance(node, ast.ImportFrom):
+            return [binding]
+        module = self._module_name(binding.file, node)
+        original = next((alias.name for alias in node.names if (alias.asname or alias.name) == name), name)
+        file = self.sources.module_file(module)
+        return self.resolve(file, "", original, depth + 1) if file else []
+
+    def _module_name(self, file: str, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        parts = file.removesuffix(".py").split("/")
+        parts = parts[: len(parts) - node.level]
+        return ".".join([*parts, *([node.module] if node.module else [])])
+
+    def _module_member(self, file: str, scope: str, node: ast.Attribute) -> Iterator[Binding]:
+        """`module.name`, if the value before the dot is an imported module."""
+        names = [node.attr]
+        value = node.value
+        while isinstance(value, ast.Attribute):
+            names.append(value.attr)
+            value = value.value
+        if not isinstance(value, ast.Name):
+            return
+        for module in self._modules(file, scope, value.id):
+            dotted = ".".join([module, *reversed(names[1:])])
+            if target := self.sources.module_file(dotted):
+                yield from self.resolve(target, "", node.attr)
+
+    def _modules(self, file: str, scope: str, name: str) -> Iterator[str]:
+        source = self.sources.get(file)
+        parts = scope.split(".") if scope else []
+        bindings = [] if source is None else [
+            binding for end in range(len(parts) + 1) for binding in source.names.get((".".join(parts[:end]), name), ())
+        ]  # fmt: skip
+        for binding in bindings:
+            node = binding.node
+            if isinstance(node, ast.Import):
+                yield from (alias.name if alias.asname else alias.name.partition(".")[0] for alias in node.names
+                            if (alias.asname or alias.name.partition(".")[0]) == name)  # fmt: skip
+            elif isinstance(node, ast.ImportFrom):
+                base = self._module_name(file, node)
+                original = next((alias.name for alias in node.names if (alias.asname or alias.name) == name), name)
+                yield f"{base}.{original}"
