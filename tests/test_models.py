@@ -22,10 +22,10 @@ DEFINITIONS = {definition.name: definition for definition in flashinfer_trace.de
 #: Models whose constants are the defaults of a configuration class in transformers, and the fields that differ: for
 #: example, the class of Qwen3-MoE takes head_dim from the published file.
 DEFAULTS = {
-    "deepseek-v3": ("deepseek_v3", "DeepseekV3Config", ()),
-    "deepseek-r1": ("deepseek_v3", "DeepseekV3Config", ()),
+    "deepseek-v3": ("deepseek_v3", "DeepseekV3Config", ("rope_scaling",)),
+    "deepseek-r1": ("deepseek_v3", "DeepseekV3Config", ("rope_scaling",)),
     "mixtral-8x7b": ("mixtral", "MixtralConfig", ()),
-    "qwen3-30b-a3b": ("qwen3_moe", "Qwen3MoeConfig", ("head_dim", "norm_topk_prob", "mlp_only_layers")),
+    "qwen3-30b-a3b": ("qwen3_moe", "Qwen3MoeConfig", ("head_dim", "norm_topk_prob", "mlp_only_layers", "rope_theta")),
 }
 
 
@@ -46,7 +46,9 @@ def test_there_are_models():
     assert set(MODELS) == {
         *("deepseek-v3", "deepseek-r1", "deepseek-v3.2", "deepseek-v2-lite", "kimi-k2"),
         *("llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b", "mixtral-8x7b", "mixtral-8x22b"),
-        *("qwen2-57b-a14b", "qwen2.5-7b", "qwen3-8b", "qwen3-30b-a3b", "qwen3-235b-a22b"),
+        *("llama-3.2-3b", "qwen2-57b-a14b", "qwen3-30b-a3b", "qwen3-235b-a22b"),
+        *(f"qwen2.5-{size}b" for size in ("1.5", "3", "7", "14", "32", "72")),
+        *(f"qwen3-{size}b" for size in ("0.6", "1.7", "4", "8", "14")),
     }
 
 
@@ -70,7 +72,13 @@ def test_a_model_follows_the_schema_and_names_itself(name):
         lambda model: model["config"].update(hidden_size=0),
         lambda model: model["config"].update(hidden_size=7168.5),
         lambda model: model["config"].update(rms_norm_eps=1),
-        lambda model: model["config"].update(rope_theta=10000),
+        lambda model: model["config"].update(rope_base=10000),
+        lambda model: model["config"].pop("rope_theta"),
+        lambda model: model["config"].update(rope_scaling={"factor": 40, "mscale": 1.0}),
+        lambda model: model["config"].pop("routed_scaling_factor"),
+        lambda model: model["config"].update(torch_dtype="float16"),
+        lambda model: model.pop("checked"),
+        lambda model: model.update(quantised=[{"repository": "nobody/nothing"}]),
         lambda model: model["config"].pop("qk_rope_head_dim"),
         lambda model: model["config"].pop("moe_intermediate_size"),
         lambda model: model["config"].update(architectures=["One", "Two"]),
@@ -96,6 +104,16 @@ def test_the_constants_fit_together(name):
     if "n_group" in config:
         assert experts[0] % config["n_group"] == 0
         assert config["topk_group"] <= config["n_group"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_says_how_it_was_checked(name):
+    """What it says of a test is true, and fields that the test leaves out are named."""
+    checked = MODELS[name]["checked"]
+    assert ("by a test" in checked) is (name in DEFAULTS)
+    for field in DEFAULTS[name][2] if name in DEFAULTS else ():
+        assert field in checked
+    assert ("compared with" in checked and DEFAULTS[name][1] in checked) if name in DEFAULTS else "by hand" in checked
 
 
 @pytest.mark.parametrize("name", DEFAULTS)

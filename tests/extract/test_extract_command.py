@@ -18,7 +18,7 @@ from tools.extract_definitions import apply
 def states(table):
     """State and name of each row of a dry run."""
     rows = [line.split() for line in table.splitlines()]
-    known = ("created", "tagged", "skipped", "conflict", "unsupported")
+    known = ("created", "tagged", "skipped", "partly", "outside", "conflict", "unsupported")
     return {row[1]: row[0] for row in rows if len(row) > 2 and row[0] in known}
 
 
@@ -62,16 +62,38 @@ def test_nothing_is_dropped_in_silence(extract):
     unsupported = [line for line in table.splitlines() if line.startswith("unsupported")]
     embedding = next(line for line in unsupported if line.split()[1] == "embed_tokens")
     assert "sgl-kernel:all_reduce" in embedding
-    down = next(line for line in unsupported if line.split()[1] == "down_proj")
+    assert not [line for line in unsupported if "other kernels" in line or "speculative decoding" in line]
+    (down,) = (line for line in table.splitlines() if line.split()[:2] == ["partly", "down_proj"])
     assert "other kernels: " in down and "sgl-kernel:fp8_scaled_mm" in down
-    assert any("speculative decoding" in line for line in unsupported)
+    assert any(line.startswith("outside") and "speculative decoding" in line for line in table.splitlines())
+
+
+def test_the_summary_is_short_and_a_conflict_is_its_last_line(root, extract):
+    status, out, err = extract("--model-name", "tiny", "twin-1.5")
+    assert (
+        status == 0 and len(out.splitlines()) == out.count("created") and out.splitlines()[-1].endswith(" 0 conflict")
+    )
+    gaps = err.splitlines()
+    assert [line.split(":")[0] for line in gaps] == ["unsupported", "unsupported", "not listed", "left out"]
+    assert "ops outside the forward pass (--verbose)" in gaps[2]
+    path = root / "definitions" / "gemm" / "gemm_bf16_n64_k64.json"
+    path.write_text(path.read_text().replace("bfloat16", "float16"))
+    status, table, _ = extract("--model-name", "tiny", "--dry-run")
+    assert status == 3 and table.splitlines()[-1].startswith(
+        "conflict: gemm_bf16_n64_k64: other inputs, outputs, reference; see "
+    )
+    status, _, err = extract("--model-name", "tiny", "--verbose")
+    assert status == 3 and err.splitlines()[-1].startswith(
+        "conflict: gemm_bf16_n64_k64: other inputs, outputs, reference; see "
+    )
+    assert "partly: tiny: down_proj: other kernels: " in err and "outside: tiny: " in err
 
 
 def test_long_lists_are_cut_and_say_so(extract):
     _, whole, _ = extract("--model-name", "tiny", "--dry-run", "--verbose")
     _, table, _ = extract("--model-name", "tiny", "--dry-run")
     lines = dict(zip(whole.splitlines(), table.splitlines(), strict=True))
-    (full,) = (line for line in lines if line.split()[:2] == ["unsupported", "down_proj"])
+    (full,) = (line for line in lines if line.split()[:2] == ["partly", "down_proj"])
     shown, _, rest = lines[full].partition(" and ")
     assert full.startswith(shown) and len(shown) < len(full)
     assert rest == f"{full.count(', ') - shown.count(', ')} more (--verbose)"
@@ -106,7 +128,7 @@ def test_models_share_kernels(root, extract, snapshot):
     data["description"] = "Curated by a person."
     path.write_text(json.dumps(data))
     status, table, _ = extract("--model-name", "tiny", "--dry-run")
-    assert set(states(table).values()) == {"tagged", "unsupported"}
+    assert set(states(table).values()) == {"tagged", "partly", "outside", "unsupported"}
     assert "adds model:tiny" in table
     status, _, _ = extract("--model-name", "tiny")
     assert status == 0
@@ -247,6 +269,7 @@ MIXTURE = {
     **{"q_lora_rank": 32, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8},
     **{"n_routed_experts": 16, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2},
     **{"first_k_dense_replace": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+    "norm_topk_prob": True,
     "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
 }
 
@@ -345,6 +368,41 @@ def test_descriptions_of_experts_say_how_they_are_split(root, extract):
         f"4 local experts, {add} {ends}"
     )
     assert "then the SwiGLU MLP of the local expert, in bfloat16." in description(1, 32)
+
+
+FP8_EXPERTS = "moe_fp8_block_scale_softmax_routing_topk2_e4_h128_i128"
+BF16_EXPERTS = "moe_bf16_softmax_routing_topk2_e4_h128_i128"
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "expected"),
+    [
+        (None, [], {BF16_EXPERTS}),
+        (BLOCKS, [], {FP8_EXPERTS}),
+        (None, [BLOCKS], {BF16_EXPERTS, FP8_EXPERTS}),
+        ({**BLOCKS, "weight_block_size": [64, 64]}, [], set()),
+    ],
+)
+def test_experts_are_extracted_in_the_numbers_that_are_published(root, extract, snapshot, own, others, expected):
+    config = {**SPARSE, "hidden_size": 128, "moe_intermediate_size": 128}
+    add_model(root, "sparse", "Sparse", {**config, **({"quantization_config": own} if own else {})})
+    path = root / "models" / "sparse.json"
+    quantised = [{"repository": "nobody/nothing", "quantization_config": one} for one in others]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantised": quantised}))
+    assert extract("--model-name", "sparse", "--ep", 4)[0] == 0
+    names = {path.rpartition("/")[2].removesuffix(".json") for path in snapshot()}
+    assert {name for name in names if "_e4_" in name and "_routing_" in name} == expected
+
+
+def test_experts_are_not_split_over_ranks_that_do_not_divide_the_heads(root, extract, snapshot):
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 2}
+    add_model(root, "sparse", "Sparse", {**SPARSE, **heads})
+    status, _, err = extract("--model-name", "sparse")
+    assert status == 0 and "left out: TP 8 does not divide the 6 query heads" in err
+    assert "moe/moe_bf16_softmax_routing_topk2_e16_h64_i32.json" in snapshot()
+    assert "moe/moe_bf16_softmax_routing_topk2_e16_h64_i4.json" not in snapshot()
+    assert "tp:8" not in load(root, "moe/moe_topk_softmax_topk2_e16.json")["tags"]
 
 
 def test_another_directory(root, extract, snapshot, tmp_path):

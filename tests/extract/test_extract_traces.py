@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from release import SOURCES, needs_sources
 
 import flashinfer_trace
-from tools.extract_definitions import traces
+from tools.extract_definitions import model_code, traces
 from tools.extract_definitions.errors import ExtractionError
+from tools.extract_definitions.model_code import ModelCode
 from tools.extract_definitions.models import available, load_model
 from tools.kernel_tracing.source.sources import find_sources
 
+PUBLISHED = sorted(Path(__file__).with_name("published").glob("*.json"))
 COMMITTED = sorted(path.stem for path in traces.COMMITTED.glob("*.json"))
 
 
@@ -69,7 +72,7 @@ DOCUMENT = {
 def test_a_digest_keeps_ops_kernels_and_stages():
     data = traces.condense("Tiny", DOCUMENT)
     assert json.loads(traces.dumps(data)) == data
-    usage = traces.usage_from(data)
+    usage = traces.usage_from(data, ModelCode("Tiny", {}))
     assert usage.op("attn").kernels == {
         "sgl-kernel:attend": ("prefill", "decode"),
         "flashinfer:Wrapper.run": ("decode",),
@@ -84,8 +87,11 @@ def test_a_digest_keeps_ops_kernels_and_stages():
 
 def test_every_model_has_a_committed_digest():
     root = flashinfer_trace.find_root()
-    assert {load_model(root, name).architecture for name in available(root)} == set(COMMITTED)
-    assert len(COMMITTED) >= 9
+    of_models = {load_model(root, name).architecture for name in available(root)}
+    of_fixtures = {json.loads(path.read_text())["config"]["architectures"][0] for path in PUBLISHED}
+    assert of_models | of_fixtures == set(COMMITTED)
+    assert {path.stem for path in traces.CODE.glob("*.json")} == set(COMMITTED)
+    assert len(COMMITTED) >= 15
 
 
 def write_sources(directory, body):
@@ -133,9 +139,12 @@ def test_an_architecture_without_a_digest_is_traced(tmp_path):
 def test_a_digest_of_other_sources_does_not_serve(tmp_path, monkeypatch):
     write_sources(tmp_path / "sources", MODEL)
     tree = find_sources(tmp_path / "sources")
-    digests = tmp_path / "digests"
+    digests, code = tmp_path / "digests", tmp_path / "model_code"
     digests.mkdir()
+    code.mkdir()
     monkeypatch.setattr(traces, "COMMITTED", digests)
+    monkeypatch.setattr(traces, "CODE", code)
+    (code / "SmallForCausalLM.json").write_text(model_code.dumps(traces.code_of("SmallForCausalLM", tree)))
     digest = traces.condense("SmallForCausalLM", DOCUMENT)
     (digests / "SmallForCausalLM.json").write_text(traces.dumps(digest))
     assert traces.usage_of("SmallForCausalLM", tmp_path / "absent").op("attn") is not None
@@ -156,3 +165,70 @@ def test_digests_are_of_the_pinned_release():
     described = find_sources(SOURCES).describe()
     for name in COMMITTED:
         assert traces.usage_of(name, None).sources == described, name
+
+
+@needs_sources
+def test_committed_model_code_is_that_of_the_pinned_release():
+    tree = find_sources(SOURCES)
+    for name in COMMITTED:
+        text = (traces.CODE / f"{name}.json").read_text()
+        assert model_code.dumps(traces.code_of(name, tree)) == text, f"run traces.py --code {name}"
+        assert model_code.code_from(json.loads(text)) == traces.code_of(name, tree)
+
+
+LAYERS = """
+from torch import nn
+from .parts import Norm as OtherNorm
+from sglang.srt.models.parts import scale
+
+
+class Base(nn.Module):
+    def __init__(self, config):
+        self.act_fn = SiluAndMul()
+
+
+class Layer(Base):
+    def __init__(self, config, layer_id: int = 0):
+        self.size = config.hidden_size
+        self.norm = OtherNorm(self.size, eps=1e-6) if config.normed else PPMissingLayer()
+        self.attn = RadixAttention(self.heads, logit_cap=getattr(config, "cap", 0.0))
+
+    def forward(self, x):
+        return self.norm(self.attn(x, sinks=self.sinks)) * scale(self.config)
+
+
+class Unused(nn.Module):
+    def __init__(self, config):
+        self.other = RadixAttention(config.unread)
+
+
+class SmallForCausalLM(nn.Module):
+    def __init__(self, config, layer: Unused = None):
+        self.layer = make(Layer)
+"""
+PARTS = """
+class Norm:
+    def __init__(self, size, eps):
+        self.inner = Inner(size)
+
+
+def scale(config):
+    return config.factor if hasattr(config, "factor") else 1
+"""
+
+
+def test_what_the_code_of_a_model_passes(tmp_path):
+    write_sources(tmp_path, LAYERS)
+    (tmp_path / "sglang" / "srt" / "models" / "parts.py").write_text(PARTS)
+    code = traces.code_of("SmallForCausalLM", find_sources(tmp_path))
+    assert code.modules == {
+        "act_fn": ("SiluAndMul()",),
+        "attn": ("RadixAttention(self.heads, logit_cap=getattr(config, 'cap', 0.0))",),
+        "inner": ("Inner(size)",),
+        "norm": ("OtherNorm(config.hidden_size, eps=1e-06)", "PPMissingLayer()"),
+    }
+    assert code.calls == {
+        "attn": ("self.attn(x, sinks=self.sinks)",),
+        "norm": ("self.norm(self.attn(x, sinks=self.sinks))",),
+    }
+    assert code.reads == {"cap": ("0.0",), "factor": ("hasattr",), "hidden_size": (), "normed": ()}

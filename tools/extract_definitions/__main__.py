@@ -31,8 +31,8 @@ from tools.extract_definitions import apply, report
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.models import Model, available, load_config, load_model
 from tools.extract_definitions.needs import Options, Request
-from tools.extract_definitions.plan import CONFLICT, CREATED, TAGGED, UNSUPPORTED, Plan, Planner
-from tools.extract_definitions.traces import STAGES, Usage, usage_of
+from tools.extract_definitions.plan import CONFLICT, CREATED, TAGGED, Plan, Planner
+from tools.extract_definitions.traces import STAGES, TRACING, Usage, usage_of
 from tools.kernel_tracing.report.messages import progress
 
 SOURCES = Path(".sources")
@@ -105,7 +105,13 @@ def requests(root: Path, options: argparse.Namespace) -> list[Request]:
 
 
 def _usages(models: Sequence[Model], sources: Path) -> dict[str, Usage]:
-    with progress() as told:
+    with progress() as bar:
+
+        def told(phase: str, done: int, total: int) -> None:
+            if phase.startswith(TRACING) and not sys.stderr.isatty():  # the bar is for terminals
+                print(f"{phase}, which takes a quarter of a minute", file=sys.stderr, flush=True)
+            bar(phase, done, total)
+
         return {name: usage_of(name, sources, told) for name in dict.fromkeys(model.architecture for model in models)}
 
 
@@ -125,13 +131,11 @@ def _carry_out(plan: Plan, definitions: Path, options: argparse.Namespace) -> in
         return 1
     for row in (*plan.of(CREATED), *plan.of(TAGGED)):
         print(f"{row.path}: {row.state}{f', {row.detail}' if row.detail else ''}")
-    for row in plan.of(UNSUPPORTED):
-        print(f"review: {', '.join(row.models)}: {row.name}: {report.detail(row, options.verbose)}", file=sys.stderr)
-    for note in plan.notes:
-        print(f"left out: {note}", file=sys.stderr)
-    for row in conflicts:
-        print(f"conflict: {row.name}: {row.detail}", file=sys.stderr)
-    print(report.totals(plan))
+    for line in (*report.gaps(plan, options.verbose), *(f"left out: {note}" for note in plan.notes)):
+        print(line, file=sys.stderr)
+    print(report.totals(plan), flush=True)
+    for line in report.conflicts(plan):
+        print(line, file=sys.stderr)
     return 3 if conflicts else 0
 
 
@@ -185,7 +189,11 @@ def _parser() -> argparse.ArgumentParser:
         help="also give existing Definitions the recipes' texts of axes, inputs and outputs",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the plan as a table and write nothing")
-    parser.add_argument("--verbose", action="store_true", help="list every kernel that no family covers")
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="list every kernel that no family covers, and ops outside the forward pass",
+    )
     parser.add_argument(
         "--sources", type=Path, default=SOURCES, metavar="DIR", help="sources to trace (default: .sources)"
     )

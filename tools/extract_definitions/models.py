@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from reprlib import repr as shown
 from typing import Any
@@ -17,6 +17,32 @@ from tools.extract_definitions.errors import ExtractionError
 TAG = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*")
 
 
+class DeclaredFields(Mapping[str, Any]):
+    """The part of a configuration that a recipe declares. Reading another field is a defect of the recipe.
+
+    Args:
+        config: the whole configuration.
+        fields: the fields that may be read.
+        reader: names the recipe in the error.
+    """
+
+    def __init__(self, config: Mapping[str, Any], fields: frozenset[str], reader: str) -> None:
+        self.config, self.fields, self.reader = config, fields, reader
+
+    def __getitem__(self, field: str) -> Any:
+        if field not in self.fields:
+            raise ExtractionError(
+                f"the recipe {self.reader} reads {field!r}, which its `fields` do not declare; add it"
+            )
+        return self.config[field]
+
+    def __iter__(self) -> Iterator[str]:
+        return (field for field in self.config if field in self.fields)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 @dataclass(frozen=True)
 class Model:
     """The constants that decide the sizes of a model's kernels.
@@ -26,12 +52,14 @@ class Model:
         title: the name as its authors write it.
         config: the fields of its configuration.
         path: the file that they come from.
+        quantised: the `quantization_config` of each repository that publishes the model in other numbers.
     """
 
     name: str
     title: str
     config: Mapping[str, Any]
     path: Path
+    quantised: tuple[Mapping[str, Any], ...] = ()
 
     def __contains__(self, field: str) -> bool:
         return self.config.get(field) is not None
@@ -67,13 +95,9 @@ class Model:
             raise ExtractionError(f"{self.path}: the configuration of {self.name} lacks the field {field!r}; add it")
         return self.config[field]
 
-    def remarks(self) -> list[str]:
-        """Notes on fields of this configuration that the families ignore."""
-        return [
-            f"{field} {shown(self.config[field])} of {self.name}: the families are for bfloat16"
-            for field in ("dtype", "torch_dtype")
-            if field in self and self.config[field] != "bfloat16"
-        ]
+    def restricted(self, fields: frozenset[str], reader: str) -> Model:
+        """This model, as a recipe sees it that understands these fields."""
+        return replace(self, config=DeclaredFields(self.config, fields | {"architectures"}, reader))
 
     @property
     def architecture(self) -> str:
@@ -142,7 +166,11 @@ def load_model(root: Path, name: str) -> Model:
     config, title = data.get("config"), data.get("title")
     if not isinstance(config, dict) or not isinstance(title, str):
         raise ExtractionError(f"{path}: lacks 'title' or 'config'; schema/model.schema.json describes the format")
-    return Model(path.stem, title, config, path)
+    try:
+        quantised = tuple(one["quantization_config"] for one in data.get("quantised", ()))
+    except (TypeError, KeyError) as error:
+        raise ExtractionError(f"{path}: 'quantised' is malformed; schema/model.schema.json describes it") from error
+    return Model(path.stem, title, config, path, quantised)
 
 
 def load_config(root: Path, path: Path, name: str) -> Model:

@@ -112,6 +112,11 @@ class Request:
             ExtractionError: the heads cannot be divided by a size that the user gave.
         """
         heads, fitting = self.model.size("num_attention_heads"), []
+        if not self.model.is_latent and heads % (kv_heads := self.model.size("num_key_value_heads")):
+            raise ExtractionError(
+                f"{self.model.path}: num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}, so "
+                "query heads cannot share key-value heads evenly; correct the configuration"
+            )
         for size in self.options.tensor_parallel or default:
             problem = self._misfit(size)
             if problem and self.options.tensor_parallel:
@@ -147,6 +152,7 @@ class Recipe:
         op_type: the op_type of the families.
         families: their names in schema/naming.json.
         kernels: `<source>:<name>` of the real kernels that they define.
+        fields: the fields of a configuration that it understands; it can read no others.
         needs: finds what a model needs.
         document: makes the JSON of a Definition, without name, status and reference, from family, axes and needs.
     """
@@ -154,6 +160,7 @@ class Recipe:
     op_type: str
     families: tuple[str, ...]
     kernels: frozenset[str]
+    fields: frozenset[str]
     needs: Callable[[Request], Iterator[Need]]
     document: Callable[[str, Mapping[str, int], Sequence[Need]], dict[str, Any]]
 

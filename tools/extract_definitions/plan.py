@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,14 @@ from tools.extract_definitions.needs import Need, Recipe, Request, kernel_name
 from tools.extract_definitions.recipes import RECIPES
 from tools.extract_definitions.tags import merged
 from tools.extract_definitions.traces import Op
+from tools.extract_definitions.understanding import dequantised, is_called_so, refusals, unclassified
 
 CREATED, TAGGED, SKIPPED, CONFLICT, UNSUPPORTED = "created", "tagged", "skipped", "conflict", "unsupported"
-STATES = (CREATED, TAGGED, SKIPPED, CONFLICT, UNSUPPORTED)
+#: An op that a family covers, but not by all kernels that can run it; and ops outside the forward pass.
+PARTLY, OUTSIDE = "partly", "outside"
+STATES = (CREATED, TAGGED, SKIPPED, PARTLY, OUTSIDE, UNSUPPORTED, CONFLICT)
+#: Fields of a configuration that some recipe understands.
+UNDERSTOOD = frozenset().union(*(recipe.fields for recipe in RECIPES)) | {"architectures"}
 #: Sections of a Definition that decide what it computes. Descriptions within them do not count.
 CONTRACT = ("op_type", "axes", "constraints", "inputs", "outputs", "reference")
 
@@ -34,7 +39,7 @@ class Row:
 
     Attributes:
         state: one of `STATES`.
-        name: the name of the Definition, or of the op if it is unsupported or unused.
+        name: the name of the Definition, or of the op if the row is about one.
         models: the names of the models that need it.
         detail: the reason, or what changes.
         path: the file to write; None if nothing is written.
@@ -83,15 +88,15 @@ class Planner:
             ExtractionError: a configuration lacks a field, or the user's sizes do not fit it.
         """
         groups: dict[Any, list[tuple[Recipe, Need]]] = defaultdict(list)
-        unsupported: dict[tuple[str, str], list[str]] = defaultdict(list)
+        review: dict[tuple[str, str, str], list[str]] = defaultdict(list)
         unused: dict[tuple[str, str], list[str]] = defaultdict(list)
         for request in requests:
             found = self.needs(request)
             for recipe, need in found:
                 groups[need.key].append((recipe, need))
             met = {need.use.op for _, need in found}
-            for op, detail in _for_review(request, met):
-                unsupported[op, detail].append(request.model.name)
+            for state, op, detail in _for_review(request, met):
+                review[state, op, detail].append(request.model.name)
             for op, reason in request.unused.items():
                 if request.usage.op(op) and op not in met:
                     unused[op, reason].append(request.model.name)
@@ -101,8 +106,8 @@ class Planner:
             Row(SKIPPED, op, tuple(models), f"never called: {reason}")
             for (op, reason), models in sorted(unused.items())
         ]
-        rows += [Row(UNSUPPORTED, op, tuple(models), detail) for (op, detail), models in sorted(unsupported.items())]
-        notes = dict.fromkeys(note for request in requests for note in (*request.left_out, *request.model.remarks()))
+        rows += [Row(state, op, tuple(models), detail) for (state, op, detail), models in sorted(review.items())]
+        notes = dict.fromkeys(note for request in requests for note in (*request.left_out, *_unclassified(request)))
         return Plan(rows, list(notes))
 
     def needs_of(self, request: Request) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
@@ -124,14 +129,27 @@ class Planner:
         return ops, uncovered
 
     def needs(self, request: Request) -> list[tuple[Recipe, Need]]:
-        """Needs whose family the dataset has; the others are recorded as uncovered."""
+        """Needs that both witnesses confirm and whose family the dataset has; the others are recorded as uncovered."""
         found = []
+        reasons: dict[tuple[str, str, str], list[str]] = {}
+        refused: dict[str, dict[str, None]] = defaultdict(dict)
         for recipe in RECIPES:
-            for need in recipe.needs(request):
-                if need.family in self.naming.families:
-                    found.append((recipe, need))
+            seen = replace(request, model=request.model.restricted(recipe.fields, recipe.op_type))
+            for need in recipe.needs(seen):
+                key = (recipe.op_type, need.family, need.use.op)
+                if key not in reasons:
+                    reasons[key] = refusals(request, recipe.op_type, need, UNDERSTOOD)
+                    if need.family not in self.naming.families:
+                        reasons[key].append(f"schema/naming.json has no family {need.family}")
+                if not is_called_so(request, need):
+                    continue
+                if reasons[key]:
+                    refused[need.use.op].update(dict.fromkeys(reasons[key]))
                 else:
-                    request.uncovered[need.use.op] = f"schema/naming.json has no family {need.family}"
+                    found.append((recipe, need))
+                    if gap := dequantised(request, recipe.op_type, need.use.op):
+                        refused[need.use.op][gap] = None
+        request.uncovered.update({op: "; ".join(why) for op, why in refused.items()})
         return found
 
     def name_of(self, need: Need) -> str:
@@ -217,8 +235,17 @@ class Planner:
         return ledger.VERIFIED if ledger.proven(self.root, Definition.from_dict(data)) else ledger.UNVERIFIED
 
 
-def _for_review(request: Request, met: set[str]) -> Iterator[tuple[str, str]]:
-    """Ops that have no Definition, with their kernels; for the other ops, the kernels that no recipe covers."""
+def _unclassified(request: Request) -> Iterator[str]:
+    """A note on the fields that nobody has classified; those that the code reads make ops unsupported."""
+    if fields := unclassified(request.model, UNDERSTOOD):
+        yield (
+            f"nobody has classified these fields of {request.model.name}: {', '.join(fields)} "
+            "(tools/extract_definitions/config_fields.json)"
+        )
+
+
+def _for_review(request: Request, met: set[str]) -> Iterator[tuple[str, str, str]]:
+    """State, op and reason: ops that have no Definition, and the kernels of other ops that no recipe covers."""
     covered = {kernel for recipe in RECIPES for kernel in recipe.kernels}
     for op in request.usage.ops:
         kernels = _kernels(request, op)
@@ -228,11 +255,13 @@ def _for_review(request: Request, met: set[str]) -> Iterator[tuple[str, str]]:
         if own and op.name in met:
             others = [kernel for kernel in kernels if kernel_name(kernel) not in covered]
             if op.name in request.uncovered:
-                yield op.name, request.uncovered[op.name]
+                yield UNSUPPORTED, op.name, request.uncovered[op.name]
             if others:
-                yield op.name, f"other kernels: {', '.join(others)}"
+                yield PARTLY, op.name, f"other kernels: {', '.join(others)}"
+        elif own:
+            yield UNSUPPORTED, op.name, _reason(request, op)
         else:
-            yield f"{op.name} ({op.group})" if op.group else op.name, _reason(request, op)
+            yield OUTSIDE, f"{op.name} ({op.group})", _reason(request, op)
 
 
 def _reason(request: Request, op: Op) -> str:

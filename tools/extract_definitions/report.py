@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tools.extract_definitions.plan import STATES, Plan, Row
+from tools.extract_definitions.plan import CONFLICT, OUTSIDE, PARTLY, STATES, UNSUPPORTED, Plan, Row
 
 MAX_MODELS = 4
 #: Characters of a detail that are shown without --verbose.
@@ -12,7 +12,7 @@ MAX_DETAIL = 160
 
 
 def table(plan: Plan, verbose: bool = False) -> str:
-    """One line per Definition or op: state, name, models, detail; then the sizes left out, and the totals."""
+    """One line per Definition or op: state, name, models, detail; then the sizes left out, the totals and conflicts."""
     cells = [
         (row.state, row.name, _models(row.models), detail(row, verbose)) for state in STATES for row in plan.of(state)
     ]
@@ -21,7 +21,29 @@ def table(plan: Plan, verbose: bool = False) -> str:
     widths = [max(width, len(heading)) for width, heading in zip(widths, headings, strict=False)]
     lines = [_line(cell, widths) for cell in (headings, tuple("-" * width for width in (*widths, 6)), *cells)]
     lines += [f"left out: {note}" for note in plan.notes]
-    return "\n".join([*lines, totals(plan)])
+    return "\n".join([*lines, totals(plan), *conflicts(plan)])
+
+
+def conflicts(plan: Plan) -> list[str]:
+    """One line per conflict, for the end of a report."""
+    return [f"conflict: {row.name}: {row.detail}" for row in plan.of(CONFLICT)]
+
+
+def gaps(plan: Plan, verbose: bool) -> list[str]:
+    """One line per op that no family covers, and how many other rows there are to review; `verbose` lists them, too."""
+    states = (UNSUPPORTED, PARTLY, OUTSIDE) if verbose else (UNSUPPORTED,)
+    lines = [
+        f"{row.state}: {_models(row.models)}: {row.name}: {detail(row, verbose)}"
+        for state in states
+        for row in plan.of(state)
+    ]
+    counted = len({row.name for row in plan.of(PARTLY)}), len({row.name for row in plan.of(OUTSIDE)})
+    if not verbose and any(counted):
+        lines.append(
+            f"not listed: {counted[0]} ops that families cover, but not by all their kernels, and "
+            f"{counted[1]} ops outside the forward pass (--verbose)"
+        )
+    return lines
 
 
 def detail(row: Row, verbose: bool) -> str:

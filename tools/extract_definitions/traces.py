@@ -3,7 +3,10 @@
 Digests of the models under `models/` are committed in `traces/digests/`, so that extraction needs no sources. If
 the given sources differ from those of the digest, or if an architecture has no digest, the tracer runs again.
 
-python -m tools.extract_definitions.traces [ARCHITECTURE ...]     # write digests from .sources (default: all)
+Beside each digest lies what the code passes (`traces/model_code/`, see model_code.py).
+
+python -m tools.extract_definitions.traces [ARCHITECTURE ...]     # write both from .sources (default: all)
+python -m tools.extract_definitions.traces --code                 # only traces/model_code/, which needs no tracing
 """
 
 from __future__ import annotations
@@ -17,14 +20,18 @@ from typing import Any
 
 from flashinfer_trace.files import Lines, laid_out, write_text
 from flashinfer_trace.json_source import TRACES, load_object
+from tools.extract_definitions import model_code
 from tools.extract_definitions.errors import ExtractionError
+from tools.extract_definitions.model_code import MODELS, ModelCode, code_from, read_code
 from tools.kernel_tracing.report.analysis import Analysis, Progress, analyse, deep
 from tools.kernel_tracing.source.sources import SourcesError, SourceTree, find_sources
 from tools.op_tracing.trace import trace
 
 STAGES = ("prefill", "decode")
-MODELS = "sglang.srt.models"
+#: How the phase of a trace begins, in calls of `Progress`.
+TRACING = "tracing"
 COMMITTED = Path(__file__).resolve().parents[2] / "traces" / "digests"
+CODE = COMMITTED.parent / "model_code"
 #: What conditions say about the batch, as in `ForwardMode.DECODE` and `not (ForwardMode.IDLE or DECODE)`.
 _MODE = re.compile(r"(not )?\(?ForwardMode\.([A-Z][A-Z0-9_]*(?: or (?:ForwardMode\.)?[A-Z][A-Z0-9_]*)*)")
 _MODES = {"prefill": {"EXTEND", "MIXED"}, "decode": {"DECODE"}}
@@ -50,11 +57,12 @@ class Op:
 
 @dataclass(frozen=True)
 class Usage:
-    """The ops of one architecture."""
+    """The ops of one architecture, and what its code passes to them."""
 
     architecture: str
     sources: Mapping[str, Mapping[str, str]]
     ops: tuple[Op, ...]
+    code: ModelCode
 
     def op(self, name: str) -> Op | None:
         """The op of that name in the forward pass or the sampler, None if the model has none."""
@@ -71,7 +79,7 @@ def usage_of(architecture: str, sources: Path | None, progress: Progress | None 
         ExtractionError: no digest is committed and there are no sources, or the sources do not define the architecture.
     """
     path = COMMITTED / f"{architecture}.json"
-    committed = _read(path) if path.is_file() else None
+    committed = _read(architecture) if path.is_file() else None
     if sources is None or not sources.is_dir():
         if committed is None:
             known = ", ".join(sorted(one.stem for one in COMMITTED.glob("*.json")))
@@ -86,7 +94,19 @@ def usage_of(architecture: str, sources: Path | None, progress: Progress | None 
         raise ExtractionError(str(error)) from error
     if committed is not None and committed.sources == tree.describe():
         return committed
-    return usage_from(digest(architecture, tree, progress))
+    if progress is not None:
+        progress(f"{TRACING} {architecture}", 0, 1)
+    code = code_of(architecture, tree)
+    return usage_from(digest(architecture, tree, progress), code)
+
+
+def code_of(architecture: str, tree: SourceTree) -> ModelCode:
+    """What the code of an architecture passes.
+
+    Raises:
+        ExtractionError: no model file defines the class.
+    """
+    return read_code(architecture, _module(architecture, tree), tree)
 
 
 def digest(architecture: str, tree: SourceTree, progress: Progress | None = None) -> dict[str, Any]:
@@ -105,12 +125,18 @@ def analysed(architecture: str, tree: SourceTree, progress: Progress | None = No
     Raises:
         ExtractionError: no model file defines the class.
     """
+    module = _module(architecture, tree)
+    return analyse(tree, module.rpartition(".")[2], [f"{module}:{architecture}"], progress=progress)
+
+
+def _module(architecture: str, tree: SourceTree) -> str:
+    """The model file that defines the class."""
     declared = re.compile(rf"^class {re.escape(architecture)}\b", re.M)
     modules = [name for name in sorted(tree.modules) if name.startswith(f"{MODELS}.")]
     module = next((name for name in modules if declared.search(tree.text(name))), None)
     if module is None:
         raise ExtractionError(f"no file in sglang/srt/models defines the class {architecture}; correct 'architectures'")
-    return analyse(tree, module.rpartition(".")[2], [f"{module}:{architecture}"], progress=progress)
+    return module
 
 
 def condense(architecture: str, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,8 +156,8 @@ def condense(architecture: str, document: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def usage_from(data: Mapping[str, Any]) -> Usage:
-    """The ops of a digest.
+def usage_from(data: Mapping[str, Any], code: ModelCode) -> Usage:
+    """The ops of a digest, and what the code passes.
 
     Raises:
         KeyError, AttributeError, TypeError, ValueError: it is none.
@@ -145,6 +171,7 @@ def usage_from(data: Mapping[str, Any]) -> Usage:
             for group, ops in groups.items()
             for name, kernels in ops.items()
         ),
+        code,
     )
 
 
@@ -200,21 +227,27 @@ def _nodes(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield from _nodes(child)
 
 
-def _read(path: Path) -> Usage:
+def _read(architecture: str) -> Usage:
+    path = COMMITTED / f"{architecture}.json"
     try:
-        return usage_from(load_object(path, TRACES))
+        data = load_object(path, TRACES)
+        path = CODE / f"{architecture}.json"
+        return usage_from(data, code_from(load_object(path)))
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ExtractionError(f"{path}: not a digest ({error!r}); restore it from version control") from error
 
 
 def main(arguments: Sequence[str]) -> int:
     """Writes the digests of the given architectures, by default of all that have one."""
-    names = list(arguments) or sorted(path.stem for path in COMMITTED.glob("*.json"))
+    names = [one for one in arguments if one != "--code"] or sorted(path.stem for path in COMMITTED.glob("*.json"))
     try:
         tree = find_sources(Path(".sources"))
         for name in names:
-            write_text(COMMITTED / f"{name}.json", dumps(digest(name, tree)))
-            print(f"{COMMITTED / name}.json written", file=sys.stderr)
+            if "--code" not in arguments:
+                write_text(COMMITTED / f"{name}.json", dumps(digest(name, tree)))
+                print(f"{COMMITTED / name}.json written", file=sys.stderr)
+            write_text(CODE / f"{name}.json", model_code.dumps(code_of(name, tree)))
+            print(f"{CODE / name}.json written", file=sys.stderr)
     except (SourcesError, ExtractionError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

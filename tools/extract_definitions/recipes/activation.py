@@ -7,6 +7,7 @@ from typing import Any
 
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.recipes.feed_forward import dense_widths
+from tools.extract_definitions.recipes.fields import HEADS, WIDTHS
 from tools.extract_definitions.words import const, document, tensor, uses, var
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
@@ -63,4 +64,4 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     return document(description, needs, TAGS, dimensions, inputs, outputs, constraints)
 
 
-RECIPE = Recipe("activation", ("silu_and_mul",), frozenset({KERNEL}), needs, describe)
+RECIPE = Recipe("activation", ("silu_and_mul",), frozenset({KERNEL}), HEADS | WIDTHS | {"hidden_act"}, needs, describe)

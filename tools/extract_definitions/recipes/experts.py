@@ -35,8 +35,25 @@ OUTPUTS = {
 
 
 def is_sigmoid(request: Request) -> bool:
-    """Whether routing scores experts by a sigmoid."""
-    return "scoring_func" in request.model and request.model.text("scoring_func") == "sigmoid"
+    """Whether routing scores experts by a sigmoid: as configured, else if the code chooses with a correction bias."""
+    if "scoring_func" in request.model:
+        return request.model.text("scoring_func") == "sigmoid"
+    return "topk_method" not in request.model and any(
+        "correction_bias=" in text for text in request.usage.code.modules.get(TOPK, ())
+    )
+
+
+def block_scaled(request: Request) -> tuple[bool, ...]:
+    """In which numbers the experts are published: True for fp8 with block scales, False for bfloat16."""
+    own = request.model.config.get("quantization_config")
+    formats = [own, *request.model.quantised]
+    return tuple(dict.fromkeys(one is not None and _is_block_scaled(one) for one in formats))
+
+
+def _is_block_scaled(quantization: Any) -> bool:
+    if not isinstance(quantization, Mapping) or quantization.get("quant_method") != "fp8":
+        return False
+    return bool(quantization.get("weight_block_size") == [BLOCK, BLOCK])
 
 
 def divides(request: Request, experts: int, size: int) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.recipes.feed_forward import dense_widths
+from tools.extract_definitions.recipes.fields import GROUPED, LATENT, WIDTHS
 from tools.extract_definitions.words import const, document, plural, tensor, uses, var
 
 TENSOR_PARALLEL = (1, 8)
@@ -113,4 +114,5 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     return document(description, needs, (), dimensions, inputs, outputs)
 
 
-RECIPE = Recipe("gemm", ("gemm_bf16",), frozenset(SPECIAL), needs, describe)
+FIELDS = GROUPED | LATENT | WIDTHS | {"vocab_size", "attention_bias"}
+RECIPE = Recipe("gemm", ("gemm_bf16",), frozenset(SPECIAL), FIELDS, needs, describe)

@@ -8,6 +8,7 @@ from typing import Any
 
 from tools.extract_definitions.needs import Need, Recipe, Request
 from tools.extract_definitions.recipes import attention
+from tools.extract_definitions.recipes.fields import GROUPED
 from tools.extract_definitions.words import const, document, plural, tensor, users
 
 DECODE, PREFILL = "gqa_paged_decode", "gqa_paged_prefill_causal"
@@ -108,6 +109,7 @@ RECIPE = Recipe(
     op_type="gqa_paged",
     families=(DECODE, f"{DECODE}_ps1", PREFILL, f"{PREFILL}_ps1"),
     kernels=frozenset(kernel for kernels in KERNELS.values() for kernel in kernels),
+    fields=GROUPED,
     needs=needs,
     document=describe,
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.recipes import attention
+from tools.extract_definitions.recipes.fields import GROUPED
 from tools.extract_definitions.recipes.gqa_paged import head_axes, heads, heads_text, scale
 from tools.extract_definitions.words import document, tensor, users
 
@@ -45,4 +46,4 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     return document(description, needs, TAGS, dimensions, inputs, outputs, attention.RAGGED_CONSTRAINTS)
 
 
-RECIPE = Recipe("gqa_ragged", (FAMILY,), KERNELS, needs, describe)
+RECIPE = Recipe("gqa_ragged", (FAMILY,), KERNELS, GROUPED, needs, describe)

@@ -7,6 +7,7 @@ from typing import Any
 
 from tools.extract_definitions.needs import Need, Recipe, Request
 from tools.extract_definitions.recipes import attention
+from tools.extract_definitions.recipes.fields import LATENT
 from tools.extract_definitions.words import const, document, plural, tensor, users
 
 TENSOR_PARALLEL = (1, 8)
@@ -89,4 +90,4 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     )
 
 
-RECIPE = Recipe("mla_paged", (DECODE, f"{DECODE}_ps1", PREFILL, f"{PREFILL}_ps1"), KERNELS, needs, describe)
+RECIPE = Recipe("mla_paged", (DECODE, f"{DECODE}_ps1", PREFILL, f"{PREFILL}_ps1"), KERNELS, LATENT, needs, describe)

@@ -7,6 +7,7 @@ from typing import Any
 
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.recipes import attention
+from tools.extract_definitions.recipes.fields import LATENT
 from tools.extract_definitions.recipes.gqa_ragged import KERNELS, TAGS
 from tools.extract_definitions.words import const, document, plural, tensor, users
 
@@ -66,4 +67,4 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     return document(description, needs, tags, dimensions, inputs, outputs, constraints)
 
 
-RECIPE = Recipe("mla_ragged", (FAMILY,), KERNELS, needs, describe)
+RECIPE = Recipe("mla_ragged", (FAMILY,), KERNELS, LATENT, needs, describe)

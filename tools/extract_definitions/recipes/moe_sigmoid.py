@@ -7,6 +7,7 @@ from typing import Any
 
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.recipes import experts as routed
+from tools.extract_definitions.recipes.fields import HEADS, ROUTING, WIDTHS
 from tools.extract_definitions.words import const, document, models, plural, tensor
 
 EXPERT_PARALLEL = (8,)
@@ -31,8 +32,8 @@ def needs(request: Request) -> Iterator[Need]:
     if experts is None or not routed.is_sigmoid(request):
         return
     reason = ""
-    if not _is_block_scaled(request):
-        reason = "no family covers this routing without fp8 block scales"
+    if True not in routed.block_scaled(request):
+        reason = "no family covers sigmoid routing without fp8 block scales"
     elif not request.options.quantized:
         reason = "its experts are quantised (--include-quantized)"
     elif experts & (experts - 1) or experts > MAX_GROUP * model.size("n_group"):
@@ -58,13 +59,6 @@ def needs(request: Request) -> Iterator[Need]:
                 "intermediate_size": model.expert_size,
             }
             yield Need(FAMILY, axes, Use(model, op, ep=size), stages)
-
-
-def _is_block_scaled(request: Request) -> bool:
-    quantization = request.model.config.get("quantization_config")
-    if not isinstance(quantization, dict) or quantization.get("quant_method") != "fp8":
-        return False
-    return bool(quantization.get("weight_block_size") == [routed.BLOCK, routed.BLOCK])
 
 
 def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
@@ -105,4 +99,4 @@ def _inputs() -> dict[str, Any]:
     }
 
 
-RECIPE = Recipe("moe", (FAMILY,), KERNELS, needs, describe)
+RECIPE = Recipe("moe", (FAMILY,), KERNELS, HEADS | ROUTING | WIDTHS | {"hidden_size"}, needs, describe)

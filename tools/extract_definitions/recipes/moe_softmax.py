@@ -9,6 +9,7 @@ from typing import Any
 from tools.extract_definitions.models import Model
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.recipes import experts as routed
+from tools.extract_definitions.recipes.fields import HEADS, ROUTING, WIDTHS
 from tools.extract_definitions.words import const, document, listed, models, plural, tensor, var
 
 TENSOR_PARALLEL, EXPERT_PARALLEL = (1, 8), (8,)
@@ -52,6 +53,9 @@ def needs(request: Request) -> Iterator[Need]:
                 request.uncovered[op] = "no family covers softmax routing with groups of experts"
         return
     routing = ("routing:renormalize" if _normalises(model) else "routing:softmax",)
+    families = [
+        FP8 if scaled else BF16 for scaled in routed.block_scaled(request) if request.options.quantized or not scaled
+    ]
     router = {"num_experts": experts, "top_k": model.size("num_experts_per_tok")}
     for place in _places(request, experts):
         if stages := request.stages(routed.TOPK, [GATE]):
@@ -65,7 +69,7 @@ def needs(request: Request) -> Iterator[Need]:
             "hidden_size": model.size("hidden_size"),
             "intermediate_size": width // (place.tp or 1),
         }
-        for family in (BF16, FP8) if request.options.quantized else (BF16,):
+        for family in families:
             if family == FP8 and (axes["hidden_size"] % routed.BLOCK or axes["intermediate_size"] % routed.BLOCK):
                 problem = f"blocks of {routed.BLOCK} features do not fit"
                 request.left_out[f"{family} of {model.name}, TP {place.tp}: {problem}"] = None
@@ -77,8 +81,7 @@ def needs(request: Request) -> Iterator[Need]:
 
 def _places(request: Request, experts: int) -> Iterator[Use]:
     """One use for each way to split the experts over ranks."""
-    # Attention may be data-parallel at the same time, so heads do not limit how experts are split.
-    for size in request.options.tensor_parallel or TENSOR_PARALLEL:
+    for size in request.tensor_parallel(TENSOR_PARALLEL):
         yield Use(request.model, routed.TOPK, tp=size)
     for size in request.options.expert_parallel or EXPERT_PARALLEL:
         if routed.divides(request, experts, size):
@@ -168,4 +171,6 @@ def _weights(needs: Sequence[Need]) -> str:
     return "scaled to sum to 1 if norm_topk_prob is set"
 
 
-RECIPE = Recipe("moe", (ROUTER, BF16, FP8), frozenset({GATE, FUSED, *routed.BLOCK_SCALED}), needs, describe)
+KERNEL_NAMES = frozenset({GATE, FUSED, *routed.BLOCK_SCALED})
+FIELDS = HEADS | ROUTING | WIDTHS | {"hidden_size"}
+RECIPE = Recipe("moe", (ROUTER, BF16, FP8), KERNEL_NAMES, FIELDS, needs, describe)

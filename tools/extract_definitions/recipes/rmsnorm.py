@@ -7,12 +7,13 @@ from typing import Any
 
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
+from tools.extract_definitions.recipes.fields import GROUPED
 from tools.extract_definitions.words import alike, const, document, listed, models, tensor, var
 
 NORM, FUSED = "sgl-kernel:rmsnorm", "sgl-kernel:fused_add_rmsnorm"
 HIDDEN = (
     *("input_layernorm", "post_attention_layernorm", "norm", "prepare_attn", "prepare_mlp"),
-    "prepare_attn_and_capture_last_layer_outputs",
+    *("prepare_attn_and_capture_last_layer_outputs", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
 )
 LATENT = {
     "q_a_layernorm": ("q_lora_rank", "the compressed query (q_lora_rank)"),
@@ -52,6 +53,9 @@ def needs(request: Request) -> Iterator[Need]:
             yield need("rmsnorm", model.size(field), op, role, stages)
         else:
             request.unused[op] = f"{field} is not set"
+    if "use_qk_norm" in request.usage.code.reads and not model.config.get("use_qk_norm"):
+        request.unused.update(dict.fromkeys((*HEAD, "fused_inplace_qknorm"), "use_qk_norm is not set"))
+        return
     for op in HEAD:
         if stages := request.stages(op, [NORM]):
             yield need("rmsnorm", model.head_dim, op, "each head's query and key (q_norm, k_norm)", stages)
@@ -104,6 +108,7 @@ RECIPE = Recipe(
         f"{name}{suffix}" for name in ("rmsnorm", "fused_add_rmsnorm_residual_out") for suffix in EPSILONS.values()
     ),
     kernels=frozenset({NORM, FUSED}),
+    fields=GROUPED | {"rms_norm_eps", "q_lora_rank", "use_qk_norm"},
     needs=needs,
     document=describe,
 )

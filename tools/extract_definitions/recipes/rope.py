@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
+from tools.extract_definitions.recipes.fields import GROUPED, LATENT, ROTARY
 from tools.extract_definitions.words import const, document, plural, tensor, uses, var
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
@@ -76,4 +77,4 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     return document(description, needs, TAGS, dimensions, inputs, outputs)
 
 
-RECIPE = Recipe("rope", (NEOX, INTERLEAVED), KERNELS, needs, describe)
+RECIPE = Recipe("rope", (NEOX, INTERLEAVED), KERNELS, GROUPED | LATENT | ROTARY, needs, describe)

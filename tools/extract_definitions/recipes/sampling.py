@@ -95,6 +95,7 @@ RECIPES = tuple(
         op_type,
         tuple(families),
         frozenset(f"sgl-kernel:{kernel}" for kernel in families.values()),
+        frozenset({"vocab_size"}),
         functools.partial(needs, families),
         describe,
     )

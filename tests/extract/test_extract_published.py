@@ -1,0 +1,187 @@
+"""Ten configurations as published, which models/ does not have: the plan is what a person read in the model's code.
+
+Each fixture in published/ says where its configuration comes from (`checked`), what the code does (`read`), which
+Definitions each op needs (`ops`), why other ops have none (`unsupported`: a part of the reason), and which ops this
+configuration never calls (`skipped`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import flashinfer_trace
+from tools.extract_definitions import understanding
+from tools.extract_definitions.errors import ExtractionError
+from tools.extract_definitions.models import Model, available
+from tools.extract_definitions.needs import Options, Request
+from tools.extract_definitions.plan import UNDERSTOOD, Planner
+from tools.extract_definitions.traces import usage_of
+from tools.extract_definitions.understanding import known_fields, unclassified
+
+ROOT = flashinfer_trace.find_root()
+FIXTURES = {path.stem: path for path in sorted(Path(__file__).with_name("published").glob("*.json"))}
+
+
+def planned(name, **changes):
+    """The needs of a fixture's configuration, by op and op_type, the reasons of other ops, and ops never called."""
+    data = json.loads(FIXTURES[name].read_text())
+    return data, plan_of(name, {**data["config"], **changes})
+
+
+def plan_of(name, config):
+    model = Model(name, name, config, FIXTURES[name])
+    request = Request(model, usage_of(model.architecture, None), Options())
+    ops, unsupported = Planner(ROOT, ROOT / "definitions").needs_of(request)
+    found = {
+        op: {op_type: sorted(name for name, of in names.items() if of == op_type) for op_type in set(names.values())}
+        for op, names in ops.items()
+    }
+    return found, unsupported, sorted(op for op in request.unused if request.usage.op(op) and op not in ops)
+
+
+def test_there_are_ten_and_none_is_a_model_of_the_dataset():
+    assert len(FIXTURES) == 10 and not set(FIXTURES) & set(available(ROOT))
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_the_plan_is_what_a_person_read_in_the_code(name):
+    expected, (ops, unsupported, skipped) = planned(name)
+    assert expected["checked"] and expected["read"]
+    assert ops == expected["ops"]
+    assert sorted(unsupported) == sorted(expected["unsupported"])
+    assert {op: reason for op, reason in unsupported.items() if expected["unsupported"][op] not in reason} == {}
+    assert skipped == expected["skipped"]
+
+
+#: A field that changes a kernel's function -> the ops of Llama-3.2-1B, or of the other model, that it refuses.
+REFUSED = [
+    ("llama-3.2-1b", "attn_logit_softcapping", 30.0, {"attn"}),
+    ("llama-3.2-1b", "sliding_window", 4096, {"attn"}),
+    ("llama-3.2-1b", "layer_types", ["full_attention", "sliding_attention"], {"attn"}),
+    ("llama-3.2-1b", "attention_chunk_size", 8192, {"attn"}),
+    ("llama-3.2-1b", "query_pre_attn_scalar", 256, {"attn"}),
+    ("llama-3.2-1b", "no_rope_layers", [1, 0], {"attn", "rotary_emb"}),
+    ("llama-3.2-1b", "final_logit_softcapping", 30.0, {"logits_processor"}),
+    ("llama-3.2-1b", "vocab_size", 128255, {"logits_processor"}),
+    ("llama-3.2-1b", "attention_bias", True, {"o_proj"}),
+    ("llama-3.2-1b", "mlp_bias", True, {"gate_up_proj", "down_proj"}),
+    ("llama-3.2-1b", "residual_multiplier", 0.22, {"input_layernorm", "post_attention_layernorm", "norm"}),
+    ("llama-3.2-1b", "hidden_act", "gelu", {"act_fn"}),
+    ("llama-3.2-1b", "rope_is_neox_style", False, {"rotary_emb"}),
+    ("llama-3.2-1b", "rope_scaling", {"rope_type": "longrope"}, {"rotary_emb"}),
+    ("llama-3.2-1b", "rope_scaling", {"type": "default", "mrope_section": [16, 24, 24]}, {"rotary_emb"}),
+    ("llama-3.2-1b", "rotary_pct", 0.25, {"rotary_emb"}),
+    (
+        "llama-3.2-1b",
+        "quantization_config",
+        {"quant_method": "gptq"},
+        {
+            *("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "logits_processor"),
+        },
+    ),
+    (
+        "llama-3.2-1b",
+        "quantization_config",
+        {"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8}},
+        {
+            *("attn", "qkv_proj", "o_proj", "gate_up_proj", "down_proj", "logits_processor"),
+        },
+    ),
+    ("qwen3-32b", "dual_chunk_attention_config", {"chunk_size": 8192}, {"attn", "rotary_emb"}),
+    ("qwen3-32b", "partial_rotary_factor", 0.5, {"rotary_emb"}),
+    ("glm-4.5-air", "partial_rotary_factor", None, {"rotary_emb"}),
+    ("glm-4.5-air", "swiglu_limit", 7.0, {"act_fn", "experts"}),
+    ("glm-4.5-air", "moe_layer_freq", 2, {"act_fn", "experts", "gate_up_proj", "down_proj"}),
+]
+
+
+@pytest.mark.parametrize(("name", "field", "value", "refused"), REFUSED)
+def test_a_field_that_changes_a_function_makes_its_ops_unsupported(name, field, value, refused):
+    data, (ops, unsupported, _) = planned(name, **{field: value})
+    assert set(data["ops"]) - set(ops) == refused
+    assert {op: reason for op, reason in unsupported.items() if op in refused and field not in reason} in (
+        {},
+        {op: reason for op, reason in unsupported.items() if op in refused and field == "attention_bias"},
+    )
+
+
+def test_a_window_that_is_switched_off_changes_nothing():
+    _, (ops, _, _) = planned("qwen3-32b", sliding_window=131072, use_sliding_window=False)
+    assert "attn" in ops
+    _, (ops, unsupported, _) = planned("qwen3-32b", sliding_window=131072, use_sliding_window=True)
+    assert "attn" not in ops and "sliding_window 131072" in unsupported["attn"]
+
+
+def test_a_field_that_nobody_has_classified():
+    """It is reported; if the code of the model reads it, no op is claimed but the sampler, which has no weights."""
+    data = json.loads(FIXTURES["llama-3.2-1b"].read_text())
+    config = {**data["config"], "novel_gate": True}
+    model = Model("m", "M", config, FIXTURES["llama-3.2-1b"])
+    usage = usage_of("LlamaForCausalLM", None)
+    assert unclassified(model, UNDERSTOOD) == ["novel_gate"]
+    reads = {**usage.code.reads, "novel_gate": ("False",)}
+    for code, claimed in ((usage.code, set(data["ops"])), (replace(usage.code, reads=reads), {"sampler"})):
+        request = Request(model, replace(usage, code=code), Options())
+        ops, unsupported = Planner(ROOT, ROOT / "definitions").needs_of(request)
+        assert set(ops) == claimed
+    assert "the code reads novel_gate, which nobody has classified" in unsupported["attn"]
+
+
+#: What the code of a model might pass instead -> the ops that are refused.
+PASSED = [
+    ("modules", "attn", "RadixAttention(self.num_heads, attn_type=AttentionType.ENCODER_ONLY)", {"attn"}),
+    ("modules", "attn", "FlexAttention(self.num_heads)", {"attn"}),
+    ("modules", "attn", "RadixAttention(self.num_heads, logit_cap=config.attn_logit_softcapping)", {"attn"}),
+    ("modules", "input_layernorm", "GemmaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)", {"input_layernorm"}),
+    ("modules", "input_layernorm", "RMSNorm(config.hidden_size, eps=1e-12)", {"input_layernorm"}),
+    ("modules", "input_layernorm", "RMSNorm(config.hidden_size)", {"input_layernorm"}),
+    ("modules", "act_fn", "SiluAndMul(limit=7)", {"act_fn"}),
+    ("modules", "down_proj", "RowParallelLinear(a, b)", {"down_proj"}),
+    ("modules", "down_proj", "RowParallelLinear(a, b, bias=True)", {"down_proj"}),
+    ("modules", "rotary_emb", "get_rope(self.head_dim, is_neox_style=False)", {"rotary_emb"}),
+    ("modules", "logits_processor", "LogitsProcessor(config, logit_scale=0.5)", {"logits_processor"}),
+    ("calls", "attn", "self.attn(q, k, v, forward_batch, sinks=self.sinks)", {"attn"}),
+]
+
+
+@pytest.mark.parametrize(("section", "attribute", "text", "refused"), PASSED)
+def test_what_the_code_passes_is_the_second_witness(section, attribute, text, refused):
+    data = json.loads(FIXTURES["llama-3.2-1b"].read_text())
+    usage = usage_of("LlamaForCausalLM", None)
+    code = replace(usage.code, **{section: {**getattr(usage.code, section), attribute: (text,)}})
+    reads = {**code.reads, "attn_logit_softcapping": ()}
+    model = Model("m", "M", data["config"], FIXTURES["llama-3.2-1b"])
+    request = Request(model, replace(usage, code=replace(code, reads=reads)), Options())
+    ops, unsupported = Planner(ROOT, ROOT / "definitions").needs_of(request)
+    assert set(data["ops"]) - set(ops) == refused
+    assert all("the code " in unsupported[op] for op in refused)
+
+
+def test_every_field_is_classified_once():
+    """What is harmless changes nothing, and what a recipe understands needs no neutral value."""
+    known = known_fields()
+    data = json.loads(understanding.FIELDS.read_text())
+    names = [name for group in data["harmless"].values() for name in group]
+    assert len(names) == len(set(names)) and not set(names) & set(known.neutral)
+    understood = UNDERSTOOD - {"attention_bias", "hidden_act", "architectures"}
+    assert not understood & (known.harmless | set(known.neutral))
+    groups = {*understanding.GROUPS, "all", *(op for usage in map(usage_of_fixture, FIXTURES) for op in usage)}
+    assert {one for entry in known.neutral.values() for one in entry["affects"]} <= groups
+
+
+def usage_of_fixture(name):
+    architecture = json.loads(FIXTURES[name].read_text())["config"]["architectures"][0]
+    return {op.name for op in usage_of(architecture, None).ops}
+
+
+def test_a_recipe_cannot_read_a_field_that_it_does_not_declare():
+    model = Model("m", "M", {"hidden_size": 8, "novel_gate": 1}, Path("m.json")).restricted(
+        frozenset({"hidden_size"}), "r"
+    )
+    assert model.size("hidden_size") == 8 and list(model.config) == ["hidden_size"] and len(model.config) == 1
+    with pytest.raises(ExtractionError, match="the recipe r reads 'novel_gate', which its `fields` do not declare"):
+        model.count("novel_gate")

@@ -1,0 +1,256 @@
+"""Why a model's op is not what a Definition says, by two witnesses: its configuration, and what its code passes."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tools.extract_definitions.model_code import built_by
+from tools.extract_definitions.models import Model
+from tools.extract_definitions.needs import Need, Request
+from tools.extract_definitions.settings import COMMUNICATED, LINEAR, Settings, settings
+
+FIELDS = Path(__file__).with_name("config_fields.json")
+#: What the data names as a group -> op_types.
+GROUPS = {
+    "attention": ("gqa_paged", "gqa_ragged", "mla_paged", "mla_ragged"),
+    "rope": ("rope",),
+    "norm": ("rmsnorm",),
+    "linear": ("gemm",),
+    "activation": ("activation",),
+    "moe": ("moe",),
+}
+#: Probabilities are float32 whatever the dtype of the weights is.
+ANY_DTYPE = ("sampling", "renorm")
+DTYPES = ("dtype", "torch_dtype")
+#: Kinds of scaling that only change the contents of the rotary cache.
+CACHED_ROPE = ("default", "linear", "dynamic", "llama3", "yarn", "deepseek_yarn")
+#: Parts of a layer that a checkpoint leaves unquantised are named by the module around them.
+MODULES = {"qkv_proj": "self_attn", "o_proj": "self_attn", "logits_processor": "lm_head"}
+FP8_BLOCKS = ("fp8", [128, 128])
+#: Padding of the vocabulary of SGLang's VocabParallelEmbedding.
+VOCABULARY_PADDING = 64
+
+
+@dataclass(frozen=True)
+class KnownFields:
+    """Fields that somebody has classified: harmless ones, and those with the values at which they change nothing."""
+
+    harmless: frozenset[str]
+    neutral: Mapping[str, Mapping[str, Any]]
+
+    def is_neutral(self, field: str, model: Model) -> bool:
+        """Whether a field has a value at which it changes nothing; an absent one has none."""
+        entry, value = self.neutral[field], model.config.get(field)
+        if "unless" in entry and all(model.config.get(name) == other for name, other in entry["unless"].items()):
+            return True
+        if "items" in entry and isinstance(value, list):
+            return all(item in entry["items"] for item in value)
+        if "equals" in entry and entry["equals"] in model and value == model.config[entry["equals"]]:
+            return True
+        return any(value is one or (type(value) is not bool and value == one) for one in entry["values"])
+
+
+@cache
+def known_fields() -> KnownFields:
+    """The classified fields, from config_fields.json."""
+    data = json.loads(FIELDS.read_text(encoding="utf-8"))
+    return KnownFields(frozenset(name for names in data["harmless"].values() for name in names), data["neutral"])
+
+
+def unclassified(model: Model, understood: frozenset[str]) -> list[str]:
+    """The fields of a configuration that nobody has classified; `understood` are those that recipes declare."""
+    known = known_fields()
+    classified = understood | known.harmless | set(known.neutral) | {"quantization_config", *DTYPES}
+    return sorted(field for field in model.config if field not in classified and field in model)
+
+
+def refusals(request: Request, op_type: str, need: Need, understood: frozenset[str]) -> list[str]:
+    """Why a need must not become a Definition; empty if it may.
+
+    Args:
+        request: the model and its code.
+        op_type: the op_type of the recipe that found the need.
+        understood: the fields that recipes declare.
+    """
+    model, op = request.model, need.use.op
+    if op_type in ANY_DTYPE:
+        return []
+    return list(
+        dict.fromkeys(
+            [
+                *_of_fields(model, op_type, op),
+                *_of_numbers(request, op_type, op),
+                *_of_rotation(request, op_type),
+                *_of_vocabulary(model, op),
+                *(
+                    f"the code reads {field}, which nobody has classified ({FIELDS.name})"
+                    for field in unclassified(model, understood)
+                    if field in request.usage.code.reads
+                ),
+                *_of_code(request, op_type, need),
+            ]
+        )
+    )
+
+
+def is_called_so(request: Request, need: Need) -> bool:
+    """Whether the code calls a norm as its family has it: with the residual for the fused one, else without."""
+    op, calls = need.use.op, request.usage.code.calls.get(need.use.op)
+    if not need.family.startswith(("rmsnorm", "fused_add_rmsnorm")) or op in COMMUNICATED or not calls:
+        return True
+    numbers = {len(call.args) + len(call.keywords) for call in map(_call, calls)}
+    return (max(numbers) > 1) if need.family.startswith("fused") else (min(numbers) == 1)
+
+
+def _of_fields(model: Model, op_type: str, op: str) -> Iterator[str]:
+    for field, entry in known_fields().neutral.items():
+        if _affects(entry, op_type, op) and not known_fields().is_neutral(field, model):
+            yield f"{entry['because']} ({field} {_short(model.config[field])})"
+
+
+def _affects(entry: Mapping[str, Any], op_type: str, op: str) -> bool:
+    reached = {one for group in entry["affects"] for one in GROUPS.get(group, (group,))}
+    return bool(reached & {"all", op_type, op})
+
+
+def _of_numbers(request: Request, op_type: str, op: str) -> Iterator[str]:
+    """Dtypes and quantisation."""
+    model = request.model
+    for field in DTYPES:
+        if field in model and model.config[field] != "bfloat16":
+            yield f"the families are for bfloat16 ({field} {model.config[field]})"
+    quantization = model.config.get("quantization_config")
+    if not isinstance(quantization, dict):
+        return
+    method = quantization.get("quant_method")
+    if op_type in GROUPS["attention"]:
+        if quantization.get("kv_cache_scheme"):
+            yield f"keys and values are quantised (kv_cache_scheme in quantization_config {method})"
+    elif op_type in ("moe", "gemm") or (op_type == "activation" and op != "act_fn"):
+        blocks = (method, quantization.get("weight_block_size"))
+        if blocks != FP8_BLOCKS and not (op_type == "gemm" and _is_left(request, op, quantization)):
+            yield f"no family covers the numbers of this checkpoint (quantization_config {method})"
+
+
+def dequantised(request: Request, op_type: str, op: str) -> str:
+    """Why a bfloat16 product is not all that runs for an op: the published weights are fp8. Empty if they are not."""
+    quantization = request.model.config.get("quantization_config")
+    if op_type != "gemm" or op in ("gate", "logits_processor") or not isinstance(quantization, dict):
+        return ""
+    if _is_left(request, op, quantization):
+        return ""
+    return (
+        f"the published weights are {quantization.get('quant_method')} with block scales, whose products no recipe "
+        "extracts; the bf16 products are those of dequantised weights"
+    )
+
+
+def _is_left(request: Request, op: str, quantization: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint leaves a layer unquantised: the code builds it so, or the checkpoint lists it."""
+    left = {str(name).rpartition(".")[2] for name in quantization.get("modules_to_not_convert") or ()}
+    built = request.usage.code.modules.get(op, ())
+    return bool({op, MODULES.get(op)} & left) or (bool(built) and all("quant_config=None" in text for text in built))
+
+
+def _of_rotation(request: Request, op_type: str) -> Iterator[str]:
+    model, reads = request.model, request.usage.code.reads
+    if op_type != "rope":
+        return
+    if model.is_latent and "rope_scaling" not in model:
+        yield "the code rotates with PyTorch where the configuration gives no rope_scaling"
+    for field in ("rope_scaling", "rope_parameters"):
+        scaling = model.config.get(field)
+        if scaling is None:
+            continue
+        kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, dict) else scaling
+        if kind not in CACHED_ROPE or "mrope_section" in scaling:
+            yield f"no family covers this kind of rotation ({field} {_short(scaling)})"
+    if "partial_rotary_factor" in model:
+        if "partial_rotary_factor" not in reads and model.config["partial_rotary_factor"] != 1:
+            yield "the code does not read partial_rotary_factor, which the configuration gives"
+    elif defaults := [
+        one for one in reads.get("partial_rotary_factor", ()) if one not in ("1", "1.0", "None", "hasattr")
+    ]:
+        yield f"the configuration gives no partial_rotary_factor, and the code takes {defaults[0]}"
+
+
+def _of_vocabulary(model: Model, op: str) -> Iterator[str]:
+    if op == "logits_processor" and (size := model.size("vocab_size")) % VOCABULARY_PADDING:
+        yield f"SGLang pads the output head to a multiple of {VOCABULARY_PADDING} (vocab_size {size})"
+
+
+def _of_code(request: Request, op_type: str, need: Need) -> Iterator[str]:
+    """What the code builds and calls in another way than the Definition says."""
+    code = request.usage.code
+    for attribute, expected in settings(op_type, need.family, need.use.op).items():
+        for text in code.modules.get(attribute, ()):
+            if not text.startswith("PPMissingLayer("):
+                yield from (
+                    f"the code {reason}"
+                    for reason in _of_module(_call(text), expected, request, (op_type, need.use.op))
+                )
+        for text in code.calls.get(attribute, ()):
+            names = {keyword.arg for keyword in _call(text).keywords if keyword.arg is not None}
+            if expected.called is not None and (others := sorted(names - expected.called)):
+                yield f"the code passes {', '.join(others)} to {attribute}"
+
+
+def _of_module(call: ast.Call, expected: Settings, request: Request, claim: tuple[str, str]) -> Iterator[str]:
+    name = built_by(call)
+    if name not in expected.by:
+        yield f"uses {name}"
+        return
+    given = {keyword.arg or f"**{ast.unparse(keyword.value)}": ast.unparse(keyword.value) for keyword in call.keywords}
+    if name not in LINEAR or expected.required:
+        yield from (f"builds {name} without {argument}" for argument in sorted(expected.required - set(given)))
+    if expected.first and call.args and (first := ast.unparse(call.args[0])) not in expected.first:
+        yield f"uses {name} over {first}"
+    for argument, text in given.items():
+        if argument in expected.takes or text in expected.literal.get(argument, ()):
+            yield from _of_renormalising(argument, text, request.model)
+        elif (fields := expected.decided.get(argument)) is None or _is_literal(text):
+            yield f"passes {argument}={text} to {name}"
+        else:
+            yield from _of_deciding(f"{argument}={text}", fields, request, claim)
+
+
+def _of_deciding(passed: str, fields: tuple[str, ...], request: Request, claim: tuple[str, str]) -> Iterator[str]:
+    """Whether the fields that decide an argument have values at which it changes nothing."""
+    known, reads = known_fields(), request.usage.code.reads
+    for field in fields:
+        if not known.is_neutral(field, request.model):
+            if not _affects(known.neutral[field], *claim):  # otherwise the field itself is a reason
+                yield f"passes {passed}: {known.neutral[field]['because']}"
+        elif field in reads and not reads[field] and field not in request.model.config:
+            yield f"passes {passed} and needs the field {field}, which the configuration does not give"
+
+
+def _of_renormalising(argument: str, text: str, model: Model) -> Iterator[str]:
+    if argument != "renormalize":
+        return
+    if text == "True" and model.config.get("norm_topk_prob") is False:
+        yield "scales the weights of the chosen experts, and norm_topk_prob is false"
+    if text != "True" and "norm_topk_prob" not in model:
+        yield "needs the field norm_topk_prob, which the configuration does not give"
+
+
+def _is_literal(text: str) -> bool:
+    """Whether a text names nothing, so that no field decides it."""
+    return not any(isinstance(node, ast.Name) for node in ast.walk(ast.parse(text)))
+
+
+def _call(text: str) -> ast.Call:
+    node = ast.parse(text, mode="eval").body
+    assert isinstance(node, ast.Call), text
+    return node
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
