@@ -8,7 +8,7 @@ import os
 
 import pytest
 from made_up_evidence import made_up_evidence
-from small_models import SPARSE, TINY, add_model
+from small_models import MIXTURE, add_model, load_definition
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.validation import validate_paths
@@ -20,10 +20,6 @@ def states(table):
     rows = [line.split() for line in table.splitlines()]
     known = ("created", "tagged", "skipped", "partly", "outside", "conflict", "unsupported")
     return {row[1]: row[0] for row in rows if len(row) > 2 and row[0] in known}
-
-
-def load(root, path):
-    return json.loads((root / "definitions" / path).read_text())
 
 
 def test_a_small_model(root, extract, snapshot):
@@ -47,7 +43,7 @@ def test_a_small_model(root, extract, snapshot):
         "sampling/top_k_top_p_sampling_from_probs_v128.json",
     } <= set(files)
     assert not validate_paths([root / "definitions"], root).problems
-    gemm = load(root, "gemm/gemm_bf16_n96_k64.json")
+    gemm = load_definition(root, "gemm/gemm_bf16_n96_k64.json")
     # The query, key and value projection on one rank ((8 + 2 x 2) x 8), and half of gate and up on two ranks (2 x 48).
     assert gemm["tags"] == [
         *("status:unverified", "stage:prefill", "stage:decode", "model:tiny", "tp:1", "tp:2"),
@@ -119,7 +115,7 @@ def test_models_share_kernels(root, extract, snapshot):
     """One call or two, in either order, give the same tags and keep what a person wrote."""
     extract("--model-name", "tiny", "twin_1_5")
     together = snapshot()
-    assert "model:tiny" in load(root, "gemm/gemm_bf16_n64_k64.json")["tags"]
+    assert "model:tiny" in load_definition(root, "gemm/gemm_bf16_n64_k64.json")["tags"]
     for path in together:
         (root / "definitions" / path).unlink()
     extract("--model-name", "twin-1.5")
@@ -132,7 +128,7 @@ def test_models_share_kernels(root, extract, snapshot):
     assert "adds model:tiny" in table
     status, _, _ = extract("--model-name", "tiny")
     assert status == 0
-    assert load(root, "gemm/gemm_bf16_n64_k64.json")["description"] == "Curated by a person."
+    assert load_definition(root, "gemm/gemm_bf16_n64_k64.json")["description"] == "Curated by a person."
     for path, text in snapshot().items():
         apart, at_once = json.loads(text), json.loads(together[path])
         assert {**apart, "description": ""} == {**at_once, "description": ""}
@@ -140,7 +136,7 @@ def test_models_share_kernels(root, extract, snapshot):
 
 def test_tags_of_one_stage_and_size_are_merged(root, extract):
     extract("--model-name", "tiny", "--execution-modes", "decode", "--tp", 2)
-    assert load(root, "gemm/gemm_bf16_n48_k64.json")["tags"] == [
+    assert load_definition(root, "gemm/gemm_bf16_n48_k64.json")["tags"] == [
         "status:unverified",
         "stage:decode",
         "model:tiny",
@@ -148,7 +144,7 @@ def test_tags_of_one_stage_and_size_are_merged(root, extract):
     ]
     extract("--model-name", "tiny", "--execution-modes", "prefill", "--tp", 1, 2)
     merged = ["status:unverified", "stage:prefill", "stage:decode", "model:tiny", "tp:2"]
-    assert load(root, "gemm/gemm_bf16_n48_k64.json")["tags"] == merged
+    assert load_definition(root, "gemm/gemm_bf16_n48_k64.json")["tags"] == merged
 
 
 def test_only_the_tags_of_a_file_change(root, extract):
@@ -173,7 +169,7 @@ def test_refreshing_restores_texts_and_order_but_not_the_description(root, extra
     assert extract("--model-name", "tiny")[1].startswith("0 created, 0 tagged")
     status, _, _ = extract("--model-name", "tiny", "--refresh")
     expected = json.loads(whole["gemm/gemm_bf16_n64_k64.json"])
-    assert status == 0 and load(root, "gemm/gemm_bf16_n64_k64.json") == {
+    assert status == 0 and load_definition(root, "gemm/gemm_bf16_n64_k64.json") == {
         **expected,
         "description": "Curated by a person.",
     }
@@ -257,21 +253,8 @@ def test_what_is_quantised_can_be_left_out(root, extract, snapshot):
     assert extract("--model-name", "experts", "--ep", 4)[0] == 0
     (path,) = (path for path in snapshot() if path.startswith("moe/"))
     assert path == "moe/moe_fp8_block_scale_ds_routing_topk2_ng4_kg2_e4_h128_i128.json"
-    assert {"ep:4", "quantization:fp8_block_scale", "routing:deepseek-v3"} <= set(load(root, path)["tags"])
+    assert {"ep:4", "quantization:fp8_block_scale", "routing:deepseek-v3"} <= set(load_definition(root, path)["tags"])
     assert not validate_paths([root / "definitions"], root).problems
-
-
-MIXTURE = {
-    **TINY,
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "hidden_size": 128,
-    "moe_intermediate_size": 128,
-    **{"q_lora_rank": 32, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8},
-    **{"n_routed_experts": 16, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2},
-    **{"first_k_dense_replace": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
-    "norm_topk_prob": True,
-    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
-}
 
 
 def test_two_models_that_give_one_name_to_other_constants(root, extract, snapshot):
@@ -281,128 +264,12 @@ def test_two_models_that_give_one_name_to_other_constants(root, extract, snapsho
     status, _, err = extract("--model-name", "experts", "more", "--ep", 4, 8)
     name = "moe_fp8_block_scale_ds_routing_topk2_ng4_kg2_e4_h128_i128"
     assert status == 3 and f"conflict: {name}: other constants in the same call" in err
-    assert load(root, f"moe/{name}.json")["axes"]["num_experts"]["value"] == 16
+    assert load_definition(root, f"moe/{name}.json")["axes"]["num_experts"]["value"] == 16
     review = json.loads((root / "definitions" / "moe" / f"{name}_v2.json.review").read_text())
     assert review["axes"]["num_experts"]["value"] == 32
     before = snapshot()
     assert extract("--model-name", "experts", "more", "--ep", 4, 8)[0] == 3
     assert snapshot() == before
-
-
-def test_page_sizes_and_latent_attention(root, extract, snapshot):
-    add_model(root, "experts", "Experts", MIXTURE)
-    assert extract("--model-name", "experts", "--tp", 2, "--page-sizes", 16, "--execution-modes", "decode")[0] == 0
-    paged = [path for path in snapshot() if path.startswith("mla_paged/")]
-    assert paged == ["mla_paged/mla_paged_decode_h4_ckv16_kpe4_ps16.json"]
-    assert load(root, paged[0])["axes"]["page_size"]["value"] == 16
-    assert "1/sqrt(12)" in load(root, paged[0])["inputs"]["sm_scale"]["description"]
-
-
-def test_a_hugging_face_configuration(root, extract, snapshot, tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({**TINY, "torch_dtype": "bfloat16", "hidden_size": 256}))
-    assert extract("--model-name", "my_model", "--config", path)[0] == 0
-    assert "rmsnorm/rmsnorm_h256.json" in snapshot()
-    assert "model:my-model" in load(root, "rmsnorm/rmsnorm_h256.json")["tags"]
-
-
-def test_a_part_of_each_head_is_rotated(root, extract, snapshot):
-    add_model(root, "part", "Part", {**TINY, "head_dim": 16, "partial_rotary_factor": 0.5, "attention_bias": True})
-    assert extract("--model-name", "part", "--tp", 1)[0] == 0
-    rope = load(root, "rope/rope_with_cos_sin_cache_neox_style_h8_kv2_d16_rd8.json")
-    assert rope["axes"]["rotary_dim"]["value"] == 8
-    assert "features i and i + 4 of each head" in rope["description"]
-    assert "the first 8 features of each head rotated" in rope["description"]
-    qkv = load(root, "gemm/gemm_bf16_n192_k64.json")["description"]
-    assert qkv.endswith("and qkv_proj ((8 query + 2 x 2 key-value heads) x 16, before its bias is added) at TP 1.")
-
-
-@pytest.mark.parametrize(
-    ("changes", "dense"),
-    [
-        ({}, False),
-        ({"mlp_only_layers": [], "decoder_sparse_step": 1, "shared_expert_intermediate_size": 0}, False),
-        ({"first_k_dense_replace": 0, "n_shared_experts": 0}, False),
-        ({"mlp_only_layers": [0]}, True),
-        ({"decoder_sparse_step": 2}, True),
-        ({"first_k_dense_replace": 1}, True),
-    ],
-)
-def test_dense_layers_of_a_mixture_of_experts(root, extract, snapshot, changes, dense):
-    add_model(root, "sparse", "Sparse", {**SPARSE, **changes})
-    status, _, err = extract("--model-name", "sparse", "--tp", 1)
-    assert status == 0, err
-    assert ("gemm/gemm_bf16_n64_k96.json" in snapshot()) is dense
-    assert ("activation/silu_and_mul_i96.json" in snapshot()) is dense
-
-
-def test_a_configuration_with_zero_experts_is_dense(root, extract, snapshot):
-    add_model(root, "dense", "Dense", {**SPARSE, "num_experts": 0})
-    status, _, err = extract("--model-name", "dense", "--tp", 1)
-    assert status == 0, err
-    assert "activation/silu_and_mul_i96.json" in snapshot()
-    assert not [path for path in snapshot() if path.startswith("moe/")]
-
-
-def test_descriptions_of_experts_say_how_they_are_split(root, extract):
-    add_model(root, "sparse", "Sparse", {**SPARSE, "shared_expert_intermediate_size": 32})
-    assert extract("--model-name", "sparse", "--ep", 4, 16, "--tp", 1, 8, "--no-include-quantized")[0] == 0
-
-    def description(local, width):
-        path = f"moe/moe_bf16_softmax_routing_topk2_e{local}_h64_i{width}.json"
-        return load(root, path)["description"]
-
-    routing = "softmax routing over 16 experts (2 per token, weights scaled to sum to 1)"
-    ends = "The shared expert is not included."
-    add = "in bfloat16. The outputs of the ranks add up to that of the layer."
-    experts = "he routed experts of Sparse"
-    assert description(16, 32) == (
-        f"T{experts} on a single GPU: {routing}, then their SwiGLU MLPs, in bfloat16. {ends}"
-    )
-    assert description(16, 4) == (
-        f"One rank's share of t{experts} under tensor parallelism over 8 ranks, which splits the intermediate features "
-        f"of each expert: {routing}, then their SwiGLU MLPs, {add} {ends}"
-    )
-    assert description(4, 32) == (
-        f"One rank's share of t{experts} under expert parallelism over 4 ranks: {routing}, then the SwiGLU MLPs of the "
-        f"4 local experts, {add} {ends}"
-    )
-    assert "then the SwiGLU MLP of the local expert, in bfloat16." in description(1, 32)
-
-
-FP8_EXPERTS = "moe_fp8_block_scale_softmax_routing_topk2_e4_h128_i128"
-BF16_EXPERTS = "moe_bf16_softmax_routing_topk2_e4_h128_i128"
-BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-
-
-@pytest.mark.parametrize(
-    ("own", "others", "expected"),
-    [
-        (None, [], {BF16_EXPERTS}),
-        (BLOCKS, [], {FP8_EXPERTS}),
-        (None, [BLOCKS], {BF16_EXPERTS, FP8_EXPERTS}),
-        ({**BLOCKS, "weight_block_size": [64, 64]}, [], set()),
-    ],
-)
-def test_experts_are_extracted_in_the_numbers_that_are_published(root, extract, snapshot, own, others, expected):
-    config = {**SPARSE, "hidden_size": 128, "moe_intermediate_size": 128}
-    add_model(root, "sparse", "Sparse", {**config, **({"quantization_config": own} if own else {})})
-    path = root / "models" / "sparse.json"
-    quantised = [{"repository": "nobody/nothing", "quantization_config": one} for one in others]
-    path.write_text(json.dumps({**json.loads(path.read_text()), "quantised": quantised}))
-    assert extract("--model-name", "sparse", "--ep", 4)[0] == 0
-    names = {path.rpartition("/")[2].removesuffix(".json") for path in snapshot()}
-    assert {name for name in names if "_e4_" in name and "_routing_" in name} == expected
-
-
-def test_experts_are_not_split_over_ranks_that_do_not_divide_the_heads(root, extract, snapshot):
-    heads = {"num_attention_heads": 6, "num_key_value_heads": 2}
-    add_model(root, "sparse", "Sparse", {**SPARSE, **heads})
-    status, _, err = extract("--model-name", "sparse")
-    assert status == 0 and "left out: TP 8 does not divide the 6 query heads" in err
-    assert "moe/moe_bf16_softmax_routing_topk2_e16_h64_i32.json" in snapshot()
-    assert "moe/moe_bf16_softmax_routing_topk2_e16_h64_i4.json" not in snapshot()
-    assert "tp:8" not in load(root, "moe/moe_topk_softmax_topk2_e16.json")["tags"]
 
 
 def test_another_directory(root, extract, snapshot, tmp_path):
@@ -414,14 +281,14 @@ def test_another_directory(root, extract, snapshot, tmp_path):
 
 def test_evidence_decides_the_status(root, extract):
     extract("--model-name", "tiny")
-    definition = Definition.from_dict(load(root, "rmsnorm/rmsnorm_h64.json"))
+    definition = Definition.from_dict(load_definition(root, "rmsnorm/rmsnorm_h64.json"))
     path = root / "evidence" / "rmsnorm" / "rmsnorm_h64.json"
     path.parent.mkdir()
     path.write_text(json.dumps(made_up_evidence(root, definition)))
     status, _, err = extract("--model-name", "twin-1.5")
     assert status == 0, err
-    assert load(root, "rmsnorm/rmsnorm_h64.json")["tags"][0] == "status:verified"
-    assert load(root, "rmsnorm/fused_add_rmsnorm_residual_out_h64.json")["tags"][0] == "status:unverified"
+    assert load_definition(root, "rmsnorm/rmsnorm_h64.json")["tags"][0] == "status:verified"
+    assert load_definition(root, "rmsnorm/fused_add_rmsnorm_residual_out_h64.json")["tags"][0] == "status:unverified"
 
 
 def test_a_full_disk_changes_nothing(root, extract, snapshot, monkeypatch):

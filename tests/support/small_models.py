@@ -26,8 +26,27 @@ SPARSE = {
 }
 
 
+#: A mixture of experts with latent attention.
+MIXTURE = {
+    **TINY,
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "hidden_size": 128,
+    "moe_intermediate_size": 128,
+    **{"q_lora_rank": 32, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8},
+    **{"n_routed_experts": 16, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2},
+    **{"first_k_dense_replace": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+    "norm_topk_prob": True,
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}
+
+
 def add_model(root, name, title, config):
     """Writes models/<name>.json."""
     source = {"repository": "nobody/nothing", "file": "config.json"}
     text = json.dumps({"name": name, "title": title, "source": source, "config": config})
     (root / "models" / f"{name}.json").write_text(text)
+
+
+def load_definition(root, path):
+    """The JSON of a Definition, by its path below definitions/."""
+    return json.loads((root / "definitions" / path).read_text())
