@@ -7,7 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-from tools.kernel_tracing.source.index import FunctionInfo
+from tools.kernel_tracing.source.declarations import FunctionInfo
 from tools.op_tracing.order import execution_order
 
 

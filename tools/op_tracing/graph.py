@@ -17,7 +17,7 @@ from tools.kernel_tracing.engine.solver import Context, Edge, KernelCall
 from tools.kernel_tracing.graph.chains import place
 from tools.kernel_tracing.graph.ops import OWN_WEIGHT, called_name, weight_owner
 from tools.kernel_tracing.report.analysis import Analysis
-from tools.kernel_tracing.source.index import FunctionInfo
+from tools.kernel_tracing.source.declarations import FunctionInfo
 from tools.op_tracing.order import execution_order
 
 

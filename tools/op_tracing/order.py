@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from tools.kernel_tracing.source.index import FunctionInfo
+from tools.kernel_tracing.source.declarations import FunctionInfo
 
 # Fields in the order in which Python evaluates them, where it differs from the order in which ast lists them.
 _FIELDS: dict[type[ast.AST], tuple[str, ...]] = {

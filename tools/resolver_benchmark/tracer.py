@@ -14,7 +14,7 @@ from tools.kernel_tracing.engine.solver import Solver
 from tools.kernel_tracing.engine.values import Instance
 from tools.kernel_tracing.graph import unmade
 from tools.kernel_tracing.report.analysis import Analysis, analyse, deep
-from tools.kernel_tracing.source.index import ClassInfo, FunctionInfo
+from tools.kernel_tracing.source.declarations import ClassInfo, FunctionInfo
 from tools.kernel_tracing.source.sources import find_sources
 from tools.resolver_benchmark.labels import Query
 

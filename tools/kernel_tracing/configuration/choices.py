@@ -18,7 +18,7 @@ from tools.kernel_tracing.configuration.names import symbols
 from tools.kernel_tracing.engine.solver import Context, Guard, Solver
 from tools.kernel_tracing.engine.values import ClassValue, Container, Function, Instance, Method, ValueSet
 from tools.kernel_tracing.rules import registries
-from tools.kernel_tracing.source.index import ClassInfo, FunctionInfo
+from tools.kernel_tracing.source.declarations import ClassInfo, FunctionInfo
 
 # A setting or other choice -> those of its values that select this class.
 Labels: TypeAlias = dict[str, tuple[str, ...]]

@@ -28,7 +28,7 @@ from tools.kernel_tracing.engine.values import ClassValue, Instance
 from tools.kernel_tracing.graph.chains import Chain
 from tools.kernel_tracing.graph.roots import is_draft
 from tools.kernel_tracing.rules import registries
-from tools.kernel_tracing.source.index import ClassInfo, FunctionInfo
+from tools.kernel_tracing.source.declarations import ClassInfo, FunctionInfo
 from tools.kernel_tracing.source.syntax import last_name
 
 __all__ = ["Conditions", "summarise"]

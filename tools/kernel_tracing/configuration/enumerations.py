@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 
 from tools.kernel_tracing.configuration.names import Names
-from tools.kernel_tracing.source.index import ClassInfo, FunctionInfo, Index
+from tools.kernel_tracing.source.declarations import ClassInfo, FunctionInfo
+from tools.kernel_tracing.source.index import Index
 from tools.kernel_tracing.source.syntax import dotted_name
 
 _ENUMS = {"Enum", "IntEnum", "StrEnum", "Flag", "IntFlag"}

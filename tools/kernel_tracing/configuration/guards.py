@@ -18,7 +18,7 @@ from tools.kernel_tracing.configuration.names import Names, symbols
 from tools.kernel_tracing.engine.solver import Context, Guard, Solver
 from tools.kernel_tracing.engine.values import Instance
 from tools.kernel_tracing.rules import gpu_generations, registries
-from tools.kernel_tracing.source.index import ClassInfo, FunctionInfo
+from tools.kernel_tracing.source.declarations import ClassInfo, FunctionInfo
 from tools.kernel_tracing.source.syntax import dotted_name
 
 # The most other tests shown per hop; the innermost ones say most.

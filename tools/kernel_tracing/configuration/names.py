@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from tools.kernel_tracing.engine.solver import Solver
 from tools.kernel_tracing.engine.values import Constant
-from tools.kernel_tracing.source.index import ClassInfo, FunctionInfo, Index, Module, Symbol
+from tools.kernel_tracing.source.declarations import ClassInfo, FunctionInfo, Module, Symbol
+from tools.kernel_tracing.source.index import Index
 from tools.kernel_tracing.source.syntax import dotted_name, walk_scopes
 
 _OTHER = ast.Constant(None)  # represents anything but a plain assignment

@@ -29,7 +29,8 @@ from tools.kernel_tracing.engine.values import (
 )
 from tools.kernel_tracing.rules import boundaries
 from tools.kernel_tracing.rules.platforms import Platform
-from tools.kernel_tracing.source.index import ClassInfo, FunctionInfo, Index, Module
+from tools.kernel_tracing.source.declarations import ClassInfo, FunctionInfo, Module
+from tools.kernel_tracing.source.index import Index
 from tools.kernel_tracing.source.syntax import last_name
 
 # For an annotation that admits more classes than this, only the class itself is used.

@@ -28,7 +28,7 @@ from tools.kernel_tracing.engine.values import (
     ValueSet,
 )
 from tools.kernel_tracing.rules import boundaries, tensors
-from tools.kernel_tracing.source.index import ClassInfo, FunctionInfo
+from tools.kernel_tracing.source.declarations import ClassInfo, FunctionInfo
 from tools.kernel_tracing.source.syntax import last_name
 
 __all__ = ["Guard", "bind_locals", "call", "call_method", "call_one", "enter", "is_enum"]

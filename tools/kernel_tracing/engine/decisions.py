@@ -17,7 +17,7 @@ from tools.kernel_tracing.engine.values import (
     Value,
     ValueSet,
 )
-from tools.kernel_tracing.source.index import ClassInfo
+from tools.kernel_tracing.source.declarations import ClassInfo
 from tools.kernel_tracing.source.syntax import dotted_name
 
 Truth = Literal["true", "false", "open", "waits"]

@@ -21,7 +21,7 @@ from tools.kernel_tracing.engine.values import (
     ValueSet,
 )
 from tools.kernel_tracing.rules import boundaries
-from tools.kernel_tracing.source.index import ClassInfo, FunctionInfo, Module
+from tools.kernel_tracing.source.declarations import ClassInfo, FunctionInfo, Module
 from tools.kernel_tracing.source.libraries import LIBRARIES
 
 Environment = dict[str, ValueSet]

@@ -10,7 +10,7 @@ from tools.kernel_tracing.engine.frame import Environment, Frame, union
 from tools.kernel_tracing.engine.models import containers, decorators
 from tools.kernel_tracing.engine.solver import Context, Guard, Solver
 from tools.kernel_tracing.engine.values import EMPTY, Alias, ClassValue, Container, Function, Instance, ValueSet
-from tools.kernel_tracing.source.index import ClassInfo, FunctionInfo
+from tools.kernel_tracing.source.declarations import ClassInfo, FunctionInfo
 
 
 def interpret(solver: Solver, context: Context) -> None:

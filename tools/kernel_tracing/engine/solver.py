@@ -17,7 +17,8 @@ from tools.kernel_tracing.engine.values import EMPTY, Universe, Value, ValueSet
 from tools.kernel_tracing.rules.data_types import is_data
 from tools.kernel_tracing.rules.model_configs import ModelConfigs
 from tools.kernel_tracing.rules.platforms import Platform
-from tools.kernel_tracing.source.index import ClassInfo, FunctionInfo, Index, Module
+from tools.kernel_tracing.source.declarations import ClassInfo, FunctionInfo, Module
+from tools.kernel_tracing.source.index import Index
 from tools.kernel_tracing.source.libraries import LIBRARIES
 
 # Contexts are interpreted at their first call, so that the caller can continue with their results. Below this depth,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from tools.kernel_tracing.engine.solver import Context
-    from tools.kernel_tracing.source.index import ClassInfo, FunctionInfo
+    from tools.kernel_tracing.source.declarations import ClassInfo, FunctionInfo
 
 
 class Value:

@@ -18,7 +18,7 @@ from tools.kernel_tracing.engine.values import (
     Value,
     ValueSet,
 )
-from tools.kernel_tracing.source.index import FunctionInfo
+from tools.kernel_tracing.source.declarations import FunctionInfo
 from tools.kernel_tracing.source.syntax import is_none_test
 
 # A function is analysed separately for at most this many combinations of its sensitive parameters.

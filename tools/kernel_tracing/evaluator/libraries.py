@@ -38,7 +38,7 @@ from tools.kernel_tracing.evaluator.values import (
 )
 from tools.kernel_tracing.rules import boundaries, environments
 from tools.kernel_tracing.rules import custom_operators as custom_ops
-from tools.kernel_tracing.source.index import FunctionInfo
+from tools.kernel_tracing.source.declarations import FunctionInfo
 from tools.kernel_tracing.source.libraries import LIBRARIES
 
 _TRITON = re.compile(r"triton\.(jit|autotune|heuristics)(\(\))*|triton\.runtime\.jit\.\w+")

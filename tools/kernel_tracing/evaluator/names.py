@@ -27,7 +27,7 @@ from tools.kernel_tracing.evaluator.values import (
     Value,
 )
 from tools.kernel_tracing.rules import boundaries, environments
-from tools.kernel_tracing.source.index import ClassInfo, FunctionInfo, Module
+from tools.kernel_tracing.source.declarations import ClassInfo, FunctionInfo, Module
 from tools.kernel_tracing.source.libraries import LIBRARIES
 
 _ALIASES = {"torch.float": "torch.float32", "torch.half": "torch.float16", "torch.double": "torch.float64"}

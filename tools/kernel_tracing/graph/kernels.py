@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from tools.kernel_tracing.engine.solver import KernelCall, Solver
 from tools.kernel_tracing.rules import boundaries
 from tools.kernel_tracing.rules.categories import categorise
-from tools.kernel_tracing.source.index import FunctionInfo
+from tools.kernel_tracing.source.declarations import FunctionInfo
 from tools.kernel_tracing.source.libraries import LIBRARIES
 
 

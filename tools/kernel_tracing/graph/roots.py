@@ -13,7 +13,8 @@ from tools.kernel_tracing.engine.solver import Context, Solver
 from tools.kernel_tracing.engine.values import Instance
 from tools.kernel_tracing.rules import runtime_roots
 from tools.kernel_tracing.rules.model_configs import ModelConfigs
-from tools.kernel_tracing.source.index import ClassInfo, FunctionInfo, Index
+from tools.kernel_tracing.source.declarations import ClassInfo, FunctionInfo
+from tools.kernel_tracing.source.index import Index
 
 MODELS = "sglang.srt.models"
 # Files of one model: its versions, and its draft models for speculative decoding.

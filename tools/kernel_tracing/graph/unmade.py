@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from tools.kernel_tracing.engine.solver import Context, Solver
 from tools.kernel_tracing.engine.values import Instance
 from tools.kernel_tracing.rules import boundaries
-from tools.kernel_tracing.source.index import ClassInfo
+from tools.kernel_tracing.source.declarations import ClassInfo
 from tools.kernel_tracing.source.libraries import LIBRARIES
 from tools.kernel_tracing.source.syntax import last_name, walk
 

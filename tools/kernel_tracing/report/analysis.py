@@ -16,7 +16,8 @@ from tools.kernel_tracing.graph import roots, unmade
 from tools.kernel_tracing.graph.chains import Chains
 from tools.kernel_tracing.graph.kernels import Kernel, collect
 from tools.kernel_tracing.rules.platforms import Platform
-from tools.kernel_tracing.source.index import ClassInfo, Index
+from tools.kernel_tracing.source.declarations import ClassInfo
+from tools.kernel_tracing.source.index import Index
 from tools.kernel_tracing.source.sources import SourceTree
 
 Progress = Callable[[str, int, int], None]

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 
 from tools.kernel_tracing.rules import data_types
 from tools.kernel_tracing.rules.platforms import Platform
-from tools.kernel_tracing.source.index import ClassInfo, FunctionInfo, Index
+from tools.kernel_tracing.source.declarations import ClassInfo, FunctionInfo
+from tools.kernel_tracing.source.index import Index
 from tools.kernel_tracing.source.libraries import LIBRARIES
 from tools.kernel_tracing.source.syntax import dotted_name, walk
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tools.kernel_tracing.source.index import ClassInfo, Index
+from tools.kernel_tracing.source.declarations import ClassInfo
+from tools.kernel_tracing.source.index import Index
 
 _BASES = {"PretrainedConfig", "PreTrainedConfig"}
 

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from tools.kernel_tracing.source.index import ClassInfo, Index
+from tools.kernel_tracing.source.declarations import ClassInfo
+from tools.kernel_tracing.source.index import Index
 
 _BASES = {"torch.Tensor", "torch.nn.Parameter", "torch.nn.parameter.Parameter", "torch.nn.UninitializedParameter"}
 _BASES |= {"torch.nn.parameter.UninitializedParameter"}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tools.kernel_tracing.engine.models import custom_ops
 from tools.kernel_tracing.engine.values import EMPTY, Constant, External, Function, Method, Partial, Unknown, ValueSet
-from tools.kernel_tracing.source.index import FunctionInfo
+from tools.kernel_tracing.source.declarations import FunctionInfo
 from tools.kernel_tracing.source.syntax import last_name, walk
 
 if TYPE_CHECKING:
