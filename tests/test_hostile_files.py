@@ -105,7 +105,8 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
 @pytest.fixture
 def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "models" / "needs").mkdir(parents=True)
-    for name in ("models/needs/deepseek-v3.json", "models/deepseek-v3.json"):
+    tagged = flashinfer_trace.load(NAME, ROOT).tag_values("model")  # validate looks up each model of a tag
+    for name in (f"{directory}/{model}.json" for directory in ("models/needs", "models") for model in tagged):
         shutil.copy(ROOT / name, tmp_path / name)
     monkeypatch.setenv("FLASHINFER_TRACE_ROOT", str(tmp_path))
     return small_dataset(tmp_path, ROOT, NAME)
