@@ -24,7 +24,7 @@ ALL = tuple(flashinfer_trace.definitions())
 #: One Definition of each family: their twins are alike.
 FIRST = {family_of(definition).name: definition for definition in ALL}
 FAMILIES = {name: family_of(definition) for name, definition in FIRST.items()}
-CASES = 12
+CASES = 16
 OF_SOME_SORTS = ("stale", "one row written twice")
 #: At real sizes, where a case may take a second.
 REAL_CASES = 4

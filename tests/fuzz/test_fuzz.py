@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import warnings
 from collections import Counter
 
 import pytest
 
+from tools.extract_definitions import traces
 from tools.fuzz import run as fuzz
 from tools.fuzz.__main__ import FILES, OTHERS, SEED, main
 from tools.fuzz.mutations import hostile_json, hostile_python
@@ -19,9 +21,11 @@ from tools.fuzz.summary import RESULTS, summarise
 
 @pytest.fixture(scope="module", autouse=True)
 def prepared(tmp_path_factory):
-    before = dict(os.environ)
-    start_worker(str(tmp_path_factory.mktemp("fuzz")), limited=False)
-    yield
+    before, committed = dict(os.environ), traces.COMMITTED
+    with warnings.catch_warnings():
+        start_worker(str(tmp_path_factory.mktemp("fuzz")), limited=False)
+        yield
+    traces.COMMITTED = committed
     os.environ.clear()
     os.environ.update(before)
 

@@ -20,7 +20,7 @@ DEFINITIONS = (
     "rmsnorm_h512",
     "gqa_paged_decode_h32_kv8_d128_ps1",
     "top_k_sampling_from_probs_v128256",
-    "gemm_n1024_k6144",
+    "gemm_bf16_n1024_k6144",
 )
 MODEL = "deepseek-v3"
 ARCHITECTURE = "DeepseekV3ForCausalLM"
