@@ -353,16 +353,15 @@ class TestPip:
         monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
         monkeypatch.setenv("PIP_NO_INDEX", "1")
         monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
-        dist_info = "sglang-1.0.dist-info"
         files = FILES["sglang"] | {
-            f"{dist_info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-            f"{dist_info}/RECORD": "",
+            "sglang-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            "sglang-1.0.dist-info/RECORD": "",
         }
         wheel = make_wheel(tmp_path / "links/sglang-1.0-py3-none-any.whl", {})
         with zipfile.ZipFile(wheel, "w") as archive:
             for name, text in files.items():
                 archive.writestr(name, text)
-            archive.writestr(f"{dist_info}/METADATA", "Metadata-Version: 2.1\nName: sglang\nVersion: 1.0\n")
+            archive.writestr("sglang-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: sglang\nVersion: 1.0\n")
 
     def test_one_wheel_arrives(self, tmp_path):
         (tmp_path / "s").mkdir()
