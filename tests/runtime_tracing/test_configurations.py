@@ -10,7 +10,7 @@ import pytest
 
 from flashinfer_trace import find_root
 from tools.runtime_tracing import __main__ as command
-from tools.runtime_tracing.configurations import FP8_BLOCKS, ConfigurationError, configurations, made, models
+from tools.kernel_tracing.configuration.listed import FP8_BLOCKS, ConfigurationError, configurations, made, models
 from tools.runtime_tracing.recording import read
 
 ROOT = find_root()

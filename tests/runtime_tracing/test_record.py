@@ -10,7 +10,7 @@ import pytest
 
 from tools.runtime_tracing import record as module
 from tools.runtime_tracing import timeline
-from tools.runtime_tracing.configurations import Configuration, Model
+from tools.kernel_tracing.configuration.listed import Configuration, Model
 from tools.runtime_tracing.recording import read
 
 MODEL = Model("toy", {"architectures": ["ToyForCausalLM"], "num_hidden_layers": 1}, (3,))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import DatasetError, files, find_root
-from tools.runtime_tracing.configurations import ConfigurationError, configurations, made
+from tools.kernel_tracing.configuration.listed import ConfigurationError, configurations, made
 from tools.runtime_tracing.recording import RecordingError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tools.runtime_tracing.configurations import Configuration
+from tools.kernel_tracing.configuration.listed import Configuration
 
 
 class Batch:

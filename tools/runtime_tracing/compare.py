@@ -46,6 +46,7 @@ class Comparison:
         unrelated: why the two cannot be compared; "" if they can.
         kernels, lines, chains: what ran below the entries of the static trace.
         elsewhere: kernels that ran outside of these entries.
+        extra: kernels that the static trace lists for this configuration and that did not run.
     """
 
     run: str
@@ -54,6 +55,7 @@ class Comparison:
     lines: Share = Share((), ())
     chains: Share = Share((), ())
     elsewhere: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
 
     @property
     def missing(self) -> bool:
@@ -66,12 +68,13 @@ def compare(run: Recording, static: StaticTrace) -> Comparison:
     version = run.document["versions"]["sglang"]
     if version != static.version:
         return Comparison(run.name, f"the run is of SGLang {version}, the static trace of {static.version}")
+    if run.name not in static.configurations:
+        return Comparison(run.name, "the static trace lacks this configuration")
     inside, elsewhere = launched(run, static)
-    if not any(one.chain[-1].file.startswith("sglang/srt/models/") for one in inside):
-        return Comparison(run.name, "the static trace is of another model")
-    known = {kernel.name for kernel in static.kernels}
-    lines = {(kernel.name, chain[0]) for kernel in static.kernels for chain in kernel.chains}
-    chains = {(kernel.name, chain) for kernel in static.kernels for chain in kernel.chains}
+    chains = static.chains(run.name)
+    known = {name for name, _ in chains}
+    lines = {(name, chain[0]) for name, chain in chains}
+    ran = {name for one in inside for name in one.names}
     return Comparison(
         run.name,
         "",
@@ -79,7 +82,13 @@ def compare(run: Recording, static: StaticTrace) -> Comparison:
         _share((f"{one.kernel} at {_place(one.chain[0])}", _has(one, one.chain[0], lines)) for one in inside),
         _share((f"{one.kernel}: {_text(one.chain)}", _has(one, one.chain, chains)) for one in inside),
         tuple(dict.fromkeys(elsewhere)),
+        tuple(sorted({name for name, _ in static.chains(run.name, _phases(run))} - ran)),
     )
+
+
+def _phases(run: Recording) -> frozenset[str]:
+    """The phases of a run, as the static trace calls them."""
+    return frozenset("load" if call.phase == "capture" else call.phase for call in run.calls)
 
 
 def seen(runs: Iterable[Recording], static: StaticTrace) -> list[list[list[str]]]:
@@ -131,7 +140,8 @@ def is_kernel(call: RecordedCall, stand_ins: Sequence[str]) -> bool:
 
 def _names(call: RecordedCall) -> frozenset[str]:
     parts = [path.split(".") for path in (call.kernel, *call.through)]
-    return frozenset(".".join(part[-length:]) for part in parts for length in (1, 2))
+    inside = {frame.function for frame in call.stack if not frame.file.startswith("sglang/")}
+    return frozenset(".".join(part[-length:]) for part in parts for length in (1, 2)) | inside
 
 
 def _has(one: Launched, what: object, known: set[tuple[str, Any]]) -> bool:
@@ -159,7 +169,8 @@ def report(comparisons: Sequence[Comparison], static: StaticTrace, shown: Sequen
     lines = []
     width = max((len(one.run) for one in comparisons), default=0)
     for one in comparisons:
-        figures = f"kernels {one.kernels}, call lines {one.lines}, chains {one.chains}; elsewhere {len(one.elsewhere)}"
+        figures = f"kernels {one.kernels}, call lines {one.lines}, chains {one.chains}"
+        figures += f"; elsewhere {len(one.elsewhere)}, not launched {', '.join(one.extra) or 'none'}"
         lines.append(f"{one.run:{width}}  {one.unrelated or figures}")
     for title, shares in (
         ("Kernels", [one.kernels for one in comparisons]),

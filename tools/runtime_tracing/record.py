@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.runtime_tracing import recording, sglang_runner
-from tools.runtime_tracing.configurations import Configuration
+from tools.kernel_tracing.configuration.listed import Configuration
 
 
 def record(configuration: Configuration, path: Path, rank: int = 0, port: int | None = None) -> int:

@@ -18,7 +18,7 @@ from tools.runtime_tracing.timeline import Launch
 #: Longest name of a CUDA kernel; the arguments of its templates are cut.
 LONGEST_NAME = 160
 #: Methods that prepare a kernel on the host. They copy, but compute nothing.
-PREPARING = ("plan", "begin_forward")
+PREPARING = ("plan", "begin_forward", "fast_decode_plan")
 SCHEMA = "../../schema/runtime_trace.schema.json"
 _JIT = "sglang/jit_kernel/"
 #: The tables of a document; its calls refer to them by index.

@@ -17,7 +17,7 @@ from typing import Any
 from tools.runtime_tracing import stand_ins, timeline
 from tools.runtime_tracing.batch import Batch
 from tools.runtime_tracing.call_log import CallLog
-from tools.runtime_tracing.configurations import Configuration
+from tools.kernel_tracing.configuration.listed import Configuration
 from tools.runtime_tracing.wrapping import Wrapping, torch_functions
 
 #: How often each phase is profiled. The fastest repetition is kept: other processes may use the GPU at the same time.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace import json_source
+from tools.kernel_tracing.report.trace_files import load_traces
 from tools.runtime_tracing.frames import Frame
 from tools.runtime_tracing.recording import RecordingError
 
@@ -21,10 +21,12 @@ class StaticKernel:
     Attributes:
         name: as the trace has it: a function, or ``Class.method``.
         chains: from the line of SGLang that calls it to the entry. See `entering`.
+        configurations: for each chain, the configurations that take it, each with the phases in which it does.
     """
 
     name: str
     chains: tuple[tuple[Frame, ...], ...]
+    configurations: tuple[Mapping[str, Sequence[str]], ...]
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,24 @@ class StaticTrace:
         path: its file.
         version: of the SGLang that was read.
         kernels: in the order of the file.
+        configurations: names of what it was made from.
     """
 
     path: Path
     version: str
     kernels: tuple[StaticKernel, ...]
+    configurations: frozenset[str]
+
+    def chains(
+        self, configuration: str, phases: Collection[str] | None = None
+    ) -> set[tuple[str, tuple[Frame, ...]]]:
+        """Kernel and chain of all that a configuration takes, or of what it takes in some phases."""
+        return {
+            (kernel.name, chain)
+            for kernel in self.kernels
+            for chain, names in zip(kernel.chains, kernel.configurations, strict=True)
+            if configuration in names and (phases is None or not set(phases).isdisjoint(names[configuration]))
+        }
 
     def entries(self) -> set[tuple[str, str]]:
         """File and function of every entry: where its chains end."""
@@ -66,12 +81,19 @@ def read_static(path: Path) -> StaticTrace:
         RecordingError: it cannot be read, or has another form.
     """
     try:
-        document = json_source.load_object(path, json_source.TRACES)
-        kernels = tuple(StaticKernel(one["name"], tuple(map(_chain, one["chains"]))) for one in document["kernels"])
-        return StaticTrace(path, document["sources"]["sglang"]["version"], kernels)
-    except (json_source.JsonSourceError, KeyError, TypeError) as error:
+        document = load_traces(path)
+        kernels = tuple(map(_kernel, document["kernels"]))
+        names = frozenset(one["name"] for one in document["configurations"])
+        return StaticTrace(path, document["sources"]["sglang"]["version"], kernels, names)
+    except (OSError, IndexError) as error:
         fix = "write it again: python -m tools.kernel_tracing --json FILE"
-        raise RecordingError(f"{path}: is no static trace ({error!r}); {fix}") from None
+        raise RecordingError(f"{path}: is no static trace ({error}); {fix}") from None
+
+
+def _kernel(kernel: Mapping[str, Any]) -> StaticKernel:
+    chains = kernel["chains"]
+    frames = tuple(_chain(chain["frames"]) for chain in chains)
+    return StaticKernel(kernel["name"], frames, tuple(chain["configurations"] for chain in chains))
 
 
 def _chain(frames: Sequence[Mapping[str, Any]]) -> tuple[Frame, ...]:

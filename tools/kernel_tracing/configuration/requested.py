@@ -71,13 +71,19 @@ def model_config(name: str, models: Path = MODELS) -> dict[str, Any]:
 
 def shortened(config: dict[str, Any]) -> dict[str, Any]:
     """A model's configuration, completed and with as few layers as show every kind of layer."""
+    config = completed(config)
+    dense = min(int(config.get("first_k_dense_replace") or 0), 1)
+    return config | {"num_hidden_layers": 2, "first_k_dense_replace": dense}
+
+
+def completed(config: dict[str, Any]) -> dict[str, Any]:
+    """A model's configuration, with what models/ and some publishers leave out."""
     config = serving_steps.MODEL_DEFAULTS | config
     quantization = config.get("quantization_config")
     if isinstance(quantization, dict):
         defaults = serving_steps.QUANTIZATION_DEFAULTS.get(str(quantization.get("quant_method")), {})
         config = config | {"quantization_config": defaults | quantization}
-    dense = min(int(config.get("first_k_dense_replace") or 0), 1)
-    return config | {"num_hidden_layers": 2, "first_k_dense_replace": dense}
+    return config
 
 
 def _value(text: str) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 from tools.kernel_tracing.evaluator.core import Core
 from tools.kernel_tracing.evaluator.operators import plain
+from tools.kernel_tracing.evaluator.operators import plain
 from tools.kernel_tracing.evaluator.values import (
     MISSING,
     UNKNOWN,
@@ -160,7 +161,7 @@ def _extreme(name: str) -> Callable[..., Value]:
         key = kwargs.get("key")
         function = getattr(builtins, name)
         try:
-            return function(values, key=(lambda one: core.call(key, [one], {})) if key is not None else None)
+            return function(values, key=plain if key is None else lambda one: plain(core.call(key, [one], {})))
         except TypeError:
             return UNKNOWN
 

@@ -37,6 +37,7 @@ from tools.kernel_tracing.evaluator.values import (
     Wrapped,
     choice,
 )
+from tools.kernel_tracing.rules import serving_steps
 
 # A function may be active this often, as recursion on unknown values would not end.
 MAX_ACTIVE = 12
@@ -85,6 +86,8 @@ class Calls(Core):
         return self.call_native(function, args, kwargs)
 
     def _call_instance(self, owner: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if "torch.nn.Module" in owner.cls.externals and self.frame.module.file.startswith(serving_steps.MODEL_FILES):
+            self.record(owner.cls.name, "torch", owner.cls.module.file, owner.cls.node.lineno)
         method = owner.cls.find("__call__")
         if method is MISSING:
             forward = self.find_field(owner, "forward")

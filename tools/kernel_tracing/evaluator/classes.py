@@ -21,6 +21,8 @@ from tools.kernel_tracing.evaluator.values import (
 )
 
 _ENUMS = {"Enum", "IntEnum", "StrEnum", "Flag", "IntFlag"}
+# Classes of libraries that derive from torch.nn.Module.
+_MODULES = {"PreTrainedModel"}
 
 
 def fields_of(info: Class) -> dict[str, ast.AnnAssign]:
@@ -55,12 +57,12 @@ class Classes(Core):
             value = self.evaluate(base)
             bases += value if isinstance(value, tuple) else [value]
         qualname = f"{frame.qualname}.{node.name}" if frame.qualname else node.name
-        if frame.function is not None and frame.qualname == frame.function.qualname:
-            qualname = f"{frame.qualname}.<locals>.{node.name}"
         info = Class(node.name, qualname, frame.module, node, bases)
         parents = [base for base in bases if isinstance(base, Class)]
         info.order = [info, *_merge([list(parent.order) for parent in parents] + [parents])]
         externals = {base.path for base in bases if isinstance(base, External)}
+        if any(path.rpartition(".")[2] in _MODULES for path in externals):
+            externals.add("torch.nn.Module")
         externals |= {f"builtins.{base.__name__}" for base in bases if isinstance(base, type)}
         info.externals = frozenset(externals.union(*(parent.externals for parent in parents)))
         if any(path.rpartition(".")[2] in _ENUMS for path in info.externals):

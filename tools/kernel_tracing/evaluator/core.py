@@ -97,12 +97,14 @@ class Core:
         self.answers: dict[str, Any] = {}  # what torch and the system say, by path
         self.overrides: dict[str, Any] = {}  # qualified names of functions whose results are decided
         self.operators: dict[str, Value] = {}  # torch operators that the sources register
+        self.aten: dict[str, Function] = {}  # functions of the sources that replace torch's own, by operator
         self.modules: dict[str, ModuleObject] = {}
         self.stack: list[Frame] = []
         self.region = 0
         self.regions = 0
         self.phase = ""
         self.events: dict[tuple[Any, ...], Event] = {}
+        self.modules_called: dict[tuple[Any, ...], Event] = {}  # modules that code of the model calls
         self.problems: dict[str, int] = {}
         self.steps = 0
 
@@ -116,6 +118,15 @@ class Core:
         where = f"{self.frame.module.file}:{self.frame.line}" if self.stack else ""
         key = f"{where}: {text}"
         self.problems[key] = self.problems.get(key, 0) + 1
+
+    def record(self, name: str, source: str, file: str, line: int) -> None:
+        """Notes a kernel's call (or, with the source "torch", that of a module of the model), with the stack."""
+        chain = tuple(
+            Hop(frame.module.file, frame.line, frame.qualname, frame.call, tuple(frame.tests))
+            for frame in reversed(self.stack)
+        )
+        event = Event(self.phase, name, source, file, line, chain)
+        (self.modules_called if source == "torch" else self.events).setdefault(event.key, event)
 
     @contextmanager
     def uncertain(self) -> Iterator[None]:
@@ -176,6 +187,10 @@ class Core:
         raise NotImplementedError
 
     def module(self, name: str) -> ModuleObject | None:
+        raise NotImplementedError
+
+    def start(self, module: ModuleObject) -> None:
+        """Runs a module's body, once."""
         raise NotImplementedError
 
     def imported(self, module: str, name: str) -> Value:

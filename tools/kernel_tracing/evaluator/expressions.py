@@ -51,7 +51,7 @@ class Expressions(Operators):
                 kwargs |= {key: one for key, one in value.items() if isinstance(key, str)}
         frame = self.frame
         line, call = frame.line, frame.call
-        frame.line, frame.call = call_line(node), node
+        frame.line, frame.call = node.lineno, node
         try:
             return self.call(function, args, kwargs)
         finally:
@@ -249,12 +249,6 @@ class Expressions(Operators):
     def _starred(self, node: ast.Starred) -> Value:
         return self.evaluate(node.value)
 
-
-def call_line(node: ast.Call) -> int:
-    """The line that a traceback shows for a call: that of the method's name if the object ends on an earlier line."""
-    if isinstance(node.func, ast.Attribute) and node.func.end_lineno is not None:
-        return node.func.end_lineno
-    return node.lineno
 
 
 _HANDLERS: dict[type[ast.expr], Callable[..., Value]] = {

@@ -15,10 +15,7 @@ def function_of(core: Core, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.L
     """The function that a definition makes in the running frame; its defaults are evaluated."""
     frame = core.frame
     name = getattr(node, "name", "<lambda>")
-    prefix = frame.qualname
-    if frame.function is not None and frame.qualname == frame.function.qualname and prefix:
-        prefix += ".<locals>"
-    qualname = f"{prefix}.{name}" if prefix else name
+    qualname = f"{frame.qualname}.{name}" if frame.qualname else name
     scope = frame.scope
     spec = node.args
     positional = [*spec.posonlyargs, *spec.args]

@@ -6,8 +6,8 @@ import ast
 import re
 from collections import deque
 
+from tools.kernel_tracing.evaluator import aten
 from tools.kernel_tracing.evaluator import builtin_functions as natives
-from tools.kernel_tracing.evaluator.core import Event, Hop
 from tools.kernel_tracing.evaluator.names import Names
 from tools.kernel_tracing.evaluator.operators import plain
 from tools.kernel_tracing.evaluator.standard_library import standard
@@ -60,6 +60,8 @@ class Libraries(Names):
             method = boundaries.class_attribute(info, name)
             if method is not None:
                 return LibraryFunction(method)
+            if boundaries.is_constant(info, name):
+                return External(f"{info.module.name}.{info.name}.{name}")
         return UNKNOWN
 
     def native_function(self, owner: NativeModule, name: str) -> Value:
@@ -106,15 +108,6 @@ class Libraries(Names):
             return Tensor((first[0], *([UNKNOWN] * (len(first) - 1))) if first else None, dtype)
         return UNKNOWN
 
-    def record(self, name: str, source: str, file: str, line: int) -> None:
-        """Notes a kernel's call, with the stack."""
-        chain = tuple(
-            Hop(frame.module.file, frame.line, frame.qualname, frame.call, tuple(frame.tests))
-            for frame in reversed(self.stack)
-        )
-        event = Event(self.phase, name, source, file, line, chain)
-        self.events.setdefault(event.key, event)
-
     def call_external(self, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if path in self.answers:
             return self.answers[path]
@@ -131,11 +124,14 @@ class Libraries(Names):
             return self.import_module(args[0])
         if path == "importlib.util.find_spec" and isinstance(args[0], str):
             return None if args[0].partition(".")[0] in environments.ABSENT else Opaque("spec")
+        if (replacement := aten.replaced(self, path, args, kwargs)) is not MISSING:
+            return replacement
         found = standard(self, path, args, kwargs)
         if found is not MISSING:
             return found
         if path.endswith(".define") or path.endswith(".impl"):
-            self._register(args)
+            if len(args) < 2 or not aten.register(self, args[0], args[1]):
+                self._register(args)
             return None
         # A decorator: what it returns does what the function does.
         if args and isinstance(args[0], (Function, Class, Method, TritonKernel, Partial)) and path not in _CALLERS:

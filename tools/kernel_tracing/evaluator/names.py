@@ -207,7 +207,7 @@ class Names(Core):
             return item_size(owner)
         if name in ("exists", "is_file", "is_dir") and "()" in path:
             return Builtin(path, lambda core, args, kwargs: False)
-        if "()." in path and path not in self.answers:
+        if "()." in path and path not in self.answers and owner.path != "torch.library.Library()":
             return Builtin(path, lambda core, args, kwargs: UNKNOWN) if name.islower() else UNKNOWN
         return self.external(path)
 
@@ -217,6 +217,8 @@ class Names(Core):
             return registered
         if namespace == "torch":
             return External(f"torch.{name}")
+        if boundaries.is_query_name(name):
+            return External(f"torch.ops.{namespace}.{name}")
         return Kernel(name, LIBRARIES.get(namespace, "torch.ops"))
 
     def _of_library(self, module: str, name: str) -> Value:

@@ -35,6 +35,7 @@ class Configuration:
         gpu: the generation of the GPU, such as sm90.
         environment: environment variables.
         name: what the configuration is called in a trace.
+        prompts: tokens of each request of the batch.
     """
 
     model: dict[str, Any]
@@ -42,23 +43,35 @@ class Configuration:
     gpu: str = "sm90"
     environment: dict[str, str] = field(default_factory=dict)
     name: str = "default"
+    prompts: tuple[int, ...] = serving_steps.PROMPTS
 
 
 @dataclass
 class Step:
-    """What one configuration runs: kernels in execution order, and what could not be evaluated."""
+    """What one configuration runs.
+
+    Attributes:
+        configuration: what was evaluated.
+        events: the kernels, in execution order.
+        problems: what could not be evaluated, and how often.
+        steps: statements that ran.
+        modules: the modules that code of the model calls, in execution order.
+        resolved: fields of ServerArgs as SGLang computed them.
+    """
 
     configuration: Configuration
     events: list[Event]
     problems: dict[str, int]
     steps: int
+    modules: list[Event] = field(default_factory=list)
+    resolved: dict[str, Any] = field(default_factory=dict)
 
 
 class Serving:
     """Evaluates one configuration."""
 
     # The file of the frames that start a step.
-    FILE = "<serving>"
+    FILE = serving_steps.STARTS[-1]
 
     def __init__(self, index: Index, configuration: Configuration, platform: str = "cuda") -> None:
         self.configuration = configuration
@@ -131,9 +144,15 @@ class Serving:
         module.started = True
         scope = Scope(module.scope.names, None, module)
         machine.stack = [Frame(module, "", scope)]
-        module.scope.names |= {"settings": dict(self.configuration.settings), "phase": External("phase")}
+        settings, prompts = dict(self.configuration.settings), list(self.configuration.prompts)
+        module.scope.names |= {"settings": settings, "prompts": prompts, "phase": External("phase")}
         for phase, text in serving_steps.PHASES:
             machine.phase = phase
             for statement in ast.parse(text).body:
                 machine.run([statement])
-        return Step(self.configuration, list(machine.events.values()), machine.problems, machine.steps)
+        events, modules = list(machine.events.values()), list(machine.modules_called.values())
+        server = scope.names.get("server_args")
+        found = server.fields if isinstance(server, Instance) else {}
+        plain = (str, int, float, bool)
+        resolved = {name: found[name] for name in serving_steps.RESOLVED if isinstance(found.get(name), plain)}
+        return Step(self.configuration, events, machine.problems, machine.steps, modules, resolved)

@@ -225,8 +225,10 @@ class Statements(Blocks):
                 self.import_all(source)
                 continue
             bound = item.asname or item.name
-            known = self.module(source) is not None
-            self.bind(bound, Lazy(source, item.name) if known else self.imported(source, item.name))
+            known = self.module(source)
+            if known is not None and self.index.registers(source):
+                self.start(known)  # others find its functions by key, so nobody need ever look up the name
+            self.bind(bound, Lazy(source, item.name) if known is not None else self.imported(source, item.name))
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         value: Value = function_of(self, node)

@@ -7,7 +7,19 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from tools.kernel_tracing.evaluator.values import SIZE, UNKNOWN, Builtin, External, Opaque, Tensor, Unknown, Value
+from tools.kernel_tracing.evaluator import aten
+from tools.kernel_tracing.evaluator.core import Core
+from tools.kernel_tracing.evaluator.values import (
+    MISSING,
+    SIZE,
+    UNKNOWN,
+    Builtin,
+    External,
+    Opaque,
+    Tensor,
+    Unknown,
+    Value,
+)
 
 # The contents of longer tensors are not kept.
 MAX_DATA = 16
@@ -91,8 +103,7 @@ def attribute(tensor: Tensor, name: str) -> Value:
     if name == "dtype":
         return tensor.dtype if tensor.dtype is not None else UNKNOWN
     if name in ("data", "T", "mT"):
-        shape = tensor.shape
-        return Tensor(shape if name == "data" else tuple(reversed(shape)) if shape is not None else None, tensor.dtype)
+        return _transpose(tensor, [], {}) if name != "data" else Tensor(tensor.shape, tensor.dtype)
     if name == "device":
         return External("torch.device()")
     if name in ("is_cuda", "requires_grad", "is_meta", "is_cpu", "is_sparse", "is_npu", "is_xpu", "is_hip"):
@@ -108,9 +119,19 @@ def attribute(tensor: Tensor, name: str) -> Value:
         return Builtin(f"Tensor.{name}", lambda core, args, kwargs: found)
     if name == "stride":
         return Builtin("Tensor.stride", lambda core, args, kwargs: 1 if args and args[0] == -1 else UNKNOWN)
+    if name == "is_contiguous":
+        known = UNKNOWN if tensor.transposed is None else not tensor.transposed
+        return Builtin("Tensor.is_contiguous", lambda core, args, kwargs: known)
+    if name == "mean":
+        return Builtin("Tensor.mean", lambda core, args, kwargs: _mean(core, tensor, args, kwargs))
     if name in _NUMBERS or name.startswith("is_"):
         return Builtin(f"Tensor.{name}", lambda core, args, kwargs: UNKNOWN)
     return Builtin(f"Tensor.{name}", lambda core, args, kwargs: _method(tensor, name, args, kwargs))
+
+
+def _mean(core: Core, tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    found = aten.mean(core, tensor, args, kwargs)
+    return _method(tensor, "mean", args, kwargs) if found is MISSING else found
 
 
 def _or_size(size: Value) -> Value:
@@ -178,7 +199,7 @@ def _view(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if -1 in [size for size in shape if isinstance(size, int)]:
         rest: Value = 1
         for size in shape:
-            if isinstance(size, Unknown) or isinstance(rest, Unknown):
+            if not isinstance(size, int) or isinstance(rest, Unknown):
                 rest = UNKNOWN
             elif size != -1:
                 rest *= size
@@ -203,7 +224,8 @@ def _transpose(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> V
         shape[first], shape[second] = shape[second], shape[first]
     except (IndexError, ValueError):
         return Tensor(None, tensor.dtype)
-    return Tensor(tuple(shape), tensor.dtype)
+    turned = len(shape) == 2 and tensor.transposed is not None
+    return Tensor(tuple(shape), tensor.dtype, transposed=not tensor.transposed if turned else None)
 
 
 def _unsqueeze(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -284,7 +306,8 @@ def indexed(tensor: Tensor, key: Value) -> Value:
             shape += one.shape if one.shape is not None else (UNKNOWN,)
         elif not isinstance(one, int):
             return Tensor(None, tensor.dtype)
-    return Tensor((*shape, *rest), tensor.dtype)
+    leading = len(keys) == 1 and isinstance(keys[0], (int, slice))
+    return Tensor((*shape, *rest), tensor.dtype, transposed=tensor.transposed if leading else None)
 
 
 def _sliced(size: Value, key: slice) -> Value:

@@ -39,12 +39,21 @@ class External:
 
 @dataclass(eq=False)
 class Tensor:
-    """A tensor: its shape (elements may be unknown), dtype and, for short lists of integers, contents; else None."""
+    """A tensor.
+
+    Attributes:
+        shape: None if it is not known; elements may be unknown.
+        dtype: None if it is not known.
+        data: the contents of short lists of integers.
+        fields: what the sources set on it.
+        transposed: whether it is the transpose of a contiguous tensor; None if it may be any view.
+    """
 
     shape: tuple[Value, ...] | None = None
     dtype: Value = None
     data: tuple[int, ...] | None = None
     fields: dict[str, Value] = field(default_factory=dict)
+    transposed: bool | None = False
 
 
 @dataclass(eq=False)

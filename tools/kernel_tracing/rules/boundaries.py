@@ -61,10 +61,13 @@ def kernel_name(index: Index, function: FunctionInfo) -> str:
 
 def _is_query(function: FunctionInfo, name: str) -> bool:
     """Whether a function only asks or builds something. `get_mla_metadata(cache_seqlens: Tensor)` computes."""
-    if name.startswith("get_"):
-        annotations = " ".join(ast.unparse(annotation) for annotation in function.annotations.values())
-        return "Tensor" not in annotations and not name.endswith(_COMPUTED)
-    return name.startswith(_QUERIES)
+    annotations = " ".join(ast.unparse(annotation) for annotation in function.annotations.values())
+    return is_query_name(name) and not (name.startswith("get_") and "Tensor" in annotations)
+
+
+def is_query_name(name: str) -> bool:
+    """Whether a native function of this name only asks or builds something, judging from the name alone."""
+    return (name.startswith("get_") and not name.endswith(_COMPUTED)) or name.startswith(_QUERIES)
 
 
 def is_host(function: FunctionInfo) -> bool:
@@ -192,3 +195,9 @@ def class_attribute(info: ClassInfo, name: str) -> FunctionInfo | None:
                 if isinstance(node, ast.Name) and node.id in info.methods:
                     return info.methods[node.id]
     return None
+
+
+def is_constant(info: ClassInfo, name: str) -> bool:
+    """Whether a library class assigns the name in its body, as enumerations do."""
+    targets = (target for node in info.node.body if isinstance(node, ast.Assign) for target in node.targets)
+    return any(isinstance(target, ast.Name) and target.id == name for target in targets)

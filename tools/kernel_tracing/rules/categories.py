@@ -25,7 +25,7 @@ _CATEGORIES: tuple[tuple[str, frozenset[str]], ...] = (
 )
 
 
-def categorise(name: str, definition: str, caller: str) -> str:
+def categorise(name: str, source: str, definition: str, caller: str) -> str:
     """The category of a kernel."""
     for text in (name, definition.partition("/")[2], caller.partition("/")[2]):
         words = set(name_words(text))

@@ -70,7 +70,7 @@ def answers(gpu: str, world: int) -> dict[str, Any]:
         "torch.cuda.mem_get_info": (MEMORY[gpu] << 20, MEMORY[gpu] << 20),
         "torch.cuda.is_current_stream_capturing": False,
         "torch.version.hip": None,
-        "torch.version.cuda": "12.9",
+        "torch.version.cuda": "13.0",
         "torch.__version__": "2.11.0",
         "triton.__version__": "3.6.0",
         "transformers.__version__": "5.17.0",

@@ -11,9 +11,13 @@ from tools.kernel_tracing.rules import environments
 MODEL_CONFIG = ("get_config", "get_hf_text_config", "ServerArgs.get_hf_config")
 # Where the models are.
 MODELS = "sglang.srt.models."
+MODEL_FILES = "sglang/srt/models/"
+# What starts a step here; a server starts it from its scheduler. Chains end below it.
+STARTS = ("sglang/bench_one_batch.py", "<serving>")
 # Functions that find the model's class.
 MODEL_CLASS = ("get_model_architecture", "ModelRegistry.resolve_model_cls")
 _START = """
+import torch
 from sglang.srt.server_args import ServerArgs, PortArgs
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.layers.moe import initialize_moe_config
@@ -34,7 +38,7 @@ fraction = server_args.mem_fraction_static
 runner = ModelRunner(model_config=model_config, mem_fraction_static=fraction, server_args=server_args, **sizes, **ranks)
 def requests():
     reqs = []
-    for i, n in enumerate([300, 17]):
+    for i, n in enumerate(prompts):
         params = SamplingParams(temperature=0.8, top_p=0.9, top_k=40, max_new_tokens=16) if i % 2 else SamplingParams(
             temperature=0.7, top_p=0.95, max_new_tokens=16)
         params.normalize(None)
@@ -46,6 +50,16 @@ def requests():
         else:
             req.set_extend_input_len(len(req.fill_ids) - len(req.prefix_indices))
         reqs.append(req)
+    return reqs
+def cached_requests():
+    reqs = requests()
+    for req, n in zip(reqs, prompts):
+        cached = n // 2 // runner.page_size * runner.page_size
+        req.prefix_indices = torch.empty(cached, dtype=torch.int64)
+        if hasattr(req, "set_extend_range"):
+            req.set_extend_range(cached, n)
+        else:
+            req.set_extend_input_len(n - cached)
     return reqs
 """
 # Settings of ServerArgs without which a step cannot be evaluated, or is evaluated needlessly long.
@@ -86,10 +100,28 @@ MODEL_DEFAULTS: dict[str, Any] = {
     "mlp_bias": False,
     "use_sliding_window": False,
 }
+# Tokens of the requests of a batch.
+PROMPTS = (300, 17)
 PHASES = (
     ("load", _START),
     ("prefill", "ids, logits, batch = bench.extend(requests(), runner)"),
     ("decode", "ids, logits = bench.decode(ids, batch, runner)"),
+    ("extend", "bench.extend(cached_requests(), runner)"),
+)
+# Fields of ServerArgs that SGLang computes if they are not given, and that choose kernels.
+RESOLVED = (
+    "attention_backend",
+    "prefill_attention_backend",
+    "decode_attention_backend",
+    "sampling_backend",
+    "moe_runner_backend",
+    "fp8_gemm_runner_backend",
+    "kv_cache_dtype",
+    "page_size",
+    "disable_cuda_graph",
+    "enable_deterministic_inference",
+    "tp_size",
+    "ep_size",
 )
 
 # What the quantization_config of a config.json says besides, by method.
@@ -118,6 +150,7 @@ def overrides(gpu: str) -> dict[str, Any]:
             environments.CAPABILITIES[gpu][0] * 10 + environments.CAPABILITIES[gpu][1]
         ),
         "get_device_capability": environments.CAPABILITIES[gpu],
+        "get_nvidia_driver_version": (580, 65, 6),
         "get_generation_config": None,
         "get_sparse_attention_config": lambda core, args, kwargs: {},
         "get_quantization_config_from_file": None,
@@ -146,6 +179,7 @@ def overrides(gpu: str) -> dict[str, Any]:
         "get_zmq_socket": None,
         "monkey_patch_torch_compile": None,
         "_Dumper.may_enable": False,
+        "CudaGraphRunner.can_run": True,  # graphs are captured for batches of one, two, four, ...
     }
 
 

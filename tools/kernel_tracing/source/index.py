@@ -19,6 +19,7 @@ from tools.kernel_tracing.source.syntax import parse
 _BASES = re.compile(r"(\w+)[ \t]*\(([^)]*)\)[ \t]*:")
 _GLOBAL = re.compile(r"^[ \t]+global[ \t]+([\w, \t]+)", re.M)
 _COMMENT = re.compile(r"#.*")
+_REGISTERS = re.compile(r"^@register_\w+\(", re.M)
 
 
 class Index:
@@ -32,6 +33,7 @@ class Index:
         self._derived: dict[str, list[str]] = defaultdict(list)
         self._sensitive: dict[FunctionInfo, tuple[str, ...]] = {}
         self._scanned = False
+        self._registering: dict[str, bool] = {}
 
     def parsed(self) -> list[Module]:
         """Modules parsed so far."""
@@ -74,6 +76,12 @@ class Index:
     def users_of_decorator(self, name: str) -> list[str]:
         """Modules whose text contains the decorator `@name`."""
         return [module for module in self._traced_modules() if f"@{name}" in self.sources.text(module)]
+
+    def registers(self, module: str) -> bool:
+        """Whether a module of the sources registers functions by decorators, so that importing it has an effect."""
+        if module not in self._registering:
+            self._registering[module] = bool(_REGISTERS.search(self.sources.text(module)))
+        return self._registering[module]
 
     def mro(self, info: ClassInfo) -> list[ClassInfo]:
         """The method resolution order, without classes that are not traced."""

@@ -55,31 +55,30 @@ def check(trace: dict[str, Any], sources: Path) -> list[str]:
 
 
 def schema_problems(trace: Any) -> Iterator[str]:
-    """Violations of the schema. A frame can occur in many chains; it is validated once, to save time."""
-    reduced = trace
-    kernels = trace.get("kernels") if isinstance(trace, dict) else None
-    if isinstance(kernels, list):
-        seen: set[str] = set()
-        reduced = trace | {"kernels": [_reduce(kernel, seen) for kernel in kernels]}
+    """Violations of the schema, and indexes outside of their tables."""
     validator = Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8")))
-    for error in sorted(validator.iter_errors(reduced), key=lambda error: [str(part) for part in error.path])[:50]:
-        path = [str(part) for part in error.path]
-        if len(path) > 2 and path[0] == "kernels" and path[2] == "chains":
-            path[3:5] = []  # indices in the reduced document
-        yield f"/{'/'.join(path)}: {error.message[:300]}"
+    errors = sorted(validator.iter_errors(trace), key=lambda error: [str(part) for part in error.path])[:50]
+    for error in errors:
+        yield f"/{'/'.join(map(str, error.path))}: {error.message[:300]}"
+    if not errors:
+        yield from _outside(trace)
 
 
-def _reduce(kernel: Any, seen: set[str]) -> Any:
-    chains = kernel.get("chains") if isinstance(kernel, dict) else None
-    if not isinstance(chains, list) or not all(isinstance(chain, list) and chain for chain in chains):
-        return kernel
-    new = []
-    for frame in (frame for chain in chains for frame in chain):
-        key = json.dumps(frame, sort_keys=True)
-        if key not in seen:
-            seen.add(key)
-            new.append(frame)
-    return kernel | {"chains": [new or chains[0]] if chains else []}
+def _outside(trace: Mapping[str, Any]) -> Iterator[str]:
+    """References to entries that a table lacks, and entries that nothing refers to."""
+    used: dict[str, set[int]] = {name: set() for name in ("frames", "uses", "tests", "runs", "configurations")}
+    for kernel in trace["kernels"]:
+        for chain in kernel["chains"]:
+            used["uses"].add(chain["uses"])
+            for name, field in (("frames", "frames"), ("tests", "undecided"), ("runs", "seen")):
+                used[name].update(chain.get(field, ()))
+    used["configurations"] = {at for use in trace["uses"] for _, found in use for at in found}
+    for name, found in used.items():
+        for index in sorted(found - set(range(len(trace[name])))):
+            yield f"/{name}: has no entry {index}, to which the trace refers"
+        unused = sorted(set(range(len(trace[name]))) - found)
+        if unused and name != "configurations":
+            yield f"/{name}/{unused[0]}: nothing refers to this entry"
 
 
 class _Checker:

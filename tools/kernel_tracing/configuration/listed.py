@@ -1,4 +1,8 @@
-"""What is run: ``configurations.json`` lists models with few layers, and the settings of the server for each run."""
+"""The configurations that are traced and, where an H200 runs them, recorded: ``configurations.json``.
+
+It lists models with few layers and, for each configuration, the settings of the server. The first is the default of the
+release for DeepSeek-V3, with which a trace begins.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import json_source
+from tools.kernel_tracing.configuration.requested import completed
+from tools.kernel_tracing.evaluator.serving import Configuration as Evaluated
+from tools.kernel_tracing.rules import serving_steps
 
 #: The list of this checkout.
 PATH = Path(__file__).with_name("configurations.json")
-MODELS = Path(__file__).resolve().parents[2] / "models"
+MODELS = Path(__file__).resolve().parents[3] / "models"
 #: Lengths of the prompts of one batch, unless a configuration has its own.
 PROMPTS = (700, 512, 300, 256, 129, 64, 17, 1)
 
@@ -37,13 +44,15 @@ class Model:
 
 @dataclass(frozen=True)
 class Configuration:
-    """One run.
+    """One configuration.
 
     Attributes:
-        name: the name of its trace in ``traces/runtime/``.
+        name: its name in a trace, and that of its recording in ``traces/runtime/``.
         model: what is run.
         server: SGLang's server arguments that differ from this tool's.
         environment: environment variables that are set.
+        gpu: the generation of the GPU.
+        recorded: whether it is run on a GPU, too.
         prompts: length of each prompt of the batch, in tokens.
         phases: what is recorded: prefill, decode, and extend (a prefill of which half is cached).
         gpus: how many GPUs it needs; one process runs on each.
@@ -56,12 +65,20 @@ class Configuration:
     model: Model
     server: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    gpu: str = "sm90"
+    recorded: bool = True
     prompts: tuple[int, ...] = PROMPTS
     phases: tuple[str, ...] = ("prefill", "decode")
     gpus: int = 1
     memory_gib: int = 16
     limit_s: int = 240
     stand_ins: tuple[str, ...] = ()
+
+    @property
+    def quantization(self) -> str:
+        """What the weights are stored in: of the server arguments, or of the model; "none" for 16 bits."""
+        config = self.model.config.get("quantization_config") or {}
+        return str(self.server.get("quantization") or config.get("quant_method") or "none")
 
 
 def models(path: Path = PATH) -> dict[str, Model]:
@@ -80,6 +97,13 @@ def configurations(path: Path = PATH) -> dict[str, Configuration]:
         ConfigurationError: the list is malformed.
     """
     return _loaded(path)[1]
+
+
+def evaluated(one: Configuration) -> Evaluated:
+    """What the evaluator needs to know of a configuration."""
+    settings = serving_steps.SETTINGS | dict(one.server)
+    environment = serving_steps.ENVIRONMENT | dict(one.environment)
+    return Evaluated(completed(dict(one.model.config)), settings, one.gpu, environment, one.name, one.prompts)
 
 
 def made(model: str, settings: Mapping[str, Any], path: Path = PATH) -> Configuration:
@@ -133,7 +157,8 @@ def _configuration(name: str, data: Mapping[str, Any], known: Mapping[str, Model
     changes = dict(data.get("config", {}))
     if data.get("weights") == "fp8_blocks":
         changes["quantization_config"] = FP8_BLOCKS
-    plain, lists = ("server", "environment", "gpus", "memory_gib", "limit_s"), ("prompts", "phases", "stand_ins")
+    plain = ("server", "environment", "gpu", "recorded", "gpus", "memory_gib", "limit_s")
+    lists = ("prompts", "phases", "stand_ins")
     rest: dict[str, Any] = {key: data[key] for key in plain if key in data}
     rest |= {key: tuple(data[key]) for key in lists if key in data}
     return Configuration(name, replace(model, config={**model.config, **changes}), **rest)

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tools.kernel_tracing.engine.solver import Context
-from tools.kernel_tracing.graph.chains import Chain
+from tools.kernel_tracing.evaluator.core import Hop
+from tools.kernel_tracing.rules import runtime_roots, serving_steps
 
 OWN_WEIGHT = "self"
 _WEIGHT = re.compile(r"self\.(?:(?P<module>\w+)\.)?weight(?:_\w+)?(?:\.T|\.t\(\))?")
@@ -68,23 +68,33 @@ def op_name(calls: Sequence[ast.AST], position: int, kernel: str) -> str:
 
 @dataclass(frozen=True)
 class Use:
-    """The op of one chain: which call it is, and whether the model's forward makes it.
+    """The op of one chain: which call it is, and where it is made.
 
     Attributes:
         op: the op's name.
         position: the frame that calls it, counted from the kernel.
-        in_forward: whether the chain ends in the model's forward.
+        group, when: outside the model's forward, what the work belongs to and when it is done; "" inside.
     """
 
     op: str
     position: int
-    in_forward: bool
+    group: str = ""
+    when: str = ""
 
 
-def use(chain: Chain, kernel: str, in_model: Callable[[Context], bool]) -> Use:
+def use(chain: Sequence[Hop], kernel: str) -> Use:
     """The op of one chain, as described above; outside the model's forward, what the root calls."""
-    callers = [chain.kernel_call.caller, *(edge.caller for edge in chain.edges)]
-    calls = [chain.kernel_call.call, *(edge.call for edge in chain.edges)]
-    in_forward = in_model(callers[-1]) and callers[-1].function.qualname.endswith(".forward")
-    position = next(index for index, caller in enumerate(callers) if in_model(caller)) if in_forward else len(calls) - 1
-    return Use(op_name(calls, position, kernel), position, in_forward)
+    calls = [hop.call if hop.call is not None else ast.Name(hop.function) for hop in chain]
+    inside = [at for at, hop in enumerate(chain) if in_model(hop.file)]
+    if inside and chain[inside[-1]].function.endswith(".forward"):
+        return Use(op_name(calls, inside[0], kernel), inside[0])
+    position = len(calls) - 1
+    root = chain[-1]
+    owner, _, method = root.function.rpartition(".")
+    group, when = runtime_roots.occasion(root.file.removesuffix(".py").replace("/", "."), owner, method)
+    return Use(op_name(calls, position, kernel), position, group, when)
+
+
+def in_model(file: str) -> bool:
+    """Whether a file is one of the models'."""
+    return file.startswith(serving_steps.MODEL_FILES)
