@@ -58,9 +58,13 @@ class Expressions(Operators):
             frame.line, frame.call = line, call
 
     def _tuple(self, node: ast.Tuple) -> Value:
-        return tuple(self._elements(node.elts))
+        found = self._list(node)
+        return tuple(found) if isinstance(found, list) else found
 
-    def _list(self, node: ast.List) -> Value:
+    def _list(self, node: ast.List | ast.Tuple) -> Value:
+        starred = [self.evaluate(one.value) for one in node.elts if isinstance(one, ast.Starred)]
+        if any(self.iterate(one) is None for one in starred):
+            return UNKNOWN  # its length is not known
         return self._elements(node.elts)
 
     def _set(self, node: ast.Set) -> Value:

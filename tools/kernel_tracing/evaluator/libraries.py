@@ -90,22 +90,23 @@ class Libraries(Names):
 
     def _result(self, info: FunctionInfo, args: list[Value], kwargs: dict[str, Value]) -> Value:
         """What a library's function returns: for most kernels, a tensor like the first."""
-        out = kwargs.get("out")
-        if isinstance(out, Tensor):
-            return out
         returns = getattr(info.node, "returns", None)
         text = ast.unparse(returns) if returns is not None else ""
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        if text.startswith(("bool", "int")) or "Tuple" in text or "tuple" in text:
+        out = kwargs.get("out")
+        if (parts := _parts(text, kwargs)) is not None:
+            return tuple(_like(tensors) for _ in range(parts)) if tensors and parts else UNKNOWN
+        if isinstance(out, Tensor):
+            return out
+        if text.startswith(("bool", "int")):
             return UNKNOWN
         if tensors and "norm" in info.qualname:
             return Tensor(tensors[0].shape, tensors[0].dtype)
         if len(tensors) > 1 and {"gemm", "mm"} & set(info.qualname.split("_")):
             return product(tensors[0], tensors[1], kwargs)
         if tensors or text.endswith("Tensor"):
-            first = tensors[0].shape if tensors else None
-            dtype = tensors[0].dtype if tensors and "quant" not in info.qualname else None
-            return Tensor((first[0], *([UNKNOWN] * (len(first) - 1))) if first else None, dtype)
+            found = _like(tensors)
+            return Tensor(found.shape, None) if "quant" in info.qualname else found
         return UNKNOWN
 
     def call_external(self, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -199,3 +200,24 @@ class Libraries(Names):
         if isinstance(value, (Function, Method, Builtin, Partial, Class)):
             return lambda *args, **kwargs: self.call(value, list(args), kwargs)
         return value
+
+
+_RETURNS_MORE = ("return_lse", "return_softmax_lse")
+
+
+def _parts(text: str, kwargs: dict[str, Value]) -> int | None:
+    """How many tensors a function returns as a tuple, by its annotation and arguments; 0 if unknown, None for no tuple."""
+    match = re.search(r"\b[Tt]uple\[(.*?)\]", text)
+    if match is None:
+        return 0 if "uple" in text else None
+    alternatives = "Union" in text or "|" in text
+    if alternatives and not any(kwargs.get(name) is True for name in _RETURNS_MORE):
+        return None
+    return match[1].count("Tensor")
+
+
+def _like(tensors: list[Tensor]) -> Tensor:
+    """A result with as many rows as the first argument, and otherwise unknown sizes."""
+    first = tensors[0].shape if tensors else None
+    dtype = tensors[0].dtype if tensors else None
+    return Tensor((first[0], *([UNKNOWN] * (len(first) - 1))) if first else None, dtype)

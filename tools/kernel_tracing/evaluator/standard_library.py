@@ -41,6 +41,13 @@ def _wraps(core: Core, args: Arguments, kwargs: Keywords) -> Value:
     return IDENTITY
 
 
+class _Bar(list[Value]):
+    """What a progress bar goes through."""
+
+    def set_description(self, *args: Value, **kwargs: Value) -> None:
+        """Shows nothing."""
+
+
 IDENTITY = Builtin("identity", lambda core, args, kwargs: args[0] if args else UNKNOWN)
 
 
@@ -134,6 +141,8 @@ STANDARD: dict[str, Callable[..., Value]] = {
     "dataclasses.is_dataclass": lambda core, args, kwargs: (
         isinstance(args[0], Instance) and args[0].cls.kind == "dataclass"
     ),
+    "tqdm.tqdm": lambda core, args, kwargs: _Bar(core.iterate(args[0]) or []),
+    "tqdm.auto.tqdm": lambda core, args, kwargs: _Bar(core.iterate(args[0]) or []),
     "copy.copy": _copy,
     "copy.deepcopy": _copy,
     "os.getenv": _getenv,

@@ -323,7 +323,7 @@ def _sliced(size: Value, key: slice) -> Value:
 def product(left: Tensor, right: Tensor, kwargs: dict[str, Value]) -> Tensor:
     """What a kernel for `x @ w` or `x @ w.T` returns."""
     given = next((one for one in kwargs.values() if is_dtype(one)), left.dtype)
-    if left.shape is None or right.shape is None or len(right.shape) != 2:
+    if not left.shape or right.shape is None or len(right.shape) != 2:
         return Tensor(None, given)
     columns = (
         right.shape[0] if right.shape[1] == left.shape[-1] and right.shape[0] != left.shape[-1] else right.shape[1]
@@ -333,7 +333,7 @@ def product(left: Tensor, right: Tensor, kwargs: dict[str, Value]) -> Tensor:
 
 def is_factory(path: str) -> bool:
     """Whether a function of torch makes a tensor from plain data."""
-    return path.rpartition(".")[2] in _FACTORIES | {"tensor", "as_tensor", "from_numpy", "arange", "cat", "stack"}
+    return path.rpartition(".")[2] in _FACTORIES | {"tensor", "as_tensor", "from_numpy", "arange", "cat", "concat", "stack"}
 
 
 def _nested_shape(value: Any) -> tuple[Value, ...]:
@@ -344,6 +344,20 @@ def _nested_shape(value: Any) -> tuple[Value, ...]:
     return ()
 
 
+def _joined(parts: list[Value], dim: Value) -> Tensor:
+    """`torch.cat`; sizes that one part lacks are those of the others."""
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    dtype = next((one.dtype for one in tensors if one.dtype is not None), None)
+    shapes = [one.shape for one in tensors if one.shape is not None]
+    if not shapes or not isinstance(dim, int) or len({len(shape) for shape in shapes}) != 1:
+        return Tensor(None, dtype)
+    at = dim % len(shapes[0])
+    shape = [next((size for size in sizes if isinstance(size, int)), UNKNOWN) for sizes in zip(*shapes, strict=True)]
+    known = len(shapes) == len(parts) and all(isinstance(one[at], int) for one in shapes)
+    shape[at] = sum(one[at] for one in shapes) if known else UNKNOWN
+    return Tensor(tuple(shape), dtype)
+
+
 def made(path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """What a function of torch returns."""
     name = path.rpartition(".")[2]
@@ -351,6 +365,8 @@ def made(path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
     first = args[0] if args else None
     if name in _FACTORIES:
         size = kwargs.get("size", first)
+        if size is UNKNOWN and len(args) == 1:
+            return Tensor(None, given or External("torch.bfloat16"))
         shape = (
             list(size) if isinstance(size, (list, tuple)) else [one for one in args if isinstance(one, (int, Unknown))]
         )
@@ -373,6 +389,8 @@ def made(path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
         weight_shape = args[1].shape
         if first.shape is not None and weight_shape:
             return Tensor((*first.shape[:-1], weight_shape[0]), first.dtype)
+    if name in ("cat", "concat"):
+        return _joined(list(first) if isinstance(first, (list, tuple)) else [], kwargs.get("dim", (*args, 0, 0)[1]))
     if name in ("split", "chunk") and isinstance(first, Tensor):
         return _METHODS[name](first, args[1:], kwargs)
     if name in ("bmm", "matmul", "mm") and isinstance(first, Tensor) and first.shape and len(args) > 1:
