@@ -19,7 +19,7 @@ ROOT = flashinfer_trace.find_root()
 @pytest.mark.parametrize(
     ("pattern", "dumps"),
     [
-        ("traces/kernel_traces.json", trace_files.dumps),
+        ("traces/kernel_traces.json", lambda data: trace_files.dumps(trace_files.unpacked(data))),
         ("traces/op_traces.json", op_tracing.dumps),
         ("traces/digests/*.json", traces.dumps),
         ("models/needs/*.json", model_needs.dumps),

@@ -30,8 +30,10 @@ from flashinfer_trace.records import RecordsError, records_path
 from tools.compatibility.page import compatibility
 from tools.extract_definitions import model_needs
 from tools.fuzz import summary as fuzz
+from tools.kernel_tracing.report.render import pages
+from tools.kernel_tracing.report.trace_files import load_traces, restricted
 from tools.mutate.__main__ import harness_power
-from tools.op_tracing.definitions import covered
+from tools.op_tracing.definitions import covered, definitions_of
 from tools.op_tracing.kernel_coverage import kernel_coverage, without_definition
 from tools.op_tracing.render import render
 from tools.runtime_tracing.recording import RecordingError, read_all
@@ -139,21 +141,27 @@ def record_documents(root: Path) -> dict[Path, str]:
 
 def documents(root: Path) -> dict[Path, str]:
     """Every other generated document and its text."""
-    kernels = _trace(root / "traces" / "kernel_traces.json")
+    traces = load_traces(root / "traces" / "kernel_traces.json")
     ops = _trace(root / "traces" / "op_traces.json")
     dataset = list(definitions(root=root))
+    known = covered(dataset)
+    names = [one["name"] for one in traces["configurations"] if one["model"].startswith(ops["model"])]
     runs = {one.name: [entry.path for entry in proofs(root, one)] for one in dataset}
     return {
         root / "docs" / "verification.md": verification(root),
         root / "docs" / "accuracy.md": accuracy(root),
         root / "docs" / "harness_power.md": harness_power(),
         root / "docs" / "hostile_files.md": fuzz.document(_trace(fuzz.RESULTS)),
-        root / "docs" / "coverage.md": kernel_coverage(kernels, dataset, runs)
+        root / "docs" / "coverage.md": kernel_coverage(traces, dataset, runs)
         + without_definition(_trace(root / "traces" / "kernels_without_definition.json"))
         + time_coverage(read_all(root / "traces" / "runtime"), dataset, runs)
         + model_coverage(root, dataset),
         **compatibility_document(root, dataset),
-        root / "traces" / "op_traces.md": render(ops, kernels, covered(dataset)),
+        root / "traces" / "op_traces.md": render(ops, restricted(traces, names, ops["model"]), known),
+        **{
+            root / "traces" / "kernels" / name: text
+            for name, text in pages(traces, lambda kernel: definitions_of(kernel, known)).items()
+        },
         **model_needs.documents(root),
     }
 

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from release import SOURCES, needs_sources
+from digests import SOURCES
+from digests import needs_digest_sources as needs_sources
 
 import flashinfer_trace
 from tools.extract_definitions import model_code, traces
@@ -19,30 +20,12 @@ PUBLISHED = sorted(Path(__file__).with_name("published").glob("*.json"))
 COMMITTED = sorted(path.stem for path in traces.COMMITTED.glob("*.json"))
 
 
-@pytest.mark.parametrize(
-    ("condition", "stages"),
-    [
-        ("", ["prefill", "decode"]),
-        ("quantization=fp8", ["prefill", "decode"]),
-        ("attention_backend=flashinfer and ForwardMode.DECODE and x", ["decode"]),
-        ("attention_backend=fa3 or fa4 and not (ForwardMode.IDLE or DECODE) and x", ["prefill"]),
-        ("not ForwardMode.DECODE", ["prefill"]),
-        ("ForwardMode.EXTEND or MIXED", ["prefill"]),
-        ("ForwardMode.DECODE or TARGET_VERIFY", ["decode"]),
-        ("not (ForwardMode.TARGET_VERIFY or DRAFT_EXTEND)", ["prefill", "decode"]),
-        ("ForwardMode.TARGET_VERIFY and not (ForwardMode.IDLE or DECODE)", ["decode"]),
-        ("ForwardMode.DECODE; or not (ForwardMode.IDLE or DECODE)", ["prefill", "decode"]),
-        ("ForwardMode.DECODE; or 5 more", ["prefill", "decode"]),
-    ],
-)
-def test_stages_of_a_condition(condition, stages):
-    assert traces.stages_of(condition) == stages
+def kernel(name, *phases, source="sgl-kernel"):
+    definition = {"file": "", "line": 0}
+    return {"name": name, "source": source, "definition": definition, "condition": "", "phases": list(phases)}
 
 
-def kernel(name, condition="", source="sgl-kernel"):
-    return {"name": name, "source": source, "definition": {"file": "", "line": 0}, "condition": condition}
-
-
+DRAW = kernel("draw", "min_p")
 DOCUMENT = {
     "sources": {"sglang": {"version": "1", "sha256": "0" * 64}},
     "ops": [
@@ -50,9 +33,10 @@ DOCUMENT = {
             "name": "attn",
             "call_sites": [],
             "kernels": [
-                kernel("attend", "ForwardMode.DECODE"),
-                kernel("attend", "not ForwardMode.DECODE"),
-                kernel("Wrapper.run", "ForwardMode.DECODE", "flashinfer"),
+                kernel("attend", "decode"),
+                kernel("attend", "extend"),
+                kernel("Wrapper.run", "decode", source="flashinfer"),
+                kernel("repack", "load"),
             ],
         }
     ],
@@ -63,8 +47,14 @@ DOCUMENT = {
     },
     "direct_kernels": [],
     "non_model_ops": [
-        {"name": "sampler", "group": "sampling", "when": "always", "call_sites": [], "kernels": [kernel("draw")]},
-        {"name": "attn", "group": "utilities", "when": "once", "call_sites": [], "kernels": [kernel("warm")]},
+        {
+            "name": "sampler",
+            "group": "sampling",
+            "when": "always",
+            "call_sites": [],
+            "kernels": [DRAW],
+        },
+        {"name": "attn", "group": "utilities", "when": "once", "call_sites": [], "kernels": [kernel("warm", "load")]},
     ],
 }
 

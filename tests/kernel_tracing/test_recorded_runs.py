@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from steps import RECORDED, evaluated, needs_recorded_release
+from release import needs_sources
+from steps import RECORDED, evaluated
 
 PHASES = ("prefill", "decode")
 RUNS = sorted(RECORDED["runs"])
 #: In the run with CUDA graphs, decoding replays what was captured while loading.
 EAGER = [name for name in RUNS if not name.endswith("graph")]
-pytestmark = [needs_recorded_release, pytest.mark.xdist_group("recorded")]
 
 
 def recorded_chains(name, phases=PHASES):
@@ -30,12 +30,14 @@ def evaluated_chains(name, phases=PHASES):
 
 
 @pytest.mark.parametrize("name", RUNS)
+@needs_sources
 def test_every_recorded_chain_is_found(name):
     missing = set(recorded_chains(name)) - set(evaluated_chains(name))
     assert not missing, "\n".join(" <- ".join(chain[:4]) for chain in sorted(missing)[:5])
 
 
 @pytest.mark.parametrize("name", EAGER)
+@needs_sources
 def test_what_is_found_was_launched(name):
     """At least 90 % of the kernels; nothing that only another configuration runs."""
     launched = {chain[0].rsplit(":", 1)[0] for chain in recorded_chains(name)}
@@ -47,6 +49,7 @@ def test_what_is_found_was_launched(name):
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name.startswith(("llama", "qwen3moe"))])
+@needs_sources
 def test_models_without_latent_attention_have_none_of_its_kernels(name):
     names = {event.name.lower() for event in evaluated(name).events}
     assert not [kernel for kernel in names if "mla" in kernel or "nsa" in kernel]
@@ -54,6 +57,7 @@ def test_models_without_latent_attention_have_none_of_its_kernels(name):
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("name", RUNS)
+@needs_sources
 def test_the_order_is_that_of_execution(name, phase):
     launched = recorded_chains(name, [phase])
     assert [chain for chain in evaluated_chains(name, [phase]) if chain in set(launched)] == launched

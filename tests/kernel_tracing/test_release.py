@@ -8,12 +8,12 @@ from typing import Any
 import jsonschema
 import pytest
 from release import ROOT, SOURCES, analysis, needs_sources
+from tools.kernel_tracing.report.trace import document
+from tools.resolver_benchmark.defined_names import calls_of
 
 from tools.kernel_tracing.report import render
-from tools.kernel_tracing.report.trace import document
 from tools.kernel_tracing.report.trace_files import dumps
 from tools.kernel_tracing.verify import check
-from tools.resolver_benchmark.defined_names import calls_of
 
 TRACES = ROOT / "traces" / "kernel_traces.json"
 REPORT = ROOT / "traces" / "kernel_traces.md"

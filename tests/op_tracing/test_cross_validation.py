@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from synthetic import write
-
 from tools.kernel_tracing.report.analysis import analyse
 from tools.kernel_tracing.report.trace import document
+
 from tools.kernel_tracing.report.trace_files import dumps as dump_kernels
 from tools.kernel_tracing.source.sources import find_sources
 from tools.op_tracing.__main__ import main

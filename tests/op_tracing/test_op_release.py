@@ -9,13 +9,13 @@ from typing import Any
 import jsonschema
 import pytest
 from release import ROOT, SOURCES, analysis, needs_sources
+from tools.kernel_tracing.report.analysis import deep
+from tools.kernel_tracing.report.trace import document
 
 from flashinfer_trace import definitions
 from tools.extract_definitions.traces import COMMITTED as DIGESTS
 from tools.extract_definitions.traces import analysed, condense
 from tools.extract_definitions.traces import dumps as dumps_digest
-from tools.kernel_tracing.report.analysis import deep
-from tools.kernel_tracing.report.trace import document
 from tools.kernel_tracing.source.sources import find_sources
 from tools.op_tracing.__main__ import dumps
 from tools.op_tracing.check import check

@@ -9,8 +9,9 @@ import jsonschema
 import pytest
 
 from flashinfer_trace import find_root
+from tools.kernel_tracing.configuration.listed import FP8_BLOCKS, configurations, made, models
+from tools.kernel_tracing.configuration.requested import ConfigurationError
 from tools.runtime_tracing import __main__ as command
-from tools.kernel_tracing.configuration.listed import FP8_BLOCKS, ConfigurationError, configurations, made, models
 from tools.runtime_tracing.recording import read
 
 ROOT = find_root()

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tools.kernel_tracing.configuration.listed import Configuration, Model
 from tools.runtime_tracing import record as module
 from tools.runtime_tracing import timeline
-from tools.kernel_tracing.configuration.listed import Configuration, Model
 from tools.runtime_tracing.recording import read
 
 MODEL = Model("toy", {"architectures": ["ToyForCausalLM"], "num_hidden_layers": 1}, (3,))

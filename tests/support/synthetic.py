@@ -9,6 +9,7 @@ from textwrap import dedent
 from typing import Any
 
 from tools.kernel_tracing.report.trace import trace
+
 from tools.kernel_tracing.source.sources import find_sources
 
 KERNELS = ("good", "other", "wrong")

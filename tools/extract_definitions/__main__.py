@@ -35,7 +35,7 @@ from tools.extract_definitions.plan import CONFLICT, CREATED, TAGGED, Plan, Plan
 from tools.extract_definitions.traces import STAGES, TRACING, Usage, usage_of
 from tools.kernel_tracing.report.messages import progress
 
-SOURCES = Path(".sources")
+SOURCES = Path(".sources-0.5.8")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -109,10 +109,11 @@ def _usages(models: Sequence[Model], sources: Path) -> dict[str, Usage]:
 
         def told(phase: str, done: int, total: int) -> None:
             if phase.startswith(TRACING) and not sys.stderr.isatty():  # the bar is for terminals
-                print(f"{phase}, which takes a quarter of a minute", file=sys.stderr, flush=True)
+                print(f"{phase}, which takes some seconds", file=sys.stderr, flush=True)
             bar(phase, done, total)
 
-        return {name: usage_of(name, sources, told) for name in dict.fromkeys(model.architecture for model in models)}
+        configs = {model.architecture: model.config for model in models}
+        return {name: usage_of(name, sources, told, config) for name, config in configs.items()}
 
 
 def _carry_out(plan: Plan, definitions: Path, options: argparse.Namespace) -> int:
@@ -195,7 +196,7 @@ def _parser() -> argparse.ArgumentParser:
         help="list every kernel that no family covers, and ops outside the forward pass",
     )
     parser.add_argument(
-        "--sources", type=Path, default=SOURCES, metavar="DIR", help="sources to trace (default: .sources)"
+        "--sources", type=Path, default=SOURCES, metavar="DIR", help="sources to trace (default: .sources-0.5.8)"
     )
     parser.add_argument(
         "--definitions", type=Path, metavar="DIR", help="where to write (default: definitions/ of the dataset)"

@@ -20,7 +20,7 @@ from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.needs import Need, Recipe, Request, kernel_name
 from tools.extract_definitions.recipes import RECIPES
 from tools.extract_definitions.tags import merged
-from tools.extract_definitions.traces import Op
+from tools.extract_definitions.traces import TORCH, Op
 from tools.extract_definitions.understanding import dequantised, is_called_so, refusals, unclassified
 
 CREATED, TAGGED, SKIPPED, CONFLICT, UNSUPPORTED = "created", "tagged", "skipped", "conflict", "unsupported"
@@ -274,7 +274,7 @@ def _reason(request: Request, op: Op) -> str:
 def _kernels(request: Request, op: Op) -> list[str]:
     """The kernels of an op in the chosen stages."""
     chosen = set(request.options.stages)
-    return sorted(kernel for kernel, stages in op.kernels.items() if chosen & set(stages))
+    return sorted(kernel for kernel, stages in op.kernels.items() if chosen & set(stages) and kernel != TORCH)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,11 +1,15 @@
 """Which kernels the code of a model calls, by op and serving stage: a digest of its op trace.
 
+The op trace is that of the listed configurations of the architecture, each decided by the evaluator. A configuration
+that the list lacks is evaluated with a few settings of the server (`VARIANTS`).
+
 Digests of the models under `models/` are committed in `traces/digests/`, so that extraction needs no sources. If
 the given sources differ from those of the digest, or if an architecture has no digest, the tracer runs again.
 
-Beside each digest lies what the code passes (`traces/model_code/`, see model_code.py).
+The digests are of sglang 0.5.8, whose code the recipes understand. Beside each digest lies what the code passes
+(`traces/model_code/`, see model_code.py).
 
-python -m tools.extract_definitions.traces [ARCHITECTURE ...]     # write both from .sources (default: all)
+python -m tools.extract_definitions.traces [ARCHITECTURE ...]     # write both from .sources-0.5.8 (default: all)
 python -m tools.extract_definitions.traces --code                 # only traces/model_code/, which needs no tracing
 """
 
@@ -23,18 +27,33 @@ from flashinfer_trace.json_source import TRACES, load_object
 from tools.extract_definitions import model_code
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.model_code import MODELS, ModelCode, code_from, read_code
-from tools.kernel_tracing.report.analysis import Analysis, Progress, analyse, deep
+from tools.kernel_tracing.configuration.listed import Configuration, configurations
+from tools.kernel_tracing.configuration.listed import Model as ListedModel
+from tools.kernel_tracing.configuration.requested import shortened
+from tools.kernel_tracing.report.evaluation import Progress, evaluate
+from tools.kernel_tracing.report.merge import PLATFORM
+from tools.kernel_tracing.source.index import Index
 from tools.kernel_tracing.source.sources import SourcesError, SourceTree, find_sources
 from tools.op_tracing.trace import trace
 
 STAGES = ("prefill", "decode")
+#: Stands among the kernels of an op for PyTorch itself.
+TORCH = "torch:matmul"
+#: Where the sources of the digests' release are.
+SOURCES = Path(".sources-0.5.8")
 #: How the phase of a trace begins, in calls of `Progress`.
 TRACING = "tracing"
 COMMITTED = Path(__file__).resolve().parents[2] / "traces" / "digests"
 CODE = COMMITTED.parent / "model_code"
-#: What conditions say about the batch, as in `ForwardMode.DECODE` and `not (ForwardMode.IDLE or DECODE)`.
-_MODE = re.compile(r"(not )?\(?ForwardMode\.([A-Z][A-Z0-9_]*(?: or (?:ForwardMode\.)?[A-Z][A-Z0-9_]*)*)")
-_MODES = {"prefill": {"EXTEND", "MIXED"}, "decode": {"DECODE"}}
+#: Server arguments and GPU with which a model that no configuration has is evaluated.
+VARIANTS: tuple[tuple[Mapping[str, Any], str], ...] = (
+    ({}, "sm90"),
+    ({"attention_backend": "flashinfer"}, "sm90"),
+    ({"attention_backend": "triton"}, "sm90"),
+    ({}, "sm100"),
+)
+#: Phases of a trace -> stages. An extend step is a prefill of which a part is cached; both stages may sample by min-p.
+_STAGES = {"prefill": ("prefill",), "extend": ("prefill",), "decode": ("decode",), "min_p": STAGES}
 
 Kernels = Mapping[str, tuple[str, ...]]
 
@@ -69,11 +88,17 @@ class Usage:
         return next((op for op in self.ops if op.name == name and op.group in ("", "sampling")), None)
 
 
-def usage_of(architecture: str, sources: Path | None, progress: Progress | None = None) -> Usage:
+def usage_of(
+    architecture: str,
+    sources: Path | None,
+    progress: Progress | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> Usage:
     """What a model of this architecture calls.
 
     Args:
         sources: the directory of the sources; if it is None or missing, only committed digests are used.
+        config: the model's configuration, which is evaluated if no listed one has the architecture.
 
     Raises:
         ExtractionError: no digest is committed and there are no sources, or the sources do not define the architecture.
@@ -85,7 +110,7 @@ def usage_of(architecture: str, sources: Path | None, progress: Progress | None 
             known = ", ".join(sorted(one.stem for one in COMMITTED.glob("*.json")))
             raise ExtractionError(
                 f"no trace of the architecture {architecture}; there are {known}. To trace it, get the sources: "
-                "python -m tools.fetch_sources, then pass --sources .sources"
+                f"python -m tools.fetch_sources --release 0.5.8 --dest {SOURCES}"
             )
         return committed
     try:
@@ -97,7 +122,7 @@ def usage_of(architecture: str, sources: Path | None, progress: Progress | None 
     if progress is not None:
         progress(f"{TRACING} {architecture}", 0, 1)
     code = code_of(architecture, tree)
-    return usage_from(digest(architecture, tree, progress), code)
+    return usage_from(digest(architecture, tree, config), code)
 
 
 def code_of(architecture: str, tree: SourceTree) -> ModelCode:
@@ -109,24 +134,29 @@ def code_of(architecture: str, tree: SourceTree) -> ModelCode:
     return read_code(architecture, _module(architecture, tree), tree)
 
 
-def digest(architecture: str, tree: SourceTree, progress: Progress | None = None) -> dict[str, Any]:
+def digest(architecture: str, tree: SourceTree, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Traces one architecture and keeps what extraction reads.
 
     Raises:
-        ExtractionError: no model file defines the class.
+        ExtractionError: no model file defines the class, or nothing says how it is configured.
     """
-    with deep():  # until the analysis is gone: collecting garbage around it takes as long as half of tracing
-        return condense(architecture, trace(analysed(architecture, tree, progress), progress))
+    _module(architecture, tree)
+    return condense(architecture, traced(architecture, tree, config))
 
 
-def analysed(architecture: str, tree: SourceTree, progress: Progress | None = None) -> Analysis:
-    """The solved call graph of one architecture.
+def traced(architecture: str, tree: SourceTree, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The op trace of one architecture; arguments and errors are those of `digest`."""
+    chosen = [one for one in configurations().values() if one.model.architecture == architecture]
+    if not chosen and config is not None:
+        model = ListedModel(architecture, shortened({"architectures": [architecture], **config}), (1, 1))
+        chosen = [Configuration(f"{architecture}-{n}", model, *one) for n, one in enumerate(_variants())]
+    if not chosen:
+        raise ExtractionError(f"no listed configuration has the architecture {architecture}; give its config.json")
+    return trace(list(evaluate(chosen, Index(tree))), tree, PLATFORM, architecture)
 
-    Raises:
-        ExtractionError: no model file defines the class.
-    """
-    module = _module(architecture, tree)
-    return analyse(tree, module.rpartition(".")[2], [f"{module}:{architecture}"], progress=progress)
+
+def _variants() -> list[tuple[Mapping[str, Any], Mapping[str, str], str]]:
+    return [(server, {}, gpu) for server, gpu in VARIANTS]
 
 
 def _module(architecture: str, tree: SourceTree) -> str:
@@ -142,9 +172,13 @@ def _module(architecture: str, tree: SourceTree) -> str:
 def condense(architecture: str, document: Mapping[str, Any]) -> dict[str, Any]:
     """The digest of an op trace (schema/op_traces.schema.json)."""
     ops = {op["name"]: _kernels(op["kernels"]) for op in document["ops"]}
+    plain: dict[str, set[str]] = {}
     for node in _nodes(document["graph"]):
         if node["kind"] == "torch":
-            ops.setdefault(node["name"], {})
+            plain.setdefault(node["name"], set()).update(_stages(node["phases"]))
+    for name, stages in plain.items():
+        if ops.setdefault(name, {}):  # kernels compute it, but not always
+            ops[name][TORCH] = [stage for stage in STAGES if stage in stages]
     outside: dict[str, dict[str, Any]] = {}
     for op in document["non_model_ops"]:
         outside.setdefault(op["group"], {}).setdefault(op["name"], {}).update(_kernels(op["kernels"]))
@@ -198,27 +232,17 @@ def _lines(path: tuple[str, ...], value: Any) -> Lines | None:
     return None
 
 
-def stages_of(condition: str) -> list[str]:
-    """The stages in which a kernel's condition can hold; `; or ` separates its alternatives."""
-    found = set[str]()
-    for alternative in condition.split("; or "):  # a shortened one says less, but nothing different
-        possible = set(STAGES)
-        for negated, listed in _MODE.findall(alternative):
-            modes = set(re.findall(r"[A-Z][A-Z0-9_]*", listed.replace("ForwardMode.", "")))
-            for stage, own in _MODES.items():
-                if bool(negated) == bool(own & modes):
-                    possible.discard(stage)
-        found |= possible or {"decode"}  # neither: only speculative decoding, which is part of decoding
-    return [stage for stage in STAGES if stage in found]
-
-
 def _kernels(listed: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for kernel in listed:
         key = f"{kernel['source']}:{kernel['name']}"
-        stages = {*found.get(key, ()), *stages_of(kernel["condition"])}
+        stages = {*found.get(key, ()), *_stages(kernel["phases"])}
         found[key] = [stage for stage in STAGES if stage in stages]
-    return dict(sorted(found.items()))
+    return dict(sorted((key, stages) for key, stages in found.items() if stages))
+
+
+def _stages(phases: Sequence[str]) -> set[str]:
+    return {stage for phase in phases for stage in _STAGES.get(phase, ())}
 
 
 def _nodes(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -241,7 +265,7 @@ def main(arguments: Sequence[str]) -> int:
     """Writes the digests of the given architectures, by default of all that have one."""
     names = [one for one in arguments if one != "--code"] or sorted(path.stem for path in COMMITTED.glob("*.json"))
     try:
-        tree = find_sources(Path(".sources"))
+        tree = find_sources(SOURCES)
         for name in names:
             if "--code" not in arguments:
                 write_text(COMMITTED / f"{name}.json", dumps(digest(name, tree)))

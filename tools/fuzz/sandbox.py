@@ -12,6 +12,7 @@ from typing import Any
 
 from flashinfer_trace import find_root
 from flashinfer_trace.dataset import ROOT_VARIABLE
+from tools.kernel_tracing.report.trace_files import load_traces, packed
 
 __all__ = ["KINDS", "Command", "Kind", "Sandbox"]
 
@@ -154,7 +155,6 @@ def copy(source: Path, root: Path, name: str) -> None:
 
 def small_trace(source: Path) -> dict[str, Any]:
     """Kernel traces with three kernels and two chains each: whole, but readable in a millisecond."""
-    document: dict[str, Any] = json.loads((source / "traces" / "kernel_traces.json").read_text(encoding="utf-8"))
+    document = load_traces(source / "traces" / "kernel_traces.json")
     document["kernels"] = [{**kernel, "chains": kernel["chains"][:2]} for kernel in document["kernels"][:3]]
-    document["unresolved"] = document["unresolved"][:3]
-    return document
+    return packed(document)

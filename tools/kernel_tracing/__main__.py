@@ -1,14 +1,13 @@
-"""Finds the kernels that a model calls, by static analysis of the sources that `python -m tools.fetch_sources` fetches.
+"""Finds the kernels that SGLang calls, by evaluating the sources that `python -m tools.fetch_sources` fetches.
 
-python -m tools.kernel_tracing --model deepseek                      # -> traces/kernel_traces.md and .json
-python -m tools.kernel_tracing --model llama --out llama.md --json llama.json
-python -m tools.kernel_tracing --model deepseek --kernel rmsnorm     # one kernel, to the terminal
+python -m tools.kernel_tracing                                       # all that are listed -> traces/kernel_traces.json
+python -m tools.kernel_tracing --model llama --json llama.json       # those of some models
+python -m tools.kernel_tracing --kernel rmsnorm                      # one kernel of the committed trace
 python -m tools.kernel_tracing --config model=deepseek-v3,attention_backend=flashinfer   # what one configuration runs
-python -m tools.kernel_tracing --verify traces/kernel_traces.json     # check a trace against the sources
+python -m tools.kernel_tracing --verify traces/kernel_traces.json    # check a trace against the sources
 python -m tools.kernel_tracing --diff old.json new.json              # what changed
 
-Exit status: 0 success, 1 the trace has problems (wrong frames, no kernel, files that do not parse), 2 wrong usage or no
-sources.
+Exit status: 0 success, 1 the trace has problems (wrong frames, no kernel), 2 wrong usage or no sources.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from pathlib import Path
 
 from tools.kernel_tracing.configuration.requested import ConfigurationError, parse
 from tools.kernel_tracing.evaluator.serving import Serving
-from tools.kernel_tracing.graph.roots import RootsError
-from tools.kernel_tracing.report.analysis import deep
-from tools.kernel_tracing.report.arguments import model_arguments
+from tools.kernel_tracing.report.again import differences
+from tools.kernel_tracing.report.arguments import ALL, chosen, model_arguments
 from tools.kernel_tracing.report.diff import diff
-from tools.kernel_tracing.report.messages import left_out, notice, progress
-from tools.kernel_tracing.report.render import render
+from tools.kernel_tracing.report.evaluation import evaluate_all
+from tools.kernel_tracing.report.merge import PLATFORM, merged
+from tools.kernel_tracing.report.messages import notice, progress
+from tools.kernel_tracing.report.render import kernel_text
 from tools.kernel_tracing.report.step import PHASES
 from tools.kernel_tracing.report.step import document as step_document
 from tools.kernel_tracing.report.step import text as step_text
-from tools.kernel_tracing.report.trace import trace
-from tools.kernel_tracing.report.trace_files import TRACES, check_writable, dumps, link_base, load, load_traces, write
+from tools.kernel_tracing.report.trace_files import TRACES, check_writable, dumps, load, load_traces, write
 from tools.kernel_tracing.source.index import Index
 from tools.kernel_tracing.source.sources import SourcesError, find_sources
 from tools.kernel_tracing.verify.check import check
@@ -42,26 +41,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         if options.verify is not None:
-            return _verify(options.verify, options.sources)
+            return _verify(options)
         if options.diff is not None:
             old, new = (load_traces(path) for path in options.diff)
             print(diff(old, new), end="")
             return 0
-        with deep():
-            return _trace(options) if options.config is None else _step(options)
-    except (SourcesError, RootsError, ConfigurationError, OSError) as error:
+        if options.kernel is not None:
+            return _kernel(options)
+        return _trace(options) if options.config is None else _step(options)
+    except (SourcesError, ConfigurationError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.kernel_tracing", description=(__doc__ or "").split("\n")[0])
-    model_arguments(parser, "kernel_traces")
-    parser.add_argument(
-        "--kernel", default="", metavar="NAME", help="trace only this kernel, and print it unless --out is given"
-    )
+    model_arguments(parser, "kernel_traces", ALL)
+    parser.add_argument("--traces", type=Path, default=TRACES / "kernel_traces.json", help="what --kernel reads")
     action = parser.add_mutually_exclusive_group()
-    action.add_argument("--verify", type=Path, metavar="FILE", help="check every frame of a trace against the sources")
+    action.add_argument("--kernel", metavar="NAME", help="print the chains of one kernel of a trace")
+    action.add_argument("--verify", type=Path, metavar="FILE", help="check a trace against the sources")
     action.add_argument(
         "--config",
         metavar="SETTINGS",
@@ -75,30 +74,31 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _trace(options: argparse.Namespace) -> int:
-    out, data = _targets(options)
-    check_writable(out, data)
+    data = options.json or TRACES / "kernel_traces.json"
+    check_writable(data)
+    configurations = chosen(options.model, options.list)
     sources = find_sources(options.sources)
     notice(options.sources, sources)
     with progress() as report:
-        document = trace(sources, options.model, options.entry, options.platform, options.kernel, report)
-    problems = document.pop("problems")
-    left_out(problems)
+        evaluations = evaluate_all(configurations, options.sources, options.jobs, report)
+    document = merged(evaluations, sources, PLATFORM, options.model)
     if not document["kernels"]:
-        wanted = f"no call of a kernel named {options.kernel!r}" if options.kernel else "no call of any kernel"
-        print(f"error: {wanted} was found from {options.model} on {options.platform}", file=sys.stderr)
+        print(f"error: no call of any kernel was found for {options.model}", file=sys.stderr)
         return 1
-    if out is None and data is None:
-        print(render(document, link_base(Path("report.md"), options.sources)), end="")
-    if out is not None:
-        write(out, render(document, link_base(out, options.sources)))
-    if data is not None:
-        write(data, dumps(document))
+    write(data, dumps(document))
     chains = sum(len(kernel["chains"]) for kernel in document["kernels"])
-    print(
-        f"{len(document['kernels'])} kernels, {chains} chains, {len(document['unresolved'])} unresolved calls",
-        file=sys.stderr,
-    )
-    return 1 if problems else 0
+    counts = f"{len(document['kernels'])} kernels, {chains} chains, {len(configurations)} configurations"
+    print(f"{counts}; mark what was seen: python -m tools.runtime_tracing --mark {data}", file=sys.stderr)
+    return 0
+
+
+def _kernel(options: argparse.Namespace) -> int:
+    text = kernel_text(load_traces(options.traces), options.kernel)
+    if not text:
+        print(f"error: {options.traces} has no kernel named {options.kernel!r}", file=sys.stderr)
+        return 1
+    print(text, end="")
+    return 0
 
 
 def _step(options: argparse.Namespace) -> int:
@@ -106,7 +106,7 @@ def _step(options: argparse.Namespace) -> int:
     configuration = parse(options.config)
     sources = find_sources(options.sources)
     notice(options.sources, sources)
-    step = Serving(Index(sources), configuration, options.platform).run()
+    step = Serving(Index(sources), configuration, PLATFORM).run()
     found = step_document(step, sources)
     if options.json is not None:
         write(options.json, json.dumps(found, indent=1) + "\n")
@@ -119,19 +119,15 @@ def _step(options: argparse.Namespace) -> int:
     return 0 if any(found[phase] for phase in PHASES) else 1
 
 
-def _targets(options: argparse.Namespace) -> tuple[Path | None, Path | None]:
-    """The report and the data to write: as requested, by default both, or neither for a single kernel."""
-    if options.kernel or options.out is not None or options.json is not None:
-        return options.out, options.json
-    return TRACES / "kernel_traces.md", TRACES / "kernel_traces.json"
-
-
-def _verify(path: Path, sources: Path) -> int:
-    find_sources(sources)  # report a missing tree as such, not as one problem per frame
-    problems = check(load(path), sources)
+def _verify(options: argparse.Namespace) -> int:
+    find_sources(options.sources)  # report a missing tree as such, not as one problem per frame
+    problems = check(load(options.verify), options.sources)
+    if not problems:
+        problems = differences(load_traces(options.verify), options.sources, options.list, options.jobs)
     for problem in problems:
         print(problem)
-    print(f"{path}: {len(problems)} problems" if problems else f"{path}: all frames are correct", file=sys.stderr)
+    found = f"{len(problems)} problems" if problems else "every frame and every condition is correct"
+    print(f"{options.verify}: {found}", file=sys.stderr)
     return 1 if problems else 0
 
 

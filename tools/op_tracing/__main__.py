@@ -1,11 +1,10 @@
-"""Lists a model's ops in execution order, each with the kernels that can implement it, by static analysis.
+"""Lists a model's ops in the order of a real step, each with the kernels that can implement it.
 
-python -m tools.op_tracing --model deepseek --traces traces/kernel_traces.json   # -> traces/op_traces.md and .json
+python -m tools.op_tracing --traces traces/kernel_traces.json     # DeepSeek -> traces/op_traces.md and .json
 python -m tools.op_tracing --model llama --out llama.md --json llama.json
-python -m tools.op_tracing --model deepseek --html deepseek.html                # only a page for the browser
+python -m tools.op_tracing --model deepseek --html deepseek.html  # only a page for the browser
 
-Exit status: 0 success, 1 the op trace and the kernel traces disagree (nothing is written) or files do not parse,
-2 wrong usage or no sources.
+Exit status: 0 success, 1 the op trace and the kernel traces disagree (nothing is written), 2 wrong usage or no sources.
 """
 
 from __future__ import annotations
@@ -18,12 +17,21 @@ from typing import Any
 
 from flashinfer_trace import definitions
 from flashinfer_trace.files import COMPACT, Lines, laid_out
-from tools.kernel_tracing.graph.roots import RootsError
-from tools.kernel_tracing.report.analysis import analyse, deep
-from tools.kernel_tracing.report.arguments import model_arguments
-from tools.kernel_tracing.report.messages import left_out, notice, progress
-from tools.kernel_tracing.report.trace import document
-from tools.kernel_tracing.report.trace_files import TRACES, check_writable, link_base, load_traces, write
+from tools.kernel_tracing.configuration.listed import Configuration
+from tools.kernel_tracing.configuration.requested import ConfigurationError
+from tools.kernel_tracing.report.arguments import chosen, model_arguments
+from tools.kernel_tracing.report.evaluation import evaluate_all
+from tools.kernel_tracing.report.merge import PLATFORM, merged
+from tools.kernel_tracing.report.messages import notice, progress
+from tools.kernel_tracing.report.trace_files import (
+    TRACES,
+    check_writable,
+    completed,
+    link_base,
+    load_traces,
+    restricted,
+    write,
+)
 from tools.kernel_tracing.source.sources import SourcesError, find_sources
 from tools.op_tracing import page
 from tools.op_tracing.check import check
@@ -31,21 +39,23 @@ from tools.op_tracing.definitions import covered, definitions_of
 from tools.op_tracing.render import CHAINS, render
 from tools.op_tracing.trace import trace
 
+#: The model whose op trace is committed.
+MODEL = "deepseek"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     options = _parser().parse_args(arguments)
     try:
-        with deep():
-            return _trace(options)
-    except (SourcesError, RootsError, OSError) as error:
+        return _trace(options)
+    except (SourcesError, ConfigurationError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.op_tracing", description=(__doc__ or "").split("\n")[0])
-    model_arguments(parser, "op_traces")
+    model_arguments(parser, "op_traces", MODEL)
     parser.add_argument(
         "--traces", type=Path, metavar="FILE", help="kernel traces of the model to check against (default: trace again)"
     )
@@ -58,15 +68,14 @@ def _trace(options: argparse.Namespace) -> int:
     if out is data is options.html is None:
         out, data = TRACES / "op_traces.md", TRACES / "op_traces.json"
     check_writable(out, data, options.html)
-    given = None if options.traces is None else _traces(options.traces, options)
+    configurations = chosen(options.model, options.list)
+    given = None if options.traces is None else _traces(options.traces, options.model, configurations)
     sources = find_sources(options.sources)
     notice(options.sources, sources)
     with progress() as report:
-        analysis = analyse(sources, options.model, options.entry, options.platform, report)
-        ops = trace(analysis, report)
-        kernels = given or document(analysis, progress=report)
-    problems = kernels.pop("problems", [])
-    left_out(problems)
+        evaluations = evaluate_all(configurations, options.sources, options.jobs, report)
+    ops = trace(evaluations, sources, PLATFORM, options.model)
+    kernels = given or completed(merged(evaluations, sources, PLATFORM, options.model))
     violations = check(ops, kernels)
     for violation in violations:
         print(violation, file=sys.stderr)
@@ -83,7 +92,7 @@ def _trace(options: argparse.Namespace) -> int:
         write(options.html, page.render(ops, kernels, cover))
     used = len(kernels["kernels"])
     print(f"{len(ops['ops'])} ops, {len(ops['non_model_ops'])} outside the model, {used} kernels", file=sys.stderr)
-    return 1 if problems else 0
+    return 0
 
 
 def _chains(out: Path, model: str) -> str:
@@ -91,16 +100,17 @@ def _chains(out: Path, model: str) -> str:
     return CHAINS if out.parent.resolve() == TRACES.resolve() else f"`python -m tools.kernel_tracing --model {model}`"
 
 
-def _traces(path: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """The given kernel traces, which must be of the same model."""
+def _traces(path: Path, model: str, configurations: Sequence[Configuration]) -> dict[str, Any]:
+    """What the given kernel traces have of the chosen configurations."""
     traces = load_traces(path)
-    if (traces["model"], traces["platform"]) != (options.model, options.platform):
+    names = [one.name for one in configurations]
+    known = {one["name"] for one in traces["configurations"]}
+    if missing := [name for name in names if name not in known]:
         raise OSError(
-            f"{path}: kernel traces of {traces['model']} on {traces['platform']}, not of {options.model} on "
-            f"{options.platform}; omit --traces, or write the right ones: "
-            f"python -m tools.kernel_tracing --model {options.model} --json FILE"
+            f"{path}: kernel traces without the configuration {missing[0]}; omit --traces, or write them again: "
+            f"python -m tools.kernel_tracing --model {model} --json FILE"
         )
-    return traces
+    return restricted(traces, names, model)
 
 
 def dumps(trace: dict[str, Any]) -> str:

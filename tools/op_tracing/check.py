@@ -92,7 +92,7 @@ def _sound_graph(ops: dict[str, Any]) -> Iterator[str]:
 def _pairs_have_chains(ops: dict[str, Any], kernels: dict[str, Any]) -> Iterator[str]:
     places = {
         key(kernel): {
-            (frame["file"], frame["line"], frame["function"]) for chain in kernel["chains"] for frame in chain
+            (frame["file"], frame["line"], frame["function"]) for chain in kernel["chains"] for frame in chain["frames"]
         }
         for kernel in kernels["kernels"]
     }

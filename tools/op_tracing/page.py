@@ -74,6 +74,12 @@ def _embedded(value: Any) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
+def _said(chain: Mapping[str, Any]) -> str:
+    """What a chain needs, and where it was seen."""
+    seen = f"seen in {len(chain['seen'])} recorded runs" if chain["seen"] else ""
+    return "; ".join(filter(None, (chain["needs"], seen)))
+
+
 class _Packer:
     """Stores each text, each frame and each shared tail of chains once; `data.js` unpacks them.
 
@@ -96,7 +102,7 @@ class _Packer:
             "model": document["model"],
             "platform": document["platform"],
             "sources": document["sources"],
-            "unresolved": len(document["unresolved"]),
+            "unresolved": len(document["not_evaluated"]),
             "kernels": [self._kernel(kernel) for kernel in document["kernels"]],
             "ops": [self._op(op) for op in op_document["ops"]],
             "graph": self._node(op_document["graph"], {op["name"] for op in op_document["ops"]}),
@@ -122,15 +128,15 @@ class _Packer:
             "category": kernel["category"],
             "file": kernel["definition"]["file"],
             "line": kernel["definition"]["line"],
-            "omitted": kernel.get("omitted_chains", 0),
+            "omitted": 0,
             "definitions": list(self._definitions.get(kernel_id(kernel), ())),
             "chains": [self._chain(chain) for chain in kernel["chains"]],
         }
 
-    def _chain(self, chain: Sequence[Mapping[str, Any]]) -> int:
+    def _chain(self, chain: Mapping[str, Any]) -> int:
         link = -1
-        for frame in reversed(chain):
-            texts = (frame["function"], frame["call"], frame["condition"], frame.get("approximate", ""))
+        for position, frame in reversed(list(enumerate(chain["frames"]))):
+            texts = (frame["function"], frame["call"], "" if position else _said(chain), "")
             key = (self._text(frame["file"]), frame["line"], *map(self._text, texts))
             number = self._frames.setdefault(key, len(self._frames))
             link = self._links.setdefault((number, link), len(self._links))

@@ -3,126 +3,114 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tools.kernel_tracing.configuration.condition_text import Part, either
-from tools.kernel_tracing.graph.chains import Chain
-from tools.kernel_tracing.graph.kernels import Kernel
-from tools.kernel_tracing.graph.ops import Use, use
-from tools.kernel_tracing.report.analysis import Analysis, Progress
-from tools.kernel_tracing.report.trace import Writer
-from tools.kernel_tracing.rules import runtime_roots
-from tools.op_tracing.graph import Graph, Node, Site
+from tools.kernel_tracing.configuration.needs import Settings
+from tools.kernel_tracing.report.evaluation import Call, Evaluation
+from tools.kernel_tracing.report.merge import described
+from tools.kernel_tracing.report.trace_files import settings_of
+from tools.kernel_tracing.source.sources import SourceTree
+from tools.op_tracing.graph import PHASES, Node, annotation, build, document, nodes
 
-Sites = dict[tuple[str, int, str], dict[str, Any]]
-#: Kernel -> its alternative conditions: one list of parts per chain.
-Alternatives = dict[Kernel, list[list[Part]]]
+Kernel = tuple[str, str, str, int]
+Site = tuple[str, int, str]
+#: Configuration -> phases.
+Uses = dict[str, set[str]]
 
 
-def trace(analysis: Analysis, progress: Progress | None = None) -> dict[str, Any]:
-    """The op trace of an analysis, as a document; `progress` is called with a phase, the steps done and their total."""
-    graph = Graph(analysis).build()
-    uses = _Uses(analysis, progress)
-    sites = _op_sites(graph)
+def trace(evaluations: Sequence[Evaluation], sources: SourceTree, platform: str, model: str) -> dict[str, Any]:
+    """The op trace of evaluated configurations, as a document."""
+    settings = {one.configuration.name: settings_of(described(one.configuration, one.resolved)) for one in evaluations}
+    root = build(evaluations, model)
+    found = _Found(evaluations, settings)
     return {
-        "sources": analysis.solver.index.sources.describe(),
-        "model": analysis.model,
-        "platform": analysis.platform.name,
+        "sources": sources.describe(),
+        "model": model,
+        "platform": platform,
         "ops": [
-            {"name": name, "call_sites": list(sites.get(name, {}).values()), "kernels": uses.kernels(conditions)}
-            for name, conditions in sorted(uses.in_forward.items())
+            {"name": name, "call_sites": _sites(root, name), "kernels": found.kernels(kernels)}
+            for name, kernels in sorted(found.in_forward.items())
         ],
-        "graph": _node(graph),
+        "graph": document(root, settings),
         "direct_kernels": [
-            {**_kernel(kernel), "call_sites": list(found.values())} for kernel, found in uses.direct.items()
+            {**_kernel(kernel), "call_sites": list(map(_site, sites))} for kernel, sites in sorted(found.direct.items())
         ],
         "non_model_ops": [
             {
                 "name": name,
                 "group": group,
                 "when": when,
-                "call_sites": list(uses.outside_sites[group, when, name].values()),
-                "kernels": uses.kernels(conditions),
+                "call_sites": list(map(_site, found.outside_sites[group, when, name])),
+                "kernels": found.kernels(kernels),
             }
-            for (group, when, name), conditions in sorted(uses.outside.items())
+            for (group, when, name), kernels in sorted(found.outside.items())
         ],
     }
 
 
-class _Uses:
-    """Which op uses which kernel, and when, according to all chains."""
+class _Found:
+    """Which op uses which kernel, in which configurations and phases."""
 
-    def __init__(self, analysis: Analysis, progress: Progress | None) -> None:
-        self.analysis = analysis
-        self.writer = Writer(analysis)
-        self.in_forward: dict[str, Alternatives] = defaultdict(lambda: defaultdict(list))
-        self.outside: dict[tuple[str, str, str], Alternatives] = defaultdict(lambda: defaultdict(list))
-        self.outside_sites: dict[tuple[str, str, str], Sites] = defaultdict(dict)
-        self.direct: dict[Kernel, Sites] = {}
-        for number, kernel in enumerate(analysis.kernels):
-            if progress is not None:
-                progress("following chains", number, len(analysis.kernels))
-            for chain in analysis.chains.of(kernel)[0]:
-                self._add(kernel, chain, use(chain, kernel.name, analysis.in_model))
+    def __init__(self, evaluations: Sequence[Evaluation], settings: Mapping[str, Settings]) -> None:
+        self.settings = settings
+        self.all: Uses = {}
+        self.in_forward: dict[str, dict[Kernel, Uses]] = defaultdict(lambda: defaultdict(dict))
+        self.outside: dict[tuple[str, str, str], dict[Kernel, Uses]] = defaultdict(lambda: defaultdict(dict))
+        self.outside_sites: dict[tuple[str, str, str], dict[Site, None]] = defaultdict(dict)
+        self.direct: dict[Kernel, dict[Site, None]] = defaultdict(dict)
+        for one in evaluations:
+            for call in one.kernels:
+                self._add(call, one.configuration.name)
 
-    def _add(self, kernel: Kernel, chain: Chain, found: Use) -> None:
-        condition = self.analysis.conditions.below(chain, found.position)
-        last = self.writer.chain(chain)[found.position]
-        place = (last["file"], last["line"], last["function"])
-        site = {"file": last["file"], "line": last["line"], "function": last["function"]}
-        if found.in_forward:
-            self.in_forward[found.op][kernel].append(condition)
-            if found.position == 0:
-                self.direct.setdefault(kernel, {})[place] = site
-            return
-        receiver = getattr(getattr(chain.root.receiver, "info", None), "name", "")
-        function = chain.root.function
-        group, when = runtime_roots.occasion(function.module.name, receiver, function.qualname.rpartition(".")[2])
-        self.outside[group, when, found.op][kernel].append(condition)
-        self.outside_sites[group, when, found.op].setdefault(place, site)
+    def _add(self, call: Call, configuration: str) -> None:
+        kernel = (call.name, call.source, call.file, call.line)
+        frame = call.frames[call.position]
+        site = (frame.file, frame.line, frame.function)
+        if call.group:
+            key = (call.group, call.when, call.op)
+            self.outside_sites[key][site] = None
+            uses = self.outside[key][kernel]
+        else:
+            uses = self.in_forward[call.op][kernel]
+            if call.position == 0:
+                self.direct[kernel][site] = None
+        uses.setdefault(configuration, set()).add(call.phase)
+        self.all.setdefault(configuration, set()).add(call.phase)
 
-    def kernels(self, conditions: Alternatives) -> list[dict[str, Any]]:
-        """The kernels of one op, by name."""
-        ordered = sorted(conditions, key=lambda kernel: kernel.key)
-        return [{**_kernel(kernel), "condition": either(conditions[kernel])} for kernel in ordered]
+    def kernels(self, found: Mapping[Kernel, Uses]) -> list[dict[str, Any]]:
+        """The kernels of one op: those of the first configuration first, then by name."""
+        everywhere: Uses = {}
+        for uses in found.values():
+            for name, phases in uses.items():
+                everywhere.setdefault(name, set()).update(phases)
+        order = {name: number for number, name in enumerate(self.settings)}
+        ordered = sorted(found, key=lambda kernel: (min(order[name] for name in found[kernel]), kernel))
+        return [
+            {
+                **_kernel(kernel),
+                "condition": annotation(found[kernel], everywhere, self.settings),
+                "phases": _phases(found[kernel].values()),
+            }
+            for kernel in ordered
+        ]
+
+
+def _phases(found: Iterable[set[str]]) -> list[str]:
+    every = set().union(*found)
+    return [phase for phase in (*PHASES, "min_p", "load") if phase in every]
 
 
 def _kernel(kernel: Kernel) -> dict[str, Any]:
-    definition = {"file": kernel.file, "line": kernel.line}
-    return {"name": kernel.name, "source": kernel.source, "definition": definition}
-
-
-def _nodes(node: Node) -> Iterator[Node]:
-    yield node
-    for child in node.children:
-        yield from _nodes(child)
-
-
-def _op_sites(graph: Node) -> dict[str, Sites]:
-    """Every call site of every op."""
-    found: dict[str, Sites] = defaultdict(dict)
-    for node in _nodes(graph):
-        if node.kind == "op":
-            for site in node.call_sites:
-                written = _site(site)
-                if node.annotation and "annotation" not in written:
-                    written["annotation"] = node.annotation
-                found[node.name].setdefault((site.file, site.line, site.function), written)
-    return {name: dict(sorted(sites.items())) for name, sites in found.items()}
+    name, source, file, line = kernel
+    return {"name": name, "source": source, "definition": {"file": file, "line": line}}
 
 
 def _site(site: Site) -> dict[str, Any]:
-    written: dict[str, Any] = {"file": site.file, "line": site.line, "function": site.function}
-    return {**written, "annotation": site.annotation} if site.annotation else written
+    return dict(zip(("file", "line", "function"), site, strict=True))
 
 
-def _node(node: Node) -> dict[str, Any]:
-    return {
-        "name": node.name,
-        "kind": node.kind,
-        "annotation": node.annotation,
-        **({"function": node.function} if node.function else {}),
-        "call_sites": [_site(site) for site in node.call_sites],
-        "children": [_node(child) for child in node.children],
-    }
+def _sites(root: Node, name: str) -> list[dict[str, Any]]:
+    """Every call site of an op."""
+    found = {site: None for node in nodes(root) if node.kind == "op" and node.name == name for site in node.sites}
+    return [_site(site) for site in sorted(found)]

@@ -1,7 +1,7 @@
 """Runs models with few layers and random weights in an installed SGLang, and records which kernels ran, from where.
 
 python -m tools.runtime_tracing --model deepseek_v3 --config quantization=fp8,attention_backend=flashinfer
-python -m tools.runtime_tracing --configuration NAME        # one of tools/runtime_tracing/configurations.json
+python -m tools.runtime_tracing --configuration NAME        # one of configurations.json
 python -m tools.runtime_tracing --all --out DIR             # all of them, several at a time
 python -m tools.runtime_tracing --compare [TRACE]           # recorded runs with the static trace; needs no SGLang
 
@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import DatasetError, files, find_root
-from tools.kernel_tracing.configuration.listed import ConfigurationError, configurations, made
+from tools.kernel_tracing.configuration.listed import configurations, made
+from tools.kernel_tracing.configuration.requested import ConfigurationError
+from tools.kernel_tracing.report.trace_files import dumps
 from tools.runtime_tracing.recording import RecordingError
 
 
@@ -26,6 +28,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.compare is not None:
             return _compare(options)
+        if options.mark is not None:
+            return _mark(options)
         return _drive(options) if options.all else _record(options)
     except (ConfigurationError, DatasetError, RecordingError) as error:
         print(error, file=sys.stderr)
@@ -43,6 +47,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     what.add_argument("--configuration", metavar="NAME", help="record this configuration of the list")
     what.add_argument("--all", action="store_true", help="record every configuration that --only does not exclude")
     what.add_argument("--compare", nargs="?", const="", metavar="TRACE", help="compare with traces/kernel_traces.json")
+    what.add_argument("--mark", type=Path, metavar="TRACE", help="write into a trace in which runs each chain was seen")
     parser.add_argument("--config", type=_settings, default={}, metavar="KEY=VALUE,...", help="server arguments")
     parser.add_argument("--out", type=Path, help="the trace to write; with --all, a directory")
     parser.add_argument("--runs", type=Path, help="where the recorded runs are (default: traces/runtime)")
@@ -113,6 +118,16 @@ def _compare(options: argparse.Namespace) -> int:
     if all(one.unrelated for one in comparisons):
         return 3  # nothing was compared
     return int(any(one.missing for one in comparisons))
+
+
+def _mark(options: argparse.Namespace) -> int:
+    from tools.runtime_tracing.compare import marked
+    from tools.runtime_tracing.recording import read_all
+    from tools.runtime_tracing.static import read_document
+
+    document = marked(read_document(options.mark), read_all(options.runs or find_root() / "traces" / "runtime"))
+    files.write_text(options.mark, dumps(document))
+    return 0
 
 
 if __name__ == "__main__":

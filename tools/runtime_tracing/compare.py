@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tools.runtime_tracing.frames import Frame
 from tools.runtime_tracing.recording import PREPARING, RecordedCall, Recording
-from tools.runtime_tracing.static import StaticTrace, entering
+from tools.runtime_tracing.static import StaticTrace, entering, static
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,15 @@ def seen(runs: Iterable[Recording], static: StaticTrace) -> list[list[list[str]]
                     if run.name not in names:
                         names.append(run.name)
     return found
+
+
+def marked(document: dict[str, Any], runs: Iterable[Recording]) -> dict[str, Any]:
+    """A document of a static trace, with the runs in which each chain was seen."""
+    shown = seen(runs, static(document, Path("kernel_traces.json")))
+    for kernel, chains in zip(document["kernels"], shown, strict=True):
+        for chain, names in zip(kernel["chains"], chains, strict=True):
+            chain["seen"] = names
+    return document
 
 
 def launched(run: Recording, static: StaticTrace) -> tuple[list[Launched], list[str]]:

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tools.runtime_tracing import recording, sglang_runner
 from tools.kernel_tracing.configuration.listed import Configuration
+from tools.runtime_tracing import recording, sglang_runner
 
 
 def record(configuration: Configuration, path: Path, rank: int = 0, port: int | None = None) -> int:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tools.kernel_tracing.configuration.listed import Configuration
 from tools.runtime_tracing import stand_ins, timeline
 from tools.runtime_tracing.batch import Batch
 from tools.runtime_tracing.call_log import CallLog
-from tools.kernel_tracing.configuration.listed import Configuration
 from tools.runtime_tracing.wrapping import Wrapping, torch_functions
 
 #: How often each phase is profiled. The fastest repetition is kept: other processes may use the GPU at the same time.

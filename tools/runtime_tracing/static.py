@@ -45,9 +45,7 @@ class StaticTrace:
     kernels: tuple[StaticKernel, ...]
     configurations: frozenset[str]
 
-    def chains(
-        self, configuration: str, phases: Collection[str] | None = None
-    ) -> set[tuple[str, tuple[Frame, ...]]]:
+    def chains(self, configuration: str, phases: Collection[str] | None = None) -> set[tuple[str, tuple[Frame, ...]]]:
         """Kernel and chain of all that a configuration takes, or of what it takes in some phases."""
         return {
             (kernel.name, chain)
@@ -80,14 +78,27 @@ def read_static(path: Path) -> StaticTrace:
     Raises:
         RecordingError: it cannot be read, or has another form.
     """
+    return static(read_document(path), path)
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """The document of a static trace.
+
+    Raises:
+        RecordingError: it cannot be read, or has another form.
+    """
     try:
-        document = load_traces(path)
-        kernels = tuple(map(_kernel, document["kernels"]))
-        names = frozenset(one["name"] for one in document["configurations"])
-        return StaticTrace(path, document["sources"]["sglang"]["version"], kernels, names)
-    except (OSError, IndexError) as error:
+        return load_traces(path)
+    except OSError as error:
         fix = "write it again: python -m tools.kernel_tracing --json FILE"
         raise RecordingError(f"{path}: is no static trace ({error}); {fix}") from None
+
+
+def static(document: Mapping[str, Any], path: Path) -> StaticTrace:
+    """A document, as far as runs are compared with it."""
+    names = frozenset(one["name"] for one in document["configurations"])
+    kernels = tuple(map(_kernel, document["kernels"]))
+    return StaticTrace(path, document["sources"]["sglang"]["version"], kernels, names)
 
 
 def _kernel(kernel: Mapping[str, Any]) -> StaticKernel:

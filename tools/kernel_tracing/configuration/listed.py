@@ -6,13 +6,13 @@ release for DeepSeek-V3, with which a trace begins.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import json_source
-from tools.kernel_tracing.configuration.requested import completed
+from tools.kernel_tracing.configuration.requested import ConfigurationError, completed
 from tools.kernel_tracing.evaluator.serving import Configuration as Evaluated
 from tools.kernel_tracing.rules import serving_steps
 
@@ -23,10 +23,6 @@ MODELS = Path(__file__).resolve().parents[3] / "models"
 PROMPTS = (700, 512, 300, 256, 129, 64, 17, 1)
 
 
-class ConfigurationError(ValueError):
-    """A configuration is unknown or malformed. The message names the file, the place and the fix."""
-
-
 @dataclass(frozen=True)
 class Model:
     """A model with few layers.
@@ -35,11 +31,18 @@ class Model:
         name: name in ``configurations.json``.
         config: the content of its ``config.json``: real sizes, few layers.
         layers: for each layer that is run, how many layers of the whole model are like it.
+        published: the architecture that the model's publisher names, if SGLang is given another one.
     """
 
     name: str
     config: Mapping[str, Any]
     layers: tuple[int, ...]
+    published: str = ""
+
+    @property
+    def architecture(self) -> str:
+        """The architecture as the model's publisher names it."""
+        return self.published or str(self.config["architectures"][0])
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,20 @@ def configurations(path: Path = PATH) -> dict[str, Configuration]:
     return _loaded(path)[1]
 
 
+def select(listed: Iterable[Configuration], model: str) -> list[Configuration]:
+    """The configurations whose model's name begins with `model`; those of all models for `all`.
+
+    Raises:
+        ConfigurationError: there are none.
+    """
+    every = list(listed)
+    found = [one for one in every if model == "all" or one.model.name.startswith(model)]
+    if not found:
+        known = ", ".join(dict.fromkeys(one.model.name for one in every))
+        raise ConfigurationError(f"no configuration of a model named {model!r}; there are {known}, and `all`")
+    return found
+
+
 def evaluated(one: Configuration) -> Evaluated:
     """What the evaluator needs to know of a configuration."""
     settings = serving_steps.SETTINGS | dict(one.server)
@@ -149,7 +166,8 @@ def _model(name: str, data: Mapping[str, Any]) -> Model:
     layers = tuple(data["layers"])
     common = {"num_hidden_layers": len(layers), "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 1}
     sizes = {key: value for key, value in constants.items() if key != "quantization_config"}
-    return Model(name, {**common, **sizes, **data["config"]}, layers)
+    published = constants.get("architectures", [""])[0]
+    return Model(name, {**common, **sizes, **data["config"]}, layers, published)
 
 
 def _configuration(name: str, data: Mapping[str, Any], known: Mapping[str, Model]) -> Configuration:

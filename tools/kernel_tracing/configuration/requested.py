@@ -15,8 +15,8 @@ MODELS = Path("models")
 _SHORT = {"tp": "tp_size", "ep": "ep_size", "dp": "dp_size", "pp": "pp_size"}
 
 
-class ConfigurationError(Exception):
-    """A configuration that cannot be used; the message names the part and the fix."""
+class ConfigurationError(ValueError):
+    """A configuration, or a list of them, cannot be used. The message names the file or the part, and the fix."""
 
 
 def parse(text: str, models: Path = MODELS) -> Configuration:

@@ -14,7 +14,6 @@ from typing import Any
 
 from tools.kernel_tracing.evaluator.core import Core
 from tools.kernel_tracing.evaluator.operators import plain
-from tools.kernel_tracing.evaluator.operators import plain
 from tools.kernel_tracing.evaluator.values import (
     MISSING,
     UNKNOWN,

@@ -87,7 +87,22 @@ class Calls(Core):
 
     def _call_instance(self, owner: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if "torch.nn.Module" in owner.cls.externals and self.frame.module.file.startswith(serving_steps.MODEL_FILES):
-            self.record(owner.cls.name, "torch", owner.cls.module.file, owner.cls.node.lineno)
+            return self._call_module(owner, args, kwargs)
+        return self._enter_instance(owner, args, kwargs)
+
+    def _call_module(self, owner: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """Calls a module of the model, and notes it if it runs no kernel; modules inside it are part of it."""
+        launches, known = self.launches, len(self.plain_modules)
+        where = owner.cls.module.file, owner.cls.node.lineno
+        event = self.event(owner.cls.name, "torch", *where, launches)
+        result = self._enter_instance(owner, args, kwargs)
+        if self.launches == launches:
+            for key in list(self.plain_modules)[known:]:
+                del self.plain_modules[key]
+            self.plain_modules.setdefault(event.key, event)
+        return result
+
+    def _enter_instance(self, owner: Instance, args: list[Value], kwargs: dict[str, Value]) -> Value:
         method = owner.cls.find("__call__")
         if method is MISSING:
             forward = self.find_field(owner, "forward")

@@ -72,7 +72,7 @@ class Hop:
 
 @dataclass(frozen=True)
 class Event:
-    """A kernel that was called, and its chain: the kernel's call first."""
+    """A kernel that was called, and its chain: the kernel's call first; `order` grows with time."""
 
     phase: str
     name: str
@@ -80,6 +80,7 @@ class Event:
     file: str
     line: int
     chain: tuple[Hop, ...]
+    order: int = 0
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -104,7 +105,8 @@ class Core:
         self.regions = 0
         self.phase = ""
         self.events: dict[tuple[Any, ...], Event] = {}
-        self.modules_called: dict[tuple[Any, ...], Event] = {}  # modules that code of the model calls
+        self.launches = 0
+        self.plain_modules: dict[tuple[Any, ...], Event] = {}  # modules that the model calls and that run no kernel
         self.problems: dict[str, int] = {}
         self.steps = 0
 
@@ -120,13 +122,18 @@ class Core:
         self.problems[key] = self.problems.get(key, 0) + 1
 
     def record(self, name: str, source: str, file: str, line: int) -> None:
-        """Notes a kernel's call (or, with the source "torch", that of a module of the model), with the stack."""
+        """Notes a kernel's call, with the stack."""
+        self.launches += 1
+        event = self.event(name, source, file, line, self.launches)
+        self.events.setdefault(event.key, event)
+
+    def event(self, name: str, source: str, file: str, line: int, order: int) -> Event:
+        """The event of a call that the running function makes."""
         chain = tuple(
             Hop(frame.module.file, frame.line, frame.qualname, frame.call, tuple(frame.tests))
             for frame in reversed(self.stack)
         )
-        event = Event(self.phase, name, source, file, line, chain)
-        (self.modules_called if source == "torch" else self.events).setdefault(event.key, event)
+        return Event(self.phase, name, source, file, line, chain, order)
 
     @contextmanager
     def uncertain(self) -> Iterator[None]:

@@ -254,7 +254,6 @@ class Expressions(Operators):
         return self.evaluate(node.value)
 
 
-
 _HANDLERS: dict[type[ast.expr], Callable[..., Value]] = {
     ast.Name: Expressions._name,
     ast.Constant: Expressions._constant,

@@ -206,7 +206,7 @@ _RETURNS_MORE = ("return_lse", "return_softmax_lse")
 
 
 def _parts(text: str, kwargs: dict[str, Value]) -> int | None:
-    """How many tensors a function returns as a tuple, by its annotation and arguments; 0 if unknown, None for no tuple."""
+    """How many tensors a function returns as a tuple, by annotation and arguments; 0 if unknown, None for no tuple."""
     match = re.search(r"\b[Tt]uple\[(.*?)\]", text)
     if match is None:
         return 0 if "uple" in text else None

@@ -55,7 +55,7 @@ class Step:
         events: the kernels, in execution order.
         problems: what could not be evaluated, and how often.
         steps: statements that ran.
-        modules: the modules that code of the model calls, in execution order.
+        modules: the modules that code of the model calls and that run no kernel, by `order` among the events.
         resolved: fields of ServerArgs as SGLang computed them.
     """
 
@@ -150,7 +150,7 @@ class Serving:
             machine.phase = phase
             for statement in ast.parse(text).body:
                 machine.run([statement])
-        events, modules = list(machine.events.values()), list(machine.modules_called.values())
+        events, modules = list(machine.events.values()), list(machine.plain_modules.values())
         server = scope.names.get("server_args")
         found = server.fields if isinstance(server, Instance) else {}
         plain = (str, int, float, bool)

@@ -331,9 +331,20 @@ def product(left: Tensor, right: Tensor, kwargs: dict[str, Value]) -> Tensor:
     return Tensor((*left.shape[:-1], columns), given)
 
 
+_MAKERS = {"tensor", "as_tensor", "from_numpy", "arange", "cat", "concat", "stack"}
+
+
 def is_factory(path: str) -> bool:
     """Whether a function of torch makes a tensor from plain data."""
-    return path.rpartition(".")[2] in _FACTORIES | {"tensor", "as_tensor", "from_numpy", "arange", "cat", "concat", "stack"}
+    return path.rpartition(".")[2] in _FACTORIES | {
+        "tensor",
+        "as_tensor",
+        "from_numpy",
+        "arange",
+        "cat",
+        "concat",
+        "stack",
+    }
 
 
 def _nested_shape(value: Any) -> tuple[Value, ...]:

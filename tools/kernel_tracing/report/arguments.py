@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
+from tools.kernel_tracing.configuration.listed import PATH, Configuration, configurations, select
 from tools.kernel_tracing.report.trace_files import TRACES
-from tools.kernel_tracing.rules.platforms import PLATFORMS
+
+#: Stands for the models of all configurations.
+ALL = "all"
+#: Processes that evaluate, unless --jobs says otherwise.
+JOBS = min(2, os.cpu_count() or 1)
 
 
-def model_arguments(parser: argparse.ArgumentParser, name: str) -> None:
-    """Adds arguments for what to trace and where to write it; `name` is the default file name, without suffix."""
+def model_arguments(parser: argparse.ArgumentParser, name: str, model: str) -> None:
+    """Adds arguments for what to trace and where to write it.
+
+    Args:
+        name: the default file name, without suffix.
+        model: the default of --model.
+    """
     parser.add_argument(
-        "--model", default="deepseek", help="the name of the model's file in sglang/srt/models, without .py"
+        "--model", default=model, help="trace the configurations whose model's name begins like this, or `all`"
     )
     parser.add_argument("--sources", type=Path, default=Path(".sources"), metavar="DIR", help="where the sources are")
-    parser.add_argument(
-        "--entry",
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="MODULE:CLASS",
-        help="entry classes to use instead of EntryClass",
-    )
-    parser.add_argument(
-        "--platform", choices=PLATFORMS, default="cuda", help="platform to trace; branches for others are ignored"
-    )
+    parser.add_argument("--list", type=Path, default=PATH, metavar="FILE", help="the list of configurations")
+    parser.add_argument("--jobs", type=int, default=JOBS, metavar="N", help="processes that evaluate configurations")
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"the report (default: {TRACES}/{name}.md)")
     parser.add_argument("--json", type=Path, metavar="FILE", help=f"the data (default: {TRACES}/{name}.json)")
+
+
+def chosen(model: str, path: Path = PATH) -> list[Configuration]:
+    """The configurations of a model, in the order of the list.
+
+    Raises:
+        listed.ConfigurationError: the list is malformed, or has none for it.
+    """
+    return select(configurations(path).values(), model)

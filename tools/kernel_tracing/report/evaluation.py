@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tools.kernel_tracing.configuration.listed import Configuration, evaluated
 from tools.kernel_tracing.evaluator.core import Event, Hop
 from tools.kernel_tracing.evaluator.serving import Serving, Step
-from tools.kernel_tracing.report.ops import use
+from tools.kernel_tracing.report.ops import called_name, use
 from tools.kernel_tracing.rules import serving_steps
 from tools.kernel_tracing.source.index import Index
 from tools.kernel_tracing.source.sources import SourceTree, find_sources
@@ -44,6 +44,8 @@ class Call:
         frames: the chain, the kernel's call first.
         op, position, group, when: see `ops.Use`.
         undecided: the tests along the chain that the configuration does not decide.
+        called: for each frame, the last name of what it calls.
+        order: grows with time.
     """
 
     phase: str
@@ -57,6 +59,8 @@ class Call:
     group: str
     when: str
     undecided: tuple[str, ...]
+    called: tuple[str, ...] = ()
+    order: int = 0
 
 
 @dataclass
@@ -109,9 +113,14 @@ def _index(sources: Path) -> Index:
 
 def _evaluation(configuration: Configuration, step: Step, sources: SourceTree) -> Evaluation:
     texts = Texts(sources)
-    kernels = [call for event in step.events if (call := _call(event, texts))]
-    modules = [call for event in step.modules if event.phase != "load" and (call := _call(event, texts))]
+    kernels = [call for event in step.events if (call := _call(event, texts)) and _is_shown(call)]
+    steps = [event for event in step.modules if event.phase not in ("load", *serving_steps.PARTIAL)]
+    modules = [call for event in steps if (call := _call(event, texts))]
     return Evaluation(configuration, kernels, modules, step.resolved, step.problems)
+
+
+def _is_shown(call: Call) -> bool:
+    return serving_steps.PARTIAL.get(call.phase, call.group) == call.group
 
 
 def _call(event: Event, texts: Texts) -> Call | None:
@@ -122,7 +131,9 @@ def _call(event: Event, texts: Texts) -> Call | None:
     undecided = [test_text(test.node, test.negated) for hop in chain for test in hop.tests if test.open]
     frames = tuple(texts.frame(hop) for hop in chain)
     where = (event.phase, event.name, event.source, event.file, event.line)
-    return Call(*where, frames, found.op, found.position, found.group, found.when, tuple(dict.fromkeys(undecided)))
+    called = tuple(called_name(hop.call) if hop.call is not None else hop.function for hop in chain)
+    use_of = (found.op, found.position, found.group, found.when)
+    return Call(*where, frames, *use_of, tuple(dict.fromkeys(undecided)), called, event.order)
 
 
 def test_text(test: ast.expr, negated: bool) -> str:

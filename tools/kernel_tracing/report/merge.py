@@ -12,7 +12,9 @@ from tools.kernel_tracing.rules.categories import categorise
 from tools.kernel_tracing.source.sources import SourceTree
 
 #: In this order, chains of one configuration are shown.
-PHASES = ("prefill", "decode", "extend", "load")
+PHASES = ("prefill", "decode", "extend", "min_p", "load")
+#: The platform whose machine `rules/environments.py` describes.
+PLATFORM = "cuda"
 Key = tuple[str, str, str, int]
 
 
@@ -69,7 +71,7 @@ def _kernel(key: Key, chains: Iterable[_Chain]) -> dict[str, Any]:
     return {
         "name": name,
         "source": source,
-        "category": categorise(name, source, file, written[0]["frames"][0]["file"]),
+        "category": categorise(name),
         "definition": {"file": file, "line": line},
         "chains": written,
     }

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import rich.progress
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from tools.kernel_tracing.report.analysis import Progress
+from tools.kernel_tracing.report.evaluation import Progress
 from tools.kernel_tracing.source.sources import SourceTree, notices
 
 
@@ -20,12 +19,6 @@ def notice(root: Path, sources: SourceTree) -> None:
     """Prints what the sources lack."""
     for line in notices(root, sources):
         print(f"note: {line}", file=sys.stderr)
-
-
-def left_out(problems: Iterable[Mapping[str, Any]]) -> None:
-    """Prints which files do not parse."""
-    for problem in problems:
-        print(f"{problem['file']}:{problem['line']}: {problem['reason']}; the file is ignored", file=sys.stderr)
 
 
 @contextmanager

@@ -49,23 +49,6 @@ def _may_be_weight(node: ast.expr) -> bool:
     return isinstance(node, (ast.Attribute, ast.Call))
 
 
-def op_name(calls: Sequence[ast.AST], position: int, kernel: str) -> str:
-    """The op of a chain.
-
-    Args:
-        calls: the calls of the chain, the kernel's first.
-        position: which of them is the op's call: the one nearest to the kernel in the model's files, or the last call
-            of a chain that does not end in the model's forward.
-        kernel: the kernel's name.
-    """
-    if position > 0:
-        return called_name(calls[position])
-    owner = weight_owner(calls[0])
-    if owner == OWN_WEIGHT and len(calls) > 1:
-        return called_name(calls[1])
-    return owner if owner and owner != OWN_WEIGHT else kernel.rpartition(".")[2]
-
-
 @dataclass(frozen=True)
 class Use:
     """The op of one chain: which call it is, and where it is made.
@@ -87,12 +70,26 @@ def use(chain: Sequence[Hop], kernel: str) -> Use:
     calls = [hop.call if hop.call is not None else ast.Name(hop.function) for hop in chain]
     inside = [at for at, hop in enumerate(chain) if in_model(hop.file)]
     if inside and chain[inside[-1]].function.endswith(".forward"):
-        return Use(op_name(calls, inside[0], kernel), inside[0])
+        return Use(*_in_forward(calls, inside[0], kernel))
     position = len(calls) - 1
     root = chain[-1]
     owner, _, method = root.function.rpartition(".")
     group, when = runtime_roots.occasion(root.file.removesuffix(".py").replace("/", "."), owner, method)
-    return Use(op_name(calls, position, kernel), position, group, when)
+    return Use(called_name(calls[position]) if position else _last(kernel), position, group, when)
+
+
+def _in_forward(calls: Sequence[ast.AST], nearest: int, kernel: str) -> tuple[str, int]:
+    """Name and position of the op; `nearest` is the position of the call nearest to the kernel in the model's files."""
+    if nearest > 0:
+        return called_name(calls[nearest]), nearest
+    owner = weight_owner(calls[0])
+    if owner == OWN_WEIGHT and len(calls) > 1:
+        return called_name(calls[1]), 1
+    return (owner if owner and owner != OWN_WEIGHT else _last(kernel)), 0
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def in_model(file: str) -> bool:

@@ -19,6 +19,7 @@ from tools.kernel_tracing.verify.check import schema_problems
 #: Where the traces of the pinned release are.
 TRACES = Path("traces")
 FRAME = ("file", "line", "function", "call")
+KERNEL = ("name", "source", "category", "definition")
 _SITE = FRAME[:3]
 
 
@@ -53,7 +54,7 @@ def packed(document: Mapping[str, Any]) -> dict[str, Any]:
             if chain["seen"]:
                 written["seen"] = [runs.index(name) for name in chain["seen"]]
             chains.append(written)
-        kernels.append({**kernel, "chains": chains})
+        kernels.append({**{key: kernel[key] for key in KERNEL}, "chains": chains})
     tables = {
         "frames": [list(frame) for frame in frames],
         "uses": [[[list(phases), list(found)] for phases, found in one] for one in uses],
@@ -102,7 +103,7 @@ def completed(document: Mapping[str, Any]) -> dict[str, Any]:
 def _completed(kernel: Mapping[str, Any], chains: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     sites = {tuple(chain["frames"][0][key] for key in _SITE): None for chain in chains}
     return {
-        **{key: kernel[key] for key in ("name", "source", "category", "definition")},
+        **{key: kernel[key] for key in KERNEL},
         "call_sites": [dict(zip(_SITE, site, strict=True)) for site in sites],
         "ops": sorted({chain["op"] for chain in chains}),
         "chains": chains,
@@ -122,9 +123,7 @@ def restricted(document: Mapping[str, Any], chosen: Sequence[str], model: str) -
     kernels = []
     for kernel in copy.deepcopy(document["kernels"]):
         for chain in kernel["chains"]:
-            chain["configurations"] = {
-                name: phases for name, phases in chain["configurations"].items() if name in kept
-            }
+            chain["configurations"] = {name: phases for name, phases in chain["configurations"].items() if name in kept}
         kernel["chains"] = [chain for chain in kernel["chains"] if chain["configurations"]]
         if kernel["chains"]:
             kernels.append(kernel)

@@ -6,17 +6,17 @@ first occurrence gets an anchor, and the others link to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tools.shared.markdown import code, escape, link, source_link
+from tools.shared.markdown import code, escape, link
 
 # No-break spaces: Markdown neither strips nor collapses them, so that the tree keeps its shape.
 GAP = "\u00a0"
 Frame = Mapping[str, Any]
 # What makes two frames the same.
-Key = tuple[str, int, str, str, str, str]
+Key = tuple[str, int, str, str]
 
 
 @dataclass
@@ -26,48 +26,47 @@ class Node:
     Attributes:
         key: the frame.
         callers: the frames that follow it in the chains.
-        root: whether a chain ends here.
+        ends: what is said of the chains that end here.
         shape: the number of the set of callers; equal numbers mean equal subtrees. Set by Forest.
     """
 
     key: Key
     callers: dict[Key, Node] = field(default_factory=dict)
-    root: bool = False
+    ends: tuple[str, ...] = ()
     shape: int = -1
 
     def sorted_callers(self) -> list[Node]:
-        """The callers, in the order of the report."""
-        return [self.callers[key] for key in sorted(self.callers)]
+        """The callers, in the order of the chains."""
+        return list(self.callers.values())
 
 
 def frame_key(frame: Frame) -> Key:
     """The frame's identity, which is also its sort key."""
-    extra = (frame.get("condition", ""), frame.get("approximate", ""))
-    return (frame["file"], frame["line"], frame["function"], frame["call"], *extra)
+    return (frame["file"], frame["line"], frame["function"], frame["call"])
 
 
-def merge(chains: Iterable[Iterable[Frame]]) -> list[Node]:
-    """The chains of one kernel as trees, one per call site, with the kernel call at the root."""
-    top = Node(("", 0, "", "", "", ""))
-    for chain in chains:
+def merge(chains: Iterable[tuple[Iterable[Frame], str]]) -> list[Node]:
+    """The chains of one kernel, each with what is said of it, as trees: one per call site, the kernel's call first."""
+    top = Node(("", 0, "", ""))
+    for frames, text in chains:
         node = top
-        for frame in chain:
+        for frame in frames:
             key = frame_key(frame)
             node = node.callers.setdefault(key, Node(key))
-        node.root = True
-    return top.sorted_callers()
+        node.ends = (*node.ends, text)
+    return list(top.callers.values())
 
 
 class Forest:
     """Renders the trees of all kernels, in the order in which they appear in the report."""
 
-    def __init__(self, trees: Iterable[list[Node]], base: str) -> None:
+    def __init__(self, trees: Iterable[list[Node]], places: Places) -> None:
         """Args:
         trees: the trees of every kernel, all of which are needed to find repetitions.
-        base: the prefix of source paths in links.
+        places: the links to the sources.
         """
-        self.base = base
-        self._shapes: dict[tuple[tuple[Key, bool, int], ...], int] = {(): 0}
+        self.places = places
+        self._shapes: dict[tuple[tuple[Key, tuple[str, ...], int], ...], int] = {(): 0}
         self._visits: dict[int, int] = {}
         self._sizes = {0: 0}
         self._anchors: dict[int, str] = {}
@@ -82,7 +81,7 @@ class Forest:
             order.extend(node.callers.values())
         for node in reversed(order):
             callers = node.sorted_callers()
-            shape = tuple((caller.key, caller.root, caller.shape) for caller in callers)
+            shape = tuple((caller.key, caller.ends, caller.shape) for caller in callers)
             node.shape = self._shapes.setdefault(shape, len(self._shapes))
             self._sizes[node.shape] = sum(1 + self._sizes[caller.shape] for caller in callers)
 
@@ -98,14 +97,14 @@ class Forest:
         """Whether the node's callers are repeated and long enough that a link to them is shorter."""
         return self._sizes[node.shape] > 1 and self._visits[node.shape] > 1
 
-    def lines(self, root: Node, source: str) -> list[str]:
+    def lines(self, root: Node) -> list[str]:
         """One kernel call and its callers, one per line."""
         lines: list[str] = []
         stack: list[tuple[Node, str, str]] = [(root, "", "")]
         while stack:
             node, branch, indent = stack.pop()
-            line = branch + self._frame(node.key) + (f" **({escape(source)})**" if node is root else "")
-            line += " ▪" if node.root else ""
+            line = branch + self.places.frame(node.key)
+            line += "".join(f" ▪ {escape(text)}" for text in node.ends)
             callers = node.sorted_callers()
             known = self._anchors.get(node.shape) if self._shared(node) else None
             if known is None and self._shared(node):
@@ -123,14 +122,29 @@ class Forest:
         # A backslash at the end of a line is a line break within a paragraph.
         return [f"{line}\\" for line in lines[:-1]] + lines[-1:]
 
-    def _frame(self, key: Key) -> str:
-        file, line, function, call, condition, approximate = key
-        text = f"{source_link(callee(call), file, line, self.base)} in {code(function)}"
-        if condition:
-            text += f" **if {escape(condition)}**"
-        if approximate:
-            text += f" *(approximate: {escape(approximate)})*"
-        return text
+
+class Places:
+    """Links to frames, each of which is written once, at the end of a page."""
+
+    def __init__(self, address: Callable[[str, int], str]) -> None:
+        """`address` gives the address of a line of a file."""
+        self._address = address
+        self._numbers: dict[tuple[str, int], int] = {}
+
+    def link(self, label: str, file: str, line: int) -> str:
+        """A link to a line of a file."""
+        number = self._numbers.setdefault((file, line), len(self._numbers) + 1)
+        return f"[{escape(label)}][{number}]"
+
+    def frame(self, key: Key) -> str:
+        """A frame: its call, which links to the sources, and its function."""
+        file, line, function, call = key
+        name = f"{file.rpartition('/')[2]}:{line}"
+        return f"{self.link(callee(call) or function, file, line)} in {code(function)} ({escape(name)})"
+
+    def lines(self) -> list[str]:
+        """The addresses."""
+        return [f"[{number}]: {self._address(*place)}" for place, number in self._numbers.items()]
 
 
 def callee(call: str) -> str:

@@ -1,35 +1,22 @@
-"""Categories of kernels, by words in the kernel's name, or else in the defining file, or else in the calling file."""
+"""Categories of kernels: what each does, as a person read it. `categories.json` lists kernels by category."""
 
 from __future__ import annotations
 
-from tools.kernel_tracing.rules.platforms import name_words
+import json
+from functools import cache
+from pathlib import Path
 
-# The first category that has one of the words applies; more specific words come first.
-_CATEGORIES: tuple[tuple[str, frozenset[str]], ...] = (
-    ("communication", frozenset({"allreduce", "reduce_scatter", "allgather", "mscclpp", "alltoall", "comm", "ar"})),
-    ("speculative decoding", frozenset({"speculative", "tree", "draft", "eagle", "spec", "ngram", "verify"})),
-    ("sampling", frozenset({"sampling", "sampler", "renorm", "penalty", "logits", "softcap", "bitmask", "grammar"})),
-    ("MoE", frozenset({"moe", "experts", "expert", "topk", "ep", "shuffle", "gate", "routing"})),
-    (
-        "attention",
-        frozenset({"attention", "attn", "mla", "flash", "decode", "prefill", "nsa", "fla", "merge", "paged"}),
-    ),
-    ("attention", frozenset({"xqa", "mamba", "conv", "delta", "gla", "kda", "ssd", "chunk", "indices"})),
-    ("memory", frozenset({"kv", "cache", "memory", "pool", "alloc", "memcpy", "transfer", "copy", "mem"})),
-    ("rotary embedding", frozenset({"rope", "rotary", "mrope"})),
-    ("normalisation", frozenset({"rmsnorm", "layernorm", "norm", "qknorm"})),
-    ("activation", frozenset({"silu", "gelu", "activation", "act", "swiglu", "elementwise"})),
-    ("quantisation", frozenset({"quant", "quantize", "dequantize", "quantization", "repack", "shuffle", "scale"})),
-    ("gemm", frozenset({"gemm", "mm", "bmm", "matmul", "marlin", "linear"})),
-    ("quantisation", frozenset({"fp", "int", "awq", "gptq"})),
-)
+PATH = Path(__file__).with_name("categories.json")
+#: The category of a kernel that nobody has classified.
+OTHER = "other"
 
 
-def categorise(name: str, source: str, definition: str, caller: str) -> str:
-    """The category of a kernel."""
-    for text in (name, definition.partition("/")[2], caller.partition("/")[2]):
-        words = set(name_words(text))
-        for category, telling in _CATEGORIES:
-            if words & telling:
-                return category
-    return "other"
+@cache
+def _categories() -> dict[str, str]:
+    listed: dict[str, list[str]] = json.loads(PATH.read_text(encoding="utf-8"))
+    return {name: category for category, names in listed.items() for name in names}
+
+
+def categorise(name: str) -> str:
+    """The category of a kernel, by its name; `OTHER` if the list lacks it."""
+    return _categories().get(name, OTHER)

@@ -51,6 +51,11 @@ def requests():
             req.set_extend_input_len(len(req.fill_ids) - len(req.prefix_indices))
         reqs.append(req)
     return reqs
+def min_p_requests():
+    reqs = requests()
+    for req in reqs:
+        req.sampling_params.min_p = 0.1
+    return reqs
 def cached_requests():
     reqs = requests()
     for req, n in zip(reqs, prompts):
@@ -107,7 +112,10 @@ PHASES = (
     ("prefill", "ids, logits, batch = bench.extend(requests(), runner)"),
     ("decode", "ids, logits = bench.decode(ids, batch, runner)"),
     ("extend", "bench.extend(cached_requests(), runner)"),
+    ("min_p", "bench.extend(min_p_requests(), runner)"),
 )
+# Phases that differ from a prefill in one part only, and the group of the work to which that belongs.
+PARTIAL = {"min_p": "sampling"}
 # Fields of ServerArgs that SGLang computes if they are not given, and that choose kernels.
 RESOLVED = (
     "attention_backend",

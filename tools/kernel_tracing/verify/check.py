@@ -13,7 +13,7 @@ import gc
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jsonschema import Draft202012Validator
 
@@ -81,22 +81,29 @@ def _outside(trace: Mapping[str, Any]) -> Iterator[str]:
             yield f"/{name}/{unused[0]}: nothing refers to this entry"
 
 
+class Frame(NamedTuple):
+    """One frame of a trace."""
+
+    file: str
+    line: int
+    function: str
+    call: str
+
+
 class _Checker:
     def __init__(self, trace: dict[str, Any], root: Path) -> None:
         self.trace = trace
         self.root = root
         self.sources = Sources(root)
         self.links = Links(self.sources)
-        self._frames: dict[tuple[Any, ...], tuple[list[Site], str]] = {}
+        self.frames = [Frame(*frame) for frame in trace["frames"]]
+        self._found: dict[Frame, tuple[list[Site], str]] = {}
         self._entered: dict[tuple[Any, ...], bool] = {}
 
     def problems(self) -> Iterator[str]:
         yield from self._origin()
         for kernel in self.trace["kernels"]:
             yield from (f"{kernel['name']}: {problem}" for problem in self._kernel(kernel))
-        for call in self.trace["unresolved"]:
-            if problem := self._frame(call)[1]:
-                yield f"unresolved: {problem}"
 
     def _origin(self) -> Iterator[str]:
         packages = {distribution: package for distribution, package, _ in DISTRIBUTIONS}
@@ -112,46 +119,36 @@ class _Checker:
 
     def _kernel(self, kernel: Mapping[str, Any]) -> Iterator[str]:
         yield from self._definition(kernel)
-        firsts = [_site_key(chain[0]) for chain in kernel["chains"]]
-        sites = [_site_key(site) for site in kernel["call_sites"]]
-        for site in dict.fromkeys(sites):
-            if site not in firsts:
-                yield f"call site {site[0]}:{site[1]} begins no chain"
-            if sites.count(site) > 1:
-                yield f"call site {site[0]}:{site[1]} is listed twice"
-        for site in dict.fromkeys(firsts):
-            if site not in sites:
-                yield f"{site[0]}:{site[1]} begins a chain, but is not listed as a call site"
         seen = set()
         for chain in kernel["chains"]:
-            key = tuple(_frame_key(frame) for frame in chain)
+            key = tuple(chain["frames"])
+            frames = [self.frames[index] for index in key]
             if key in seen:
-                yield f"{_place(chain[0])}: a chain from here is listed twice"
+                yield f"{_place(frames[0])}: a chain from here is listed twice"
             seen.add(key)
-            yield from self._chain(kernel, chain)
+            yield from self._chain(kernel, frames)
 
-    def _chain(self, kernel: Mapping[str, Any], chain: list[Mapping[str, Any]]) -> Iterator[str]:
+    def _chain(self, kernel: Mapping[str, Any], chain: list[Frame]) -> Iterator[str]:
         for position, frame in enumerate(chain):
             sites, problem = self._frame(frame)
             if problem:
                 yield problem
             elif position == 0:
                 if not self._calls_kernel(frame, sites, kernel):
-                    yield f"{_place(frame)}: `{frame['call']}` does not call {kernel['name']}"
+                    yield f"{_place(frame)}: `{frame.call}` does not call {kernel['name']}"
             elif self._frame(inner := chain[position - 1])[1]:
                 continue  # the frame that the call should enter is wrong, which is already reported
-            elif not self._enters(frame, sites, inner):
+            elif not self._enters(frame, sites, inner.file, inner.function):
                 yield (
-                    f"{_place(frame)}: no evidence that `{frame['call']}` in {frame['function']} enters "
-                    f"{inner['function']} of {inner['file']}, which encloses the previous frame"
+                    f"{_place(frame)}: no evidence that `{frame.call}` in {frame.function} enters "
+                    f"{inner.function} of {inner.file}, which encloses the previous frame"
                 )
 
-    def _frame(self, frame: Mapping[str, Any]) -> tuple[list[Site], str]:
+    def _frame(self, frame: Frame) -> tuple[list[Site], str]:
         """The expressions that a frame may refer to, or what is wrong with it."""
-        key = (frame["file"], frame["line"], frame["function"], frame["call"])
-        if key not in self._frames:
-            self._frames[key] = self._find(*key)
-        return self._frames[key]
+        if frame not in self._found:
+            self._found[frame] = self._find(*frame)
+        return self._found[frame]
 
     def _find(self, file: str, line: int, function: str, call: str) -> tuple[list[Site], str]:
         place = f"{file}:{line}"
@@ -173,12 +170,11 @@ class _Checker:
             return [], f"{place}: `{call}` is not in {function}, but in {' or '.join(names)}"
         return enclosed, ""
 
-    def _enters(self, frame: Mapping[str, Any], sites: list[Site], inner: Mapping[str, Any]) -> bool:
-        approximate = bool(frame.get("approximate") or inner.get("approximate"))
-        key = (frame["file"], frame["line"], frame["call"], inner["file"], inner["function"], approximate)
+    def _enters(self, frame: Frame, sites: list[Site], file: str, function: str) -> bool:
+        key = (frame, file, function)
         if key not in self._entered:
-            target = self.links.target(inner["file"], inner["function"])
-            self._entered[key] = any(self.links.enters(site, frame["file"], target, approximate) for site in sites)
+            target = self.links.target(file, function)
+            self._entered[key] = any(self.links.enters(site, frame.file, target) for site in sites)
         return self._entered[key]
 
     # The kernel itself.
@@ -195,7 +191,7 @@ class _Checker:
         elif _last(kernel["name"]) not in _defined_on(source, line):
             yield f"{file}:{line}: does not define {_last(kernel['name'])}"
 
-    def _calls_kernel(self, frame: Mapping[str, Any], sites: list[Site], kernel: Mapping[str, Any]) -> bool:
+    def _calls_kernel(self, frame: Frame, sites: list[Site], kernel: Mapping[str, Any]) -> bool:
         name = _last(kernel["name"])
         callees = [site.node.func if isinstance(site.node, ast.Call) else site.node for site in sites]
         # torch.ops.library.operator.overload
@@ -207,15 +203,15 @@ class _Checker:
         file, line = kernel["definition"]["file"], kernel["definition"]["line"]
         if not file:
             target = Target("", name, name, name)
-            return any(self.links.enters(site, frame["file"], target, approximate=False) for site in sites)
+            return any(self.links.enters(site, frame.file, target) for site in sites)
         source = self.sources.get(file)
         if source and any(name in _aliased(source, last_name(callee)) for callee in callees):
             return True
         for qualified, node in source.definitions.items() if source else ():
-            if line in _lines(node) and self._enters(frame, sites, {"file": file, "function": qualified}):
+            if line in _lines(node) and self._enters(frame, sites, file, qualified):
                 return True
         for site, callee in zip(sites, callees, strict=True):
-            found = self.links.resolve(frame["file"], site.scope, last_name(callee))
+            found = self.links.resolve(frame.file, site.scope, last_name(callee))
             if any(one.file == file and getattr(one.node, "lineno", 0) == line for one in found):
                 return True
         return False
@@ -263,13 +259,5 @@ def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _place(frame: Mapping[str, Any]) -> str:
-    return f"{frame['file']}:{frame['line']}"
-
-
-def _site_key(site: Mapping[str, Any]) -> tuple[str, int, str]:
-    return (site["file"], site["line"], site["function"])
-
-
-def _frame_key(frame: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (*_site_key(frame), frame["call"], frame["condition"], frame.get("approximate", ""))
+def _place(frame: Frame) -> str:
+    return f"{frame.file}:{frame.line}"

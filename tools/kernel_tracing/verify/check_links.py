@@ -59,8 +59,8 @@ class Links:
         owner = parent.rpartition(".")[2] if source is not None and source.is_class(parent) else ""
         return Target(file, function, name, owner)
 
-    def enters(self, site: Site, file: str, target: Target, approximate: bool) -> bool:
-        """Whether the call at `site` in `file` can enter `target`. If it is approximate, the name may suffice."""
+    def enters(self, site: Site, file: str, target: Target) -> bool:
+        """Whether the call at `site` in `file` can enter `target`."""
         node = site.node
         callee = node.func if isinstance(node, ast.Call) else node
         if isinstance(callee, ast.Attribute):
@@ -69,7 +69,7 @@ class Links:
                 if verdict is not None:
                     return verdict or self._lent(file, site.scope, target)
                 found = self.reaches([Binding(file, site.scope, callee.value)], target, objects=True)
-                return bool(found or approximate or self.classes.only_family(target.name, target.owner))
+                return bool(found or self.classes.only_family(target.name, target.owner))
             if callee.attr == "apply" and target.name in APPLIES and target.owner:
                 return bool(self.reaches([Binding(file, site.scope, callee.value)], target, objects=True))
             if callee.attr == "apply":

@@ -1,1 +1,0 @@
-"""The value analysis: which functions each call may enter."""

@@ -1,1 +1,0 @@
-"""The solved call graph: its roots, kernels, chains and ops."""
