@@ -24,7 +24,7 @@ TURNED = {
     "generate_docs may import": ("tools/kernel_tracing/source/sources.py", "from tools.op_tracing import definitions"),
     "the other tools are independent": ("tools/scaffold/templates.py", "from tools.op_tracing import graph"),
     "only generate_docs imports": ("tools/extract_definitions/words.py", "from tools.scaffold import templates"),
-    "kernel tracing: report": ("tools/kernel_tracing/rules/platforms.py", "from tools.kernel_tracing import graph"),
+    "kernel tracing: report": ("tools/kernel_tracing/rules/platforms.py", "from tools.kernel_tracing import report"),
     "no import cycles": ("flashinfer_trace/harness/inputs.py", "from flashinfer_trace.harness import case"),
 }
 

@@ -14,7 +14,7 @@ from tools.extract_definitions import model_code, traces
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.model_code import ModelCode
 from tools.extract_definitions.models import available, load_model
-from tools.kernel_tracing.source.sources import find_sources
+from tools.kernel_tracing.source.sources import SourceTree, find_sources
 
 PUBLISHED = sorted(Path(__file__).with_name("published").glob("*.json"))
 COMMITTED = sorted(path.stem for path in traces.COMMITTED.glob("*.json"))
@@ -43,7 +43,10 @@ DOCUMENT = {
     "graph": {
         "name": "m",
         "kind": "container",
-        "children": [{"name": "gate", "kind": "torch", "children": []}, {"name": "attn", "kind": "op", "children": []}],
+        "children": [
+            {"name": "gate", "kind": "torch", "phases": ["decode"], "children": []},
+            {"name": "attn", "kind": "op", "children": []},
+        ],
     },
     "direct_kernels": [],
     "non_model_ops": [
@@ -84,6 +87,18 @@ def test_every_model_has_a_committed_digest():
     assert len(COMMITTED) >= 15
 
 
+def test_an_architecture_that_is_not_listed_needs_a_configuration():
+    with pytest.raises(ExtractionError, match="no listed configuration has the architecture"):
+        traces.digest("Phi3SmallForCausalLM", _tree("class Phi3SmallForCausalLM:"))
+    with pytest.raises(ExtractionError, match="no file in sglang/srt/models defines the class OtherForCausalLM"):
+        traces.digest("OtherForCausalLM", _tree(""))
+
+
+def _tree(text):
+    """Sources with one model file."""
+    return SourceTree({}, {"sglang.srt.models.small": Path("small.py")}, {}, {"sglang.srt.models.small": text})
+
+
 def write_sources(directory, body):
     """Writes sources with one model file, laid out like a checkout of sglang."""
     for package in ("sglang", "sglang/srt", "sglang/srt/models", "sglang/srt/layers"):
@@ -103,45 +118,6 @@ def rmsnorm(input, weight):
     torch.ops.sgl_kernel.rmsnorm.default(out, input, weight)
     return out
 """
-
-MODEL = """
-import torch
-from sgl_kernel import rmsnorm
-
-
-class SmallForCausalLM(torch.nn.Module):
-    def forward(self, input_ids, positions, forward_batch):
-        return rmsnorm(input_ids, self.weight)
-
-
-EntryClass = SmallForCausalLM
-"""
-
-
-def test_an_architecture_without_a_digest_is_traced(tmp_path):
-    write_sources(tmp_path, MODEL)
-    usage = traces.usage_of("SmallForCausalLM", tmp_path)
-    assert [op for op in usage.ops if "sgl-kernel:rmsnorm" in op.kernels]
-    with pytest.raises(ExtractionError, match="no file in sglang/srt/models defines the class OtherForCausalLM"):
-        traces.usage_of("OtherForCausalLM", tmp_path)
-
-
-def test_a_digest_of_other_sources_does_not_serve(tmp_path, monkeypatch):
-    write_sources(tmp_path / "sources", MODEL)
-    tree = find_sources(tmp_path / "sources")
-    digests, code = tmp_path / "digests", tmp_path / "model_code"
-    digests.mkdir()
-    code.mkdir()
-    monkeypatch.setattr(traces, "COMMITTED", digests)
-    monkeypatch.setattr(traces, "CODE", code)
-    (code / "SmallForCausalLM.json").write_text(model_code.dumps(traces.code_of("SmallForCausalLM", tree)))
-    digest = traces.condense("SmallForCausalLM", DOCUMENT)
-    (digests / "SmallForCausalLM.json").write_text(traces.dumps(digest))
-    assert traces.usage_of("SmallForCausalLM", tmp_path / "absent").op("attn") is not None
-    assert traces.usage_of("SmallForCausalLM", tmp_path / "sources").op("attn") is None
-    digest["sources"] = tree.describe()
-    (digests / "SmallForCausalLM.json").write_text(traces.dumps(digest))
-    assert traces.usage_of("SmallForCausalLM", tmp_path / "sources").op("attn") is not None
 
 
 def test_writing_digests_needs_sources(tmp_path, monkeypatch, capsys):

@@ -21,10 +21,9 @@ def sources(tmp_path_factory):
 
 def mutate(sources, chain, position, **changes):
     trace = make_trace(sources, copy.deepcopy(chain))
-    frame = trace["kernels"][0]["chains"][0][position]
-    frame.update(changes)
-    if position == 0:
-        trace["kernels"][0]["call_sites"] = [{key: frame[key] for key in ("file", "line", "function")}]
+    frame = trace["frames"][trace["kernels"][0]["chains"][0]["frames"][position]]
+    for field, value in changes.items():
+        frame[("file", "line", "function", "call").index(field)] = value
     return check(trace, sources)
 
 
@@ -87,28 +86,10 @@ def test_the_kernel_itself(sources):
     assert check(make_trace(sources, chain, **native), sources) == []
 
 
-def test_call_sites_are_the_first_frames(sources):
-    trace = make_trace(sources, CHAIN, RIGHT["partial"])
-    gone = copy.deepcopy(trace)
-    gone["kernels"][0]["call_sites"].pop()
-    assert any("begins a chain, but is not listed as a call site" in problem for problem in check(gone, sources))
-    more = copy.deepcopy(trace)
-    more["kernels"][0]["call_sites"].append({"file": MODEL, "line": 5, "function": "f"})
-    assert any("begins no chain" in problem for problem in check(more, sources))
-    twice = copy.deepcopy(trace)
-    twice["kernels"][0]["call_sites"] *= 2
+def test_a_chain_is_listed_once(sources):
+    twice = make_trace(sources, CHAIN, RIGHT["partial"])
     twice["kernels"][0]["chains"] *= 2
-    problems = check(twice, sources)
-    assert any("is listed twice" in problem for problem in problems)
-    assert any("a chain from here is listed twice" in problem for problem in problems)
-
-
-def test_unresolved_calls_must_exist(sources):
-    trace = make_trace(sources, CHAIN)
-    trace["unresolved"] = [{key: MIXED[key] for key in ("file", "line", "function", "call")} | {"reason": "unknown"}]
-    assert check(trace, sources) == []
-    trace["unresolved"][0]["line"] += 1
-    assert check(trace, sources)[0].startswith("unresolved: sglang/srt/model.py:")
+    assert any("a chain from here is listed twice" in problem for problem in check(twice, sources))
 
 
 def test_other_sources_are_reported(sources):
@@ -153,13 +134,15 @@ def test_checkouts(tmp_path):
     ("pointer", "change"),
     [
         ("/kernels/0/source", lambda trace: trace["kernels"][0].update(source="cuda")),
-        ("/kernels/0/chains", lambda trace: trace["kernels"][0]["chains"][0][0].update(line="5")),
+        ("/frames/0/1", lambda trace: trace["frames"][0].__setitem__(1, "5")),
+        ("/frames: has no entry 99", lambda trace: trace["kernels"][0]["chains"][0]["frames"].append(99)),
+        ("/tests/0: nothing refers", lambda trace: trace["tests"].append("x > 1")),
         ("/kernels/0/chains", lambda trace: trace["kernels"][0].update(chains=[])),
         ("/kernels/0/chains", lambda trace: trace["kernels"][0].update(chains=[[]])),
         ("/kernels/0/chains", lambda trace: trace["kernels"][0].update(chains=5)),
-        ("/kernels/0", lambda trace: trace["kernels"][0].pop("ops")),
+        ("/kernels/0", lambda trace: trace["kernels"][0].pop("chains")),
         ("/kernels/0/definition", lambda trace: trace["kernels"][0]["definition"].update(file="")),
-        ("/", lambda trace: trace.pop("unresolved")),
+        ("/", lambda trace: trace.pop("not_evaluated")),
         ("/", lambda trace: trace.update(more=1)),
         ("/sources/sglang/sha256", lambda trace: trace["sources"]["sglang"].update(sha256="AB")),
         ("/kernels", lambda trace: trace.update(kernels=None)),

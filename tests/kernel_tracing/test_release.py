@@ -1,85 +1,132 @@
-"""The pinned release of sglang: the committed trace matches the sources, and every frame of it is checked."""
+"""The committed trace is what the sources give, and says what a model cannot run."""
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
 import jsonschema
 import pytest
-from release import ROOT, SOURCES, analysis, needs_sources
-from tools.kernel_tracing.report.trace import document
-from tools.resolver_benchmark.defined_names import calls_of
+from release import ROOT, SOURCES, needs_sources
 
-from tools.kernel_tracing.report import render
-from tools.kernel_tracing.report.trace_files import dumps
-from tools.kernel_tracing.verify import check
+from flashinfer_trace import definitions
+from tools.kernel_tracing.configuration.listed import configurations
+from tools.kernel_tracing.report import merge, render
+from tools.kernel_tracing.report.again import compared
+from tools.kernel_tracing.report.evaluation import evaluate_all
+from tools.kernel_tracing.report.trace_files import completed, load_traces
+from tools.kernel_tracing.rules.categories import OTHER
+from tools.kernel_tracing.source.sources import find_sources
+from tools.kernel_tracing.verify.check import check
+from tools.op_tracing.definitions import covered, definitions_of
 
 TRACES = ROOT / "traces" / "kernel_traces.json"
-REPORT = ROOT / "traces" / "kernel_traces.md"
-CHAINS = json.loads((ROOT / "tests" / "kernel_tracing" / "chains_0_5_8.json").read_text())["chains"]
-AGAIN = "write them again: python -m tools.kernel_tracing --model deepseek --sources .sources"
+AGAIN = "write it again: python -m tools.kernel_tracing, then python -m tools.runtime_tracing --mark"
+#: What one committed file may have, in bytes.
+LARGEST, LARGEST_PAGE = 1_000_000, 200_000
 
 
 @pytest.fixture(scope="module")
 def committed() -> dict[str, Any]:
-    trace: dict[str, Any] = json.loads(TRACES.read_text())
-    return trace
+    return load_traces(TRACES)
 
 
-def test_the_committed_trace_follows_its_schema(committed: dict[str, Any]) -> None:
+@pytest.fixture(scope="module")
+def again() -> dict[str, Any]:
+    """The trace, evaluated again."""
+    listed = list(configurations().values())
+    return completed(merge.merged(evaluate_all(listed, SOURCES), find_sources(SOURCES), merge.PLATFORM, "all"))
+
+
+def test_the_committed_trace_follows_its_schema() -> None:
     schema = json.loads((ROOT / "schema" / "kernel_traces.schema.json").read_text())
-    jsonschema.Draft202012Validator(schema).validate(committed)
+    jsonschema.Draft202012Validator(schema).validate(json.loads(TRACES.read_text()))
 
 
-def test_the_committed_report_is_that_of_the_committed_trace(committed: dict[str, Any]) -> None:
-    assert render.render(committed) == REPORT.read_text(), AGAIN
+def test_the_committed_files_are_small() -> None:
+    assert TRACES.stat().st_size < LARGEST
+    for path in (ROOT / "traces" / "kernels").glob("*.md"):
+        assert path.stat().st_size < LARGEST_PAGE, path
 
 
-@needs_sources
-def test_the_committed_trace_is_what_the_sources_give() -> None:
-    traced = document(analysis("deepseek"))
-    assert traced.pop("problems") == []
-    assert dumps(traced) == TRACES.read_text(), AGAIN
-
-
-@needs_sources
-def test_every_committed_frame_passes_the_independent_check(committed: dict[str, Any]) -> None:
-    assert check.check(committed, SOURCES) == []
-
-
-@needs_sources
-@pytest.mark.parametrize("chain", CHAINS, ids=[f"{chain['kernel']}: {chain['note']}" for chain in CHAINS])
-def test_chains_that_were_verified_by_reading_are_in_the_call_graph(chain: dict[str, Any]) -> None:
-    solved = analysis("deepseek")
-    kernels = [one for one in solved.kernels if (one.name, one.source) == (chain["kernel"], chain["source"])]
-    places = [(frame["file"], frame["line"], frame["function"]) for frame in chain["frames"]]
-    assert any(solved.chains.holds(kernel, places) for kernel in kernels)
-    assert not any(solved.chains.holds(kernel, places[1:]) for kernel in kernels)
-
-
-def test_chains_are_complete() -> None:
-    assert len(CHAINS) >= 12
-    for chain in CHAINS:
-        last = [frame for frame in chain["frames"] if not frame.get("optional")][-1]
-        assert last["function"].rpartition(".")[2] in ("forward", "forward_batch_generation")
-        assert {frame.keys() >= {"file", "line", "function", "call", "condition"} for frame in chain["frames"]} == {
-            True
-        }
+def test_the_committed_pages_are_those_of_the_committed_trace(committed: dict[str, Any]) -> None:
+    known = covered(definitions())
+    directory = ROOT / "traces" / "kernels"
+    pages = render.pages(committed, lambda kernel: definitions_of(kernel, known))
+    assert {path.name for path in directory.iterdir()} == set(pages)
+    for name, text in pages.items():
+        assert (directory / name).read_text() == text, "write them again: python -m tools.generate_docs"
 
 
 @needs_sources
-def test_the_chains_fit_the_release() -> None:
-    calls: dict[str, dict[tuple[int, str], str]] = {}
-    for chain in CHAINS:
-        for frame in chain["frames"]:
-            file = frame["file"]
-            if file not in calls:
-                calls[file] = calls_of((SOURCES / file).read_text(encoding="utf-8"))
-            called = "".join(frame["call"].split())
-            callers = {
-                caller
-                for (line, call), caller in calls[file].items()
-                if line == frame["line"] and "".join(call.split()) == called
-            }
-            assert callers == {frame["function"]}, f"{chain['kernel']}: {file}:{frame['line']} {frame['call']}"
+def test_the_committed_trace_is_what_the_sources_give(committed: dict[str, Any], again: dict[str, Any]) -> None:
+    assert list(compared(committed, again)) == [], AGAIN
+
+
+@needs_sources
+def test_every_committed_frame_passes_the_independent_check() -> None:
+    assert check(json.loads(TRACES.read_text()), SOURCES) == []
+
+
+def _mutants(trace: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The trace with one false condition, op, undecided test, source, category or frame each."""
+    found = []
+    for number in range(0, len(trace["kernels"]), 11):
+        for field in ("configurations", "phases", "op", "undecided", "source", "category", "frame", "chain"):
+            mutant = {**trace, "kernels": list(trace["kernels"])}
+            kernel = mutant["kernels"][number] = copy.deepcopy(trace["kernels"][number])
+            chain = kernel["chains"][-1]
+            name = next(iter(chain["configurations"]))
+            if field == "configurations":
+                others = [one["name"] for one in trace["configurations"] if one["name"] not in chain["configurations"]]
+                chain["configurations"][others[0] if others else "none"] = chain["configurations"].pop(name)
+            elif field == "phases":
+                chain["configurations"][name] = ["load"] if chain["configurations"][name] != ["load"] else ["decode"]
+            elif field == "undecided":
+                chain["undecided"] = [*chain["undecided"], "x > 1"]
+            elif field == "frame":
+                chain["frames"][-1] = {**chain["frames"][-1], "line": chain["frames"][-1]["line"] + 1}
+            elif field == "chain":
+                kernel["chains"].pop()
+            else:
+                (chain if field == "op" else kernel)[field] = "jit" if kernel["source"] != "jit" else "triton"
+            found.append((f"{kernel['name']}: {field}", mutant))
+    return found
+
+
+@needs_sources
+def test_every_mutated_condition_op_source_and_frame_is_noticed(
+    committed: dict[str, Any], again: dict[str, Any]
+) -> None:
+    mutants = _mutants(committed)
+    assert len(mutants) >= 50
+    assert [name for name, mutant in mutants if not list(compared(mutant, again))] == []
+
+
+def test_every_kernel_has_a_category(committed: dict[str, Any]) -> None:
+    assert [kernel["name"] for kernel in committed["kernels"] if kernel["category"] == OTHER] == []
+
+
+def test_the_default_path_is_first(committed: dict[str, Any]) -> None:
+    default = committed["configurations"][0]["name"]
+    assert default == "deepseek_v3-fp8"
+    for kernel in committed["kernels"]:
+        if any(default in chain["configurations"] for chain in kernel["chains"]):
+            assert default in kernel["chains"][0]["configurations"], kernel["name"]
+            assert not kernel["chains"][0]["undecided"], kernel["name"]
+
+
+@pytest.mark.parametrize("model", ["llama", "gpt_oss", "gemma", "qwen", "mixtral", "glm", "mistral", "olmo", "phi"])
+def test_a_model_without_latent_attention_has_none_of_its_kernels(committed: dict[str, Any], model: str) -> None:
+    names = {one["name"] for one in committed["configurations"] if one["model"].startswith(model)}
+    assert names
+    latent = [
+        (kernel["name"], chain["frames"][0]["file"])
+        for kernel in committed["kernels"]
+        for chain in kernel["chains"]
+        if names & set(chain["configurations"])
+        if {"mla", "nsa"} & set(kernel["name"].lower().replace(".", "_").split("_"))
+        or any("/nsa" in frame["file"] or "mla_backend" in frame["file"] for frame in chain["frames"])
+    ]
+    assert latent == []

@@ -3,56 +3,58 @@
 from __future__ import annotations
 
 import copy
-import json
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from synthetic import write
-from tools.kernel_tracing.report.analysis import analyse
-from tools.kernel_tracing.report.trace import document
+from made_up_traces import chain, document
 
-from tools.kernel_tracing.report.trace_files import dumps as dump_kernels
-from tools.kernel_tracing.source.sources import find_sources
-from tools.op_tracing.__main__ import main
 from tools.op_tracing.check import check
-from tools.op_tracing.trace import trace
 
-LAYERS = """
-from torch import nn
-from sgl_kernel import good
-class Linear(nn.Module):
-    def forward(self, x):
-        return good(x)
-"""
-MODEL = """
-from torch import nn
-from sgl_kernel import other
-from sglang.srt.layers.linear import Linear
-class Tiny(nn.Module):
-    def __init__(self):
-        self.up = Linear()
-        self.down = Linear()
-    def forward(self, x):
-        return other(self.down(self.up(x)))
-EntryClass = Tiny
-"""
 Documents = tuple[dict[str, Any], dict[str, Any]]
 
 
 @pytest.fixture
-def sources(tmp_path: Path) -> Path:
-    return write(tmp_path, {"layers/linear.py": LAYERS, "models/tiny.py": MODEL})
+def documents() -> Documents:
+    """An op and a direct kernel; the call of each is a frame of its chain."""
+    up = {"file": "sglang/srt/models/tiny.py", "line": 12, "function": "Tiny.forward", "call": "self.up(x)"}
+    down = {**up, "line": 13, "call": "self.down(x)"}
+    good = {"file": "sglang/srt/layers/linear.py", "line": 6, "function": "Linear.forward", "call": "good(x)"}
+    other = {**up, "line": 14, "call": "other(x)"}
+    kernels = [
+        _kernel("good", [chain(good, down, op="down"), chain(good, up, op="up")]),
+        _kernel("other", [chain(other, op="other")]),
+    ]
+    traces = document(kernels, SOURCES, "tiny")
+    leaves = [_node(name, "op") for name in ("up", "down", "other")]
+    ops = {
+        **{key: traces[key] for key in ("sources", "model", "platform")},
+        "ops": [_op("down", down, kernels[0]), _op("other", other, kernels[1]), _op("up", up, kernels[0])],
+        "graph": _node(
+            "tiny", "container", _node("Tiny", "container", *(_node(n, "op") for n in ("up", "down", "other")))
+        ),
+        "direct_kernels": [],
+        "non_model_ops": [],
+    }
+    return copy.deepcopy(ops), copy.deepcopy(traces)
 
 
-@pytest.fixture
-def documents(sources: Path) -> Documents:
-    analysis = analyse(find_sources(sources), "tiny")
-    kernels = document(analysis)
-    del kernels["problems"]
-    return trace(analysis), kernels
+SOURCES = {"sglang": {"version": "1.0", "sha256": "a" * 64}}
+
+
+def _kernel(name: str, chains: list[Any]) -> dict[str, Any]:
+    definition = {"file": "sgl_kernel/gemm.py", "line": 3}
+    return {"name": name, "source": "sgl-kernel", "category": "gemm", "definition": definition, "chains": chains}
+
+
+def _op(name: str, frame: dict[str, Any], kernel: dict[str, Any]) -> dict[str, Any]:
+    site = {key: frame[key] for key in ("file", "line", "function")}
+    used = {key: kernel[key] for key in ("name", "source", "definition")} | {"condition": "", "phases": ["prefill"]}
+    return {"name": name, "call_sites": [site], "kernels": [used]}
+
+
+def _node(name: str, kind: str, *children: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "kind": kind, "annotation": "", "call_sites": [], "children": list(children)}
 
 
 def test_agreement(documents: Documents) -> None:
@@ -115,54 +117,3 @@ def test_disagreement(documents: Documents, break_it: Callable[..., None], messa
     assert any(message in violation for violation in violations), violations
     about_kernels = [one for one in violations if one.startswith(("kernel ", "op ")) and "graph" not in one]
     assert all("see" in one for one in about_kernels)
-
-
-def test_the_command_fails_and_writes_nothing(
-    sources: Path, documents: Documents, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kernels = documents[1]
-    _rename_op_in_traces({}, kernels)
-    traces, target = sources / "traces.json", sources / "ops.json"
-    traces.write_text(dump_kernels(kernels))
-    command = ["--model", "tiny", "--sources", str(sources), "--traces", str(traces), "--json", str(target)]
-    assert main(command) == 1
-    assert "python -m tools.kernel_tracing --kernel good" in capsys.readouterr().err
-    assert not target.exists()
-
-
-def test_the_command(sources: Path, documents: Documents, capsys: pytest.CaptureFixture[str]) -> None:
-    traces, target, report = sources / "traces.json", sources / "ops.json", sources / "ops.md"
-    html = sources / "ops.html"
-    traces.write_text(dump_kernels(documents[1]))
-    common = ["--sources", str(sources), "--traces", str(traces)]
-    assert main([*common, "--model", "tiny", "--json", str(target), "--out", str(report)]) == 0
-    assert not html.exists()
-    assert main([*common, "--model", "tiny", "--html", str(html)]) == 0
-    assert "<!doctype html>" in html.read_text().lower()
-    assert json.loads(target.read_text()) == documents[0]
-    assert "up()" in report.read_text()
-    assert "3 ops, 0 outside the model, 2 kernels" in capsys.readouterr().err
-    assert main([*common, "--model", "small", "--json", str(target)]) == 2
-    assert "kernel traces of tiny on cuda, not of small on cuda" in capsys.readouterr().err
-    traces.write_text("{")
-    assert main([*common, "--model", "tiny"]) == 2
-    assert "not JSON" in capsys.readouterr().err
-    for text in ("[]", '{"model": "tiny", "platform": "cuda"}', target.read_text()):
-        traces.write_text(text)
-        reason = "line 1: is no JSON object" if text == "[]" else "not kernel traces: /"
-        assert main([*common, "--model", "tiny"]) == 2
-        assert reason in capsys.readouterr().err
-
-
-def test_the_report_leads_to_the_sources(sources: Path) -> None:
-    report = sources / "ops.md"
-    command = ["--sources", str(sources), "--model", "tiny", "--out", str(report)]
-    assert main([*command, "--json", str(sources / "no" / "ops.json")]) == 2
-    assert not report.exists()
-    assert main(command) == 0
-    text = report.read_text()
-    files = set(re.findall(r"\]\(([^)#]+)#L\d+\)", text))
-    assert "sglang/srt/models/tiny.py" in {str(Path(file)) for file in files}
-    assert all((report.parent / file).is_file() for file in files)
-    assert "For the call chains, see `python -m tools.kernel_tracing --model tiny`." in text
-    assert "kernel_traces.md" not in text

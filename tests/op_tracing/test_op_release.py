@@ -1,23 +1,28 @@
-"""The pinned release of sglang: the committed op trace matches the sources, and other models can be traced as well."""
+"""The committed op trace is what the sources give, agrees with the kernel traces, and shows what ran."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import jsonschema
 import pytest
-from release import ROOT, SOURCES, analysis, needs_sources
-from tools.kernel_tracing.report.analysis import deep
-from tools.kernel_tracing.report.trace import document
+from digests import SOURCES as DIGEST_SOURCES
+from digests import needs_digest_sources
+from release import ROOT, SOURCES, index, needs_sources
 
 from flashinfer_trace import definitions
 from tools.extract_definitions.traces import COMMITTED as DIGESTS
-from tools.extract_definitions.traces import analysed, condense
+from tools.extract_definitions.traces import digest
 from tools.extract_definitions.traces import dumps as dumps_digest
-from tools.kernel_tracing.source.sources import find_sources
-from tools.op_tracing.__main__ import dumps
+from tools.kernel_tracing.report.arguments import chosen
+from tools.kernel_tracing.report.evaluation import evaluate
+from tools.kernel_tracing.report.merge import PLATFORM
+from tools.kernel_tracing.report.trace_files import load_traces, restricted
+from tools.kernel_tracing.source.sources import SourceTree, find_sources
+from tools.op_tracing.__main__ import MODEL, dumps
 from tools.op_tracing.check import check
 from tools.op_tracing.definitions import covered
 from tools.op_tracing.render import render
@@ -25,11 +30,8 @@ from tools.op_tracing.trace import trace
 
 TRACES = ROOT / "traces" / "op_traces.json"
 REPORT = ROOT / "traces" / "op_traces.md"
-KERNELS = ROOT / "traces" / "kernel_traces.json"
 ARCHITECTURES = sorted(path.stem for path in DIGESTS.glob("*.json"))
-AGAIN = (
-    "write it again: python -m tools.op_tracing --model deepseek --sources .sources --traces traces/kernel_traces.json"
-)
+AGAIN = "write it again: python -m tools.op_tracing --traces traces/kernel_traces.json"
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +40,10 @@ def committed() -> dict[str, Any]:
     return ops
 
 
-def _validate(ops: dict[str, Any]) -> None:
-    schema = json.loads((ROOT / "schema" / "op_traces.schema.json").read_text())
-    jsonschema.Draft202012Validator(schema).validate(ops)
+@pytest.fixture(scope="module")
+def kernels() -> dict[str, Any]:
+    names = [one.name for one in chosen(MODEL)]
+    return restricted(load_traces(ROOT / "traces" / "kernel_traces.json"), names, MODEL)
 
 
 def _nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -49,60 +52,55 @@ def _nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from _nodes(child)
 
 
-def test_the_committed_op_trace_follows_its_schema_and_agrees_with_the_kernel_traces(committed: dict[str, Any]) -> None:
-    _validate(committed)
-    assert check(committed, json.loads(KERNELS.read_text())) == []
+def test_the_committed_op_trace_follows_its_schema_and_agrees_with_the_kernel_traces(
+    committed: dict[str, Any], kernels: dict[str, Any]
+) -> None:
+    schema = json.loads((ROOT / "schema" / "op_traces.schema.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(committed)
+    assert check(committed, kernels) == []
 
 
-def test_the_committed_report_is_that_of_the_committed_traces(committed: dict[str, Any]) -> None:
-    written = render(committed, json.loads(KERNELS.read_text()), covered(definitions()))
-    assert written == REPORT.read_text(), "write it again: python -m tools.generate_docs"
+def test_the_committed_report_is_that_of_the_committed_traces(
+    committed: dict[str, Any], kernels: dict[str, Any]
+) -> None:
+    assert render(committed, kernels, covered(definitions())) == REPORT.read_text(), "python -m tools.generate_docs"
 
 
 @needs_sources
 def test_the_committed_op_trace_is_what_the_sources_give() -> None:
-    assert dumps(trace(analysis("deepseek"))) == TRACES.read_text(), AGAIN
+    evaluations = list(evaluate(chosen(MODEL), index()))
+    assert dumps(trace(evaluations, find_sources(SOURCES), PLATFORM, MODEL)) == TRACES.read_text(), AGAIN
 
 
 def test_what_deepseek_is_known_for_is_in_its_graph(committed: dict[str, Any]) -> None:
-    """Facts read from deepseek_v2.py: the two halves of a layer, the paths of attention, dense and MoE layers."""
-    nodes = list(_nodes(committed["graph"]))
-    paths = {node["name"]: node["annotation"] for node in nodes if node["kind"] == "container"}
-    for name, member in {
-        "forward_normal_core": "AttnForwardMethod.MHA",
-        "forward_normal_chunked_kv_core": "AttnForwardMethod.MHA_CHUNKED_KV",
-        "forward_absorb_core": "AttnForwardMethod.MLA",
-        "forward_absorb_fused_mla_rope_core": "AttnForwardMethod.MLA_FUSED_ROPE",
-    }.items():
-        assert paths[name].partition(" and ")[0] == member, (name, paths[name])
-    assert {node["annotation"] for node in nodes if node["name"] == "mlp"} == {"MoE layer", "dense layer"}
-    assert {"forward_normal_dual_stream", "forward_normal", "forward_deepep"} <= paths.keys()
+    """Facts read from deepseek_v2.py: the paths of attention, dense layers and experts."""
+    containers = {
+        node["function"] for node in _nodes(committed["graph"]) if node["kind"] == "container" and node["name"] != MODEL
+    }
+    assert {
+        "DeepseekV2MoE.forward",
+        "DeepseekV2MLP.forward",
+        "DeepseekMLAForwardMixin.forward_absorb_core",
+    } <= containers
     ops = {op["name"]: {kernel["name"] for kernel in op["kernels"]} for op in committed["ops"]}
-    assert {"dsv3_fused_a_gemm", "fp8_blockwise_scaled_mm"} <= ops["fused_qkv_a_proj_with_mqa"]
+    assert {"dsv3_fused_a_gemm", "fp8_gemm_nt"} <= ops["fused_qkv_a_proj_with_mqa"]
     assert {"dsv3_router_gemm"} <= ops["gate"]
     assert {"cutlass_mla_decode", "BatchMLAPagedAttentionWrapper.run"} <= ops["attn_mqa"]
-    assert {"moe_fused_gate"} <= ops["topk"]
-    outside = {op["group"]: op["name"] for op in committed["non_model_ops"]}
-    assert outside["sampling"] == "sampler"
+    assert {"moe_fused_gate", "fused_topk_deepseek"} <= ops["topk"]
+    assert "sampler" in {op["name"] for op in committed["non_model_ops"] if op["group"] == "sampling"}
 
 
-@needs_sources
+@cache
+def _digest_sources() -> SourceTree:
+    return find_sources(DIGEST_SOURCES)
+
+
+@needs_digest_sources
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_an_architecture_has_its_digest_and_kernels_or_plain_torch_in_every_leaf(architecture: str) -> None:
-    with deep():  # until the analysis is gone: see tools.extract_definitions.traces.digest
-        solved = analysed(architecture, find_sources(SOURCES))
-        ops, kernels = trace(solved), document(solved)
-        del solved
-    assert dumps_digest(condense(architecture, ops)) == (DIGESTS / f"{architecture}.json").read_text(), (
+def test_an_architecture_has_its_digest(architecture: str) -> None:
+    found = digest(architecture, _digest_sources())
+    assert dumps_digest(found) == (DIGESTS / f"{architecture}.json").read_text(), (
         f"out of date; run `python -m tools.extract_definitions.traces {architecture}`"
     )
-    _validate(ops)
-    assert check(ops, kernels) == []
-    leaves = [node for node in _nodes(ops["graph"]) if not node["children"]]
-    assert {node["kind"] for node in leaves} <= {"op", "torch", "again"}
-    named = {op["name"] for op in ops["ops"] if op["kernels"]}
-    assert named >= {node["name"] for node in leaves if node["kind"] == "op"}
     latent = architecture.startswith("Deepseek")
-    assert {"o_proj", "rotary_emb", *(["attn_mqa", "attn_mha"] if latent else ["attn"])} <= named
-    plain = {node["name"] for node in leaves if node["kind"] == "torch"}
-    assert latent or "qkv_proj" in named | plain  # plain where the code never quantises it, as in gpt-oss
+    assert {"rotary_emb", *(["attn_mqa"] if latent else ["attn"])} <= {name for name, of in found["ops"].items() if of}

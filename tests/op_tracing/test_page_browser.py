@@ -67,7 +67,7 @@ def test_it_opens_with_header_and_graph(browser):
     assert browser.text("#model") == "small cuda"
     assert browser.text("#summary") == "3 ops in the forward, 1 outside it; 5 kernels, 1 with a Definition"
     browser.click("#versions")
-    assert browser.text("#hashes").count("ab" * 32) == 2 and "1 call that might reach" in browser.text("#hashes")
+    assert browser.text("#hashes").count("ab" * 32) == 2
     browser.click("#expand")
     assert browser.names() == ALL
     row = browser.row("layer()").text
@@ -143,10 +143,8 @@ def test_a_kernel_shows_its_chains(browser):
     ]
     assert browser.find(".frame")[0].text == f"fp8_gemm(x, w)\n{LINEAR}:40 Linear.forward\nquantization=fp8"
     assert [e.text.split("\n")[0] for e in browser.find(".frame.here")] == ["self.q_proj(x)"] * 2
-    assert "omits 3,201 more chains" in browser.text(".omitted")
     browser.click(".more summary")
     browser.wait(lambda: len(browser.find(".chain")) == 3)
-    assert "approximate: the receiver's class is unknown" in browser.find(".chain")[2].text
     browser.click(".kernel button")
     assert browser.find(".chain") == []
 
@@ -164,11 +162,19 @@ def test_chains_come_a_few_at_a_time_and_complete(browser):
 def test_every_chain_is_read_back(browser):
     shown = browser.run(
         "return trace.kernels.map((kernel) => kernel.chains().map((chain) => chain.map((frame) => "
-        "[frame.file, frame.line, frame.where, frame.call, frame.annotation, frame.approximate])))"
+        "[frame.file, frame.line, frame.where, frame.call, frame.annotation])))"
     )
-    fields = ("file", "line", "function", "call", "condition", "approximate")
+    fields = ("file", "line", "function", "call")
     _, kernels = documents()
-    assert shown == [[[[f.get(x, "") for x in fields] for f in c] for c in k["chains"]] for k in kernels["kernels"]]
+    expected = [
+        [
+            [[*(frame[x] for x in fields), "" if position else chain["needs"]] for position, frame in enumerate(frames)]
+            for chain in kernel["chains"]
+            for frames in [chain["frames"]]
+        ]
+        for kernel in kernels["kernels"]
+    ]
+    assert shown == expected
 
 
 def test_the_keyboard_goes_into_the_op_and_back(browser):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_up_traces import chain, file_form
 
 from tools.runtime_tracing import __main__ as command
 from tools.runtime_tracing.compare import compare, launched, report, seen
@@ -23,8 +24,9 @@ JIT = Frame("sglang/jit_kernel/rope.py", 20, "apply_rope")
 
 
 def traced(name: str, *chains: tuple[Frame, ...]) -> dict[str, Any]:
-    frames = [[{**frame._asdict(), "call": "f()", "condition": ""} for frame in chain] for chain in chains]
-    return {"name": name, "source": "sgl-kernel", "chains": frames}
+    frames = [chain(*({**frame._asdict(), "call": "f()"} for frame in one)) for one in chains]
+    definition = {"file": "", "line": 0}
+    return {"name": name, "source": "sgl-kernel", "category": "other", "definition": definition, "chains": frames}
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ def static_path(tmp_path: Path) -> Path:
         traced("never_called", (LAYER, ENTRY)),
     ]
     path = tmp_path / "kernel_traces.json"
-    path.write_text(json.dumps({"sources": {"sglang": {"version": "0.5.11"}}, "kernels": kernels}))
+    path.write_text(json.dumps(file_form(kernels, {"sglang": {"version": "0.5.11", "sha256": "0" * 64}})))
     return path
 
 
@@ -47,7 +49,7 @@ def called(
 
 
 def run(*calls: RecordedCall, version: str = "0.5.11", stand_ins: tuple[str, ...] = ()) -> Recording:
-    about = {"configuration": "toy-bf16", "layers": [1], "versions": {"sglang": version, "gpu": "NVIDIA H200"}}
+    about = {"configuration": "small-bf16", "layers": [1], "versions": {"sglang": version, "gpu": "NVIDIA H200"}}
     return Recording({**about, "stand_ins": list(stand_ins)}, calls)
 
 
@@ -82,7 +84,7 @@ def test_what_is_missing_is_named(static_path: Path):
 
 def test_each_chain_says_where_it_was_seen(static_path: Path):
     static = read_static(static_path)
-    assert seen([run(KNOWN, ROTATED)], static) == [[["toy-bf16"], []], [["toy-bf16"]], [[]]]
+    assert seen([run(KNOWN, ROTATED)], static) == [[["small-bf16"], []], [["small-bf16"]], [[]]]
     assert seen([run(KNOWN, version="0.5.8")], static) == [[[], []], [[]], [[]]]
 
 
@@ -105,8 +107,9 @@ def test_only_kernels_that_ran_are_looked_up(static_path: Path):
 def test_traces_that_do_not_belong_together_are_not_compared(static_path: Path):
     static = read_static(static_path)
     assert "of SGLang 0.5.8, the static trace of 0.5.11" in compare(run(KNOWN, version="0.5.8"), static).unrelated
-    other = called("sgl_kernel.rmsnorm", NORM, Frame("sglang/srt/models/other.py", 1, "OtherForCausalLM.forward"))
-    assert compare(run(other), static).unrelated == "the static trace is of another model"
+    other = run(KNOWN)
+    other.document["configuration"] = "large-bf16"  # type: ignore[index]
+    assert compare(other, static).unrelated == "the static trace lacks this configuration"
 
 
 def test_a_chain_begins_where_sglang_enters_a_library():
@@ -118,15 +121,15 @@ def test_a_chain_begins_where_sglang_enters_a_library():
 def test_the_command_compares_files(static_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     runs = tmp_path / "runs"
     runs.mkdir()
-    write(runs / "toy-bf16.json", run().document, [KNOWN])
+    write(runs / "small-bf16.json", run().document, [KNOWN])
     shown = tmp_path / "seen.json"
     arguments = ["--compare", str(static_path), "--runs", str(runs), "--json", str(shown)]
     assert command.main(arguments) == 0
     assert "kernels 1 of 1" in capsys.readouterr().out
-    assert json.loads(shown.read_text())["kernels"][0] == {"name": "rmsnorm", "chains": [["toy-bf16"], []]}
-    write(runs / "toy-bf16.json", run().document, [called("sgl_kernel.unknown", LAYER, ENTRY)])
+    assert json.loads(shown.read_text())["kernels"][0] == {"name": "rmsnorm", "chains": [["small-bf16"], []]}
+    write(runs / "small-bf16.json", run().document, [called("sgl_kernel.unknown", LAYER, ENTRY)])
     assert command.main(arguments) == 1
-    write(runs / "toy-bf16.json", run(version="0.5.8").document, [KNOWN])
+    write(runs / "small-bf16.json", run(version="0.5.8").document, [KNOWN])
     assert command.main(arguments) == 3
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-import copy
 import textwrap
+
+import made_up_traces
 
 from tools.shared.source_packages import package_hash
 
@@ -159,7 +160,7 @@ def frame(file, function, call, line=None, **extra):
         start = call.split("(")[0].removeprefix("@") + ("(" if "(" in call else "")
         inside = body(file, function)
         (line,) = (number for number in inside if start in lines[number - 1] and "def " not in lines[number - 1])
-    return {"file": file, "line": line, "function": function, "call": call, "condition": "", **extra}
+    return {"file": file, "line": line, "function": function, "call": call, **extra}
 
 
 def body(file, function):
@@ -170,36 +171,19 @@ def body(file, function):
 
 
 def make_trace(root, *chains, **kernel):
-    sites = []
-    for chain in chains:
-        site = {key: chain[0][key] for key in ("file", "line", "function")}
-        if site not in sites:
-            sites.append(site)
-    return {
-        "sources": {
-            name: {"version": "1.0", "sha256": package_hash(root / package)}
-            for name, package in (
-                ("sglang", "sglang"),
-                ("sgl-kernel", "sgl_kernel"),
-                ("flashinfer-python", "flashinfer"),
-            )
-        },
-        "model": "m",
-        "platform": "cuda",
-        "kernels": [
-            {
-                "name": "fp8_gemm",
-                "source": "sgl-kernel",
-                "category": "gemm",
-                "definition": {"file": KERNEL, "line": 3},
-                "call_sites": sites,
-                "ops": [],
-                "chains": copy.deepcopy([list(chain) for chain in chains]),
-            }
-            | kernel
-        ],
-        "unresolved": [],
+    """A trace with one kernel; its frames are in `trace["frames"]`, in the order of the chains."""
+    sources = {
+        name: {"version": "1.0", "sha256": package_hash(root / package)}
+        for name, package in (("sglang", "sglang"), ("sgl-kernel", "sgl_kernel"), ("flashinfer-python", "flashinfer"))
     }
+    made = {
+        "name": "fp8_gemm",
+        "source": "sgl-kernel",
+        "category": "gemm",
+        "definition": {"file": KERNEL, "line": 3},
+        "chains": [made_up_traces.chain(*one) for one in chains],
+    }
+    return made_up_traces.file_form([made | kernel], sources)
 
 
 LINEAR = frame(LAYERS, "Linear.forward", "gemm( x, self.weight, )")

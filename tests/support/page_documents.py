@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 
 import jsonschema
+import made_up_traces
 
+from tools.kernel_tracing.report.trace_files import packed
 from tools.op_tracing import page
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,26 +31,23 @@ def site(line, function="Layer.forward", file=MODEL, **more):
     return {"file": file, "line": line, "function": function, **more}
 
 
-def frame(line, function, call, condition="", file=MODEL, **more):
-    return {"file": file, "line": line, "function": function, "call": call, "condition": condition, **more}
+def frame(line, function, call, file=MODEL):
+    return {"file": file, "line": line, "function": function, "call": call}
 
 
-def kernel(name, chains, source="sgl-kernel", line=7, **more):
-    sites = list({json.dumps(site(c[0]["line"], c[0]["function"], c[0]["file"])): None for c in chains})
+def kernel(name, chains, source="sgl-kernel", line=7, only=None):
     return {
         "name": name,
         "source": source,
         "category": "gemm",
         "definition": {"file": "sgl_kernel/gemm.py", "line": line},
-        "call_sites": [json.loads(text) for text in sites],
-        "ops": [],
-        "chains": chains,
-        **more,
+        "chains": [made_up_traces.chain(*frames, only=only) for frames in chains],
     }
 
 
 def used(kernel, condition=""):
-    return {key: kernel[key] for key in ("name", "source", "definition")} | {"condition": condition}
+    common = {key: kernel[key] for key in ("name", "source", "definition")}
+    return common | {"condition": condition, "phases": ["prefill"]}
 
 
 def node(name, kind, *children, annotation="", sites=(), **more):
@@ -58,23 +57,30 @@ def node(name, kind, *children, annotation="", sites=(), **more):
 
 def documents():
     """A small op trace and its kernel traces, with every kind of node, and with long and hostile texts."""
-    entry = frame(90, "Model.forward", "self.layer(x)", "for i in range(len(self.layers))")
-    inner = frame(40, "Linear.forward", "fp8_gemm(x, w)", "quantization=fp8", file=LINEAR)
+    entry = frame(90, "Model.forward", "self.layer(x)")
+    inner = frame(40, "Linear.forward", "fp8_gemm(x, w)", file=LINEAR)
     through = [[inner, frame(line, "Layer.forward", "self.q_proj(x)"), entry] for line in (12, 13)]
-    elsewhere = [inner, frame(700, "Other.forward", "self.lm_head(x)", approximate="the receiver's class is unknown")]
-    gemm = kernel("fp8_gemm", [*through, elsewhere], omitted_chains=3201)
+    elsewhere = [inner, frame(700, "Other.forward", "self.lm_head(x)")]
+    gemm = kernel("fp8_gemm", [*through, elsewhere], only="small-fp8")
     twin = kernel("fp8_gemm", [[frame(41, "Linear.forward", "fp8_gemm[grid](x)", file=LINEAR)]], "triton", 70)
     many = [[frame(n, "f", f"attend_{n}(q)"), frame(20, "Layer.forward", "self.attn(q)"), entry] for n in range(1, 13)]
     attend = kernel("attend", many, source="flashinfer")
-    hostile = kernel(HOSTILE, [[frame(30, "Layer.forward", HOSTILE_TEXT, HOSTILE_TEXT)]])
+    hostile = kernel(HOSTILE, [[frame(30, "Layer.forward", HOSTILE_TEXT)]])
     sample = kernel("sample", [[frame(5, "Sampler.forward", "sample(p)", file="sglang/srt/layers/sampler.py")]])
     q_sites = [site(12, annotation="self.fused"), site(13, annotation="not (self.fused)")]
+    gelu = node("gelu", "torch", sites=[site(25)], phases=["prefill"])
     layer = node(
         "layer",
         "container",
         node("q_proj", "op", sites=q_sites),
         node("attn", "op", sites=[site(20)], annotation="attn_forward_method == AttnForwardMethod.MLA"),
-        node("mlp", "container", node("gelu", "torch", sites=[site(25)]), function="MLP.forward", sites=[site(24)]),
+        node(
+            "mlp",
+            "container",
+            gelu,
+            function="MLP.forward",
+            sites=[site(24)],
+        ),
         node(HOSTILE, "op", sites=[site(30, annotation=HOSTILE_TEXT)], annotation=HOSTILE_TEXT),
         function="Layer.forward",
         sites=[site(90, "Model.forward")],
@@ -105,14 +111,13 @@ def documents():
             }
         ],
     }
-    unresolved = [{"file": MODEL, "line": 3, "function": "f", "call": "g()", "reason": "the receiver is unknown"}]
-    kernels = {**HEAD, "kernels": [gemm, twin, attend, hostile, sample], "unresolved": unresolved}
-    return valid(ops, kernels)
+    kernels = [gemm, twin, attend, hostile, sample]
+    return valid(ops, made_up_traces.document(kernels, HEAD["sources"]))
 
 
 def valid(ops, kernels):
     SCHEMAS["op_traces"].validate(ops)
-    SCHEMAS["kernel_traces"].validate(kernels)
+    SCHEMAS["kernel_traces"].validate(packed(kernels))
     return ops, kernels
 
 
@@ -142,8 +147,7 @@ def large():
         layers.append(node(f"layer_{n}", "container", *children, function=f"Layer{n}.forward", sites=[site(n + 1)]))
     graph = node("large", "container", node("Large", "container", *layers, function="Large.forward"))
     trace = {**HEAD, "ops": ops, "graph": graph, "direct_kernels": [], "non_model_ops": []}
-    valid(trace, {**HEAD, "kernels": kernels[:9], "unresolved": []})  # all would take long
-    return trace, {**HEAD, "kernels": kernels, "unresolved": []}
+    return valid(trace, made_up_traces.document(kernels, HEAD["sources"]))
 
 
 def rendered(make=documents):

@@ -27,6 +27,10 @@ def rules(definition: dict[str, Any], claims: ModelClaims | None = None) -> list
     return [problem.rule for problem in findings.problems]
 
 
+#: Kernels of sglang 0.5.8 that 0.5.11 no longer has.
+KERNELS_OF_NO_CONFIGURATION = {"compute_problem_sizes_w4a8_kernel"}
+
+
 def test_curated_claims_name_what_exists_and_is_claimed() -> None:
     schema = json.loads((REPOSITORY / "schema" / "curated_claims.schema.json").read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator(schema).validate(json.loads(curated_path(REPOSITORY).read_text(encoding="utf-8")))
@@ -34,9 +38,11 @@ def test_curated_claims_name_what_exists_and_is_claimed() -> None:
     assert known is not None
     kernels = json.loads((REPOSITORY / "traces" / "kernel_traces.json").read_text(encoding="utf-8"))["kernels"]
     traced = {kernel["name"] for kernel in kernels}
+    paths = (REPOSITORY / "schema" / "kernel_paths.json").read_text(encoding="utf-8")
     tagged = [(one.name, model) for one in definitions(root=REPOSITORY) for model in one.tag_values("model")]
     for claim in CLAIMS:
-        assert claim.get("kernel", "dsv3_router_gemm") in traced, claim
+        name = claim.get("kernel", "dsv3_router_gemm")
+        assert name in traced or f'.{name}"' in paths or name in KERNELS_OF_NO_CONFIGURATION, claim
         assert set(claim["models"]) <= known.models, claim
         only = ModelClaims(known.models, {}, ((tuple(claim["definitions"]), frozenset(claim["models"])),))
         assert any(only.allows(name, model) for name, model in tagged), f"nothing claims this: {claim}"

@@ -128,7 +128,6 @@ class _Packer:
             "category": kernel["category"],
             "file": kernel["definition"]["file"],
             "line": kernel["definition"]["line"],
-            "omitted": 0,
             "definitions": list(self._definitions.get(kernel_id(kernel), ())),
             "chains": [self._chain(chain) for chain in kernel["chains"]],
         }
@@ -136,7 +135,7 @@ class _Packer:
     def _chain(self, chain: Mapping[str, Any]) -> int:
         link = -1
         for position, frame in reversed(list(enumerate(chain["frames"]))):
-            texts = (frame["function"], frame["call"], "" if position else _said(chain), "")
+            texts = (frame["function"], frame["call"], "" if position else _said(chain))
             key = (self._text(frame["file"]), frame["line"], *map(self._text, texts))
             number = self._frames.setdefault(key, len(self._frames))
             link = self._links.setdefault((number, link), len(self._links))

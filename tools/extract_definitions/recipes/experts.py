@@ -9,8 +9,8 @@ from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.needs import Request
 from tools.extract_definitions.words import const, tensor, var
 
-#: Ops of the experts; `run_moe_core` is the op when two batches overlap.
-OPS = ("experts", "run_moe_core")
+#: Ops of the experts.
+OPS = ("experts",)
 TOPK = "topk"
 #: Features that share one scale; for weights, in both directions.
 BLOCK = 128

@@ -12,7 +12,7 @@ NO_DIFFERENCE = "No difference.\n"
 
 
 def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """New and removed kernels, moved call sites, changed chains and unresolved calls, or NO_DIFFERENCE.
+    """New and removed kernels, moved call sites, changed chains, and what could not be evaluated, or NO_DIFFERENCE.
 
     Kernels are the same if their name and source are. A call site has moved if the same function calls the kernel as
     often as before, but on other lines.
@@ -28,7 +28,7 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
             changed += [f"~ {key[0]} ({key[1]})", *(f"    {detail}" for detail in details)]
     number = sum(line.startswith("~") for line in changed)
     lines += _section(f"Changed kernels ({number})", changed)
-    lines += _unresolved(old["unresolved"], new["unresolved"])
+    lines += _not_evaluated(old["not_evaluated"], new["not_evaluated"])
     return "\n".join(lines) + "\n" if lines else NO_DIFFERENCE
 
 
@@ -73,13 +73,10 @@ def _changes(old: list[Mapping[str, Any]], new: list[Mapping[str, Any]]) -> list
         f"ops: {sign} {op}" for sign, some in (("+", ops[1] - ops[0]), ("-", ops[0] - ops[1])) for op in sorted(some)
     ]
     details += _sites(old, new)
-    chains = [Counter(_text(chain) for kernel in kernels for chain in kernel["chains"]) for kernels in (old, new)]
+    chains = [Counter(_chain(chain) for kernel in kernels for chain in kernel["chains"]) for kernels in (old, new)]
     totals = [sum(counter.values()) for counter in chains]
     if totals[0] != totals[1]:
         details.append(f"chains: {totals[0]} -> {totals[1]}")
-    omitted = [sum(kernel.get("omitted_chains", 0) for kernel in kernels) for kernels in (old, new)]
-    if omitted[0] != omitted[1]:
-        details.append(f"chains omitted: {omitted[0]} -> {omitted[1]}")
     if totals[0] == totals[1] and chains[0] != chains[1] and not details:
         details.append(f"chains: {(chains[1] - chains[0]).total()} of {totals[0]} changed")
     return details
@@ -117,20 +114,17 @@ def _text(value: Any) -> str:
     return " ".join(_text(item) for item in value) if isinstance(value, list) else str(value)
 
 
-def _unresolved(old: list[Mapping[str, Any]], new: list[Mapping[str, Any]]) -> list[str]:
-    """Calls are compared without their line numbers, because every edit moves lines."""
-    before, after = (
-        Counter(f"{call['file']} in {call['function']}: {call['call']} ({call['reason']})" for call in calls)
-        for calls in (old, new)
-    )
+def _chain(chain: Mapping[str, Any]) -> str:
+    """A chain, and which configurations take it."""
+    return f"{_text(chain['frames'])}: {_text(chain['configurations'])}"
+
+
+def _not_evaluated(old: list[Mapping[str, Any]], new: list[Mapping[str, Any]]) -> list[str]:
+    before, after = ({one["text"] for one in some} for some in (old, new))
     entries = [
-        f"{sign} {text}"
-        for sign, some in (("+", after - before), ("-", before - after))
-        for text in sorted(some.elements())
+        f"{sign} {text}" for sign, some in (("+", after - before), ("-", before - after)) for text in sorted(some)
     ]
-    if len(old) == len(new) and not entries:
-        return []
-    return _section(f"Unresolved calls: {len(old)} -> {len(new)}", entries)
+    return _section(f"Not evaluated: {len(old)} -> {len(new)}", entries)
 
 
 def _section(title: str, entries: list[str]) -> list[str]:

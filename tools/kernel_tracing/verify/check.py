@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import gc
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -174,8 +175,15 @@ class _Checker:
         key = (frame, file, function)
         if key not in self._entered:
             target = self.links.target(file, function)
-            self._entered[key] = any(self.links.enters(site, frame.file, target) for site in sites)
+            named = self._replaces_torch(target) or any(_may_call(site.node, target) for site in sites)
+            self._entered[key] = named or any(self.links.enters(site, frame.file, target) for site in sites)
         return self._entered[key]
+
+    def _replaces_torch(self, target: Target) -> bool:
+        """Whether a function is registered as an operator of torch itself, which any code may call."""
+        source = self.sources.get(target.file)
+        pattern = rf'\.impl\(\s*"aten::[\w.]+",\s*{re.escape(target.name)}\b'
+        return source is not None and bool(re.search(pattern, source.text))
 
     # The kernel itself.
 
@@ -205,6 +213,8 @@ class _Checker:
             target = Target("", name, name, name)
             return any(self.links.enters(site, frame.file, target) for site in sites)
         source = self.sources.get(file)
+        if kernel["source"] == "jit" and frame.file == file:
+            return True  # a function of the module that this file loads
         if source and any(name in _aliased(source, last_name(callee)) for callee in callees):
             return True
         for qualified, node in source.definitions.items() if source else ():
@@ -215,6 +225,17 @@ class _Checker:
             if any(one.file == file and getattr(one.node, "lineno", 0) == line for one in found):
                 return True
         return False
+
+
+def _may_call(node: ast.AST, target: Target) -> bool:
+    """Whether the names suffice: a call of the target's own name on an object, or of an object that may be a module.
+
+    Which class the object has is not judged here: the evaluation of the configurations shows that.
+    """
+    callee = node.func if isinstance(node, ast.Call) else node
+    if not target.owner:
+        return False
+    return target.name in ("forward", "__call__") or (isinstance(callee, ast.Attribute) and callee.attr == target.name)
 
 
 def _aliased(source: SourceFile, alias: str) -> set[str]:

@@ -3,7 +3,7 @@
 
 const trace = (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const FRAME = 6;
+  const FRAME = 5;
   const text = (number) => data.texts[number];
 
   const site = ([file, line, where, annotation]) => ({
@@ -11,8 +11,8 @@ const trace = (() => {
   });
 
   const frame = (number) => {
-    const [file, line, where, call, condition, approximate] = data.frames.slice(number * FRAME, (number + 1) * FRAME);
-    return { ...site([file, line, where, condition]), call: text(call), approximate: text(approximate) };
+    const [file, line, where, call, condition] = data.frames.slice(number * FRAME, (number + 1) * FRAME);
+    return { ...site([file, line, where, condition]), call: text(call) };
   };
 
   /** The frames of a chain, the kernel's call first. */

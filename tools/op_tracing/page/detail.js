@@ -150,10 +150,6 @@ class Detail {
       });
       parts.push(rest);
     }
-    if (kernel.omitted) {
-      parts.push(element("p", { class: "omitted" },
-        `The trace omits ${plural(kernel.omitted, "more chain")} of this kernel for brevity.`));
-    }
     return parts;
   }
 
@@ -185,7 +181,6 @@ class Detail {
         element("code", { class: "call" }, frame.call),
         element("span", { class: "at" }, element("span", { class: "place" }, ...breakable(`${frame.file}:${frame.line}`)), " ",
           element("span", { class: "where" }, ...breakable(frame.where))),
-        frame.annotation ? element("span", { class: "condition" }, frame.annotation) : "",
-        frame.approximate ? element("span", { class: "approximate" }, `approximate: ${frame.approximate}`) : "")));
+        frame.annotation ? element("span", { class: "condition" }, frame.annotation) : "")));
   }
 }

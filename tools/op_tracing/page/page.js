@@ -82,7 +82,7 @@ function header() {
     element("dl", {}, ...sources.flatMap(([name, { version, sha256 }]) => [
       element("dt", {}, `${name} ${version}`), element("dd", {}, sha256)])),
     trace.unresolved
-      ? element("p", {}, `${plural(trace.unresolved, "call")} that might reach a kernel could not be resolved: kernels behind them may be missing.`)
+      ? element("p", {}, `${plural(trace.unresolved, "expression")} could not be evaluated: kernels that depend on them may be missing.`)
       : "");
 }
 
