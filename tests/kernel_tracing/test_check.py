@@ -69,8 +69,21 @@ WRONG_LINKS = {
 }
 
 
-@pytest.mark.parametrize("link", WRONG_LINKS)
-@pytest.mark.xfail(reason="names suffice for methods; `again.compared` notices these", strict=False)
+#: What the check of single frames accepts, because names suffice for methods. Evaluating again notices these.
+ACCEPTED = {
+    "another class's forward",
+    "a frame left out",
+    "the chain turned round",
+    "a function of the same name elsewhere",
+}
+
+
+def test_names_suffice_for_methods(sources):
+    """Documents the limit: see `tools.kernel_tracing.report.again`."""
+    assert {link for link in WRONG_LINKS if not check(make_trace(sources, WRONG_LINKS[link]), sources)} == ACCEPTED
+
+
+@pytest.mark.parametrize("link", sorted(set(WRONG_LINKS) - ACCEPTED))
 def test_wrong_links_are_found(sources, link):
     chain = WRONG_LINKS[link]
     problems = check(make_trace(sources, chain), sources)

@@ -26,7 +26,6 @@ def documents() -> Documents:
         _kernel("other", [chain(other, op="other")]),
     ]
     traces = document(kernels, SOURCES, "tiny")
-    leaves = [_node(name, "op") for name in ("up", "down", "other")]
     ops = {
         **{key: traces[key] for key in ("sources", "model", "platform")},
         "ops": [_op("down", down, kernels[0]), _op("other", other, kernels[1]), _op("up", up, kernels[0])],
