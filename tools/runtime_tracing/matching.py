@@ -16,9 +16,21 @@ PRODUCTS = {"torch.matmul", "torch.mm", "torch.nn.functional.linear"}
 _TENSOR = re.compile(r"\b([a-z]+\d\w*|bool)\[([\d,]*)\]")
 _SETTING = re.compile(r"\b(\w+): ([\w.+-]+|'\w+')(?=, |$)")
 _INTEGER = re.compile(r": (\d+)(?=, |$)")
+#: SGLang counts the experts of other ranks as one more expert.
+_EXPERTS = re.compile(r"(?<=num_experts): (\d+)")
 _EPS = re.compile(r"^EPS = (\S+)$", re.MULTILINE)
 #: Settings of kernels -> the only value that Definitions describe: no cap, no window, top-k before top-p.
 DESCRIBED = {"logits_soft_cap": "0.0", "window_left": "-1", "filter_apply_order": "'top_k_first'"}
+
+TRITON_OPS = "sglang.srt.layers.attention.triton_ops"
+#: Triton kernels -> the function, named by evidence, that launches them.
+LAUNCHED_BY = {
+    f"{TRITON_OPS}.decode_attention._fwd_kernel_stage1": f"{TRITON_OPS}.decode_attention.decode_attention_fwd",
+    f"{TRITON_OPS}.decode_attention._fwd_grouped_kernel_stage1": f"{TRITON_OPS}.decode_attention.decode_attention_fwd",
+    f"{TRITON_OPS}.decode_attention._fwd_kernel_stage2": f"{TRITON_OPS}.decode_attention.decode_attention_fwd",
+    f"{TRITON_OPS}.extend_attention._fwd_kernel": f"{TRITON_OPS}.extend_attention.extend_attention_fwd",
+    "sglang.srt.mem_cache.utils.set_mla_kv_buffer_kernel": "sglang.srt.mem_cache.utils.set_mla_kv_buffer_triton",
+}
 
 Shape = tuple[int, ...]
 #: Library and last part of a dotted path: function, or class.
@@ -58,6 +70,9 @@ class Evidence:
 
 def computes(call: RecordedCall, definition: Definition) -> bool:
     """Whether a call of one of the Definition's kernels has the sizes and the settings of that Definition."""
+    arguments = call.arguments
+    if call.kernel.endswith(".moe_align_block_size"):
+        arguments = _EXPERTS.sub(lambda count: f": {int(count[1]) - 1}", arguments)
     settings = dict(_SETTING.findall(call.arguments))
     eps = _EPS.search(definition.reference)
     if eps and "eps" in settings and float(settings["eps"]) != float(eps[1]):
@@ -72,9 +87,17 @@ def computes(call: RecordedCall, definition: Definition) -> bool:
     inputs = [one for one in definition.inputs.values() if _is_sized(one, const)]
     given = tensors(call.arguments)
     # A size that no input has, such as the number of chosen experts, is one of an output, or a number.
-    elsewhere = {value for name, value in const.items() if not any(name in (one.shape or ()) for one in inputs)}
-    numbers = {size for _, shape in given for size in shape} | set(map(int, _INTEGER.findall(call.arguments)))
-    return elsewhere <= numbers | {1} and _assigned(inputs, given, const, {})
+    named = {axis for one in inputs for axis in one.shape or ()}
+    named |= {name for name in const for rule in definition.constraints if rule.startswith(f"{name} ==")}
+    elsewhere = {value for name, value in const.items() if name not in named}
+    numbers = {size for _, shape in given for size in shape} | set(map(int, _INTEGER.findall(arguments)))
+    if not elsewhere <= numbers | {1}:
+        return False
+    codes = next((one.dtype for one in inputs if one.dtype.startswith("float8")), None)
+    # Kernels take scales after the codes that they belong to, or after all codes.
+    inputs.sort(key=lambda one: one.dtype == "float32")
+    given.sort(key=lambda one: one[0] == "float32")
+    return _assigned(inputs, given, const, {}, codes)
 
 
 def tensors(arguments: str) -> list[tuple[str, Shape]]:
@@ -92,15 +115,21 @@ def _assigned(
     given: Sequence[tuple[str, Shape]],
     const: Mapping[str, int],
     bound: Mapping[str, int],
+    codes: str | None,
 ) -> bool:
-    """Whether each input can be given a tensor with its dtype and sizes, in the order of both."""
+    """Whether each input can be given a tensor with its dtype and sizes, in the order of both.
+
+    `codes` is the dtype of quantised weights, if there are any. An operation that has them may quantise its activations
+    itself: its kernel is then given codes where the Definition has bfloat16.
+    """
     if not inputs:
         return True
     first, *rest = inputs
+    dtypes = {first.dtype, codes} if first.dtype == "bfloat16" else {first.dtype}
     for index, (dtype, shape) in enumerate(given):
-        if dtype == first.dtype:
+        if dtype in dtypes:
             for sizes in _fits(first.shape or (), shape, const, bound):
-                if _assigned(rest, given[index + 1 :], const, {**bound, **sizes}):
+                if _assigned(rest, given[index + 1 :], const, {**bound, **sizes}, codes):
                     return True
     return False
 
@@ -108,18 +137,25 @@ def _assigned(
 def _fits(
     axes: Sequence[str], shape: Shape, const: Mapping[str, int], bound: Mapping[str, int]
 ) -> Iterator[dict[str, int]]:
-    """The sizes of variable axes for each way in which a shape fits: as it is, transposed, or without axes of size 1.
+    """The sizes of variable axes for each way in which a shape fits.
 
-    Only a matrix whose sizes are both constant, a weight, may be transposed.
+    It may be as it is, with or without axes of size 1, or with rows of several per token in one axis. Only weights,
+    whose sizes are all constant, may be transposed: their last two axes.
     """
+    if len(shape) > len(axes):
+        shape = tuple(size for size in shape if size != 1)
     ways = [tuple(axes), tuple(axis for axis in axes if const.get(axis) != 1)]
-    if len(axes) == 2 and all(axis in const for axis in axes):
-        ways.append((axes[1], axes[0]))
+    if len(axes) >= 2 and all(axis in const for axis in axes):
+        ways.append((*axes[:-2], axes[-1], axes[-2]))
+    known = {**const, **bound}
     for way in dict.fromkeys(ways):
         pairs = dict(zip(way, shape, strict=False))
-        known = {**const, **bound}
         if len(way) == len(shape) and all(known.get(axis, size) == size for axis, size in pairs.items()):
             yield {axis: size for axis, size in pairs.items() if axis not in const}
+    if len(axes) == 3 and len(shape) == 2 and axes[0] not in const and {*axes[1:]} <= const.keys():
+        tokens, rest = divmod(shape[0], const[axes[1]])
+        if rest == 0 and shape[1] == const[axes[2]] and known.get(axes[0], tokens) == tokens:
+            yield {axes[0]: tokens}
 
 
 def _keys(call: RecordedCall) -> list[Key]:
@@ -128,7 +164,11 @@ def _keys(call: RecordedCall) -> list[Key]:
         return [("torch", "matmul")] if is_product else []
     if call.kernel.rpartition(".")[2] in PREPARING:
         return []
-    return [(parts[0], part) for parts in map(_parts, (call.kernel, *call.through)) for part in parts[-2:]]
+    return [
+        (parts[0], part)
+        for parts in map(_parts, (LAUNCHED_BY.get(call.kernel, call.kernel), *call.through))
+        for part in parts[-2:]
+    ]
 
 
 def _parts(path: str) -> list[str]:

@@ -26,7 +26,8 @@ A call counts as *verified* if evidence names its kernel (the library, and the f
 whose constant sizes, dtypes and settings are those of the recorded arguments. The settings are eps, causality, the
 dtype of the output, a cap of the logits, a window, and whether top-k comes before top-p. A tag that names a kernel
 without evidence from it does not count. For matrix products the kernel is `torch.matmul` (cuBLAS); a product with a
-bias, or of batches, is another function. *Other sizes* is the time in kernels that have evidence, but only for other
+bias, or of batches, is another function. A Definition that quantises its activations itself also covers the product that
+its kernel launches with the quantised ones. *Other sizes* is the time in kernels that have evidence, but only for other
 sizes or settings. Kernels that SGLang compiles by itself (`sglang.jit_kernel`) are not those of sgl-kernel that have
 the same name.
 
