@@ -130,9 +130,23 @@ def test_only_a_kernel_with_evidence_is_verified():
         ("torch.nn.functional.linear", matrices, Standing.VERIFIED),
         ("torch.nn.functional.linear", f"{matrices}, 2: bfloat16[256]", Standing.UNKNOWN),
         ("torch.bmm", matrices, Standing.UNKNOWN),
+        ("torch.nn.functional.linear", matrices.replace("bfloat16", "float32"), Standing.UNKNOWN),
         ("torch.Tensor.matmul", "0: float32[1,128,1], 1: float32[1,1,8]", Standing.UNKNOWN),
     ):
         assert evidence.of(call(name, arguments, library="torch"))[0] is standing, name
+
+
+def test_products_with_bias_and_of_batches_have_their_own_evidence():
+    biased, batch = load("gemm_bf16_bias_n4608_k3584"), load("bmm_bf16_b16_n512_k128")
+    evidence = Evidence([biased, batch], {biased.name: ["torch.nn.functional.linear"], batch.name: ["torch.bmm"]})
+    linear = "0: bfloat16[8,3584], 1: bfloat16[4608,3584]"
+    for name, arguments, standing in (
+        ("torch.nn.functional.linear", f"{linear}, 2: bfloat16[4608]", Standing.VERIFIED),
+        ("torch.nn.functional.linear", linear, Standing.UNKNOWN),
+        ("torch.bmm", "0: bfloat16[16,8,128], 1: bfloat16[16,128,512]", Standing.VERIFIED),
+        ("torch.bmm", "0: bfloat16[16,8,512], 1: bfloat16[16,512,128]", Standing.OTHER_SIZES),
+    ):
+        assert evidence.of(call(name, arguments, library="torch"))[0] is standing, (name, arguments)
 
 
 def test_a_class_is_found_by_its_methods():

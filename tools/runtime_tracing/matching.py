@@ -12,6 +12,8 @@ from tools.runtime_tracing.recording import PREPARING, RecordedCall
 
 #: PyTorch functions that compute a plain matrix product, for which evidence names ``torch.matmul``.
 PRODUCTS = {"torch.matmul", "torch.mm", "torch.nn.functional.linear"}
+#: PyTorch functions that evidence names themselves.
+COUNTED = {"torch.nn.functional.linear", "torch.bmm"}
 #: dtype and sizes of a tensor among recorded arguments.
 _TENSOR = re.compile(r"\b([a-z]+\d\w*|bool)\[([\d,]*)\]")
 _SETTING = re.compile(r"\b(\w+): ([\w.+-]+|'\w+')(?=, |$)")
@@ -160,8 +162,10 @@ def _fits(
 
 def _keys(call: RecordedCall) -> list[Key]:
     if call.library == "torch":
-        is_product = call.kernel in PRODUCTS and len(tensors(call.arguments)) == 2
-        return [("torch", "matmul")] if is_product else []
+        given = tensors(call.arguments)
+        if call.kernel in PRODUCTS and len(given) == 2 and given[0][0] != "float32":
+            return [("torch", "matmul")]
+        return [("torch", call.kernel.rpartition(".")[2])] if call.kernel in COUNTED else []
     if call.kernel.rpartition(".")[2] in PREPARING:
         return []
     return [
