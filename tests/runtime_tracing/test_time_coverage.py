@@ -53,6 +53,10 @@ def recording(*calls: RecordedCall, name: str = "toy", stand_ins: tuple[str, ...
         ("top_k_top_p_sampling_from_probs_v129280", "probs: float32[8,129280], top_k: int32[8], top_p: float32[8]"),
         ("moe_topk_softmax_topk8_e64", "weights: float32[9,8], ids: int32[9,8], gating: bfloat16[9,64]"),
         ("moe_topk_softmax_topk8_e64", "gating: bfloat16[9,64], topk: 8"),
+        (
+            "top_k_top_p_joint_sampling_from_probs_v129280",
+            "probs: float32[8,129280], top_k: int32[8], top_p: float32[8], filter_apply_order: 'joint'",
+        ),
         # DeepGEMM takes pairs of codes and scales; CUTLASS takes weights and their scales transposed, scales last.
         ("fp8_blockwise_scaled_mm_n2112_k7168", f"0: ({CODES[0]}, {SCALES[0]}), 1: ({CODES[1]}, {SCALES[1]})"),
         (

@@ -81,7 +81,8 @@ def computes(call: RecordedCall, definition: Definition) -> bool:
         return False
     if settings.get("causal") == "False" and "causal" in definition.tags:
         return False
-    if any(settings.get(name, value) != value for name, value in DESCRIBED.items()):
+    described = {**DESCRIBED, **({"filter_apply_order": "'joint'"} if "_joint_" in definition.name else {})}
+    if any(settings.get(name, value) != value for name, value in described.items()):
         return False
     if "out_dtype" in settings and settings["out_dtype"] not in {one.dtype for one in definition.outputs.values()}:
         return False
