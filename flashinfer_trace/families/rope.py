@@ -250,6 +250,23 @@ def run_sgl(half_split: bool) -> KernelCall:
     return run
 
 
+def run_jit(half_split: bool) -> KernelCall:
+    """An adapter for the function that SGLang compiles by itself; it rotates the first features of each head."""
+
+    def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+        from sglang.jit_kernel.rope import apply_rope_with_cos_sin_cache_inplace
+
+        arguments = (inputs["q"], inputs["k"], inputs["cos_sin_cache"], inputs["positions"])
+        apply_rope_with_cos_sin_cache_inplace(*arguments, is_neox=half_split)
+        return {"q_out": inputs["q"], "k_out": inputs["k"]}
+
+    return run
+
+
+def known_rotary_dim(definition: Definition) -> str | None:
+    return None if definition.const_axes["rotary_dim"] in (64, 128, 256) else "needs rotary_dim 64, 128 or 256"
+
+
 def known_head_size(definition: Definition) -> str | None:
     return None if definition.const_axes["head_size"] in (64, 128, 256) else "needs head_size 64, 128 or 256"
 
@@ -257,6 +274,7 @@ def known_head_size(definition: Definition) -> str | None:
 # No kernel can be launched for zero rows, because an empty grid is an error in CUDA.
 LAUNCHABLE = {"num_tokens": (1, 1 << 20)}
 IN_PLACE = ("q", "k")
+JIT = "sglang.jit_kernel.rope"
 TWIN_HEADS = {"num_qo_heads": 4, "num_kv_heads": 2}
 
 
@@ -298,6 +316,17 @@ def rope_family(style: str, suffix: str = "", heads: Mapping[str, int] = TWIN_HE
                 plan_options=RopeOptions(bfloat16_cache=True, whole_groups=True),
                 in_place=IN_PLACE,
                 compare=stepwise,
+            ),
+            Kernel(
+                f"{JIT}.apply_rope_with_cos_sin_cache_inplace",
+                "sglang",
+                run_jit(half_split),
+                min_capability=(8, 0),
+                limits=LAUNCHABLE,
+                supports=known_rotary_dim,
+                in_place=IN_PLACE,
+                modules=(JIT,),
+                optional=True,
             ),
         ),
     )

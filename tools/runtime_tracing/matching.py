@@ -20,6 +20,8 @@ _SETTING = re.compile(r"\b(\w+): ([\w.+-]+|'\w+')(?=, |$)")
 _INTEGER = re.compile(r": (\d+)(?=, |$)")
 #: SGLang counts the experts of other ranks as one more expert.
 _EXPERTS = re.compile(r"(?<=num_experts): (\d+)")
+#: Some kernels can also write what they compute to a cache.
+_CACHES = re.compile(r"\bk_cache: ")
 _EPS = re.compile(r"^EPS = (\S+)$", re.MULTILINE)
 #: Settings of kernels -> the only value that Definitions describe: no cap, no window, top-k before top-p.
 DESCRIBED = {"logits_soft_cap": "0.0", "window_left": "-1", "filter_apply_order": "'top_k_first'"}
@@ -78,6 +80,8 @@ def computes(call: RecordedCall, definition: Definition) -> bool:
     settings = dict(_SETTING.findall(call.arguments))
     eps = _EPS.search(definition.reference)
     if eps and "eps" in settings and float(settings["eps"]) != float(eps[1]):
+        return False
+    if _CACHES.search(arguments) and "k_cache" not in definition.inputs:
         return False
     if settings.get("causal") == "False" and "causal" in definition.tags:
         return False
