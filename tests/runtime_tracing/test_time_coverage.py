@@ -57,6 +57,15 @@ def recording(*calls: RecordedCall, name: str = "toy", stand_ins: tuple[str, ...
             "top_k_top_p_joint_sampling_from_probs_v129280",
             "probs: float32[8,129280], top_k: int32[8], top_p: float32[8], filter_apply_order: 'joint'",
         ),
+        # Both parts of queries and of keys in one tensor each.
+        (
+            "mla_paged_decode_h128_ckv512_kpe64_ps64",
+            "q: bfloat16[8,1,128,576], k_cache: bfloat16[257,64,1,576], table: int32[8,11], softmax_scale: 0.1",
+        ),
+        (
+            "mla_paged_decode_h128_ckv512_kpe64_ps1",
+            "Q: bfloat16[8,128,576], K_Buffer: bfloat16[99,1,576], V_Buffer: bfloat16[99,1,512]",
+        ),
         # DeepGEMM takes pairs of codes and scales; CUTLASS takes weights and their scales transposed, scales last.
         ("fp8_blockwise_scaled_mm_n2112_k7168", f"0: ({CODES[0]}, {SCALES[0]}), 1: ({CODES[1]}, {SCALES[1]})"),
         (
@@ -89,6 +98,7 @@ def test_a_call_of_the_same_sizes_computes_a_definition(definition: str, argumen
         ("rmsnorm_h7168", NORM.replace("bfloat16", "float16")),
         ("rmsnorm_h7168", NORM.replace("1e-06", "1e-05")),
         ("rmsnorm_h7168", "input: bfloat16[8,7168]"),  # no weight
+        ("mla_paged_decode_h128_ckv512_kpe64_ps64", "q: bfloat16[8,1,128,512], k: bfloat16[257,64,1,576]"),
         ("fp8_blockwise_scaled_mm_n2112_k7168", f"0: ({CODES[0]}, {SCALES[1]}), 1: ({CODES[1]}, {SCALES[0]})"),
         ("fp8_scaled_mm_n28672_k4096", f"{SCALED_MM}, sa: float32[8,1], sb: float32[1,4096]"),
         ("moe_bf16_expert_gemm_topk9_r9_e257_n7168_k2048", f"a: bfloat16[71,2048], {DOWN}"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import re
 from collections import defaultdict
@@ -21,7 +22,7 @@ _INTEGER = re.compile(r": (\d+)(?=, |$)")
 #: SGLang counts the experts of other ranks as one more expert.
 _EXPERTS = re.compile(r"(?<=num_experts): (\d+)")
 #: Some kernels can also write what they compute to a cache.
-_CACHES = re.compile(r"\bk_cache: ")
+_CACHES = re.compile(r"\bv_cache: ")
 _EPS = re.compile(r"^EPS = (\S+)$", re.MULTILINE)
 #: Settings of kernels -> the only value that Definitions describe: no cap, no window, top-k before top-p.
 DESCRIBED = {"logits_soft_cap": "0.0", "window_left": "-1", "filter_apply_order": "'top_k_first'"}
@@ -81,7 +82,7 @@ def computes(call: RecordedCall, definition: Definition) -> bool:
     eps = _EPS.search(definition.reference)
     if eps and "eps" in settings and float(settings["eps"]) != float(eps[1]):
         return False
-    if _CACHES.search(arguments) and "k_cache" not in definition.inputs:
+    if _CACHES.search(arguments) and "v_cache" not in definition.inputs:
         return False
     if settings.get("causal") == "False" and "causal" in definition.tags:
         return False
@@ -138,7 +139,24 @@ def _assigned(
             for sizes in _fits(first.shape or (), shape, const, bound):
                 if _assigned(rest, given[index + 1 :], const, {**bound, **sizes}, codes):
                     return True
-    return False
+    joined = _joined(inputs, const)
+    return joined is not None and _assigned([joined[0], *inputs[2:]], given, joined[1], bound, codes)
+
+
+def _joined(inputs: Sequence[TensorSpec], const: Mapping[str, int]) -> tuple[TensorSpec, Mapping[str, int]] | None:
+    """The first two inputs as one whose last axis has the features of both, as kernels of latent attention take them.
+
+    With the constant sizes, among them the sum; None if these inputs differ in more than their last, constant axes.
+    """
+    if len(inputs) < 2:
+        return None
+    (*axes, last), (*others, other) = (one.shape or ("",) for one in inputs[:2])
+    if inputs[0].dtype != inputs[1].dtype or not axes or axes != others or last == other:
+        return None
+    if last not in const or other not in const:
+        return None
+    both = f"{last} and {other}"
+    return dataclasses.replace(inputs[0], shape=(*axes, both)), {**const, both: const[last] + const[other]}
 
 
 def _fits(
