@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from flashinfer_trace import Definition, TensorSpec
+from flashinfer_trace.kernel_coverage import LAUNCHED_BY
 from tools.runtime_tracing.recording import PREPARING, RecordedCall
 
 #: PyTorch functions that compute a plain matrix product, for which evidence names ``torch.matmul``.
@@ -26,16 +27,6 @@ _CACHES = re.compile(r"\bv_cache: ")
 _EPS = re.compile(r"^EPS = (\S+)$", re.MULTILINE)
 #: Settings of kernels -> the only value that Definitions describe: no cap, no window, top-k before top-p.
 DESCRIBED = {"logits_soft_cap": "0.0", "window_left": "-1", "filter_apply_order": "'top_k_first'"}
-
-TRITON_OPS = "sglang.srt.layers.attention.triton_ops"
-#: Triton kernels -> the function, named by evidence, that launches them.
-LAUNCHED_BY = {
-    f"{TRITON_OPS}.decode_attention._fwd_kernel_stage1": f"{TRITON_OPS}.decode_attention.decode_attention_fwd",
-    f"{TRITON_OPS}.decode_attention._fwd_grouped_kernel_stage1": f"{TRITON_OPS}.decode_attention.decode_attention_fwd",
-    f"{TRITON_OPS}.decode_attention._fwd_kernel_stage2": f"{TRITON_OPS}.decode_attention.decode_attention_fwd",
-    f"{TRITON_OPS}.extend_attention._fwd_kernel": f"{TRITON_OPS}.extend_attention.extend_attention_fwd",
-    "sglang.srt.mem_cache.utils.set_mla_kv_buffer_kernel": "sglang.srt.mem_cache.utils.set_mla_kv_buffer_triton",
-}
 
 Shape = tuple[int, ...]
 #: Library and last part of a dotted path: function, or class.
