@@ -69,6 +69,14 @@ class Expected:
         result: Result = self._known[key]
         return result
 
+    def knows(self, compute: Callable[..., Any], *arguments: Hashable) -> bool:
+        """Whether `once` has computed this, or was told of it."""
+        return (compute, arguments) in self._known
+
+    def tell(self, result: Result, compute: Callable[..., Result], *arguments: Hashable) -> None:
+        """Has `once` return this result, which was computed together with something else."""
+        self._known[compute, arguments] = result
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -292,23 +300,35 @@ class ErrorBound(Elementwise):
 
     def _passing(self, actual: torch.Tensor, expected: Expected) -> Comparison | None:
         """The comparison if it passes, in one transfer and few passes over the elements; None if it does not."""
-        computed, value = actual.double(), expected.once(finite_value)
+        computed, value, bound = (
+            actual.double(),
+            expected.once(finite_value),
+            self.element_bound(expected, actual.dtype),
+        )
         if not all_finite(expected):
             same = torch.where(computed == expected.value, 0.0, math.inf)
             computed = torch.where(expected.once(not_finite), same, computed)
         difference = computed - value
         norm = difference.norm()
         error = difference.abs_()
-        ratio = (error / self.element_bound(expected, actual.dtype)).masked_fill_(error == 0, 0.0)
-        products = [] if self.gain is None else [torch.dot(computed.flatten(), value.flatten())]
-        worst, distance, *product = host_figures(ratio.amax(), norm, *products)
+        ratio = error / bound
+        figures = [ratio.amax(), norm]
+        if self.gain is not None:
+            figures.append(torch.dot(computed.flatten(), value.flatten()))
+        if not expected.knows(largest_excess, self, actual.dtype):
+            figures.append((expected.once(magnitude_of) - bound).amax())
+        worst, distance, *others = host_figures(*figures)
+        if not expected.knows(largest_excess, self, actual.dtype):
+            expected.tell(others.pop(), largest_excess, self, actual.dtype)
+        if math.isnan(worst):  # perhaps from an error of 0 whose bound is 0
+            worst = float(ratio.masked_fill_(error == 0, 0.0).amax())
         size = expected.once(size_of)
         # An element that is infinite or NaN, and ought not to be, shows in the norm of all errors.
         if not (worst <= 1.0 and math.isfinite(distance)):
             return None
         comparison = Comparison(worst, relative(distance, size))
         if self.gain is not None and size:
-            comparison = self._with_gain(comparison, product[0] / size / size - 1.0, expected)
+            comparison = self._with_gain(comparison, others[0] / size / size - 1.0, expected)
         return comparison
 
     def _failing(self, actual: torch.Tensor, expected: Expected) -> Comparison:

@@ -146,11 +146,17 @@ def kernel_lse_bound(rounding: Rounding) -> Callable[[Expected], torch.Tensor]:
     """Bound on a kernel's lse."""
 
     def bound(expected: Expected) -> torch.Tensor:
-        parts = expected.parts
-        rounded = BFLOAT16 * rounded_sum(parts) * HIGHER_ORDERS if rounding.sum else 0.0
-        return expected.once(lse_bound) + LOG2_E * (rounded + exponent_error(parts))
+        shared = expected.once(shared_lse_bound)
+        if not rounding.sum:
+            return shared
+        return shared.add(rounded_sum(expected.parts), alpha=LOG2_E * BFLOAT16 * HIGHER_ORDERS)
 
     return bound
+
+
+def shared_lse_bound(expected: Expected) -> torch.Tensor:
+    """The part of a kernel's bound on the lse that does not depend on what it rounds."""
+    return expected.once(lse_bound).add(exponent_error(expected.parts), alpha=LOG2_E)
 
 
 def gain_figures(expected: Expected) -> dict[str, float]:

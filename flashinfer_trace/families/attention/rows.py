@@ -42,7 +42,9 @@ def expected(elements: torch.Tensor, by_row: torch.Tensor) -> dict[str, Expected
     - ``partial``: a bound on the sum of |partial outputs|, however a kernel splits the keys,
     - ``gain_*``: the same, projected on the output and summed over it (see `policies.gain_limit`).
     """
-    element, row = (dict(zip(names, sums.unbind(), strict=True)) for names, sums in ((ELEMENTS, elements), (ROWS, by_row)))
+    element, row = (
+        dict(zip(names, sums.unbind(), strict=True)) for names, sums in ((ELEMENTS, elements), (ROWS, by_row))
+    )
     # The largest weight is exp(top - lse); where there is no key, it is 0, and the lse -inf as the largest logit is.
     smallest = torch.finfo(torch.float64).tiny
     lse = (row["top"] - row["largest"].clamp_min(smallest).log()) * LOG2_E

@@ -16,7 +16,7 @@ __all__ = ["Batch", "Memory", "Sizes", "batches"]
 #: Elements of the largest temporary.
 BLOCK_ELEMENTS = 2**26
 #: So many more elements take as long as one batch more does, by kind of device.
-BATCH_ELEMENTS = {"cpu": 2**13, "cuda": 2**22}
+BATCH_ELEMENTS = {"cpu": 2**13, "cuda": 2**24}
 
 
 @dataclass(frozen=True)
@@ -137,13 +137,13 @@ def batches(memory: Memory, sizes: Sizes, causal: bool, padding: int) -> Iterato
         visible = (shift + rows if causal else counts.expand_as(rows)).clamp_min(0).masked_fill_(blind, 0)
         rows.masked_fill_(blind, padding)
         sent = torch.cat([rows, visible, request, counts], dim=1).to(device)
-        rows, visible, own = sent.split([rows.shape[1], rows.shape[1], 2], dim=1)
-        yield Batch(rows, visible, own[:, 1], slots[own[:, 0], : tiles[0].keys])
+        wide = rows.shape[1]
+        request, counts = sent[:, -2:].unbind(dim=1)
+        yield Batch(sent[:, :wide], sent[:, wide:-2], counts, slots[request, : tiles[0].keys])
 
 
 def slots_of(memory: Memory, requests: Sequence[int]) -> torch.Tensor:
     """The slots of these requests' tokens, [requests, longest]; after its last token, the slot of that token again."""
     own = torch.tensor([[request, memory.lengths[request]] for request in requests], device=memory.keys.device)
-    request, lengths = own.split(1, dim=1)
-    position = torch.arange(max(memory.lengths), device=own.device).minimum(lengths - 1)
-    return memory.slots(request, position)
+    position = torch.arange(max(memory.lengths), device=own.device).minimum(own[:, 1:] - 1)
+    return memory.slots(own[:, :1], position)
