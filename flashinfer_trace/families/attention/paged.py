@@ -61,13 +61,9 @@ class PageTable:
         """Positions of all tokens in the cache, flattened to [num_pages * page_size], request after request: int64
         [sum of their lengths], on the CPU."""
         every = self._flat[:, None] * self.page_size + torch.arange(self.page_size)
+        own = [(length, len(pages)) for length, pages in zip(self.lengths, self.pages, strict=True)]
         pieces = torch.tensor(
-            [
-                size
-                for length, pages in zip(self.lengths, self.pages, strict=True)
-                if pages
-                for size in (length, len(pages) * self.page_size - length)
-            ]
+            [size for length, pages in own for size in (length, pages * self.page_size - length)], dtype=torch.int64
         )
         belongs = torch.arange(len(pieces)) % 2 == 0
         return every.flatten()[belongs.repeat_interleave(pieces)]
