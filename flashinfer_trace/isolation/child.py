@@ -126,9 +126,9 @@ def _answer(compute: Callable[[], list[Any]]) -> None:
         kind = "memory" if isinstance(error, MemoryError) or "can't allocate memory" in str(error) else "raised"
         _write(protocol.pack_header({"failed": [kind, _describe(error)]}))
         return
-    _write(protocol.pack_header({"values": [header for header, _ in described]}))
-    for _, data in described:
-        _write(data)
+    header = protocol.pack_header({"values": [header for header, _ in described]})
+    for piece in protocol.in_few_pieces([header, *(data for _, data in described)]):
+        _write(piece)
 
 
 def _describe(error: BaseException) -> str:

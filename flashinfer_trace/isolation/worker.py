@@ -133,9 +133,8 @@ class ReferenceWorker:
         deadline = time.monotonic() + self.limits.seconds
         try:
             self._check_silence()
-            self._send(protocol.pack_header(header), deadline)
-            for _, data in values:
-                self._send(data, deadline)
+            for piece in protocol.in_few_pieces([protocol.pack_header(header), *(data for _, data in values)]):
+                self._send(piece, deadline)
             outputs = self._receive(deadline)
         except BaseException as error:
             # An exception of the reference is a whole answer; after all else, Ctrl-C too, half of one may be under way.
