@@ -34,8 +34,8 @@ SMALLEST = torch.finfo(torch.float32).smallest_normal
 #: hundreds, so that one weight vanishes; ``large``: both are in the thousands and close to each other; ``nothing``: one
 #: or both are -5e4, which flashinfer's kernels write for -inf; ``mixed``: all of these.
 SPREADS = ("near", "equal", "apart", "large", "nothing")
-#: Lses of corners only: both above 70,000 and close to each other, where one per cent more is more than exp of a float64
-#: takes. Kernels subtract the larger of the two, which is exact for numbers so close, and so keep their bounds.
+#: Lses of corners only: both above 70,000 and close to each other, so that exp of 1.6 % of them exceeds float64's
+#: range. Kernels subtract the larger of the two, which is exact for numbers so close, and so keep their bounds.
 CORNER_SPREAD = "vast"
 #: Rows without keys: on one side, on the other, and on both.
 EMPTY = ("a", "b", "both")
