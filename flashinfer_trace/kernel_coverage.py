@@ -24,7 +24,7 @@ from flashinfer_trace.records import load_records
 __all__ = ["LAUNCHED_BY", "KernelCoverage", "definitions_by_kernel", "kernel_coverages", "kernel_table", "reasons"]
 
 TRITON_OPS = "sglang.srt.layers.attention.triton_ops"
-#: Triton kernels -> the function, named by evidence, that launches them.
+#: Kernels -> the function, named by evidence, that launches them, or that is another name of them.
 LAUNCHED_BY = {
     f"{TRITON_OPS}.decode_attention._fwd_kernel_stage1": f"{TRITON_OPS}.decode_attention.decode_attention_fwd",
     f"{TRITON_OPS}.decode_attention._fwd_grouped_kernel_stage1": f"{TRITON_OPS}.decode_attention.decode_attention_fwd",
@@ -34,6 +34,7 @@ LAUNCHED_BY = {
     "sglang.srt.layers.quantization.fp8_kernel._w8a8_block_fp8_matmul": (
         "sglang.srt.layers.quantization.fp8_kernel.w8a8_block_fp8_matmul_triton"
     ),
+    "deep_gemm.m_grouped_fp8_gemm_nt_masked": "deep_gemm.fp8_m_grouped_gemm_nt_masked",
 }
 #: How the paths of a source begin. The traces call everything else in SGLang a Triton kernel.
 SOURCES = {

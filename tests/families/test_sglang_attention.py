@@ -14,6 +14,7 @@ from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.verify import Job, verify
 
 TRITON = "sglang.srt.layers.attention.triton_ops.decode_attention"
+EXTEND = "sglang.srt.layers.attention.triton_ops.extend_attention"
 FLASH = "sgl_kernel.flash_mla"
 #: Parts of keys are multiples of this.
 SMALLEST_PART = 32
@@ -67,7 +68,25 @@ def fake_flash(*, q, k_cache, block_table, cache_seqlens, head_dim_v, softmax_sc
     return torch.stack(outputs).to(q.dtype).unsqueeze(1), torch.stack(sums).unsqueeze(2)
 
 
+def fake_extend(
+    q, k, v, o, k_buffer, v_buffer, qo_indptr, kv_indptr, kv_indices, mask, causal, mask_indptr, most, *rest, sm_scale
+):
+    assert mask is mask_indptr is None
+    assert causal
+    assert rest == (1.0, 1.0)
+    assert qo_indptr.dtype == kv_indices.dtype == torch.int64
+    assert most == int(qo_indptr.diff().max())
+    for b in range(len(qo_indptr) - 1):
+        slots = kv_indices[kv_indptr[b] : kv_indptr[b + 1]]
+        first, end = int(qo_indptr[b]), int(qo_indptr[b + 1])
+        for row in range(first, end):
+            keys = torch.cat((k_buffer[slots], k[first : row + 1]))
+            values = torch.cat((v_buffer[slots], v[first : row + 1]))
+            o[row] = weighted(q[row], keys, values, sm_scale)[0]
+
+
 FAKES = {
+    f"{EXTEND}.extend_attention_fwd": fake_extend,
     f"{TRITON}.decode_attention_fwd": fake_decode,
     f"{FLASH}.flash_mla_with_kvcache": fake_flash,
     f"{FLASH}.get_mla_metadata": fake_metadata,
@@ -92,6 +111,7 @@ def kernels(monkeypatch):
     [
         ("gqa_paged_decode_h32_kv8_d128_ps1", f"{TRITON}.decode_attention_fwd"),
         ("mla_paged_decode_h128_ckv512_kpe64_ps1", f"{TRITON}.decode_attention_fwd"),
+        ("gqa_extend_causal_h32_kv8_qk128_vo128", f"{EXTEND}.extend_attention_fwd"),
         ("mla_paged_decode_h16_ckv512_kpe64_ps64", f"{FLASH}.flash_mla_with_kvcache"),
     ],
 )
@@ -103,6 +123,27 @@ def test_kernels_are_called_as_their_libraries_want(name: str, path: str, kernel
     report = verify(Job(definition, family, kernel), examples=30)
     assert report.status == "passed", report.message
     assert report.cases >= 30
+
+
+def test_a_prefix_comes_before_the_new_tokens():
+    """One request: a cached token in slot 2, and two new ones; with equal logits, outputs are means of the values."""
+    definition = flashinfer_trace.load("gqa_extend_causal_h32_kv8_qk128_vo128")
+    small = definition.with_const_axes({"num_qo_heads": 1, "num_kv_heads": 1, "qk_dim": 4, "vo_dim": 2})
+    buffer = torch.full((4, 1, 2), math.nan, dtype=torch.bfloat16)
+    buffer[2] = 3.0
+    inputs = {
+        "q": torch.zeros(2, 1, 4, dtype=torch.bfloat16),
+        "k": torch.ones(2, 1, 4, dtype=torch.bfloat16),
+        "v": torch.tensor([[[5.0, 5.0]], [[10.0, 10.0]]], dtype=torch.bfloat16),
+        "k_buffer": torch.cat((buffer, buffer), dim=2),
+        "v_buffer": buffer,
+        "qo_indptr": torch.tensor([0, 2], dtype=torch.int32),
+        "kv_indptr": torch.tensor([0, 1], dtype=torch.int32),
+        "kv_indices": torch.tensor([2], dtype=torch.int32),
+        "sm_scale": 0.5,
+    }
+    output = small.name_outputs(small.run(**inputs))["output"]
+    assert output[:, 0].tolist() == [[4.0, 4.0], [6.0, 6.0]]
 
 
 def test_requests_without_keys_are_not_given_to_kernels_that_divide_by_nothing():

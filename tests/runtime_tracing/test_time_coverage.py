@@ -57,6 +57,11 @@ def recording(*calls: RecordedCall, name: str = "toy", stand_ins: tuple[str, ...
             "top_k_top_p_joint_sampling_from_probs_v129280",
             "probs: float32[8,129280], top_k: int32[8], top_p: float32[8], filter_apply_order: 'joint'",
         ),
+        (
+            "moe_fp8_block_scale_grouped_gemm_e257_n4096_k7168",
+            "0: (float8_e4m3fn[257,256,7168], float32[257,256,56]), "
+            "1: (float8_e4m3fn[257,4096,7168], float32[257,32,56]), 2: bfloat16[257,256,4096], 3: int32[257]",
+        ),
         # Both parts of queries and of keys in one tensor each.
         (
             "mla_paged_decode_h128_ckv512_kpe64_ps64",

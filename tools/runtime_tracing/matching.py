@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -155,8 +156,8 @@ def _fits(
 ) -> Iterator[dict[str, int]]:
     """The sizes of variable axes for each way in which a shape fits.
 
-    It may be as it is, with or without axes of size 1, or with rows of several per token in one axis. Only weights,
-    whose sizes are all constant, may be transposed: their last two axes.
+    It may be as it is, with or without axes of size 1, with rows of several per token in one axis, or with rows in
+    several axes. Only weights, whose sizes are all constant, may be transposed: their last two axes.
     """
     if len(shape) > len(axes):
         shape = tuple(size for size in shape if size != 1)
@@ -168,6 +169,12 @@ def _fits(
         pairs = dict(zip(way, shape, strict=False))
         if len(way) == len(shape) and all(known.get(axis, size) == size for axis, size in pairs.items()):
             yield {axis: size for axis, size in pairs.items() if axis not in const}
+    extra = len(shape) - len(axes)
+    if extra > 0 and axes and axes[0] not in const and {*axes[1:]} <= const.keys():
+        rows = math.prod(shape[: extra + 1])
+        fits = all(const[axis] == size for axis, size in zip(axes[1:], shape[extra + 1 :], strict=True))
+        if fits and known.get(axes[0], rows) == rows:
+            yield {axes[0]: rows}
     if len(axes) == 3 and len(shape) == 2 and axes[0] not in const and {*axes[1:]} <= const.keys():
         tokens, rest = divmod(shape[0], const[axes[1]])
         if rest == 0 and shape[1] == const[axes[2]] and known.get(axes[0], tokens) == tokens:
