@@ -85,7 +85,21 @@ def fake_extend(
             o[row] = weighted(q[row], keys, values, sm_scale)[0]
 
 
+def fake_sparse(q, kv, indices, scale, width):
+    """Heads in whole blocks; the output, the largest logits and the lse of base 2."""
+    assert q.shape[1] % 64 == 0
+    assert indices.dtype == torch.int32
+    assert indices.shape[1] == kv.shape[1] == 1
+    found = []
+    for row, chosen in zip(q, indices[:, 0], strict=True):
+        keys = kv[chosen[chosen >= 0].long()]
+        found.append(weighted(row, keys, keys[..., :width], scale))
+    outputs, sums = (torch.stack(each) for each in zip(*found, strict=True))
+    return outputs.to(q.dtype), sums, sums / math.log(2)
+
+
 FAKES = {
+    f"{FLASH}.flash_mla_sparse_fwd": fake_sparse,
     f"{EXTEND}.extend_attention_fwd": fake_extend,
     f"{TRITON}.decode_attention_fwd": fake_decode,
     f"{FLASH}.flash_mla_with_kvcache": fake_flash,
@@ -111,6 +125,7 @@ def kernels(monkeypatch):
     [
         ("gqa_paged_decode_h32_kv8_d128_ps1", f"{TRITON}.decode_attention_fwd"),
         ("mla_paged_decode_h128_ckv512_kpe64_ps1", f"{TRITON}.decode_attention_fwd"),
+        ("dsa_sparse_attention_h16_ckv512_kpe64_topk2048_ps1", f"{FLASH}.flash_mla_sparse_fwd"),
         ("gqa_extend_causal_h32_kv8_qk128_vo128", f"{EXTEND}.extend_attention_fwd"),
         ("mla_paged_decode_h16_ckv512_kpe64_ps64", f"{FLASH}.flash_mla_with_kvcache"),
     ],

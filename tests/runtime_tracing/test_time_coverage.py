@@ -62,6 +62,10 @@ def recording(*calls: RecordedCall, name: str = "toy", stand_ins: tuple[str, ...
             "0: (float8_e4m3fn[257,256,7168], float32[257,256,56]), "
             "1: (float8_e4m3fn[257,4096,7168], float32[257,32,56]), 2: bfloat16[257,256,4096], 3: int32[257]",
         ),
+        (
+            "dsa_sparse_attention_h128_ckv512_kpe64_topk2048_ps1",
+            "q: bfloat16[9,128,576], kv: bfloat16[999,1,576], indices: int32[9,1,2048], sm_scale: 0.1, d_v: 512",
+        ),
         # Both parts of queries and of keys in one tensor each.
         (
             "mla_paged_decode_h128_ckv512_kpe64_ps64",
