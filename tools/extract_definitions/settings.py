@@ -5,7 +5,7 @@ Every argument is listed. One that is not listed, a module of another class or a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 LINEAR = frozenset(
@@ -68,13 +68,16 @@ _NORM_SETTINGS = ("norm_kwargs",)
 _EPSILON = ("config.rms_norm_eps", "self.config.rms_norm_eps", "rms_norm_eps")
 
 
-def _norm(*first: str) -> Settings:
+def _norm(*first: str, by: str = "RMSNorm") -> Settings:
     takes = frozenset(f"**{name}" for name in _NORM_SETTINGS)
-    return Settings(frozenset({"RMSNorm"}), takes, literal={"eps": _EPSILON}, required=frozenset({"eps"}), first=first)
+    return Settings(frozenset({by}), takes, literal={"eps": _EPSILON}, required=frozenset({"eps"}), first=first)
 
 
-_HIDDEN_NORM = _norm("config.hidden_size", "self.config.hidden_size", "self.hidden_size", "hidden_size")
-_HEAD_NORM = _norm("self.head_dim", "head_dim")
+_HIDDEN = ("config.hidden_size", "self.config.hidden_size", "self.hidden_size", "hidden_size")
+_HIDDEN_NORM, _GEMMA_NORM = _norm(*_HIDDEN), _norm(*_HIDDEN, by="GemmaRMSNorm")
+#: What a norm of queries or keys runs over, if it is all heads of a token together (OLMo-2).
+ALL_HEADS = ("self.config.hidden_size", "self.total_num_kv_heads * self.head_dim")
+_HEAD_NORM = _norm("self.head_dim", "head_dim", *ALL_HEADS)
 _NORMS = {
     "q_norm": _HEAD_NORM,
     "k_norm": _HEAD_NORM,
@@ -127,7 +130,16 @@ _EXPERTS = Settings(
 _SCALED = Settings(
     _EXPERTS.by, _EXPERTS.takes | {"num_fused_shared_experts", "routed_scaling_factor"}, _EXPERTS.decided
 )
-SILU = Settings(frozenset({"SiluAndMul"}))
+#: Activations, whose default of GeluAndMul is the approximation by tanh.
+ACTIVATIONS = {
+    "silu_and_mul": Settings(frozenset({"SiluAndMul"})),
+    "gelu_tanh_and_mul": Settings(frozenset({"GeluAndMul"}), literal={"approximate": ("'tanh'",)}),
+}
+
+
+def over_all_heads(texts: Iterable[str]) -> bool:
+    """Whether code that builds a norm of queries or keys lets it run over all heads of a token together."""
+    return any(f"({argument}," in text for text in texts for argument in ALL_HEADS)
 
 
 def settings(op_type: str, family: str, op: str) -> dict[str, Settings]:
@@ -141,10 +153,12 @@ def settings(op_type: str, family: str, op: str) -> dict[str, Settings]:
             return {op: _NEOX if "neox" in family else _INTERLEAVED}
         case "rmsnorm", _ if op in COMMUNICATED:
             return {"input_layernorm": _HIDDEN_NORM, "post_attention_layernorm": _HIDDEN_NORM}
+        case "rmsnorm", _ if family.startswith("gemma"):
+            return {op: _GEMMA_NORM}
         case "rmsnorm", _:
             return {op: _NORMS.get(op, _HIDDEN_NORM)}
         case "activation", "act_fn":
-            return {op: SILU}
+            return {op: ACTIVATIONS[family]}
         case "activation", _:
             return {"experts": _SCALED}
         case "gemm", "logits_processor":

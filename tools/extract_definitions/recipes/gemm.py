@@ -56,8 +56,9 @@ def _layers(request: Request, size: int) -> Iterator[Layer]:
     vocabulary = model.size("vocab_size")
     if request.divides(vocabulary, size, "vocab_size"):
         share = vocabulary // size
-        text = "lm_head (vocabulary)" if size == 1 else f"lm_head ({share} tokens of the vocabulary)"
-        yield "logits_processor", share, hidden, text
+        capped = ", before the logits are capped" if model.config.get("final_logit_softcapping") else ""
+        text = "vocabulary" if size == 1 else f"{share} tokens of the vocabulary"
+        yield "logits_processor", share, hidden, f"lm_head ({text}{capped})"
     if model.experts is not None:
         yield "gate", model.experts, hidden, f"router (gate, {model.experts} experts)"
     if model.count("shared_expert_intermediate_size"):
@@ -114,5 +115,5 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     return document(description, needs, (), dimensions, inputs, outputs)
 
 
-FIELDS = GROUPED | LATENT | WIDTHS | {"vocab_size", "attention_bias"}
+FIELDS = GROUPED | LATENT | WIDTHS | {"vocab_size", "attention_bias", "final_logit_softcapping"}
 RECIPE = Recipe("gemm", ("gemm_bf16",), frozenset(SPECIAL), FIELDS, needs, describe)
