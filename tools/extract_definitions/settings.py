@@ -6,7 +6,7 @@ Every argument is listed. One that is not listed, a module of another class or a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 LINEAR = frozenset(
     {
@@ -121,6 +121,8 @@ _BIASED = Settings(
     required=frozenset({"correction_bias", "use_grouped_topk"}),
     called=_SOFTMAX.called,
 )
+#: The code of DeepSeek with the greedy topk_method: one group, and no bias, because the gate has none then.
+_ONE_GROUP = replace(_BIASED, required=frozenset({"use_grouped_topk"}))
 _EXPERTS = Settings(
     frozenset({"FusedMoE", "get_moe_impl_class", "experts_type"}),
     _PLACE | {"num_experts", "top_k", "hidden_size", "intermediate_size", "routing_method_type", "reduce_results"},
@@ -142,8 +144,11 @@ def over_all_heads(texts: Iterable[str]) -> bool:
     return any(f"({argument}," in text for text in texts for argument in ALL_HEADS)
 
 
-def settings(op_type: str, family: str, op: str) -> dict[str, Settings]:
-    """Attribute -> what its module must be, for a claim of one op; empty for what no module decides."""
+def settings(op_type: str, family: str, op: str, one_group: bool = False) -> dict[str, Settings]:
+    """Attribute -> what its module must be, for a claim of one op; empty for what no module decides.
+
+    `one_group`: whether the configuration puts all experts into one group, and names no bias of their scores.
+    """
     match op_type, op:
         case (("gqa_paged" | "gqa_ragged"), _):
             return {op: _ATTENTION}
@@ -168,6 +173,8 @@ def settings(op_type: str, family: str, op: str) -> dict[str, Settings]:
         case "gemm", _:
             return {op: {"qkv_proj": _QKV, "gate_up_proj": _FEED_FORWARD, "down_proj": _FEED_FORWARD}.get(op, _LINEAR)}
         case "moe", _:
-            routing, experts = (_BIASED, _SCALED) if "ds_routing" in family else (_SOFTMAX, _EXPERTS)
+            routing, experts = (_SOFTMAX, _EXPERTS) if "softmax" in family else (_BIASED, _SCALED)
+            if "softmax" in family and one_group:
+                routing, experts = _ONE_GROUP, _SCALED
             return {"topk": routing} if op == "topk" else {"topk": routing, "experts": experts}
     return {}

@@ -188,7 +188,8 @@ def _of_vocabulary(model: Model, op: str) -> Iterator[str]:
 def _of_code(request: Request, op_type: str, need: Need) -> Iterator[str]:
     """What the code builds and calls in another way than the Definition says."""
     code = request.usage.code
-    for attribute, expected in settings(op_type, need.family, need.use.op).items():
+    one_group = request.model.config.get("topk_method") == "greedy" and request.model.count("n_group") == 1
+    for attribute, expected in settings(op_type, need.family, need.use.op, one_group).items():
         for text in code.modules.get(attribute, ()):
             if not text.startswith("PPMissingLayer("):
                 yield from (
