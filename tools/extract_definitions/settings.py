@@ -77,10 +77,10 @@ _HIDDEN = ("config.hidden_size", "self.config.hidden_size", "self.hidden_size", 
 _HIDDEN_NORM, _GEMMA_NORM = _norm(*_HIDDEN), _norm(*_HIDDEN, by="GemmaRMSNorm")
 #: What a norm of queries or keys runs over, if it is all heads of a token together (OLMo-2).
 ALL_HEADS = ("self.config.hidden_size", "self.total_num_kv_heads * self.head_dim")
-_HEAD_NORM = _norm("self.head_dim", "head_dim", *ALL_HEADS)
+_HEAD_NORM, _EITHER_NORM = _norm("self.head_dim", "head_dim"), _norm("self.head_dim", "head_dim", *ALL_HEADS)
 _NORMS = {
-    "q_norm": _HEAD_NORM,
-    "k_norm": _HEAD_NORM,
+    "q_norm": _EITHER_NORM,
+    "k_norm": _EITHER_NORM,
     "q_a_layernorm": _norm("self.q_lora_rank"),
     "kv_a_layernorm": _norm("self.kv_lora_rank"),
 }
@@ -158,6 +158,8 @@ def settings(op_type: str, family: str, op: str, one_group: bool = False) -> dic
             return {op: _NEOX if "neox" in family else _INTERLEAVED}
         case "rmsnorm", _ if op in COMMUNICATED:
             return {"input_layernorm": _HIDDEN_NORM, "post_attention_layernorm": _HIDDEN_NORM}
+        case "rmsnorm", "fused_inplace_qknorm":
+            return {"q_norm": _HEAD_NORM, "k_norm": _HEAD_NORM}
         case "rmsnorm", _ if family.startswith("gemma"):
             return {op: _GEMMA_NORM}
         case "rmsnorm", _:

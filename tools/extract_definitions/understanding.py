@@ -102,7 +102,11 @@ def refusals(request: Request, op_type: str, need: Need, understood: frozenset[s
 def is_called_so(request: Request, need: Need) -> bool:
     """Whether the code calls a norm as its family has it: with the residual for the fused one, else without."""
     op, calls = need.use.op, request.usage.code.calls.get(need.use.op)
-    if not need.family.removeprefix("gemma_").startswith(("rmsnorm", "fused_add_rmsnorm")) or op in COMMUNICATED or not calls:
+    if (
+        not need.family.removeprefix("gemma_").startswith(("rmsnorm", "fused_add_rmsnorm"))
+        or op in COMMUNICATED
+        or not calls
+    ):
         return True
     numbers = {len(call.args) + len(call.keywords) for call in map(_call, calls)}
     return (max(numbers) > 1) if "fused" in need.family else (min(numbers) == 1)

@@ -13,9 +13,7 @@ from tools.extract_definitions.words import const, document, models, plural, ten
 
 EXPERT_PARALLEL = (8,)
 ROUTER, FAMILY = "moe_topk_deepseek", "moe_fp8_block_scale_ds_routing"
-GATES = frozenset(
-    {"flashinfer:fused_topk_deepseek", "sgl-kernel:kimi_k2_moe_fused_gate", "sgl-kernel:moe_fused_gate"}
-)
+GATES = frozenset({"flashinfer:fused_topk_deepseek", "sgl-kernel:kimi_k2_moe_fused_gate", "sgl-kernel:moe_fused_gate"})
 KERNELS = frozenset({"sgl-kernel:moe_fused_gate", *routed.BLOCK_SCALED})
 #: The most experts that the router of one group takes, and the most that it chooses.
 MAX_EXPERTS, MAX_CHOSEN = 384, 8

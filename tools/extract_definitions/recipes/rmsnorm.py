@@ -9,7 +9,7 @@ from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.recipes.fields import GROUPED
 from tools.extract_definitions.settings import over_all_heads
-from tools.extract_definitions.words import alike, const, document, listed, models, tensor, var
+from tools.extract_definitions.words import alike, const, document, listed, models, plural, tensor, users, var
 
 #: Families -> the kernels that normalise, and the ones that add the residual before.
 KERNELS = {
@@ -28,6 +28,8 @@ LATENT = {
 HEAD = ("q_norm", "k_norm")
 #: Epsilon -> suffix of the family's name. Epsilon is a constant of the reference.
 EPSILONS = {1e-6: "", 1e-5: "_eps1e5"}
+HEADS_FUSED = "fused_qknorm"
+TENSOR_PARALLEL = (1, 2, 4, 8)
 FAMILIES = (*(f"{name}{suffix}" for name in next(iter(KERNELS)) for suffix in EPSILONS.values()), *list(KERNELS)[1])
 
 
@@ -65,6 +67,24 @@ def needs(request: Request) -> Iterator[Need]:
         if stages := request.stages(op, [NORM]):
             size, role = _of_heads(request, op)
             yield need("rmsnorm", size, op, role, stages)
+    yield from _fused_heads(request)
+
+
+def _fused_heads(request: Request) -> Iterator[Need]:
+    """The norms of all heads of queries and keys in one kernel."""
+    model, op = request.model, "fused_inplace_qknorm"
+    if not (stages := request.stages(op)):
+        return
+    if EPSILONS.get(model.number("rms_norm_eps")) != "":
+        request.uncovered[op] = f"the family {HEADS_FUSED} has an epsilon of 1e-6"
+        return
+    for size in request.tensor_parallel(TENSOR_PARALLEL):
+        axes = {
+            "num_qo_heads": model.size("num_attention_heads") // size,
+            "num_kv_heads": max(1, model.size("num_key_value_heads") // size),
+            "head_dim": model.head_dim,
+        }
+        yield Need(HEADS_FUSED, axes, Use(model, op, tp=size), stages)
 
 
 def _of_heads(request: Request, op: str) -> tuple[int, str]:
@@ -76,7 +96,36 @@ def _of_heads(request: Request, op: str) -> tuple[int, str]:
     return model.head_dim, "each head's query and key (q_norm, k_norm)"
 
 
+def _describe_fused_heads(axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
+    heads, kv_heads, size = axes["num_qo_heads"], axes["num_kv_heads"], axes["head_dim"]
+    description = (
+        "RMSNorm of each head of queries and keys in bf16, epsilon 1e-6, in one kernel. "
+        f"{plural(heads, 'query head')} and {plural(kv_heads, 'key head')} of {size} features. {users(needs)}"
+    )
+    dimensions = {
+        "num_tokens": var("Number of tokens of the batch."),
+        "num_qo_heads": const(heads, "Query heads per rank."),
+        "num_kv_heads": const(kv_heads, "Key heads per rank."),
+        "head_dim": const(size, "Features that are normalised together."),
+    }
+    query, key = (["num_tokens", of, "head_dim"] for of in ("num_qo_heads", "num_kv_heads"))
+    inputs = {
+        "q": tensor(query, "bfloat16", "Queries."),
+        "k": tensor(key, "bfloat16", "Keys."),
+        "q_weight": tensor(["head_dim"], "bfloat16", "Weight of queries."),
+        "k_weight": tensor(["head_dim"], "bfloat16", "Weight of keys."),
+    }
+    outputs = {
+        "q_out": tensor(query, "bfloat16", "Normalised queries."),
+        "k_out": tensor(key, "bfloat16", "Normalised keys."),
+    }
+    tags = ("fused", "sgl_api:sglang.jit_kernel.norm.fused_inplace_qknorm")
+    return document(description, needs, tags, dimensions, inputs, outputs)
+
+
 def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
+    if family == HEADS_FUSED:
+        return _describe_fused_heads(axes, needs)
     size, epsilon = axes["hidden_size"], "1e-5" if family.endswith("_eps1e5") else "1e-6"
     of_heads = all(need.use.op in HEAD and size == need.use.model.head_dim for need in needs)
     rows = (
@@ -126,8 +175,8 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
 
 RECIPE = Recipe(
     op_type="rmsnorm",
-    families=FAMILIES,
-    kernels=frozenset(kernel for kernels in KERNELS.values() for kernel in kernels),
+    families=(*FAMILIES, HEADS_FUSED),
+    kernels=frozenset({"jit:qknorm", *(kernel for kernels in KERNELS.values() for kernel in kernels)}),
     fields=GROUPED | {"rms_norm_eps", "q_lora_rank", "use_qk_norm"},
     needs=needs,
     document=describe,
