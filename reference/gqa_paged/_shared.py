@@ -44,3 +44,89 @@ def attend(
         output.view(*by_query, -1).transpose(0, 1).flatten(1, 2),
         lse.view(by_query).transpose(0, 1).flatten(1, 2),
     )
+
+
+def logits_of(q: torch.Tensor, k: torch.Tensor, sm_scale: float) -> torch.Tensor:
+    """q [queries, num_qo_heads, dim], k [num_kv_heads, kv_len, dim] -> logits [num_kv_heads, rows, kv_len].
+
+    The rows are the queries, and for each of them the query heads of a group.
+    """
+    queries, num_qo_heads, dim = q.shape
+    group = num_qo_heads // k.shape[0]
+    rows = q.float().view(queries, k.shape[0], group, dim).transpose(0, 1).flatten(1, 2)
+    return rows @ k.transpose(1, 2) * sm_scale
+
+
+def capped(logits: torch.Tensor, cap: int) -> torch.Tensor:
+    """cap * tanh(logits / cap), which stays between -cap and cap."""
+    return torch.tanh(logits / cap) * cap
+
+
+def causal(logits: torch.Tensor, last_key: torch.Tensor) -> torch.Tensor:
+    """The logits, -inf for keys after the last one that a query may attend to, last_key [queries]."""
+    last = last_key.repeat_interleave(logits.shape[1] // last_key.shape[0])[:, None]
+    return logits.masked_fill(torch.arange(logits.shape[2], device=logits.device) > last, -math.inf)
+
+
+def windowed(logits: torch.Tensor, last_key: torch.Tensor, window: int) -> torch.Tensor:
+    """The logits, -inf for all keys but the `window` ones that end with last_key [queries]."""
+    last = last_key.repeat_interleave(logits.shape[1] // last_key.shape[0])[:, None]
+    position = torch.arange(logits.shape[2], device=logits.device)
+    return logits.masked_fill((position > last) | (position <= last - window), -math.inf)
+
+
+def weighted(logits: torch.Tensor, v: torch.Tensor, queries: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [num_kv_heads, rows, kv_len] and v [num_kv_heads, kv_len, dim] -> output [queries, num_qo_heads, dim].
+
+    The second result is the lse [queries, num_qo_heads], base 2. A row without keys has output 0 and lse -inf.
+    """
+    # The maximum of a row without keys is -inf; subtracting 0 instead keeps its weights at exp(-inf) = 0.
+    maximum = logits.amax(dim=-1, keepdim=True).nan_to_num(neginf=0.0)
+    weights = torch.exp(logits - maximum)
+    total = weights.sum(dim=-1, keepdim=True)
+    output = (weights @ v) / torch.where(total > 0, total, 1.0)
+    return rows_by_query(output, queries), rows_by_query(
+        (maximum + torch.log(total)) * math.log2(math.e), queries
+    ).squeeze(-1)
+
+
+def weighted_with_sinks(
+    logits: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor, queries: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `weighted`, with one logit more in each row, of a key whose value is zero: sinks [num_qo_heads]."""
+    sink = sinks.view(v.shape[0], -1).repeat(1, queries).unsqueeze(-1)
+    maximum = torch.maximum(logits.amax(dim=-1, keepdim=True), sink)
+    weights = torch.exp(logits - maximum)
+    total = weights.sum(dim=-1, keepdim=True) + torch.exp(sink - maximum)
+    output = (weights @ v) / total
+    return rows_by_query(output, queries), rows_by_query(
+        (maximum + torch.log(total)) * math.log2(math.e), queries
+    ).squeeze(-1)
+
+
+def rows_by_query(rows: torch.Tensor, queries: int) -> torch.Tensor:
+    """[num_kv_heads, rows, n] -> [queries, num_qo_heads, n]."""
+    return rows.view(rows.shape[0], queries, -1, rows.shape[2]).transpose(0, 1).flatten(1, 2)
+
+
+def requests_with_keys(
+    queries: list[int], kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int
+) -> list[tuple[int, int, int, int, int]]:
+    """For each request with keys: its queries start to stop - 1, its pages first to end - 1, and its number of keys.
+
+    `queries` are the offsets of the requests' queries.
+    """
+    pages, last_page_len = kv_indptr.tolist(), kv_last_page_len.tolist()
+    found = []
+    for b in range(len(queries) - 1):
+        count = pages[b + 1] - pages[b]
+        if count > 0:
+            kv_len = (count - 1) * page_size + last_page_len[b]
+            found.append((queries[b], queries[b + 1], pages[b], pages[b + 1], kv_len))
+    return found
+
+
+def blocks_of(start: int, stop: int, kv_len: int, num_qo_heads: int) -> list[tuple[int, int]]:
+    """Queries start to stop - 1 in blocks whose logits fit in 128 MiB."""
+    block = max(1, 2**25 // (num_qo_heads * kv_len))
+    return [(first, min(first + block, stop)) for first in range(start, stop, block)]
