@@ -134,26 +134,34 @@ def batch_size_of(axes: Mapping[str, int]) -> int:
 
 def add_peaks(
     queries: torch.Tensor,
-    keys: Callable[[int], torch.Tensor],
+    keys: torch.Tensor,
     q_lens: list[int],
     kv_lens: list[int],
     sm_scale: float,
     draws: Draws,
+    slots: torch.Tensor | None = None,
 ) -> None:
     """Adds a multiple of one key of a request to all of its queries, which raises the logit of that key by PEAK.
 
     Args:
         queries: those of all requests, [total, heads, dim]; changed in place.
-        keys: returns the keys of a request, [kv_len, num_kv_heads, dim].
+        keys: of all slots, [slots, num_kv_heads, dim].
         q_lens, kv_lens: lengths of the requests.
         sm_scale: the scale of the logits.
         draws: chooses the keys.
+        slots: of the keys of all requests, request after request, on the CPU; by default, keys are in this order.
     """
-    start = 0
-    for request, (q_len, kv_len) in enumerate(zip(q_lens, kv_lens, strict=True)):
-        if kv_len:
-            position = draws.host_integers(1, 0, kv_len - 1)[0]
-            key = keys(request)[position].float()
-            boost = key * (PEAK / sm_scale / key.square().sum(dim=-1, keepdim=True).clamp_min(math.ulp(1.0)))
-            queries[start : start + q_len] += boost.repeat_interleave(queries.shape[1] // key.shape[0], dim=0)
-        start += q_len
+    chosen: list[int] = []
+    owners: list[int] = []
+    first = 0
+    numbers = draws.host_integers(len(kv_lens), 0, 2**31 - 1)
+    for q_len, kv_len, number in zip(q_lens, kv_lens, numbers, strict=True):
+        owners += [len(chosen) if kv_len else -1] * q_len
+        chosen += [first + number % kv_len] if kv_len else []
+        first += kv_len
+    rows = [row for row, owner in enumerate(owners) if owner >= 0]
+    tokens = torch.tensor(chosen, dtype=torch.int64)
+    key = keys[(tokens if slots is None else slots[tokens]).to(keys.device)].float()
+    boost = key * (PEAK / sm_scale / key.square().sum(dim=-1, keepdim=True).clamp_min(math.ulp(1.0)))
+    row, owner = torch.tensor([rows, [owners[row] for row in rows]], device=queries.device).long()
+    queries.index_add_(0, row, boost[owner].repeat_interleave(queries.shape[1] // keys.shape[1], dim=1))

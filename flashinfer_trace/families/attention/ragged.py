@@ -82,8 +82,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     q = draws.normal([sum(q_lens), sizes.heads, sizes.key_dim], scale=query_scale(kind))
     offsets = indptr(kv_lens, device)
     if kind == "peaked":
-        own = torch.split(k, kv_lens)
-        add_peaks(q, lambda request: own[request], q_lens, kv_lens, sm_scale, draws)
+        add_peaks(q, k, q_lens, kv_lens, sm_scale, draws)
     inputs = {
         "q": q.to(torch.bfloat16),
         "k": k,

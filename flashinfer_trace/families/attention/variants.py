@@ -66,9 +66,7 @@ def each_query(memory: Memory, causal: bool, window: int | None) -> Memory:
     return Memory(memory.keys, memory.values, range(len(owners) + 1), counts, slots)
 
 
-def with_sinks(
-    q: torch.Tensor, memory: Memory, sinks: torch.Tensor, sm_scale: float
-) -> tuple[torch.Tensor, Memory]:
+def with_sinks(q: torch.Tensor, memory: Memory, sinks: torch.Tensor, sm_scale: float) -> tuple[torch.Tensor, Memory]:
     """Queries and keys with features for the sinks [heads]; the last key of each request is the sink."""
     heads, (slots, kv_heads, dim) = q.shape[1], memory.keys.shape
     group, device = heads // kv_heads, q.device
