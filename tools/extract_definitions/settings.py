@@ -43,6 +43,8 @@ class Settings:
     called: frozenset[str] | None = None
 
 
+#: What logit_cap is where the configuration has one.
+CAPPED = ("self.config.attn_logit_softcapping", "config.attn_logit_softcapping")
 _ATTENTION = Settings(
     by=frozenset({"RadixAttention"}),
     takes=_PLACE | {"num_heads", "head_dim", "scaling", "num_kv_heads"},
@@ -53,6 +55,22 @@ _ATTENTION = Settings(
     literal={"logit_cap": ("0.0", "None"), "sliding_window_size": ("-1", "None")},
     called=frozenset({"save_kv_cache", "q_rope", "k_rope", "topk_indices"}),
 )
+#: Attention whose families say which cap, window and sinks it has: some layers have a window, the others none.
+_VARIANT = replace(
+    _ATTENTION,
+    decided={},
+    literal={
+        "logit_cap": (*_ATTENTION.literal["logit_cap"], *CAPPED),
+        "sliding_window_size": (
+            *_ATTENTION.literal["sliding_window_size"],
+            "get_attention_sliding_window_size(config) if use_sliding_window else None",
+            "sliding_window_size if use_sliding_window else -1",
+        ),
+    },
+    called=frozenset({"sinks"} | (_ATTENTION.called or frozenset())),
+)
+#: Fields that decide nothing beside what the families of such attention say.
+EXPRESSED = frozenset({"attn_logit_softcapping", "sliding_window", "layer_types"})
 _LATENT = Settings(_ATTENTION.by, _ATTENTION.takes | {"v_head_dim"}, called=_ATTENTION.called)
 _ROPE = frozenset({"rotary_dim", "max_position", "base", "rope_scaling", "device", "dtype", "partial_rotary_factor"})
 _GET_ROPE = frozenset({"get_rope", "get_rope_wrapper"})
@@ -139,6 +157,11 @@ ACTIVATIONS = {
 }
 
 
+def is_variant(family: str) -> bool:
+    """Whether a family is attention with a cap, a window or sinks."""
+    return family.startswith("gqa") and family.endswith(("_softcap", "_window", "_sinks"))
+
+
 def over_all_heads(texts: Iterable[str]) -> bool:
     """Whether code that builds a norm of queries or keys lets it run over all heads of a token together."""
     return any(f"({argument}," in text for text in texts for argument in ALL_HEADS)
@@ -151,7 +174,7 @@ def settings(op_type: str, family: str, op: str, one_group: bool = False) -> dic
     """
     match op_type, op:
         case (("gqa_paged" | "gqa_ragged"), _):
-            return {op: _ATTENTION}
+            return {op: _VARIANT if is_variant(family) else _ATTENTION}
         case (("mla_paged" | "mla_ragged"), _):
             return {op: _LATENT}
         case "rope", _:

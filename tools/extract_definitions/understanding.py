@@ -13,7 +13,7 @@ from typing import Any
 from tools.extract_definitions.model_code import built_by
 from tools.extract_definitions.models import Model
 from tools.extract_definitions.needs import Need, Request
-from tools.extract_definitions.settings import COMMUNICATED, LINEAR, Settings, settings
+from tools.extract_definitions.settings import COMMUNICATED, EXPRESSED, LINEAR, Settings, is_variant, settings
 
 FIELDS = Path(__file__).with_name("config_fields.json")
 #: What the data names as a group -> op_types.
@@ -84,7 +84,7 @@ def refusals(request: Request, op_type: str, need: Need, understood: frozenset[s
     return list(
         dict.fromkeys(
             [
-                *_of_fields(model, op_type, op),
+                *_of_fields(model, op_type, need),
                 *_of_numbers(request, op_type, op),
                 *_of_rotation(request, op_type),
                 *_of_vocabulary(model, op),
@@ -112,9 +112,14 @@ def is_called_so(request: Request, need: Need) -> bool:
     return (max(numbers) > 1) if "fused" in need.family else (min(numbers) == 1)
 
 
-def _of_fields(model: Model, op_type: str, op: str) -> Iterator[str]:
+def _of_fields(model: Model, op_type: str, need: Need) -> Iterator[str]:
+    expressed = EXPRESSED if is_variant(need.family) else frozenset()
     for field, entry in known_fields().neutral.items():
-        if _affects(entry, op_type, op) and not known_fields().is_neutral(field, model):
+        if (
+            field not in expressed
+            and _affects(entry, op_type, need.use.op)
+            and not known_fields().is_neutral(field, model)
+        ):
             yield f"{entry['because']} ({field} {_short(model.config[field])})"
 
 

@@ -49,8 +49,8 @@ def expected_outputs(
 ) -> dict[str, Expected]:
     """Expected output [queries, heads, value_dim] and lse [queries, heads]; queries align with the end of the keys.
 
-    `split` describes how kernels may split the keys, and `cap` is what caps the logits, if anything does; `rows.expected`
-    documents the parts of both.
+    `split` describes how kernels may split the keys; `cap` caps the logits if it is given. The parts of both are those
+    of `rows.expected`.
     """
     sums = Sums.of(q, memory, sm_scale, cap is not None)
     kv_heads, group = sums.heads.shape

@@ -8,10 +8,9 @@ attention. Capped logits are an argument of the oracle; what kernels round there
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -19,13 +18,25 @@ from hypothesis import strategies as st
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention.cases import AttentionOptions
 from flashinfer_trace.families.attention.oracle import SMALLEST_CHUNK, Split, any_chunks, expected_outputs
+from flashinfer_trace.families.attention.policies import LseOfNothing
 from flashinfer_trace.families.attention.rounding import LOG2_E
+from flashinfer_trace.families.attention.rows import CAPPED
 from flashinfer_trace.families.attention.tiles import Memory
-from flashinfer_trace.harness.compare import ErrorBound, Expected
+from flashinfer_trace.harness.compare import ErrorBound, Expected, host_figures
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
 
-__all__ = ["SINKS_NEED_KEYS", "NeedsKeys", "expected_of_variant", "variant_family", "with_capped_bounds"]
+__all__ = ["SINKS_NEED_KEYS", "TWINS", "NeedsKeys", "expected_of_variant", "variant_family"]
+
+Oracle = Callable[[Definition, Inputs], dict[str, Expected]]
+#: Variant -> sizes of its twin. Logits of the kind *large* are far beyond the cap; most requests exceed the window.
+TWINS: Mapping[str, Mapping[str, int]] = {
+    "softcap": {"logits_soft_cap": 15},
+    "softcap_window": {"logits_soft_cap": 15, "window_size": 6},
+    "window": {"window_size": 6},
+    "sinks": {},
+    "sinks_window": {"window_size": 6},
+}
 
 #: Standard deviation of the sinks, in nats: some outweigh all keys, and some are negligible.
 SINK_SCALE = 4.0
@@ -125,7 +136,7 @@ def with_variant_inputs(
     return make
 
 
-def corner_plans(plain: Callable[[PlanRequest], list[Plan]], request: PlanRequest) -> list[Plan]:
+def corner_plans(plain: Callable[[PlanRequest], Sequence[Plan]], request: PlanRequest) -> list[Plan]:
     """Those of the plain family; and on a GPU, whose lengths reach no window, requests that are longer than it."""
     return [*plain(request), *(long_plan(request) if request.large else [])]
 
@@ -135,8 +146,69 @@ def long_plan(request: PlanRequest) -> list[Plan]:
     return [] if window is None else [{"kv_lens": [window + 300, window + 1, window, 70], "logits": "large"}]
 
 
-def needs_keys(request: PlanRequest, plan: Plan) -> Plan:
-    """The plan; for a kernel that needs keys in each request, at least one where there is none."""
+def plans(plain: Callable[[PlanRequest], st.SearchStrategy[Plan]], request: PlanRequest) -> st.SearchStrategy[Plan]:
+    """Those of the plain family; for a kernel that needs keys in each request, at least one where there is none."""
     if not isinstance(request.plan_options, NeedsKeys):
-        return plan
-    return {**plan, "kv_lens": [max(1, length) for length in plan["kv_lens"]]}
+        return plain(request)
+    return plain(request).map(lambda plan: {**plan, **with_keys(plan)})
+
+
+def with_keys(plan: Plan) -> Plan:
+    lengths = [max(1, length) for length in plan["kv_lens"]]
+    # Requests that gain a key need a page for it.
+    return {"kv_lens": lengths, **({"num_pages": plan["num_pages"] + len(lengths)} if "num_pages" in plan else {})}
+
+
+def cap_error(expected: Expected) -> torch.Tensor:
+    """What errors of the capped logits do to an output, or to the natural lse."""
+    return CAP_ERROR * expected.parts[CAPPED]
+
+
+def with_cap_error(policy: ErrorBound, factor: float, reason: str) -> ErrorBound:
+    """A policy whose bound, and whose gain, allow for `cap_error` times `factor`."""
+
+    def bound(expected: Expected) -> torch.Tensor:
+        return policy.bound(expected).add(cap_error(expected), alpha=factor)
+
+    def gain(expected: Expected) -> float:
+        assert policy.gain is not None
+        (moved,) = host_figures((expected.value.abs() * cap_error(expected)).sum() / expected.parts["gain_size"])
+        return policy.gain(expected) + moved
+
+    return ErrorBound(bound, f"{policy.reason}; {reason}", None if policy.gain is None else gain)
+
+
+def capped_kernel(kernel: Kernel) -> Kernel:
+    """A kernel of capped logits, with bounds that allow for its tanh.approx."""
+    output, lse = kernel.compare["output"], kernel.compare["lse"]
+    assert isinstance(output, ErrorBound)
+    assert isinstance(lse, LseOfNothing)
+    what = "tanh.approx is within 2^-11, so that logits c are off by 2^-11 |c|"
+    return replace(
+        kernel,
+        compare={
+            "output": with_cap_error(output, 1.0, what),
+            "lse": replace(lse, policy=with_cap_error(lse.policy, LOG2_E, what)),
+        },
+    )
+
+
+def variant_family(plain: Family, variant: str, kernels: Sequence[Kernel], oracle: Oracle) -> Family:
+    """The record of a variant of a family.
+
+    Args:
+        plain: the record of attention without cap, window and sinks.
+        variant: one of `TWINS`, the suffix of the family's name.
+        kernels: the real implementations.
+        oracle: the expected outputs.
+    """
+    return replace(
+        plain,
+        name=f"{plain.name}_{variant}",
+        twin={**plain.twin, **TWINS[variant]},
+        plans=functools.partial(plans, plain.plans),
+        corners=functools.partial(corner_plans, plain.corners),
+        make_inputs=with_variant_inputs(plain.make_inputs),
+        oracle=oracle,
+        kernels=tuple(capped_kernel(kernel) if "softcap" in variant else kernel for kernel in kernels),
+    )
