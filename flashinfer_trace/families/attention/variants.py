@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention.cases import AttentionOptions
 from flashinfer_trace.families.attention.oracle import SMALLEST_CHUNK, Split, any_chunks, expected_outputs
+from flashinfer_trace.families.attention.paged import distinct_pages
 from flashinfer_trace.families.attention.policies import LseOfNothing
 from flashinfer_trace.families.attention.rounding import LOG2_E
 from flashinfer_trace.families.attention.rows import CAPPED
@@ -116,10 +117,13 @@ def chunks_at_any_place() -> Split:
 def expected_of_variant(definition: Definition, inputs: Inputs, memory: Memory, causal: bool) -> dict[str, Expected]:
     """Expected output and lse, with the cap, the window and the sinks that the Definition has."""
     axes, q, sm_scale = definition.const_axes, inputs["q"], float(inputs["sm_scale"])
+    cap = axes.get("logits_soft_cap")
+    if "window_size" not in axes and "sinks" not in inputs:
+        return expected_outputs(q, memory, sm_scale, causal, any_chunks(axes.get("page_size", 1)), cap)
     own = each_query(memory, causal, axes.get("window_size"))
     if "sinks" in inputs:
         q, own = with_sinks(q, own, inputs["sinks"], sm_scale)
-    return expected_outputs(q, own, sm_scale, False, chunks_at_any_place(), axes.get("logits_soft_cap"))
+    return expected_outputs(q, own, sm_scale, False, chunks_at_any_place(), cap)
 
 
 def with_variant_inputs(
@@ -136,14 +140,24 @@ def with_variant_inputs(
     return make
 
 
-def corner_plans(plain: Callable[[PlanRequest], Sequence[Plan]], request: PlanRequest) -> list[Plan]:
-    """Those of the plain family; and on a GPU, whose lengths reach no window, requests that are longer than it."""
-    return [*plain(request), *(long_plan(request) if request.large else [])]
+def corner_plans(plain: Family, request: PlanRequest) -> list[Plan]:
+    """Those of the plain family; on a GPU, whose lengths reach no window of thousands of keys, longer requests."""
+    return [*plain.corners(request), *(long_plans(plain, request) if request.large else [])]
 
 
-def long_plan(request: PlanRequest) -> list[Plan]:
-    window = request.definition.const_axes.get("window_size")
-    return [] if window is None else [{"kv_lens": [window + 300, window + 1, window, 70], "logits": "large"}]
+def long_plans(plain: Family, request: PlanRequest) -> list[Plan]:
+    """Requests around the window and beyond it, one of them with more queries than fit a tile."""
+    definition = request.definition
+    window = definition.const_axes.get("window_size")
+    if window is None:
+        return []
+    lengths = [window + 300, window + 1, window, 70]
+    plan = {**plain.plan_for_axes(definition, {}, Draws(0, "cpu")), "kv_lens": lengths, "logits": "large"}
+    if "q_lens" in plan:
+        plan["q_lens"] = [150, 3, 1, 70]
+    if "num_pages" in plan:
+        plan["num_pages"] = distinct_pages(lengths, definition.const_axes["page_size"])
+    return [plan]
 
 
 def plans(plain: Callable[[PlanRequest], st.SearchStrategy[Plan]], request: PlanRequest) -> st.SearchStrategy[Plan]:
@@ -207,7 +221,7 @@ def variant_family(plain: Family, variant: str, kernels: Sequence[Kernel], oracl
         name=f"{plain.name}_{variant}",
         twin={**plain.twin, **TWINS[variant]},
         plans=functools.partial(plans, plain.plans),
-        corners=functools.partial(corner_plans, plain.corners),
+        corners=functools.partial(corner_plans, plain),
         make_inputs=with_variant_inputs(plain.make_inputs),
         oracle=oracle,
         kernels=tuple(capped_kernel(kernel) if "softcap" in variant else kernel for kernel in kernels),
