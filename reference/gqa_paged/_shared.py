@@ -85,9 +85,7 @@ def weighted(logits: torch.Tensor, v: torch.Tensor, queries: int) -> tuple[torch
     weights = torch.exp(logits - maximum)
     total = weights.sum(dim=-1, keepdim=True)
     output = (weights @ v) / torch.where(total > 0, total, 1.0)
-    return rows_by_query(output, queries), rows_by_query(
-        (maximum + torch.log(total)) * math.log2(math.e), queries
-    ).squeeze(-1)
+    return of_queries(output, (maximum + torch.log(total)) * math.log2(math.e), queries)
 
 
 def weighted_with_sinks(
@@ -98,35 +96,22 @@ def weighted_with_sinks(
     maximum = torch.maximum(logits.amax(dim=-1, keepdim=True), sink)
     weights = torch.exp(logits - maximum)
     total = weights.sum(dim=-1, keepdim=True) + torch.exp(sink - maximum)
-    output = (weights @ v) / total
-    return rows_by_query(output, queries), rows_by_query(
-        (maximum + torch.log(total)) * math.log2(math.e), queries
-    ).squeeze(-1)
+    return of_queries((weights @ v) / total, (maximum + torch.log(total)) * math.log2(math.e), queries)
 
 
-def rows_by_query(rows: torch.Tensor, queries: int) -> torch.Tensor:
-    """[num_kv_heads, rows, n] -> [queries, num_qo_heads, n]."""
-    return rows.view(rows.shape[0], queries, -1, rows.shape[2]).transpose(0, 1).flatten(1, 2)
+def of_queries(output: torch.Tensor, lse: torch.Tensor, queries: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows [num_kv_heads, rows, dim] and [num_kv_heads, rows, 1] -> [queries, num_qo_heads, dim] and without dim."""
+    both = torch.cat((output, lse), dim=-1).unflatten(1, (queries, -1)).transpose(0, 1).flatten(1, 2)
+    return both[..., :-1], both[..., -1]
 
 
 def requests_with_keys(
-    queries: list[int], kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int
-) -> list[tuple[int, int, int, int, int]]:
-    """For each request with keys: its queries start to stop - 1, its pages first to end - 1, and its number of keys.
-
-    `queries` are the offsets of the requests' queries.
-    """
-    pages, last_page_len = kv_indptr.tolist(), kv_last_page_len.tolist()
+    kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int
+) -> list[tuple[int, int, int, int]]:
+    """For each request with keys: its number, its pages first to end - 1 in kv_indices, and its number of keys."""
     found = []
-    for b in range(len(queries) - 1):
-        count = pages[b + 1] - pages[b]
-        if count > 0:
-            kv_len = (count - 1) * page_size + last_page_len[b]
-            found.append((queries[b], queries[b + 1], pages[b], pages[b + 1], kv_len))
+    for b, last_page_len in enumerate(kv_last_page_len.tolist()):
+        first, end = kv_indptr[b : b + 2].tolist()
+        if end > first:
+            found.append((b, first, end, (end - first - 1) * page_size + last_page_len))
     return found
-
-
-def blocks_of(start: int, stop: int, kv_len: int, num_qo_heads: int) -> list[tuple[int, int]]:
-    """Queries start to stop - 1 in blocks whose logits fit in 128 MiB."""
-    block = max(1, 2**25 // (num_qo_heads * kv_len))
-    return [(first, min(first + block, stop)) for first in range(start, stop, block)]

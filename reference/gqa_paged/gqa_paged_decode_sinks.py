@@ -46,10 +46,8 @@ def run(
     assert sinks.shape == (NUM_QO_HEADS,)
     output = torch.zeros_like(q)
     lse = (sinks * math.log2(math.e)).repeat(q.shape[0], 1)
-    for b, _, first, end, kv_len in requests_with_keys(
-        list(range(q.shape[0] + 1)), kv_indptr, kv_last_page_len, PAGE_SIZE
-    ):
-        own_pages = kv_indices[first:end]
+    for b, first_page, end, kv_len in requests_with_keys(kv_indptr, kv_last_page_len, PAGE_SIZE):
+        own_pages = kv_indices[first_page:end]
         k, v = gather(k_cache, own_pages, kv_len), gather(v_cache, own_pages, kv_len)
         logits = logits_of(q[b : b + 1], k, sm_scale)
         own_output, own_lse = weighted_with_sinks(logits, v, sinks, 1)

@@ -41,10 +41,8 @@ def run(
     assert v_cache.shape[1:] == (PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM)
     output = torch.zeros_like(q)
     lse = torch.full(q.shape[:2], -math.inf, dtype=torch.float32, device=q.device)
-    for b, _, first, end, kv_len in requests_with_keys(
-        list(range(q.shape[0] + 1)), kv_indptr, kv_last_page_len, PAGE_SIZE
-    ):
-        own_pages = kv_indices[first:end]
+    for b, first_page, end, kv_len in requests_with_keys(kv_indptr, kv_last_page_len, PAGE_SIZE):
+        own_pages = kv_indices[first_page:end]
         k, v = gather(k_cache, own_pages, kv_len), gather(v_cache, own_pages, kv_len)
         logits = logits_of(q[b : b + 1], k, sm_scale)
         logits = windowed(logits, torch.full([1], kv_len - 1, device=q.device), WINDOW_SIZE)

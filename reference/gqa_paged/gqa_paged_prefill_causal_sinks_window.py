@@ -11,20 +11,22 @@ kv_last_page_len says. Requests may share pages. Pages that no request names and
 never read, so they may hold NaN.
 
 Queries are aligned with the end of the keys: query i of a request attends to the WINDOW_SIZE keys that end with key
-kv_len - q_len + i, its own. A query that may attend to no key has output 0 and lse sink_h * log2(e). All arithmetic is
-in float32. The output is rounded once, at the end, to the dtype of q.
+kv_len - q_len + i, its own. A query that may attend to no key has output 0 and lse sink_h * log2(e). Queries are
+processed in blocks, which bounds the memory. All arithmetic is in float32. The output is rounded once, at the end, to
+the dtype of q.
 """
 
 import math
 
 import torch
 
-from ._shared import blocks_of, gather, logits_of, requests_with_keys, weighted_with_sinks, windowed
+from ._shared import gather, logits_of, requests_with_keys, weighted_with_sinks, windowed
 
 NUM_QO_HEADS = 64
 NUM_KV_HEADS = 8
 HEAD_DIM = 64
 PAGE_SIZE = 64
+QUERY_BLOCK = 64
 WINDOW_SIZE = 128
 
 
@@ -49,12 +51,12 @@ def run(
     assert sinks.shape == (NUM_QO_HEADS,)
     output = torch.zeros_like(q)
     lse = (sinks * math.log2(math.e)).repeat(q.shape[0], 1)
-    for start, stop, first_page, end, kv_len in requests_with_keys(
-        qo_indptr.tolist(), kv_indptr, kv_last_page_len, PAGE_SIZE
-    ):
+    for b, first_page, end, kv_len in requests_with_keys(kv_indptr, kv_last_page_len, PAGE_SIZE):
+        start, stop = qo_indptr[b : b + 2].tolist()
         own_pages = kv_indices[first_page:end]
         k, v = gather(k_cache, own_pages, kv_len), gather(v_cache, own_pages, kv_len)
-        for first, last in blocks_of(start, stop, kv_len, NUM_QO_HEADS):
+        for first in range(start, stop, QUERY_BLOCK):
+            last = min(first + QUERY_BLOCK, stop)
             logits = logits_of(q[first:last], k, sm_scale)
             last_key = torch.arange(first, last, device=q.device) - stop + kv_len
             logits = windowed(logits, last_key, WINDOW_SIZE)

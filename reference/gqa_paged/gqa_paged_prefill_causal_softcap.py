@@ -11,21 +11,22 @@ kv_last_page_len says. Requests may share pages. Pages that no request names and
 never read, so they may hold NaN.
 
 Queries are aligned with the end of the keys: query i of a request attends to the keys j <= kv_len - q_len + i. A query
-that may attend to no key has output 0 and lse -inf. All arithmetic is in float32. The output is rounded once, at the
-end, to the dtype of q.
+that may attend to no key has output 0 and lse -inf. Queries are processed in blocks, which bounds the memory. All
+arithmetic is in float32. The output is rounded once, at the end, to the dtype of q.
 """
 
 import math
 
 import torch
 
-from ._shared import blocks_of, capped, causal, gather, logits_of, requests_with_keys, weighted
+from ._shared import capped, causal, gather, logits_of, requests_with_keys, weighted
 
 NUM_QO_HEADS = 8
 NUM_KV_HEADS = 4
 HEAD_DIM = 256
 PAGE_SIZE = 64
 LOGITS_SOFT_CAP = 50
+QUERY_BLOCK = 64
 
 
 def run(
@@ -44,12 +45,12 @@ def run(
     assert v_cache.shape[1:] == (PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM)
     output = torch.zeros_like(q)
     lse = torch.full(q.shape[:2], -math.inf, dtype=torch.float32, device=q.device)
-    for start, stop, first_page, end, kv_len in requests_with_keys(
-        qo_indptr.tolist(), kv_indptr, kv_last_page_len, PAGE_SIZE
-    ):
+    for b, first_page, end, kv_len in requests_with_keys(kv_indptr, kv_last_page_len, PAGE_SIZE):
+        start, stop = qo_indptr[b : b + 2].tolist()
         own_pages = kv_indices[first_page:end]
         k, v = gather(k_cache, own_pages, kv_len), gather(v_cache, own_pages, kv_len)
-        for first, last in blocks_of(start, stop, kv_len, NUM_QO_HEADS):
+        for first in range(start, stop, QUERY_BLOCK):
+            last = min(first + QUERY_BLOCK, stop)
             logits = logits_of(q[first:last], k, sm_scale)
             logits = capped(logits, LOGITS_SOFT_CAP)
             last_key = torch.arange(first, last, device=q.device) - stop + kv_len

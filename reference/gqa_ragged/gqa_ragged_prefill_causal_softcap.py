@@ -9,20 +9,21 @@ Request b owns the queries qo_indptr[b] to qo_indptr[b + 1] - 1 and the keys and
 - 1. Either range may be empty.
 
 Queries are aligned with the end of the keys: query i of a request attends to the keys j <= kv_len - q_len + i. A query
-that may attend to no key has output 0 and lse -inf. All arithmetic is in float32. The output is rounded once, at the
-end, to the dtype of q.
+that may attend to no key has output 0 and lse -inf. Queries are processed in blocks, which bounds the memory. All
+arithmetic is in float32. The output is rounded once, at the end, to the dtype of q.
 """
 
 import math
 
 import torch
 
-from ..gqa_paged._shared import blocks_of, capped, causal, logits_of, weighted
+from ..gqa_paged._shared import capped, causal, logits_of, weighted
 
 NUM_QO_HEADS = 8
 NUM_KV_HEADS = 4
 HEAD_DIM = 256
 LOGITS_SOFT_CAP = 50
+QUERY_BLOCK = 64
 
 
 def run(
@@ -39,13 +40,15 @@ def run(
     assert v.shape[1:] == (NUM_KV_HEADS, HEAD_DIM)
     output = torch.zeros_like(q)
     lse = torch.full(q.shape[:2], -math.inf, dtype=torch.float32, device=q.device)
-    queries, keys = qo_indptr.tolist(), kv_indptr.tolist()
-    for b in range(len(queries) - 1):
-        start, stop, kv_len = queries[b], queries[b + 1], keys[b + 1] - keys[b]
+    for b in range(qo_indptr.shape[0] - 1):
+        start, stop = qo_indptr[b : b + 2].tolist()
+        first_key, end = kv_indptr[b : b + 2].tolist()
+        kv_len = end - first_key
         if kv_len == 0:
             continue
-        own_k, own_v = (x[keys[b] : keys[b + 1]].transpose(0, 1).float() for x in (k, v))
-        for first, last in blocks_of(start, stop, kv_len, NUM_QO_HEADS):
+        own_k, own_v = (x[first_key:end].transpose(0, 1).float() for x in (k, v))
+        for first in range(start, stop, QUERY_BLOCK):
+            last = min(first + QUERY_BLOCK, stop)
             logits = logits_of(q[first:last], own_k, sm_scale)
             logits = capped(logits, LOGITS_SOFT_CAP)
             last_key = torch.arange(first, last, device=q.device) - stop + kv_len
