@@ -147,17 +147,13 @@ def _of_numbers(request: Request, op_type: str, op: str) -> Iterator[str]:
             yield f"no family covers the numbers of this checkpoint (quantization_config {method})"
 
 
-def dequantised(request: Request, op_type: str, op: str) -> str:
-    """Why a bfloat16 product is not all that runs for an op: the published weights are fp8. Empty if they are not."""
+def is_quantised(request: Request, op: str) -> bool:
+    """Whether the published weights of a linear layer are fp8 with block scales."""
     quantization = request.model.config.get("quantization_config")
-    if op_type != "gemm" or op in ("gate", "logits_processor") or not isinstance(quantization, dict):
-        return ""
-    if _is_left(request, op, quantization):
-        return ""
-    return (
-        f"the published weights are {quantization.get('quant_method')} with block scales, whose products no recipe "
-        "extracts; the bf16 products are those of dequantised weights"
-    )
+    if op in ("gate", "logits_processor") or not isinstance(quantization, Mapping):
+        return False
+    blocks = (quantization.get("quant_method"), quantization.get("weight_block_size"))
+    return blocks == FP8_BLOCKS and not _is_left(request, op, quantization)
 
 
 def _is_left(request: Request, op: str, quantization: Mapping[str, Any]) -> bool:
