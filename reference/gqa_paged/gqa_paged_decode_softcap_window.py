@@ -18,7 +18,7 @@ import math
 
 import torch
 
-from ._shared import capped, gather, logits_of, requests_with_keys, weighted, windowed
+from ._shared import capped, gather, logits_of, requests_with_keys, weighted
 
 NUM_QO_HEADS = 8
 NUM_KV_HEADS = 4
@@ -46,9 +46,9 @@ def run(
     for b, first_page, end, kv_len in requests_with_keys(kv_indptr, kv_last_page_len, PAGE_SIZE):
         own_pages = kv_indices[first_page:end]
         k, v = gather(k_cache, own_pages, kv_len), gather(v_cache, own_pages, kv_len)
+        k, v = k[:, -WINDOW_SIZE:], v[:, -WINDOW_SIZE:]
         logits = logits_of(q[b : b + 1], k, sm_scale)
         logits = capped(logits, LOGITS_SOFT_CAP)
-        logits = windowed(logits, torch.full([1], kv_len - 1, device=q.device), WINDOW_SIZE)
         own_output, own_lse = weighted(logits, v, 1)
         output[b : b + 1] = own_output.to(output.dtype)
         lse[b : b + 1] = own_lse

@@ -17,7 +17,7 @@ import math
 
 import torch
 
-from ._shared import gather, logits_of, requests_with_keys, weighted, windowed
+from ._shared import gather, logits_of, requests_with_keys, weighted
 
 NUM_QO_HEADS = 32
 NUM_KV_HEADS = 8
@@ -44,8 +44,8 @@ def run(
     for b, first_page, end, kv_len in requests_with_keys(kv_indptr, kv_last_page_len, PAGE_SIZE):
         own_pages = kv_indices[first_page:end]
         k, v = gather(k_cache, own_pages, kv_len), gather(v_cache, own_pages, kv_len)
+        k, v = k[:, -WINDOW_SIZE:], v[:, -WINDOW_SIZE:]
         logits = logits_of(q[b : b + 1], k, sm_scale)
-        logits = windowed(logits, torch.full([1], kv_len - 1, device=q.device), WINDOW_SIZE)
         own_output, own_lse = weighted(logits, v, 1)
         output[b : b + 1] = own_output.to(output.dtype)
         lse[b : b + 1] = own_lse

@@ -141,23 +141,19 @@ def with_variant_inputs(
 
 
 def corner_plans(plain: Family, request: PlanRequest) -> list[Plan]:
-    """Those of the plain family; on a GPU, whose lengths reach no window of thousands of keys, longer requests."""
-    return [*plain.corners(request), *(long_plans(plain, request) if request.large else [])]
+    """Those of the plain family, and requests around the window and beyond it, with more queries than fit a tile.
 
-
-def long_plans(plain: Family, request: PlanRequest) -> list[Plan]:
-    """Requests around the window and beyond it, one of them with more queries than fit a tile."""
+    On a GPU, the lengths of other plans reach no window of thousands of keys.
+    """
     definition = request.definition
-    window = definition.const_axes.get("window_size")
-    if window is None:
-        return []
+    window = definition.const_axes.get("window_size", 1)
     lengths = [window + 300, window + 1, window, 70]
     plan = {**plain.plan_for_axes(definition, {}, Draws(0, "cpu")), "kv_lens": lengths, "logits": "large"}
     if "q_lens" in plan:
-        plan["q_lens"] = [150, 3, 1, 70]
+        plan["q_lens"] = [150, 1, 1, 70]
     if "num_pages" in plan:
         plan["num_pages"] = distinct_pages(lengths, definition.const_axes["page_size"])
-    return [plan]
+    return [*plain.corners(request), plan]
 
 
 def plans(plain: Callable[[PlanRequest], st.SearchStrategy[Plan]], request: PlanRequest) -> st.SearchStrategy[Plan]:
