@@ -10,7 +10,6 @@ from typing import Any
 
 from flashinfer_trace import ledger
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.definition_form import well_formed
 from flashinfer_trace.files import json_text
 from flashinfer_trace.json_source import load_object
 from flashinfer_trace.kernel_paths import proven_paths, with_claims
@@ -278,7 +277,7 @@ def _kernels(request: Request, op: Op) -> list[str]:
 def _read(path: Path) -> dict[str, Any]:
     try:
         data = load_object(path)
-        well_formed(Definition.from_dict(data, path))
+        Definition.from_dict(data, path)
     except ValueError as error:
         raise ExtractionError(
             f"{path}: not a Definition: {error}; run `flashinfer-trace validate {path}` for details"

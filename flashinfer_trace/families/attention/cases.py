@@ -31,9 +31,9 @@ __all__ = [
 #: Latent attention sums over 576 features but scales by 1 / sqrt(192), so at real sizes the standard deviations of its
 #: logits are 1.7 and 35.
 LOGIT_KINDS = ("normal", "large", "peaked", "uniform", "positive")
-#: Only corners have the kind spread: logits with standard deviation 200, so that exp of their differences exceeds
-#: float32's range.
-QUERY_SCALE = {"uniform": 0.0, "large": 20.0, "spread": 200.0}
+#: Only corners have the kinds spread, logits with standard deviation 200, so that exp of their differences exceeds
+#: float32's range; and vast, with standard deviation 4000, so that exp of one per cent of the largest exceeds it too.
+QUERY_SCALE = {"uniform": 0.0, "large": 20.0, "spread": 200.0, "vast": 4000.0}
 #: How far the one key of peaked logits is above the others, in nats.
 PEAK = 14.0
 
@@ -110,11 +110,12 @@ def lengths(draw: Callable[[Any], Any], request: PlanRequest, page_size: int, ha
 def corner_lengths(request: PlanRequest, has_queries: bool) -> list[Plan]:
     """Logits whose spread exceeds float32's range, and a request with 300 keys. Every query sees a key.
 
-    Only on a CPU, because it is not known what kernels round in such cases.
+    Only on a CPU, because it is not known what kernels round in such cases, and flashinfer's take products of queries
+    and keys near -5e4, which vast logits exceed, for masked ones.
     """
     if request.large:
         return []
-    plans: list[Plan] = [{"kv_lens": [300, 7], "logits": kind} for kind in ("spread", "normal")]
+    plans: list[Plan] = [{"kv_lens": [300, 7], "logits": kind} for kind in ("spread", "vast", "normal")]
     return [{**plan, "q_lens": [5, 3]} for plan in plans] if has_queries else plans
 
 
