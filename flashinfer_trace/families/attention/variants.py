@@ -41,6 +41,8 @@ TWINS: Mapping[str, Mapping[str, int]] = {
 
 #: Standard deviation of the sinks, in nats: some outweigh all keys, and some are negligible.
 SINK_SCALE = 4.0
+#: Times so much where logits have the kind spread: exp of how far a sink is from a logit exceeds float32's range.
+FAR_SINKS = 100.0
 #: tanh.approx.f32 has a relative error of 2^-11 (PTX ISA, "tanh"), and its argument a few float32 roundings.
 CAP_ERROR = 2.0**-11 * (1 + 2**-8)
 
@@ -134,7 +136,8 @@ def with_variant_inputs(
     def make(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
         plain = {name: spec for name, spec in definition.inputs.items() if name != "sinks"}
         inputs = make_inputs(replace(definition, inputs=plain), plan, draws)
-        inputs["sinks"] = draws.normal([definition.const_axes["num_qo_heads"]], scale=SINK_SCALE)
+        scale = SINK_SCALE * (FAR_SINKS if plan["logits"] == "spread" else 1.0)
+        inputs["sinks"] = draws.normal([definition.const_axes["num_qo_heads"]], scale=scale)
         return {name: inputs[name] for name in definition.inputs}
 
     return make
@@ -148,7 +151,8 @@ def corner_plans(plain: Family, request: PlanRequest) -> list[Plan]:
     definition = request.definition
     window = definition.const_axes.get("window_size", 1)
     lengths = [window + 300, window + 1, window, 70]
-    plan = {**plain.plan_for_axes(definition, {}, Draws(0, "cpu")), "kv_lens": lengths, "logits": "large"}
+    logits = "large" if request.large else "spread"
+    plan = {**plain.plan_for_axes(definition, {}, Draws(0, "cpu")), "kv_lens": lengths, "logits": logits}
     if "q_lens" in plan:
         plan["q_lens"] = [150, 1, 1, 70]
     if "num_pages" in plan:
