@@ -250,20 +250,21 @@ def run_sgl(half_split: bool) -> KernelCall:
     return run
 
 
-def run_jit(half_split: bool) -> KernelCall:
-    """An adapter for the function that SGLang compiles by itself; it rotates the first features of each head."""
+def run_sglang(half_split: bool) -> KernelCall:
+    """An adapter for SGLang's in-place function, which takes the features that are rotated, and no others."""
 
     def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
         from sglang.jit_kernel.rope import apply_rope_with_cos_sin_cache_inplace
 
-        arguments = (inputs["q"], inputs["k"], inputs["cos_sin_cache"], inputs["positions"])
-        apply_rope_with_cos_sin_cache_inplace(*arguments, is_neox=half_split)
+        q, k = (inputs[name][..., : definition.const_axes["rotary_dim"]] for name in "qk")
+        apply_rope_with_cos_sin_cache_inplace(q, k, inputs["cos_sin_cache"], inputs["positions"], is_neox=half_split)
         return {"q_out": inputs["q"], "k_out": inputs["k"]}
 
     return run
 
 
 def known_rotary_dim(definition: Definition) -> str | None:
+    """SGLang's kernel gives each head rotary_dim / 8 threads of a warp."""
     return None if definition.const_axes["rotary_dim"] in (64, 128, 256) else "needs rotary_dim 64, 128 or 256"
 
 
@@ -309,6 +310,17 @@ def rope_family(style: str, suffix: str = "", heads: Mapping[str, int] = TWIN_HE
                 in_place=IN_PLACE,
             ),
             Kernel(
+                f"{JIT}.apply_rope_with_cos_sin_cache_inplace",
+                "sglang",
+                run_sglang(half_split),
+                min_capability=(8, 0),
+                limits=LAUNCHABLE,
+                supports=known_rotary_dim,
+                in_place=IN_PLACE,
+                modules=(JIT,),
+                optional=True,
+            ),
+            Kernel(
                 "torch.ops.sgl_kernel.rotary_embedding",
                 "sglang-kernel",
                 run_sgl(half_split),
@@ -316,17 +328,6 @@ def rope_family(style: str, suffix: str = "", heads: Mapping[str, int] = TWIN_HE
                 plan_options=RopeOptions(bfloat16_cache=True, whole_groups=True),
                 in_place=IN_PLACE,
                 compare=stepwise,
-            ),
-            Kernel(
-                f"{JIT}.apply_rope_with_cos_sin_cache_inplace",
-                "sglang",
-                run_jit(half_split),
-                min_capability=(8, 0),
-                limits=LAUNCHABLE,
-                supports=known_rotary_dim,
-                in_place=IN_PLACE,
-                modules=(JIT,),
-                optional=True,
             ),
         ),
     )

@@ -20,7 +20,7 @@ from tools.extract_definitions.needs import Need, Recipe, Request, kernel_name
 from tools.extract_definitions.recipes import RECIPES
 from tools.extract_definitions.tags import merged
 from tools.extract_definitions.traces import Op
-from tools.extract_definitions.understanding import dequantised, is_called_so, refusals, unclassified
+from tools.extract_definitions.understanding import is_called_so, refusals, unclassified
 
 CREATED, TAGGED, SKIPPED, CONFLICT, UNSUPPORTED = "created", "tagged", "skipped", "conflict", "unsupported"
 #: An op that a family covers, but not by all kernels that can run it; and ops outside the forward pass.
@@ -146,8 +146,6 @@ class Planner:
                     refused[need.use.op].update(dict.fromkeys(reasons[key]))
                 else:
                     found.append((recipe, need))
-                    if gap := dequantised(request, recipe.op_type, need.use.op):
-                        refused[need.use.op][gap] = None
         request.uncovered.update({op: "; ".join(why) for op, why in refused.items()})
         return found
 

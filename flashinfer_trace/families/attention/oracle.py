@@ -45,13 +45,14 @@ def any_chunks(page_size: int = 1) -> Split:
 
 
 def expected_outputs(
-    q: torch.Tensor, memory: Memory, sm_scale: float, causal: bool, split: Split
+    q: torch.Tensor, memory: Memory, sm_scale: float, causal: bool, split: Split, cap: float | None = None
 ) -> dict[str, Expected]:
     """Expected output [queries, heads, value_dim] and lse [queries, heads]; queries align with the end of the keys.
 
-    `split` describes how kernels may split the keys; `rows.expected` documents the parts of both.
+    `split` describes how kernels may split the keys; `cap` caps the logits if it is given. The parts of both are those
+    of `rows.expected`.
     """
-    sums = Sums.of(q, memory, sm_scale)
+    sums = Sums.of(q, memory, sm_scale, cap is not None)
     kv_heads, group = sums.heads.shape
     sizes = Sizes(kv_heads * group, kv_heads, q.shape[2], memory.values.shape[2], PIECE)
     for batch in batches(memory, sizes, causal, len(q)):
@@ -59,8 +60,8 @@ def expected_outputs(
             each[batch.slots].transpose(1, 2).to(torch.float64, memory_format=torch.contiguous_format)
             for each in (memory.keys, memory.values)
         )
-        sums.add(batch, *attention(sums.queries_of(batch), keys, values, batch, split))
-    return rows.expected(sums.elements[:, : len(q)], sums.rows[:, : len(q)])
+        sums.add(batch, *attention(sums.queries_of(batch), keys, values, batch, split, cap))
+    return rows.expected(*sums.by_name(len(q)))
 
 
 @dataclass(frozen=True)
@@ -73,24 +74,34 @@ class Sums:
         heads: query heads by the key-value head that they share, int64 [key-value heads, heads of a group].
         elements: the sums of `rows.ELEMENTS`, [sums, queries + 1, heads, value_dim], float64.
         rows: the sums of `rows.ROWS`, [sums, queries + 1, heads], float64.
+        more: names of sums after those, of elements and of rows.
     """
 
     queries: torch.Tensor
     heads: torch.Tensor
     elements: torch.Tensor
     rows: torch.Tensor
+    more: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, q: torch.Tensor, memory: Memory, sm_scale: float) -> Sums:
+    def of(cls, q: torch.Tensor, memory: Memory, sm_scale: float, capped: bool) -> Sums:
         """The sums of queries that see no key."""
         count, dim = q.shape[1:]
         kv_heads, value_dim = memory.values.shape[1:]
         heads = (torch.arange(count, device=q.device) // (count // kv_heads)).argsort(stable=True).view(kv_heads, -1)
         scaled = torch.nn.functional.pad(q.double()[:, heads] * float(sm_scale), (0, 0, 0, 0, 0, 0, 0, 1))
-        elements = scaled.new_zeros(len(rows.ELEMENTS), len(q) + 1, count, value_dim)
-        by_row = scaled.new_zeros(len(rows.ROWS), len(q) + 1, count)
+        more = (rows.CAPPED,) if capped else ()
+        elements = scaled.new_zeros(len((*rows.ELEMENTS, *more)), len(q) + 1, count, value_dim)
+        by_row = scaled.new_zeros(len((*rows.ROWS, *more)), len(q) + 1, count)
         by_row[rows.ROWS.index("top")] = -torch.inf
-        return cls(torch.stack([scaled, summation_error(scaled.abs(), dim)]), heads, elements, by_row)
+        return cls(torch.stack([scaled, summation_error(scaled.abs(), dim)]), heads, elements, by_row, more)
+
+    def by_name(self, count: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """The sums of the first `count` rows: elements [count, heads, value_dim], rows [count, heads]."""
+        return (
+            dict(zip((*rows.ELEMENTS, *self.more), self.elements[:, :count].unbind(), strict=True)),
+            dict(zip((*rows.ROWS, *self.more), self.rows[:, :count].unbind(), strict=True)),
+        )
 
     def queries_of(self, batch: Batch) -> torch.Tensor:
         """[2, tiles, key-value heads, rows, dim]: rows are heads of a group, then queries."""
@@ -100,15 +111,20 @@ class Sums:
         """Writes the sums that `attention` computed of a batch, but for their order in memory."""
         index = slice(None), batch.rows.unsqueeze(2), self.heads.flatten()
         shape = (len(batch.rows), *self.heads.shape, batch.rows.shape[1])
-        in_order = [elements[name].view(*shape, -1).permute(0, 3, 1, 2, 4) for name in rows.ELEMENTS]
+        in_order = [elements[name].view(*shape, -1).permute(0, 3, 1, 2, 4) for name in (*rows.ELEMENTS, *self.more)]
         self.elements[index] = torch.stack(in_order).flatten(3, 4)
         by_row["length"] = batch.visible.double()[:, None, None].expand(shape)
-        in_order = [by_row[name].view(shape).permute(0, 3, 1, 2) for name in rows.ROWS]
+        in_order = [by_row[name].view(shape).permute(0, 3, 1, 2) for name in (*rows.ROWS, *self.more)]
         self.rows[index] = torch.stack(in_order).flatten(3, 4)
 
 
 def attention(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, batch: Batch, split: Split
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    batch: Batch,
+    split: Split,
+    cap: float | None = None,
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """The sums of `rows.ELEMENTS` [tiles, heads, rows, value_dim], and those of `rows.ROWS` but the length.
 
@@ -116,10 +132,12 @@ def attention(
         queries: of `Sums.queries_of`.
         keys, values: [tiles, key-value heads, n, ...].
         batch: which keys are seen.
-        split: as in `expected_outputs`.
+        split, cap: as in `expected_outputs`.
     """
     scaled, bounds = queries.unbind()
     logits = scaled @ keys.mT
+    if cap is not None:
+        logits = cap * torch.tanh(logits / cap)
     by_query = (*logits.shape[:2], -1, *batch.rows.shape[1:], keys.shape[2])  # the heads of a group apart
     hidden = batch.hidden[:, None, None]
     seen = logits.view(by_query).masked_fill(hidden, -torch.inf)
@@ -127,8 +145,10 @@ def attention(
     p = seen.softmax(dim=-1).masked_fill_(hidden, 0.0).view_as(logits)
     largest = p.amax(dim=-1, keepdim=True)
     rest = p.masked_fill(p == largest, 0.0)
-    # Errors of the sum of products, the scale, its product with log2(e), and the subtraction of the maximum.
-    p_error = torch.add(bounds @ keys.abs().mT, logits.abs(), alpha=4 * FLOAT32).mul_(p)
+    # Errors of the sum of products, the scale, its product with log2(e), and the subtraction of the maximum; of a cap,
+    # its reciprocal, tanh within 2 ulp (4 of these), and the product. The cap does not increase errors before it.
+    roundings = 4 if cap is None else 12
+    p_error = torch.add(bounds @ keys.abs().mT, logits.abs(), alpha=roundings * FLOAT32).mul_(p)
     magnitudes, squares = values.abs(), values.square()
     value = p @ values
     partial, partial_squares = split(p, values, batch.counts)
@@ -158,6 +178,9 @@ def attention(
         "gain_moves": moves.sum(dim=-1),
         "norm_of_moves": norm(moves, dim=-1),
     }
+    if cap is not None:
+        size = p * logits.abs()
+        elements[rows.CAPPED], by_row[rows.CAPPED] = size @ magnitudes, size.sum(dim=-1)
     return elements, by_row
 
 
@@ -178,7 +201,8 @@ def partial_outputs(p: torch.Tensor, values: torch.Tensor, counts: torch.Tensor,
     if page_size >= PIECE:
         return whole.masked_fill_(cuts <= 0, 0.0)
     absolute = weights @ by_piece.abs()
-    largest = absolute.topk((most - 1) // SMALLEST_CHUNK, dim=2).values
+    # In float32, whose selection takes a GPU half as long: the bound is 2^-24 of itself off.
+    largest = absolute.float().topk((most - 1) // SMALLEST_CHUNK, dim=2).values.double()
     number = torch.arange(largest.shape[2], device=p.device).view(-1, 1, 1)
     cut = largest.masked_fill_(number >= cuts.unsqueeze(4), 0.0).sum(dim=2)
     return whole.add_(cut).minimum(absolute.sum(dim=2)).masked_fill_(cuts <= 0, 0.0)

@@ -22,7 +22,16 @@ from flashinfer_trace.families.attention.cases import (
     query_scale,
     softmax_scale,
 )
-from flashinfer_trace.families.attention.kernels import BATCHES, FA2, FA3, QUERIES, SEEING, flashinfer_kernels, wrapper
+from flashinfer_trace.families.attention.kernels import (
+    BATCHES,
+    FA2,
+    FA3,
+    QUERIES,
+    SEEING,
+    flashinfer_kernels,
+    masking,
+    wrapper,
+)
 from flashinfer_trace.families.attention.oracle import any_chunks, expected_outputs
 from flashinfer_trace.families.attention.policies import LSE, OUTPUT
 from flashinfer_trace.families.attention.tiles import Memory
@@ -122,6 +131,7 @@ def run_flashinfer(backend: str, definition: Definition, inputs: Inputs, outputs
         head_dim_vo=sizes.value_dim,
         causal=True,
         sm_scale=float(inputs["sm_scale"]),
+        **masking(definition),
         q_data_type=q.dtype,
         kv_data_type=inputs["k"].dtype,
     )

@@ -7,7 +7,7 @@ import torch
 from flashinfer_trace.families.attention.rounding import LOG2_E
 from flashinfer_trace.harness.compare import CONFIDENCE, Expected
 
-__all__ = ["ELEMENTS", "ROUNDED", "ROWS", "expected"]
+__all__ = ["CAPPED", "ELEMENTS", "ROUNDED", "ROWS", "expected"]
 
 #: Sums over the keys of a row, per element of the output, where p are the weights, v the values, e the errors of the
 #: logits, and *rest* the weights without the largest: sum p v, sum p |v|, sum p^2 e^2 v^2, sum rest |v|,
@@ -20,6 +20,8 @@ ROWS = (
     *("length", "top", "largest", "lse_logit", "others", "norm_of_others"),
     *("gain_logit", "gain_keys", "gain_moves", "norm_of_moves"),
 )
+#: Where logits c are capped: sum p |c| |v| per element, and sum p |c| per row.
+CAPPED = "capped"
 #: Sums over rows, from which the gain of an output is bounded: how far one rounding of the weights, of the partial
 #: outputs or of the output can move it. settled: in rows with a dominating key; worst: in all other rows; squares: the
 #: squares in those other rows.
@@ -28,8 +30,8 @@ ROUNDED = ("weights", "partial", "output")
 SETTLED = 0.9
 
 
-def expected(elements: torch.Tensor, by_row: torch.Tensor) -> dict[str, Expected]:
-    """Expected output and lse from the sums of ELEMENTS [sums, queries, heads, value_dim] and ROWS, both float64.
+def expected(element: dict[str, torch.Tensor], row: dict[str, torch.Tensor]) -> dict[str, Expected]:
+    """Expected output and lse from the sums of ELEMENTS [queries, heads, value_dim] and ROWS, all float64.
 
     Parts of both, where p are the exact weights, v the values and o the output:
 
@@ -40,11 +42,10 @@ def expected(elements: torch.Tensor, by_row: torch.Tensor) -> dict[str, Expected
       but the largest: the smaller of sum p |v| and 8 sqrt(sum p^2 v^2); ``others`` and ``squared_others``: sum p and
       sum p^2 over the same keys. In kernels that subtract the maximum, the largest weight is exp(0) = 1, never rounded,
     - ``partial``: a bound on the sum of |partial outputs|, however a kernel splits the keys,
-    - ``gain_*``: the same, projected on the output and summed over it (see `policies.gain_limit`).
+    - ``gain_*``: the same, projected on the output and summed over it (see `policies.gain_limit`),
+    - ``capped``, only if the logits c are capped: sum p |c| |v| + |o| sum p |c| for an output, which bounds the sum of
+      p |c| |v - o|, and sum p |c| for the lse.
     """
-    element, row = (
-        dict(zip(names, sums.unbind(), strict=True)) for names, sums in ((ELEMENTS, elements), (ROWS, by_row))
-    )
     # The largest weight is exp(top - lse); where there is no key, it is 0, and the lse -inf as the largest logit is.
     smallest = torch.finfo(torch.float64).tiny
     lse = (row["top"] - row["largest"].clamp_min(smallest).log()) * LOG2_E
@@ -64,6 +65,9 @@ def expected(elements: torch.Tensor, by_row: torch.Tensor) -> dict[str, Expected
         **{name: part.unsqueeze(-1) for name, part in parts.items()},
         **gains(element, row, size),
     }
+    if CAPPED in row:
+        output[CAPPED] = torch.addcmul(element[CAPPED], size, row[CAPPED].unsqueeze(-1))
+        parts[CAPPED] = row[CAPPED]
     return {"output": Expected(value, output), "lse": Expected(lse, parts)}
 
 

@@ -16,7 +16,7 @@ __all__ = ["Batch", "Memory", "Sizes", "batches"]
 #: Elements of the largest temporary.
 BLOCK_ELEMENTS = 2**26
 #: So many more elements take as long as one batch more does, by kind of device.
-BATCH_ELEMENTS = {"cpu": 2**13, "cuda": 2**24}
+BATCH_ELEMENTS = {"cpu": 2**13, "cuda": 2**22}
 
 
 @dataclass(frozen=True)
