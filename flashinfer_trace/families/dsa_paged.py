@@ -58,15 +58,11 @@ def corners(request: PlanRequest) -> list[Plan]:
     """More tokens than one block of the reference; logits whose spread exceeds float32's range; on a CPU only."""
     if request.large:
         return []
-    usual = {
-        "num_tokens": 70,
-        "num_pages": 9,
-        "choice": "any",
-        "logits": "normal",
-        "unused": "nan",
-        "nothing": NOTHING[1],
-    }
-    return [usual, {**usual, "num_tokens": 3, "logits": "spread"}, {**usual, "num_tokens": 3, "choice": "some"}]
+    options = request.options_of(SparseOptions)
+    usual = {"num_tokens": 70, "num_pages": 9, "choice": "any", "logits": "normal", "unused": "nan"}
+    usual["nothing"] = NOTHING[1] if options.any_negative else NOTHING[0]
+    few = {**usual, "num_tokens": 3}
+    return [usual, {**few, "logits": "spread"}, *([{**few, "choice": "some"}] if options.keyless else [])]
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
