@@ -314,7 +314,8 @@ def module_today(root: Path, definition: Definition) -> str:
     module = load_records(root).modules.get(family or "")
     if module is None:
         path = records_path(root)
-        raise RecordsError(f"{path}: has no family of {definition.name}; in a checkout, run python -m tools.generate_docs")
+        fix = "in a checkout, run python -m tools.generate_docs"
+        raise RecordsError(f"{path}: has no family of {definition.name}; {fix}")
     return module
 
 
