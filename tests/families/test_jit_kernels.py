@@ -83,7 +83,7 @@ def kernels(monkeypatch):
             "rope_with_cos_sin_cache_gptj_style_h128_kv1_d64_rd64",
             "sglang.jit_kernel.rope.apply_rope_with_cos_sin_cache_inplace",
         ),
-        ("gemm_bf16_n2112_k7168", "deep_gemm.bf16_gemm_nn"),
+        ("gemm_bf16_n6144_k4096", "deep_gemm.bf16_gemm_nn"),
         ("gemm_bf16_n256_k7168", "torch.matmul"),
         ("gemm_bf16_bias_n4608_k3584", "torch.nn.functional.linear"),
         ("gemm_float32_n160_k5120", "torch.nn.functional.linear"),

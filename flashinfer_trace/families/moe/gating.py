@@ -29,13 +29,14 @@ LOGIT_RANGE = 30.0
 
 
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    """For a kernel whose scores are off, none near 0 and 1, where they are too close to each other."""
+    """For a kernel whose scores are off, none that are too close: near 0 and 1, or apart by the bias alone."""
     options = request.options_of(kernels.RouterOptions)
     error = options.score_error
+    left_out = {*(("peaked", "equal") if error else ()), *(() if options.ties else ("ties", "equal"))}
     return st.fixed_dictionaries(
         {
             "seq_len": sizes(*request.range("seq_len", 0, 96, 2048)),
-            "routing": st.sampled_from([kind for kind in LOGITS if not error or kind != "peaked"]),
+            "routing": st.sampled_from([kind for kind in LOGITS if kind not in left_out]),
             "bias": st.sampled_from([kind for kind in BIASES if options.negative or kind != "negative"]),
             "factor": st.sampled_from(FACTORS),
             "flag": st.booleans(),
@@ -48,8 +49,9 @@ def corners(request: PlanRequest) -> list[Plan]:
     """Ties under a bias that decides them, and biases beyond float16's range; on a CPU only."""
     if request.large:
         return []
-    plan = {**plan_for_axes(request.definition, {"seq_len": 3}, Draws(0, "cpu")), "routing": "ties"}
-    return [plan, {**plan, "routing": "random", "bias": "beyond_float16", "flag": False}]
+    plan = plan_for_axes(request.definition, {"seq_len": 3}, Draws(0, "cpu"))
+    ties = [{**plan, "routing": "ties"}] if request.options_of(kernels.RouterOptions).ties else []
+    return [*ties, {**plan, "bias": "beyond_float16", "flag": False}]
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
@@ -76,7 +78,7 @@ def draw_bias(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
 
 
 def draw_logits(definition: Definition, plan: Plan, bias: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """float32 [seq_len, num_experts]; undecidable rows are replaced by the first decidable one."""
+    """float32 [seq_len, num_experts]; undecidable rows are replaced by decidable ones."""
     experts, groups = definition.const_axes["num_experts"], definition.const_axes.get("n_group", 1)
     shape = [plan["seq_len"] + SPARE_ROWS, experts]
     logits = draws.normal(shape) * (3.0 if plan["routing"] == "peaked" else 1.0)
