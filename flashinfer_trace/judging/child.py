@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from flashinfer_trace.isolation import protocol
-from flashinfer_trace.judging import tampering
+from flashinfer_trace.judging import domain, tampering
 from flashinfer_trace.judging.arena import Arena, Slot, tensor_in
 from flashinfer_trace.judging.loading import LoadError, Submitted, bound, load
 
@@ -35,7 +35,7 @@ def serve(pipe: socket.socket, kernel: object | None) -> None:
         kernel: a callable that this process was forked with; a request then names no file.
     """
     try:
-        _end_with_parent()
+        domain.enter()
         os.dup2(2, 1)  # standard output is the judge's: it may be JSON
         _Session(pipe, kernel).answer_all()
     except EOFError:
@@ -143,7 +143,7 @@ def _stored(returned: Any, outputs: Mapping[str, torch.Tensor]) -> dict[str, Any
     for name, value in named.items():
         if isinstance(value, (bool, int, float)):
             described[str(name)] = {"number": value}
-        elif isinstance(value, torch.Tensor):
+        elif type(value) in (torch.Tensor, torch.nn.Parameter):  # a subclass could compute when it is copied
             described[str(name)] = {
                 **{"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)},
                 **{"device": str(value.device), "dense": value.layout == torch.strided},
@@ -189,13 +189,3 @@ def _hide_package() -> None:
     for name in [name for name in sys.modules if name == _PACKAGE or name.startswith(f"{_PACKAGE}.")]:
         del sys.modules[name]
     sys.meta_path.insert(0, _Hidden())
-
-
-def _end_with_parent() -> None:
-    """Has Linux end this process with the one that forked it, and keeps other processes of the user out of reach."""
-    if sys.platform != "linux":
-        return
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL

@@ -157,11 +157,15 @@ class _Court:
         first = self._on(every[0], known)
         if known or first.failure is None or first.failure.kind not in OF_INPUTS:
             return first
+        wrong = [first]
         for trial in every[1:]:
             verdict = self._on(trial, None)
+            verdict.limited_to, verdict.beyond = trial.limited_to, first.failure
             if verdict.passed:
-                return dataclasses.replace(verdict, limited_to=trial.limited_to, beyond=first.failure)
-        return first
+                return verdict
+            wrong.append(verdict)
+        # That it fails on inputs that no known kernel takes says less than a wrong value on those that they take.
+        return next((one for one in wrong if one.failure and one.failure.kind == "values"), first)
 
     def _known(self, job: Job) -> Kernel | None:
         label = self._request.get("kernel")
@@ -300,14 +304,14 @@ def _fits(slot: torch.Tensor, described: Any, device: torch.device) -> bool:
 def _stand_in(described: Any) -> Any:
     """Something of the form that was described, for the message about what does not fit."""
     if not isinstance(described, dict):
-        return described
+        return None
     if "number" in described:
         return described["number"]
     try:
         dtype, shape = torch_dtype(described["dtype"]), [int(size) for size in described["shape"]]
         return torch.empty(shape, dtype=dtype, device="meta")
-    except Exception:  # a description by a stranger
-        return described.get("type")
+    except Exception:  # of no tensor, or by a stranger
+        return type(str(described.get("type")), (), {})()
 
 
 def _misfit(definition: Definition, axes: Mapping[str, int], outputs: Outputs, inputs: Inputs) -> Failure | None:

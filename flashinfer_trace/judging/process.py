@@ -257,11 +257,11 @@ class SubmissionProcess:
 
     def _frozen(self, memory: torch.Tensor) -> torch.Tensor:
         """A copy of the memory while no thread of the submission runs: what is done after the return is not seen."""
-        os.kill(self._pid, signal.SIGSTOP)
+        os.killpg(self._pid, signal.SIGSTOP)
         try:
             return memory.clone()
         finally:
-            os.kill(self._pid, signal.SIGCONT)
+            os.killpg(self._pid, signal.SIGCONT)
 
     def _reader(self, deadline: float, seconds: float) -> protocol.Read:
         def read(target: memoryview) -> None:
