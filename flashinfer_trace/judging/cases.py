@@ -36,7 +36,7 @@ class Case:
 
 
 def cases(job: Job, examples: int, seed: int) -> Iterator[Case]:
-    """Corners with fresh elements, then drawn plans for as long as the caller asks, at most ROUNDS times `examples`.
+    """Corners with fresh elements, then drawn plans for as long as the caller asks, at most ROUNDS times as many.
 
     Unlike in a verification, no case has a seed that is known beforehand.
     """
@@ -49,14 +49,15 @@ def cases(job: Job, examples: int, seed: int) -> Iterator[Case]:
         yield case(plan, "corner")
     every = max(1, examples // REPEATED)
     for number in range(ROUNDS):
-        for place, plan in enumerate(_drawn(job, examples, seed + 1_000_003 * number)):
+        # The first plan is hypothesis's simplest, which is often empty.
+        for place, plan in enumerate(_drawn(job, examples + 3, seed + 1_000_003 * number)):
             yield case(plan, "drawn")
             if place % every == every - 1:
                 yield case(plan, "repeated")
 
 
 def _drawn(job: Job, count: int, seed: int) -> list[Plan]:
-    """`count` plans; the first is hypothesis's simplest."""
+    """`count` plans."""
     plans: list[Plan] = []
     settings = hypothesis.settings(
         max_examples=count,

@@ -168,9 +168,13 @@ def _seed(seed: int) -> None:
 
 
 def _describe(error: BaseException) -> str:
-    """Type and message of an error, and the last line of the submission on its way."""
+    """Type and message of an error, and the first line of the submission on its way."""
     ours = os.path.dirname(__file__)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((ours, "<frozen importlib"))
+    ]
     where = f" ({os.path.basename(frames[0].filename)}:{frames[0].lineno})" if frames else ""
     kind = "" if isinstance(error, LoadError) else f"{type(error).__name__}: "
     return f"{kind}{error}"[: protocol.MAX_MESSAGE] + where
