@@ -70,8 +70,9 @@ def check(
     if device == "cpu":
         torch.set_num_threads(1)
     limits = Limits() if timeout is None else Limits(first_call=timeout, call=timeout)
-    # Before harness and families are imported, because a fork of this process must not contain the oracles.
-    with Server(fork=True) as server:
+    # Before harness and families are imported, because a fork of this process must not contain the oracles. CUDA does
+    # not survive a fork once `check_device` has looked for a GPU.
+    with Server(fork=device == "cpu") as server:
         with missing_packages():
             from flashinfer_trace.judging.judge import judge
         try:

@@ -12,13 +12,13 @@ import math
 import mmap
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-__all__ = ["Arena", "Slot", "layout", "memory_of", "span", "tensor_in"]
+__all__ = ["Arena", "Slot", "gaps", "layout", "memory_of", "span", "tensor_in"]
 
 #: Of each tensor in bytes, as torch's allocator for CUDA aligns its own; at least as much lies between two tensors.
 ALIGNMENT = 512
@@ -43,10 +43,10 @@ class Slot:
     offset: int
 
     @property
-    def nbytes(self) -> int:
-        """Bytes from the first element to the last."""
+    def end(self) -> int:
+        """The byte behind its last element."""
         itemsize: int = getattr(torch, self.dtype).itemsize
-        return span(self.shape, self.stride) * itemsize
+        return self.offset + span(self.shape, self.stride) * itemsize
 
     def to_json(self) -> dict[str, Any]:
         """The slot as JSON."""
@@ -71,16 +71,22 @@ def layout(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, Slot], int]:
     for name, value in tensors.items():
         dtype = str(value.dtype).removeprefix("torch.")
         slots[name] = Slot(dtype, tuple(value.shape), tuple(value.stride()), offset)
-        offset = math.ceil((offset + slots[name].nbytes) / ALIGNMENT + 1) * ALIGNMENT
+        offset = math.ceil(slots[name].end / ALIGNMENT + 1) * ALIGNMENT
     return slots, offset
+
+
+def gaps(slots: Iterable[Slot], size: int) -> list[tuple[int, int]]:
+    """Where no tensor lies: first byte, and the byte behind the last. The slots are in the order of their offsets."""
+    edges = [0, *(edge for slot in slots for edge in (slot.offset, slot.end)), size]
+    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def tensor_in(memory: torch.Tensor, slot: Slot) -> torch.Tensor:
     """The tensor at a slot of the memory (bytes, on any device): a view."""
     dtype = getattr(torch, slot.dtype)
-    if not slot.nbytes:
+    if slot.offset == slot.end:
         return torch.empty(slot.shape, dtype=dtype, device=memory.device)
-    flat = memory[slot.offset : slot.offset + slot.nbytes].view(dtype)
+    flat = memory[slot.offset : slot.end].view(dtype)
     return flat.as_strided(slot.shape, slot.stride)
 
 

@@ -77,7 +77,7 @@ class _Session:
 
     def _load(self, request: Mapping[str, Any]) -> Submitted:
         if self._device != "cpu":
-            torch.cuda.set_device(self._device)
+            torch.cuda.set_device(torch.device(self._device).index or 0)
         if request["kind"] == "forked":
             return bound(self._kernel, self._device, self._inputs, self._outputs)
         if request["kind"] != "known":
@@ -97,12 +97,16 @@ class _Session:
         _seed(request["seed"])
         poisoned = [tensor.clone() for tensor in outputs.values()]
         del poisoned  # memory that the submission allocates is likely this one
+        stream = None if memory is host else torch.cuda.current_stream()
         with torch.no_grad():
             returned = submitted(inputs, dict(outputs))
+        if stream is not None:
+            torch.cuda.set_stream(stream)  # the submission may have left another one
         described = {} if returned is None else _stored(returned, outputs)
         if memory is not host:
             snapshot = memory.clone()  # on the stream of the call, before anything waits for other streams
             host.copy_(snapshot)
+            torch.cuda.synchronize()
         return {"returned": described}
 
     def _device_memory(self, host: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,8 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import torch
 
 from flashinfer_trace.isolation import protocol
 from flashinfer_trace.judging import server
-from flashinfer_trace.judging.arena import GUARD, Arena, layout, memory_of, tensor_in
+from flashinfer_trace.judging.arena import GUARD, Arena, gaps, layout, memory_of, tensor_in
 
 __all__ = ["Answer", "Failed", "Limits", "Server", "SubmissionProcess", "available"]
 
@@ -198,27 +199,29 @@ class SubmissionProcess:
         new_arena = self._room_for(size)
         assert self._arena is not None
         memory = self._arena.memory[:size]
-        memory.fill_(GUARD)
-        for name, value in [*tensors.items(), *((f"output {name}", value) for name, value in poisoned.items())]:
-            slot = slots[name]
-            memory[slot.offset : slot.offset + slot.nbytes] = memory_of(value).cpu()
-        before = memory.clone()
+        guards = [memory[start:end] for start, end in gaps(slots.values(), size)]
+        for guard in guards:
+            guard.fill_(GUARD)
+        for slot, value in zip(slots.values(), [*tensors.values(), *poisoned.values()], strict=True):
+            memory[slot.offset : slot.end] = memory_of(value).cpu()
+        before = {name: memory[slots[name].offset : slots[name].end].clone() for name in tensors}
         described = {name: slot.to_json() for name, slot in slots.items()}
         request = {"size": size, "slots": described, "numbers": numbers, "seed": seed, **new_arena}
         seconds = self._limits.call if self._calls else self._limits.first_call
         self._calls += 1
         answer = self.ask(request, seconds, "raised")
-        after = self._frozen(memory)
-        read = [name for name in tensors if not _same(before, after, slots[name].offset, slots[name].nbytes)]
-        for slot in slots.values():
-            before[slot.offset : slot.offset + slot.nbytes] = after[slot.offset : slot.offset + slot.nbytes]
-        outputs = {name: tensor_in(after, slots[f"output {name}"]).clone() for name in poisoned}
+        with self._frozen():
+            outputs = {name: tensor_in(memory, slots[f"output {name}"]).clone() for name in poisoned}
+            changed = [
+                name for name in tensors if not torch.equal(memory[slots[name].offset : slots[name].end], before[name])
+            ]
+            outside = any(bool((guard != GUARD).any()) for guard in guards)
         returned = answer.get("returned")
         return Answer(
             outputs={name: value.to(poisoned[name].device) for name, value in outputs.items()},
             returned=returned if isinstance(returned, dict) else {},
-            changed=read,
-            outside=not torch.equal(before, after),
+            changed=changed,
+            outside=outside,
             tampered=[str(name) for name in answer.get("tampered") or []],
         )
 
@@ -255,11 +258,12 @@ class SubmissionProcess:
         self._arena = Arena(2 * size)
         return {"arena": self._arena.size}
 
-    def _frozen(self, memory: torch.Tensor) -> torch.Tensor:
-        """A copy of the memory while no thread of the submission runs: what is done after the return is not seen."""
+    @contextmanager
+    def _frozen(self) -> Iterator[None]:
+        """While no thread of the submission runs: what is done after the return comes too late to be seen."""
         os.killpg(self._pid, signal.SIGSTOP)
         try:
-            return memory.clone()
+            yield
         finally:
             os.killpg(self._pid, signal.SIGCONT)
 
@@ -295,10 +299,6 @@ class SubmissionProcess:
         self._ended = True
         self._pipe.close()
         return self._server.end(self._pid, reap=reap)
-
-
-def _same(a: torch.Tensor, b: torch.Tensor, offset: int, nbytes: int) -> bool:
-    return torch.equal(a[offset : offset + nbytes], b[offset : offset + nbytes])
 
 
 def _spawn(pipe: socket.socket) -> subprocess.Popen[bytes]:

@@ -21,13 +21,14 @@ class Cheat:
         file, function: where it is.
         definition: what it pretends to compute.
         kinds: of failure, one of which the judge must report.
-        gpu: whether it cheats on a GPU too, and not only on a CPU.
+        cpu, gpu: where it cheats.
     """
 
     file: str
     function: str
     definition: str
     kinds: tuple[str, ...]
+    cpu: bool = True
     gpu: bool = True
 
     @property
@@ -36,9 +37,11 @@ class Cheat:
         return f"{CHEATS / self.file}.py:{self.function}"
 
 
-def table(file: str, definition: str, kinds: dict[str, str], cpu_only: tuple[str, ...] = ()) -> list[Cheat]:
+def table(
+    file: str, definition: str, kinds: dict[str, str], cpu_only: tuple[str, ...] = (), gpu_only: bool = False
+) -> list[Cheat]:
     return [
-        Cheat(file, function, definition, tuple(expected.split()), function not in cpu_only)
+        Cheat(file, function, definition, tuple(expected.split()), not gpu_only, function not in cpu_only)
         for function, expected in kinds.items()
     ]
 
@@ -93,6 +96,17 @@ ALL = [
             "interrupts": "raised",
         },
         cpu_only=("in_another_process",),
+    ),
+    *table(
+        "streams",
+        NORM,
+        {
+            "on_another_stream": "values",
+            "leaves_its_stream_behind": "values",
+            "on_the_cpu": "outputs",
+            "replays_a_graph": "values",
+        },
+        gpu_only=True,
     ),
     *table(
         "products",
