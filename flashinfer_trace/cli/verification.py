@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from flashinfer_trace.cli.tasks import Task
     from flashinfer_trace.harness.verify import Report
 
-__all__ = ["check_device", "missing_packages", "verify"]
+__all__ = ["check_device", "missing_packages", "parse_axes", "verify"]
 
 
 def _parse_plan(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, Any] | None:
@@ -37,7 +37,8 @@ def _parse_plan(context: click.Context, parameter: click.Parameter, text: str | 
     return parsed
 
 
-def _parse_axes(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, int] | None:
+def parse_axes(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, int] | None:
+    """The option --axes."""
     if text is None:
         return None
     values = {}
@@ -66,7 +67,7 @@ def _parse_axes(context: click.Context, parameter: click.Parameter, text: str | 
     help=f"Number of real cases per target [{ORACLE_EXAMPLES}; kernels: {DRAWN_CASES}].",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of all draws.")
-@click.option("--axes", callback=_parse_axes, help="Run one case with these variable axes: k=v,k=v.")
+@click.option("--axes", callback=parse_axes, help="Run one case with these variable axes: k=v,k=v.")
 @click.option("--plan", callback=_parse_plan, help="Run one case with this plan (JSON), as a failure prints it.")
 @click.option("--full", is_flag=True, help="Use real sizes on the CPU too, instead of the family's small twin.")
 @click.option("--record", is_flag=True, help="Write evidence of the runs that passed on a GPU.")
