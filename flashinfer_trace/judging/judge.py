@@ -26,7 +26,7 @@ from flashinfer_trace.harness.outputs import misfits, numbers_as_tensors
 from flashinfer_trace.harness.real_size import has_real_size
 from flashinfer_trace.harness.verify import SEEDED_ROWS, Job
 from flashinfer_trace.judging.cases import Case, cases
-from flashinfer_trace.judging.process import Answer, Failed, Limits, Server, SubmissionProcess
+from flashinfer_trace.judging.process import Answer, Failed, Limits, Server, SubmissionProcess, printable
 from flashinfer_trace.judging.standards import REFERENCE, Standard, Trial, limited, standards, trials
 from flashinfer_trace.judging.submission import Submission, SubmissionError, from_callable, from_path
 from flashinfer_trace.judging.verdict import Failure, Grade, Verdict
@@ -315,4 +315,4 @@ def _stand_in(described: Any) -> Any:
 
 def _misfit(definition: Definition, axes: Mapping[str, int], outputs: Outputs, inputs: Inputs) -> Failure | None:
     lines = misfits(definition, axes, outputs, device_of(inputs))
-    return Failure("outputs", "; ".join(lines)) if lines else None
+    return Failure("outputs", printable("; ".join(lines))) if lines else None

@@ -7,6 +7,7 @@ with Server() as server, server.start(submission, definition, "cpu", Limits()) a
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -23,9 +24,9 @@ import torch
 
 from flashinfer_trace.isolation import protocol
 from flashinfer_trace.judging import server
-from flashinfer_trace.judging.arena import GUARD, Arena, gaps, layout, memory_of, tensor_in
+from flashinfer_trace.judging.arena import GUARD, Arena, Slot, gaps, layout, memory_of, tensor_in
 
-__all__ = ["Answer", "Failed", "Limits", "Server", "SubmissionProcess", "available"]
+__all__ = ["Answer", "Failed", "Limits", "Server", "SubmissionProcess", "available", "printable"]
 
 #: Seconds that it may take to import torch, on a busy machine with cold disks.
 START_SECONDS = 300.0
@@ -35,7 +36,18 @@ MAX_ANSWER = 64 << 10
 
 #: Environment variables that a submission gets, and prefixes of them: what compilers and CUDA need, no credentials.
 ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "PATH", "PYTHONPATH", "TMPDIR", "USER", "VIRTUAL_ENV", "XDG_CACHE_HOME")
-PREFIXES = ("CC", "CUDA_", "CXX", "DYLD_LIBRARY_", "FLASHINFER_", "LD_LIBRARY_", "NVIDIA_", "TORCH_", "TRITON_")
+PREFIXES = (
+    "CC",
+    "CUDA_",
+    "CXX",
+    "DYLD_LIBRARY_",
+    "FLASHINFER_",
+    "LD_LIBRARY_",
+    "NVIDIA_",
+    "PYTORCH_",
+    "TORCH_",
+    "TRITON_",
+)
 
 
 class Failed(Exception):
@@ -48,12 +60,17 @@ class Failed(Exception):
 
     def __init__(self, kind: str, message: str) -> None:
         self.kind = kind
-        text = " ".join(message[: protocol.MAX_MESSAGE].split())
-        self.message = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+        self.message = printable(message)
         super().__init__(kind, self.message)
 
     def __str__(self) -> str:
         return self.message
+
+
+def printable(text: str) -> str:
+    """What a submission says, in one line that a terminal can show."""
+    line = " ".join(text[: protocol.MAX_MESSAGE].split())
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
 @dataclass(frozen=True)
@@ -203,7 +220,7 @@ class SubmissionProcess:
         for guard in guards:
             guard.fill_(GUARD)
         for slot, value in zip(slots.values(), [*tensors.values(), *poisoned.values()], strict=True):
-            memory[slot.offset : slot.end] = memory_of(value).cpu()
+            memory[slot.offset : slot.end].copy_(memory_of(value))
         before = {name: memory[slots[name].offset : slots[name].end].clone() for name in tensors}
         described = {name: slot.to_json() for name, slot in slots.items()}
         request = {"size": size, "slots": described, "numbers": numbers, "seed": seed, **new_arena}
@@ -211,7 +228,7 @@ class SubmissionProcess:
         self._calls += 1
         answer = self.ask(request, seconds, "raised")
         with self._frozen():
-            outputs = {name: tensor_in(memory, slots[f"output {name}"]).clone() for name in poisoned}
+            outputs = {name: read(memory, slots[f"output {name}"]) for name in poisoned}
             changed = [
                 name for name in tensors if not torch.equal(memory[slots[name].offset : slots[name].end], before[name])
             ]
@@ -222,7 +239,7 @@ class SubmissionProcess:
             returned=returned if isinstance(returned, dict) else {},
             changed=changed,
             outside=outside,
-            tampered=[str(name) for name in answer.get("tampered") or []],
+            tampered=[printable(str(name)) for name in answer.get("tampered") or []],
         )
 
     def ask(self, request: Mapping[str, Any], seconds: float, kind: str) -> dict[str, Any]:
@@ -232,6 +249,8 @@ class SubmissionProcess:
             Failed: of `kind`, with what the process says went wrong; or it did not answer.
         """
         deadline = time.monotonic() + seconds
+        if select.select([self._pipe], [], [], 0)[0] and self._pipe.recv(1, socket.MSG_PEEK):
+            raise Failed("protocol", "its process sent an answer that nobody had asked for")
         try:
             self._pipe.settimeout(seconds)
             self._pipe.sendall(protocol.pack_header(request))
@@ -299,6 +318,12 @@ class SubmissionProcess:
         self._ended = True
         self._pipe.close()
         return self._server.end(self._pid, reap=reap)
+
+
+def read(memory: torch.Tensor, slot: Slot) -> torch.Tensor:
+    """A copy of the tensor at a slot, in which every boolean is one."""
+    value = tensor_in(memory, slot)
+    return value.view(torch.uint8) != 0 if value.dtype == torch.bool else value.clone()
 
 
 def _spawn(pipe: socket.socket) -> subprocess.Popen[bytes]:
