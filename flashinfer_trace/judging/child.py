@@ -84,7 +84,6 @@ class _Session:
             _hide_package()
         return load(request, self._device, self._inputs, self._outputs)
 
-    @torch.no_grad()
     def _call(self, submitted: Submitted, request: Mapping[str, Any]) -> dict[str, Any]:
         """One call. What is returned is copied into the memory of the outputs at once, on the stream of the call."""
         assert self._arena is not None
@@ -99,10 +98,11 @@ class _Session:
         poisoned = [tensor.clone() for tensor in outputs.values()]
         del poisoned  # memory that the submission allocates is likely this one
         stream = None if memory is host else torch.cuda.current_stream()
-        returned = submitted(inputs, dict(outputs))
-        if stream is not None:
-            torch.cuda.set_stream(stream)  # the submission may have left another one
-        described = {} if returned is None else _stored(returned, outputs)
+        with torch.no_grad():
+            returned = submitted(inputs, dict(outputs))
+            if stream is not None:
+                torch.cuda.set_stream(stream)  # the submission may have left another one
+            described = {} if returned is None else _stored(returned, outputs)
         if memory is not host:
             snapshot = memory.clone()  # on the stream of the call, before anything waits for other streams
             host.copy_(snapshot)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import math
 import os
 import secrets
@@ -26,9 +25,9 @@ from flashinfer_trace.harness.outputs import misfits, numbers_as_tensors
 from flashinfer_trace.harness.real_size import has_real_size
 from flashinfer_trace.harness.verify import SEEDED_ROWS, Job
 from flashinfer_trace.judging.cases import Case, cases
-from flashinfer_trace.judging.process import Answer, Failed, Limits, Server, SubmissionProcess, printable
+from flashinfer_trace.judging.process import Answer, Failed, Limits, Server, SubmissionProcess
 from flashinfer_trace.judging.standards import REFERENCE, Standard, Trial, limited, standards, trials
-from flashinfer_trace.judging.submission import Submission, SubmissionError, from_callable, from_path
+from flashinfer_trace.judging.submission import Submission, SubmissionError, from_callable, from_path, printable
 from flashinfer_trace.judging.verdict import Failure, Grade, Verdict
 
 __all__ = ["EXAMPLES", "judge"]
@@ -110,11 +109,15 @@ def served(submission: Submission, server: Server | None) -> Iterator[Server]:
         yield own
 
 
-@functools.cache
 def _shared_server() -> Server:
-    server = Server()
-    atexit.register(server.close)
-    return server
+    """One server for all judgements of this process; a new one if a submission ended it."""
+    if not _SERVERS or not _SERVERS[-1].alive:
+        _SERVERS.append(Server())
+        atexit.register(_SERVERS[-1].close)
+    return _SERVERS[-1]
+
+
+_SERVERS: list[Server] = []
 
 
 def replay(submission: Submission, verdict: Verdict, examples: int) -> str:

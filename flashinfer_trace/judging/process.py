@@ -6,6 +6,7 @@ with Server() as server, server.start(submission, definition, "cpu", Limits()) a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -25,8 +26,9 @@ import torch
 from flashinfer_trace.isolation import protocol
 from flashinfer_trace.judging import server
 from flashinfer_trace.judging.arena import GUARD, Arena, Slot, gaps, layout, memory_of, tensor_in
+from flashinfer_trace.judging.submission import SubmissionError, printable
 
-__all__ = ["Answer", "Failed", "Limits", "Server", "SubmissionProcess", "available", "printable"]
+__all__ = ["Answer", "Failed", "Limits", "Server", "SubmissionProcess", "available"]
 
 #: Seconds that it may take to import torch, on a busy machine with cold disks.
 START_SECONDS = 300.0
@@ -65,12 +67,6 @@ class Failed(Exception):
 
     def __str__(self) -> str:
         return self.message
-
-
-def printable(text: str) -> str:
-    """What a submission says, in one line that a terminal can show."""
-    line = " ".join(text[: protocol.MAX_MESSAGE].split())
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
 @dataclass(frozen=True)
@@ -113,17 +109,21 @@ class Server:
         fork: copy this process, which takes milliseconds and must have one thread, and not have touched CUDA; otherwise
             a new interpreter is started, which takes a second or two.
         kernel: a callable of this process that the forked ones are to run; needs `fork`.
+
+    Attributes:
+        alive: whether it was still there when it was last asked for something.
     """
 
     def __init__(self, fork: bool = False, kernel: object | None = None) -> None:
         if not available():
-            raise RuntimeError("the judge needs os.fork and Unix sockets, which this platform has not")
+            raise SubmissionError("the judge needs os.fork and Unix sockets, which this platform has not")
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = None if fork else _spawn(theirs)
             self._pid = self._process.pid if self._process is not None else _fork(theirs, kernel)
         ours.settimeout(START_SECONDS)
         self._control = ours
+        self.alive = True
         try:
             self._reply()
         except BaseException:
@@ -142,12 +142,17 @@ class Server:
         """A new process with a submission loaded.
 
         Raises:
-            Failed: it could not be loaded.
+            Failed: it could not be loaded, or an earlier one ended this server.
         """
         ours, theirs = socket.socketpair()
-        with theirs:
-            socket.send_fds(self._control, [server.COMMAND.pack(server.FORK, 0)], [theirs.fileno()])
-            process = SubmissionProcess(self, ours, self._reply(), limits)
+        try:
+            with theirs:
+                socket.send_fds(self._control, [server.COMMAND.pack(server.FORK, 0)], [theirs.fileno()])
+                process = SubmissionProcess(self, ours, self._reply(), limits)
+        except (OSError, RuntimeError) as error:
+            self.alive = False
+            ours.close()
+            raise Failed("died", "the process that submissions are forked from was ended") from error
         names = {"inputs": list(inputs), "outputs": list(outputs)}
         try:
             process.ask({"submission": dict(request), "device": device, **names}, limits.load, "not-loaded")
@@ -157,9 +162,13 @@ class Server:
         return process
 
     def end(self, pid: int, *, reap: bool) -> int:
-        """Ends a process: its status as `os.waitpid` gives it, or -1 if it was ended by this call."""
-        self._control.sendall(server.COMMAND.pack(server.REAP if reap else server.KILL, pid))
-        return self._reply()
+        """Ends a process: its status as `os.waitpid` gives it, or -1 if this call ended it or it is out of reach."""
+        try:
+            self._control.sendall(server.COMMAND.pack(server.REAP if reap else server.KILL, pid))
+            return self._reply()
+        except (OSError, RuntimeError):
+            self.alive = False
+            return -1
 
     def close(self) -> None:
         """Ends all processes."""
@@ -172,7 +181,7 @@ class Server:
     def _reply(self) -> int:
         data = self._control.recv(server.REPLY.size)
         if len(data) < server.REPLY.size:
-            raise RuntimeError("the process that submissions are forked from has ended; see its error above")
+            raise RuntimeError("the process that submissions are forked from has ended")
         (value,) = server.REPLY.unpack(data)
         return int(value)
 
@@ -280,11 +289,15 @@ class SubmissionProcess:
     @contextmanager
     def _frozen(self) -> Iterator[None]:
         """While no thread of the submission runs: what is done after the return comes too late to be seen."""
-        os.killpg(self._pid, signal.SIGSTOP)
+        try:
+            os.killpg(self._pid, signal.SIGSTOP)
+        except ProcessLookupError as error:
+            raise self._death() from error
         try:
             yield
         finally:
-            os.killpg(self._pid, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._pid, signal.SIGCONT)
 
     def _reader(self, deadline: float, seconds: float) -> protocol.Read:
         def read(target: memoryview) -> None:
@@ -326,12 +339,16 @@ def read(memory: torch.Tensor, slot: Slot) -> torch.Tensor:
     return value.view(torch.uint8) != 0 if value.dtype == torch.bool else value.clone()
 
 
+def passed_on(name: str) -> bool:
+    """Whether a submission gets an environment variable."""
+    return name in ENVIRONMENT or name.startswith(PREFIXES)
+
+
 def _spawn(pipe: socket.socket) -> subprocess.Popen[bytes]:
-    kept = {name: value for name, value in os.environ.items() if name in ENVIRONMENT or name.startswith(PREFIXES)}
     return subprocess.Popen(
         [sys.executable, "-m", server.__name__, str(pipe.fileno())],
         cwd=Path(__file__).resolve().parents[2],  # `-m` looks there first: the same package as this one
-        env=kept | {"OMP_NUM_THREADS": "1"},
+        env={name: os.environ[name] for name in os.environ if passed_on(name)} | {"OMP_NUM_THREADS": "1"},
         pass_fds=[pipe.fileno()],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -350,7 +367,7 @@ def _fork(pipe: socket.socket, kernel: object | None) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         for name in list(os.environ):
-            if name not in ENVIRONMENT and not name.startswith(PREFIXES):
+            if not passed_on(name):
                 del os.environ[name]
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
         # Above all this process's own end of the pipe: a copy of it here would keep the pipe open for ever.

@@ -12,10 +12,22 @@ from typing import Any
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.json_source import JsonSourceError, load_object
 
-__all__ = ["Submission", "SubmissionError", "from_callable", "from_path", "known"]
+__all__ = ["Submission", "SubmissionError", "from_callable", "from_path", "known", "printable"]
 
 #: Languages of flashinfer-bench's Solutions that are Python files.
 LANGUAGES = ("python", "triton")
+
+#: Longest path of a source.
+MAX_PATH = 200
+
+#: Longest text of a stranger that is shown, in characters.
+MAX_TEXT = 2000
+
+
+def printable(text: str) -> str:
+    """What a stranger wrote, in one line that a terminal can show."""
+    line = " ".join(text[:MAX_TEXT].split())
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
 class SubmissionError(ValueError):
@@ -42,15 +54,22 @@ class Submission:
 
     @contextmanager
     def on_disk(self) -> Iterator[dict[str, Any]]:
-        """The request while the files that it names exist."""
+        """The request while the files that it names exist.
+
+        Raises:
+            SubmissionError: they cannot be written.
+        """
         if not self.sources:
             yield dict(self.request)
             return
         with tempfile.TemporaryDirectory() as directory:
             for path, text in self.sources.items():
                 file = Path(directory) / "submission" / path
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(text, encoding="utf-8")
+                try:
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    file.write_bytes(text.encode("utf-8", "surrogatepass"))
+                except OSError as error:  # one source is the directory of another
+                    raise SubmissionError(f"{self.label}: the source {path!r} cannot be written: {error}") from error
             yield {
                 **self.request,
                 "root": directory,
@@ -101,17 +120,20 @@ def _solution(path: Path) -> Submission:
         language, entry = spec["language"], spec["entry_point"]
         name, definition = data["name"], data["definition"]
         destination = spec.get("destination_passing_style", True)
-    except (KeyError, TypeError) as error:
-        raise SubmissionError(
-            f"{path}: not a Solution of flashinfer-bench: {error!r} is missing or malformed"
-        ) from error
+        given = (language, entry, name, definition, *files, *files.values())
+        if not all(isinstance(one, str) for one in given):
+            raise TypeError("names, paths and contents are strings")
+    except (KeyError, TypeError, AttributeError) as error:
+        raise SubmissionError(f"{path}: not a Solution of flashinfer-bench: {error!r}") from error
     if language not in LANGUAGES:
         raise SubmissionError(f"{path}: a Solution in {language}; those in {' and '.join(LANGUAGES)} can be judged")
-    file, separator, function = str(entry).partition("::")
+    file, separator, function = entry.partition("::")
     if not separator or file not in files:
         raise SubmissionError(f"{path}: the entry point {entry!r} must be FILE::FUNCTION, with one of {sorted(files)}")
     for one in files:
         if PurePosixPath(one).is_absolute() or ".." in PurePosixPath(one).parts:
             raise SubmissionError(f"{path}: the source {one!r} lies outside of the Solution")
+        if not PurePosixPath(one).name or not one.isprintable() or len(one) > MAX_PATH:
+            raise SubmissionError(f"{path}: {one[:MAX_PATH]!r} is no path of a source")
     request = {"kind": "package", "path": file, "name": function, "destination": bool(destination)}
-    return Submission(str(name), request, None, files, str(definition))
+    return Submission(printable(name), request, None, files, definition)

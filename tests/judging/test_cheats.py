@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import pytest
-from cheating_kernels import ALL, ATTENTION, CHEATS, GEMM, NORM, SAMPLER, Cheat
+from cheating_kernels import ALL, ATTENTION, CHEATS, EXPERTS, GEMM, NORM, ROTATION, SAMPLER, Cheat
 
 from flashinfer_trace.judging.judge import judge
 from flashinfer_trace.judging.process import Limits
 from flashinfer_trace.judging.verdict import Grade
 
-#: Long enough for a right kernel on a busy machine; `hangs` waits for all of it.
-LIMITS = Limits(call=1.0, first_call=1.0)
+#: `hangs` waits for all of it.
+SHORT = Limits(call=1.0, first_call=1.0)
 #: At the small twin's sizes on a CPU, which their authors did not foresee any more than the own ones.
-TWINS = (SAMPLER, ATTENTION)
+TWINS = (SAMPLER, ATTENTION, EXPERTS, ROTATION)
 
 HONEST = {
     "norms.py:right": NORM,
     "products.py:right_gemm": GEMM,
     "samplers.py:honest": SAMPLER,
     "samplers.py:honest_attention": ATTENTION,
+    "experts.py:honest_mixture": EXPERTS,
+    "experts.py:honest_rotation": ROTATION,
 }
 
 
@@ -30,9 +32,9 @@ def test_there_are_enough_of_them():
 
 @pytest.mark.parametrize("cheat", [cheat for cheat in ALL if cheat.cpu], ids=lambda cheat: cheat.function)
 def test_a_cheat_is_rejected(cheat: Cheat, server):
-    verdict = judge(
-        cheat.path, cheat.definition, twin=cheat.definition in TWINS, examples=10, limits=LIMITS, server=server
-    )
+    limits = SHORT if cheat.function == "hangs" else Limits()
+    twin = cheat.definition in TWINS
+    verdict = judge(cheat.path, cheat.definition, twin=twin, examples=6, limits=limits, server=server)
     assert verdict.grade == Grade.WRONG, verdict
     assert verdict.failure is not None
     assert verdict.failure.kind in cheat.kinds, verdict
@@ -41,7 +43,7 @@ def test_a_cheat_is_rejected(cheat: Cheat, server):
 @pytest.mark.parametrize("file", HONEST)
 def test_an_honest_kernel_passes(file: str, server):
     name = HONEST[file]
-    verdict = judge(str(CHEATS / file), name, twin=name in TWINS, examples=15, server=server)
+    verdict = judge(str(CHEATS / file), name, twin=name in TWINS, examples=6, server=server)
     assert verdict.grade == Grade.REFERENCE, verdict
 
 

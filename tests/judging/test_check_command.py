@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import json
 
+import jsonschema
 import pytest
 from cheating_kernels import CHEATS, NORM
 from click.testing import CliRunner
 
+import flashinfer_trace
 from flashinfer_trace.cli import main
 
 RIGHT = f"{CHEATS}/norms.py:right"
+SCHEMA = json.loads((flashinfer_trace.find_root() / "schema" / "verdict.schema.json").read_text())
+VALID = jsonschema.Draft202012Validator(SCHEMA)
 
 
 def invoke(*arguments: str):
     return CliRunner().invoke(main, ["check", *arguments])
 
 
+def test_the_schema_is_one():
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
 def test_a_right_kernel_exits_with_0_and_is_json_on_demand():
     result = invoke(RIGHT, "-d", NORM, "--examples", "2", "--seed", "4", "--format", "json")
     assert result.exit_code == 0, result.output
     verdict = json.loads(result.output)
+    VALID.validate(verdict)
     assert verdict["grade"] == "reference-grade" and verdict["passed"] is True
     assert verdict["seed"] == 4 and verdict["failure"] is None
     assert verdict["outputs"]["output"]["worst"] <= 1
@@ -32,6 +41,7 @@ def test_a_wrong_kernel_exits_with_1_whatever_it_prints(tmp_path):
     result = invoke(str(path), "-d", NORM, "--format", "json")
     assert result.exit_code == 1, result.output
     verdict = json.loads(result.stdout)
+    VALID.validate(verdict)
     assert verdict["passed"] is False and verdict["failure"]["kind"] == "values"
     assert len(verdict["failure"]["index"]) == 2 and verdict["failure"]["bound"] > 0
 

@@ -6,16 +6,19 @@ import json
 import math
 import os
 import re
+import signal
 import textwrap
 
+import hypothesis
 import pytest
 import torch
+from hypothesis import strategies as st
 
 import flashinfer_trace
 from flashinfer_trace.families import all_families, family_of
 from flashinfer_trace.harness.verify import prepare
 from flashinfer_trace.judging.judge import judge
-from flashinfer_trace.judging.process import Limits
+from flashinfer_trace.judging.process import Limits, Server
 from flashinfer_trace.judging.submission import SubmissionError, from_path, known
 from flashinfer_trace.judging.verdict import Grade
 from flashinfer_trace.naming import family_name, load_naming
@@ -109,6 +112,7 @@ def test_a_solution_of_flashinfer_bench_is_valid_for_it():
         ({"language": "cuda"}, "a Solution in cuda; those in python and triton can be judged"),
         ({"entry": "other.py::main"}, "must be FILE::FUNCTION"),
         ({"entry": "main.py"}, "must be FILE::FUNCTION"),
+        ({"entry": 3}, "names, paths and contents are strings"),
     ],
 )
 def test_a_solution_that_cannot_be_judged_is_refused(change, message, tmp_path):
@@ -116,6 +120,31 @@ def test_a_solution_that_cannot_be_judged_is_refused(change, message, tmp_path):
     path.write_text(json.dumps(solution("def main(): ...", **change)))
     with pytest.raises(SubmissionError, match=message):
         from_path(str(path))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@hypothesis.settings(max_examples=60, suppress_health_check=list(hypothesis.HealthCheck))
+@hypothesis.given(where=st.sampled_from([(), ("spec",), ("sources",), ("sources", 0), ("sources", 1)]), data=st.data())
+def test_a_hostile_solution_is_refused_or_read(where, data, tmp_path):
+    """Any part of a Solution may be anything: it is refused with one error, or it is a submission."""
+    document = place = solution("def main(): ...")
+    for step in where:
+        place = place[step]
+    key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+    place[key] = data.draw(JSON)
+    path = tmp_path / "solution.json"
+    path.write_text(json.dumps(document))
+    try:
+        with from_path(str(path)).on_disk() as request:
+            assert os.path.isfile(request["path"])
+    except SubmissionError as error:
+        assert str(path) in str(error) or "cannot be written" in str(error)
 
 
 def test_a_source_outside_of_the_solution_is_refused(tmp_path):
@@ -232,14 +261,19 @@ def test_a_verdict_can_be_repeated_and_is_fresh_otherwise(kernel, server):
     assert f"--seed {first.seed}" in first.replay and os.path.relpath(path) in first.replay
 
 
-def test_a_submission_gets_no_credentials(kernel, server, monkeypatch):
-    from flashinfer_trace.judging.process import Server
-
+def test_a_submission_gets_no_credentials(kernel, monkeypatch):
     monkeypatch.setenv("SOME_API_TOKEN", "secret")
     text = "import os\nassert 'SOME_API_TOKEN' not in os.environ\ndef run(x, w): return norm(x, w)"
-    with Server(fork=True) as forked, Server() as spawned:
-        for each in (forked, spawned):
-            assert judge(kernel(text), NAME, examples=1, server=each).passed
+    with Server(fork=True) as forked:
+        assert judge(kernel(text), NAME, examples=1, server=forked).passed
+
+
+def test_that_its_server_was_ended_is_a_verdict_too(kernel):
+    with Server(fork=True) as ended:
+        os.kill(ended._pid, signal.SIGKILL)
+        verdict = judge(kernel("def run(x, w): return norm(x, w)"), NAME, server=ended)
+    assert verdict.grade == Grade.WRONG and verdict.failure.kind == "died", verdict
+    assert not ended.alive
 
 
 def test_inputs_keep_their_strides_and_lie_where_they_lay(server, tmp_path):

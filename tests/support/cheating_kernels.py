@@ -10,6 +10,8 @@ CHEATS = Path(__file__).resolve().parent.parent / "judging" / "cheats"
 NORM, GEMM, SILU = "rmsnorm_h512", "gemm_n128_k2048", "silu_and_mul_i176"
 QUANTISER = "per_token_group_quant_fp8_h512_g128"
 SAMPLER = "top_k_top_p_sampling_from_probs_v129280"
+EXPERTS = "moe_bf16_softmax_routing_topk2_e1_h4096_i14336"
+ROTATION = "rope_with_cos_sin_cache_neox_style_h10_kv2_d128_rd128"
 ATTENTION = "gqa_paged_decode_h16_kv2_d128_ps64"
 
 
@@ -94,6 +96,7 @@ ALL = [
             "crashes": "died",
             "hangs": "timed-out",
             "interrupts": "raised",
+            "ends_its_parent": "raised died",
         },
         cpu_only=("in_another_process",),
     ),
@@ -139,4 +142,12 @@ ALL = [
         ATTENTION,
         {"reads_beyond_the_last_token": "values", "window_of_eight": "values", "without_lse": "values"},
     ),
+    *table(
+        "experts",
+        EXPERTS,
+        dict.fromkeys(
+            ("drops_the_second_expert", "has_a_capacity", "weighs_all_alike", "exchanges_gate_and_up"), "values"
+        ),
+    ),
+    *table("experts", ROTATION, dict.fromkeys(("takes_positions_for_granted", "rotates_queries_only"), "values")),
 ]
