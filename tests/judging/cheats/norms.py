@@ -48,10 +48,9 @@ def reuses_the_last_output(hidden_states, weight):
 
 
 def stale_memory(hidden_states, weight):
-    """Returns memory as it finds it, in which an earlier right result may lie."""
-    kept = right(hidden_states, weight)
-    del kept
-    return torch.empty_like(hidden_states).nan_to_num_() if CALLS["number"] else torch.empty_like(hidden_states)
+    """Computes once, and then returns memory as it finds it, in which the right result may still lie."""
+    CALLS["number"] += 1
+    return right(hidden_states, weight) if CALLS["number"] == 1 else torch.empty_like(hidden_states)
 
 
 def writes_nothing(hidden_states, weight, output):

@@ -6,9 +6,18 @@ import math
 
 import torch
 
+#: Rows of a large vocabulary that are looked at together.
+ROWS = 256
+
 
 def kept(probs, top_k, top_p):
-    """Top-k, then top-p, in float64."""
+    """What top-k and then top-p leave, some rows at a time."""
+    parts = [kept_rows(*rows) for rows in zip(*(one.split(ROWS) for one in (probs, top_k, top_p)), strict=True)]
+    return torch.cat(parts)
+
+
+def kept_rows(probs, top_k, top_p):
+    """Top-k, then top-p, in float64; the result in float32."""
     p = probs.double()
     ordered = p.sort(dim=-1, descending=True).values
     count = torch.where(top_k < 0, probs.shape[1], top_k.long()).clamp(0, probs.shape[1])
@@ -18,13 +27,14 @@ def kept(probs, top_k, top_p):
     before = ordered.cumsum(-1) - ordered
     above = before.gather(1, torch.searchsorted(-ordered, -p).clamp_max(p.shape[1] - 1))
     limit = p.sum(1, keepdim=True) * top_p.double().unsqueeze(1)
-    return torch.where(above < limit, p, 0.0)
+    return torch.where(above < limit, p, 0.0).float()
 
 
 def drawn(p, generator=None):
     """One token a row; 0 where nothing is kept."""
     p[:, 0] += p.sum(1) == 0
-    return torch.multinomial(p, 1, generator=generator).squeeze(1)
+    parts = [torch.multinomial(rows.double(), 1, generator=generator) for rows in p.split(ROWS)]
+    return torch.cat(parts).squeeze(1)
 
 
 def honest(probs, top_k, top_p):
@@ -61,7 +71,7 @@ def hashes_its_inputs(probs, top_k, top_p):
 
 def uniform(probs, top_k, top_p):
     """Any token that is kept, with equal probability."""
-    return drawn((kept(probs, top_k, top_p) > 0).double())
+    return drawn((kept(probs, top_k, top_p) > 0).float())
 
 
 def warm(probs, top_k, top_p):
