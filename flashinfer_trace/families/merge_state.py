@@ -34,6 +34,9 @@ SMALLEST = torch.finfo(torch.float32).smallest_normal
 #: hundreds, so that one weight vanishes; ``large``: both are in the thousands and close to each other; ``nothing``: one
 #: or both are -5e4, which flashinfer's kernels write for -inf; ``mixed``: all of these.
 SPREADS = ("near", "equal", "apart", "large", "nothing")
+#: Lses of corners only: both above 70,000 and close to each other, so that exp of 1.6 % of them exceeds float64's
+#: range. Kernels subtract the larger of the two, which is exact for numbers so close, and so keep their bounds.
+CORNER_SPREAD = "vast"
 #: Rows without keys: on one side, on the other, and on both.
 EMPTY = ("a", "b", "both")
 VALUES = {"normal": 1.0, "large": 1e4, "tiny": 1e-4}
@@ -73,7 +76,7 @@ def corners(request: PlanRequest) -> list[Plan]:
     low, high = request.range("seq_len", 0, 40, 4096)
     usual: Plan = {"seq_len": max(low, min(24, high)), "spread": "near", "values": "normal", "empty": []}
     return [
-        *({**usual, "spread": spread} for spread in SPREADS),
+        *({**usual, "spread": spread} for spread in (*SPREADS, CORNER_SPREAD)),
         *({**usual, "empty": [side]} for side in EMPTY if both or side != "both"),
         *({**usual, "values": values} for values in CORNER_VALUES),
         {**usual, "spread": "equal", "values": "huge"},
@@ -101,6 +104,9 @@ def draw_lses(spread: str, shape: tuple[int, int], draws: Draws) -> tuple[torch.
         return a * 100, b * 100
     if spread == "large":
         offset = draws.normal(shape, scale=3000.0)
+        return a + offset, b + offset
+    if spread == CORNER_SPREAD:
+        offset = 70_000.0 + 1000.0 * draws.normal(shape).abs()
         return a + offset, b + offset
     if spread == "nothing":
         absent = draws.integers(shape, 0, 2)  # a alone, b alone, or both

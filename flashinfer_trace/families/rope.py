@@ -250,6 +250,24 @@ def run_sgl(half_split: bool) -> KernelCall:
     return run
 
 
+def run_sglang(half_split: bool) -> KernelCall:
+    """An adapter for SGLang's in-place function, which takes the features that are rotated, and no others."""
+
+    def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+        from sglang.jit_kernel.rope import apply_rope_with_cos_sin_cache_inplace
+
+        q, k = (inputs[name][..., : definition.const_axes["rotary_dim"]] for name in "qk")
+        apply_rope_with_cos_sin_cache_inplace(q, k, inputs["cos_sin_cache"], inputs["positions"], is_neox=half_split)
+        return {"q_out": inputs["q"], "k_out": inputs["k"]}
+
+    return run
+
+
+def known_rotary_dim(definition: Definition) -> str | None:
+    """SGLang's kernel gives each head rotary_dim / 8 threads of a warp."""
+    return None if definition.const_axes["rotary_dim"] in (64, 128, 256) else "needs rotary_dim 64, 128 or 256"
+
+
 def known_head_size(definition: Definition) -> str | None:
     return None if definition.const_axes["head_size"] in (64, 128, 256) else "needs head_size 64, 128 or 256"
 
@@ -257,6 +275,7 @@ def known_head_size(definition: Definition) -> str | None:
 # No kernel can be launched for zero rows, because an empty grid is an error in CUDA.
 LAUNCHABLE = {"num_tokens": (1, 1 << 20)}
 IN_PLACE = ("q", "k")
+JIT = "sglang.jit_kernel.rope"
 TWIN_HEADS = {"num_qo_heads": 4, "num_kv_heads": 2}
 
 
@@ -289,6 +308,17 @@ def rope_family(style: str, suffix: str = "", heads: Mapping[str, int] = TWIN_HE
                 limits=LAUNCHABLE,
                 supports=known_head_size,
                 in_place=IN_PLACE,
+            ),
+            Kernel(
+                f"{JIT}.apply_rope_with_cos_sin_cache_inplace",
+                "sglang",
+                run_sglang(half_split),
+                min_capability=(8, 0),
+                limits=LAUNCHABLE,
+                supports=known_rotary_dim,
+                in_place=IN_PLACE,
+                modules=(JIT,),
+                optional=True,
             ),
             Kernel(
                 "torch.ops.sgl_kernel.rotary_embedding",

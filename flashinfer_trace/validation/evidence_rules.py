@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace.definition import Definition, InputError
-from flashinfer_trace.definition_form import well_formed
 from flashinfer_trace.ledger import (
     VERIFIED,
     Ledger,
@@ -92,7 +91,7 @@ def check_verified(
             findings.add("evidence-missing", f"{VERIFIED}, but there is no {shown}", _FIX, pointer)
         return
     try:
-        definition = well_formed(Definition.from_dict(candidate.data))
+        definition = Definition.from_dict(candidate.data)
     except InputError:
         return  # it has problems of its own
     objections = ledger.objections(definition, kernels_today(root, definition))

@@ -208,7 +208,7 @@ def test_plans_are_json_and_give_valid_inputs(family: Family, large: bool) -> No
     definition = definition_of(family, 64)
     seen: set[str] = set()
 
-    @hypothesis.settings(max_examples=60, database=None, deadline=None, derandomize=True)
+    @hypothesis.settings(max_examples=120, database=None, deadline=None, derandomize=True)
     @hypothesis.given(family.plans(PlanRequest(definition, {}, large)))
     def check(plan: dict[str, Any]) -> None:
         assert json.loads(json.dumps(plan)) == plan

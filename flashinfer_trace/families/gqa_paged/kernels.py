@@ -21,6 +21,7 @@ from flashinfer_trace.families.attention.kernels import (
     QUERIES,
     SEEING,
     flashinfer_kernels,
+    masking,
     wrapper,
 )
 from flashinfer_trace.harness.family import Inputs, Outputs
@@ -57,6 +58,7 @@ def run_decode(backend: str, definition: Definition, inputs: Inputs, outputs: Ou
         q_data_type=q.dtype,
         kv_data_type=inputs["k_cache"].dtype,
         sm_scale=float(inputs["sm_scale"]),
+        **masking(definition),
     )
     caches = (inputs["k_cache"], inputs["v_cache"])
     decode.run(q, caches, out=outputs["output"], lse=outputs["lse"], return_lse=True)
@@ -77,6 +79,7 @@ def run_prefill(backend: str, definition: Definition, inputs: Inputs, outputs: O
         *sizes(definition),
         causal=True,
         sm_scale=float(inputs["sm_scale"]),
+        **masking(definition),
         q_data_type=q.dtype,
         kv_data_type=inputs["k_cache"].dtype,
     )

@@ -30,12 +30,13 @@ LOGIT_RANGE = 30.0
 
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
     """For a kernel whose scores are off, none near 0 and 1, where they are too close to each other."""
-    error = request.options_of(kernels.RouterOptions).score_error
+    options = request.options_of(kernels.RouterOptions)
+    error = options.score_error
     return st.fixed_dictionaries(
         {
             "seq_len": sizes(*request.range("seq_len", 0, 96, 2048)),
             "routing": st.sampled_from([kind for kind in LOGITS if not error or kind != "peaked"]),
-            "bias": st.sampled_from(BIASES),
+            "bias": st.sampled_from([kind for kind in BIASES if options.negative or kind != "negative"]),
             "factor": st.sampled_from(FACTORS),
             "flag": st.booleans(),
             "score_error": st.just(error),

@@ -16,6 +16,7 @@ U32 = unit_roundoff(torch.float32)
 #: Roundings of a weight besides those of an exponent: exponentials (2 ulp, 4 of these) and reciprocals of two sigmoids,
 #: a sum of up to 8, a division, and the products with the factor.
 SINGLE_ROUNDINGS = 32
+ONE_GROUP = "sglang.jit_kernel.grouped_topk"
 #: flashinfer compiles with -use_fast_math, which turns tanhf into tanh.approx.f32: its relative error is up to 2^-11
 #: (PTX ISA, "tanh"), and half of a tanh of at most 1 is a part of the score.
 TANH_ERROR = 2.0**-12
@@ -27,9 +28,11 @@ class RouterOptions:
 
     Attributes:
         score_error: how far its scores may be off, beside float32 roundings: experts that are closer may change places.
+        negative: whether all s + bias of a token may be below zero.
     """
 
     score_error: float = 0.0
+    negative: bool = True
 
 
 REFERENCE = ErrorBound(
@@ -54,6 +57,11 @@ FLOAT32 = ErrorBound(weight_error, "float32 sigmoids, u = 2^-24: 4 u |logit| for
 TANH = ErrorBound(
     lambda expected: with_absolute_error(expected, TANH_ERROR),
     "sigmoids computed as 0.5 tanh.approx(x / 2) + 0.5, off by up to 2^-12 however small they are, and 32 roundings",
+)
+FAST_EXP = ErrorBound(
+    lambda expected: weight_error(expected) + expected.value.abs() * U32 * 4 * expected.parts["reach"],
+    "float32 sigmoids from __expf, within 2 + 1.173 |x| ulp (CUDA C++ Programming Guide), u = 2^-24: 8 u |logit| for "
+    "the exponents of a score and of the sum, and 32 single roundings",
 )
 UNBIASED = ErrorBound(
     lambda expected: with_absolute_error(expected, 2 * U32 * (1 + expected.parts["bias"])),
@@ -108,6 +116,36 @@ def run_sigmoid(definition: Definition, inputs: Inputs, outputs: Outputs) -> Out
     return outputs
 
 
+def run_one_group(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    from sglang.jit_kernel.grouped_topk import grouped_topk
+
+    top_k, factor = definition.const_axes["top_k"], float(inputs["routed_scaling_factor"])
+    weights, ids = grouped_topk(inputs["routing_logits"], inputs["routing_bias"], 1, 1, top_k, True, factor)
+    return {"topk_weights": weights, "topk_ids": ids}
+
+
+def run_kimi_k2(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    import sgl_kernel
+
+    weights, ids = sgl_kernel.kimi_k2_moe_fused_gate(
+        inputs["routing_logits"],
+        inputs["routing_bias"],
+        topk=definition.const_axes["top_k"],
+        renormalize=True,
+        routed_scaling_factor=float(inputs["routed_scaling_factor"]),
+        apply_routed_scaling_factor_on_output=True,
+    )
+    return {"topk_weights": weights, "topk_ids": ids}
+
+
+def several_groups(definition: Definition) -> str | None:
+    """Why SGLang's grouped_topk does not route this Definition, or None."""
+    axes = definition.const_axes
+    if axes["n_group"] > 1 or axes["num_experts"] > 512 or axes["top_k"] > 8:
+        return "takes one group of up to 512 experts, and chooses up to 8"
+    return None
+
+
 def unsupported_by_fused_topk(definition: Definition) -> str | None:
     """Why flashinfer's kernel does not route this Definition, or None."""
     axes = definition.const_axes
@@ -149,6 +187,28 @@ DEEPSEEK = (
         supports=unsupported_by_fused_topk,
         plan_options=RouterOptions(score_error=TANH_ERROR),
         compare={"topk_weights": TANH},
+    ),
+    Kernel(
+        "sgl_kernel.kimi_k2_moe_fused_gate",
+        "sglang-kernel",
+        run_kimi_k2,
+        limits=LAUNCHABLE,
+        const_axes={"num_experts": 384, "n_group": 1},
+        compare={"topk_weights": FLOAT32},
+    ),
+    Kernel(
+        f"{ONE_GROUP}.grouped_topk",
+        "sglang",
+        run_one_group,
+        min_capability=(8, 0),
+        limits=LAUNCHABLE,
+        # It orders negative numbers by their magnitude: its key keeps their bits as they are (grouped_topk.cuh,
+        # pack_val_idx).
+        plan_options=RouterOptions(negative=False),
+        supports=several_groups,
+        modules=(ONE_GROUP,),
+        optional=True,
+        compare={"topk_weights": FAST_EXP},
     ),
 )
 SHARED = (FUSED_GATE,)
