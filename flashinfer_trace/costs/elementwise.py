@@ -97,6 +97,8 @@ COSTS: dict[str, CostFunction] = {
         for residual in ("", "_residual_out")
         for suffix in ("", "_eps1e5")
     },
+    "gemma_rmsnorm": each(RMSNORM, *_HIDDEN),
+    "gemma_fused_add_rmsnorm": each(RMSNORM + 1, *_HIDDEN),
     "fused_qknorm": qknorm,
     **{f"layernorm{suffix}": each(LAYERNORM, *_HIDDEN) for suffix in ("", "_eps1e5")},
     "silu_and_mul": each(SILU, "num_tokens", "intermediate_size"),
