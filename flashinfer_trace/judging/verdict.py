@@ -117,7 +117,7 @@ class Verdict:
         if self.grade == Grade.UNPROVEN:
             lines.append("  no case could have failed: every output was empty, or zeros would have passed")
         if self.limited_to:
-            lines.append(f"  only for {self.limited_to}")
+            lines.append(f"  {'only for' if self.passed else 'on'} {self.limited_to}")
         if self.beyond is not None:
             lines.append(f"  beyond that: {self.beyond.message}; axes {self.beyond.axes}")
         if self.failure is not None:
