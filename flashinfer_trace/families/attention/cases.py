@@ -45,10 +45,12 @@ class AttentionOptions:
     Attributes:
         unseeing_rows: whether to draw queries that attend to nothing although their request has keys.
         keyless: whether to draw batches without any keys.
+        keyless_requests: whether to draw requests that have queries and no keys.
     """
 
     unseeing_rows: bool = True
     keyless: bool = True
+    keyless_requests: bool = True
 
 
 def softmax_scale(head_dim: int) -> float:
@@ -97,8 +99,9 @@ def lengths(draw: Callable[[Any], Any], request: PlanRequest, page_size: int, ha
                 kv_lens.append(draw(st.integers(0, q_lens[-1])))
         plan["q_lens"] = q_lens
     else:
-        kv_lens = [draw(token_counts(0, longest, page_size)) for _ in range(batch_size)]
-    if batch_size >= 3 and draw(st.integers(0, 3)) == 0:
+        fewest = 0 if options.keyless_requests else 1
+        kv_lens = [draw(token_counts(fewest, longest, page_size)) for _ in range(batch_size)]
+    if batch_size >= 3 and options.keyless_requests and draw(st.integers(0, 3)) == 0:
         kv_lens[batch_size // 2] = 0
     if batch_size and not any(kv_lens) and not keyless:
         kv_lens[0] = max(longest // 2, *plan.get("q_lens", [0]))

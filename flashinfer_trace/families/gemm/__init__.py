@@ -106,10 +106,24 @@ def run_router(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outp
     return {"C": sgl_kernel.dsv3_router_gemm(inputs["A"], inputs["B"], out_dtype=torch.bfloat16)}
 
 
+def run_deep_gemm(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """With a view of the weights, as SGLang's deterministic mode calls it for products of bf16 matrices."""
+    import deep_gemm
+
+    deep_gemm.bf16_gemm_nn(inputs["A"], inputs["B"].T, outputs["C"])
+    return outputs
+
+
 def router_sizes(definition: Definition) -> str | None:
     """The router kernel is built for the experts of DeepSeek-V3 and of Kimi-K2."""
     n, k = definition.const_axes["n"], definition.const_axes["k"]
     return None if k == 7168 and n in (256, 384) else "needs n = 256 or 384, and k = 7168"
+
+
+def aligned_sizes(definition: Definition) -> str | None:
+    """DeepGEMM's loads by the tensor memory accelerator take rows of a multiple of 16 bytes."""
+    whole = all(definition.const_axes[axis] % 8 == 0 for axis in ("n", "k"))
+    return None if whole else "needs n and k that are multiples of 8"
 
 
 FEW_ROWS = {"m": (1, 16)}
@@ -146,6 +160,16 @@ FAMILIES = (
                 min_capability=(9, 0),
                 limits=FEW_ROWS,
                 supports=router_sizes,
+            ),
+            Kernel(
+                "deep_gemm.bf16_gemm_nn",
+                "sglang-kernel",
+                run_deep_gemm,
+                min_capability=(9, 0),
+                limits={"m": (1, 1 << 20)},
+                supports=aligned_sizes,
+                modules=("deep_gemm",),
+                optional=True,
             ),
         ),
     ),

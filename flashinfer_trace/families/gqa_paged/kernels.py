@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 
 from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.attention import triton
 from flashinfer_trace.families.attention.kernels import (
     BATCHES,
     CUDA_CORES,
@@ -94,6 +95,13 @@ def uncompiled_group(definition: Definition) -> str | None:
     return None if group in COMPILED_GROUPS else f"is compiled for {known} query heads per key-value head, not {group}"
 
 
+def run_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """SGLang's Triton kernel, for slots of one token."""
+    keys, values = (inputs[name].flatten(0, 1) for name in ("k_cache", "v_cache"))
+    arguments = (inputs["kv_indptr"], inputs["kv_indices"], float(inputs["sm_scale"]))
+    return triton.attend(inputs["q"], keys, values, *arguments, outputs["output"])
+
+
 DECODE_LIMITS = {**BATCHES, **PAGES}
 DECODE = (
     *flashinfer_kernels(
@@ -114,3 +122,4 @@ PREFILL = flashinfer_kernels(
     const_axes=HEAD_DIM,
     plan_options=SEEING,
 )
+TRITON_DECODE = triton.decode_kernel(run_triton)
