@@ -128,6 +128,21 @@ def ragged(score: str, value: str) -> CostFunction:
     return work
 
 
+def extend(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
+    """Attention of new tokens to themselves and to cached ones in the slots before them."""
+    starts, asked, cached = inputs["kv_indptr"].tolist(), lengths(inputs["qo_indptr"]), lengths(inputs["kv_indptr"])
+    indices = inputs["kv_indices"].long().cpu()
+    slots, entries = (torch.zeros(count, dtype=torch.bool) for count in (sizes["num_slots"], len(indices)))
+    pairs = 0
+    for start, queries, length in zip(starts[:-1], asked, cached, strict=True):
+        pairs += Request(queries, length + queries).pairs
+        if queries:
+            entries[start : start + length] = True
+            slots[indices[start : start + length]] = True
+    count = operations(sizes, pairs, sizes["qk_dim"], sizes["vo_dim"])
+    return Work(count, {"k_buffer": slots, "v_buffer": slots, "kv_indices": entries})
+
+
 _LATENT = ("head_dim_ckv", "head_dim_kpe")
 _KINDS = ("decode", "prefill_causal")
 #: Variants of grouped-query attention: of the logits, and of the keys that a query sees.
@@ -150,5 +165,6 @@ COSTS: dict[str, CostFunction] = {
         for variant in _VARIANTS
         if "sinks" not in variant
     },
+    "gqa_extend_causal": extend,
     "mla_ragged_prefill_causal": ragged("qk_dim", "vo_dim"),
 }

@@ -117,7 +117,7 @@ def walk(
 COSTS: dict[str, CostFunction] = {
     **{
         f"{kind}_sampling_from_probs": rows_of(SAMPLE, "batch_size", "vocab_size")
-        for kind in ("top_k", "top_p", "top_k_top_p", "min_p")
+        for kind in ("top_k", "top_p", "top_k_top_p", "top_k_top_p_joint", "min_p")
     },
     **{f"{kind}_renorm_probs": rows_of(SAMPLE, "batch_size", "vocab_size") for kind in ("top_k", "top_p")},
     "fast_topk": rows_of(SELECT, "num_rows", "vocab_size"),

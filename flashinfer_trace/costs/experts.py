@@ -37,27 +37,30 @@ def deepseek_experts(sizes: Sizes, inputs: Mapping[str, Any]) -> torch.Tensor:
     return largest(groups.masked_fill(dropped.unsqueeze(2), -math.inf).flatten(1), sizes["top_k"])
 
 
-def whole_experts(router: Any, dtype: str, requantised: bool) -> CostFunction:
+def whole_experts(
+    router: Any, dtype: str, token_scales: str = "", expert_scales: tuple[str, ...] = (), quantising: int = 0
+) -> CostFunction:
     """Routing, both products of the chosen experts that are on this GPU, and the weighted sum.
 
     Args:
         router: (sizes, inputs) -> the experts of each token.
         dtype: of the products' operands.
-        requantised: whether activations and weights have scales, so that what is between the products is quantised.
+        token_scales: which dimension of the activations' scales are the tokens: ``rows`` or ``columns``; none if empty.
+        expert_scales: inputs with scales of each expert.
+        quantising: operations for each element between the products, to give it the dtype of the second one's operand.
     """
 
     def work(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
-        first = int(inputs["local_expert_offset"])
-        ids = router(sizes, inputs) - first
+        ids = router(sizes, inputs) - int(inputs["local_expert_offset"])
         here = (ids >= 0) & (ids < sizes["num_local_experts"])
         pairs, hidden, inner = int(here.sum()), sizes["hidden_size"], sizes["intermediate_size"]
         hit, tokens = rows_named(torch.where(here, ids, -1), sizes["num_local_experts"]), here.any(dim=1)
-        reads: dict[str, Elements] = {"hidden_states": tokens, "gemm1_weights": hit, "gemm2_weights": hit}
-        if requantised:
-            reads |= {"hidden_states_scale": tokens.unsqueeze(0), "gemm1_weights_scale": hit}
-            reads |= {"gemm2_weights_scale": hit}
+        reads: dict[str, Elements] = dict.fromkeys(("gemm1_weights", "gemm2_weights", *expert_scales), hit)
+        reads["hidden_states"] = tokens
+        if token_scales:
+            reads["hidden_states_scale"] = tokens.unsqueeze(0) if token_scales == "columns" else tokens
         products = 2 * pairs * (sizes["gemm1_out_size"] * hidden + hidden * inner)
-        between = pairs * inner * (SILU + (QUANTISE if requantised else 0))
+        between = pairs * inner * (SILU + quantising)
         others = ROUTE * ids.shape[0] * sizes["num_experts"] + between + 2 * pairs * hidden
         return Work({dtype: products, CUDA_CORES: others}, reads)
 
@@ -138,11 +141,21 @@ def quantise(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     return Work({CUDA_CORES: NVFP4 * sizes["total_rows"] * sizes["k"]})
 
 
+_NVFP4_SCALES = (
+    *("gemm1_weights_scale", "gemm2_weights_scale", "output1_scale_scalar", "output1_scale_gate_scalar"),
+    "output2_scale_scalar",
+)
+
 COSTS: dict[str, CostFunction] = {
-    "moe_fp8_block_scale_ds_routing": whole_experts(deepseek_experts, "float8_e4m3fn", True),
-    "moe_fp8_block_scale_softmax_routing": whole_experts(softmax_experts, "float8_e4m3fn", True),
-    "moe_bf16_ds_routing": whole_experts(deepseek_experts, "bfloat16", False),
-    "moe_bf16_softmax_routing": whole_experts(softmax_experts, "bfloat16", False),
+    "moe_bf16_ds_routing": whole_experts(deepseek_experts, "bfloat16"),
+    "moe_bf16_softmax_routing": whole_experts(softmax_experts, "bfloat16"),
+    **{
+        f"moe_fp8_block_scale_{kind}_routing": whole_experts(
+            experts, "float8_e4m3fn", "columns", ("gemm1_weights_scale", "gemm2_weights_scale"), QUANTISE
+        )
+        for kind, experts in (("ds", deepseek_experts), ("softmax", softmax_experts))
+    },
+    "moe_nvfp4_ds_routing": whole_experts(deepseek_experts, FLOAT4, "rows", _NVFP4_SCALES, NVFP4),
     "moe_bf16_expert_gemm": chosen_product("bfloat16", False),
     "moe_fp8_block_scale_expert_gemm": chosen_product("float8_e4m3fn", True),
     "moe_fp8_block_scale_grouped_gemm": grouped_product("float8_e4m3fn", ("a_scale", "b_scale")),

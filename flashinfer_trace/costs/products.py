@@ -24,7 +24,8 @@ def product(dtype: str, scalings: int = 0, m: str = "m", n: str = "n", k: str = 
 
     def work(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
         results = sizes.get("batch_size", 1) * sizes[m] * sizes[n]
-        return Work({dtype: 2 * results * sizes[k], CUDA_CORES: scalings * results})
+        products, others = 2 * results * sizes[k], scalings * results
+        return Work({CUDA_CORES: others + products} if dtype == CUDA_CORES else {dtype: products, CUDA_CORES: others})
 
     return work
 
@@ -32,9 +33,12 @@ def product(dtype: str, scalings: int = 0, m: str = "m", n: str = "n", k: str = 
 COSTS: dict[str, CostFunction] = {
     "gemm": product("float16", m="M", n="N", k="K"),
     "gemm_bf16": product("bfloat16"),
+    "gemm_bf16_bias": product("bfloat16", 1),
     "gemm_float32_out": product("bfloat16"),
+    "gemm_float32": product("float32"),
     "fp8_blockwise_scaled_mm": product("float8_e4m3fn", 2),
     "fp8_scaled_mm": product("float8_e4m3fn", 2),
+    "bmm_bf16": product("bfloat16"),
     "bmm_fp8": product("float8_e4m3fn", 1),
     "int8_scaled_mm": product("int8", 2),
     # Weights of four bits are widened to int8 on their way to the tensor cores.
