@@ -170,7 +170,8 @@ def kernel_output_bound(expected: Expected) -> torch.Tensor:
     """One bf16 rounding of the sum of two float32 products, whose shares carry a few roundings."""
     parts = expected.parts
     inside = 8 * FLOAT32 * parts["magnitude"] + exponential_error(expected) * parts["apart"]
-    flushed = SMALLEST * (1 + parts["values"])
+    # Kernels flush subnormal numbers: a share, which its value multiplies, and each of the two products.
+    flushed = SMALLEST * (2 + parts["values"])
     return rounding_error(expected.value, torch.bfloat16) * (1 + 2**-8) + inside + flushed
 
 
@@ -196,7 +197,7 @@ KERNEL_OUTPUT = ErrorBound(
     kernel_output_bound,
     "one bf16 rounding, u = 2^-8, of a float32 result: 8 * 2^-24 (w_a |v_a| + w_b |v_b|) for the sum, the division and "
     "the products; an error of 2^-24 (2 d + 4) of the smaller exponential, d nats below the other, passes through the "
-    "shares",
+    "shares; a share and two products below 2^-126 are 0",
 )
 
 
