@@ -113,6 +113,18 @@ def page_table(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     return Work(count, {"kv_cache": slots, "page_table": entries})
 
 
+def sparse(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
+    """Latent attention of each token to the slots that it chose; an index below 0 chooses nothing."""
+    chosen = inputs["sparse_indices"].long().cpu()
+    real = chosen >= 0
+    slots = torch.zeros(sizes["num_pages"] * sizes["page_size"], dtype=torch.bool)
+    slots[chosen[real]] = True
+    slots = slots.view(sizes["num_pages"], sizes["page_size"])
+    key_dim = sizes["head_dim_ckv"] + sizes["head_dim_kpe"]
+    count = operations(sizes, int(real.sum()), key_dim, sizes["head_dim_ckv"])
+    return Work(count, {"ckv_cache": slots, "kpe_cache": slots})
+
+
 def ragged(score: str, value: str) -> CostFunction:
     """Causal attention over keys that lie one request after the other."""
 
@@ -160,6 +172,7 @@ COSTS: dict[str, CostFunction] = {
         for suffix in ("", "_ps1")
     },
     "mla_paged_decode_page_table": page_table,
+    "dsa_sparse_attention": sparse,
     **{
         f"gqa_ragged_prefill_causal{variant}": ragged("head_dim", "head_dim")
         for variant in _VARIANTS
