@@ -313,9 +313,8 @@ def module_today(root: Path, definition: Definition) -> str:
     family = family_name(definition, load_naming(root))
     module = load_records(root).modules.get(family or "")
     if module is None:
-        path = records_path(root)
         fix = "in a checkout, run python -m tools.generate_docs"
-        raise RecordsError(f"{path}: has no family of {definition.name}; {fix}")
+        raise RecordsError(f"{records_path(root)}: has no family of {definition.name}; {fix}")
     return module
 
 
