@@ -5,12 +5,13 @@
     >>> inputs = flashinfer_trace.make_inputs(definition, {"batch_size": 4}, seed=0)
     >>> output = definition.run(**inputs)
 
-Importing the package does not import torch; only `make_inputs` and ``Definition.run`` do.
+Importing the package does not import torch; only `make_inputs`, `judge` and ``Definition.run`` do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashinfer_trace.dataset import DatasetError, definitions, find_root, load
@@ -18,6 +19,8 @@ from flashinfer_trace.definition import Axis, Definition, InputError, TensorSpec
 
 if TYPE_CHECKING:
     import torch
+
+    from flashinfer_trace.judging.verdict import Verdict
 
 __version__ = "0.1.0"
 __all__ = [
@@ -28,6 +31,7 @@ __all__ = [
     "TensorSpec",
     "definitions",
     "find_root",
+    "judge",
     "load",
     "make_inputs",
 ]
@@ -60,3 +64,36 @@ def make_inputs(
     from flashinfer_trace.families import family_of
 
     return family_of(definition).inputs_for_axes(definition, axes or {}, seed, device)
+
+
+def judge(
+    kernel: Callable[..., Any] | str | Path,
+    definition: Definition | str,
+    *,
+    device: str = "cpu",
+    examples: int = 20,
+    seed: int | None = None,
+    twin: bool | None = None,
+) -> Verdict:
+    """Grades anyone's kernel against a Definition: see docs/judge.md.
+
+    It runs in a process of its own, on the cases and by the bounds with which the Definition itself was verified.
+
+    Args:
+        kernel: ``FILE.py``, ``FILE.py:FUNCTION``, a Solution of flashinfer-bench (``.json``) or, on a CPU, a callable.
+        definition: or its name.
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        examples: drawn cases that must count, beside the corners.
+        seed: repeats a verdict; from the system's entropy if there is none.
+        twin: whether to judge at the sizes of the family's small twin; by default where its own sizes take long.
+
+    Returns:
+        A Verdict, which prints as a report. Whatever the kernel does is in it: nothing that a kernel raises is raised.
+
+    Raises:
+        SubmissionError: what is given is no kernel.
+        ImportError: torch is not installed (``pip install flashinfer-trace[verify]``).
+    """
+    from flashinfer_trace.judging import judge as judging
+
+    return judging.judge(kernel, definition, device=device, examples=examples, seed=seed, twin=twin)

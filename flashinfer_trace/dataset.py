@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.definition_form import well_formed
 from flashinfer_trace.files import UnreadableFile, read_text
 
 __all__ = [
@@ -115,4 +114,4 @@ def definitions(op_type: str | None = None, tag: str | None = None, root: Path |
 
 @functools.lru_cache(maxsize=1024)
 def _read(path: Path, _modified: int) -> Definition:
-    return well_formed(Definition.from_file(path))
+    return Definition.from_file(path)

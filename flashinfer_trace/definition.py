@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import constraints as constraint_language
+from flashinfer_trace.definition_form import misfits
 from flashinfer_trace.json_source import JsonSourceError, load_object
 from flashinfer_trace.reference import compile_reference, sha256, substitute_constants
 
@@ -74,28 +75,27 @@ class Definition:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], path: Path | None = None, root: Path | None = None) -> Definition:
-        """Builds a Definition from parsed JSON. It does not validate the data; `flashinfer-trace validate` does.
+        """Builds a Definition from parsed JSON, whose types it checks; `flashinfer-trace validate` checks the rest.
 
         Raises:
             InputError: a required field is missing or has the wrong type.
         """
-        try:
-            return cls(
-                name=data["name"],
-                op_type=data["op_type"],
-                description=data.get("description") or "",
-                axes={n: Axis(n, a.get("value"), a.get("description") or "") for n, a in data["axes"].items()},
-                inputs=_tensor_specs(data["inputs"]),
-                outputs=_tensor_specs(data["outputs"]),
-                reference=data["reference"],
-                constraints=tuple(data.get("constraints") or ()),
-                tags=tuple(data.get("tags") or ()),
-                path=path,
-                root=root,
-            )
-        except (KeyError, AttributeError, TypeError) as error:
+        for wrong in misfits(data):
             where = path or "Definition"
-            raise InputError(f"{where}: not a Definition ({error!r}); `flashinfer-trace validate` shows why") from error
+            raise InputError(f"{where}: not a Definition ({wrong}); `flashinfer-trace validate` shows why")
+        return cls(
+            name=data["name"],
+            op_type=data["op_type"],
+            description=data.get("description") or "",
+            axes={n: Axis(n, a.get("value"), a.get("description") or "") for n, a in data["axes"].items()},
+            inputs=_tensor_specs(data["inputs"]),
+            outputs=_tensor_specs(data["outputs"]),
+            reference=data["reference"],
+            constraints=tuple(data.get("constraints") or ()),
+            tags=tuple(data.get("tags") or ()),
+            path=path,
+            root=root,
+        )
 
     @classmethod
     def from_file(cls, path: Path | str) -> Definition:

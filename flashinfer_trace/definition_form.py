@@ -1,59 +1,72 @@
-"""Whether a Definition that was read has the types that its fields promise, so that nothing fails on them later."""
+"""Whether parsed JSON has the types that the fields of a Definition promise, so that nothing fails on them later."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from flashinfer_trace.definition import Definition, InputError
 from flashinfer_trace.naming import MAX_NAME
 
-__all__ = ["well_formed"]
+__all__ = ["misfits"]
 
 #: Longest constraint or tag; schema/definition.schema.json allows less.
 MAX_LINE = 1000
 
 
-def well_formed(definition: Definition) -> Definition:
-    """The Definition itself.
+def misfits(data: object) -> Iterator[str]:
+    """What is missing, has another type than `definition.Definition` says, or is too long to be shown in a line.
 
-    Raises:
-        InputError: a field has another type than `Definition` says, or a name or a line is too long to be shown, as one
-            from a file that nobody validated may be.
+    Names and lines from a file that nobody validated may have any length; messages and tables show them.
     """
-    for place in _misfits(definition):
-        where = definition.path or "Definition"
-        raise InputError(f"{where}: not a Definition ({place}); `flashinfer-trace validate` shows why")
-    return definition
-
-
-def _misfits(definition: Definition) -> Iterator[str]:
-    """What has the wrong type or is too long to be shown in a line, in words."""
+    if not isinstance(data, Mapping):
+        yield "it is not an object"
+        return
+    missing = [field for field in ("name", "op_type", "axes", "inputs", "outputs", "reference") if field not in data]
+    if missing:
+        yield f"{missing[0]} is missing"
+        return
     for field in ("name", "op_type"):
-        value = getattr(definition, field)
-        if not _is_text(value, MAX_NAME) or not value or not value.isprintable():
+        if not _is_text(data[field], MAX_NAME) or not data[field] or not data[field].isprintable():
             yield f"{field} is not a name of at most {MAX_NAME} characters"
     for field in ("description", "reference"):
-        if not _is_text(getattr(definition, field)):
+        if not _is_text(data.get(field) or ""):
             yield f"{field} is not a string"
     for field in ("constraints", "tags"):
-        if not all(_is_text(value, MAX_LINE) for value in getattr(definition, field)):
+        lines = data.get(field) or []
+        if not isinstance(lines, (list, tuple)) or not all(_is_text(line, MAX_LINE) for line in lines):
             yield f"{field} is not a list of strings of at most {MAX_LINE} characters"
-    for axis in definition.axes.values():
-        if not _is_size(axis.value):
-            yield f"the value of axis {axis.name[:MAX_NAME]} is not an integer"
-        if not _is_text(axis.name, MAX_NAME) or not _is_text(axis.description):
-            yield f"name or description of axis {axis.name[:MAX_NAME]} is not a string, or too long"
-    for spec in (*definition.inputs.values(), *definition.outputs.values()):
-        if not all(_is_text(text, MAX_NAME) for text in (spec.name, spec.dtype, *(spec.shape or ()))):
-            yield f"name, shape or dtype of {spec.name[:MAX_NAME]} is not of names of at most {MAX_NAME} characters"
-        if not _is_text(spec.description):
-            yield f"the description of {spec.name[:MAX_NAME]} is not a string"
+    for section, misfits_of in (("axes", _of_axis), ("inputs", _of_tensor), ("outputs", _of_tensor)):
+        entries = data[section]
+        if not isinstance(entries, Mapping):
+            yield f"{section} is not an object"
+            continue
+        for name, entry in entries.items():
+            if not _is_text(name, MAX_NAME):
+                yield f"{section} has a name that is not a string of at most {MAX_NAME} characters"
+            elif not isinstance(entry, Mapping):
+                yield f"{name} in {section} is not an object"
+            else:
+                yield from misfits_of(name, entry)
+                if not _is_text(entry.get("description") or ""):
+                    yield f"the description of {name} in {section} is not a string"
+
+
+def _of_axis(name: str, axis: Mapping[str, Any]) -> Iterator[str]:
+    value = axis.get("value")
+    if value is not None and type(value) is not int:  # a bool is no size
+        yield f"the value of axis {name} is not an integer"
+
+
+def _of_tensor(name: str, tensor: Mapping[str, Any]) -> Iterator[str]:
+    if "shape" not in tensor or "dtype" not in tensor:
+        yield f"{name} has no {'dtype' if 'shape' in tensor else 'shape'}"
+        return
+    shape = tensor["shape"]
+    axes = [] if shape is None else shape
+    if not isinstance(axes, (list, tuple)) or not all(_is_text(text, MAX_NAME) for text in (tensor["dtype"], *axes)):
+        yield f"shape or dtype of {name} is not of names of at most {MAX_NAME} characters"
 
 
 def _is_text(value: object, longest: float = math.inf) -> bool:
     return isinstance(value, str) and len(value) <= longest
-
-
-def _is_size(value: object) -> bool:
-    return value is None or type(value) is int  # a bool is no size

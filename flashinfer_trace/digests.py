@@ -72,29 +72,38 @@ class CodeDigests:
         """Names of the modules in `harness`, relative to the package."""
         return self._closure(_HARNESS, _JUDGING)
 
-    def family(self, op_type: str) -> str:
-        """Of the record of an op_type's families, and of what it imports from other families and from the harness."""
-        if op_type not in self._family:
-            self._family[op_type] = self._digest(self.family_modules(op_type))
-        return self._family[op_type]
+    def family(self, module: str) -> str:
+        """Of the module that has a family's record, and of all that it imports from other families.
 
-    def family_modules(self, op_type: str) -> frozenset[str]:
-        """Names of the modules in `family`, relative to the package; those of `harness_modules` are left to it."""
-        record = f"families.{op_type}"
-        return self._closure((record,), ("families", *_JUDGING)) - self.harness_modules
+        Args:
+            module: relative to the package, as schema/records.json names it, e.g. ``families.gemm.qserve``.
+        """
+        if module not in self._family:
+            self._family[module] = self._digest(self.family_modules(module))
+        return self._family[module]
+
+    def family_modules(self, module: str) -> frozenset[str]:
+        """Names of the modules in `family`, relative to the package; those of `harness_modules` are left to it.
+
+        A package of an op_type only collects the records of its modules: it counts where its own record or an import
+        asks for it, so that a new family leaves the digests of its siblings alone.
+        """
+        return self._closure((module,), ("families", *_JUDGING)) - self.harness_modules
 
     def _closure(self, start: Iterable[str], prefixes: tuple[str, ...]) -> frozenset[str]:
         found: set[str] = set()
         queue = [name for name in start if self._path(name) is not None]
         while queue:
             name = queue.pop()
-            # The package's own __init__ files only export; importing a module runs those of the packages around it.
+            # These two __init__ files only export; importing a module runs those of the packages around it.
             if name in found or name in ("", "families"):
                 continue
             if not any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes):
                 continue
             found.add(name)
-            queue += [name.rpartition(".")[0], *self._imports(name)]
+            queue += self._imports(name)
+            if not name.startswith("families."):
+                queue.append(name.rpartition(".")[0])
         return frozenset(found)
 
     def _path(self, name: str) -> Path | None:

@@ -12,7 +12,6 @@ from typing import Any
 from flashinfer_trace import json_source, ledger
 from flashinfer_trace.dataset import definition_paths
 from flashinfer_trace.definition import Definition, InputError
-from flashinfer_trace.definition_form import well_formed
 from flashinfer_trace.files import json_text, sweep, write_text
 from flashinfer_trace.kernel_paths import KernelPathsError, proven_paths, with_claims
 from flashinfer_trace.naming import Naming, NamingError, family_name, load_naming
@@ -128,7 +127,7 @@ def _selected(root: Path, names: Sequence[str]) -> list[Path]:
 
 def _embed(root: Path, path: Path, naming: Naming) -> _Embedded:
     data = _read(path)
-    definition = well_formed(Definition.from_dict(data, path))
+    definition = Definition.from_dict(data, path)
     family = family_name(definition, naming)
     if family is None:
         raise ReferenceSourceError(f"{path}: no family in schema/naming.json matches this name; add its pattern there")

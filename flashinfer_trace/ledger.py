@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from flashinfer_trace import digests, json_source
 from flashinfer_trace.naming import family_name, load_naming
-from flashinfer_trace.records import KernelFacts, load_records
+from flashinfer_trace.records import KernelFacts, RecordsError, load_records, records_path
 
 if TYPE_CHECKING:
     from flashinfer_trace.definition import Definition
@@ -43,6 +43,7 @@ __all__ = [
     "kernel_label",
     "kernels_today",
     "load_json",
+    "module_today",
     "proofs",
     "proven",
     "read",
@@ -250,10 +251,14 @@ class Ledger:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise LedgerError(f"not an evidence file ({error!r}); record it again on a GPU") from None
 
-    def stale(self) -> dict[str, list[str]]:
-        """Label of each run that was judged by older code -> what of it has changed: "harness", "family"."""
+    def stale(self, module: str) -> dict[str, list[str]]:
+        """Label of each run that was judged by older code -> what of it has changed: "harness", "family".
+
+        Args:
+            module: what has the record of the Definition's family today (see `module_today`).
+        """
         code = digests.current()
-        today = {"harness": code.harness, "family": code.family(self.op_type)}
+        today = {"harness": code.harness, "family": code.family(module)}
         found = {
             e.kernel_label: [part for part, digest in today.items() if e.digests[part] != digest] for e in self.entries
         }
@@ -296,6 +301,21 @@ def kernels_today(root: Path, definition: Definition) -> dict[str, KernelFacts]:
     """
     family = family_name(definition, load_naming(root))
     return load_records(root).kernels_of(family, definition.name) if family else {}
+
+
+def module_today(root: Path, definition: Definition) -> str:
+    """The module that has the record of a Definition's family, relative to the package.
+
+    Raises:
+        NamingError: schema/naming.json is missing or malformed.
+        RecordsError: schema/records.json is missing or malformed, or does not have the family.
+    """
+    family = family_name(definition, load_naming(root))
+    module = load_records(root).modules.get(family or "")
+    if module is None:
+        fix = "in a checkout, run python -m tools.generate_docs"
+        raise RecordsError(f"{records_path(root)}: has no family of {definition.name}; {fix}")
+    return module
 
 
 def evidence_directory(root: Path) -> Path:

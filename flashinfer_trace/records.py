@@ -52,9 +52,11 @@ class Records:
 
     Attributes:
         families: family -> its kernels by label.
+        modules: family -> the module that has its record, relative to the package.
     """
 
     families: Mapping[str, Mapping[str, KernelFacts]]
+    modules: Mapping[str, str]
 
     def kernels_of(self, family: str, definition: str) -> dict[str, KernelFacts]:
         """The kernels that compute a Definition, by label; none if the family has no record."""
@@ -85,7 +87,11 @@ def load_records(root: Path) -> Records:
 def _load(path: Path, _modified: int) -> Records:
     try:
         document = json_source.load_object(path)
-        return Records({name: _kernels(family) for name, family in document["families"].items()})
+        families = document["families"]
+        return Records(
+            {name: _kernels(family) for name, family in families.items()},
+            {name: str(family["module"]) for name, family in families.items()},
+        )
     except json_source.JsonSourceError as error:
         raise RecordsError(f"{path}: {error}; in a checkout, run python -m tools.generate_docs") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:

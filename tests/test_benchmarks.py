@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -44,6 +46,39 @@ def test_the_command_prints_a_ratio_and_takes_an_older_reference(capsys, tmp_pat
         line = capsys.readouterr().out.splitlines()[-1]
         assert "rmsnorm_h512  batch_size=4" in line
         assert ("x " in line) == (extra != ["--no-baseline"])
+
+
+def test_a_directory_of_another_dataset_is_compared_in_one_run(capsys, tmp_path):
+    """Same name and inputs, in another order; other inputs; a reference that may not run; a name that we lack."""
+
+    def write(name, change):
+        theirs = json.loads(flashinfer_trace.load(name).path.read_text())
+        change(theirs)
+        folder = tmp_path / "definitions" / theirs["op_type"]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{theirs['name']}.json").write_text(json.dumps(theirs))
+
+    reversed_run = "import torch\n\n\ndef run(weight, hidden_states):\n    return hidden_states * weight\n"
+    norm = flashinfer_trace.load("rmsnorm_h512")
+    assert list(norm.inputs) == ["hidden_states", "weight"]
+    write("rmsnorm_h512", lambda d: d.update(inputs=dict(reversed(d["inputs"].items())), reference=reversed_run))
+    write("rmsnorm_h1536", lambda d: d["inputs"].update(eps={"shape": None, "dtype": "float32"}))
+    write(
+        "rmsnorm_h7168",
+        lambda d: d.update(reference="import os\n\n\ndef run(hidden_states, weight):\n    os.abort()\n"),
+    )
+    write("rmsnorm_h2048", lambda d: d.update(name="rmsnorm_of_theirs"))
+    common = ["--axes", "batch_size=4", "--repeat", "2", "--peer", str(tmp_path)]
+    assert references.main(common) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert "x " in lines["rmsnorm_h512"]
+    assert "other inputs: eps" in lines["rmsnorm_h1536"]
+    assert "not compared: cannot be read" in lines["rmsnorm_h7168"]
+    assert "rmsnorm_of_theirs" not in lines
+    assert lines["1"].startswith("1 compared: ours is slower in ")
+    assert references.main(["rmsnorm_h1536", *common]) == 1
+    with pytest.raises(SystemExit, match="no file named after one of our Definitions"):
+        references.main(["rmsnorm_h128", *common])
 
 
 def test_a_missed_target_is_exit_1(capsys, monkeypatch):

@@ -13,9 +13,10 @@ import flashinfer_trace
 from flashinfer_trace import digests
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.digests import PACKAGE, CodeDigests, contract_sha256
+from flashinfer_trace.records import load_records
 
 DEFINITION = flashinfer_trace.load("fused_add_rmsnorm_residual_out_h2048")
-OP_TYPES = sorted({definition.op_type for definition in flashinfer_trace.definitions()})
+MODULES = sorted(set(load_records(flashinfer_trace.find_root()).modules.values()))
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def package(tmp_path: Path) -> Path:
 def changed(package: Path) -> set[str]:
     """What differs from the package that runs."""
     ours, theirs = CodeDigests(), CodeDigests(package)
-    found = {op_type for op_type in OP_TYPES if ours.family(op_type) != theirs.family(op_type)}
+    found = {module for module in MODULES if ours.family(module) != theirs.family(module)}
     return found | ({"harness"} if ours.harness != theirs.harness else set())
 
 
@@ -50,7 +51,7 @@ def test_a_copy_elsewhere_has_the_same_digests(package: Path) -> None:
         ("harness/case.py", {"harness"}),
         ("definition.py", {"harness"}),
         ("reference.py", {"harness"}),
-        ("families/rmsnorm.py", {"rmsnorm"}),
+        ("families/gemm/qserve.py", {"families.gemm.qserve"}),
         ("embedding.py", set()),
         ("harness/evidence.py", set()),
         ("families/__init__.py", set()),
@@ -63,15 +64,16 @@ def test_a_change_shows_where_the_code_is_used(package: Path, file: str, expecte
 
 def test_what_families_share_counts_for_each(package: Path) -> None:
     append(package / "families" / "attention" / "rounding.py", "\n# changed\n")
-    assert {"gqa_paged", "gqa_ragged", "mla_paged", "mla_ragged"} <= changed(package)
-    assert not changed(package) & {"harness", "rmsnorm", "gemm"}
+    attention = {f"families.{name}" for name in ("gqa_paged", "gqa_ragged", "mla_paged", "mla_ragged")}
+    assert attention <= changed(package)
+    assert not changed(package) & {"harness", "families.rmsnorm", "families.gemm"}
 
 
-@pytest.mark.parametrize("op_type", OP_TYPES)
-def test_every_module_that_a_record_imports_is_in_its_digest(op_type: str) -> None:
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_that_a_record_imports_is_in_its_digest(module: str) -> None:
     code = CodeDigests()
-    covered = code.family_modules(op_type) | code.harness_modules
-    assert f"families.{op_type}" in covered
+    covered = code.family_modules(module) | code.harness_modules
+    assert module in covered
     for name in covered:
         base = PACKAGE.joinpath(*name.split("."))
         path = next(p for p in (base.with_suffix(".py"), base / "__init__.py") if p.is_file())
@@ -101,7 +103,7 @@ def test_every_form_of_import_is_followed(tmp_path: Path, text: str, found: str)
     for name in ("harness/__init__.py", "families/__init__.py"):
         (tmp_path / name).write_text("")
     (tmp_path / "families" / "mine" / "__init__.py").write_text(text)
-    assert found in CodeDigests(tmp_path).family_modules("mine")
+    assert found in CodeDigests(tmp_path).family_modules("families.mine")
 
 
 def test_the_contract_is_what_the_definition_promises() -> None:

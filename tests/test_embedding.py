@@ -65,7 +65,7 @@ def test_a_name_that_matches_nothing_is_an_error(dataset, name, message):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"tags": "status:verified"}, "schema-type: tags is string, must be array"),
+        ({"tags": "status:verified"}, "not a Definition .tags is not a list of strings"),
         ({"tags": ["status:verified", 7]}, "not a Definition .tags is not a list of strings"),
         ({"description": "TODO"}, "description-trivial"),
         ({"inputs": {}}, "schema-length"),

@@ -25,6 +25,8 @@ DEFAULTS = {
     "deepseek-v3": ("deepseek_v3", "DeepseekV3Config", ("rope_scaling",)),
     "deepseek-r1": ("deepseek_v3", "DeepseekV3Config", ("rope_scaling",)),
     "mixtral-8x7b": ("mixtral", "MixtralConfig", ()),
+    "gemma-2-2b": ("gemma2", "Gemma2Config", ("hidden_act",)),
+    "gpt-oss-120b": ("gpt_oss", "GptOssConfig", ("attention_bias",)),
     "qwen3-30b-a3b": ("qwen3_moe", "Qwen3MoeConfig", ("head_dim", "norm_topk_prob", "mlp_only_layers", "rope_theta")),
 }
 
@@ -46,6 +48,7 @@ def test_there_are_models():
     assert set(MODELS) == {
         *("deepseek-v3", "deepseek-r1", "deepseek-v3.2", "deepseek-v2-lite", "kimi-k2"),
         *("llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b", "mixtral-8x7b", "mixtral-8x22b"),
+        *("gemma-2-2b", "glm-4.5", "gpt-oss-120b"),
         *("llama-3.2-3b", "qwen2-57b-a14b", "qwen3-30b-a3b", "qwen3-235b-a22b"),
         *(f"qwen2.5-{size}b" for size in ("1.5", "3", "7", "14", "32", "72")),
         *(f"qwen3-{size}b" for size in ("0.6", "1.7", "4", "8", "14")),
@@ -96,7 +99,7 @@ def test_the_constants_fit_together(name):
     config = MODELS[name]["config"]
     assert config["num_attention_heads"] % config["num_key_value_heads"] == 0
     # Latent attention has different head sizes.
-    assert head_size(config) == 128 or "kv_lora_rank" in config
+    assert head_size(config) in (64, 128, 256) or "kv_lora_rank" in config
     experts = [config[key] for key in ("n_routed_experts", "num_experts", "num_local_experts") if key in config]
     assert len(experts) <= 1
     if experts:
@@ -142,7 +145,10 @@ def test_the_dataset_has_the_sizes_of_the_model(name):
     hidden, heads, shared = (config[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
     # rmsnorm_h4096 is what flashinfer-bench calls so: the one with an epsilon of 1e-5.
     named = {"": "_eps1e6", "_eps1e5": ""}[suffix] if hidden == 4096 else suffix
-    expected = {f"rmsnorm_h{hidden}{named}", f"fused_add_rmsnorm_residual_out_h{hidden}{suffix}"}
+    if "Gemma" in config["architectures"][0]:
+        expected = {f"gemma_rmsnorm_h{hidden}", f"gemma_fused_add_rmsnorm_h{hidden}"}
+    else:
+        expected = {f"rmsnorm_h{hidden}{named}", f"fused_add_rmsnorm_residual_out_h{hidden}{suffix}"}
     expected |= {f"{f}_v{config['vocab_size']}" for f in ("top_k_top_p_sampling_from_probs", "top_p_renorm_probs")}
     expected.add(f"gemm_bf16_n{config['vocab_size']}_k{hidden}")
     for size in parallel_sizes(config):
@@ -150,10 +156,14 @@ def test_the_dataset_has_the_sizes_of_the_model(name):
             part = config["qk_rope_head_dim"]
             expected.add(f"rope_with_cos_sin_cache_gptj_style_h{heads // size}_kv1_d{part}_rd{part}")
         else:
-            axes = f"h{heads // size}_kv{max(1, shared // size)}_d128_rd128"
+            rotated = int(head_size(config) * config.get("partial_rotary_factor", 1))
+            axes = f"h{heads // size}_kv{max(1, shared // size)}_d{head_size(config)}_rd{rotated}"
             expected.add(f"rope_with_cos_sin_cache_neox_style_{axes}")
         width = config.get("moe_intermediate_size", config["intermediate_size"])
-        expected.add(f"silu_and_mul_i{width // size}")
+        if "swiglu_limit" in config:
+            continue  # the experts' activation is another one
+        activation = "gelu_tanh" if "hidden_activation" in config else "silu"
+        expected.add(f"{activation}_and_mul_i{width // size}")
     missing = expected - set(DEFINITIONS)
     assert not missing
     untagged = {d for d in expected if name not in DEFINITIONS[d].tag_values("model")}

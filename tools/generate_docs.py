@@ -19,11 +19,11 @@ from typing import Any
 
 from flashinfer_trace import DatasetError, Definition, InputError, definitions, find_root
 from flashinfer_trace.ecosystem import EcosystemError, load_compatibility
-from flashinfer_trace.families import FamilyError, all_families, family_of
+from flashinfer_trace.families import FamilyError, all_families, family_of, module_of
 from flashinfer_trace.files import UnreadableFile, json_text, read_text, write_text
 from flashinfer_trace.harness.family import Family, Kernel
 from flashinfer_trace.json_source import TRACES, JsonSourceError, load_object
-from flashinfer_trace.ledger import RECORDED_ON, VERIFIED, LedgerError, proofs, read
+from flashinfer_trace.ledger import RECORDED_ON, VERIFIED, LedgerError, module_today, proofs, read
 from flashinfer_trace.model_coverage import matrix, model_coverages, op_table
 from flashinfer_trace.naming import NamingError
 from flashinfer_trace.records import RecordsError, records_path
@@ -179,6 +179,7 @@ def record_facts(root: Path) -> str:
         of_family.setdefault(family_of(definition).name, []).append(definition)
     families = {
         family.name: {
+            "module": module_of(family),
             "policies": {output: policy.reason for output, policy in family.compare.items()},
             "kernels": [
                 {
@@ -264,7 +265,7 @@ def stale(root: Path) -> list[list[str]]:
     counts: Counter[tuple[str, str]] = Counter()
     for definition in definitions(root=root):
         ledger = read(root, definition)
-        for changed in (ledger.stale() if ledger else {}).values():
+        for changed in (ledger.stale(module_today(root, definition)) if ledger else {}).values():
             counts[definition.op_type, " and ".join(changed)] += 1
     return [[f"`{op_type}`", changed, str(count)] for (op_type, changed), count in sorted(counts.items())]
 

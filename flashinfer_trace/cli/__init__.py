@@ -1,4 +1,4 @@
-"""The command ``flashinfer-trace``: list, show, coverage, validate, embed and verify. Only `verify` imports torch."""
+"""The command ``flashinfer-trace``. Only `verify`, `check` and `cost` import torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import click
 import flashinfer_trace
 from flashinfer_trace.cli.browsing import coverage, list_definitions, show
 from flashinfer_trace.cli.completion import register_bash_completion
+from flashinfer_trace.cli.costs import cost
 from flashinfer_trace.cli.group import CommandGroup
+from flashinfer_trace.cli.judgement import check
 from flashinfer_trace.cli.maintenance import embed, validate
 from flashinfer_trace.cli.verification import verify
 
@@ -26,6 +28,6 @@ def main() -> None:
     """
 
 
-for command in (validate, list_definitions, show, coverage, embed, verify):
+for command in (validate, list_definitions, show, coverage, embed, verify, check, cost):
     main.add_command(command)
 register_bash_completion()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -97,14 +99,21 @@ def kernel_states(definition: Definition, root: Path) -> list[tuple[str, str]]:
 
 @click.command()
 @click.option("--model", shell_complete=completion.models, help="Only this model, op by op, e.g. deepseek-v3.")
+@click.option("--kernels", is_flag=True, help="The kernels that the model's code calls; needs --model.")
 @format_option
-def coverage(model: str | None, output_format: str) -> None:
+def coverage(model: str | None, kernels: bool, output_format: str) -> None:
     """Show which Definitions the models need, and which of them exist and are verified.
 
-    Without --model, print a table of model x op_type. Each cell counts verified/existing/needed Definitions.
+    Without --model, print a table of model x op_type. Each cell counts verified/existing/needed Definitions. With
+    --kernels, print the kernels that a model's code calls, the Definitions of each, and how many have evidence from it.
     """
-    from flashinfer_trace.model_coverage import matrix, model_coverages, op_table
+    from flashinfer_trace.model_coverage import load_needs, matrix, model_coverages, op_table
 
+    if kernels:
+        if model is None:
+            raise click.UsageError("--kernels lists the kernels of one model: add --model NAME")
+        _kernel_coverage(dataset_root(), load_needs(dataset_root(), model), output_format)
+        return
     found = model_coverages(dataset_root(), model)
     if output_format == "json":
         echo_json([asdict(one) for one in found])
@@ -115,3 +124,16 @@ def coverage(model: str | None, output_format: str) -> None:
         click.echo(text_table(op_table(found[0])))
         for op, reason in found[0].unsupported.items():
             click.echo(f"without a family: {op}: {reason}")
+
+
+def _kernel_coverage(root: Path, needs: Mapping[str, Mapping[str, Any]], output_format: str) -> None:
+    """Prints the kernels of one model, with totals."""
+    from flashinfer_trace.kernel_coverage import kernel_coverages, kernel_table
+
+    found = [one for needed in needs.values() for one in kernel_coverages(root, needed)]
+    if output_format == "json":
+        echo_json([asdict(one) for one in found])
+        return
+    click.echo(text_table(kernel_table(found)))
+    defined, proven = sum(bool(one.definitions) for one in found), sum(bool(one.evidence) for one in found)
+    click.echo(f"\n{len(found)} kernels, {defined} with Definitions, {proven} with evidence from the kernel")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from flashinfer_trace.cli.tasks import Task
     from flashinfer_trace.harness.verify import Report
 
-__all__ = ["verify"]
+__all__ = ["check_device", "missing_packages", "parse_axes", "verify"]
 
 
 def _parse_plan(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, Any] | None:
@@ -37,7 +37,8 @@ def _parse_plan(context: click.Context, parameter: click.Parameter, text: str | 
     return parsed
 
 
-def _parse_axes(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, int] | None:
+def parse_axes(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, int] | None:
+    """The option --axes."""
     if text is None:
         return None
     values = {}
@@ -66,7 +67,7 @@ def _parse_axes(context: click.Context, parameter: click.Parameter, text: str | 
     help=f"Number of real cases per target [{ORACLE_EXAMPLES}; kernels: {DRAWN_CASES}].",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of all draws.")
-@click.option("--axes", callback=_parse_axes, help="Run one case with these variable axes: k=v,k=v.")
+@click.option("--axes", callback=parse_axes, help="Run one case with these variable axes: k=v,k=v.")
 @click.option("--plan", callback=_parse_plan, help="Run one case with this plan (JSON), as a failure prints it.")
 @click.option("--full", is_flag=True, help="Use real sizes on the CPU too, instead of the family's small twin.")
 @click.option("--record", is_flag=True, help="Write evidence of the runs that passed on a GPU.")
@@ -110,11 +111,11 @@ def verify(
     if cluster and (axes is not None or plan is not None):
         raise click.UsageError("--cluster is for whole runs; --axes and --plan run one case")
     root = dataset_root()
-    with _missing_packages():
+    with missing_packages():
         import torch
 
         from flashinfer_trace.isolation.worker import reference_worker
-    _check_device(device, torch, bool(cluster))
+    check_device(device, torch, bool(cluster))
     if record and not device.startswith("cuda"):
         raise click.UsageError("--record needs --device cuda: only a run of the real kernel is evidence")
     if record and (examples or DRAWN_CASES) < REQUIRED_CASES:
@@ -123,7 +124,7 @@ def verify(
         torch.set_num_threads(1)  # twins are small: more threads would only wait for each other
     # Before harness and families are imported, because a fork of this process must not contain the oracles.
     with nullcontext() if cluster else reference_worker(device, full) as worker:
-        with _missing_packages():
+        with missing_packages():
             from flashinfer_trace.cli.reports import print_reports
             from flashinfer_trace.cli.runs import Settings
             from flashinfer_trace.cli.tasks import find_tasks
@@ -155,13 +156,13 @@ def _reports(
         from flashinfer_trace.cli.runs import run_tasks
 
         return run_tasks(tasks, settings, advance)
-    with _missing_packages("cluster"):
+    with missing_packages("cluster"):
         from flashinfer_trace.cli.cluster import run_on_cluster
     return run_on_cluster(tasks, settings, cluster, advance)
 
 
 @contextmanager
-def _missing_packages(extra: str = "verify") -> Iterator[None]:
+def missing_packages(extra: str = "verify") -> Iterator[None]:
     """Adds to an ImportError how to install what is missing."""
     try:
         yield
@@ -188,7 +189,8 @@ def _exit_status(reports: list[Report]) -> int:
     return NOTHING_VERIFIED
 
 
-def _check_device(device: str, torch: Any, elsewhere: bool) -> None:
+def check_device(device: str, torch: Any, elsewhere: bool = False) -> None:
+    """Raises a usage error for a device that torch does not see here; `elsewhere`, any GPU will do."""
     try:
         parsed = torch.device(device)
     except RuntimeError as error:

@@ -13,7 +13,7 @@ from flashinfer_trace.definition import Definition
 from flashinfer_trace.harness.family import Family, FamilyError
 from flashinfer_trace.naming import family_name, load_naming
 
-__all__ = ["FamilyError", "all_families", "families_of_op_type", "family_of"]
+__all__ = ["FamilyError", "all_families", "families_of_op_type", "family_of", "module_of"]
 
 
 @functools.cache
@@ -45,6 +45,16 @@ def families_of_op_type(op_type: str) -> dict[str, Family]:
             if family.op_type == op_type and records.setdefault(family.name, family) is not family:
                 raise FamilyError(f"{path}: FAMILIES has a second record with the name {family.name}")
     return records
+
+
+def module_of(family: Family) -> str:
+    """The module that has a family's record, relative to the package: of several that list it, the innermost."""
+    own = importlib.import_module(f"{__name__}.{family.op_type}")
+    paths = _modules_of_one_family(own, family.op_type)
+    having = [
+        path for path in paths if any(each is family for each in getattr(importlib.import_module(path), "FAMILIES", ()))
+    ]
+    return (having or [own.__name__])[-1].removeprefix("flashinfer_trace.")
 
 
 def _modules_of_one_family(module: ModuleType, op_type: str) -> Iterator[str]:

@@ -189,6 +189,18 @@ def sgl_activation(name: str) -> KernelCall:
     return run
 
 
+def jit_activation(name: str) -> KernelCall:
+    """An adapter of the function that SGLang compiles by itself, with --use_fast_math on Hopper."""
+
+    def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+        import sglang.jit_kernel.activation as activation
+
+        getattr(activation, name)(inputs["gate_up"], outputs["output"])
+        return outputs
+
+    return run
+
+
 def whole_vectors(definition: Definition) -> str | None:
     """The kernels load 16 bytes at a time and misalign the second half of a row otherwise, which ends the process."""
     return None if definition.const_axes["intermediate_size"] % 8 == 0 else "needs intermediate_size divisible by 8"
@@ -196,6 +208,7 @@ def whole_vectors(definition: Definition) -> str | None:
 
 # No kernel launches for zero rows: an empty grid is an error in CUDA.
 LAUNCHABLE = {"num_tokens": (1, 1 << 20)}
+JIT = "sglang.jit_kernel.activation"
 
 
 def gated_family(
@@ -214,9 +227,23 @@ def gated_family(
         make_inputs=make_inputs,
         oracle=oracle,
         compare={"output": reference},
-        kernels=tuple(
-            Kernel(path, library, call, limits=LAUNCHABLE, supports=whole_vectors, compare={"output": kernel})
-            for path, library, call in kernels
+        kernels=(
+            *(
+                Kernel(path, library, call, limits=LAUNCHABLE, supports=whole_vectors, compare={"output": kernel})
+                for path, library, call in kernels
+            ),
+            Kernel(
+                f"{JIT}.{name}",
+                "sglang",
+                jit_activation(name),
+                min_capability=(8, 0),
+                max_capability=(9, 0),
+                limits=LAUNCHABLE,
+                supports=whole_vectors,
+                compare={"output": kernel},
+                modules=(JIT,),
+                optional=True,
+            ),
         ),
     )
 

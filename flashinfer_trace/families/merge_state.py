@@ -34,6 +34,9 @@ SMALLEST = torch.finfo(torch.float32).smallest_normal
 #: hundreds, so that one weight vanishes; ``large``: both are in the thousands and close to each other; ``nothing``: one
 #: or both are -5e4, which flashinfer's kernels write for -inf; ``mixed``: all of these.
 SPREADS = ("near", "equal", "apart", "large", "nothing")
+#: Lses of corners only: both above 70,000 and close to each other, so that exp of 1.6 % of them exceeds float64's
+#: range. Kernels subtract the larger of the two, which is exact for numbers so close, and so keep their bounds.
+CORNER_SPREAD = "vast"
 #: Rows without keys: on one side, on the other, and on both.
 EMPTY = ("a", "b", "both")
 VALUES = {"normal": 1.0, "large": 1e4, "tiny": 1e-4}
@@ -73,7 +76,7 @@ def corners(request: PlanRequest) -> list[Plan]:
     low, high = request.range("seq_len", 0, 40, 4096)
     usual: Plan = {"seq_len": max(low, min(24, high)), "spread": "near", "values": "normal", "empty": []}
     return [
-        *({**usual, "spread": spread} for spread in SPREADS),
+        *({**usual, "spread": spread} for spread in (*SPREADS, CORNER_SPREAD)),
         *({**usual, "empty": [side]} for side in EMPTY if both or side != "both"),
         *({**usual, "values": values} for values in CORNER_VALUES),
         {**usual, "spread": "equal", "values": "huge"},
@@ -101,6 +104,9 @@ def draw_lses(spread: str, shape: tuple[int, int], draws: Draws) -> tuple[torch.
         return a * 100, b * 100
     if spread == "large":
         offset = draws.normal(shape, scale=3000.0)
+        return a + offset, b + offset
+    if spread == CORNER_SPREAD:
+        offset = 70_000.0 + 1000.0 * draws.normal(shape).abs()
         return a + offset, b + offset
     if spread == "nothing":
         absent = draws.integers(shape, 0, 2)  # a alone, b alone, or both
@@ -164,7 +170,8 @@ def kernel_output_bound(expected: Expected) -> torch.Tensor:
     """One bf16 rounding of the sum of two float32 products, whose shares carry a few roundings."""
     parts = expected.parts
     inside = 8 * FLOAT32 * parts["magnitude"] + exponential_error(expected) * parts["apart"]
-    flushed = SMALLEST * (1 + parts["values"])
+    # Kernels flush subnormal numbers: a share, which its value multiplies, and each of the two products.
+    flushed = SMALLEST * (2 + parts["values"])
     return rounding_error(expected.value, torch.bfloat16) * (1 + 2**-8) + inside + flushed
 
 
@@ -190,7 +197,7 @@ KERNEL_OUTPUT = ErrorBound(
     kernel_output_bound,
     "one bf16 rounding, u = 2^-8, of a float32 result: 8 * 2^-24 (w_a |v_a| + w_b |v_b|) for the sum, the division and "
     "the products; an error of 2^-24 (2 d + 4) of the smaller exponential, d nats below the other, passes through the "
-    "shares",
+    "shares; a share and two products below 2^-126 are 0",
 )
 
 

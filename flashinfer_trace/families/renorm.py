@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.sampling import FLOAT64, U, row_family, within_bounds
+from flashinfer_trace.families.sampling import FLOAT64, SUM, U, row_family, within_bounds
 from flashinfer_trace.families.sampling.corners import renorm_corners
 from flashinfer_trace.families.sampling.distribution import Renormalised
 from flashinfer_trace.families.sampling.faults import renorm_faults
@@ -21,26 +21,23 @@ from flashinfer_trace.families.sampling.oracles import renorm_oracle
 from flashinfer_trace.families.sampling.rows import SamplingOptions, renorm_plans
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs
 
-#: The bounds below hold up to this vocabulary, the largest of these families.
-LARGEST_VOCABULARY = 163840
-IN_BOUNDS = functools.partial(within_bounds, largest=LARGEST_VOCABULARY)
-
-#: As in `flashinfer_trace.families.sampling`, for 163840 / 1024 = 160 serial additions.
-SUM = 200 * U
+#: The bound of the default top-p renormalisation holds up to this vocabulary. It grows with the vocabulary, and beyond
+#: would decide little.
+LARGEST_HISTOGRAM = 163840
 
 REFERENCE_RENORM = Renormalised("one float32 rounding of a float64 quotient; float64 sums", U * (1 + 2**-20), FLOAT64)
-RENORM_TOP_K = Renormalised("float32 sum of 200 roundings, approximate reciprocal, product; exact support", SUM + 4 * U)
+RENORM_TOP_K = Renormalised("float32 sum of 300 roundings, approximate reciprocal, product; exact support", SUM + 4 * U)
 RENORM_TOP_P = Renormalised(
-    "float32 sum of 200 roundings, approximate reciprocal, product; threshold: two such sums",
+    "float32 sum of 300 roundings, approximate reciprocal, product; threshold: two such sums",
     SUM + 4 * U,
     2 * SUM + 4 * U,
 )
 #: The default of flashinfer's top-p renormalisation adds to the bins of a histogram with atomics: up to 163840 numbers
 #: one after another in any order, whose partial sums average half the final one; once for the row, once for the mass.
 RENORM_ATOMIC = Renormalised(
-    "float32 sum of 200 roundings, approximate reciprocal, product; threshold: bins of up to 163840 serial additions",
+    "float32 sum of 300 roundings, approximate reciprocal, product; threshold: bins of up to 163840 serial additions",
     SUM + 4 * U,
-    LARGEST_VOCABULARY * U,
+    LARGEST_HISTOGRAM * U,
 )
 
 
@@ -107,7 +104,7 @@ FAMILIES = (
                 "flashinfer.sampling.top_k_renorm_probs",
                 "flashinfer-python",
                 renormaliser("top_k_renorm_probs"),
-                supports=IN_BOUNDS,
+                supports=within_bounds,
                 compare={"renorm_probs": RENORM_TOP_K},
             ),
             Kernel(
@@ -115,7 +112,7 @@ FAMILIES = (
                 "sglang-kernel",
                 sgl_renormaliser("top_k_renorm_probs"),
                 plan_options=dataclasses.replace(SUMS_TO_ONE, lowest_k=1),
-                supports=IN_BOUNDS,
+                supports=within_bounds,
                 compare={"renorm_probs": RENORM_TOP_K},
             ),
         ),
@@ -129,7 +126,7 @@ FAMILIES = (
                 "flashinfer-python",
                 renormaliser("top_p_renorm_probs"),
                 plan_options=RADIX,
-                supports=IN_BOUNDS,
+                supports=functools.partial(within_bounds, largest=LARGEST_HISTOGRAM),
                 compare={"renorm_probs": RENORM_ATOMIC},
             ),
             Kernel(
@@ -138,7 +135,7 @@ FAMILIES = (
                 renormaliser("top_p_renorm_probs", is_deterministic=True),
                 variant="is_deterministic",
                 plan_options=RADIX,
-                supports=IN_BOUNDS,
+                supports=within_bounds,
                 compare={"renorm_probs": RENORM_TOP_P},
             ),
             Kernel(
@@ -146,7 +143,7 @@ FAMILIES = (
                 "sglang-kernel",
                 sgl_renormaliser("top_p_renorm_probs"),
                 plan_options=SUMS_TO_ONE,
-                supports=IN_BOUNDS,
+                supports=within_bounds,
                 compare={"renorm_probs": RENORM_TOP_P},
             ),
         ),

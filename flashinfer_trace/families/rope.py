@@ -6,6 +6,7 @@ The numbers of heads are const axes, except in the family of flashinfer-bench's 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,9 +33,15 @@ THETAS = (10_000.0, 500_000.0, 1_000_000.0)
 
 @dataclass(frozen=True)
 class RopeOptions:
-    """Which caches a kernel accepts: any, or (`bfloat16_cache`) only values that bfloat16 represents."""
+    """What a kernel accepts.
+
+    Attributes:
+        bfloat16_cache: only caches whose values bfloat16 represents.
+        whole_groups: only numbers of query heads that the number of key heads divides.
+    """
 
     bfloat16_cache: bool = False
+    whole_groups: bool = False
 
 
 #: Axis of the numbers of heads -> the numbers that are drawn where it is a variable one, on a CPU and on a GPU.
@@ -49,6 +56,7 @@ def heads_of(definition: Definition, plan: Plan) -> tuple[int, int]:
 
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
     axes = request.definition.const_axes
+    options = request.options_of(RopeOptions)
     variable = {axis: counts[request.large] for axis, counts in HEADS.items() if axis not in axes}
     # flashinfer launches another kernel where the blocks of tokens alone fill an H200: from 16896 tokens with head size
     # 128, and from 33792 with head size 64. An intermediate result has at most 1 GB of float64.
@@ -64,9 +72,14 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
             "positions": st.sampled_from(POSITIONS),
             "theta": st.sampled_from(THETAS),
             # Cosines and sines that bfloat16 represents, for a kernel that reads the cache in the dtype of the query.
-            "bfloat16_cache": st.just(True) if request.options_of(RopeOptions).bfloat16_cache else st.booleans(),
+            "bfloat16_cache": st.just(True) if options.bfloat16_cache else st.booleans(),
         }
-    )
+    ).map(lambda plan: in_groups(plan) if variable and options.whole_groups else plan)
+
+
+def in_groups(plan: Plan) -> Plan:
+    """The plan with a number of key heads that divides its number of query heads."""
+    return {**plan, "num_kv_heads": math.gcd(plan["num_qo_heads"], plan["num_kv_heads"])}
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
@@ -237,6 +250,24 @@ def run_sgl(half_split: bool) -> KernelCall:
     return run
 
 
+def run_sglang(half_split: bool) -> KernelCall:
+    """An adapter for SGLang's in-place function, which takes the features that are rotated, and no others."""
+
+    def run(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+        from sglang.jit_kernel.rope import apply_rope_with_cos_sin_cache_inplace
+
+        q, k = (inputs[name][..., : definition.const_axes["rotary_dim"]] for name in "qk")
+        apply_rope_with_cos_sin_cache_inplace(q, k, inputs["cos_sin_cache"], inputs["positions"], is_neox=half_split)
+        return {"q_out": inputs["q"], "k_out": inputs["k"]}
+
+    return run
+
+
+def known_rotary_dim(definition: Definition) -> str | None:
+    """SGLang's kernel gives each head rotary_dim / 8 threads of a warp."""
+    return None if definition.const_axes["rotary_dim"] in (64, 128, 256) else "needs rotary_dim 64, 128 or 256"
+
+
 def known_head_size(definition: Definition) -> str | None:
     return None if definition.const_axes["head_size"] in (64, 128, 256) else "needs head_size 64, 128 or 256"
 
@@ -244,6 +275,7 @@ def known_head_size(definition: Definition) -> str | None:
 # No kernel can be launched for zero rows, because an empty grid is an error in CUDA.
 LAUNCHABLE = {"num_tokens": (1, 1 << 20)}
 IN_PLACE = ("q", "k")
+JIT = "sglang.jit_kernel.rope"
 TWIN_HEADS = {"num_qo_heads": 4, "num_kv_heads": 2}
 
 
@@ -278,11 +310,22 @@ def rope_family(style: str, suffix: str = "", heads: Mapping[str, int] = TWIN_HE
                 in_place=IN_PLACE,
             ),
             Kernel(
+                f"{JIT}.apply_rope_with_cos_sin_cache_inplace",
+                "sglang",
+                run_sglang(half_split),
+                min_capability=(8, 0),
+                limits=LAUNCHABLE,
+                supports=known_rotary_dim,
+                in_place=IN_PLACE,
+                modules=(JIT,),
+                optional=True,
+            ),
+            Kernel(
                 "torch.ops.sgl_kernel.rotary_embedding",
                 "sglang-kernel",
                 run_sgl(half_split),
                 limits=LAUNCHABLE,
-                plan_options=RopeOptions(bfloat16_cache=True),
+                plan_options=RopeOptions(bfloat16_cache=True, whole_groups=True),
                 in_place=IN_PLACE,
                 compare=stepwise,
             ),

@@ -23,8 +23,10 @@ __all__ = [
     "Exact",
     "Expected",
     "Policy",
+    "all_finite",
     "correctly_rounded",
     "host_figures",
+    "magnitude_of",
     "norm_error",
     "rounding_error",
     "rounding_norm_error",
@@ -67,6 +69,14 @@ class Expected:
         result: Result = self._known[key]
         return result
 
+    def knows(self, compute: Callable[..., Any], *arguments: Hashable) -> bool:
+        """Whether `once` has computed this, or was told of it."""
+        return (compute, arguments) in self._known
+
+    def tell(self, result: Result, compute: Callable[..., Result], *arguments: Hashable) -> None:
+        """Has `once` return this result, which was computed together with something else."""
+        self._known[compute, arguments] = result
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -75,7 +85,7 @@ class Comparison:
     Attributes:
         ratio: worst error over its bound; infinite for a NaN, a wrong infinity or a wrong shape; never NaN.
         error: Frobenius norm of the error over that of the expected value (0 if an exact policy passes).
-        index, actual, expected, bound: the worst element, for the report.
+        index, actual, expected, bound: the worst element, for the report of one that fails.
         detail: further information for the reader (a statistic, a mismatch of shapes).
     """
 
@@ -184,7 +194,12 @@ def norm_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     finite = expected.isfinite() & actual.isfinite()
     difference = torch.where(finite, actual.double() - expected, 0.0).norm().item()
     size = torch.where(finite, expected, 0.0).norm().item()
-    return difference / size if size else (0.0 if difference == 0 else math.inf)
+    return relative(difference, size)
+
+
+def relative(error: float, size: float) -> float:
+    """`error` over `size`; an error of what is zero is infinite."""
+    return error / size if size else (0.0 if error == 0 else math.inf)
 
 
 def host_figures(*figures: torch.Tensor) -> list[float]:
@@ -202,21 +217,29 @@ def place(position: int, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(index)
 
 
+def norm_of(expected: Expected) -> float:
+    """Frobenius norm of the expected value: infinite or NaN if an element is."""
+    return float(expected.value.norm())
+
+
+def all_finite(expected: Expected) -> bool:
+    """Whether no expected element is infinite or NaN, nor their norm too large for float64."""
+    return math.isfinite(expected.once(norm_of))
+
+
 def finite_value(expected: Expected) -> torch.Tensor:
     """The expected value with 0 for what is infinite or NaN."""
-    return torch.where(expected.value.isfinite(), expected.value, 0.0)
+    return expected.value if all_finite(expected) else torch.where(expected.value.isfinite(), expected.value, 0.0)
 
 
-def size_of(expected: Expected) -> torch.Tensor:
-    """Frobenius norm of the finite part of the expected value, 0-d."""
-    size: torch.Tensor = finite_value(expected).norm()
-    return size
+def not_finite(expected: Expected) -> torch.Tensor:
+    """Which expected elements are infinite or NaN."""
+    return ~expected.value.isfinite()
 
 
-def squared_size_of(expected: Expected) -> torch.Tensor:
-    """Sum of the squares of the finite part of the expected value, 0-d."""
-    value = finite_value(expected)
-    return (value * value).sum()
+def size_of(expected: Expected) -> float:
+    """Frobenius norm of the finite part of the expected value."""
+    return expected.once(norm_of) if all_finite(expected) else float(expected.once(finite_value).norm())
 
 
 def distance_to_rounded(expected: Expected, dtype: torch.dtype) -> torch.Tensor:
@@ -249,26 +272,14 @@ class ErrorBound(Elementwise):
     gain: Callable[[Expected], float] | None = None
 
     def compare(self, actual: torch.Tensor, expected: Expected) -> Comparison:
-        """See `Policy.compare`. What passes is judged in one transfer, and in few passes over the elements."""
+        """See `Policy.compare`. The worst element is named only where the comparison fails."""
         value = expected.value
         if actual.shape != value.shape:
             return wrong_shape(actual, value)
         if value.numel() == 0:
             return Comparison(0.0)
-        computed = actual.double()
-        difference = computed - value
-        norm = difference.norm()
-        error = difference.abs_()
-        ratio = (error / self.element_bound(expected, actual.dtype)).masked_fill_(error == 0, 0.0)
-        comparison = self._judged(ratio, (norm, expected.once(size_of)), computed, expected, actual.dtype)
-        # An element that is infinite or NaN, expected or not, shows in the norm of all errors.
-        if comparison.passed and math.isfinite(comparison.error):
-            return comparison
-        finite = value.isfinite() & computed.isfinite()
-        norms = torch.where(finite, computed - value, 0.0).norm(), torch.where(finite, value, 0.0).norm()
-        same_infinity = ~value.isfinite() & (computed == value)
-        ratio = torch.where(same_infinity, 0.0, torch.where(finite, ratio, math.inf))
-        return self._judged(ratio, norms, computed, expected, actual.dtype)
+        comparison = self._passing(actual, expected)
+        return self._failing(actual, expected) if comparison is None else comparison
 
     def passes_zero(self, expected: Expected, dtype: torch.dtype) -> bool:
         if expected.once(largest_excess, self, dtype) > 0:
@@ -287,43 +298,72 @@ class ErrorBound(Elementwise):
             return expected.once(distance_to_rounded, dtype)
         return expected.once(self.bound).expand_as(expected.value)
 
-    def _judged(
-        self,
-        ratio: torch.Tensor,
-        norms: tuple[torch.Tensor, torch.Tensor],
-        computed: torch.Tensor,
-        expected: Expected,
-        dtype: torch.dtype,
-    ) -> Comparison:
-        """The comparison with these errors over their bounds, and these norms of all errors and expected values."""
-        value, bound, worst = expected.value, self.element_bound(expected, dtype), ratio.argmax()
+    def _passing(self, actual: torch.Tensor, expected: Expected) -> Comparison | None:
+        """The comparison if it passes, in one transfer and few passes over the elements; None if it does not."""
+        computed, value, bound = (
+            actual.double(),
+            expected.once(finite_value),
+            self.element_bound(expected, actual.dtype),
+        )
+        if not all_finite(expected):
+            same = torch.where(computed == expected.value, 0.0, math.inf)
+            computed = torch.where(expected.once(not_finite), same, computed)
+        difference = computed - value
+        norm = difference.norm()
+        error = difference.abs_()
+        ratio = error / bound
+        figures = [ratio.amax(), norm]
+        if self.gain is not None:
+            figures.append(torch.dot(computed.flatten(), value.flatten()))
+        if not expected.knows(largest_excess, self, actual.dtype):
+            figures.append((expected.once(magnitude_of) - bound).amax())
+        worst, distance, *others = host_figures(*figures)
+        if not expected.knows(largest_excess, self, actual.dtype):
+            expected.tell(others.pop(), largest_excess, self, actual.dtype)
+        if math.isnan(worst):  # perhaps from an error of 0 whose bound is 0
+            worst = float(ratio.masked_fill_(error == 0, 0.0).amax())
+        size = expected.once(size_of)
+        # An element that is infinite or NaN, and ought not to be, shows in the norm of all errors.
+        if not (worst <= 1.0 and math.isfinite(distance)):
+            return None
+        comparison = Comparison(worst, relative(distance, size))
+        if self.gain is not None and size:
+            comparison = self._with_gain(comparison, others[0] / size / size - 1.0, expected)
+        return comparison
+
+    def _failing(self, actual: torch.Tensor, expected: Expected) -> Comparison:
+        """The comparison of an output with an element beyond its bound, infinite or NaN: the worst one is named."""
+        value, computed, bound = expected.value, actual.double(), self.element_bound(expected, actual.dtype)
+        finite = value.isfinite() & computed.isfinite()
+        error = torch.where(finite, computed - value, 0.0)
+        ratio = torch.where(finite, (error.abs() / bound).masked_fill_(error == 0, 0.0), math.inf)
+        ratio.masked_fill_(~value.isfinite() & (computed == value), 0.0)
+        worst = ratio.argmax()
         figures = [torch.take(each, worst) for each in (ratio, computed, value, bound)]
-        terms = [] if self.gain is None else self._gain_terms(computed, expected)
-        found = host_figures(worst, *norms, *figures, *terms)
-        position, difference, size, largest, got, wanted, limit, *products = found
-        error = difference / size if size else (0.0 if difference == 0 else math.inf)
-        comparison = Comparison(largest, error, place(int(position), value.shape), got, wanted, limit)
-        if self.gain is None or not comparison.passed or products[1] == 0:
-            return comparison
-        gain, limit = products[0] / products[1] - 1.0, expected.once(self.gain)
-        detail = f"gain is off by {gain:.2e}, bound {limit:.2e}"
+        position, largest, got, wanted, limit = host_figures(worst, *figures)
+        index = place(int(position), value.shape)
+        return Comparison(largest, norm_error(computed, value), index, got, wanted, limit)
+
+    def _with_gain(self, comparison: Comparison, gain: float, expected: Expected) -> Comparison:
+        """The comparison, or that of the gain with its bound if it is worse."""
+        assert self.gain is not None
+        limit = expected.once(self.gain)
         if abs(gain) / limit <= comparison.ratio:
             return comparison
-        return Comparison(abs(gain) / limit, comparison.error, detail=detail)
-
-    def _gain_terms(self, computed: torch.Tensor, expected: Expected) -> list[torch.Tensor]:
-        """<computed, expected> and <expected, expected> over the finite elements of the expected value."""
-        value = expected.once(finite_value)
-        product = torch.where(expected.value.isfinite(), computed, 0.0) * value
-        return [product.sum(), expected.once(squared_size_of)]
+        return Comparison(abs(gain) / limit, comparison.error, detail=f"gain is off by {gain:.2e}, bound {limit:.2e}")
 
 
 def largest_excess(expected: Expected, policy: ErrorBound, dtype: torch.dtype) -> float:
     """How far the largest value beyond its bound is beyond it; NaN, which is nowhere, where one is infinite or NaN."""
     if not expected.value.numel():
         return 0.0
-    excess = expected.value.abs() - policy.element_bound(expected, dtype)
+    excess = expected.once(magnitude_of) - policy.element_bound(expected, dtype)
     return float(excess.amax())
+
+
+def magnitude_of(expected: Expected) -> torch.Tensor:
+    """Absolute values of what is expected."""
+    return expected.value.abs()
 
 
 @dataclass(frozen=True)

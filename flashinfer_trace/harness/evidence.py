@@ -17,11 +17,12 @@ from typing import Any
 import torch
 
 from flashinfer_trace import digests
+from flashinfer_trace.dataset import find_root
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.files import write_json
 from flashinfer_trace.harness.family import Kernel
 from flashinfer_trace.harness.verify import Report
-from flashinfer_trace.ledger import REQUIRED_CASES, TIME_FORMAT, file_in, load_json
+from flashinfer_trace.ledger import REQUIRED_CASES, TIME_FORMAT, file_in, load_json, module_today
 
 __all__ = ["add", "entry_of", "record"]
 
@@ -36,6 +37,7 @@ def entry_of(definition: Definition, kernel: Kernel, report: Report) -> dict[str
 
     Raises:
         ValueError: the report did not pass, did not run on a GPU, or has too few real cases: that is no evidence.
+        RecordsError: schema/records.json does not have the family.
     """
     if report.status != "passed" or not report.device.startswith("cuda"):
         raise ValueError(f"{definition.name}: a run that {report.status} on {report.device} is not evidence")
@@ -83,7 +85,7 @@ def _entry(definition: Definition, kernel: Kernel, report: Report) -> dict[str, 
         "digests": {
             "reference": definition.reference_sha256,
             "contract": digests.contract_sha256(definition),
-            "family": code.family(definition.op_type),
+            "family": code.family(module_today(definition.root or find_root(), definition)),
             "harness": code.harness,
         },
         "environment": _environment(report.device, kernel.library),

@@ -48,6 +48,9 @@ def serve(descriptor: int, memory_bytes: int, output_bytes: int, threads: int, b
         baseline[0]["the number of threads"] = threads
         while True:
             request = protocol.read_header(_read)
+            if "source" in request:  # the same reference at other sizes
+                run = _load(request)
+                continue
             values = protocol.read_values(request["values"], _read, 1 << 62, strided=True)
             inputs = dict(zip(request["names"], values, strict=True))
             _answer(functools.partial(_run, run, inputs, request, baseline, output_bytes))
@@ -123,9 +126,9 @@ def _answer(compute: Callable[[], list[Any]]) -> None:
         kind = "memory" if isinstance(error, MemoryError) or "can't allocate memory" in str(error) else "raised"
         _write(protocol.pack_header({"failed": [kind, _describe(error)]}))
         return
-    _write(protocol.pack_header({"values": [header for header, _ in described]}))
-    for _, data in described:
-        _write(data)
+    header = protocol.pack_header({"values": [header for header, _ in described]})
+    for piece in protocol.in_few_pieces([header, *(data for _, data in described)]):
+        _write(piece)
 
 
 def _describe(error: BaseException) -> str:

@@ -21,6 +21,7 @@ __all__ = [
     "ProtocolError",
     "Read",
     "describe_value",
+    "in_few_pieces",
     "pack_header",
     "read_header",
     "read_values",
@@ -32,6 +33,9 @@ MAX_HEADER = 4 << 20
 
 #: Longest message about a failure, in characters.
 MAX_MESSAGE = 2000
+
+#: Bytes of a message that is copied to be sent at once.
+SHORT = 1 << 18
 
 #: Most values, and most dimensions of one, in an answer.
 MAX_VALUES, MAX_DIMENSIONS = 64, 16
@@ -55,6 +59,11 @@ def pack_header(header: Mapping[str, Any]) -> bytes:
     if len(text) > MAX_HEADER:
         raise ProtocolError(f"a header of {len(text)} bytes; at most {MAX_HEADER} are sent")
     return struct.pack("<I", len(text)) + text
+
+
+def in_few_pieces(pieces: Sequence[memoryview | bytes]) -> Sequence[memoryview | bytes]:
+    """A message in one piece if it is short: each piece wakes the process that reads it."""
+    return [b"".join(pieces)] if sum(map(len, pieces)) <= SHORT else pieces
 
 
 def read_header(read: Read, limit: int = MAX_HEADER) -> dict[str, Any]:

@@ -3,8 +3,9 @@
     with ReferenceWorker() as worker:
         outputs = worker.run(definition, inputs, seed)
 
-A process serves one reference, and is replaced when another one comes, or when it died, hung or answered nonsense: no
-reference meets another. Processes are forked from one that has imported torch (`zygote`), so that each costs
+A process serves one reference, at any sizes: Definitions of a family differ in the constants of their references only.
+It is replaced when another reference comes, or when it died, hung or answered nonsense: no reference meets another.
+Processes are forked from one that has imported torch (`zygote`), so that each costs
 milliseconds.
 """
 
@@ -26,7 +27,7 @@ from flashinfer_trace.definition import Definition
 from flashinfer_trace.isolation import protocol
 from flashinfer_trace.isolation.confine import STRONGEST
 from flashinfer_trace.isolation.processes import Start, Zygote, available
-from flashinfer_trace.reference import check_allowed
+from flashinfer_trace.reference import check_allowed, substitute_constants
 
 __all__ = ["Limits", "ReferenceFailed", "ReferenceWorker", "reference_worker"]
 
@@ -95,6 +96,7 @@ class ReferenceWorker:
         self._pipe: socket.socket | None = None
         self._pid = 0
         self._serves: tuple[str, bool] | None = None
+        self._started_for: tuple[str, bool] | None = None
 
     def __enter__(self) -> ReferenceWorker:
         return self
@@ -131,9 +133,8 @@ class ReferenceWorker:
         deadline = time.monotonic() + self.limits.seconds
         try:
             self._check_silence()
-            self._send(protocol.pack_header(header), deadline)
-            for _, data in values:
-                self._send(data, deadline)
+            for piece in protocol.in_few_pieces([protocol.pack_header(header), *(data for _, data in values)]):
+                self._send(piece, deadline)
             outputs = self._receive(deadline)
         except BaseException as error:
             # An exception of the reference is a whole answer; after all else, Ctrl-C too, half of one may be under way.
@@ -144,26 +145,34 @@ class ReferenceWorker:
 
     def _serve(self, definition: Definition) -> None:
         """Sees to it that the process at hand serves this reference."""
-        serves = (definition.reference, definition.op_type in allowed.DRAWING_OP_TYPES)
+        draws = definition.op_type in allowed.DRAWING_OP_TYPES
+        serves = (definition.reference, draws)
         if self._pipe is not None and self._serves == serves:
             return
-        self._drop()
         try:
             check_allowed(definition.reference, definition.name, definition.op_type)
         except ValueError as error:
+            self._drop()
             raise ReferenceFailed("refused", str(error)) from error
-        self._zygote = self._zygote or Zygote(self._start)
-        limits = self.limits
-        self._pipe, self._pid = self._zygote.fork(limits.memory_bytes, limits.output_bytes, limits.threads)
+        any_size = substitute_constants(definition.reference, dict.fromkeys(definition.const_axes, 0), definition.name)
         deadline = time.monotonic() + self.limits.seconds
         try:
-            self.level = str(protocol.read_header(self._reader(deadline), MAX_ANSWER)["level"])
+            if self._pipe is None or self._started_for != (any_size, draws):
+                self._begin(deadline)
             request = {"source": definition.reference, "label": definition.name}
             self._send(protocol.pack_header(request), deadline)
         except BaseException:
             self._drop()
             raise
-        self._serves = serves
+        self._serves, self._started_for = serves, (any_size, draws)
+
+    def _begin(self, deadline: float) -> None:
+        """Starts a process, after ending the one at hand."""
+        self._drop()
+        self._zygote = self._zygote or Zygote(self._start)
+        limits = self.limits
+        self._pipe, self._pid = self._zygote.fork(limits.memory_bytes, limits.output_bytes, limits.threads)
+        self.level = str(protocol.read_header(self._reader(deadline), MAX_ANSWER)["level"])
 
     def _drop(self, *, reap: bool = False) -> int:
         """Ends the process at hand; the status that it ended with, or -1 if it was ended here."""

@@ -7,8 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace.definition import Definition, InputError
-from flashinfer_trace.definition_form import well_formed
-from flashinfer_trace.ledger import VERIFIED, Ledger, LedgerError, implausible, kernel_label, kernels_today
+from flashinfer_trace.ledger import (
+    VERIFIED,
+    Ledger,
+    LedgerError,
+    implausible,
+    kernel_label,
+    kernels_today,
+    module_today,
+)
 from flashinfer_trace.validation.candidate import Candidate
 from flashinfer_trace.validation.problems import Findings, pointer_of, quote
 from flashinfer_trace.validation.schemas import check_schema
@@ -84,7 +91,7 @@ def check_verified(
             findings.add("evidence-missing", f"{VERIFIED}, but there is no {shown}", _FIX, pointer)
         return
     try:
-        definition = well_formed(Definition.from_dict(candidate.data))
+        definition = Definition.from_dict(candidate.data)
     except InputError:
         return  # it has problems of its own
     objections = ledger.objections(definition, kernels_today(root, definition))
@@ -92,6 +99,6 @@ def check_verified(
         rule = "evidence-failed" if objection.failed else "evidence-mismatch"
         findings.add(rule, f"{VERIFIED}, but of {shown}: {objection.text}", _FIX, pointer)
     if release and not objections:
-        for label, changed in ledger.stale().items():
+        for label, changed in ledger.stale(module_today(root, definition)).items():
             message = f"{shown}: the code of the {' and of the '.join(changed)} has changed since the run of {label}"
             findings.add("evidence-stale", message, "record it again before a release", pointer)

@@ -54,3 +54,15 @@ def quantised_groups(values: torch.Tensor, block: int) -> torch.Tensor:
     groups = values.float().unflatten(-1, (values.shape[-1] // block, block))
     scales = groups.abs().amax(dim=-1, keepdim=True).clamp_min(1e-10) / 448.0
     return ((groups / scales).to(torch.float8_e4m3fn).float() * scales).flatten(-2)
+
+
+def dequantise_fp4(codes: torch.Tensor, scales: torch.Tensor, block: int) -> torch.Tensor:
+    """Bytes int8 [rows, k / 2] of two e2m1 codes each, and e4m3 scales [rows, k / block] -> float32 [rows, k].
+
+    The low four bits are the code of the even feature. Three bits of a code choose the magnitude, the highest the sign.
+    """
+    levels = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device=codes.device)
+    byte = codes.int() & 255
+    pair = torch.stack([byte & 15, byte >> 4], dim=2)
+    values = levels[pair & 7] * (1 - (pair >> 3) * 2)
+    return (values.view(-1, scales.shape[1], block) * scales.float().unsqueeze(2)).flatten(1)

@@ -9,6 +9,8 @@ computed in float32 and rounded once.
 
 import torch
 
+from ._shared import dequantise_fp4
+
 NUM_EXPERTS = 32
 NUM_OFFSETS = 33
 N = 4096
@@ -16,15 +18,6 @@ K = 7168
 K_BYTES = 3584
 NUM_K_BLOCKS = 448
 BLOCK = 16
-
-
-def dequantised(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """int8 [rows, k_bytes] and float8_e4m3fn [rows, num_k_blocks] -> float32 [rows, k]."""
-    levels = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device=codes.device)
-    byte = codes.int() & 255
-    pair = torch.stack([byte & 15, byte >> 4], dim=2)
-    values = levels[pair & 7] * (1 - (pair >> 3) * 2)
-    return (values.view(-1, NUM_K_BLOCKS, BLOCK) * scales.float().unsqueeze(2)).flatten(1)
 
 
 def run(
@@ -42,12 +35,12 @@ def run(
     assert b_scale.shape == (NUM_EXPERTS, N, NUM_K_BLOCKS)
     assert alphas.shape == (NUM_EXPERTS,)
     assert expert_offsets.shape == (NUM_OFFSETS,)
-    rows = dequantised(a, a_scale)
+    rows = dequantise_fp4(a, a_scale, BLOCK)
     output = rows.new_zeros(len(rows), N)
     ends = expert_offsets.tolist()
     # One expert at a time, and only those with rows: all of them in float32 would take up to 4 GB.
     for expert in range(NUM_EXPERTS):
         first, last = ends[expert], ends[expert + 1]
         if first < last:
-            output[first:last] = rows[first:last] @ dequantised(b[expert], b_scale[expert]).T * alphas[expert]
+            output[first:last] = rows[first:last] @ dequantise_fp4(b[expert], b_scale[expert], BLOCK).T * alphas[expert]
     return output.to(torch.bfloat16)

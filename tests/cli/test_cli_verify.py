@@ -219,7 +219,7 @@ def test_evidence_that_cannot_be_written_is_a_failure(invoke, monkeypatch):
     def refuse(*arguments):
         raise PermissionError(13, "Permission denied", "evidence/rmsnorm/rmsnorm_h512.json")
 
-    monkeypatch.setattr("flashinfer_trace.cli.verification._check_device", lambda device, torch, elsewhere: None)
+    monkeypatch.setattr("flashinfer_trace.cli.verification.check_device", lambda device, torch, elsewhere: None)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr("flashinfer_trace.cli.runs.verify_together", pass_all)
     monkeypatch.setattr("flashinfer_trace.cli.runs.record_evidence", refuse)

@@ -19,6 +19,7 @@ from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.models import Model, available
 from tools.extract_definitions.needs import Options, Request
 from tools.extract_definitions.plan import UNDERSTOOD, Planner
+from tools.extract_definitions.settings import EXPRESSED
 from tools.extract_definitions.traces import usage_of
 from tools.extract_definitions.understanding import known_fields, unclassified
 
@@ -65,7 +66,6 @@ REFUSED = [
     ("llama-3.2-1b", "attention_chunk_size", 8192, {"attn"}),
     ("llama-3.2-1b", "query_pre_attn_scalar", 256, {"attn"}),
     ("llama-3.2-1b", "no_rope_layers", [1, 0], {"attn", "rotary_emb"}),
-    ("llama-3.2-1b", "final_logit_softcapping", 30.0, {"logits_processor"}),
     ("llama-3.2-1b", "vocab_size", 128255, {"logits_processor"}),
     ("llama-3.2-1b", "attention_bias", True, {"o_proj"}),
     ("llama-3.2-1b", "mlp_bias", True, {"gate_up_proj", "down_proj"}),
@@ -144,7 +144,7 @@ PASSED = [
     ("modules", "down_proj", "RowParallelLinear(a, b, bias=True)", {"down_proj"}),
     ("modules", "rotary_emb", "get_rope(self.head_dim, is_neox_style=False)", {"rotary_emb"}),
     ("modules", "logits_processor", "LogitsProcessor(config, logit_scale=0.5)", {"logits_processor"}),
-    ("calls", "attn", "self.attn(q, k, v, forward_batch, sinks=self.sinks)", {"attn"}),
+    ("calls", "attn", "self.attn(q, k, v, forward_batch, alibi_slopes=self.slopes)", {"attn"}),
 ]
 
 
@@ -167,7 +167,7 @@ def test_every_field_is_classified_once():
     data = json.loads(understanding.FIELDS.read_text())
     names = [name for group in data["harmless"].values() for name in group]
     assert len(names) == len(set(names)) and not set(names) & set(known.neutral)
-    understood = UNDERSTOOD - {"attention_bias", "hidden_act", "architectures"}
+    understood = UNDERSTOOD - EXPRESSED - {"attention_bias", "hidden_act", "architectures"}
     assert not understood & (known.harmless | set(known.neutral))
     groups = {*understanding.GROUPS, "all", *(op for usage in map(usage_of_fixture, FIXTURES) for op in usage)}
     assert {one for entry in known.neutral.values() for one in entry["affects"]} <= groups

@@ -1,8 +1,9 @@
-"""Norms: tests distinguish the families that differ only by their epsilon."""
+"""Norms: tests distinguish the families that differ only by their epsilon or by what they add to the weight."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
@@ -37,3 +38,23 @@ def test_the_other_epsilon_is_rejected_where_it_matters(names):
             outputs = reference_outputs(with_epsilon, inputs, 3)
             passed = evaluate(record.policies(), outputs, expected)["output"].passed
             assert passed == (other == name)
+
+
+@pytest.mark.parametrize("name", ["gemma_rmsnorm_h3584", "gemma_fused_add_rmsnorm_h3584"])
+@pytest.mark.parametrize(
+    "scale",
+    [lambda weight: weight, lambda weight: (1 + weight).float(), lambda weight: 1 + weight.float()],
+    ids=["the weight itself", "1 + weight in bfloat16", "1 + weight in float32"],
+)
+def test_a_gemma_norm_scales_by_1_plus_weight_in_float32(name, scale, request):
+    definition = twin(name)
+    record = family_of(definition)
+    plan = {**record.plan_for_axes(definition, {"batch_size": 5}, Draws(0, "cpu")), "values": "normal"}
+    inputs = record.inputs(definition, plan, 3, "cpu")
+    total = inputs["hidden_states"].float() + inputs.get("residual", torch.zeros(()))
+    normal = total * torch.rsqrt(total.square().mean(dim=-1, keepdim=True) + 1e-6)
+    outputs = {"output": (normal * scale(inputs["weight"])).to(torch.bfloat16)}
+    if "residual_out" in definition.outputs:
+        outputs["residual_out"] = total.to(torch.bfloat16)
+    passed = evaluate(record.policies(), outputs, record.oracle(definition, inputs))["output"].passed
+    assert passed == ("float32" in request.node.callspec.id)

@@ -27,6 +27,8 @@ from flashinfer_trace.harness.verify import Job, verify
 
 FAMILIES = (*sampling.FAMILIES, *renorm.FAMILIES)
 FAMILY = {family.name: family for family in FAMILIES}
+#: Families whose p is a probability, not a share of what another filter keeps.
+ABSOLUTE = ("top_p_sampling_from_probs", "top_k_top_p_joint_sampling_from_probs")
 SAMPLERS = [family for family in FAMILIES if "samples" in family.compare]
 RENORMALISERS = [family for family in FAMILIES if "renorm_probs" in family.compare]
 
@@ -58,7 +60,7 @@ def test_oracle_agrees_with_exact_fractions(family: Family, seed: int) -> None:
     parameters = {name: choices[name] for name in definition.inputs if name in choices}
     inputs = case(row.tolist(), 1, **parameters)
     fractions = [Fraction(value) for value in row.tolist()]
-    kept = plain_support(fractions, parameters, family.name == "top_p_sampling_from_probs")
+    kept = plain_support(fractions, parameters, family.name in ABSOLUTE)
     total = sum((fractions[token] for token in kept), Fraction(0))
     exact = [float(value / total) if token in kept else 0.0 for token, value in enumerate(fractions)]
     oracle = renorm_oracle if family in RENORMALISERS else sampling_oracle
@@ -128,6 +130,7 @@ def test_samples_of_another_case_are_rejected(family: Family) -> None:
         ("top_k_sampling_from_probs", lambda inputs: {**inputs, "top_k": inputs["top_k"] - 1}),
         ("top_k_sampling_from_probs", lambda inputs: {**inputs, "top_k": inputs["top_k"] + 1}),
         ("top_k_top_p_sampling_from_probs", lambda inputs: {**inputs, "top_k": inputs["top_k"] - 1}),
+        ("top_k_top_p_joint_sampling_from_probs", lambda inputs: {**inputs, "top_k": inputs["top_k"] - 1}),
         ("top_p_sampling_from_probs", lambda inputs: {**inputs, "top_p": torch.ones_like(inputs["top_p"])}),
         ("top_k_top_p_sampling_from_probs", lambda inputs: {**inputs, "top_p": torch.ones_like(inputs["top_p"])}),
         ("min_p_sampling_from_probs", lambda inputs: {**inputs, "min_p": torch.zeros_like(inputs["min_p"])}),
@@ -136,7 +139,7 @@ def test_samples_of_another_case_are_rejected(family: Family) -> None:
         ("top_k_top_p_sampling_from_probs", tempered),
         ("min_p_sampling_from_probs", tempered),
     ],
-    ids=["k-1", "k+1", "k-1 of both", "p ignored", "p ignored of both", "min_p ignored", *["1.1"] * 4],
+    ids=["k-1", "k+1", "k-1 of both", "k-1 of joint", "p ignored", "p ignored of both", "min_p ignored", *["1.1"] * 4],
 )
 def test_wrong_parameters_are_rejected(name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """k - 1, an ignored p and a temperature of 1.1, each drawn by a right sampler of the wrong distribution."""
@@ -208,7 +211,7 @@ def test_plans_are_json_and_give_valid_inputs(family: Family, large: bool) -> No
     definition = definition_of(family, 64)
     seen: set[str] = set()
 
-    @hypothesis.settings(max_examples=60, database=None, deadline=None, derandomize=True)
+    @hypothesis.settings(max_examples=120, database=None, deadline=None, derandomize=True)
     @hypothesis.given(family.plans(PlanRequest(definition, {}, large)))
     def check(plan: dict[str, Any]) -> None:
         assert json.loads(json.dumps(plan)) == plan

@@ -14,7 +14,12 @@ from flashinfer_trace.families.sampling.rows import SamplingOptions
 from flashinfer_trace.harness.family import PlanRequest
 from flashinfer_trace.harness.verify import prepare
 
-SAMPLERS = ("top_k_sampling_from_probs", "top_p_sampling_from_probs", "top_k_top_p_sampling_from_probs")
+SAMPLERS = (
+    "top_k_sampling_from_probs",
+    "top_p_sampling_from_probs",
+    "top_k_top_p_sampling_from_probs",
+    "top_k_top_p_joint_sampling_from_probs",
+)
 ALL = (*SAMPLERS, "min_p_sampling_from_probs", "top_k_renorm_probs", "top_p_renorm_probs")
 TWINS = {}
 for name in ALL:

@@ -66,7 +66,10 @@ def test_top_k_keeps_ties_and_positive_tokens(top_k: int, keep: set[int]) -> Non
         (1.5, {0, 1, 2, 3, 4}),
     ],
 )
-@pytest.mark.parametrize("name", ["top_p_sampling_from_probs", "top_k_top_p_sampling_from_probs"])
+@pytest.mark.parametrize(
+    "name",
+    ["top_p_sampling_from_probs", "top_k_top_p_sampling_from_probs", "top_k_top_p_joint_sampling_from_probs"],
+)
 def test_top_p_keeps_the_token_that_reaches_p_and_its_ties(name: str, top_p: float, keep: set[int]) -> None:
     parameters = {"top_p": top_p} if "top_k" not in name else {"top_k": -1, "top_p": top_p}
     assert_drawn(drawn(name, EXACT, **parameters), share(EXACT, keep))
@@ -77,6 +80,15 @@ def test_top_p_keeps_the_token_that_reaches_p_and_its_ties(name: str, top_p: flo
 def test_top_k_scales_before_top_p(top_k: int, top_p: float, keep: set[int], scale: float) -> None:
     row = [value * scale for value in EXACT]
     assert_drawn(drawn("top_k_top_p_sampling_from_probs", row, top_k=top_k, top_p=top_p), share(row, keep))
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "keep"), [(2, 0.6, {1, 3}), (2, 0.5, {1}), (4, 0.75, {1, 3}), (1, 0.9, {1})]
+)
+def test_joint_top_p_looks_at_the_whole_row(top_k: int, top_p: float, keep: set[int]) -> None:
+    """The two most probable tokens have 0.5 and 0.25: of what top-k keeps, 0.6 would be reached by the first alone."""
+    drawn_row = drawn("top_k_top_p_joint_sampling_from_probs", EXACT, top_k=top_k, top_p=top_p)
+    assert_drawn(drawn_row, share(EXACT, keep))
 
 
 @pytest.mark.parametrize(
@@ -100,6 +112,9 @@ def test_min_p_keeps_the_threshold_itself_at_any_scale(min_p: float, keep: set[i
         ("top_k_top_p_sampling_from_probs", EXACT, {"top_k": 0, "top_p": 0.9}, 0),
         ("top_k_top_p_sampling_from_probs", EXACT, {"top_k": 3, "top_p": 0.0}, 0),
         ("top_k_top_p_sampling_from_probs", ZERO, {"top_k": 3, "top_p": 0.9}, 0),
+        ("top_k_top_p_joint_sampling_from_probs", EXACT, {"top_k": 0, "top_p": 0.9}, 0),
+        ("top_k_top_p_joint_sampling_from_probs", EXACT, {"top_k": 3, "top_p": 0.0}, 0),
+        ("top_k_top_p_joint_sampling_from_probs", ZERO, {"top_k": 3, "top_p": 0.9}, 0),
         ("min_p_sampling_from_probs", EXACT, {"min_p": 1.5}, 0),
         ("min_p_sampling_from_probs", ZERO, {"min_p": 0.5}, 7),
     ],

@@ -42,8 +42,8 @@ NAMES = (
     "mla_ragged_prefill_causal_h16_qk192_vo128",
 )
 SAMPLING = "tree_speculative_sampling_target_only_s3_dt8_v129280"
-#: flashinfer's wrappers of attention, which other tests emulate.
-ELSEWHERE = ("BatchMLAPagedAttentionWrapper", "BatchPrefillWithRaggedKVCacheWrapper")
+#: Kernels of attention that other tests emulate.
+ELSEWHERE = ("BatchMLAPagedAttentionWrapper", "BatchPrefillWithRaggedKVCacheWrapper", "flash_mla_with_kvcache")
 TARGETS = [
     pytest.param(name, kernel, id=f"{name}-{kernel.label}")
     for name in NAMES

@@ -107,11 +107,18 @@ def outputs(draw: st.DrawFn) -> tuple[torch.Tensor, Expected]:
 @pytest.mark.parametrize("policy", [PLAIN, WITH_GAIN], ids=["plain", "gain"])
 @given(case=outputs())
 def test_every_figure_and_message_is_the_same(policy, case):
+    """But what passes names no worst element, and its gain comes from a sum in another order."""
     actual, expected = case
     found = policy.compare(actual, expected)
     wanted = straightforward(policy, actual, expected)
-    assert str(found) == str(wanted)
-    assert [repr(figure) for figure in vars(found).values()] == [repr(figure) for figure in vars(wanted).values()]
+    assert found.passed == wanted.passed
+    if wanted.index and not wanted.passed:
+        assert str(found) == str(wanted)
+        assert [repr(figure) for figure in vars(found).values()] == [repr(figure) for figure in vars(wanted).values()]
+    else:
+        assert found.ratio == pytest.approx(wanted.ratio, rel=1e-6)
+        assert repr(found.error) == repr(wanted.error)
+        assert (found.index, found.detail) == ((), wanted.detail)
     again = policy.compare(actual, expected)
     assert repr(again) == repr(found), "what an earlier comparison computed is as good"
 

@@ -17,7 +17,7 @@ from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import reference_outputs
 from flashinfer_trace.harness.twins import twin_key
 from flashinfer_trace.harness.verify import Job, verify
-from flashinfer_trace.isolation import protocol
+from flashinfer_trace.isolation import protocol, state
 from flashinfer_trace.isolation.confine import LEVELS
 from flashinfer_trace.isolation.worker import Limits, ReferenceFailed, ReferenceWorker
 
@@ -127,6 +127,40 @@ def test_no_reference_meets_another(worker: ReferenceWorker, unchecked: None) ->
         worker.run(definition_of(patch), x(), 0)
     plus = definition_of("def run(x):\n    return torch.add(x, 1) + 1\n")
     assert torch.equal(worker.run(plus, x(), 0)["y"], x()["x"] + 2)
+
+
+def test_a_process_serves_a_reference_at_all_sizes(worker: ReferenceWorker) -> None:
+    source = "N = 4\n\n\ndef run(x):\n    assert x.shape == (N,)\n    return 2 * x\n"
+    four = definition_of(source)
+    five = four.with_const_axes({"n": 5})
+    other = definition_of(source.replace("2 * x", "3 * x"))
+    with ReferenceWorker(LIMITS) as own:
+        processes = []
+        for definition, size, factor in ((four, 4, 2), (five, 5, 2), (four, 4, 2), (other, 4, 3)):
+            ones = torch.ones(size)
+            assert torch.equal(own.run(definition, {"x": ones}, 0)["y"], factor * ones)
+            processes.append(own._pid)
+        with pytest.raises(ReferenceFailed, match="AssertionError"):
+            own.run(five, {"x": torch.ones(4)}, 0)
+    assert processes[0] == processes[1] == processes[2] != processes[3]
+
+
+@pytest.mark.parametrize("rows", [4, 4000])
+def test_checksums_show_any_changed_bit_and_exchanged_rows(rows: int) -> None:
+    value = torch.arange(rows * 8, dtype=torch.int64).view(rows, 8)
+    guard = state.InputGuard({"x": value})
+    assert guard.changed() == guard.written() == []
+    for first, second in ((0, 1), (0, rows - 1), (1, rows // 2)):
+        value.data[[first, second]] = value.data[[second, first]]
+        assert guard.changed() == ["x"] and guard.written() == []
+        value.data[[first, second]] = value.data[[second, first]]
+        assert guard.changed() == []
+    for place in (0, rows // 2, rows - 1):
+        value.data[place, 3] ^= 1 << 40
+        assert guard.changed() == ["x"]
+        value.data[place, 3] ^= 1 << 40
+    value += 0
+    assert guard.written() == ["x"] and guard.changed() == []
 
 
 def test_an_answer_that_nobody_asked_for(worker: ReferenceWorker, unchecked: None) -> None:

@@ -14,6 +14,11 @@ DECODE = "flashinfer.decode.BatchDecodeWithPagedKVCacheWrapper.forward"
 RAGGED = "flashinfer.prefill.BatchPrefillWithRaggedKVCacheWrapper.forward"
 SAMPLING = "flashinfer.sampling.top_k_top_p_sampling_from_probs"
 
+CODES = ("float8_e4m3fn[8,7168]", "float8_e4m3fn[2112,7168]")
+SCALES = ("float32[8,56]", "float32[17,56]")
+SCALED_MM = "a: float8_e4m3fn[8,4096], b: float8_e4m3fn[4096,28672]"
+DOWN = "b: bfloat16[257,7168,2048], c: bfloat16[8,9,7168], weights: float32[8,9]"
+
 
 def call(
     kernel: str, arguments: str, *times: tuple[int | None, float], library: str = "flashinfer", phase: str = "decode"
@@ -48,6 +53,47 @@ def recording(*calls: RecordedCall, name: str = "toy", stand_ins: tuple[str, ...
         ("top_k_top_p_sampling_from_probs_v129280", "probs: float32[8,129280], top_k: int32[8], top_p: float32[8]"),
         ("moe_topk_softmax_topk8_e64", "weights: float32[9,8], ids: int32[9,8], gating: bfloat16[9,64]"),
         ("moe_topk_softmax_topk8_e64", "gating: bfloat16[9,64], topk: 8"),
+        (
+            "top_k_top_p_joint_sampling_from_probs_v129280",
+            "probs: float32[8,129280], top_k: int32[8], top_p: float32[8], filter_apply_order: 'joint'",
+        ),
+        (
+            "moe_fp8_block_scale_grouped_gemm_e257_n4096_k7168",
+            "0: (float8_e4m3fn[257,256,7168], float32[257,256,56]), "
+            "1: (float8_e4m3fn[257,4096,7168], float32[257,32,56]), 2: bfloat16[257,256,4096], 3: int32[257]",
+        ),
+        (
+            "dsa_sparse_attention_h128_ckv512_kpe64_topk2048_ps1",
+            "q: bfloat16[9,128,576], kv: bfloat16[999,1,576], indices: int32[9,1,2048], sm_scale: 0.1, d_v: 512",
+        ),
+        # Both parts of queries and of keys in one tensor each.
+        (
+            "mla_paged_decode_h128_ckv512_kpe64_ps64",
+            "q: bfloat16[8,1,128,576], k_cache: bfloat16[257,64,1,576], table: int32[8,11], softmax_scale: 0.1",
+        ),
+        (
+            "mla_paged_decode_h128_ckv512_kpe64_ps1",
+            "Q: bfloat16[8,128,576], K_Buffer: bfloat16[99,1,576], V_Buffer: bfloat16[99,1,512]",
+        ),
+        # DeepGEMM takes pairs of codes and scales; CUTLASS takes weights and their scales transposed, scales last.
+        ("fp8_blockwise_scaled_mm_n2112_k7168", f"0: ({CODES[0]}, {SCALES[0]}), 1: ({CODES[1]}, {SCALES[1]})"),
+        (
+            "fp8_blockwise_scaled_mm_n2112_k7168",
+            f"a: {CODES[0]}, b: float8_e4m3fn[7168,2112], a_scale: {SCALES[0]}, b_scale: float32[56,17]",
+        ),
+        ("fp8_scaled_mm_n28672_k4096", f"{SCALED_MM}, sa: float32[8,1], sb: float32[1,28672], out_dtype: bfloat16"),
+        (
+            "moe_fp8_block_scale_grouped_gemm_e257_n4096_k7168",
+            "out: bfloat16[72,4096], p: int64[257], a: float8_e4m3fn[72,7168], b: float8_e4m3fn[257,7168,4096], "
+            "sa: float32[72,56], sb: float32[257,56,32]",
+        ),
+        # Rows of nine choices per token in one axis; activations that the wrapper quantised.
+        ("moe_bf16_expert_gemm_topk9_r9_e257_n7168_k2048", f"a: bfloat16[72,2048], {DOWN}"),
+        (
+            "moe_fp8_block_scale_expert_gemm_topk9_r9_e257_n7168_k2048",
+            "a: float8_e4m3fn[72,2048], b: float8_e4m3fn[257,7168,2048], c: bfloat16[8,9,7168], "
+            "sa: float32[72,16], sb: float32[257,56,16], weights: float32[8,9]",
+        ),
     ],
 )
 def test_a_call_of_the_same_sizes_computes_a_definition(definition: str, arguments: str):
@@ -61,6 +107,11 @@ def test_a_call_of_the_same_sizes_computes_a_definition(definition: str, argumen
         ("rmsnorm_h7168", NORM.replace("bfloat16", "float16")),
         ("rmsnorm_h7168", NORM.replace("1e-06", "1e-05")),
         ("rmsnorm_h7168", "input: bfloat16[8,7168]"),  # no weight
+        ("mla_paged_decode_h128_ckv512_kpe64_ps64", "q: bfloat16[8,1,128,512], k: bfloat16[257,64,1,576]"),
+        ("fp8_blockwise_scaled_mm_n2112_k7168", f"0: ({CODES[0]}, {SCALES[1]}), 1: ({CODES[1]}, {SCALES[0]})"),
+        ("fp8_scaled_mm_n28672_k4096", f"{SCALED_MM}, sa: float32[8,1], sb: float32[1,4096]"),
+        ("moe_bf16_expert_gemm_topk9_r9_e257_n7168_k2048", f"a: bfloat16[71,2048], {DOWN}"),
+        ("moe_bf16_expert_gemm_topk9_r9_e257_n7168_k2048", f"a: float8_e4m3fn[72,2048], {DOWN}"),
         ("gemm_bf16_n129280_k7168", "0: bfloat16[8,7168], 1: bfloat16[7168,4096]"),
         ("gemm_bf16_n256_k7168", "a: bfloat16[8,7168], b: bfloat16[256,7168], out_dtype: float32"),
         ("gemm_bf16_n8_k4096", "0: bfloat16[8,4096], 1: bfloat16[256,4096]"),  # the weight comes second
@@ -102,9 +153,23 @@ def test_only_a_kernel_with_evidence_is_verified():
         ("torch.nn.functional.linear", matrices, Standing.VERIFIED),
         ("torch.nn.functional.linear", f"{matrices}, 2: bfloat16[256]", Standing.UNKNOWN),
         ("torch.bmm", matrices, Standing.UNKNOWN),
+        ("torch.nn.functional.linear", matrices.replace("bfloat16", "float32"), Standing.UNKNOWN),
         ("torch.Tensor.matmul", "0: float32[1,128,1], 1: float32[1,1,8]", Standing.UNKNOWN),
     ):
         assert evidence.of(call(name, arguments, library="torch"))[0] is standing, name
+
+
+def test_products_with_bias_and_of_batches_have_their_own_evidence():
+    biased, batch = load("gemm_bf16_bias_n4608_k3584"), load("bmm_bf16_b16_n512_k128")
+    evidence = Evidence([biased, batch], {biased.name: ["torch.nn.functional.linear"], batch.name: ["torch.bmm"]})
+    linear = "0: bfloat16[8,3584], 1: bfloat16[4608,3584]"
+    for name, arguments, standing in (
+        ("torch.nn.functional.linear", f"{linear}, 2: bfloat16[4608]", Standing.VERIFIED),
+        ("torch.nn.functional.linear", linear, Standing.UNKNOWN),
+        ("torch.bmm", "0: bfloat16[16,8,128], 1: bfloat16[16,128,512]", Standing.VERIFIED),
+        ("torch.bmm", "0: bfloat16[16,8,512], 1: bfloat16[16,512,128]", Standing.OTHER_SIZES),
+    ):
+        assert evidence.of(call(name, arguments, library="torch"))[0] is standing, (name, arguments)
 
 
 def test_a_class_is_found_by_its_methods():
@@ -114,6 +179,22 @@ def test_a_class_is_found_by_its_methods():
     assert evidence.of(call(DECODE, arguments))[0] is Standing.VERIFIED
     assert evidence.of(call(RAGGED, arguments))[0] is Standing.UNKNOWN
     assert evidence.of(call(DECODE.replace("forward", "plan"), arguments))[0] is Standing.UNKNOWN
+
+
+@pytest.mark.parametrize(("experts", "computed"), [(258, True), (257, False)])
+def test_sglang_sorts_the_experts_of_other_ranks_as_one_more(experts: int, computed: bool):
+    arguments = f"ids: int32[8,9], num_experts: {experts}, block_size: 64"
+    sort = call("sgl_kernel.moe.moe_align_block_size", arguments)
+    assert computes(sort, load("moe_align_block_size_topk9_e257_b64")) is computed
+
+
+def test_evidence_names_what_launches_a_triton_kernel():
+    write = load("set_mla_kv_buffer_ckv512_kpe64")
+    evidence = Evidence([write], {write.name: ["sglang.srt.mem_cache.utils.set_mla_kv_buffer_triton"]})
+    arguments = "kv: bfloat16[99,1,576], k: bfloat16[8,1,512], r: bfloat16[8,1,64], loc: int64[8]"
+    kernel = "sglang.srt.mem_cache.utils.set_mla_kv_buffer_kernel"
+    assert evidence.of(call(kernel, arguments, library="triton"))[0] is Standing.VERIFIED
+    assert evidence.of(call(f"{kernel}_fp8", arguments, library="triton"))[0] is Standing.UNKNOWN
 
 
 def test_tensors_are_read_from_arguments():

@@ -71,6 +71,25 @@ def fused_topk_deepseek(
     topk_indices.copy_(ids)
 
 
+def grouped_topk(scores, bias, num_expert_group, topk_group, topk, renormalize, scaling_factor):
+    assert (num_expert_group, topk_group, renormalize) == (1, 1, True)
+    assert scores.dtype == bias.dtype == FLOAT32
+    sigmoid = torch.sigmoid(scores)
+    choice = sigmoid + bias
+    assert len(choice) == 0 or (choice.amax(dim=1) >= 0).all(), "the kernel orders negative numbers by magnitude"
+    ids, chosen = sigmoid_route(sigmoid, choice, 1, 1, topk)
+    return chosen * scaling_factor / (chosen.sum(1, keepdim=True) + 1e-20), ids.to(INT32)
+
+
+def kimi_k2_moe_fused_gate(
+    input_tensor, bias, topk, renormalize, routed_scaling_factor, apply_routed_scaling_factor_on_output
+):
+    assert renormalize and apply_routed_scaling_factor_on_output and input_tensor.dtype == bias.dtype == FLOAT32
+    sigmoid = torch.sigmoid(input_tensor)
+    ids, chosen = sigmoid_route(sigmoid, sigmoid + bias, 1, 1, topk)
+    return chosen / chosen.sum(1, keepdim=True) * routed_scaling_factor, ids.to(INT32)
+
+
 def topk_sigmoid(topk_weights, topk_ids, gating_output, renormalize=False, correction_bias=None):
     assert (topk_weights.dtype, topk_ids.dtype, correction_bias.dtype) == (FLOAT32, INT32, FLOAT32)
     choice = torch.sigmoid(gating_output) + correction_bias
@@ -342,6 +361,7 @@ def modules():
         f"{triton_utils}.fused_moe_triton_kernels": fused,
         f"{triton_utils}.moe_align_block_size": module("align", moe_align_block_size=sglang_moe_align_block_size),
         "sglang.jit_kernel": module("jit_kernel"),
+        "sglang.jit_kernel.grouped_topk": module("grouped_topk", grouped_topk=grouped_topk),
         "sglang.jit_kernel.nvfp4": emulated_nvfp4,
         **{name: module(name) for name in parents(triton_utils)},
     }

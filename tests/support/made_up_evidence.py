@@ -23,7 +23,7 @@ def made_up_evidence(root: Path, definition: Definition) -> dict[str, Any]:
     return {
         "definition": definition.name,
         "op_type": definition.op_type,
-        "entries": [_entry(definition, kernel) for kernel in runnable],
+        "entries": [_entry(root, definition, kernel) for kernel in runnable],
     }
 
 
@@ -44,7 +44,7 @@ def small_dataset(root: Path, source: Path, *names: str) -> Path:
     return root
 
 
-def _entry(definition: Definition, kernel: KernelFacts) -> dict[str, Any]:
+def _entry(root: Path, definition: Definition, kernel: KernelFacts) -> dict[str, Any]:
     code = digests.current()
     return {
         "kernel": {
@@ -57,7 +57,7 @@ def _entry(definition: Definition, kernel: KernelFacts) -> dict[str, Any]:
         "digests": {
             "reference": definition.reference_sha256,
             "contract": digests.contract_sha256(definition),
-            "family": code.family(definition.op_type),
+            "family": code.family(ledger.module_today(root, definition)),
             "harness": code.harness,
         },
         "environment": {

@@ -37,16 +37,17 @@ def sigmoid_repeats_an_expert() -> bool:
 
 
 def shuffled_rows(columns: int, dtype: torch.dtype) -> bool:
-    """Whether two rows of float32 are exchanged, or the arguments refused."""
+    """Whether three rows of float32 are reversed, or the arguments refused."""
     import sgl_kernel
 
-    rows = torch.arange(2 * columns, dtype=torch.float32, device="cuda").view(2, columns)
+    rows = torch.arange(3 * columns, dtype=torch.float32, device="cuda").view(3, columns)
     found = []
 
-    def exchange() -> None:
-        found.append(sgl_kernel.shuffle_rows(rows, torch.tensor([1, 0], dtype=dtype, device="cuda"), (2, columns)))
+    def reverse() -> None:
+        order = torch.tensor([2, 1, 0], dtype=dtype, device="cuda")
+        found.append(sgl_kernel.shuffle_rows(rows, order, (3, columns)))
 
-    return raises(exchange) or torch.equal(found[0], rows.flip(0))
+    return raises(reverse) or torch.equal(found[0], rows.flip(0))
 
 
 def w4a8_data(dtype: torch.dtype) -> tuple[bool, list[torch.Tensor]]:

@@ -13,7 +13,7 @@ from flashinfer_trace.files import Lines, laid_out
 from tools.extract_definitions.models import available, load_model
 from tools.extract_definitions.needs import Options, Request
 from tools.extract_definitions.plan import Planner
-from tools.extract_definitions.traces import usage_of
+from tools.extract_definitions.traces import Usage, usage_of
 
 
 def documents(root: Path) -> dict[Path, str]:
@@ -75,7 +75,17 @@ def _document(planner: Planner, request: Request) -> dict[str, Any]:
         "sources": {name: source["version"] for name, source in request.usage.sources.items()},
         "ops": [{"name": op, "definitions": _by_op_type(names)} for op, names in sorted(ops.items())],
         "unsupported": [{"name": op, "reason": reason} for op, reason in sorted(unsupported.items())],
+        "kernels": _kernels(request.usage),
     }
+
+
+def _kernels(usage: Usage) -> list[dict[str, Any]]:
+    """All kernels that the code calls, each with its ops."""
+    ops: dict[str, set[str]] = defaultdict(set)
+    for op in usage.ops:
+        for kernel in op.kernels:
+            ops[kernel].add(op.name)
+    return [{"kernel": kernel, "ops": sorted(names)} for kernel, names in sorted(ops.items())]
 
 
 def _by_op_type(names: dict[str, str]) -> dict[str, list[str]]:
@@ -94,6 +104,6 @@ def _lines(path: tuple[str, ...], value: Any) -> Lines | None:
     match path:
         case ():
             return Lines(2, closing=0)
-        case ("ops",) | ("unsupported",):
+        case ("ops",) | ("unsupported",) | ("kernels",):
             return Lines(4, closing=2)
     return None

@@ -10,7 +10,6 @@ from typing import Any
 
 from flashinfer_trace import ledger
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.definition_form import well_formed
 from flashinfer_trace.files import json_text
 from flashinfer_trace.json_source import load_object
 from flashinfer_trace.kernel_paths import proven_paths, with_claims
@@ -21,7 +20,7 @@ from tools.extract_definitions.needs import Need, Recipe, Request, kernel_name
 from tools.extract_definitions.recipes import RECIPES
 from tools.extract_definitions.tags import merged
 from tools.extract_definitions.traces import TORCH, Op
-from tools.extract_definitions.understanding import dequantised, is_called_so, refusals, unclassified
+from tools.extract_definitions.understanding import is_called_so, refusals, unclassified
 
 CREATED, TAGGED, SKIPPED, CONFLICT, UNSUPPORTED = "created", "tagged", "skipped", "conflict", "unsupported"
 #: An op that a family covers, but not by all kernels that can run it; and ops outside the forward pass.
@@ -147,8 +146,6 @@ class Planner:
                     refused[need.use.op].update(dict.fromkeys(reasons[key]))
                 else:
                     found.append((recipe, need))
-                    if gap := dequantised(request, recipe.op_type, need.use.op):
-                        refused[need.use.op][gap] = None
         request.uncovered.update({op: "; ".join(why) for op, why in refused.items()})
         return found
 
@@ -280,7 +277,7 @@ def _kernels(request: Request, op: Op) -> list[str]:
 def _read(path: Path) -> dict[str, Any]:
     try:
         data = load_object(path)
-        well_formed(Definition.from_dict(data, path))
+        Definition.from_dict(data, path)
     except ValueError as error:
         raise ExtractionError(
             f"{path}: not a Definition: {error}; run `flashinfer-trace validate {path}` for details"

@@ -5,8 +5,8 @@ Every argument is listed. One that is not listed, a module of another class or a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 LINEAR = frozenset(
     {
@@ -43,6 +43,8 @@ class Settings:
     called: frozenset[str] | None = None
 
 
+#: What logit_cap is where the configuration has one.
+CAPPED = ("self.config.attn_logit_softcapping", "config.attn_logit_softcapping")
 _ATTENTION = Settings(
     by=frozenset({"RadixAttention"}),
     takes=_PLACE | {"num_heads", "head_dim", "scaling", "num_kv_heads"},
@@ -53,6 +55,22 @@ _ATTENTION = Settings(
     literal={"logit_cap": ("0.0", "None"), "sliding_window_size": ("-1", "None")},
     called=frozenset({"save_kv_cache", "q_rope", "k_rope", "topk_indices"}),
 )
+#: Attention whose families say which cap, window and sinks it has: some layers have a window, the others none.
+_VARIANT = replace(
+    _ATTENTION,
+    decided={},
+    literal={
+        "logit_cap": (*_ATTENTION.literal["logit_cap"], *CAPPED),
+        "sliding_window_size": (
+            *_ATTENTION.literal["sliding_window_size"],
+            "get_attention_sliding_window_size(config) if use_sliding_window else None",
+            "sliding_window_size if use_sliding_window else -1",
+        ),
+    },
+    called=frozenset({"sinks"} | (_ATTENTION.called or frozenset())),
+)
+#: Fields that decide nothing beside what the families of such attention say.
+EXPRESSED = frozenset({"attn_logit_softcapping", "sliding_window", "layer_types"})
 _LATENT = Settings(_ATTENTION.by, _ATTENTION.takes | {"v_head_dim"}, called=_ATTENTION.called)
 _ROPE = frozenset({"rotary_dim", "max_position", "base", "rope_scaling", "device", "dtype", "partial_rotary_factor"})
 _GET_ROPE = frozenset({"get_rope", "get_rope_wrapper"})
@@ -68,16 +86,19 @@ _NORM_SETTINGS = ("norm_kwargs",)
 _EPSILON = ("config.rms_norm_eps", "self.config.rms_norm_eps", "rms_norm_eps")
 
 
-def _norm(*first: str) -> Settings:
+def _norm(*first: str, by: str = "RMSNorm") -> Settings:
     takes = frozenset(f"**{name}" for name in _NORM_SETTINGS)
-    return Settings(frozenset({"RMSNorm"}), takes, literal={"eps": _EPSILON}, required=frozenset({"eps"}), first=first)
+    return Settings(frozenset({by}), takes, literal={"eps": _EPSILON}, required=frozenset({"eps"}), first=first)
 
 
-_HIDDEN_NORM = _norm("config.hidden_size", "self.config.hidden_size", "self.hidden_size", "hidden_size")
-_HEAD_NORM = _norm("self.head_dim", "head_dim")
+_HIDDEN = ("config.hidden_size", "self.config.hidden_size", "self.hidden_size", "hidden_size")
+_HIDDEN_NORM, _GEMMA_NORM = _norm(*_HIDDEN), _norm(*_HIDDEN, by="GemmaRMSNorm")
+#: What a norm of queries or keys runs over, if it is all heads of a token together (OLMo-2).
+ALL_HEADS = ("self.config.hidden_size", "self.total_num_kv_heads * self.head_dim")
+_HEAD_NORM, _EITHER_NORM = _norm("self.head_dim", "head_dim"), _norm("self.head_dim", "head_dim", *ALL_HEADS)
 _NORMS = {
-    "q_norm": _HEAD_NORM,
-    "k_norm": _HEAD_NORM,
+    "q_norm": _EITHER_NORM,
+    "k_norm": _EITHER_NORM,
     "q_a_layernorm": _norm("self.q_lora_rank"),
     "kv_a_layernorm": _norm("self.kv_lora_rank"),
 }
@@ -118,6 +139,8 @@ _BIASED = Settings(
     required=frozenset({"correction_bias", "use_grouped_topk"}),
     called=_SOFTMAX.called,
 )
+#: The code of DeepSeek with the greedy topk_method: one group, and no bias, because the gate has none then.
+_ONE_GROUP = replace(_BIASED, required=frozenset({"use_grouped_topk"}))
 _EXPERTS = Settings(
     frozenset({"FusedMoE", "get_moe_impl_class", "experts_type"}),
     _PLACE | {"num_experts", "top_k", "hidden_size", "intermediate_size", "routing_method_type", "reduce_results"},
@@ -127,24 +150,45 @@ _EXPERTS = Settings(
 _SCALED = Settings(
     _EXPERTS.by, _EXPERTS.takes | {"num_fused_shared_experts", "routed_scaling_factor"}, _EXPERTS.decided
 )
-SILU = Settings(frozenset({"SiluAndMul"}))
+#: Activations, whose default of GeluAndMul is the approximation by tanh.
+ACTIVATIONS = {
+    "silu_and_mul": Settings(frozenset({"SiluAndMul"})),
+    "gelu_tanh_and_mul": Settings(frozenset({"GeluAndMul"}), literal={"approximate": ("'tanh'",)}),
+}
 
 
-def settings(op_type: str, family: str, op: str) -> dict[str, Settings]:
-    """Attribute -> what its module must be, for a claim of one op; empty for what no module decides."""
+def is_variant(family: str) -> bool:
+    """Whether a family is attention with a cap, a window or sinks."""
+    return family.startswith("gqa") and family.endswith(("_softcap", "_window", "_sinks"))
+
+
+def over_all_heads(texts: Iterable[str]) -> bool:
+    """Whether code that builds a norm of queries or keys lets it run over all heads of a token together."""
+    return any(f"({argument}," in text for text in texts for argument in ALL_HEADS)
+
+
+def settings(op_type: str, family: str, op: str, one_group: bool = False) -> dict[str, Settings]:
+    """Attribute -> what its module must be, for a claim of one op; empty for what no module decides.
+
+    `one_group`: whether the configuration puts all experts into one group, and names no bias of their scores.
+    """
     match op_type, op:
         case (("gqa_paged" | "gqa_ragged"), _):
-            return {op: _ATTENTION}
+            return {op: _VARIANT if is_variant(family) else _ATTENTION}
         case (("mla_paged" | "mla_ragged"), _):
             return {op: _LATENT}
         case "rope", _:
             return {op: _NEOX if "neox" in family else _INTERLEAVED}
         case "rmsnorm", _ if op in COMMUNICATED:
             return {"input_layernorm": _HIDDEN_NORM, "post_attention_layernorm": _HIDDEN_NORM}
+        case "rmsnorm", "fused_inplace_qknorm":
+            return {"q_norm": _HEAD_NORM, "k_norm": _HEAD_NORM}
+        case "rmsnorm", _ if family.startswith("gemma"):
+            return {op: _GEMMA_NORM}
         case "rmsnorm", _:
             return {op: _NORMS.get(op, _HIDDEN_NORM)}
         case "activation", "act_fn":
-            return {op: SILU}
+            return {op: ACTIVATIONS[family]}
         case "activation", _:
             return {"experts": _SCALED}
         case "gemm", "logits_processor":
@@ -154,6 +198,8 @@ def settings(op_type: str, family: str, op: str) -> dict[str, Settings]:
         case "gemm", _:
             return {op: {"qkv_proj": _QKV, "gate_up_proj": _FEED_FORWARD, "down_proj": _FEED_FORWARD}.get(op, _LINEAR)}
         case "moe", _:
-            routing, experts = (_BIASED, _SCALED) if "ds_routing" in family else (_SOFTMAX, _EXPERTS)
+            routing, experts = (_SOFTMAX, _EXPERTS) if "softmax" in family else (_BIASED, _SCALED)
+            if "softmax" in family and one_group:
+                routing, experts = _ONE_GROUP, _SCALED
             return {"topk": routing} if op == "topk" else {"topk": routing, "experts": experts}
     return {}

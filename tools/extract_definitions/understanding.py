@@ -13,7 +13,7 @@ from typing import Any
 from tools.extract_definitions.model_code import built_by
 from tools.extract_definitions.models import Model
 from tools.extract_definitions.needs import Need, Request
-from tools.extract_definitions.settings import COMMUNICATED, LINEAR, Settings, settings
+from tools.extract_definitions.settings import COMMUNICATED, EXPRESSED, LINEAR, Settings, is_variant, settings
 
 FIELDS = Path(__file__).with_name("config_fields.json")
 #: What the data names as a group -> op_types.
@@ -84,7 +84,7 @@ def refusals(request: Request, op_type: str, need: Need, understood: frozenset[s
     return list(
         dict.fromkeys(
             [
-                *_of_fields(model, op_type, op),
+                *_of_fields(model, op_type, need),
                 *_of_numbers(request, op_type, op),
                 *_of_rotation(request, op_type),
                 *_of_vocabulary(model, op),
@@ -102,15 +102,24 @@ def refusals(request: Request, op_type: str, need: Need, understood: frozenset[s
 def is_called_so(request: Request, need: Need) -> bool:
     """Whether the code calls a norm as its family has it: with the residual for the fused one, else without."""
     op, calls = need.use.op, request.usage.code.calls.get(need.use.op)
-    if not need.family.startswith(("rmsnorm", "fused_add_rmsnorm")) or op in COMMUNICATED or not calls:
+    if (
+        not need.family.removeprefix("gemma_").startswith(("rmsnorm", "fused_add_rmsnorm"))
+        or op in COMMUNICATED
+        or not calls
+    ):
         return True
     numbers = {len(call.args) + len(call.keywords) for call in map(_call, calls)}
-    return (max(numbers) > 1) if need.family.startswith("fused") else (min(numbers) == 1)
+    return (max(numbers) > 1) if "fused" in need.family else (min(numbers) == 1)
 
 
-def _of_fields(model: Model, op_type: str, op: str) -> Iterator[str]:
+def _of_fields(model: Model, op_type: str, need: Need) -> Iterator[str]:
+    expressed = EXPRESSED if is_variant(need.family) else frozenset()
     for field, entry in known_fields().neutral.items():
-        if _affects(entry, op_type, op) and not known_fields().is_neutral(field, model):
+        if (
+            field not in expressed
+            and _affects(entry, op_type, need.use.op)
+            and not known_fields().is_neutral(field, model)
+        ):
             yield f"{entry['because']} ({field} {_short(model.config[field])})"
 
 
@@ -138,17 +147,13 @@ def _of_numbers(request: Request, op_type: str, op: str) -> Iterator[str]:
             yield f"no family covers the numbers of this checkpoint (quantization_config {method})"
 
 
-def dequantised(request: Request, op_type: str, op: str) -> str:
-    """Why a bfloat16 product is not all that runs for an op: the published weights are fp8. Empty if they are not."""
+def is_quantised(request: Request, op: str) -> bool:
+    """Whether the published weights of a linear layer are fp8 with block scales."""
     quantization = request.model.config.get("quantization_config")
-    if op_type != "gemm" or op in ("gate", "logits_processor") or not isinstance(quantization, dict):
-        return ""
-    if _is_left(request, op, quantization):
-        return ""
-    return (
-        f"the published weights are {quantization.get('quant_method')} with block scales, whose products no recipe "
-        "extracts; the bf16 products are those of dequantised weights"
-    )
+    if op in ("gate", "logits_processor") or not isinstance(quantization, Mapping):
+        return False
+    blocks = (quantization.get("quant_method"), quantization.get("weight_block_size"))
+    return blocks == FP8_BLOCKS and not _is_left(request, op, quantization)
 
 
 def _is_left(request: Request, op: str, quantization: Mapping[str, Any]) -> bool:
@@ -188,7 +193,8 @@ def _of_vocabulary(model: Model, op: str) -> Iterator[str]:
 def _of_code(request: Request, op_type: str, need: Need) -> Iterator[str]:
     """What the code builds and calls in another way than the Definition says."""
     code = request.usage.code
-    for attribute, expected in settings(op_type, need.family, need.use.op).items():
+    one_group = request.model.config.get("topk_method") == "greedy" and request.model.count("n_group") == 1
+    for attribute, expected in settings(op_type, need.family, need.use.op, one_group).items():
         for text in code.modules.get(attribute, ()):
             if not text.startswith("PPMissingLayer("):
                 yield from (

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from flashinfer_trace import Definition, TensorSpec
+from flashinfer_trace.kernel_coverage import LAUNCHED_BY
 from tools.runtime_tracing.recording import PREPARING, RecordedCall
 
 #: PyTorch functions that compute a plain matrix product, for which evidence names ``torch.matmul``.
 PRODUCTS = {"torch.matmul", "torch.mm", "torch.nn.functional.linear"}
+#: PyTorch functions that evidence names themselves.
+COUNTED = {"torch.nn.functional.linear", "torch.bmm"}
 #: dtype and sizes of a tensor among recorded arguments.
 _TENSOR = re.compile(r"\b([a-z]+\d\w*|bool)\[([\d,]*)\]")
 _SETTING = re.compile(r"\b(\w+): ([\w.+-]+|'\w+')(?=, |$)")
 _INTEGER = re.compile(r": (\d+)(?=, |$)")
+#: SGLang counts the experts of other ranks as one more expert.
+_EXPERTS = re.compile(r"(?<=num_experts): (\d+)")
+#: Some kernels can also write what they compute to a cache.
+_CACHES = re.compile(r"\bv_cache: ")
 _EPS = re.compile(r"^EPS = (\S+)$", re.MULTILINE)
 #: Settings of kernels -> the only value that Definitions describe: no cap, no window, top-k before top-p.
 DESCRIBED = {"logits_soft_cap": "0.0", "window_left": "-1", "filter_apply_order": "'top_k_first'"}
@@ -58,13 +67,19 @@ class Evidence:
 
 def computes(call: RecordedCall, definition: Definition) -> bool:
     """Whether a call of one of the Definition's kernels has the sizes and the settings of that Definition."""
+    arguments = call.arguments
+    if call.kernel.endswith(".moe_align_block_size"):
+        arguments = _EXPERTS.sub(lambda count: f": {int(count[1]) - 1}", arguments)
     settings = dict(_SETTING.findall(call.arguments))
     eps = _EPS.search(definition.reference)
     if eps and "eps" in settings and float(settings["eps"]) != float(eps[1]):
         return False
+    if _CACHES.search(arguments) and "v_cache" not in definition.inputs:
+        return False
     if settings.get("causal") == "False" and "causal" in definition.tags:
         return False
-    if any(settings.get(name, value) != value for name, value in DESCRIBED.items()):
+    described = {**DESCRIBED, **({"filter_apply_order": "'joint'"} if "_joint_" in definition.name else {})}
+    if any(settings.get(name, value) != value for name, value in described.items()):
         return False
     if "out_dtype" in settings and settings["out_dtype"] not in {one.dtype for one in definition.outputs.values()}:
         return False
@@ -72,9 +87,17 @@ def computes(call: RecordedCall, definition: Definition) -> bool:
     inputs = [one for one in definition.inputs.values() if _is_sized(one, const)]
     given = tensors(call.arguments)
     # A size that no input has, such as the number of chosen experts, is one of an output, or a number.
-    elsewhere = {value for name, value in const.items() if not any(name in (one.shape or ()) for one in inputs)}
-    numbers = {size for _, shape in given for size in shape} | set(map(int, _INTEGER.findall(call.arguments)))
-    return elsewhere <= numbers | {1} and _assigned(inputs, given, const, {})
+    named = {axis for one in inputs for axis in one.shape or ()}
+    named |= {name for name in const for rule in definition.constraints if rule.startswith(f"{name} ==")}
+    elsewhere = {value for name, value in const.items() if name not in named}
+    numbers = {size for _, shape in given for size in shape} | set(map(int, _INTEGER.findall(arguments)))
+    if not elsewhere <= numbers | {1}:
+        return False
+    codes = next((one.dtype for one in inputs if one.dtype.startswith("float8")), None)
+    # Kernels take scales after the codes that they belong to, or after all codes.
+    inputs.sort(key=lambda one: one.dtype == "float32")
+    given.sort(key=lambda one: one[0] == "float32")
+    return _assigned(inputs, given, const, {}, codes)
 
 
 def tensors(arguments: str) -> list[tuple[str, Shape]]:
@@ -92,43 +115,85 @@ def _assigned(
     given: Sequence[tuple[str, Shape]],
     const: Mapping[str, int],
     bound: Mapping[str, int],
+    codes: str | None,
 ) -> bool:
-    """Whether each input can be given a tensor with its dtype and sizes, in the order of both."""
+    """Whether each input can be given a tensor with its dtype and sizes, in the order of both.
+
+    `codes` is the dtype of quantised weights, if there are any. An operation that has them may quantise its activations
+    itself: its kernel is then given codes where the Definition has bfloat16.
+    """
     if not inputs:
         return True
     first, *rest = inputs
+    dtypes = {first.dtype, codes} if first.dtype == "bfloat16" else {first.dtype}
     for index, (dtype, shape) in enumerate(given):
-        if dtype == first.dtype:
+        if dtype in dtypes:
             for sizes in _fits(first.shape or (), shape, const, bound):
-                if _assigned(rest, given[index + 1 :], const, {**bound, **sizes}):
+                if _assigned(rest, given[index + 1 :], const, {**bound, **sizes}, codes):
                     return True
-    return False
+    joined = _joined(inputs, const)
+    return joined is not None and _assigned([joined[0], *inputs[2:]], given, joined[1], bound, codes)
+
+
+def _joined(inputs: Sequence[TensorSpec], const: Mapping[str, int]) -> tuple[TensorSpec, Mapping[str, int]] | None:
+    """The first two inputs as one whose last axis has the features of both, as kernels of latent attention take them.
+
+    With the constant sizes, among them the sum; None if these inputs differ in more than their last, constant axes.
+    """
+    if len(inputs) < 2:
+        return None
+    (*axes, last), (*others, other) = (one.shape or ("",) for one in inputs[:2])
+    if inputs[0].dtype != inputs[1].dtype or not axes or axes != others or last == other:
+        return None
+    if last not in const or other not in const:
+        return None
+    both = f"{last} and {other}"
+    return dataclasses.replace(inputs[0], shape=(*axes, both)), {**const, both: const[last] + const[other]}
 
 
 def _fits(
     axes: Sequence[str], shape: Shape, const: Mapping[str, int], bound: Mapping[str, int]
 ) -> Iterator[dict[str, int]]:
-    """The sizes of variable axes for each way in which a shape fits: as it is, transposed, or without axes of size 1.
+    """The sizes of variable axes for each way in which a shape fits.
 
-    Only a matrix whose sizes are both constant, a weight, may be transposed.
+    It may be as it is, with or without axes of size 1, with rows of several per token in one axis, or with rows in
+    several axes. Only weights, whose sizes are all constant, may be transposed: their last two axes.
     """
+    if len(shape) > len(axes):
+        shape = tuple(size for size in shape if size != 1)
     ways = [tuple(axes), tuple(axis for axis in axes if const.get(axis) != 1)]
-    if len(axes) == 2 and all(axis in const for axis in axes):
-        ways.append((axes[1], axes[0]))
+    if len(axes) >= 2 and all(axis in const for axis in axes):
+        ways.append((*axes[:-2], axes[-1], axes[-2]))
+    known = {**const, **bound}
     for way in dict.fromkeys(ways):
         pairs = dict(zip(way, shape, strict=False))
-        known = {**const, **bound}
         if len(way) == len(shape) and all(known.get(axis, size) == size for axis, size in pairs.items()):
             yield {axis: size for axis, size in pairs.items() if axis not in const}
+    extra = len(shape) - len(axes)
+    if extra > 0 and axes and axes[0] not in const and {*axes[1:]} <= const.keys():
+        rows = math.prod(shape[: extra + 1])
+        fits = all(const[axis] == size for axis, size in zip(axes[1:], shape[extra + 1 :], strict=True))
+        if fits and known.get(axes[0], rows) == rows:
+            yield {axes[0]: rows}
+    if len(axes) == 3 and len(shape) == 2 and axes[0] not in const and {*axes[1:]} <= const.keys():
+        tokens, rest = divmod(shape[0], const[axes[1]])
+        if rest == 0 and shape[1] == const[axes[2]] and known.get(axes[0], tokens) == tokens:
+            yield {axes[0]: tokens}
 
 
 def _keys(call: RecordedCall) -> list[Key]:
     if call.library == "torch":
-        is_product = call.kernel in PRODUCTS and len(tensors(call.arguments)) == 2
-        return [("torch", "matmul")] if is_product else []
+        given = tensors(call.arguments)
+        if call.kernel in PRODUCTS and len(given) == 2 and given[0][0] != "float32":
+            return [("torch", "matmul")]
+        return [("torch", call.kernel.rpartition(".")[2])] if call.kernel in COUNTED else []
     if call.kernel.rpartition(".")[2] in PREPARING:
         return []
-    return [(parts[0], part) for parts in map(_parts, (call.kernel, *call.through)) for part in parts[-2:]]
+    return [
+        (parts[0], part)
+        for parts in map(_parts, (LAUNCHED_BY.get(call.kernel, call.kernel), *call.through))
+        for part in parts[-2:]
+    ]
 
 
 def _parts(path: str) -> list[str]:

@@ -1,7 +1,8 @@
 """Stand-ins for packages that SGLang imports and that a bare forward pass never uses, and for FlashAttention 3.
 
 A package that is installed always wins. A stand-in answers every attribute with a class that can be called, subclassed,
-subscripted and used as a decorator. Libraries that do without such a package are told that it is absent.
+subscripted and used as a decorator. To a library that can do without such a package, it looks as if the package were
+not installed.
 """
 
 from __future__ import annotations

@@ -25,10 +25,11 @@ as often as the model has layers like it. Time in which the GPU waits does not c
 A call counts as *verified* if evidence names its kernel (the library, and the function or class) for a Definition
 whose constant sizes, dtypes and settings are those of the recorded arguments. The settings are eps, causality, the
 dtype of the output, a cap of the logits, a window, and whether top-k comes before top-p. A tag that names a kernel
-without evidence from it does not count. For matrix products the kernel is `torch.matmul` (cuBLAS); a product with a
-bias, or of batches, is another function. *Other sizes* is the time in kernels that have evidence, but only for other
-sizes or settings. Kernels that SGLang compiles by itself (`sglang.jit_kernel`) are not those of sgl-kernel that have
-the same name.
+without evidence from it does not count. For products of two bfloat16 matrices the kernel is `torch.matmul` (cuBLAS);
+products with a bias, of float32 matrices and of batches are other functions. A Definition that quantises its
+activations itself also covers the product that its kernel launches with the quantised ones. *Other sizes* is the time
+in kernels that have evidence, but only for other sizes or settings. Kernels that SGLang compiles by itself
+(`sglang.jit_kernel`) are not those of sgl-kernel that have the same name.
 
 Two kinds of runs have no row: those with stand-ins for kernels, and those with CUDA graphs, where no single call
 launches a kernel. The mean is over configurations, each of which counts once.

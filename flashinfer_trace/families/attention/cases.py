@@ -31,9 +31,9 @@ __all__ = [
 #: Latent attention sums over 576 features but scales by 1 / sqrt(192), so at real sizes the standard deviations of its
 #: logits are 1.7 and 35.
 LOGIT_KINDS = ("normal", "large", "peaked", "uniform", "positive")
-#: Only corners have the kind spread: logits with standard deviation 200, so that exp of their differences exceeds
-#: float32's range.
-QUERY_SCALE = {"uniform": 0.0, "large": 20.0, "spread": 200.0}
+#: Only corners have the kinds spread, logits with standard deviation 200, so that exp of their differences exceeds
+#: float32's range; and vast, with standard deviation 4000, so that exp of one per cent of the largest exceeds it too.
+QUERY_SCALE = {"uniform": 0.0, "large": 20.0, "spread": 200.0, "vast": 4000.0}
 #: How far the one key of peaked logits is above the others, in nats.
 PEAK = 14.0
 
@@ -45,10 +45,12 @@ class AttentionOptions:
     Attributes:
         unseeing_rows: whether to draw queries that attend to nothing although their request has keys.
         keyless: whether to draw batches without any keys.
+        keyless_requests: whether to draw requests that have queries and no keys.
     """
 
     unseeing_rows: bool = True
     keyless: bool = True
+    keyless_requests: bool = True
 
 
 def softmax_scale(head_dim: int) -> float:
@@ -97,8 +99,9 @@ def lengths(draw: Callable[[Any], Any], request: PlanRequest, page_size: int, ha
                 kv_lens.append(draw(st.integers(0, q_lens[-1])))
         plan["q_lens"] = q_lens
     else:
-        kv_lens = [draw(token_counts(0, longest, page_size)) for _ in range(batch_size)]
-    if batch_size >= 3 and draw(st.integers(0, 3)) == 0:
+        fewest = 0 if options.keyless_requests else 1
+        kv_lens = [draw(token_counts(fewest, longest, page_size)) for _ in range(batch_size)]
+    if batch_size >= 3 and options.keyless_requests and draw(st.integers(0, 3)) == 0:
         kv_lens[batch_size // 2] = 0
     if batch_size and not any(kv_lens) and not keyless:
         kv_lens[0] = max(longest // 2, *plan.get("q_lens", [0]))
@@ -110,11 +113,12 @@ def lengths(draw: Callable[[Any], Any], request: PlanRequest, page_size: int, ha
 def corner_lengths(request: PlanRequest, has_queries: bool) -> list[Plan]:
     """Logits whose spread exceeds float32's range, and a request with 300 keys. Every query sees a key.
 
-    Only on a CPU, because it is not known what kernels round in such cases.
+    Only on a CPU, because it is not known what kernels round in such cases, and flashinfer's take products of queries
+    and keys near -5e4, which vast logits exceed, for masked ones.
     """
     if request.large:
         return []
-    plans: list[Plan] = [{"kv_lens": [300, 7], "logits": kind} for kind in ("spread", "normal")]
+    plans: list[Plan] = [{"kv_lens": [300, 7], "logits": kind} for kind in ("spread", "vast", "normal")]
     return [{**plan, "q_lens": [5, 3]} for plan in plans] if has_queries else plans
 
 
@@ -134,26 +138,34 @@ def batch_size_of(axes: Mapping[str, int]) -> int:
 
 def add_peaks(
     queries: torch.Tensor,
-    keys: Callable[[int], torch.Tensor],
+    keys: torch.Tensor,
     q_lens: list[int],
     kv_lens: list[int],
     sm_scale: float,
     draws: Draws,
+    slots: torch.Tensor | None = None,
 ) -> None:
     """Adds a multiple of one key of a request to all of its queries, which raises the logit of that key by PEAK.
 
     Args:
         queries: those of all requests, [total, heads, dim]; changed in place.
-        keys: returns the keys of a request, [kv_len, num_kv_heads, dim].
+        keys: of all slots, [slots, num_kv_heads, dim].
         q_lens, kv_lens: lengths of the requests.
         sm_scale: the scale of the logits.
         draws: chooses the keys.
+        slots: of the keys of all requests, request after request, on the CPU; by default, keys are in this order.
     """
-    start = 0
-    for request, (q_len, kv_len) in enumerate(zip(q_lens, kv_lens, strict=True)):
-        if kv_len:
-            position = draws.host_integers(1, 0, kv_len - 1)[0]
-            key = keys(request)[position].float()
-            boost = key * (PEAK / sm_scale / key.square().sum(dim=-1, keepdim=True).clamp_min(math.ulp(1.0)))
-            queries[start : start + q_len] += boost.repeat_interleave(queries.shape[1] // key.shape[0], dim=0)
-        start += q_len
+    chosen: list[int] = []
+    owners: list[int] = []
+    first = 0
+    numbers = draws.host_integers(len(kv_lens), 0, 2**31 - 1)
+    for q_len, kv_len, number in zip(q_lens, kv_lens, numbers, strict=True):
+        owners += [len(chosen) if kv_len else -1] * q_len
+        chosen += [first + number % kv_len] if kv_len else []
+        first += kv_len
+    rows = [row for row, owner in enumerate(owners) if owner >= 0]
+    tokens = torch.tensor(chosen, dtype=torch.int64)
+    key = keys[(tokens if slots is None else slots[tokens]).to(keys.device)].float()
+    boost = key * (PEAK / sm_scale / key.square().sum(dim=-1, keepdim=True).clamp_min(math.ulp(1.0)))
+    row, owner = torch.tensor([rows, [owners[row] for row in rows]], device=queries.device).long()
+    queries.index_add_(0, row, boost[owner].repeat_interleave(queries.shape[1] // keys.shape[1], dim=1))

@@ -47,6 +47,7 @@ __all__ = [
     "SOME_KEYS",
     "Backend",
     "flashinfer_kernels",
+    "masking",
     "wrapper",
 ]
 
@@ -120,6 +121,20 @@ def flashinfer_kernels(
     )
 
 
+def masking(definition: Definition) -> dict[str, float]:
+    """The arguments of plan() for the window of keys and the cap of logits that a Definition has.
+
+    window_left counts the keys before a query's own one.
+    """
+    axes = definition.const_axes
+    found: dict[str, float] = {}
+    if "window_size" in axes:
+        found["window_left"] = axes["window_size"] - 1
+    if "logits_soft_cap" in axes:
+        found["logits_soft_cap"] = float(axes["logits_soft_cap"])
+    return found
+
+
 class Wrapper(Protocol):
     """One of flashinfer's classes: plan() takes the structure of a batch, run() its tensors."""
 
@@ -129,6 +144,6 @@ class Wrapper(Protocol):
 
 
 @functools.cache
-def wrapper(kind: Callable[..., Wrapper], device: torch.device, **options: str | bool) -> Wrapper:
+def wrapper(kind: Callable[..., Wrapper], device: torch.device, **options: str | bool | int) -> Wrapper:
     """One object of flashinfer's class `kind` per GPU and set of options, with its workspace; every case plans anew."""
     return kind(torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device), **options)

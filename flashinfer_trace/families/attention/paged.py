@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ class PageTable:
 
     def indices(self, device: str | torch.device) -> torch.Tensor:
         """Page indices of all requests: int32 [sum of their numbers of pages]."""
-        return torch.tensor([page for pages in self.pages for page in pages], dtype=torch.int32, device=device)
+        return self._flat.to(device, torch.int32)
 
     def last_page_len(self, device: str | torch.device) -> torch.Tensor:
         """Tokens in the last page of each request, 0 for a request without pages: int32 [batch_size]."""
@@ -48,15 +49,24 @@ class PageTable:
     def used(self, device: str | torch.device) -> torch.Tensor:
         """Which entries of the cache contain a token of any request: bool [num_pages, page_size]."""
         used = torch.zeros(self.num_pages * self.page_size, dtype=torch.bool)
-        for request in range(len(self.lengths)):
-            used[self.slots(request, "cpu")] = True
+        used[self.slots] = True
         return used.view(self.num_pages, self.page_size).to(device)
 
-    def slots(self, request: int, device: str | torch.device) -> torch.Tensor:
-        """Positions of the tokens of a request in the cache, flattened to [num_pages * page_size]: int64 [length]."""
-        # Computed on the CPU: a GPU takes longer to be told each step.
-        first = torch.tensor(self.pages[request], dtype=torch.int64) * self.page_size
-        return (first[:, None] + torch.arange(self.page_size)).flatten()[: self.lengths[request]].to(device)
+    @functools.cached_property
+    def _flat(self) -> torch.Tensor:
+        return torch.tensor([page for pages in self.pages for page in pages], dtype=torch.int64)
+
+    @functools.cached_property
+    def slots(self) -> torch.Tensor:
+        """Positions of all tokens in the cache, flattened to [num_pages * page_size], request after request: int64
+        [sum of their lengths], on the CPU."""
+        every = self._flat[:, None] * self.page_size + torch.arange(self.page_size)
+        own = [(length, len(pages)) for length, pages in zip(self.lengths, self.pages, strict=True)]
+        pieces = torch.tensor(
+            [size for length, pages in own for size in (length, pages * self.page_size - length)], dtype=torch.int64
+        )
+        belongs = torch.arange(len(pieces)) % 2 == 0
+        return every.flatten()[belongs.repeat_interleave(pieces)]
 
 
 def distinct_pages(lengths: Sequence[int], page_size: int, shared_prefix: int = 0) -> int:
@@ -101,5 +111,8 @@ def allocate_pages(
 
 def spoil_unused(cache: torch.Tensor, used: torch.Tensor, kind: str) -> None:
     """Overwrites the entries of a cache [num_pages, page_size, ...] that are not `used`: see `UNUSED_KINDS`."""
-    spoiled = torch.full_like(cache, math.nan) if kind == "nan" else cache * 1000
-    cache.copy_(torch.where(used.view(*used.shape, *[1] * (cache.ndim - 2)), cache, spoiled))
+    unused = ~used.view(*used.shape, *[1] * (cache.ndim - 2))
+    if kind == "nan":
+        cache.masked_fill_(unused, math.nan)
+    else:
+        cache.mul_(torch.where(unused, 1000.0, 1.0).to(cache.dtype))

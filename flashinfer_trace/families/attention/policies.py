@@ -43,7 +43,9 @@ from flashinfer_trace.harness.compare import (
     ErrorBound,
     Expected,
     Policy,
+    all_finite,
     host_figures,
+    magnitude_of,
 )
 
 __all__ = ["LSE", "OUTPUT", "LseOfNothing", "Rounding", "kernel_policies"]
@@ -81,7 +83,7 @@ class Rounding:
 
     @property
     def times(self) -> dict[str, int]:
-        """How often each of the oracle's `ROUNDED` parts is rounded."""
+        """How often each of `rows.ROUNDED` is rounded."""
         return {"weights": int(self.weights), "partial": self.partial, "output": 1}
 
 
@@ -102,7 +104,7 @@ class LseOfNothing(Elementwise):
         return f"{self.policy.reason}; in rows without keys, {span} counts as -inf: it is this kernel's infinity"
 
     def compare(self, actual: torch.Tensor, expected: Expected) -> Comparison:
-        if actual.shape != expected.value.shape:
+        if actual.shape != expected.value.shape or all_finite(expected):
             return self.policy.compare(actual, expected)
         declared = (expected.value == -math.inf) & (actual >= self.low) & (actual <= self.high)
         return self.policy.compare(torch.where(declared, -math.inf, actual), expected)
@@ -117,25 +119,44 @@ def kernel_output_bound(rounding: Rounding) -> Callable[[Expected], torch.Tensor
     """Bound on a kernel's output."""
 
     def bound(expected: Expected) -> torch.Tensor:
-        parts, size, times = expected.parts, expected.value.abs(), rounding.times
-        rounded = times["weights"] * parts["weights"] + times["partial"] * parts["partial"]
+        total = expected.once(shared_bound)
+        for name in ("weights", "partial"):
+            if rounding.times[name]:
+                total = total.add(expected.parts[name], alpha=rounding.times[name] * BFLOAT16 * HIGHER_ORDERS)
         if rounding.sum:
-            rounded = rounded + size * rounded_sum(parts)
-        shared = exponent_error(parts) * (parts["weighted"] + size)
-        return expected.once(output_bound) + BFLOAT16 * rounded * HIGHER_ORDERS + shared
+            total = total.add(expected.once(denominator_error), alpha=BFLOAT16 * HIGHER_ORDERS)
+        return total
 
     return bound
+
+
+def shared_bound(expected: Expected) -> torch.Tensor:
+    """The part of a kernel's bound that does not depend on what it rounds."""
+    parts = expected.parts
+    size = parts["weighted"] + expected.once(magnitude_of)
+    return torch.addcmul(expected.once(output_bound), exponent_error(parts), size)
+
+
+def denominator_error(expected: Expected) -> torch.Tensor:
+    """The effect on an output of relative errors of at most 1 in the weights that the denominator sums."""
+    return expected.once(magnitude_of) * rounded_sum(expected.parts)
 
 
 def kernel_lse_bound(rounding: Rounding) -> Callable[[Expected], torch.Tensor]:
     """Bound on a kernel's lse."""
 
     def bound(expected: Expected) -> torch.Tensor:
-        parts = expected.parts
-        rounded = BFLOAT16 * rounded_sum(parts) * HIGHER_ORDERS if rounding.sum else 0.0
-        return expected.once(lse_bound) + LOG2_E * (rounded + exponent_error(parts))
+        shared = expected.once(shared_lse_bound)
+        if not rounding.sum:
+            return shared
+        return shared.add(rounded_sum(expected.parts), alpha=LOG2_E * BFLOAT16 * HIGHER_ORDERS)
 
     return bound
+
+
+def shared_lse_bound(expected: Expected) -> torch.Tensor:
+    """The part of a kernel's bound on the lse that does not depend on what it rounds."""
+    return expected.once(lse_bound).add(exponent_error(expected.parts), alpha=LOG2_E)
 
 
 def gain_figures(expected: Expected) -> dict[str, float]:

@@ -22,7 +22,16 @@ from flashinfer_trace.families.attention.cases import (
     query_scale,
     softmax_scale,
 )
-from flashinfer_trace.families.attention.kernels import BATCHES, FA2, FA3, QUERIES, SEEING, flashinfer_kernels, wrapper
+from flashinfer_trace.families.attention.kernels import (
+    BATCHES,
+    FA2,
+    FA3,
+    QUERIES,
+    SEEING,
+    flashinfer_kernels,
+    masking,
+    wrapper,
+)
 from flashinfer_trace.families.attention.oracle import any_chunks, expected_outputs
 from flashinfer_trace.families.attention.policies import LSE, OUTPUT
 from flashinfer_trace.families.attention.tiles import Memory
@@ -82,8 +91,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     q = draws.normal([sum(q_lens), sizes.heads, sizes.key_dim], scale=query_scale(kind))
     offsets = indptr(kv_lens, device)
     if kind == "peaked":
-        own = torch.split(k, kv_lens)
-        add_peaks(q, lambda request: own[request], q_lens, kv_lens, sm_scale, draws)
+        add_peaks(q, k, q_lens, kv_lens, sm_scale, draws)
     inputs = {
         "q": q.to(torch.bfloat16),
         "k": k,
@@ -123,6 +131,7 @@ def run_flashinfer(backend: str, definition: Definition, inputs: Inputs, outputs
         head_dim_vo=sizes.value_dim,
         causal=True,
         sm_scale=float(inputs["sm_scale"]),
+        **masking(definition),
         q_data_type=q.dtype,
         kv_data_type=inputs["k"].dtype,
     )

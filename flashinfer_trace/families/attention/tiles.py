@@ -76,20 +76,20 @@ class Batch:
 
     Attributes:
         rows: the query of each row, int64 [tiles, queries]; one that is no query where a row is padding.
-        last: the last position that it sees, [tiles, queries]; -1 for padding.
+        visible: how many keys it sees, the first ones of its request [tiles, queries]; 0 for padding.
         counts: keys that the last query of each tile sees, [tiles].
-        slots: of the keys, [tiles, keys]; the last one again where a key is padding.
+        slots: of the keys, [tiles, keys]; the last one of the request again where a key is padding.
     """
 
     rows: torch.Tensor
-    last: torch.Tensor
+    visible: torch.Tensor
     counts: torch.Tensor
     slots: torch.Tensor
 
     @property
     def hidden(self) -> torch.Tensor:
         """Which keys a query does not see: bool [tiles, queries, keys]."""
-        return torch.arange(self.slots.shape[1], device=self.slots.device) > self.last.unsqueeze(2)
+        return torch.arange(self.slots.shape[1], device=self.slots.device) >= self.visible.unsqueeze(2)
 
 
 def tiles_of(memory: Memory, sizes: Sizes, causal: bool) -> Iterator[Tile]:
@@ -123,12 +123,27 @@ def gathered(tiles: Sequence[Tile], sizes: Sizes, overhead: int) -> Iterator[lis
 def batches(memory: Memory, sizes: Sizes, causal: bool, padding: int) -> Iterator[Batch]:
     """All queries that see a key, in batches; `padding` is the row that stands for no query."""
     device = memory.keys.device
-    for tiles in gathered(list(tiles_of(memory, sizes, causal)), sizes, BATCH_ELEMENTS[device.type]):
-        request, first, end, keys = torch.tensor([[t.request, t.first, t.end, t.keys] for t in tiles]).T.unsqueeze(2)
+    chosen = list(gathered(list(tiles_of(memory, sizes, causal)), sizes, BATCH_ELEMENTS[device.type]))
+    if not chosen:
+        return
+    some = [request for request, length in enumerate(memory.lengths) if length]
+    slots, place = slots_of(memory, some), {request: number for number, request in enumerate(some)}
+    for tiles in chosen:
+        # Computed on the CPU, and sent at once: a GPU takes longer to be told each step.
+        of_tiles = [[place[t.request], t.keys, t.first, t.end, t.keys - t.end + 1] for t in tiles]
+        request, counts, first, end, shift = torch.tensor(of_tiles).T.unsqueeze(2)
         rows = first + torch.arange(max(tile.queries for tile in tiles))
-        last = keys - end + rows if causal else (keys - 1).expand_as(rows)
-        real = rows < end
-        rows, last = torch.where(real, rows, padding), torch.where(real, last, -1)
-        request, counts = request.to(device), keys.to(device)
-        position = torch.arange(tiles[0].keys, device=device).minimum(counts - 1)
-        yield Batch(rows.to(device), last.to(device), counts.squeeze(1), memory.slots(request, position))
+        blind = rows >= end
+        visible = (shift + rows if causal else counts.expand_as(rows)).clamp_min(0).masked_fill_(blind, 0)
+        rows.masked_fill_(blind, padding)
+        sent = torch.cat([rows, visible, request, counts], dim=1).to(device)
+        wide = rows.shape[1]
+        request, counts = sent[:, -2:].unbind(dim=1)
+        yield Batch(sent[:, :wide], sent[:, wide:-2], counts, slots[request, : tiles[0].keys])
+
+
+def slots_of(memory: Memory, requests: Sequence[int]) -> torch.Tensor:
+    """The slots of these requests' tokens, [requests, longest]; after its last token, the slot of that token again."""
+    own = torch.tensor([[request, memory.lengths[request]] for request in requests], device=memory.keys.device)
+    position = torch.arange(max(memory.lengths), device=own.device).minimum(own[:, 1:] - 1)
+    return memory.slots(own[:, :1], position)

@@ -106,10 +106,28 @@ def run_router(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outp
     return {"C": sgl_kernel.dsv3_router_gemm(inputs["A"], inputs["B"], out_dtype=torch.bfloat16)}
 
 
+def run_deep_gemm(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """With a view of the weights, as SGLang's deterministic mode calls it for products of bf16 matrices."""
+    import deep_gemm
+
+    deep_gemm.bf16_gemm_nn(inputs["A"], inputs["B"].T, outputs["C"])
+    return outputs
+
+
 def router_sizes(definition: Definition) -> str | None:
     """The router kernel is built for the experts of DeepSeek-V3 and of Kimi-K2."""
     n, k = definition.const_axes["n"], definition.const_axes["k"]
     return None if k == 7168 and n in (256, 384) else "needs n = 256 or 384, and k = 7168"
+
+
+#: (n, k) of Llama-3.1-8B's layers, whose deterministic run is in traces/runtime.
+DETERMINISTIC_RUN = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096))
+
+
+def compiled_sizes(definition: Definition) -> str | None:
+    """DeepGEMM compiles a product for each n and k, which takes up to a minute: those of one model stand for all."""
+    size = definition.const_axes["n"], definition.const_axes["k"]
+    return None if size in DETERMINISTIC_RUN else f"is compiled for each size; run for (n, k) in {DETERMINISTIC_RUN}"
 
 
 FEW_ROWS = {"m": (1, 16)}
@@ -146,6 +164,16 @@ FAMILIES = (
                 min_capability=(9, 0),
                 limits=FEW_ROWS,
                 supports=router_sizes,
+            ),
+            Kernel(
+                "deep_gemm.bf16_gemm_nn",
+                "sglang-kernel",
+                run_deep_gemm,
+                min_capability=(9, 0),
+                limits={"m": (1, 1 << 20)},
+                supports=compiled_sizes,
+                modules=("deep_gemm",),
+                optional=True,
             ),
         ),
     ),

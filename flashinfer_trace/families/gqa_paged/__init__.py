@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flashinfer_trace.families.attention.paged_cases import paged_family
 from flashinfer_trace.families.gqa_paged.inputs import make_inputs, oracle
-from flashinfer_trace.families.gqa_paged.kernels import DECODE, PREFILL
+from flashinfer_trace.families.gqa_paged.kernels import DECODE, PREFILL, TRITON_DECODE
 from flashinfer_trace.harness.family import Family, Kernel
 
 __all__ = ["FAMILIES"]
@@ -19,7 +19,7 @@ def family(name: str, page_size: int, kernels: tuple[Kernel, ...]) -> Family:
 
 
 FAMILIES = (
-    family("gqa_paged_decode_ps1", 1, DECODE),
+    family("gqa_paged_decode_ps1", 1, (*DECODE, TRITON_DECODE)),
     family("gqa_paged_decode", 4, DECODE),
     family("gqa_paged_prefill_causal_ps1", 1, PREFILL),
     family("gqa_paged_prefill_causal", 4, PREFILL),

@@ -27,8 +27,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
         v_cache.abs_()
     q = draws.normal([sum(q_lens), heads, dim], scale=query_scale(kind))
     if kind == "peaked":
-        tokens = k_cache.flatten(0, 1)
-        add_peaks(q, lambda request: tokens[table.slots(request, device)], q_lens, plan["kv_lens"], sm_scale, draws)
+        add_peaks(q, k_cache.flatten(0, 1), q_lens, plan["kv_lens"], sm_scale, draws, table.slots)
     used = table.used(device)
     for cache in (k_cache, v_cache):
         spoil_unused(cache, used, plan["unused"])

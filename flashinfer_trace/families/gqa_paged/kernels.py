@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 
 from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.attention import triton
 from flashinfer_trace.families.attention.kernels import (
     BATCHES,
     CUDA_CORES,
@@ -21,6 +22,7 @@ from flashinfer_trace.families.attention.kernels import (
     QUERIES,
     SEEING,
     flashinfer_kernels,
+    masking,
     wrapper,
 )
 from flashinfer_trace.harness.family import Inputs, Outputs
@@ -57,6 +59,7 @@ def run_decode(backend: str, definition: Definition, inputs: Inputs, outputs: Ou
         q_data_type=q.dtype,
         kv_data_type=inputs["k_cache"].dtype,
         sm_scale=float(inputs["sm_scale"]),
+        **masking(definition),
     )
     caches = (inputs["k_cache"], inputs["v_cache"])
     decode.run(q, caches, out=outputs["output"], lse=outputs["lse"], return_lse=True)
@@ -77,6 +80,7 @@ def run_prefill(backend: str, definition: Definition, inputs: Inputs, outputs: O
         *sizes(definition),
         causal=True,
         sm_scale=float(inputs["sm_scale"]),
+        **masking(definition),
         q_data_type=q.dtype,
         kv_data_type=inputs["k_cache"].dtype,
     )
@@ -89,6 +93,13 @@ def uncompiled_group(definition: Definition) -> str | None:
     group = definition.const_axes["num_qo_heads"] // definition.const_axes["num_kv_heads"]
     known = ", ".join(map(str, COMPILED_GROUPS))
     return None if group in COMPILED_GROUPS else f"is compiled for {known} query heads per key-value head, not {group}"
+
+
+def run_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """SGLang's Triton kernel, for slots of one token."""
+    keys, values = (inputs[name].flatten(0, 1) for name in ("k_cache", "v_cache"))
+    arguments = (inputs["kv_indptr"], inputs["kv_indices"], float(inputs["sm_scale"]))
+    return triton.attend(inputs["q"], keys, values, *arguments, outputs["output"])
 
 
 DECODE_LIMITS = {**BATCHES, **PAGES}
@@ -111,3 +122,4 @@ PREFILL = flashinfer_kernels(
     const_axes=HEAD_DIM,
     plan_options=SEEING,
 )
+TRITON_DECODE = triton.decode_kernel(run_triton)

@@ -6,6 +6,7 @@ from flashinfer_trace.families.attention.paged_cases import paged_family
 from flashinfer_trace.families.mla_paged.blackwell import TRTLLM_DECODE
 from flashinfer_trace.families.mla_paged.inputs import make_inputs, oracle
 from flashinfer_trace.families.mla_paged.kernels import DECODE, PREFILL
+from flashinfer_trace.families.mla_paged.sglang_kernels import FLASH_MLA, TRITON_DECODE
 from flashinfer_trace.harness.family import Family, Kernel
 
 __all__ = ["FAMILIES"]
@@ -19,8 +20,8 @@ def family(name: str, page_size: int, kernels: tuple[Kernel, ...]) -> Family:
 
 
 FAMILIES = (
-    family("mla_paged_decode_ps1", 1, DECODE),
-    family("mla_paged_decode", 4, (*DECODE, TRTLLM_DECODE)),
+    family("mla_paged_decode_ps1", 1, (*DECODE, TRITON_DECODE)),
+    family("mla_paged_decode", 4, (*DECODE, TRTLLM_DECODE, FLASH_MLA)),
     family("mla_paged_prefill_causal_ps1", 1, PREFILL),
     family("mla_paged_prefill_causal", 4, PREFILL),
 )

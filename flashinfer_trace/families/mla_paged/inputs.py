@@ -6,6 +6,8 @@ rotary part, 512 + 64 features at real sizes, and its value is the compressed pa
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from flashinfer_trace.definition import Definition
@@ -42,7 +44,7 @@ def all_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     queries = draws.normal([sum(q_lens), heads, ckv_dim + kpe_dim], scale=query_scale(kind))
     if kind == "peaked":
         tokens = cache.flatten(0, 1).unsqueeze(1)
-        add_peaks(queries, lambda r: tokens[table.slots(r, device)], q_lens, plan["kv_lens"], SM_SCALE, draws)
+        add_peaks(queries, tokens, q_lens, plan["kv_lens"], SM_SCALE, draws, table.slots)
     spoil_unused(cache, table.used(device), plan["unused"])
     queries = queries.to(torch.bfloat16)
     return {
@@ -80,18 +82,29 @@ def planned_chunks(p: torch.Tensor, values: torch.Tensor, counts: torch.Tensor) 
     so both sums are zero. `Split` describes the arguments.
     """
     most = values.shape[2]
-    absolute, squared = (torch.zeros_like(p[..., :1] * values[:, :, :1]) for _ in range(2))
     if most <= SMALLEST_CHUNK:
-        return absolute, squared
+        nothing = p.new_zeros(*p.shape[:3], values.shape[3])
+        return nothing, nothing
+    limits, pieces, members = chunks_of(most, p.device)
     weights, by_piece = in_pieces(p, values, SMALLEST_CHUNK)
-    outputs = weights @ by_piece
-    for limit in (32, 64, 128, 192, *range(256, most, 256)):
-        if limit < most:
-            chunk = limit // SMALLEST_CHUNK
-            whole = outputs.shape[2] // chunk * chunk
-            chunks = outputs[:, :, :whole].view(*p.shape[:2], -1, chunk, *absolute.shape[2:]).sum(dim=3)
-            rest = outputs[:, :, whole:].sum(dim=2)
-            cut = (counts > limit).view(-1, 1, 1, 1)
-            absolute = torch.where(cut, absolute.maximum(chunks.abs().sum(dim=2) + rest.abs()), absolute)
-            squared = torch.where(cut, squared.maximum(chunks.square().sum(dim=2) + rest.square()), squared)
+    outputs = pieces @ (weights @ by_piece).flatten(3)
+    cut = (counts[:, None] > limits).view(len(counts), 1, -1, 1)
+    absolute, squared = (
+        (members @ each).mul_(cut).amax(dim=2).view(*p.shape[:3], -1) for each in (outputs.abs(), outputs.square())
+    )
     return absolute, squared
+
+
+@functools.lru_cache(maxsize=4096)
+def chunks_of(keys: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """How so many keys may be split into chunks, all of one length [lengths]; whether a chunk has a piece [chunks,
+    pieces], and whether it is of that length [lengths, chunks], both 0 or 1, float64."""
+    limits = [limit for limit in (32, 64, 128, 192, *range(256, keys, 256)) if limit < keys]
+    pieces = -(-keys // SMALLEST_CHUNK)
+    starts = [(limit, start) for limit in limits for start in range(0, pieces, limit // SMALLEST_CHUNK)]
+    length, first = torch.tensor(starts).T
+    ahead = torch.arange(pieces) - first[:, None]
+    has_piece = (ahead >= 0) & (ahead < length[:, None] // SMALLEST_CHUNK)
+    own_limits = torch.tensor(limits)
+    members = own_limits[:, None] == length
+    return own_limits.to(device), has_piece.double().to(device), members.double().to(device)

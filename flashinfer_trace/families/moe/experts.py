@@ -300,7 +300,7 @@ def expert_outputs(
         weights: float64 [seq_len, num_experts]; zero where an expert is not chosen.
     """
     found = shares(arithmetic, definition, inputs, weights)
-    count, hidden_size = inputs["hidden_states"].shape
+    count, hidden_size = len(inputs["hidden_states"]), definition.const_axes["hidden_size"]
     models = len(arithmetic.models)
     # The last row takes what is computed for padding.
     value = weights.new_zeros(count + 1, hidden_size)

@@ -29,13 +29,18 @@ LOGIT_RANGE = 30.0
 
 
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    """For a kernel whose scores are off, none that are too close: near 0 and 1, or apart by the bias alone."""
+    options = request.options_of(kernels.RouterOptions)
+    error = options.score_error
+    left_out = {*(("peaked", "equal") if error else ()), *(() if options.ties else ("ties", "equal"))}
     return st.fixed_dictionaries(
         {
             "seq_len": sizes(*request.range("seq_len", 0, 96, 2048)),
-            "routing": st.sampled_from(LOGITS),
-            "bias": st.sampled_from(BIASES),
+            "routing": st.sampled_from([kind for kind in LOGITS if kind not in left_out]),
+            "bias": st.sampled_from([kind for kind in BIASES if options.negative or kind != "negative"]),
             "factor": st.sampled_from(FACTORS),
             "flag": st.booleans(),
+            "score_error": st.just(error),
         }
     )
 
@@ -44,12 +49,20 @@ def corners(request: PlanRequest) -> list[Plan]:
     """Ties under a bias that decides them, and biases beyond float16's range; on a CPU only."""
     if request.large:
         return []
-    plan = {"seq_len": 3, "routing": "ties", "bias": "small", "factor": 2.5, "flag": True}
-    return [plan, {**plan, "routing": "random", "bias": "beyond_float16", "flag": False}]
+    plan = plan_for_axes(request.definition, {"seq_len": 3}, Draws(0, "cpu"))
+    ties = [{**plan, "routing": "ties"}] if request.options_of(kernels.RouterOptions).ties else []
+    return [*ties, {**plan, "bias": "beyond_float16", "flag": False}]
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    return {"seq_len": axes.get("seq_len", 8), "routing": "random", "bias": "small", "factor": 2.5, "flag": True}
+    return {
+        "seq_len": axes.get("seq_len", 8),
+        "routing": "random",
+        "bias": "small",
+        "factor": 2.5,
+        "flag": True,
+        "score_error": 0.0,
+    }
 
 
 def draw_bias(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
@@ -65,7 +78,7 @@ def draw_bias(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
 
 
 def draw_logits(definition: Definition, plan: Plan, bias: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """float32 [seq_len, num_experts]; undecidable rows are replaced by the first decidable one."""
+    """float32 [seq_len, num_experts]; undecidable rows are replaced by decidable ones."""
     experts, groups = definition.const_axes["num_experts"], definition.const_axes.get("n_group", 1)
     shape = [plan["seq_len"] + SPARE_ROWS, experts]
     logits = draws.normal(shape) * (3.0 if plan["routing"] == "peaked" else 1.0)
@@ -74,8 +87,8 @@ def draw_logits(definition: Definition, plan: Plan, bias: torch.Tensor, draws: D
     elif plan["routing"] == "equal":
         logits = logits[:, :1].expand(shape).contiguous()
     elif plan["routing"] == "one_group":
-        logits[:, : experts // groups] += 4
-    return clear_rows(logits, decidable(definition, logits, bias), plan["seq_len"])
+        logits[:, experts // groups :] -= 4
+    return clear_rows(logits, decidable(definition, logits, bias, plan["score_error"]), plan["seq_len"])
 
 
 def grouped_choice(definition: Definition, choice: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,14 +108,16 @@ def routed_count(definition: Definition) -> int:
     return axes["top_k"] - axes.get("num_fused_shared_experts", 0)
 
 
-def decidable(definition: Definition, logits: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Rows whose choice and order float32 cannot change: neighbours are equal, or farther apart than rounding errors.
+def decidable(
+    definition: Definition, logits: torch.Tensor, bias: torch.Tensor, score_error: float = 0.0
+) -> torch.Tensor:
+    """Rows whose choice and order float32 cannot change: neighbours are equal, or farther apart than their errors.
 
     Equal logits with equal biases tie in any arithmetic; almost equal scores do not. Two pairs of experts whose scores
     have the same sum need not tie, so that groups must differ, or have equal best experts.
     """
     candidates, groups = grouped_choice(definition, torch.sigmoid(logits.double()) + bias.double())
-    smallest = GAP * (1 + float(bias.double().abs().max()))
+    smallest = GAP * (1 + float(bias.double().abs().max())) + 2 * score_error
     clear = logits.abs().amax(dim=1) < LOGIT_RANGE
     ordered = candidates.sort(dim=1, descending=True).values[:, : routed_count(definition) + 1]
     gaps = ordered[:, :-1] - ordered[:, 1:]

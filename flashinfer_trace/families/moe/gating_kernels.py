@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from flashinfer_trace.definition import Definition
@@ -14,8 +16,26 @@ U32 = unit_roundoff(torch.float32)
 #: Roundings of a weight besides those of an exponent: exponentials (2 ulp, 4 of these) and reciprocals of two sigmoids,
 #: a sum of up to 8, a division, and the products with the factor.
 SINGLE_ROUNDINGS = 32
-#: tanhf is within 2 ulp, which is 2^-23 near 1; half of it and half of 1 are added and rounded.
-TANH_ERROR = 2.0**-23
+ONE_GROUP = "sglang.jit_kernel.grouped_topk"
+#: flashinfer compiles with -use_fast_math, which turns tanhf into tanh.approx.f32: its relative error is up to 2^-11
+#: (PTX ISA, "tanh"), and half of a tanh of at most 1 is a part of the score.
+TANH_ERROR = 2.0**-12
+
+
+@dataclass(frozen=True)
+class RouterOptions:
+    """What a kernel takes.
+
+    Attributes:
+        score_error: how far its scores may be off, beside float32 roundings: experts that are closer may change places.
+        negative: whether all s + bias of a token may be below zero.
+        ties: whether experts may have equal s + bias; otherwise it need not choose the lower index.
+    """
+
+    score_error: float = 0.0
+    negative: bool = True
+    ties: bool = True
+
 
 REFERENCE = ErrorBound(
     lambda expected: rounding_error(expected.value, torch.float32) * (1 + 2**-20),
@@ -38,7 +58,12 @@ def with_absolute_error(expected: Expected, error: torch.Tensor | float) -> torc
 FLOAT32 = ErrorBound(weight_error, "float32 sigmoids, u = 2^-24: 4 u |logit| for the exponent, and 32 single roundings")
 TANH = ErrorBound(
     lambda expected: with_absolute_error(expected, TANH_ERROR),
-    "sigmoids computed as 0.5 tanh(x / 2) + 0.5, which are off by up to 2^-23 however small they are, and 32 roundings",
+    "sigmoids computed as 0.5 tanh.approx(x / 2) + 0.5, off by up to 2^-12 however small they are, and 32 roundings",
+)
+FAST_EXP = ErrorBound(
+    lambda expected: weight_error(expected) + expected.value.abs() * U32 * 4 * expected.parts["reach"],
+    "float32 sigmoids from __expf, within 2 + 1.173 |x| ulp (CUDA C++ Programming Guide), u = 2^-24: 8 u |logit| for "
+    "the exponents of a score and of the sum, and 32 single roundings",
 )
 UNBIASED = ErrorBound(
     lambda expected: with_absolute_error(expected, 2 * U32 * (1 + expected.parts["bias"])),
@@ -93,9 +118,41 @@ def run_sigmoid(definition: Definition, inputs: Inputs, outputs: Outputs) -> Out
     return outputs
 
 
+def run_one_group(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    from sglang.jit_kernel.grouped_topk import grouped_topk
+
+    top_k, factor = definition.const_axes["top_k"], float(inputs["routed_scaling_factor"])
+    weights, ids = grouped_topk(inputs["routing_logits"], inputs["routing_bias"], 1, 1, top_k, True, factor)
+    return {"topk_weights": weights, "topk_ids": ids}
+
+
+def run_kimi_k2(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    import sgl_kernel
+
+    weights, ids = sgl_kernel.kimi_k2_moe_fused_gate(
+        inputs["routing_logits"],
+        inputs["routing_bias"],
+        topk=definition.const_axes["top_k"],
+        renormalize=True,
+        routed_scaling_factor=float(inputs["routed_scaling_factor"]),
+        apply_routed_scaling_factor_on_output=True,
+    )
+    return {"topk_weights": weights, "topk_ids": ids}
+
+
+def several_groups(definition: Definition) -> str | None:
+    """Why SGLang's grouped_topk does not route this Definition, or None."""
+    axes = definition.const_axes
+    if axes["n_group"] > 1 or axes["num_experts"] > 512 or axes["top_k"] > 8:
+        return "takes one group of up to 512 experts, and chooses up to 8"
+    return None
+
+
 def unsupported_by_fused_topk(definition: Definition) -> str | None:
     """Why flashinfer's kernel does not route this Definition, or None."""
     axes = definition.const_axes
+    if axes["n_group"] * axes["topk_group"] < axes["top_k"]:
+        return "its wrapper refuses top_k above n_group x topk_group"
     inside = axes["num_experts"] // axes["n_group"]
     most = 384 if axes["n_group"] == 1 else 256
     if axes["num_experts"] > most or axes["top_k"] > 8:
@@ -130,7 +187,32 @@ DEEPSEEK = (
         min_capability=(8, 9),
         limits=LAUNCHABLE,
         supports=unsupported_by_fused_topk,
+        plan_options=RouterOptions(score_error=TANH_ERROR),
         compare={"topk_weights": TANH},
+    ),
+    Kernel(
+        "sgl_kernel.kimi_k2_moe_fused_gate",
+        "sglang-kernel",
+        run_kimi_k2,
+        limits=LAUNCHABLE,
+        const_axes={"num_experts": 384, "n_group": 1},
+        # On an H200, of equal scores it chose expert 28 before expert 9.
+        plan_options=RouterOptions(ties=False),
+        compare={"topk_weights": FLOAT32},
+    ),
+    Kernel(
+        f"{ONE_GROUP}.grouped_topk",
+        "sglang",
+        run_one_group,
+        min_capability=(8, 0),
+        limits=LAUNCHABLE,
+        # It orders negative numbers by their magnitude: its key keeps their bits as they are (grouped_topk.cuh,
+        # pack_val_idx).
+        plan_options=RouterOptions(negative=False),
+        supports=several_groups,
+        modules=(ONE_GROUP,),
+        optional=True,
+        compare={"topk_weights": FAST_EXP},
     ),
 )
 SHARED = (FUSED_GATE,)

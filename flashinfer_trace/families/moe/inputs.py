@@ -35,10 +35,11 @@ def tied_logits(shape: Sequence[int], draws: Draws) -> torch.Tensor:
 
 
 def clear_rows(logits: torch.Tensor, clear: torch.Tensor, count: int) -> torch.Tensor:
-    """The first `count` rows; those that are not `clear` are replaced by the first that is."""
-    assert clear.any(), "no row of logits makes the choice of experts clear"
+    """The first `count` rows; those that are not `clear` are replaced by clear ones in turn."""
+    usable = clear.nonzero().flatten()
+    assert len(usable), "no row of logits makes the choice of experts clear"
     rows = torch.arange(len(logits), device=logits.device)
-    return logits[torch.where(clear, rows, clear.int().argmax())][:count].contiguous()
+    return logits[torch.where(clear, rows, usable[rows % len(usable)])][:count].contiguous()
 
 
 def hidden_values(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:

@@ -17,6 +17,7 @@ from flashinfer_trace.families.moe.kernels import (
     trtllm_gen,
 )
 from flashinfer_trace.families.moe.pipeline import bf16_products, fp8_products, run_experts
+from flashinfer_trace.families.moe.triton_experts import FUSED_EXPERTS, fused_experts
 from flashinfer_trace.harness.compare import CONFIDENCE, ErrorBound, Exact, Expected, rounding_error, unit_roundoff
 from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
 
@@ -98,6 +99,10 @@ def run_bf16_pipeline(definition: Definition, inputs: Inputs, outputs: Outputs) 
     return run_experts(definition, inputs, outputs, *chosen_by_kernel(definition, inputs), bf16_products)
 
 
+def run_triton_experts(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    return {"output": fused_experts(definition, inputs, *chosen_by_kernel(definition, inputs))}
+
+
 def run_fp8_trtllm_gen(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     """Renormalize computes the softmax over the chosen logits, Default the softmax over all logits."""
     from flashinfer.fused_moe import RoutingMethodType
@@ -140,6 +145,20 @@ BF16_KERNELS = (
         "pipeline with sgl_kernel: topk_softmax, prepare_moe_input, shuffle_rows, silu_and_mul, shuffle_mul_sum",
         BF16_HOPPER,
         unsupported_by_topk_softmax,
+    ),
+    Kernel(
+        f"{FUSED_EXPERTS}.fused_experts",
+        "sglang",
+        run_triton_experts,
+        variant="with sgl_kernel: topk_softmax",
+        min_capability=(9, 0),
+        max_capability=(9, 0),
+        limits=LAUNCHABLE,
+        supports=unsupported_by_topk_softmax,
+        modules=(FUSED_EXPERTS,),
+        optional=True,
+        # It rounds where the pipeline does: both products, and silu * up; the weight is applied before.
+        compare={"output": BF16_HOPPER},
     ),
 )
 FP8_KERNELS = (

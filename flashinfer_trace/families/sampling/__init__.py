@@ -78,10 +78,17 @@ row_family = functools.partial(Family, twin={"vocab_size": 64}, plan_for_axes=pl
 
 
 def sampling_family(
-    name: str, parameters: tuple[str, ...], reference: Policy, kernel: Policy, **options: Any
+    name: str,
+    parameters: tuple[str, ...],
+    reference: Policy,
+    kernel: Policy,
+    function: str = "",
+    variant: str = "",
+    **options: Any,
 ) -> Family:
-    path = f"flashinfer.sampling.{name}"
-    draw = sampler(name, **options)
+    """The family of a function of flashinfer.sampling, that of the same name by default, with these options."""
+    path = f"flashinfer.sampling.{function or name}"
+    draw = sampler(function or name, **options)
     return row_family(
         name=name,
         op_type="sampling",
@@ -96,6 +103,7 @@ def sampling_family(
                 path,
                 "flashinfer-python",
                 with_own_seed(draw),
+                variant=variant,
                 supports=within_bounds,
                 compare={"samples": kernel},
                 seeded=draw,
@@ -113,6 +121,16 @@ FAMILIES = (
         REFERENCE_SUPPORT,
         TOP_K_TOP_P_SUPPORT,
         filter_apply_order="top_k_first",
+    ),
+    # As SGLang calls it.
+    sampling_family(
+        "top_k_top_p_joint_sampling_from_probs",
+        ("top_k", "top_p"),
+        REFERENCE_SUPPORT,
+        TOP_P_SUPPORT,
+        "top_k_top_p_sampling_from_probs",
+        "joint",
+        filter_apply_order="joint",
     ),
     sampling_family("min_p_sampling_from_probs", ("min_p",), EXACT_SUPPORT, EXACT_SUPPORT),
 )

@@ -11,7 +11,7 @@ import torch
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.sampling.oracles import support_margin
-from flashinfer_trace.families.sampling.rows import NO_TOP_K, make_inputs
+from flashinfer_trace.families.sampling.rows import NO_TOP_K, draws_again, make_inputs
 from flashinfer_trace.harness.family import Inputs
 from flashinfer_trace.harness.inputs import Draws
 
@@ -69,9 +69,9 @@ def wrong_draws(definition: Definition) -> list[str]:
 def uniform_numbers(definition: Definition, inputs: Inputs, exact: bool) -> Iterator[tuple[float, int]]:
     """Uniform numbers and the token that each must give; with `exact`, sums are exact and the edges themselves too."""
     probs = inputs["probs"][0].double()
-    keep = ((support_margin(inputs)[0] > 0) & (probs > 0)).tolist()
+    keep = ((support_margin(definition, inputs)[0] > 0) & (probs > 0)).tolist()
     nothing = len(keep) - 1 if "min_p" in inputs and not probs.any() else 0
-    rejects = ("top_k" in inputs) != ("top_p" in inputs)
+    rejects = draws_again(definition)
     kept = cumulative([float(p) if k else 0.0 for p, k in zip(probs, keep, strict=True)])
     whole = cumulative(probs.tolist())
 

@@ -8,7 +8,7 @@ import torch
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.sampling.distribution import signed_margin
-from flashinfer_trace.families.sampling.rows import UNIT
+from flashinfer_trace.families.sampling.rows import UNIT, draws_again, is_joint
 from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Inputs
 
@@ -78,7 +78,7 @@ def top_p_margin(
     return torch.where(among, signed_margin(ranking.mass, p if absolute else p * total, exact), -torch.inf)
 
 
-def support_margin(inputs: Inputs) -> torch.Tensor:
+def support_margin(definition: Definition, inputs: Inputs) -> torch.Tensor:
     """Margins of a sampling family's tokens, told apart by its parameters; only positive probabilities are drawn."""
     probs = inputs["probs"]
     if "min_p" in inputs:
@@ -93,6 +93,8 @@ def support_margin(inputs: Inputs) -> torch.Tensor:
     if "top_k" not in inputs:
         return top_p_margin(probs, ranking, inputs["top_p"], positive, absolute=True)
     among = top_k_keep(ranking, inputs["top_k"]) & positive
+    if is_joint(definition):
+        return torch.where(among, top_p_margin(probs, ranking, inputs["top_p"], positive, absolute=True), -torch.inf)
     return top_p_margin(probs, ranking, inputs["top_p"], among, absolute=False)
 
 
@@ -108,25 +110,25 @@ def first_draw(probs: torch.Tensor) -> torch.Tensor:
     return part.scatter_add(1, last, 1.0 - end[:, -1:])
 
 
-def probabilities(inputs: Inputs, keep: torch.Tensor) -> torch.Tensor:
+def probabilities(definition: Definition, inputs: Inputs, keep: torch.Tensor) -> torch.Tensor:
     """Chance of each token: in proportion among the kept ones; rejection draws once from the whole row before."""
     probs = inputs["probs"]
     weight = torch.where(keep, probs.double(), 0.0)
     value = weight / weight.sum(dim=-1, keepdim=True).clamp_min(1e-300)
-    if ("top_k" in inputs) != ("top_p" in inputs):
+    if draws_again(definition):
         first = torch.where(keep, first_draw(probs), 0.0)
         value = first + (1.0 - first.sum(dim=-1, keepdim=True)) * value
     return value
 
 
-def chance_if_kept(inputs: Inputs, keep: torch.Tensor) -> torch.Tensor:
+def chance_if_kept(definition: Definition, inputs: Inputs, keep: torch.Tensor) -> torch.Tensor:
     """A bound of each token's chance where rounding lets a kernel keep it: its first draw, and its share of the kept.
 
     A token just behind the threshold has no part in `probabilities`, but may be as probable as the one before it.
     """
     probs: torch.Tensor = inputs["probs"].double()
     chance = probs / torch.where(keep, probs, 0.0).sum(dim=-1, keepdim=True).clamp_min(1e-300)
-    if ("top_k" in inputs) != ("top_p" in inputs):
+    if draws_again(definition):
         chance = chance + first_draw(inputs["probs"])
     return chance.clamp(max=1.0)
 
@@ -138,9 +140,9 @@ def sampling_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expecte
     group = torch.nn.functional.pad(changes.long().cumsum(0), (1, 0))[: len(inputs["probs"])]
     first = torch.cat([changes.new_ones(1), changes]).nonzero().flatten()[: len(inputs["probs"])]
     distinct = {name: inputs[name][first] for name in definition.inputs}
-    margin = support_margin(distinct)
+    margin = support_margin(definition, distinct)
     keep = (margin > 0) & (distinct["probs"] > 0)
-    value, chance = probabilities(distinct, keep), chance_if_kept(distinct, keep)
+    value, chance = probabilities(definition, distinct, keep), chance_if_kept(definition, distinct, keep)
     nothing = (value.sum(dim=-1) == 0).nonzero().flatten()
     # What is drawn where nothing can be: token 0; in min-p, where a row of zeros keeps all its tokens, the last one.
     zeros = (distinct["probs"].amax(dim=-1) <= 0)[nothing]

@@ -14,7 +14,16 @@ from flashinfer_trace.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, sizes
 
-__all__ = ["UNIT", "SamplingOptions", "make_inputs", "plan_for_axes", "renorm_plans", "sampling_plans"]
+__all__ = [
+    "UNIT",
+    "SamplingOptions",
+    "draws_again",
+    "is_joint",
+    "make_inputs",
+    "plan_for_axes",
+    "renorm_plans",
+    "sampling_plans",
+]
 
 #: Kinds of rows. ``normal``: softmax of normal logits; ``peaked``: one token of 0.6; ``zipf``: 1 / rank^1.1 in random
 #: order; ``uniform``: all tied; ``few_valued``: five values, one of them 0; ``dyadic``: multiples of UNIT that sum to
@@ -60,6 +69,19 @@ class SamplingOptions:
         return self.boundaries if isinstance(p, str) else p <= self.highest_p
 
 
+def is_joint(definition: Definition) -> bool:
+    """Whether top-k and top-p look at the same row: otherwise top-p looks at what top-k kept, scaled to sum to 1."""
+    return definition.name.startswith("top_k_top_p_joint_")
+
+
+def draws_again(definition: Definition) -> bool:
+    """Whether a first draw from the whole row comes before those from the kept tokens: the kernel samples by rejection.
+
+    After another filter, and in min-p, a kernel knows the sum of what is kept before it draws.
+    """
+    return is_joint(definition) or ("top_k" in definition.inputs) != ("top_p" in definition.inputs)
+
+
 def top_ks(vocab_size: int, low: int) -> st.SearchStrategy[int]:
     """k small, around the vocabulary's size and beyond; 0 and -1 where `low` allows them."""
     corners = [1, 2, vocab_size // 2, vocab_size - 1, vocab_size, vocab_size + 1, NO_TOP_K, 0, -1]
@@ -94,14 +116,19 @@ def row_specs(draw: st.DrawFn, request: PlanRequest, ordinary: bool) -> dict[str
 
 
 def plans(request: PlanRequest, counts: tuple[int, ...], total: int) -> st.SearchStrategy[Plan]:
-    """`counts` rows, `total` draws over all of them (0: one draw each); the first row is an ordinary one."""
+    """`counts` rows, the first of which is an ordinary one, and `total` draws over all of them (0: one draw each).
+
+    On a GPU, where a reference sorts the row of every draw, two cases of three have half as many draws or a quarter.
+    """
+
+    totals = (total // 4, total // 2, total) if request.large else (total,)
 
     @st.composite
     def build(draw: st.DrawFn) -> Plan:
         rows = draw(st.sampled_from(counts) if total else sizes(counts[0], counts[-1]))
         extra = min(rows, 8) - 1
         specs = [draw(row_specs(request, True)), *(draw(row_specs(request, False)) for _ in range(extra))]
-        return {"rows": rows, "draws": total // rows if total else 1, "specs": specs}
+        return {"rows": rows, "draws": draw(st.sampled_from(totals)) // rows if total else 1, "specs": specs}
 
     return build()
 
@@ -135,7 +162,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     probs = torch.stack(rows) if rows else torch.zeros(0, vocab_size, device=draws.device)
     repeat = plan["draws"]
     # p is absolute mass where rows are sampled from by top-p alone, elsewhere a share of the row's sum.
-    share = "renorm_probs" in definition.outputs or "top_k" in definition.inputs
+    share = "renorm_probs" in definition.outputs or ("top_k" in definition.inputs and not is_joint(definition))
     sums = [spec["sum"] if share else 1.0 for spec in specs]
     inputs: Inputs = {"probs": probs.repeat_interleave(repeat, dim=0)}
     for name in definition.inputs:

@@ -59,6 +59,7 @@ def topk_kernel(
 
     It sorts scores into bins by the upper 8 bits of their float16 form and keeps at most 4096 of the bin that the last
     listed score is in: beyond, it lists wrong ones (docs/kernel_findings.md), so it gets no rows that crowd one bin.
+    It refuses more sequences than rows.
     """
     return Kernel(
         f"sgl_kernel.{name}",
@@ -68,7 +69,7 @@ def topk_kernel(
         min_capability=(9, 0),
         limits=LAUNCHABLE,
         const_axes=BUILT_FOR,
-        plan_options=Rows(crowded=False, decode=decode),
+        plan_options=Rows(crowded=False, decode=decode, idle=False),
     )
 
 

@@ -31,10 +31,12 @@ class Rows:
     Attributes:
         crowded: rows with more than ROOM scores that have the upper bits of their float16 form in common.
         decode: only one row a sequence, which starts at 0.
+        idle: more sequences than rows; without it, some may still have no row.
     """
 
     crowded: bool = True
     decode: bool = False
+    idle: bool = True
 
 
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
@@ -62,16 +64,16 @@ def fitted(plan: Plan, options: Rows) -> Plan:
     return {
         **plan,
         "lengths": plan["lengths"] if options.crowded else lengths,
-        "rows": dealt(plan["rows"], len(lengths), options.decode),
+        "rows": dealt(plan["rows"], len(lengths), options),
     }
 
 
-def dealt(rows: list[int], total: int, decode: bool) -> list[int]:
+def dealt(rows: list[int], total: int, options: Rows) -> list[int]:
     """How many rows each sequence has: those given, until `total` are dealt; the last sequence has the rest."""
-    if decode:
+    if options.decode:
         return [1] * total
     found: list[int] = []
-    for count in rows:
+    for count in rows if options.idle else rows[: max(0, total - 1)]:
         found.append(min(count, total - sum(found)))
     return [*found, total - sum(found)]
 

@@ -11,20 +11,24 @@ from tools.extract_definitions.recipes.fields import HEADS, WIDTHS
 from tools.extract_definitions.words import const, document, tensor, uses, var
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
-#: Names of the activation in model configurations.
-SILU = ("silu", "swish")
-KERNEL = "sgl-kernel:silu_and_mul"
+#: Names of the activation in model configurations -> its family.
+FAMILIES = {"silu": "silu_and_mul", "swish": "silu_and_mul", "gelu_pytorch_tanh": "gelu_tanh_and_mul"}
+#: Family -> the activation in words, and as a formula.
+WORDS = {
+    "silu_and_mul": ("Gated activation of SwiGLU", "silu(gate) * up"),
+    "gelu_tanh_and_mul": ("Gated activation of GeGLU with the approximation of GELU by tanh", "gelu_tanh(gate) * up"),
+}
 #: The kernels read 16 bytes at a time: eight bf16 features.
 ALIGNMENT = 8
-TAGS = ("fi_api:flashinfer.activation.silu_and_mul", "sgl_api:sgl_kernel.silu_and_mul")
 
 
 def needs(request: Request) -> Iterator[Need]:
     model = request.model
-    if "hidden_act" in model and model.text("hidden_act") not in SILU:
+    activation = model.text("hidden_act") if "hidden_act" in model else "silu"
+    if (family := FAMILIES.get(activation)) is None:
         for op in ("act_fn", "experts"):
             if request.usage.op(op):
-                request.uncovered[op] = f"no family covers hidden_act {model.text('hidden_act')!r}"
+                request.uncovered[op] = f"no family covers hidden_act {activation!r}"
         return
     widths = [("act_fn", width, where or "the feed-forward layers") for width, where in dense_widths(request)]
     if not widths and request.usage.op("act_fn"):
@@ -33,7 +37,7 @@ def needs(request: Request) -> Iterator[Need]:
         widths.append(("experts", model.expert_size, "the routed experts"))
     for size in request.tensor_parallel(TENSOR_PARALLEL):
         for op, width, role in widths:
-            stages = request.stages(op, [KERNEL])
+            stages = request.stages(op, [f"sgl-kernel:{family}"])
             if not stages or not request.divides(width, size, "the width"):
                 continue
             if width // size % ALIGNMENT:
@@ -41,13 +45,13 @@ def needs(request: Request) -> Iterator[Need]:
                 continue
             share = width // size
             axes = {"intermediate_size": share, "gate_up_size": 2 * share}
-            yield Need("silu_and_mul", axes, Use(model, op, role, tp=size), stages)
+            yield Need(family, axes, Use(model, op, role, tp=size), stages)
 
 
 def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
-    width = axes["intermediate_size"]
+    width, (what, formula) = axes["intermediate_size"], WORDS[family]
     description = (
-        f"Gated activation of SwiGLU in bf16, silu(gate) * up, with {width} features per rank. Gate and up lie side by "
+        f"{what} in bf16, {formula}, with {width} features per rank. Gate and up lie side by "
         f"side in each row, as one projection produces them. Rounded once, at the end. {uses(needs)}"
     )
     rows = "Number of rows: all tokens of the batch; for routed experts, one row per token and chosen expert."
@@ -58,10 +62,18 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     }
     text = "Output of the gate and up projections: in each row, first the gate, then up."
     inputs = {"gate_up": tensor(["num_tokens", "gate_up_size"], "bfloat16", text)}
-    text = "silu(gate) * up, the input of the down projection."
+    text = f"{formula}, the input of the down projection."
     outputs = {"output": tensor(["num_tokens", "intermediate_size"], "bfloat16", text)}
     constraints = ["gate_up_size == 2 * intermediate_size"]
-    return document(description, needs, TAGS, dimensions, inputs, outputs, constraints)
+    tags = (f"fi_api:flashinfer.activation.{family}", f"sgl_api:sgl_kernel.{family}")
+    return document(description, needs, tags, dimensions, inputs, outputs, constraints)
 
 
-RECIPE = Recipe("activation", ("silu_and_mul",), frozenset({KERNEL}), HEADS | WIDTHS | {"hidden_act"}, needs, describe)
+RECIPE = Recipe(
+    op_type="activation",
+    families=tuple(WORDS),
+    kernels=frozenset(f"sgl-kernel:{family}" for family in WORDS),
+    fields=HEADS | WIDTHS | {"hidden_act"},
+    needs=needs,
+    document=describe,
+)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tools.extract_definitions.errors import ExtractionError
+from tools.extract_definitions.models import Model
 from tools.extract_definitions.needs import Need, Request, Use
-from tools.extract_definitions.words import const, tensor, var
+from tools.extract_definitions.settings import CAPPED
+from tools.extract_definitions.words import const, listed, tensor, var
 
+#: Suffixes of the families that are more than plain attention, and kinds of layers in configurations.
+VARIANTS = ("_softcap", "_softcap_window", "_window", "_sinks", "_sinks_window")
+SLIDING = "sliding_attention"
+LAYER_TYPES = ("full_attention", SLIDING)
 TENSOR_PARALLEL = (1, 2, 4, 8)
 REQUESTS = "Number of requests."
 LENGTH = "Length of the offset arrays: number of requests + 1."
@@ -34,23 +42,86 @@ def has_dense_latents(request: Request, op: str) -> bool:
     return request.model.is_latent and not request.model.is_sparse
 
 
+def variants(request: Request, op: str) -> list[tuple[str, dict[str, int]]]:
+    """Suffix and further const axes of the families that the layers of a model need; ("", {}) is plain attention.
+
+    The code says whether logits are capped, and whether some layers have a window or sinks; the configuration says at
+    which sizes. Layers with and without a window need families of their own.
+    """
+    model, code = request.model, request.usage.code
+    built, called = code.modules.get(op, ()), code.calls.get(op, ())
+    axes: dict[str, int] = {}
+    suffix = ""
+    if any(f"logit_cap={text}" in one for one in built for text in CAPPED) and "attn_logit_softcapping" in model:
+        suffix, axes = "_softcap", {"logits_soft_cap": _whole(model, "attn_logit_softcapping")}
+    if any("sinks=" in one for one in called):
+        suffix += "_sinks"
+    if "sliding_window" not in model or not any("sliding_window_size=" in one for one in built):
+        return [(suffix, axes)]
+    types = set(model.config.get("layer_types") or LAYER_TYPES)
+    windowed = (f"{suffix}_window", {**axes, "window_size": model.size("sliding_window")})
+    return [*([(suffix, axes)] if "full_attention" in types else []), *([windowed] if SLIDING in types else [])]
+
+
+def _whole(model: Model, field: str) -> int:
+    value = model.number(field)
+    if value != int(value):
+        raise ExtractionError(f"{model.path}: {field} is {value:g}, but families have whole numbers for caps")
+    return int(value)
+
+
+def variant_axes(axes: Mapping[str, int]) -> dict[str, Any]:
+    """The const axes that only variants have."""
+    known = {
+        "logits_soft_cap": "Cap c of the logits: c tanh(logit / c) takes their place.",
+        "window_size": "Keys that a query reads, its own included; fewer where a request has fewer.",
+    }
+    return {name: const(axes[name], text) for name, text in known.items() if name in axes}
+
+
+def variant_text(axes: Mapping[str, int], family: str) -> str:
+    """What a variant has, for a description."""
+    parts = []
+    if cap := axes.get("logits_soft_cap"):
+        parts.append(f"logits capped at {cap} by tanh")
+    if "sinks" in family:
+        parts.append("a sink for each query head: the logit of a key whose value is zero")
+    if window := axes.get("window_size"):
+        parts.append(f"a window of {window} keys")
+    return f" With {listed(parts)}." if parts else ""
+
+
+def sinks() -> dict[str, Any]:
+    """The input of the sinks."""
+    return {"sinks": tensor(["num_qo_heads"], "float32", "Logit of the sink of each query head, without a scale.")}
+
+
 def paged_needs(
-    request: Request, family: str, op: str, stage: str, heads: Callable[[int], dict[str, int]], sizes: tuple[int, ...]
+    request: Request,
+    family: str,
+    op: str,
+    stage: str,
+    heads: Callable[[int], dict[str, int]],
+    sizes: tuple[int, ...],
+    variants: Sequence[tuple[str, Mapping[str, int]]] = (("", {}),),
 ) -> Iterator[Need]:
-    """One need for each tensor-parallel size and page size.
+    """One need for each tensor-parallel size, page size and variant.
 
     Args:
         request: the model and the options.
-        family: the family for pages of several tokens; `<family>_ps1` is the one for pages of one token.
+        family: the family for pages of several tokens; `<family>_ps1` is the one for pages of one token. Those of
+            variants are for all page sizes.
         op: the op of the model.
         stage: the stage that the family serves.
         heads: gives the const axes of the heads per rank for a tensor-parallel size.
         sizes: the default tensor-parallel sizes.
+        variants: suffixes of the family's name, with the const axes that these add.
     """
     for size in request.tensor_parallel(sizes):
-        for page_size in request.options.page_sizes:
-            axes = {**heads(size), "page_size": page_size}
-            yield Need(f"{family}_ps1" if page_size == 1 else family, axes, Use(request.model, op, tp=size), (stage,))
+        for page_size, (suffix, more) in itertools.product(request.options.page_sizes, variants):
+            axes = {**heads(size), "page_size": page_size, **more}
+            own = suffix or ("_ps1" if page_size == 1 else "")
+            yield Need(f"{family}{own}", axes, Use(request.model, op, tp=size), (stage,))
 
 
 def paged_text(decode: bool) -> tuple[str, str]:
@@ -63,14 +134,21 @@ def paged_text(decode: bool) -> tuple[str, str]:
     )
 
 
-def paged_axes(decode: bool, sizes: dict[str, Any], page_size: int) -> dict[str, Any]:
-    """Axes of attention over a paged cache; `sizes` are the const axes of the heads."""
+def paged_axes(decode: bool, sizes: dict[str, Any], page_size: int, last_page: bool) -> dict[str, Any]:
+    """Axes of attention over a paged cache.
+
+    Args:
+        decode: whether each request has one query.
+        sizes: the const axes of the heads.
+        page_size: tokens per page.
+        last_page: whether the length of last pages is an input.
+    """
     axes: dict[str, Any] = {}
     if decode:
         axes["batch_size"] = var("Number of requests; each has one query.")
     else:
         axes["total_q"] = var("Total number of queries (new tokens) of all requests.")
-        if page_size > 1:
+        if last_page:
             axes["batch_size"] = var(REQUESTS)
     return {
         **axes,
@@ -82,20 +160,20 @@ def paged_axes(decode: bool, sizes: dict[str, Any], page_size: int) -> dict[str,
     }
 
 
-def paged_constraints(decode: bool, page_size: int) -> list[str]:
+def paged_constraints(decode: bool, last_page: bool) -> list[str]:
     """Constraints that the offsets of a paged cache impose."""
-    constraints = ["len_indptr == batch_size + 1"] if decode or page_size > 1 else []
+    constraints = ["len_indptr == batch_size + 1"] if decode or last_page else []
     if not decode:
         constraints.append("total_q == qo_indptr[-1].item()")
     return [*constraints, "num_kv_indices == kv_indptr[-1].item()"]
 
 
-def paged_indices(decode: bool, page_size: int) -> dict[str, Any]:
+def paged_indices(decode: bool, last_page: bool) -> dict[str, Any]:
     """The offset and index inputs of a paged cache."""
     inputs = {} if decode else {"qo_indptr": tensor(["len_indptr"], "int32", QUERY_OFFSETS)}
     inputs["kv_indptr"] = tensor(["len_indptr"], "int32", PAGE_OFFSETS)
     inputs["kv_indices"] = tensor(["num_kv_indices"], "int32", PAGE_INDICES)
-    if page_size > 1:
+    if last_page:
         inputs["kv_last_page_len"] = tensor(["batch_size"], "int32", LAST_PAGE)
     return inputs
 
@@ -121,8 +199,14 @@ def ragged_offsets() -> dict[str, Any]:
 RAGGED_CONSTRAINTS = ("total_q == qo_indptr[-1].item()", "total_kv == kv_indptr[-1].item()")
 
 
-def outputs(rows: str, dim: str, what: str, decode: bool) -> dict[str, Any]:
+def outputs(rows: str, dim: str, what: str, decode: bool, variant: str = "") -> dict[str, Any]:
     """The output and the log-sum-exp; `what` describes the output."""
+    if "sinks" in variant:
+        sums = "Base-2 logarithm of the sum of exponentials of the scaled logits and of the sink."
+        return {
+            "output": tensor([rows, "num_qo_heads", dim], "bfloat16", f"{what}, in which the sink counts as a zero."),
+            "lse": tensor([rows, "num_qo_heads"], "float32", sums),
+        }
     nothing = "a request without keys" if decode else "a query that may attend to no key"
     return {
         "output": tensor([rows, "num_qo_heads", dim], "bfloat16", f"{what}; 0 for {nothing}."),

@@ -5,6 +5,8 @@ from __future__ import annotations
 #: Numbers of heads, and whether heads share latents.
 HEADS = frozenset({"num_attention_heads", "num_key_value_heads", "kv_lora_rank"})
 GROUPED = HEADS | {"head_dim", "hidden_size"}
+#: What attention is beside plain attention.
+VARIANT = frozenset({"attn_logit_softcapping", "sliding_window", "layer_types"})
 LATENT = HEADS | {"q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "index_topk"}
 #: Sizes of dense layers, shared experts and routed experts, and how many experts there are.
 WIDTHS = frozenset(

@@ -1,4 +1,4 @@
-"""Linear layers in bf16: every projection of attention and feed-forward layers, the router and the output head."""
+"""Linear layers in bf16, and in fp8 blocks: projections of attention and feed-forward layers, router, output head."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.recipes.feed_forward import dense_widths
 from tools.extract_definitions.recipes.fields import GROUPED, LATENT, WIDTHS
+from tools.extract_definitions.understanding import is_quantised
 from tools.extract_definitions.words import const, document, plural, tensor, uses, var
 
 TENSOR_PARALLEL = (1, 8)
@@ -21,6 +22,16 @@ SPECIAL = {
     "sgl-kernel:dsv3_router_gemm": ("gate", [(256, 7168), (384, 7168)], "sgl_api:sgl_kernel.dsv3_router_gemm"),
 }
 
+BF16, FP8 = "gemm_bf16", "fp8_blockwise_scaled_mm"
+BLOCK_SCALED = "sgl-kernel:fp8_blockwise_scaled_mm"
+#: Features that share one scale; for weights, in both directions.
+BLOCK = 128
+FP8_TAGS = (
+    "quantization:fp8_block_scale",
+    "sgl_api:sgl_kernel.fp8_blockwise_scaled_mm",
+    "triton_api:sglang.srt.layers.quantization.fp8_kernel.w8a8_block_fp8_matmul_triton",
+)
+
 #: op, output features, input features, role
 Layer = tuple[str, int, int, str]
 
@@ -29,6 +40,9 @@ def needs(request: Request) -> Iterator[Need]:
     for size in request.tensor_parallel(TENSOR_PARALLEL):
         for op, n, k, role in _layers(request, size):
             found = request.usage.op(op)
+            if is_quantised(request, op):
+                yield from _block_scaled(request, op, n, k, Use(request.model, op, role, tp=size))
+                continue
             if found is None or not (stages := request.stages(op)):
                 continue
             special = tuple(
@@ -36,7 +50,20 @@ def needs(request: Request) -> Iterator[Need]:
                 for kernel, (of_op, shapes, tag) in SPECIAL.items()
                 if op == of_op and kernel in found.kernels and (n, k) in shapes
             )
-            yield Need("gemm_bf16", {"n": n, "k": k}, Use(request.model, op, role, tp=size), stages, special)
+            yield Need(BF16, {"n": n, "k": k}, Use(request.model, op, role, tp=size), stages, special)
+
+
+def _block_scaled(request: Request, op: str, n: int, k: int, use: Use) -> Iterator[Need]:
+    """A layer whose weights are fp8 in blocks."""
+    if not (stages := request.stages(op, [BLOCK_SCALED])):
+        return
+    if k % BLOCK:
+        request.left_out[f"{use.role} of {request.model.name}, TP {use.tp}: blocks of {BLOCK} features do not fit"] = (
+            None
+        )
+        return
+    blocks = {"num_n_blocks": -(-n // BLOCK), "num_k_blocks": k // BLOCK}
+    yield Need(FP8, {"n": n, "k": k, **blocks}, use, stages)
 
 
 def _layers(request: Request, size: int) -> Iterator[Layer]:
@@ -56,8 +83,9 @@ def _layers(request: Request, size: int) -> Iterator[Layer]:
     vocabulary = model.size("vocab_size")
     if request.divides(vocabulary, size, "vocab_size"):
         share = vocabulary // size
-        text = "lm_head (vocabulary)" if size == 1 else f"lm_head ({share} tokens of the vocabulary)"
-        yield "logits_processor", share, hidden, text
+        capped = ", before the logits are capped" if model.config.get("final_logit_softcapping") else ""
+        text = "vocabulary" if size == 1 else f"{share} tokens of the vocabulary"
+        yield "logits_processor", share, hidden, f"lm_head ({text}{capped})"
     if model.experts is not None:
         yield "gate", model.experts, hidden, f"router (gate, {model.experts} experts)"
     if model.count("shared_expert_intermediate_size"):
@@ -98,14 +126,15 @@ def _attention_layers(request: Request, heads: int, size: int) -> Iterator[Layer
 
 def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
     n, k = axes["n"], axes["k"]
-    description = (
-        f"Linear layer in bf16, C = A @ B.T, with {k} input and {plural(n, 'output feature')} per rank. {uses(needs)}"
-    )
+    sizes = f"with {k} input and {plural(n, 'output feature')} per rank. {uses(needs)}"
     dimensions = {
         "m": var("Number of rows: all tokens of the batch."),
         "n": const(n, "Output features."),
         "k": const(k, "Input features, which the product sums over."),
     }
+    if family == FP8:
+        return _describe_block_scaled(sizes, axes, needs, dimensions)
+    description = f"Linear layer in bf16, C = A @ B.T, {sizes}"
     inputs = {
         "A": tensor(["m", "k"], "bfloat16", "Activations, one row per token."),
         "B": tensor(["n", "k"], "bfloat16", "Weights as nn.Linear stores them, one row per output feature."),
@@ -114,5 +143,27 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     return document(description, needs, (), dimensions, inputs, outputs)
 
 
-FIELDS = GROUPED | LATENT | WIDTHS | {"vocab_size", "attention_bias"}
-RECIPE = Recipe("gemm", ("gemm_bf16",), frozenset(SPECIAL), FIELDS, needs, describe)
+def _describe_block_scaled(
+    sizes: str, axes: Mapping[str, int], needs: Sequence[Need], dimensions: dict[str, Any]
+) -> dict[str, Any]:
+    codes, scales = "float8_e4m3fn", "Scales of the {}, positive; one for each {}."
+    dimensions = {
+        **dimensions,
+        "num_n_blocks": const(axes["num_n_blocks"], "Blocks of 128 output features; the last may be smaller."),
+        "num_k_blocks": const(axes["num_k_blocks"], "Blocks of 128 input features."),
+    }
+    of_token, of_block = "128 consecutive features of a token", "block of 128 x 128"
+    inputs = {
+        "A": tensor(["m", "k"], codes, "Activations as codes, one row per token."),
+        "B": tensor(["n", "k"], codes, "Weights as codes, one row per output feature."),
+        "A_scale": tensor(["m", "num_k_blocks"], "float32", scales.format("activations", of_token)),
+        "B_scale": tensor(["num_n_blocks", "num_k_blocks"], "float32", scales.format("weights", of_block)),
+    }
+    outputs = {"C": tensor(["m", "n"], "bfloat16", "Product of the scaled matrices.")}
+    description = f"Linear layer in block-scaled fp8, C = (A A_scale) @ (B B_scale).T, {sizes}"
+    constraints = ("k == num_k_blocks * 128", "num_n_blocks == (n + 127) // 128")
+    return document(description, needs, FP8_TAGS, dimensions, inputs, outputs, constraints)
+
+
+FIELDS = GROUPED | LATENT | WIDTHS | {"vocab_size", "attention_bias", "final_logit_softcapping", "quantization_config"}
+RECIPE = Recipe("gemm", (BF16, FP8), frozenset({BLOCK_SCALED, *SPECIAL}), FIELDS, needs, describe)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tools.extract_definitions.needs import Need, Recipe, Request
 from tools.extract_definitions.recipes import attention
-from tools.extract_definitions.recipes.fields import GROUPED
+from tools.extract_definitions.recipes.fields import GROUPED, VARIANT
 from tools.extract_definitions.words import const, document, plural, tensor, users
 
 DECODE, PREFILL = "gqa_paged_decode", "gqa_paged_prefill_causal"
@@ -22,6 +22,7 @@ FLASHINFER = {
     DECODE: "fi_api:flashinfer.decode.BatchDecodeWithPagedKVCacheWrapper",
     PREFILL: "fi_api:flashinfer.prefill.BatchPrefillWithPagedKVCacheWrapper",
 }
+SINKS = "fi_api:flashinfer.attention.BatchAttentionWithAttentionSinkWrapper"
 KV_HEADS = (
     "Key-value heads per rank; each serves num_qo_heads / num_kv_heads consecutive query heads. If TP exceeds their "
     "number, ranks hold copies."
@@ -66,18 +67,26 @@ def needs(request: Request) -> Iterator[Need]:
         if STAGE[family] not in stages:
             continue
         yield from attention.paged_needs(
-            request, family, "attn", STAGE[family], partial(heads, request), attention.TENSOR_PARALLEL
+            request,
+            family,
+            "attn",
+            STAGE[family],
+            partial(heads, request),
+            attention.TENSOR_PARALLEL,
+            attention.variants(request, "attn"),
         )
 
 
 def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
-    family, page_size = family.removesuffix("_ps1"), axes["page_size"]
-    decode = family == DECODE
+    page_size, decode = axes["page_size"], family.startswith(DECODE)
+    variant = family.removeprefix(DECODE if decode else PREFILL)
+    plain = variant in ("", "_ps1")
+    last_page = page_size > 1 or not plain
     rows = "batch_size" if decode else "total_q"
     what, aligned = attention.paged_text(decode)
     description = (
-        f"Grouped-query attention over a paged cache, {what}. {heads_text(axes)}, page size {page_size}. {aligned}"
-        f"{users(needs)}"
+        f"Grouped-query attention over a paged cache, {what}. {heads_text(axes)}, page size {page_size}."
+        f"{attention.variant_text(axes, family)} {aligned}{users(needs)}"
     )
     tail = "" if page_size == 1 else " Slots after the last token of a request may hold anything, including NaN."
     cache = ["num_pages", "page_size", "num_kv_heads", "head_dim"]
@@ -86,30 +95,31 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
         "q": tensor([rows, "num_qo_heads", "head_dim"], "bfloat16", f"Queries, {order}, after the rotary embedding."),
         "k_cache": tensor(cache, "bfloat16", f"Keys by page, after the rotary embedding.{tail}"),
         "v_cache": tensor(cache, "bfloat16", f"Values by page.{tail}"),
-        **attention.paged_indices(decode, page_size),
+        **attention.paged_indices(decode, last_page),
+        **(attention.sinks() if "sinks" in variant else {}),
         "sm_scale": scale(axes),
     }
     return document(
         description,
         needs,
         (
-            FLASHINFER[family],
+            SINKS if "sinks" in variant else FLASHINFER[DECODE if decode else PREFILL],
             "sgl_api:sgl_kernel.flash_attn.flash_attn_with_kvcache",
             *(() if decode else ("causal",)),
             "paged",
         ),
-        attention.paged_axes(decode, head_axes(axes), page_size),
+        attention.paged_axes(decode, head_axes(axes), page_size, last_page) | attention.variant_axes(axes),
         inputs,
-        attention.outputs(rows, "head_dim", "Weighted mean of the values for each query head", decode),
-        attention.paged_constraints(decode, page_size),
+        attention.outputs(rows, "head_dim", "Weighted mean of the values for each query head", decode, variant),
+        attention.paged_constraints(decode, last_page),
     )
 
 
 RECIPE = Recipe(
     op_type="gqa_paged",
-    families=(DECODE, f"{DECODE}_ps1", PREFILL, f"{PREFILL}_ps1"),
+    families=tuple(f"{stage}{suffix}" for stage in KERNELS for suffix in ("", "_ps1", *attention.VARIANTS)),
     kernels=frozenset(kernel for kernels in KERNELS.values() for kernel in kernels),
-    fields=GROUPED,
+    fields=GROUPED | VARIANT,
     needs=needs,
     document=describe,
 )

@@ -7,11 +7,13 @@ from typing import Any
 
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.recipes import attention
-from tools.extract_definitions.recipes.fields import GROUPED
+from tools.extract_definitions.recipes.fields import GROUPED, VARIANT
 from tools.extract_definitions.recipes.gqa_paged import head_axes, heads, heads_text, scale
 from tools.extract_definitions.words import document, tensor, users
 
 FAMILY = "gqa_ragged_prefill_causal"
+#: There is no kernel of ragged tensors with sinks.
+VARIANTS = ("", *(suffix for suffix in attention.VARIANTS if "sinks" not in suffix))
 KERNELS = frozenset({"flashinfer:BatchPrefillWithRaggedKVCacheWrapper", "sgl-kernel:flash_attn_varlen_func"})
 TAGS = (
     "fi_api:flashinfer.prefill.BatchPrefillWithRaggedKVCacheWrapper",
@@ -24,13 +26,17 @@ def needs(request: Request) -> Iterator[Need]:
     if request.model.is_latent or "prefill" not in request.stages("attn", KERNELS):
         return
     for size in request.tensor_parallel(attention.TENSOR_PARALLEL):
-        yield Need(FAMILY, heads(request, size), Use(request.model, "attn", tp=size), ("prefill",))
+        for suffix, more in attention.variants(request, "attn"):
+            if suffix in VARIANTS:
+                use = Use(request.model, "attn", tp=size)
+                yield Need(f"{FAMILY}{suffix}", {**heads(request, size), **more}, use, ("prefill",))
 
 
 def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
     description = (
         "Grouped-query attention for several new tokens per request (prefill), with keys and values in ragged tensors, "
-        f"causal. {heads_text(axes)}. Queries are aligned with the end of the keys. {users(needs)}"
+        f"causal. {heads_text(axes)}.{attention.variant_text(axes, family)} "
+        f"Queries are aligned with the end of the keys. {users(needs)}"
     )
     rows = ["total_kv", "num_kv_heads", "head_dim"]
     text = "Queries, one request after the other, after the rotary embedding."
@@ -42,8 +48,9 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
         "sm_scale": scale(axes),
     }
     outputs = attention.outputs("total_q", "head_dim", "Weighted mean of the values for each query head", decode=False)
-    dimensions = attention.ragged_axes(head_axes(axes))
+    dimensions = attention.ragged_axes(head_axes(axes)) | attention.variant_axes(axes)
     return document(description, needs, TAGS, dimensions, inputs, outputs, attention.RAGGED_CONSTRAINTS)
 
 
-RECIPE = Recipe("gqa_ragged", (FAMILY,), KERNELS, GROUPED, needs, describe)
+FAMILIES = tuple(f"{FAMILY}{suffix}" for suffix in VARIANTS)
+RECIPE = Recipe("gqa_ragged", FAMILIES, KERNELS, GROUPED | VARIANT, needs, describe)

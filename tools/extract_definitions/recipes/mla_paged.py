@@ -70,7 +70,7 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
         "q_pe": tensor([*query, "head_dim_kpe"], "bfloat16", "Rotary part of the queries."),
         "ckv_cache": tensor([*cache, "head_dim_ckv"], "bfloat16", latents + tail),
         "kpe_cache": tensor([*cache, "head_dim_kpe"], "bfloat16", "Rotary part of the keys, shared by all heads."),
-        **attention.paged_indices(decode, page_size),
+        **attention.paged_indices(decode, page_size > 1),
         "sm_scale": tensor(None, "float32", scale),
     }
     text = "Attention output in the latent space, before the value up-projection"
@@ -83,10 +83,10 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
             *(() if decode else ("causal",)),
             "paged",
         ),
-        attention.paged_axes(decode, sizes, page_size),
+        attention.paged_axes(decode, sizes, page_size, page_size > 1),
         inputs,
         attention.outputs(rows, "head_dim_ckv", text, decode),
-        attention.paged_constraints(decode, page_size),
+        attention.paged_constraints(decode, page_size > 1),
     )
 
 

@@ -1,18 +1,24 @@
-"""Mixtures of experts as DeepSeek-V3 routes them: sigmoid scores, a bias, groups; experts in fp8 with block scales."""
+"""Mixtures of experts as DeepSeek-V3 routes them: sigmoid scores, a bias, groups; the router, and fp8 experts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tools.extract_definitions.models import Model
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.recipes import experts as routed
 from tools.extract_definitions.recipes.fields import HEADS, ROUTING, WIDTHS
-from tools.extract_definitions.words import const, document, models, plural, tensor
+from tools.extract_definitions.words import const, document, models, plural, tensor, var
 
 EXPERT_PARALLEL = (8,)
-FAMILY = "moe_fp8_block_scale_ds_routing"
+ROUTER, FAMILY = "moe_topk_deepseek", "moe_fp8_block_scale_ds_routing"
+GATES = frozenset({"flashinfer:fused_topk_deepseek", "sgl-kernel:kimi_k2_moe_fused_gate", "sgl-kernel:moe_fused_gate"})
 KERNELS = frozenset({"sgl-kernel:moe_fused_gate", *routed.BLOCK_SCALED})
+#: The most experts that the routers of one group take, and the most that they choose.
+MAX_EXPERTS, MAX_CHOSEN = 512, 8
+#: For this many experts in one group sgl-kernel has a kernel of its own.
+KIMI_EXPERTS = 384
 #: The most experts per group that sgl_kernel.moe_fused_gate takes; the number of all experts must be a power of two.
 MAX_GROUP = 32
 TAGS = (
@@ -31,6 +37,14 @@ def needs(request: Request) -> Iterator[Need]:
     experts = model.experts
     if experts is None or not routed.is_sigmoid(request):
         return
+    router = {"num_experts": experts, **_routing(model)}
+    if (
+        (stages := request.stages(routed.TOPK, GATES))
+        and model.config.get("norm_topk_prob")
+        and experts <= MAX_EXPERTS
+        and router["top_k"] <= MAX_CHOSEN
+    ):
+        yield Need(ROUTER, router, Use(model, routed.TOPK), stages)
     reason = ""
     if True not in routed.block_scaled(request):
         reason = "no family covers sigmoid routing without fp8 block scales"
@@ -39,10 +53,8 @@ def needs(request: Request) -> Iterator[Need]:
     elif experts & (experts - 1) or experts > MAX_GROUP * model.size("n_group"):
         groups = f"{experts} experts in {plural(model.size('n_group'), 'group')}"
         reason = f"the family's router takes powers of two, at most {MAX_GROUP} per group, not {groups}"
-    for op in (*routed.OPS, routed.TOPK):
-        if reason and request.usage.op(op):
-            request.uncovered[op] = reason
     if reason:
+        request.uncovered.update({op: reason for op in routed.OPS if request.usage.op(op)})
         return
     for op in (*routed.OPS, routed.TOPK):
         for size in request.options.expert_parallel or EXPERT_PARALLEL:
@@ -52,22 +64,30 @@ def needs(request: Request) -> Iterator[Need]:
             axes = {
                 "num_experts": experts,
                 "num_local_experts": experts // size,
-                "top_k": model.size("num_experts_per_tok"),
-                "n_group": model.size("n_group"),
-                "topk_group": model.size("topk_group"),
+                **_routing(model),
                 "hidden_size": model.size("hidden_size"),
                 "intermediate_size": model.expert_size,
             }
             yield Need(FAMILY, axes, Use(model, op, ep=size), stages)
 
 
+def _routing(model: Model) -> dict[str, int]:
+    return {
+        "top_k": model.size("num_experts_per_tok"),
+        "n_group": model.size("n_group"),
+        "topk_group": model.size("topk_group"),
+    }
+
+
 def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
-    experts, local, top_k = axes["num_experts"], axes["num_local_experts"], axes["top_k"]
+    experts, local, top_k = axes["num_experts"], axes.get("num_local_experts", 1), axes["top_k"]
     groups = (
         f"{axes['topk_group']} of {axes['n_group']} groups, {top_k} experts per token"
         if axes["n_group"] > 1
         else f"{top_k} experts per token"
     )
+    if family == ROUTER:
+        return _router(axes, needs, groups)
     description = (
         f"One rank's share of the routed experts of {models(needs)} under expert parallelism over "
         f"{experts // local} ranks: routing over all {experts} experts (sigmoid scores, a bias for the choice only, "
@@ -87,6 +107,50 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     return document(description, needs, TAGS, dimensions, _inputs(), routed.OUTPUTS, constraints)
 
 
+def _router(axes: Mapping[str, int], needs: Sequence[Need], groups: str) -> dict[str, Any]:
+    """The router alone; `groups` says how experts are chosen."""
+    description = (
+        f"Expert router of {models(needs)}: sigmoid scores of {axes['num_experts']} experts with a bias for the choice "
+        f"only, {groups}, and their weights."
+    )
+    dimensions = {
+        "seq_len": var(f"{routed.TOKENS}."),
+        "num_experts": const(axes["num_experts"], "Routed experts of the layer, on all ranks."),
+        "n_group": const(axes["n_group"], "Groups of experts."),
+        "topk_group": const(axes["topk_group"], "Groups whose experts may be chosen."),
+        "top_k": const(axes["top_k"], "Experts chosen per token."),
+    }
+    logits = "Output of the router for each token and expert, before the sigmoid."
+    bias = "Added to the scores where experts are chosen (e_score_correction_bias); not part of the weights."
+    factor = (
+        "Factor of all weights (routed_scaling_factor of the model's configuration, or 1 where the result of the "
+        "experts is scaled instead)."
+    )
+    inputs = {
+        "routing_logits": tensor(["seq_len", "num_experts"], "float32", logits),
+        "routing_bias": tensor(["num_experts"], "float32", bias),
+        "routed_scaling_factor": tensor(None, "float32", factor),
+    }
+    pair = ["seq_len", "top_k"]
+    ids = "Indices of the chosen experts, best first; of equal values, the lower index comes first."
+    outputs = {
+        "topk_weights": tensor(
+            pair,
+            "float32",
+            "Scores of the chosen experts without the bias, divided by their sum, times the factor.",
+        ),
+        "topk_ids": tensor(pair, "int32", ids),
+    }
+    constraints = ("top_k <= num_experts", "topk_group <= n_group", "num_experts % n_group == 0")
+    called: tuple[str, ...] = ("fi_api:flashinfer.fused_moe.fused_topk_deepseek", "sgl_api:sgl_kernel.moe_fused_gate")
+    if axes["n_group"] == 1:
+        called = ("sgl_api:sglang.jit_kernel.grouped_topk.grouped_topk",)
+        if axes["num_experts"] == KIMI_EXPERTS:
+            called = (*called, "sgl_api:sgl_kernel.kimi_k2_moe_fused_gate")
+    tags = ("routing:deepseek-v3", *called, "fused")
+    return document(description, needs, tags, dimensions, inputs, outputs, constraints)
+
+
 def _inputs() -> dict[str, Any]:
     logits = "Router output for each token and expert, before the sigmoid."
     bias = "Added to the sigmoid scores to choose experts (e_score_correction_bias); the weights do not include it."
@@ -99,4 +163,5 @@ def _inputs() -> dict[str, Any]:
     }
 
 
-RECIPE = Recipe("moe", (FAMILY,), KERNELS, HEADS | ROUTING | WIDTHS | {"hidden_size"}, needs, describe)
+FIELDS = HEADS | ROUTING | WIDTHS | {"hidden_size"}
+RECIPE = Recipe("moe", (ROUTER, FAMILY), KERNELS | GATES, FIELDS, needs, describe)

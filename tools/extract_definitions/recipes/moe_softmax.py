@@ -47,10 +47,8 @@ def needs(request: Request) -> Iterator[Need]:
     experts = model.experts
     if experts is None or routed.is_sigmoid(request):
         return
-    if "n_group" in model:
-        for op in (*routed.OPS, routed.TOPK):
-            if request.usage.op(op):
-                request.uncovered[op] = "no family covers softmax routing with groups of experts"
+    if reason := _grouped(model):
+        request.uncovered.update({op: reason for op in (*routed.OPS, routed.TOPK) if request.usage.op(op)})
         return
     routing = ("routing:renormalize" if _normalises(model) else "routing:softmax",)
     families = [
@@ -77,6 +75,15 @@ def needs(request: Request) -> Iterator[Need]:
             for op in routed.OPS:
                 if stages := request.stages(op, KERNELS[family]):
                     yield Need(family, axes, replace(place, op=op), stages, routing)
+
+
+def _grouped(model: Model) -> str:
+    """Why softmax routing is more than the choice of the best experts; "" if it is that."""
+    if model.count("n_group") > 1:
+        return "no family covers softmax routing with groups of experts"
+    if model.config.get("routed_scaling_factor", 1) != 1:
+        return "no family covers softmax routing with a factor"
+    return ""
 
 
 def _places(request: Request, experts: int) -> Iterator[Use]:

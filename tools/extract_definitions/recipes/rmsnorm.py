@@ -8,9 +8,15 @@ from typing import Any
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.recipes.fields import GROUPED
-from tools.extract_definitions.words import alike, const, document, listed, models, tensor, var
+from tools.extract_definitions.settings import over_all_heads
+from tools.extract_definitions.words import alike, const, document, listed, models, plural, tensor, users, var
 
-NORM, FUSED = "sgl-kernel:rmsnorm", "sgl-kernel:fused_add_rmsnorm"
+#: Families -> the kernels that normalise, and the ones that add the residual before.
+KERNELS = {
+    ("rmsnorm", "fused_add_rmsnorm_residual_out"): ("sgl-kernel:rmsnorm", "sgl-kernel:fused_add_rmsnorm"),
+    ("gemma_rmsnorm", "gemma_fused_add_rmsnorm"): ("sgl-kernel:gemma_rmsnorm", "sgl-kernel:gemma_fused_add_rmsnorm"),
+}
+NORM = "sgl-kernel:rmsnorm"
 HIDDEN = (
     *("input_layernorm", "post_attention_layernorm", "norm", "prepare_attn", "prepare_mlp"),
     *("prepare_attn_and_capture_last_layer_outputs", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
@@ -22,10 +28,9 @@ LATENT = {
 HEAD = ("q_norm", "k_norm")
 #: Epsilon -> suffix of the family's name. Epsilon is a constant of the reference.
 EPSILONS = {1e-6: "", 1e-5: "_eps1e5"}
-TAGS = {
-    "rmsnorm": ("fi_api:flashinfer.norm.rmsnorm", "sgl_api:sgl_kernel.rmsnorm"),
-    "fused_add_rmsnorm": ("fi_api:flashinfer.norm.fused_add_rmsnorm", "sgl_api:sgl_kernel.fused_add_rmsnorm"),
-}
+HEADS_FUSED = "fused_qknorm"
+TENSOR_PARALLEL = (1, 2, 4, 8)
+FAMILIES = (*(f"{name}{suffix}" for name in next(iter(KERNELS)) for suffix in EPSILONS.values()), *list(KERNELS)[1])
 
 
 def needs(request: Request) -> Iterator[Need]:
@@ -33,19 +38,21 @@ def needs(request: Request) -> Iterator[Need]:
 
     def need(family: str, size: int, op: str, role: str, stages: tuple[str, ...]) -> Need:
         epsilon = model.number("rms_norm_eps")
-        if epsilon not in EPSILONS:
-            known = " and ".join(f"{one:g}" for one in EPSILONS)
+        name = family + EPSILONS.get(epsilon, "_")
+        if name not in FAMILIES:
+            known = " and ".join(f"{one:g}" for one, suffix in EPSILONS.items() if family + suffix in FAMILIES)
             raise ExtractionError(
-                f"{model.path}: rms_norm_eps is {epsilon:g}, but the families of rmsnorm have {known}; "
+                f"{model.path}: rms_norm_eps is {epsilon:g}, but the families of {family} have {known}; "
                 "add one under reference/rmsnorm and to tools/extract_definitions/recipes/rmsnorm.py"
             )
-        return Need(family + EPSILONS[epsilon], {"hidden_size": size}, Use(model, op, role), stages)
+        return Need(name, {"hidden_size": size}, Use(model, op, role), stages)
 
-    for op in HIDDEN:
-        if stages := request.stages(op, [NORM]):
-            yield need("rmsnorm", model.size("hidden_size"), op, "the hidden state", stages)
-        if stages := request.stages(op, [FUSED]):
-            yield need("fused_add_rmsnorm_residual_out", model.size("hidden_size"), op, "", stages)
+    for (plain, fused), (norm, add_norm) in KERNELS.items():
+        for op in HIDDEN:
+            if stages := request.stages(op, [norm]):
+                yield need(plain, model.size("hidden_size"), op, "the hidden state", stages)
+            if stages := request.stages(op, [add_norm]):
+                yield need(fused, model.size("hidden_size"), op, "", stages)
     for op, (field, role) in LATENT.items():
         if not (stages := request.stages(op, [NORM])):
             continue
@@ -58,12 +65,69 @@ def needs(request: Request) -> Iterator[Need]:
         return
     for op in HEAD:
         if stages := request.stages(op, [NORM]):
-            yield need("rmsnorm", model.head_dim, op, "each head's query and key (q_norm, k_norm)", stages)
+            size, role = _of_heads(request, op)
+            yield need("rmsnorm", size, op, role, stages)
+    yield from _fused_heads(request)
+
+
+def _fused_heads(request: Request) -> Iterator[Need]:
+    """The norms of all heads of queries and keys in one kernel."""
+    model, op = request.model, "fused_inplace_qknorm"
+    if not (stages := request.stages(op)):
+        return
+    if EPSILONS.get(model.number("rms_norm_eps")) != "":
+        request.uncovered[op] = f"the family {HEADS_FUSED} has an epsilon of 1e-6"
+        return
+    for size in request.tensor_parallel(TENSOR_PARALLEL):
+        axes = {
+            "num_qo_heads": model.size("num_attention_heads") // size,
+            "num_kv_heads": max(1, model.size("num_key_value_heads") // size),
+            "head_dim": model.head_dim,
+        }
+        yield Need(HEADS_FUSED, axes, Use(model, op, tp=size), stages)
+
+
+def _of_heads(request: Request, op: str) -> tuple[int, str]:
+    """Features and role of a norm of queries or keys: of each head, or of all heads together where the code says so."""
+    model = request.model
+    if over_all_heads(request.usage.code.modules.get(op, ())):
+        heads = model.size("num_attention_heads" if op == "q_norm" else "num_key_value_heads")
+        return heads * model.head_dim, "all query heads (q_norm) or all key heads (k_norm) of a token together"
+    return model.head_dim, "each head's query and key (q_norm, k_norm)"
+
+
+def _describe_fused_heads(axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
+    heads, kv_heads, size = axes["num_qo_heads"], axes["num_kv_heads"], axes["head_dim"]
+    description = (
+        "RMSNorm of each head of queries and keys in bf16, epsilon 1e-6, in one kernel. "
+        f"{plural(heads, 'query head')} and {plural(kv_heads, 'key head')} of {size} features. {users(needs)}"
+    )
+    dimensions = {
+        "num_tokens": var("Number of tokens of the batch."),
+        "num_qo_heads": const(heads, "Query heads per rank."),
+        "num_kv_heads": const(kv_heads, "Key heads per rank."),
+        "head_dim": const(size, "Features that are normalised together."),
+    }
+    query, key = (["num_tokens", of, "head_dim"] for of in ("num_qo_heads", "num_kv_heads"))
+    inputs = {
+        "q": tensor(query, "bfloat16", "Queries."),
+        "k": tensor(key, "bfloat16", "Keys."),
+        "q_weight": tensor(["head_dim"], "bfloat16", "Weight of queries."),
+        "k_weight": tensor(["head_dim"], "bfloat16", "Weight of keys."),
+    }
+    outputs = {
+        "q_out": tensor(query, "bfloat16", "Normalised queries."),
+        "k_out": tensor(key, "bfloat16", "Normalised keys."),
+    }
+    tags = ("fused", "sgl_api:sglang.jit_kernel.norm.fused_inplace_qknorm")
+    return document(description, needs, tags, dimensions, inputs, outputs)
 
 
 def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
+    if family == HEADS_FUSED:
+        return _describe_fused_heads(axes, needs)
     size, epsilon = axes["hidden_size"], "1e-5" if family.endswith("_eps1e5") else "1e-6"
-    of_heads = all(need.use.op in HEAD for need in needs)
+    of_heads = all(need.use.op in HEAD and size == need.use.model.head_dim for need in needs)
     rows = (
         "Number of rows: all heads of all tokens of the batch."
         if of_heads
@@ -75,39 +139,44 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     }
     matrix = ["batch_size", "hidden_size"]
     weight = {"weight": tensor(["hidden_size"], "bfloat16", "Learned scale of each feature.")}
-    if family.startswith("fused"):
+    name, scale = "RMSNorm", "weight"
+    if gemma := family.startswith("gemma"):
+        name, scale = "RMSNorm of the Gemma models", "1 + weight"
+        weight = {"weight": tensor(["hidden_size"], "bfloat16", "Learned scale of each feature, less 1.")}
+    kernel = family.partition("_eps1e5")[0].replace("_residual_out", "")
+    tags = (f"fi_api:flashinfer.norm.{kernel}", f"sgl_api:sgl_kernel.{kernel}")
+    if "fused" in family:
         description = (
-            f"Residual addition and RMSNorm over {size} features in bf16, eps {epsilon}: residual_out is the sum, "
-            "output its norm. The norm reads the sum before rounding. The kernels write both results over their "
-            f"inputs. Used between the blocks of {models(needs)}."
+            f"Residual addition and {name} over {size} features in bf16, eps {epsilon}: residual_out is the sum, "
+            f"output its norm{', scaled by 1 + weight' if gemma else ''}. The norm reads the sum before rounding. The "
+            f"kernels write both results over their inputs. Used between the blocks of {models(needs)}."
         )
         inputs = {
             "hidden_states": tensor(matrix, "bfloat16", "Output of the previous block, one row per token."),
             "residual": tensor(matrix, "bfloat16", "Residual stream before the addition."),
         }
         outputs = {
-            "output": tensor(matrix, "bfloat16", "Norm of the sum, scaled by weight."),
+            "output": tensor(matrix, "bfloat16", f"Norm of the sum, scaled by {scale}."),
             "residual_out": tensor(
                 matrix, "bfloat16", "Residual stream after the addition: hidden_states + residual, rounded once."
             ),
         }
-        return document(description, needs, TAGS["fused_add_rmsnorm"], dimensions, inputs | weight, outputs)
+        return document(description, needs, tags, dimensions, inputs | weight, outputs)
     description = (
-        f"RMSNorm over {size} features in bf16, eps {epsilon}, rounded once, at the end. "
+        f"{name} over {size} features in bf16, {'scaled by 1 + weight, ' if gemma else ''}eps {epsilon}, rounded once, "
+        "at the end. "
         f"It normalises {'; '.join(f'{listed(roles)} in {names}' for names, roles in alike(needs))}."
     )
     row = "Activations, one row per head of each token." if of_heads else "Activations, one row per token."
     inputs = {"hidden_states": tensor(matrix, "bfloat16", row)}
     outputs = {"output": tensor(matrix, "bfloat16", "Normalised and scaled activations.")}
-    return document(description, needs, TAGS["rmsnorm"], dimensions, inputs | weight, outputs)
+    return document(description, needs, tags, dimensions, inputs | weight, outputs)
 
 
 RECIPE = Recipe(
     op_type="rmsnorm",
-    families=tuple(
-        f"{name}{suffix}" for name in ("rmsnorm", "fused_add_rmsnorm_residual_out") for suffix in EPSILONS.values()
-    ),
-    kernels=frozenset({NORM, FUSED}),
+    families=(*FAMILIES, HEADS_FUSED),
+    kernels=frozenset({"jit:qknorm", *(kernel for kernels in KERNELS.values() for kernel in kernels)}),
     fields=GROUPED | {"rms_norm_eps", "q_lora_rank", "use_qk_norm"},
     needs=needs,
     document=describe,

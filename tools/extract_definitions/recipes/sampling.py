@@ -14,6 +14,7 @@ from tools.extract_definitions.words import const, document, tensor, var
 SAMPLERS = {
     "min_p_sampling_from_probs": "min_p_sampling_from_probs",
     "top_k_sampling_from_probs": "top_k_top_p_sampling_from_probs",
+    "top_k_top_p_joint_sampling_from_probs": "top_k_top_p_sampling_from_probs",
     "top_k_top_p_sampling_from_probs": "top_k_top_p_sampling_from_probs",
     "top_p_sampling_from_probs": "top_k_top_p_sampling_from_probs",
 }
@@ -25,6 +26,9 @@ DESCRIPTIONS = {
     "all values tied with the k-th, scales them to sum to 1 and sets the others to 0.",
     "top_k_sampling_from_probs": "Top-k sampling over {v} tokens: draws one token per row from the k most probable "
     "ones, in proportion to their probabilities. All tokens tied with the k-th are kept.",
+    "top_k_top_p_joint_sampling_from_probs": "Top-k and top-p (nucleus) sampling over {v} tokens: draws one token per "
+    "row from those that are both among the k most probable and among the most probable whose mass reaches top_p, in "
+    "proportion to their probabilities. This is SGLang's order.",
     "top_k_top_p_sampling_from_probs": "Top-k, then top-p (nucleus) sampling over {v} tokens: what top-k keeps is "
     "scaled to sum to 1, top-p keeps its most probable tokens, and one token per row is drawn in proportion to its "
     "probability.",
@@ -36,18 +40,20 @@ DESCRIPTIONS = {
 #: Families that sgl-kernel provides as well.
 SGL_API = tuple(RENORMALISERS)
 #: Families whose probabilities must sum to 1.
-NORMALISED = ("top_k_sampling_from_probs", "top_p_sampling_from_probs")
+NORMALISED = ("top_k_sampling_from_probs", "top_k_top_p_joint_sampling_from_probs", "top_p_sampling_from_probs")
 LAST_KEPT = "The token with which the mass reaches it is the last one kept, together with all tokens tied with it"
 TOP_K = (
     "Number of tokens to keep in each row. All tokens tied with the last one are kept; vocab_size or more, or a "
     "negative number, keeps all."
 )
+MASS = "Probability mass that the kept tokens must reach, per row."
 TOP_P = {
+    "top_k_top_p_joint_sampling_from_probs": f"{MASS} {LAST_KEPT}.",
     "top_k_top_p_sampling_from_probs": "Share of the mass kept by top-k that the kept tokens must reach, per row. "
     f"{LAST_KEPT}.",
     "top_p_renorm_probs": "Share of the row's sum that the kept tokens must reach, per row. "
     f"{LAST_KEPT}; 0 keeps the largest value.",
-    "top_p_sampling_from_probs": f"Probability mass that the kept tokens must reach, per row. {LAST_KEPT}.",
+    "top_p_sampling_from_probs": f"{MASS} {LAST_KEPT}.",
 }
 MIN_P = "Smallest probability to keep, as a share of the largest in the row; 0 keeps all tokens."
 
@@ -84,7 +90,7 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     else:
         text = "Index of the token drawn from each row, 0 to vocab_size - 1; 0 if nothing is kept."
         outputs = {"samples": tensor(["batch_size"], "int64", text)}
-    tags = [f"fi_api:flashinfer.sampling.{family}"]
+    tags = [f"fi_api:flashinfer.sampling.{family.replace('_joint_', '_')}"]
     if family in SGL_API:
         tags.append(f"sgl_api:sgl_kernel.{family.removesuffix('s')}")
     return document(DESCRIPTIONS[family].format(v=vocabulary), needs, tags, dimensions, inputs, outputs)

@@ -1,0 +1,63 @@
+"""References of another dataset in flashinfer-bench's format, for the Definitions that have the same name here.
+
+They come as the other dataset has them, but are held to the same syntax, torch functions and names as ours: nobody runs
+a file that was only downloaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flashinfer_trace import Definition, load
+from flashinfer_trace.json_source import JsonSourceError, load_object
+from flashinfer_trace.reference import ReferenceSourceError, compile_reference
+
+__all__ = ["Peer", "peers"]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A Definition of the other dataset whose name is one of ours.
+
+    Attributes:
+        name: of both.
+        run: its reference, by our inputs; None if it cannot be compared.
+        reason: why not; empty if it can.
+    """
+
+    name: str
+    run: Callable[[Mapping[str, Any]], Any] | None
+    reason: str
+
+
+def peers(directory: Path, names: set[str]) -> Iterator[Peer]:
+    """The Definitions under a directory whose names are among `names`, by name.
+
+    Raises:
+        FileNotFoundError: the directory has no Definition of these names.
+    """
+    paths = {path.stem: path for path in sorted(directory.rglob("*.json")) if path.stem in names}
+    if not paths:
+        raise FileNotFoundError(f"{directory}: no file named after one of our Definitions (<name>.json)")
+    for name, path in sorted(paths.items()):
+        try:
+            yield peer(load(name), path)
+        except (JsonSourceError, ReferenceSourceError, KeyError, TypeError, AttributeError) as error:
+            yield Peer(name, None, f"cannot be read: {' '.join(str(error).split())[:160]}")
+
+
+def peer(ours: Definition, path: Path) -> Peer:
+    """The other Definition in one file, if it takes inputs of the same names and dtypes as ours."""
+    theirs = load_object(path)
+    if theirs["name"] != ours.name:
+        return Peer(ours.name, None, f"its name is {theirs['name']}")
+    given = {name: spec["dtype"] for name, spec in theirs["inputs"].items()}
+    own = {name: spec.dtype for name, spec in ours.inputs.items()}
+    different = sorted(name for name in given.keys() | own.keys() if given.get(name) != own.get(name))
+    if different:
+        return Peer(ours.name, None, f"other inputs: {', '.join(different)}")
+    run = compile_reference(str(theirs["reference"]), str(path), ours.op_type)
+    return Peer(ours.name, lambda inputs: run(*(inputs[name] for name in given)), "")

@@ -1,0 +1,95 @@
+"""flashinfer-trace check. torch and the families are imported when the command runs, not before."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from flashinfer_trace import dataset
+from flashinfer_trace.cli import completion
+from flashinfer_trace.cli.group import FAILED, NOTHING_VERIFIED, echo_json
+from flashinfer_trace.cli.options import ORACLE_EXAMPLES, dataset_root, format_option
+from flashinfer_trace.cli.verification import check_device, missing_packages
+from flashinfer_trace.judging.submission import SubmissionError, from_path
+
+__all__ = ["check"]
+
+
+@click.command()
+@click.argument("kernel", metavar="FILE.py[:FUNCTION]|SOLUTION.json")
+@click.option("-d", "--definition", "name", shell_complete=completion.names, help="What it computes.")
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
+@click.option(
+    "--examples",
+    type=click.IntRange(min=1),
+    default=ORACLE_EXAMPLES,
+    show_default=True,
+    help="Number of drawn cases that must count, beside the family's corners.",
+)
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of all draws, to repeat a run [fresh entropy].")
+@click.option("--twin", is_flag=True, help="Judge at the sizes of the family's small twin.")
+@click.option("--timeout", type=click.FloatRange(min=0.1), help="Seconds that one call may take [60; the first: 300].")
+@format_option
+def check(
+    kernel: str,
+    name: str | None,
+    device: str,
+    examples: int,
+    seed: int | None,
+    twin: bool,
+    timeout: float | None,
+    output_format: str,
+) -> None:
+    """Judge a kernel of your own against a Definition.
+
+    It is a Python file (its function run, its class ModelNew, or the FUNCTION that is named) or a Solution of
+    flashinfer-bench in Python or Triton. It takes the Definition's inputs and returns its outputs, or takes the outputs
+    as well and writes into them. It runs in a process of its own, with your rights: do not judge code that you would
+    not run.
+
+    Exit status: 0 reference-grade or kernel-grade, 1 wrong, 2 wrong usage, 3 no case could have failed,
+    130 interrupted.
+    """
+    root = dataset_root()
+    try:
+        submission = from_path(kernel)
+    except SubmissionError as error:
+        raise click.UsageError(str(error)) from error
+    wanted = name or submission.definition
+    if not wanted:
+        raise click.UsageError(
+            "name the Definition that the kernel computes: -d NAME (`flashinfer-trace list` shows all)"
+        )
+    definition = dataset.load(wanted, root)
+    with missing_packages():
+        import torch
+
+        from flashinfer_trace.judging.process import Limits, Server
+    check_device(device, torch)
+    if device == "cpu":
+        torch.set_num_threads(1)
+    limits = Limits() if timeout is None else Limits(first_call=timeout, call=timeout)
+    # Before harness and families are imported, because a fork of this process must not contain the oracles. CUDA does
+    # not survive a fork once `check_device` has looked for a GPU.
+    with Server(fork=device == "cpu") as server:
+        with missing_packages():
+            from flashinfer_trace.judging.judge import judge
+        try:
+            verdict = judge(
+                submission,
+                definition,
+                device=device,
+                examples=examples,
+                seed=seed,
+                twin=twin or None,
+                limits=limits,
+                server=server,
+            )
+        except SubmissionError as error:
+            raise click.UsageError(str(error)) from error
+    if output_format == "json":
+        echo_json(verdict.to_dict())
+    else:
+        click.echo(str(verdict))
+    sys.exit(0 if verdict.passed else FAILED if verdict.failure else NOTHING_VERIFIED)

@@ -1,0 +1,68 @@
+"""The least time that a GPU needs for a cost: that of its memory, or of its arithmetic, whichever is longer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from flashinfer_trace.costs.work import Cost
+from flashinfer_trace.json_source import load_object
+
+__all__ = ["Gpu", "Roofline", "load_gpus", "roofline"]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU of schema/gpus.json: bytes and operations per second."""
+
+    name: str
+    driver_names: tuple[str, ...]
+    bandwidth: float
+    peak: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """The least time of a cost on a GPU.
+
+    Attributes:
+        memory: seconds to move the bytes.
+        arithmetic: seconds to make the operations, those of the CUDA cores beside those of the tensor cores.
+        seconds: the longer of both.
+    """
+
+    gpu: str
+    memory: float
+    arithmetic: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.memory, self.arithmetic)
+
+    @property
+    def bound(self) -> str:
+        """What it waits for: ``memory`` or ``arithmetic``."""
+        return "memory" if self.memory >= self.arithmetic else "arithmetic"
+
+
+def load_gpus(root: Path) -> dict[str, Gpu]:
+    """The GPUs of a dataset root, by short name.
+
+    Raises:
+        JsonSourceError: schema/gpus.json cannot be read.
+    """
+    data = load_object(root / "schema" / "gpus.json")
+    return {
+        name: Gpu(name, tuple(entry["names"]), float(entry["bandwidth"]), entry["peak"])
+        for name, entry in data["gpus"].items()
+    }
+
+
+def roofline(cost: Cost, gpu: Gpu) -> Roofline | None:
+    """The least time of a cost; None if the GPU has no arithmetic for the dtype of an operand."""
+    if not cost.operations.keys() <= gpu.peak.keys():
+        return None
+    times = [count / gpu.peak[dtype] for dtype, count in cost.operations.items()]
+    # CUDA cores and tensor cores work at the same time.
+    return Roofline(gpu.name, cost.bytes / gpu.bandwidth, max(times, default=0.0))

@@ -1,0 +1,76 @@
+"""SGLang's Triton attention for decode: one product over slots of a cache, in two launches.
+
+From its source (SGLang 0.5.11, srt/layers/attention/triton_ops/decode_attention.py):
+
+- The keys of a request are split into at most `SPLITS` parts of a multiple of 32. The first launch stores the output
+  and the natural lse of each part in float32; the second one merges them. Parts without keys are not written.
+- Weights are summed in float32 and rounded to bf16 for the product with the values.
+- Slots after the last key of a request are masked when they are loaded, so NaN in other slots does not leak.
+- A request without keys divides 0 by 0. SGLang never has one, so plans do not draw any.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.attention.kernels import BATCHES, PAGES, SOME_KEYS
+from flashinfer_trace.families.attention.policies import Rounding, kernel_policies
+from flashinfer_trace.families.attention.rounding import LOG2_E
+from flashinfer_trace.harness.family import Kernel, KernelCall, Outputs
+
+__all__ = ["WITH_KEYS", "attend", "decode_kernel"]
+
+MODULE = "sglang.srt.layers.attention.triton_ops.decode_attention"
+#: SGLang's default of triton_attention_num_kv_splits.
+SPLITS = 8
+ROUNDING = Rounding(weights=True, sum=False, partial=0)
+#: For kernels that need a key in every request with a query.
+WITH_KEYS = dataclasses.replace(SOME_KEYS, keyless_requests=False)
+
+
+def attend(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    sm_scale: float,
+    output: torch.Tensor,
+) -> Outputs:
+    """Runs the kernel on queries [batch, heads, dim] and slots [slots, kv_heads, dim].
+
+    The lse comes from those of the parts, which the first launch stores: parts without keys keep -inf.
+    """
+    from sglang.srt.layers.attention.triton_ops.decode_attention import decode_attention_fwd
+
+    batch, heads, _ = q.shape
+    parts = torch.empty(batch, heads, SPLITS, values.shape[-1], dtype=torch.float32, device=q.device)
+    lse = torch.full((batch, heads, SPLITS), -torch.inf, dtype=torch.float32, device=q.device)
+    splits = torch.full((batch,), SPLITS, dtype=torch.int32, device=q.device)
+    decode_attention_fwd(
+        q, keys, values, output, kv_indptr, kv_indices.long(), parts, lse, splits, SPLITS, sm_scale, 1.0, 1.0
+    )
+    return {"output": output, "lse": torch.logsumexp(lse, dim=-1) * LOG2_E}
+
+
+def one_token_pages(definition: Definition) -> str | None:
+    return None if definition.const_axes["page_size"] == 1 else "takes slots: needs page_size 1"
+
+
+def decode_kernel(call: KernelCall) -> Kernel:
+    """The kernel of a family; `call` passes the family's inputs to `attend`."""
+    return Kernel(
+        f"{MODULE}.decode_attention_fwd",
+        "sglang",
+        call,
+        min_capability=(8, 0),
+        limits={**BATCHES, **PAGES},
+        plan_options=WITH_KEYS,
+        supports=one_token_pages,
+        compare=kernel_policies(ROUNDING),
+        modules=(MODULE,),
+        optional=True,
+    )

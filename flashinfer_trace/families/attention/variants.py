@@ -1,0 +1,229 @@
+"""Attention with capped logits, a window of keys, or sinks, as plain attention over other queries and keys.
+
+A window makes each query a request of its own, which has the keys that the query sees. The sink of a head is a key more
+with a value of zero, whose logit is the sink: queries have a feature more for each head of a group, which is 1 for that
+head, and the keys have zeros there but for the sink. So the oracle, its parts and its bounds are those of plain
+attention. Capped logits are an argument of the oracle; what kernels round there is added to their bounds.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.attention.cases import AttentionOptions
+from flashinfer_trace.families.attention.oracle import SMALLEST_CHUNK, Split, any_chunks, expected_outputs
+from flashinfer_trace.families.attention.paged import distinct_pages
+from flashinfer_trace.families.attention.policies import LseOfNothing
+from flashinfer_trace.families.attention.rounding import LOG2_E
+from flashinfer_trace.families.attention.rows import CAPPED
+from flashinfer_trace.families.attention.tiles import Memory
+from flashinfer_trace.harness.compare import ErrorBound, Expected, host_figures
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Plan, PlanRequest
+from flashinfer_trace.harness.inputs import Draws
+
+__all__ = ["SINKS_NEED_KEYS", "TWINS", "NeedsKeys", "expected_of_variant", "variant_family"]
+
+Oracle = Callable[[Definition, Inputs], dict[str, Expected]]
+#: Variant -> sizes of its twin. Logits of the kind *large* are far beyond the cap; most requests exceed the window.
+TWINS: Mapping[str, Mapping[str, int]] = {
+    "softcap": {"logits_soft_cap": 15},
+    "softcap_window": {"logits_soft_cap": 15, "window_size": 6},
+    "window": {"window_size": 6},
+    "sinks": {},
+    "sinks_window": {"window_size": 6},
+}
+
+#: Standard deviation of the sinks, in nats: some outweigh all keys, and some are negligible.
+SINK_SCALE = 4.0
+#: Times so much where logits have the kind spread: exp of how far a sink is from a logit exceeds float32's range.
+FAR_SINKS = 100.0
+#: tanh.approx.f32 has a relative error of 2^-11 (PTX ISA, "tanh"), and its argument a few float32 roundings.
+CAP_ERROR = 2.0**-11 * (1 + 2**-8)
+
+
+@dataclass(frozen=True)
+class NeedsKeys(AttentionOptions):
+    """For kernels that return another lse than the sink for a request without keys."""
+
+
+SINKS_NEED_KEYS = NeedsKeys(keyless=False, unseeing_rows=False)
+
+
+def visible_keys(memory: Memory, causal: bool, window: int | None) -> tuple[list[int], list[int], list[int]]:
+    """For each query: its request, the first key that it sees, and how many."""
+    owners, starts, counts = [], [], []
+    for request, length in enumerate(memory.lengths):
+        first, end = memory.queries[request : request + 2]
+        for query in range(first, end):
+            last = max(0, length - (end - 1 - query)) if causal else length
+            count = last if window is None else min(last, window)
+            owners.append(request)
+            starts.append(last - count)
+            counts.append(count)
+    return owners, starts, counts
+
+
+def each_query(memory: Memory, causal: bool, window: int | None) -> Memory:
+    """Each query as a request of its own, with the keys that it sees."""
+    owners, starts, counts = visible_keys(memory, causal, window)
+    owner, start = (torch.tensor(each, dtype=torch.int64, device=memory.keys.device) for each in (owners, starts))
+
+    def slots(query: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        return memory.slots(owner[query], start[query] + position)
+
+    return Memory(memory.keys, memory.values, range(len(owners) + 1), counts, slots)
+
+
+def with_sinks(q: torch.Tensor, memory: Memory, sinks: torch.Tensor, sm_scale: float) -> tuple[torch.Tensor, Memory]:
+    """Queries and keys with features for the sinks [heads]; the last key of each request is the sink."""
+    heads, (slots, kv_heads, dim) = q.shape[1], memory.keys.shape
+    group, device = heads // kv_heads, q.device
+    own = torch.eye(group, dtype=torch.float64, device=device).repeat(kv_heads, 1).expand(len(q), heads, group)
+    key = torch.zeros(1, kv_heads, dim + group, dtype=torch.float64, device=device)
+    key[0, :, dim:] = sinks.double().view(kv_heads, group) / sm_scale
+    keys = torch.cat([torch.nn.functional.pad(memory.keys.double(), (0, group)), key])
+    values = torch.cat([memory.values, memory.values.new_zeros(1, *memory.values.shape[1:])])
+    lengths = torch.tensor(memory.lengths, dtype=torch.int64, device=device)
+    some = lengths.argmax() if len(lengths) else lengths
+
+    def slots_of(request: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        length = lengths[request]
+        if not int(lengths.max()):
+            return torch.full_like(position.expand(len(request), -1), slots)
+        # A request without keys has no slots to ask for; those of another one are not used.
+        asked = torch.where(length > 0, request, some)
+        found = memory.slots(asked, position.minimum((lengths[asked] - 1).clamp_min(0)))
+        return torch.where(position < length, found, slots)
+
+    counts = [count + 1 for count in memory.lengths]
+    return torch.cat([q.double(), own], dim=-1), Memory(keys, values, memory.queries, counts, slots_of)
+
+
+def chunks_at_any_place() -> Split:
+    """For kernels that cut a request's keys anywhere: those that a query sees may lie in one chunk more."""
+    split, more = any_chunks(), SMALLEST_CHUNK - 1
+
+    def shifted(p: torch.Tensor, values: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        pad = torch.nn.functional.pad
+        return split(pad(p, (0, more)), pad(values, (0, 0, 0, more)), counts + more)
+
+    return shifted
+
+
+def expected_of_variant(definition: Definition, inputs: Inputs, memory: Memory, causal: bool) -> dict[str, Expected]:
+    """Expected output and lse, with the cap, the window and the sinks that the Definition has."""
+    axes, q, sm_scale = definition.const_axes, inputs["q"], float(inputs["sm_scale"])
+    cap = axes.get("logits_soft_cap")
+    if "window_size" not in axes and "sinks" not in inputs:
+        return expected_outputs(q, memory, sm_scale, causal, any_chunks(axes.get("page_size", 1)), cap)
+    own = each_query(memory, causal, axes.get("window_size"))
+    if "sinks" in inputs:
+        q, own = with_sinks(q, own, inputs["sinks"], sm_scale)
+    return expected_outputs(q, own, sm_scale, False, chunks_at_any_place(), cap)
+
+
+def with_variant_inputs(
+    make_inputs: Callable[[Definition, Plan, Draws], Inputs],
+) -> Callable[[Definition, Plan, Draws], Inputs]:
+    """Inputs of the plain family, and the sinks, float32 [heads], where the Definition has them."""
+
+    def make(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+        plain = {name: spec for name, spec in definition.inputs.items() if name != "sinks"}
+        inputs = make_inputs(replace(definition, inputs=plain), plan, draws)
+        scale = SINK_SCALE * (FAR_SINKS if plan["logits"] == "spread" else 1.0)
+        inputs["sinks"] = draws.normal([definition.const_axes["num_qo_heads"]], scale=scale)
+        return {name: inputs[name] for name in definition.inputs}
+
+    return make
+
+
+def corner_plans(plain: Family, request: PlanRequest) -> list[Plan]:
+    """Those of the plain family, and requests around the window and beyond it, with more queries than fit a tile.
+
+    On a GPU, the lengths of other plans reach no window of thousands of keys.
+    """
+    definition = request.definition
+    window = definition.const_axes.get("window_size", 1)
+    lengths = [window + 300, window + 1, window, 70]
+    plan = {**plain.plan_for_axes(definition, {}, Draws(0, "cpu")), "kv_lens": lengths}
+    if "q_lens" in plan:
+        plan["q_lens"] = [150, 1, 1, 70]
+    if "num_pages" in plan:
+        plan["num_pages"] = distinct_pages(lengths, definition.const_axes["page_size"])
+    # It is not known what kernels round where logits have a spread beyond float32's range.
+    kinds = ("large",) if request.large else ("normal", "spread")
+    return [*plain.corners(request), *({**plan, "logits": logits} for logits in kinds)]
+
+
+def plans(plain: Callable[[PlanRequest], st.SearchStrategy[Plan]], request: PlanRequest) -> st.SearchStrategy[Plan]:
+    """Those of the plain family; for a kernel that needs keys in each request, at least one where there is none."""
+    if not isinstance(request.plan_options, NeedsKeys):
+        return plain(request)
+    return plain(request).map(lambda plan: {**plan, **with_keys(plan)})
+
+
+def with_keys(plan: Plan) -> Plan:
+    lengths = [max(1, length) for length in plan["kv_lens"]]
+    # Requests that gain a key need a page for it.
+    return {"kv_lens": lengths, **({"num_pages": plan["num_pages"] + len(lengths)} if "num_pages" in plan else {})}
+
+
+def cap_error(expected: Expected) -> torch.Tensor:
+    """What errors of the capped logits do to an output, or to the natural lse."""
+    return CAP_ERROR * expected.parts[CAPPED]
+
+
+def with_cap_error(policy: ErrorBound, factor: float, reason: str) -> ErrorBound:
+    """A policy whose bound, and whose gain, allow for `cap_error` times `factor`."""
+
+    def bound(expected: Expected) -> torch.Tensor:
+        return policy.bound(expected).add(cap_error(expected), alpha=factor)
+
+    def gain(expected: Expected) -> float:
+        assert policy.gain is not None
+        (moved,) = host_figures((expected.value.abs() * cap_error(expected)).sum() / expected.parts["gain_size"])
+        return policy.gain(expected) + moved
+
+    return ErrorBound(bound, f"{policy.reason}; {reason}", None if policy.gain is None else gain)
+
+
+def capped_kernel(kernel: Kernel) -> Kernel:
+    """A kernel of capped logits, with bounds that allow for its tanh.approx."""
+    output, lse = kernel.compare["output"], kernel.compare["lse"]
+    assert isinstance(output, ErrorBound)
+    assert isinstance(lse, LseOfNothing)
+    what = "tanh.approx is within 2^-11, so that logits c are off by 2^-11 |c|"
+    return replace(
+        kernel,
+        compare={
+            "output": with_cap_error(output, 1.0, what),
+            "lse": replace(lse, policy=with_cap_error(lse.policy, LOG2_E, what)),
+        },
+    )
+
+
+def variant_family(plain: Family, variant: str, kernels: Sequence[Kernel], oracle: Oracle) -> Family:
+    """The record of a variant of a family.
+
+    Args:
+        plain: the record of attention without cap, window and sinks.
+        variant: one of `TWINS`, the suffix of the family's name.
+        kernels: the real implementations.
+        oracle: the expected outputs.
+    """
+    return replace(
+        plain,
+        name=f"{plain.name}_{variant}",
+        twin={**plain.twin, **TWINS[variant]},
+        plans=functools.partial(plans, plain.plans),
+        corners=functools.partial(corner_plans, plain),
+        make_inputs=with_variant_inputs(plain.make_inputs),
+        oracle=oracle,
+        kernels=tuple(capped_kernel(kernel) if "softcap" in variant else kernel for kernel in kernels),
+    )

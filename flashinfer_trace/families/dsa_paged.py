@@ -1,0 +1,191 @@
+"""DeepSeek sparse attention: latent attention to the slots that an indexer chose for each token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.attention.cases import LOGIT_KINDS, add_peaks, query_scale
+from flashinfer_trace.families.attention.oracle import any_chunks, expected_outputs
+from flashinfer_trace.families.attention.paged import UNUSED_KINDS, spoil_unused
+from flashinfer_trace.families.attention.policies import LSE, OUTPUT, Rounding, kernel_policies
+from flashinfer_trace.families.attention.tiles import Memory
+from flashinfer_trace.families.mla_paged.inputs import SM_SCALE
+from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
+from flashinfer_trace.harness.inputs import Draws, sizes
+
+__all__ = ["FAMILIES"]
+
+#: ``all``: every token chooses topk slots; ``any``: any number of them; ``some``: some tokens choose nothing;
+#: ``one``: each chooses one.
+CHOICES = ("all", "any", "some", "one")
+#: What stands for no slot: -1, as kernels take it, or any other negative number.
+NOTHING = (-1, -(2**30))
+#: Heads of one block of the kernel: SGLang pads them to this many. Chosen slots come in blocks, too.
+BLOCK_HEADS, BLOCK_SLOTS = 64, 128
+
+
+@dataclass(frozen=True)
+class SparseOptions:
+    """What plans may draw for a kernel: tokens that choose nothing, and other negative numbers than -1."""
+
+    keyless: bool = True
+    any_negative: bool = True
+
+
+def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    options = request.options_of(SparseOptions)
+    choices = CHOICES if options.keyless else tuple(set(CHOICES) - {"some"})
+    least = max(1, request.limits.get("num_pages", (1, 0))[0])
+    return st.fixed_dictionaries(
+        {
+            "num_tokens": sizes(*request.range("num_tokens", 0, 12, 100)),
+            "num_pages": st.integers(least, 200 if request.large else 12),
+            "choice": st.sampled_from(sorted(choices)),
+            "logits": st.sampled_from(LOGIT_KINDS),
+            "unused": st.sampled_from(UNUSED_KINDS),
+            "nothing": st.sampled_from(NOTHING if options.any_negative else NOTHING[:1]),
+        }
+    )
+
+
+def corners(request: PlanRequest) -> list[Plan]:
+    """More tokens than one block of the reference; logits whose spread exceeds float32's range; on a CPU only."""
+    if request.large:
+        return []
+    options = request.options_of(SparseOptions)
+    usual = {"num_tokens": 70, "num_pages": 9, "choice": "any", "logits": "normal", "unused": "nan"}
+    usual["nothing"] = NOTHING[1] if options.any_negative else NOTHING[0]
+    few = {**usual, "num_tokens": 3}
+    return [usual, {**few, "logits": "spread"}, *([{**few, "choice": "some"}] if options.keyless else [])]
+
+
+def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    count = axes.get("num_tokens", 8)
+    pages = axes.get("num_pages", -(-2 * definition.const_axes["topk"] // definition.const_axes["page_size"]))
+    return {
+        "num_tokens": count,
+        "num_pages": pages,
+        "choice": "all",
+        "logits": "normal",
+        "unused": "nan",
+        "nothing": -1,
+    }
+
+
+def chosen_slots(plan: Plan, slots: int, topk: int, draws: Draws) -> torch.Tensor:
+    """int32 [num_tokens, topk]: different slots of each token, in any order and place; `nothing` elsewhere."""
+    rows, most = [], min(slots, topk)
+    for token in range(plan["num_tokens"]):
+        count = {"all": most, "one": min(1, most)}.get(plan["choice"], -1)
+        if count < 0:
+            count = draws.host_integers(1, min(1, most), most)[0]
+        if plan["choice"] == "some" and token % 2:
+            count = 0
+        row = torch.full((topk,), plan["nothing"], dtype=torch.int64, device=draws.device)
+        row[draws.permutation(topk)[:count]] = draws.permutation(slots)[:count]
+        rows.append(row)
+    found = torch.stack(rows) if rows else torch.zeros(0, topk, dtype=torch.int64, device=draws.device)
+    return found.to(torch.int32)
+
+
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """Normal queries and caches of the planned kind; slots that nobody chooses are NaN or stale."""
+    axes, kind = definition.const_axes, plan["logits"]
+    heads, ckv, kpe, page_size = (axes[axis] for axis in ("num_qo_heads", "head_dim_ckv", "head_dim_kpe", "page_size"))
+    slots = plan["num_pages"] * page_size
+    indices = chosen_slots(plan, slots, axes["topk"], draws)
+    cache = draws.normal((slots, 1, ckv + kpe), torch.bfloat16)
+    if kind == "positive":
+        cache.abs_()
+    q = draws.normal([plan["num_tokens"], heads, ckv + kpe], scale=query_scale(kind))
+    if kind == "peaked":
+        counts = (indices >= 0).sum(dim=1).tolist()
+        add_peaks(q, cache, [1] * len(counts), counts, SM_SCALE, draws, indices[indices >= 0].long().cpu())
+    used = torch.zeros(slots, 1, dtype=torch.bool, device=draws.device)
+    used[indices[indices >= 0].long()] = True
+    spoil_unused(cache, used, plan["unused"])
+    cache = cache.view(plan["num_pages"], page_size, ckv + kpe)
+    q = q.to(torch.bfloat16)
+    return {
+        "q_nope": q[..., :ckv].contiguous(),
+        "q_pe": q[..., ckv:].contiguous(),
+        "ckv_cache": cache[..., :ckv].contiguous(),
+        "kpe_cache": cache[..., ckv:].contiguous(),
+        "sparse_indices": indices,
+        "sm_scale": SM_SCALE,
+    }
+
+
+def keys_of(inputs: Inputs) -> torch.Tensor:
+    """The concatenated keys of all slots [slots, 1, 576]."""
+    return torch.cat((inputs["ckv_cache"], inputs["kpe_cache"]), dim=-1).flatten(0, 1).unsqueeze(1)
+
+
+def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """Every token is a request with one query, whose keys are the slots that it chose."""
+    indices = inputs["sparse_indices"].long()
+    front = indices.gather(1, (indices < 0).int().argsort(dim=1, stable=True))
+    memory = Memory(
+        keys_of(inputs),
+        inputs["ckv_cache"].flatten(0, 1).unsqueeze(1),
+        list(range(len(indices) + 1)),
+        (indices >= 0).sum(dim=1).tolist(),
+        lambda request, position: front[request, position],
+    )
+    queries = torch.cat((inputs["q_nope"], inputs["q_pe"]), dim=-1)
+    return expected_outputs(queries, memory, inputs["sm_scale"], False, any_chunks())
+
+
+def run_flash_mla(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """As SGLang calls it: heads are padded by zeros to a whole block."""
+    from sgl_kernel.flash_mla import flash_mla_sparse_fwd
+
+    axes = definition.const_axes
+    heads = axes["num_qo_heads"]
+    queries = torch.cat((inputs["q_nope"], inputs["q_pe"]), dim=-1)
+    padded = torch.nn.functional.pad(queries, (0, 0, 0, -heads % BLOCK_HEADS))
+    indices = inputs["sparse_indices"].unsqueeze(1)
+    found = flash_mla_sparse_fwd(padded, keys_of(inputs), indices, float(inputs["sm_scale"]), axes["head_dim_ckv"])
+    return {"output": found[0][:, :heads].contiguous(), "lse": found[2][:, :heads].contiguous()}
+
+
+def whole_blocks(definition: Definition) -> str | None:
+    return None if definition.const_axes["topk"] % BLOCK_SLOTS == 0 else f"needs topk of a multiple of {BLOCK_SLOTS}"
+
+
+FAMILIES = (
+    Family(
+        name="dsa_sparse_attention",
+        op_type="dsa_paged",
+        twin={"num_qo_heads": 4, "head_dim_ckv": 64, "head_dim_kpe": 16, "page_size": 2, "topk": 10},
+        plans=plans,
+        corners=corners,
+        plan_for_axes=plan_for_axes,
+        make_inputs=make_inputs,
+        oracle=oracle,
+        compare={"output": OUTPUT, "lse": LSE},
+        kernels=(
+            Kernel(
+                "sgl_kernel.flash_mla.flash_mla_sparse_fwd",
+                "sglang-kernel",
+                run_flash_mla,
+                min_capability=(9, 0),
+                max_capability=(9, 0),
+                limits={"num_tokens": (1, 1 << 20), "num_pages": (1, 1 << 30)},
+                plan_options=SparseOptions(keyless=False, any_negative=False),
+                const_axes={"head_dim_ckv": 512, "head_dim_kpe": 64},
+                supports=whole_blocks,
+                # Whether it sums weights before or after it rounds them is not known: the bound allows both.
+                compare=kernel_policies(Rounding(weights=True, sum=True, partial=0)),
+                modules=("sgl_kernel.flashmla_ops",),
+                optional=True,
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,129 @@
+"""Grouped-query attention over a paged cache with capped logits, a window of keys, or sinks.
+
+flashinfer's wrappers take the cap and the window in plan(). Sinks are an argument of
+BatchAttentionWithAttentionSinkWrapper, which has one kernel for decode and prefill. From its source
+(flashinfer 0.6.12, jit/attention/variants.py):
+
+- fa2 and fa3 add exp2(sink log2(e) - m) to the denominator, and return an lse that includes it.
+- For a request without keys, fa2 returns 0 and the sink as lse, as the Definitions say. fa3 skips it, and returns an
+  lse of -5e4.
+- The name of the compiled module does not contain the head size: a process must use one head size for each dtype,
+  backend, and presence of a window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families import gqa_paged
+from flashinfer_trace.families.attention.kernels import (
+    BATCHES,
+    FA2,
+    FA3,
+    PAGES,
+    QUERIES,
+    SEEING,
+    Backend,
+    flashinfer_kernels,
+    masking,
+    wrapper,
+)
+from flashinfer_trace.families.attention.policies import kernel_policies
+from flashinfer_trace.families.attention.variants import SINKS_NEED_KEYS, TWINS, expected_of_variant, variant_family
+from flashinfer_trace.families.gqa_paged.inputs import memory
+from flashinfer_trace.families.gqa_paged.kernels import last_page_len, sizes
+from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs
+
+__all__ = ["FAMILIES"]
+
+SINK_PATH = "flashinfer.attention.BatchAttentionWithAttentionSinkWrapper"
+#: Head sizes for which flashinfer instantiates its kernels.
+HEAD_DIMS = (64, 128, 256)
+SINK_HEAD_DIM = {"head_dim": 64}
+DECODE, PREFILL = "gqa_paged_decode", "gqa_paged_prefill_causal"
+
+
+def run_with_sinks(backend: str, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """flashinfer's wrapper of attention with sinks."""
+    from flashinfer.attention import BatchAttentionWithAttentionSinkWrapper
+
+    q, (heads, kv_heads, dim, page_size) = inputs["q"], sizes(definition)
+    window = int(masking(definition).get("window_left", -1))
+    attention = wrapper(
+        BatchAttentionWithAttentionSinkWrapper,
+        q.device,
+        kv_layout="NHD",
+        backend=backend,
+        head_dim_qk=dim,
+        head_dim_vo=dim,
+        window_left=window,
+    )
+    one_each = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
+    attention.plan(
+        inputs.get("qo_indptr", one_each),
+        inputs["kv_indptr"],
+        inputs["kv_indices"],
+        last_page_len(inputs),
+        heads,
+        kv_heads,
+        dim,
+        page_size,
+        causal=True,
+        window_left=window,
+        q_data_type=q.dtype,
+        kv_data_type=inputs["k_cache"].dtype,
+    )
+    caches, scale = (inputs["k_cache"], inputs["v_cache"]), float(inputs["sm_scale"])
+    attention.run(q, caches, inputs["sinks"], scale, out=outputs["output"], lse=outputs["lse"], return_lse=True)
+    return outputs
+
+
+def sink_kernels(decode: bool) -> tuple[Kernel, ...]:
+    """One kernel per backend; the lse of a request without keys is the sink, or there are no such requests."""
+    limits = {**BATCHES, **PAGES, **({} if decode else QUERIES)}
+    kernels = flashinfer_kernels(
+        SINK_PATH, run_with_sinks, (FA2, FA3), limits=limits, const_axes=SINK_HEAD_DIM, plan_options=SEEING
+    )
+    backends: Sequence[Backend] = (FA2, FA3)
+    return tuple(
+        replace(
+            kernel,
+            compare=kernel_policies(backend.rounding),
+            plan_options=SINKS_NEED_KEYS if backend is FA3 else kernel.plan_options,
+        )
+        for kernel, backend in zip(kernels, backends, strict=True)
+    )
+
+
+def for_any_head(kernel: Kernel) -> Kernel:
+    """A kernel of plain attention, for all head sizes that flashinfer instantiates."""
+
+    def unsupported(definition: Definition) -> str | None:
+        known = ", ".join(map(str, HEAD_DIMS))
+        of_heads = None if definition.const_axes["head_dim"] in HEAD_DIMS else f"has kernels for head_dim {known}"
+        return of_heads or kernel.supports(definition)
+
+    return replace(kernel, const_axes={}, supports=unsupported)
+
+
+def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """Expected output and lse."""
+    page_size = definition.const_axes["page_size"]
+    return expected_of_variant(definition, inputs, memory(inputs, page_size), "qo_indptr" in inputs)
+
+
+def family(plain: Family, variant: str) -> Family:
+    """The record of one variant, which has one family for all page sizes."""
+    decode = plain.name == DECODE
+    kernels = sink_kernels(decode) if "sinks" in variant else tuple(map(for_any_head, plain.kernels))
+    return variant_family(plain, variant, kernels, oracle)
+
+
+FAMILIES = tuple(
+    family(plain, variant) for plain in gqa_paged.FAMILIES if plain.name in (DECODE, PREFILL) for variant in TWINS
+)

@@ -1,0 +1,80 @@
+"""The kernels of latent attention that SGLang's Triton and FlashMLA backends call, on Hopper.
+
+FlashMLA takes pages of 64 tokens and a table of them. It keeps its partial outputs in float32, sums weights before it
+rounds them to bf16, and returns the natural lse. Its lse of a request without keys is +inf; SGLang never has such a
+request, so plans do not draw any. Its library (flashmla_ops) is a part of sglang-kernel that a bundle may lack.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.attention import triton
+from flashinfer_trace.families.attention.kernels import BATCHES, PAGES
+from flashinfer_trace.families.attention.paged_cases import kv_lengths
+from flashinfer_trace.families.attention.policies import kernel_policies
+from flashinfer_trace.families.attention.rounding import LOG2_E
+from flashinfer_trace.families.mla_paged.blackwell import HEAD_DIMS, table_of
+from flashinfer_trace.families.mla_paged.inputs import queries_of
+from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
+
+__all__ = ["FLASH_MLA", "TRITON_DECODE"]
+
+FLASH_MODULE = "sgl_kernel.flash_mla"
+PAGE_SIZE = 64
+
+
+def cache_of(inputs: Inputs) -> torch.Tensor:
+    """The cache of concatenated keys [num_pages, page_size, 1, 576], which models store."""
+    return torch.cat((inputs["ckv_cache"], inputs["kpe_cache"]), dim=-1).unsqueeze(2)
+
+
+def run_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """SGLang's Triton kernel: values are the first part of the keys."""
+    keys = cache_of(inputs).flatten(0, 1)
+    values = keys[..., : definition.const_axes["head_dim_ckv"]]
+    arguments = (inputs["kv_indptr"], inputs["kv_indices"], float(inputs["sm_scale"]))
+    return triton.attend(queries_of(inputs), keys, values, *arguments, outputs["output"])
+
+
+def run_flash_mla(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """As SGLang's decode calls it: one query per request, and metadata that split its keys over the GPU."""
+    from sgl_kernel.flash_mla import flash_mla_with_kvcache, get_mla_metadata
+
+    axes, lengths = definition.const_axes, kv_lengths(inputs, PAGE_SIZE)
+    metadata, splits = get_mla_metadata(lengths, axes["num_qo_heads"], 1)
+    output, lse = flash_mla_with_kvcache(
+        q=queries_of(inputs).unsqueeze(1),
+        k_cache=cache_of(inputs),
+        block_table=table_of(inputs, PAGE_SIZE),
+        cache_seqlens=lengths,
+        head_dim_v=axes["head_dim_ckv"],
+        tile_scheduler_metadata=metadata,
+        num_splits=splits,
+        softmax_scale=float(inputs["sm_scale"]),
+        causal=True,
+    )
+    return {"output": output.squeeze(1), "lse": lse.squeeze(2) * LOG2_E}
+
+
+def flash_pages(definition: Definition) -> str | None:
+    return None if definition.const_axes["page_size"] == PAGE_SIZE else f"needs page_size {PAGE_SIZE}"
+
+
+TRITON_DECODE = triton.decode_kernel(run_triton)
+FLASH_MLA = Kernel(
+    f"{FLASH_MODULE}.flash_mla_with_kvcache",
+    "sglang-kernel",
+    run_flash_mla,
+    variant="with get_mla_metadata",
+    min_capability=(9, 0),
+    max_capability=(9, 0),
+    limits={**BATCHES, **PAGES},
+    plan_options=triton.WITH_KEYS,
+    const_axes=HEAD_DIMS,
+    supports=flash_pages,
+    compare=kernel_policies(triton.ROUNDING),
+    modules=("sgl_kernel.flashmla_ops",),
+    optional=True,
+)

@@ -1,0 +1,127 @@
+"""The memory in which the judge and a submission's process meet: inputs, outputs, and guards between them.
+
+The judge fills the memory before each call, and reads it after the call: that an input was changed, that an output was
+never written, and that something beside an output was written shows in it, whatever the submission's process says.
+The same layout, copied as one block, is what a submission on a GPU works on. Tensors of one layout lie at the same
+addresses in every call.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+__all__ = ["Arena", "Slot", "gaps", "layout", "memory_of", "span", "tensor_in"]
+
+#: Of each tensor in bytes, as torch's allocator for CUDA aligns its own; at least as much lies between two tensors.
+ALIGNMENT = 512
+
+#: What lies between tensors: neither zero nor, in any dtype, a usual number.
+GUARD = 0xA5
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a tensor lies in the memory.
+
+    Attributes:
+        dtype: name in torch, such as ``bfloat16``.
+        stride: in elements.
+        offset: of its first element, in bytes.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    @property
+    def end(self) -> int:
+        """The byte behind its last element."""
+        itemsize: int = getattr(torch, self.dtype).itemsize
+        return self.offset + span(self.shape, self.stride) * itemsize
+
+    def to_json(self) -> dict[str, Any]:
+        """The slot as JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Slot:
+        """The slot that `to_json` described."""
+        return cls(data["dtype"], tuple(data["shape"]), tuple(data["stride"]), data["offset"])
+
+
+def span(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements of memory from the first of a strided tensor to its last."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+def layout(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, Slot], int]:
+    """A slot for each tensor, in order, and the bytes that all of them take, with a guard behind the last."""
+    slots, offset = {}, ALIGNMENT
+    for name, value in tensors.items():
+        dtype = str(value.dtype).removeprefix("torch.")
+        slots[name] = Slot(dtype, tuple(value.shape), tuple(value.stride()), offset)
+        offset = math.ceil(slots[name].end / ALIGNMENT + 1) * ALIGNMENT
+    return slots, offset
+
+
+def gaps(slots: Iterable[Slot], size: int) -> list[tuple[int, int]]:
+    """Where no tensor lies: first byte, and the byte behind the last. The slots are in the order of their offsets."""
+    edges = [0, *(edge for slot in slots for edge in (slot.offset, slot.end)), size]
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+def tensor_in(memory: torch.Tensor, slot: Slot) -> torch.Tensor:
+    """The tensor at a slot of the memory (bytes, on any device): a view."""
+    dtype = getattr(torch, slot.dtype)
+    if slot.offset == slot.end:
+        return torch.empty(slot.shape, dtype=dtype, device=memory.device)
+    flat = memory[slot.offset : slot.end].view(dtype)
+    return flat.as_strided(slot.shape, slot.stride)
+
+
+def memory_of(value: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor from its first element to its last, on its device: those between strided elements too."""
+    value = value.detach()
+    flat = value.as_strided((span(value.shape, value.stride()),), (1,))
+    return flat.view(torch.uint8)
+
+
+class Arena:
+    """Memory that two processes share.
+
+    Attributes:
+        size: in bytes.
+        memory: its bytes, uint8 [size], on the CPU.
+    """
+
+    def __init__(self, size: int, descriptor: int | None = None) -> None:
+        """Maps `size` bytes of the open file `descriptor`, or of a new one that has no name."""
+        self.size = size
+        self.descriptor = _anonymous_file(size) if descriptor is None else descriptor
+        self._mapped = mmap.mmap(self.descriptor, size)
+        self.memory = torch.frombuffer(self._mapped, dtype=torch.uint8)
+
+    def close(self) -> None:
+        """Closes the file; the memory goes with the last tensor that lies in it."""
+        os.close(self.descriptor)
+
+
+def _anonymous_file(size: int) -> int:
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("flashinfer-trace")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, size)
+    return descriptor

@@ -1,0 +1,199 @@
+"""What runs inside a submission's process: it loads the submission, then calls it as often as the judge asks.
+
+Nothing here can be trusted once the submission was loaded, and nothing has to be: the judge looks at memory, and no
+oracle, bound or earlier case is in this process. The inputs of one call are all that it knows.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from flashinfer_trace.isolation import protocol
+from flashinfer_trace.judging import domain, tampering
+from flashinfer_trace.judging.arena import Arena, Slot, tensor_in
+from flashinfer_trace.judging.loading import LoadError, Submitted, bound, load
+
+__all__ = ["serve"]
+
+_PACKAGE = "flashinfer_trace"
+
+
+def serve(pipe: socket.socket, kernel: object | None) -> None:
+    """Answers requests from the pipe until it is closed. Never returns.
+
+    Args:
+        pipe: to the judge.
+        kernel: a callable that this process was forked with; a request then names no file.
+    """
+    try:
+        domain.enter()
+        os.dup2(2, 1)  # standard output is the judge's: it may be JSON
+        _Session(pipe, kernel).answer_all()
+    except EOFError:
+        os._exit(0)
+    except BaseException:
+        os._exit(1)
+
+
+class _Session:
+    """One submission and the memory that it works in."""
+
+    def __init__(self, pipe: socket.socket, kernel: object | None) -> None:
+        self._pipe, self._kernel = pipe, kernel
+        self._arena: Arena | None = None
+        self._on_device: torch.Tensor | None = None
+
+    def answer_all(self) -> None:
+        request = protocol.read_header(self._read)
+        self._device, self._inputs, self._outputs = request["device"], request["inputs"], request["outputs"]
+        before = tampering.watched()
+        submitted = self._answer(lambda: {"loaded": True}, lambda: self._load(request["submission"]))
+        while True:
+            request = protocol.read_header(self._read)
+            if "arena" in request:
+                self._receive_arena(request["arena"])
+            assert submitted is not None  # the judge calls nothing that was not loaded
+            compute = functools.partial(self._call, submitted, request)
+            self._answer(lambda: {"tampered": tampering.changed(before)}, compute)
+
+    def _answer(self, more: Callable[[], dict[str, Any]], compute: Callable[[], Any]) -> Any:
+        """Computes, and tells how it went."""
+        try:
+            found = compute()
+            answer = {**(found if isinstance(found, dict) else {}), **more()}
+        except BaseException as error:
+            found, answer = None, {"failed": _describe(error)}
+        self._pipe.sendall(protocol.pack_header(answer))
+        return found
+
+    def _load(self, request: Mapping[str, Any]) -> Submitted:
+        if self._device != "cpu":
+            torch.cuda.set_device(torch.device(self._device).index or 0)
+        if request["kind"] == "forked":
+            return bound(self._kernel, self._device, self._inputs, self._outputs)
+        if request["kind"] != "known":
+            _hide_package()
+        return load(request, self._device, self._inputs, self._outputs)
+
+    def _call(self, submitted: Submitted, request: Mapping[str, Any]) -> dict[str, Any]:
+        """One call. What is returned is copied into the memory of the outputs at once, on the stream of the call."""
+        assert self._arena is not None
+        host = self._arena.memory[: request["size"]]
+        memory = self._device_memory(host)
+        slots = {name: Slot.from_json(slot) for name, slot in request["slots"].items()}
+        inputs = {
+            name: tensor_in(memory, slots[name]) if name in slots else request["numbers"][name] for name in self._inputs
+        }
+        outputs = {name: tensor_in(memory, slots[f"output {name}"]) for name in self._outputs}
+        _seed(request["seed"])
+        poisoned = [tensor.clone() for tensor in outputs.values()]
+        del poisoned  # memory that the submission allocates is likely this one
+        stream = None if memory is host else torch.cuda.current_stream()
+        with torch.no_grad():
+            returned = submitted(inputs, dict(outputs))
+            if stream is not None:
+                torch.cuda.set_stream(stream)  # the submission may have left another one
+            described = {} if returned is None else _stored(returned, outputs)
+        if memory is not host:
+            snapshot = memory.clone()  # on the stream of the call, before anything waits for other streams
+            host.copy_(snapshot)
+            torch.cuda.synchronize()
+        return {"returned": described}
+
+    def _device_memory(self, host: torch.Tensor) -> torch.Tensor:
+        """The bytes on the submission's device: at the same address in every call that needs no more of them."""
+        if self._device == "cpu":
+            return host
+        if self._on_device is None or len(self._on_device) < len(host):
+            self._on_device = None
+            self._on_device = torch.empty(len(host), dtype=torch.uint8, device=self._device)
+        memory = self._on_device[: len(host)]
+        memory.copy_(host)
+        torch.cuda.synchronize()
+        return memory
+
+    def _receive_arena(self, size: int) -> None:
+        _, descriptors, _, _ = socket.recv_fds(self._pipe, 1, 1)
+        self._arena = Arena(size, descriptors[0])
+        self._arena.close()
+
+    def _read(self, target: memoryview) -> None:
+        while target:
+            count = self._pipe.recv_into(target)
+            if count == 0:
+                raise EOFError
+            target = target[count:]
+
+
+def _stored(returned: Any, outputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Copies what was returned into the outputs, and describes each value: what does not fit is only described."""
+    if isinstance(returned, dict):
+        named = dict(returned)
+    else:
+        values: Sequence[Any] = returned if isinstance(returned, (tuple, list)) else [returned]
+        if len(values) != len(outputs):
+            raise LoadError(f"it returned {len(values)} results for the outputs {list(outputs)}")
+        named = dict(zip(outputs, values, strict=True))
+    described: dict[str, Any] = {}
+    for name, value in named.items():
+        if isinstance(value, (bool, int, float)):
+            described[str(name)] = {"number": value}
+        elif type(value) in (torch.Tensor, torch.nn.Parameter):  # a subclass could compute when it is copied
+            described[str(name)] = {
+                **{"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)},
+                **{"device": str(value.device), "dense": value.layout == torch.strided},
+            }
+            target = outputs.get(name)
+            if target is not None and (value.shape, value.dtype, value.device) == (
+                target.shape,
+                target.dtype,
+                target.device,
+            ):
+                target.copy_(value)
+        else:
+            described[str(name)] = {"type": type(value).__name__}
+    return described
+
+
+def _seed(seed: int) -> None:
+    """Seeds torch's generators, so that a verdict can be repeated."""
+    torch.default_generator.manual_seed(seed)
+    for generator in torch.cuda.default_generators:  # none where CUDA is not in use
+        generator.manual_seed(seed)
+
+
+def _describe(error: BaseException) -> str:
+    """Type and message of an error, and the first line of the submission on its way."""
+    ours = os.path.dirname(__file__)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((ours, "<frozen importlib"))
+    ]
+    where = f" ({os.path.basename(frames[0].filename)}:{frames[0].lineno})" if frames else ""
+    kind = "" if isinstance(error, LoadError) else f"{type(error).__name__}: "
+    return f"{kind}{error}"[: protocol.MAX_MESSAGE] + where
+
+
+class _Hidden(importlib.abc.MetaPathFinder):
+    """Refuses to import this package."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == _PACKAGE or name.startswith(f"{_PACKAGE}."):
+            raise ModuleNotFoundError(f"{name} is not there for a submission, which stands on its own", name=name)
+
+
+def _hide_package() -> None:
+    """Takes this package from the submission: a reference or an oracle in it is no kernel of its own."""
+    for name in [name for name in sys.modules if name == _PACKAGE or name.startswith(f"{_PACKAGE}.")]:
+        del sys.modules[name]
+    sys.meta_path.insert(0, _Hidden())

@@ -1,0 +1,46 @@
+"""Keeps a submission's process from looking into the judge's: Landlock's domains (Linux 5.13).
+
+A submission compiles, opens files and talks to a GPU, so that little can be forbidden. But a process in a domain of
+Landlock may trace, and read the memory of, only processes of that domain (the judge's is outside, even for root), and
+from Linux 6.12 signal only those. The domain itself forbids one thing that no kernel needs: making block devices.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+__all__ = ["enter"]
+
+_CREATE_RULESET, _RESTRICT_SELF = 444, 446
+_MAKE_BLOCK_DEVICE = 1 << 11
+_SIGNALS = 1 << 1
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_SIGKILL = 9
+
+
+class _Ruleset(ctypes.Structure):
+    _fields_ = (("files", ctypes.c_uint64), ("network", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
+
+
+def enter() -> bool:
+    """Puts this process into a domain of its own, for good, and has it end with the one that forked it.
+
+    Returns:
+        Whether the kernel has domains; where it has not, the user's processes can look into each other as they always
+        can.
+    """
+    if sys.platform != "linux":
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+    version: int = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
+    if version < 1 or libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        return False
+    ruleset = _Ruleset(_MAKE_BLOCK_DEVICE, 0, _SIGNALS if version >= 6 else 0)
+    size = 8 if version < 4 else 16 if version < 6 else 24
+    descriptor = libc.syscall(_CREATE_RULESET, ctypes.byref(ruleset), ctypes.c_size_t(size), 0)
+    if descriptor < 0 or libc.syscall(_RESTRICT_SELF, descriptor, 0) != 0:
+        return False
+    libc.close(descriptor)
+    return True

@@ -1,0 +1,321 @@
+"""`judge`: runs a submission in a process of its own on the cases of a verification, and grades what comes back."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import secrets
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashinfer_trace import dataset
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families import family_of
+from flashinfer_trace.harness.case import device_of, poisoned_outputs
+from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
+from flashinfer_trace.harness.inputs import torch_dtype
+from flashinfer_trace.harness.outputs import misfits, numbers_as_tensors
+from flashinfer_trace.harness.real_size import has_real_size
+from flashinfer_trace.harness.verify import SEEDED_ROWS, Job
+from flashinfer_trace.judging.cases import Case, cases
+from flashinfer_trace.judging.process import Answer, Failed, Limits, Server, SubmissionProcess
+from flashinfer_trace.judging.standards import REFERENCE, Standard, Trial, limited, standards, trials
+from flashinfer_trace.judging.submission import Submission, SubmissionError, from_callable, from_path, printable
+from flashinfer_trace.judging.verdict import Failure, Grade, Verdict
+
+__all__ = ["EXAMPLES", "judge"]
+
+#: Drawn cases that count, beside corners and repeated ones.
+EXAMPLES = 20
+
+#: Failures that inputs of another kind may not show; after the others nothing more is run.
+OF_INPUTS = ("values", "outputs", "relation", "raised", "died")
+
+
+def judge(
+    kernel: Submission | Callable[..., Any] | str | Path,
+    definition: Definition | str,
+    *,
+    device: str = "cpu",
+    examples: int = EXAMPLES,
+    seed: int | None = None,
+    twin: bool | None = None,
+    limits: Limits | None = None,
+    server: Server | None = None,
+) -> Verdict:
+    """Grades a kernel against a Definition.
+
+    Args:
+        kernel: a file (``FILE.py``, ``FILE.py:FUNCTION``), a Solution of flashinfer-bench (``.json``), or, on a CPU, a
+            callable. It takes the Definition's inputs and returns its outputs, or takes the outputs as well, to write
+            into; a class of modules (``ModelNew``) is made first.
+        definition: or its name.
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        examples: drawn cases that must count, beside the corners.
+        seed: of all cases; from the system's entropy if there is none.
+        twin: whether to judge at the sizes of the family's small twin; by default on a CPU where a case at the
+            Definition's own sizes takes more than about a second.
+        limits: how long the submission may take.
+        server: where its process is forked from.
+
+    Raises:
+        SubmissionError: what is given is no submission.
+        FamilyError: no record covers the Definition.
+    """
+    loaded = dataset.load(definition) if isinstance(definition, str) else definition
+    submission = as_submission(kernel, device)
+    if submission.definition not in ("", loaded.name):
+        raise SubmissionError(f"{submission.label} is for {submission.definition}, not for {loaded.name}")
+    seed = secrets.randbits(31) if seed is None else seed
+    small = twin if twin is not None else torch.device(device).type == "cpu" and not has_real_size(loaded)
+    job = Job(loaded, family_of(loaded), None, device, full=not small)
+    started = time.perf_counter()
+    with served(submission, server) as forks, submission.on_disk() as request:
+        verdict = _Court(submission, request, forks, limits or Limits(), examples, seed).verdict(job)
+    verdict.seconds = time.perf_counter() - started
+    verdict.replay = replay(submission, verdict, examples)
+    return verdict
+
+
+def as_submission(kernel: Submission | Callable[..., Any] | str | Path, device: str) -> Submission:
+    """What was given to `judge` as a submission."""
+    if isinstance(kernel, Submission):
+        return kernel
+    if isinstance(kernel, (str, Path)):
+        return from_path(str(kernel))
+    if not callable(kernel):
+        raise SubmissionError(f"a {type(kernel).__name__} is no kernel; give a file or a callable")
+    if torch.device(device).type == "cuda":
+        raise SubmissionError(
+            "CUDA cannot be forked with a callable of this process; write it to a file and give FILE.py"
+        )
+    return from_callable(kernel)
+
+
+@contextmanager
+def served(submission: Submission, server: Server | None) -> Iterator[Server]:
+    """Where the submission's process is forked from: from this one, if the submission is a callable of it."""
+    if submission.kernel is None:
+        yield server or _shared_server()
+        return
+    with Server(fork=True, kernel=submission.kernel) as own:
+        yield own
+
+
+def _shared_server() -> Server:
+    """One server for all judgements of this process; a new one if a submission ended it."""
+    if not _SERVERS or not _SERVERS[-1].alive:
+        _SERVERS.append(Server())
+        atexit.register(_SERVERS[-1].close)
+    return _SERVERS[-1]
+
+
+_SERVERS: list[Server] = []
+
+
+def replay(submission: Submission, verdict: Verdict, examples: int) -> str:
+    """What repeats a verdict: a command, or a call where the submission is no file."""
+    path, function = submission.request.get("path"), submission.request.get("name")
+    if path is None or submission.sources:
+        what = "SOLUTION.json" if submission.sources else "kernel"
+        return (
+            f"flashinfer_trace.judge({what}, {verdict.definition!r}, device={verdict.device!r}, examples={examples}, "
+            f"seed={verdict.seed}, twin={verdict.sizes == 'twin'})"
+        )
+    file = os.path.relpath(path) + (f":{function}" if function else "")
+    size = " --twin" if verdict.sizes == "twin" else ""
+    return (
+        f"flashinfer-trace check {shlex.quote(file)} -d {verdict.definition} --device {verdict.device}"
+        f"{size} --examples {examples} --seed {verdict.seed}"
+    )
+
+
+class _Court:
+    """One judgement of one submission."""
+
+    def __init__(
+        self,
+        submission: Submission,
+        request: Mapping[str, Any],
+        server: Server,
+        limits: Limits,
+        examples: int,
+        seed: int,
+    ) -> None:
+        self._submission, self._request, self._server = submission, request, server
+        self._limits, self._examples, self._seed = limits, examples, seed
+
+    def verdict(self, job: Job) -> Verdict:
+        """The verdict on all valid inputs, or on those that a known kernel takes."""
+        known = self._known(job)
+        every = [limited(job, [known])] if known else trials(job)
+        first = self._on(every[0], known)
+        if known or first.failure is None or first.failure.kind not in OF_INPUTS:
+            return first
+        wrong = [first]
+        for trial in every[1:]:
+            verdict = self._on(trial, None)
+            verdict.limited_to, verdict.beyond = trial.limited_to, first.failure
+            if verdict.passed:
+                return verdict
+            wrong.append(verdict)
+        # That it fails on inputs that no known kernel takes says less than a wrong value on those that they take.
+        return next((one for one in wrong if one.failure and one.failure.kind == "values"), first)
+
+    def _known(self, job: Job) -> Kernel | None:
+        label = self._request.get("kernel")
+        return next((one for one in job.family.kernels if one.label == label), None)
+
+    def _on(self, trial: Trial, known: Kernel | None) -> Verdict:
+        job = trial.job
+        sizes = "own" if job.sized is job.definition else "twin"
+        verdict = Verdict(job.definition.name, self._submission.label, job.device, sizes, seed=self._seed)
+        inputs, outputs = list(job.sized.inputs), list(job.sized.outputs)
+        request = {**self._request, **({"definition": job.sized.to_dict()} if known else {})}
+        left = standards(trial)
+        try:
+            with self._server.start(request, inputs, outputs, job.device, self._limits) as process:
+                run = _Run(job, process, known.in_place if known else (), left, verdict)
+                verdict.failure = run.all(self._examples, self._seed)
+        except Failed as failed:
+            verdict.failure = Failure(failed.kind, failed.message)
+        return _graded(verdict, left)
+
+
+def _graded(verdict: Verdict, left: list[Standard]) -> Verdict:
+    """The verdict with its grade: of the standards that were never failed, the reference's, or those of kernels."""
+    if verdict.failure is not None:
+        verdict.grade = Grade.WRONG
+        return verdict
+    best = left[0]
+    verdict.cases, verdict.vacuous, verdict.outputs = best.cases, best.vacuous, best.figures
+    verdict.alike = [one.label for one in left if one.label != REFERENCE]
+    if best.cases:
+        verdict.grade = Grade.REFERENCE if best.label == REFERENCE else Grade.KERNEL
+    return verdict
+
+
+class _Run:
+    """The cases of one trial. Standards that the submission fails are removed from `left`."""
+
+    def __init__(
+        self, job: Job, process: SubmissionProcess, in_place: tuple[str, ...], left: list[Standard], verdict: Verdict
+    ) -> None:
+        self._job, self._process, self._in_place = job, process, in_place
+        self._left, self._verdict = left, verdict
+
+    @torch.no_grad()
+    def all(self, examples: int, seed: int) -> Failure | None:
+        """Runs cases until `examples` drawn ones count; the failure that left no standard."""
+        required = examples
+        for case in cases(self._job, examples, seed):
+            if case.kind == "drawn" and self._left[0].cases >= required:
+                break
+            counted = self._left[0].cases
+            failure = self._case(case)
+            if failure is not None:
+                return failure
+            real = self._left[0].cases > counted
+            self._verdict.corners += real and case.kind == "corner"
+            self._verdict.repeated += real and case.kind == "repeated"
+            required += real and case.kind != "drawn"
+        return self._same_draws(seed)
+
+    def _case(self, case: Case) -> Failure | None:
+        """Runs one case; the failure if it leaves no standard."""
+        job = self._job
+        inputs, axes = job.family.inputs_and_axes(job.sized, case.plan, case.seed, job.device)
+        where = axes, case.plan, case.seed
+        try:
+            self._verdict.calls += 1
+            answer = self._process.call(inputs, poisoned_outputs(job.sized, inputs), case.call_seed)
+        except Failed as failed:
+            return Failure(failed.kind, failed.message).at(*where)
+        outputs = _outputs(job.sized, answer, device_of(inputs))
+        wrong = self._misbehaviour(answer) or _misfit(job.sized, axes, outputs, inputs)
+        if wrong is not None:
+            return wrong.at(*where)
+        expected = job.family.expected(job.sized, inputs)
+        failures = [one.failure(job, inputs, outputs, expected) for one in self._left]
+        if all(failures):
+            closest = min((one for one in failures if one is not None), key=_distance)
+            return closest.at(*where)
+        self._left[:] = [one for one, failed in zip(self._left, failures, strict=True) if failed is None]
+        return None
+
+    def _misbehaviour(self, answer: Answer) -> Failure | None:
+        """What no kernel may do, whatever its outputs are worth."""
+        changed = [name for name in answer.changed if name not in self._in_place]
+        if changed:
+            return Failure("inputs-changed", f"it changed its inputs {changed}; it must leave them as they are")
+        if answer.outside:
+            return Failure("outside", "it wrote outside of the tensors that it was given")
+        if answer.tampered:
+            return Failure("tampered", f"it replaced {', '.join(answer.tampered)}")
+        return None
+
+    def _same_draws(self, seed: int) -> Failure | None:
+        """The failure of a sampler that draws the same tokens for equal inputs, which chance cannot explain."""
+        job = self._job
+        if not any(kernel.seeded for kernel in job.family.kernels):
+            return None
+        rows = dict.fromkeys(job.sized.var_axes, SEEDED_ROWS)
+        inputs = job.family.inputs_for_axes(job.sized, rows, seed, job.device)
+        try:
+            first, second = (
+                self._process.call(inputs, poisoned_outputs(job.sized, inputs), number).outputs for number in (1, 2)
+            )
+        except Failed as failed:
+            return Failure(failed.kind, failed.message)
+        if all(torch.equal(first[name], second[name]) for name in first):
+            return Failure("same-draws", f"it draws the same twice from equal inputs, {SEEDED_ROWS} rows each")
+        return None
+
+
+def _distance(failure: Failure) -> float:
+    return math.inf if math.isnan(failure.ratio) else failure.ratio
+
+
+def _outputs(definition: Definition, answer: Answer, device: torch.device) -> Outputs:
+    """Outputs as they lay in memory; what was returned and did not fit there keeps its own form, without elements."""
+    if not answer.returned:
+        return answer.outputs
+    found: dict[str, Any] = {}
+    for name, described in answer.returned.items():
+        if name in answer.outputs and _fits(answer.outputs[name], described, device):
+            found[name] = answer.outputs[name]
+        else:
+            found[name] = _stand_in(described)
+    return numbers_as_tensors(definition, found, device)
+
+
+def _fits(slot: torch.Tensor, described: Any, device: torch.device) -> bool:
+    if not isinstance(described, dict):
+        return False
+    form = described.get("dtype"), described.get("shape"), described.get("device"), described.get("dense")
+    return form == (str(slot.dtype).removeprefix("torch."), list(slot.shape), str(device), True)
+
+
+def _stand_in(described: Any) -> Any:
+    """Something of the form that was described, for the message about what does not fit."""
+    if not isinstance(described, dict):
+        return None
+    if "number" in described:
+        return described["number"]
+    try:
+        dtype, shape = torch_dtype(described["dtype"]), [int(size) for size in described["shape"]]
+        return torch.empty(shape, dtype=dtype, device="meta")
+    except Exception:  # of no tensor, or by a stranger
+        return type(str(described.get("type")), (), {})()
+
+
+def _misfit(definition: Definition, axes: Mapping[str, int], outputs: Outputs, inputs: Inputs) -> Failure | None:
+    lines = misfits(definition, axes, outputs, device_of(inputs))
+    return Failure("outputs", printable("; ".join(lines))) if lines else None

@@ -1,0 +1,154 @@
+"""Finds the function of a submission, and how it wants to be called. Runs in the submission's process."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+__all__ = ["LoadError", "Submitted", "load"]
+
+#: Names that are looked for in a file when none is given, in this order.
+USUAL_NAMES = ("run", "ModelNew", "kernel")
+
+#: (inputs by name, poisoned outputs by name) -> what the submission returned, None if it wrote into the outputs.
+Submitted = Callable[[dict[str, Any], dict[str, Any]], Any]
+
+
+class LoadError(Exception):
+    """A submission without a function that can be called. The message says what is there, and what it takes."""
+
+
+def load(request: Mapping[str, Any], device: str, inputs: Sequence[str], outputs: Sequence[str]) -> Submitted:
+    """The function that a request describes (see `submission.Submission`).
+
+    Raises:
+        LoadError: there is no such function, or it does not take the inputs.
+        BaseException: whatever the submitted code raises while it is imported.
+    """
+    if request["kind"] == "known":
+        return _known(request)
+    module = _module(request)
+    return bound(_found(module, request["name"]), device, inputs, outputs, request.get("destination"), module)
+
+
+def bound(
+    found: Any,
+    device: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    destination: bool | None = None,
+    module: ModuleType | None = None,
+) -> Submitted:
+    """A callable, or a class of modules, as a function of inputs and outputs by name.
+
+    Args:
+        found: takes the inputs, by name if its parameters have their names, in the Definition's order otherwise; and
+            the outputs after them if it writes into memory that it is given.
+        device: where a module's parameters go.
+        inputs: names, in the Definition's order.
+        outputs: names, in the Definition's order.
+        destination: whether it writes into outputs; None to read that from its parameters.
+        module: where `get_init_inputs` is looked up, as KernelBench's problems define it.
+    """
+    import torch
+
+    if inspect.isclass(found):
+        arguments = module.get_init_inputs() if module is not None and hasattr(module, "get_init_inputs") else []
+        found = found(*arguments)
+    if isinstance(found, torch.nn.Module):
+        found = found.to(device).eval()
+    if not callable(found):
+        raise LoadError(f"it is a {type(found).__name__}, which cannot be called")
+    by_name, writes = _convention(found, inputs, outputs, destination)
+
+    def call(given: dict[str, Any], poisoned: dict[str, Any]) -> Any:
+        values = {**given, **poisoned} if writes else given
+        returned = found(**values) if by_name else found(*values.values())
+        return None if writes else returned
+
+    return call
+
+
+def _convention(
+    found: Any, inputs: Sequence[str], outputs: Sequence[str], destination: bool | None
+) -> tuple[bool, bool]:
+    """Whether arguments go by name, and whether outputs are among them."""
+    function = found.forward if hasattr(found, "forward") else found
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # of a function that is not written in Python
+        return False, bool(destination)
+    variadic = any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in parameters)
+    named = [one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    names = {one.name for one in named if one.kind != one.POSITIONAL_ONLY}
+    required = sum(one.default is one.empty for one in named)
+    if destination is None:
+        destination = bool(outputs) and (names.issuperset(outputs) or required == len(inputs) + len(outputs))
+    passed = [*inputs, *outputs] if destination else [*inputs]
+    if names.issuperset(passed) and all(one.name in passed or one.default is not one.empty for one in named):
+        return True, destination
+    if variadic or required <= len(passed) <= len(named):
+        return False, destination
+    raise LoadError(
+        f"it takes {[one.name for one in named]}; it must take the inputs {list(inputs)}, and may take the outputs "
+        f"{list(outputs)} after them, to write into"
+    )
+
+
+def _module(request: Mapping[str, Any]) -> ModuleType:
+    """Imports the file of a request; its directory is where it finds the files beside it."""
+    path = Path(request["path"])
+    if request["kind"] == "package":
+        sys.path.insert(0, request["root"])
+        return importlib.import_module(".".join(path.relative_to(request["root"]).with_suffix("").parts))
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise LoadError(f"{path.name} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # before it runs: triton and dataclasses look modules up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def _found(module: ModuleType, name: str | None) -> Any:
+    """The function, class or module object that is judged."""
+    if name is not None:
+        if not hasattr(module, name):
+            raise LoadError(f"{module.__name__} has no {name}")
+        return getattr(module, name)
+    usual = [one for one in USUAL_NAMES if hasattr(module, one)]
+    if usual:
+        return getattr(module, usual[0])
+    own = {
+        key: value
+        for key, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not key.startswith("_")
+    }
+    if len(own) == 1:
+        return next(iter(own.values()))
+    raise LoadError(
+        f"none of {', '.join(USUAL_NAMES)} is defined, and of the functions {list(own)} none is the only one; "
+        f"name the one to judge: FILE:FUNCTION"
+    )
+
+
+def _known(request: Mapping[str, Any]) -> Submitted:
+    """A real kernel of the Definition's own record, which the dataset verified: it may import the package."""
+    import torch
+
+    from flashinfer_trace.definition import Definition
+    from flashinfer_trace.families import family_of
+
+    definition = Definition.from_dict(request["definition"], root=Path(request["root"]))
+    (kernel,) = (one for one in family_of(definition).kernels if one.label == request["kernel"])
+    draw = kernel.seeded
+    if draw is not None:  # its adapter makes a seed of the inputs, for the harness; here each call has one
+        return lambda inputs, outputs: draw(definition, inputs, torch.initial_seed() % (1 << 31))
+    return lambda inputs, outputs: kernel.call(definition, inputs, outputs)

@@ -1,0 +1,378 @@
+"""A submission's process as the judge sees it: it is given inputs, and what it leaves in the shared memory is read.
+
+with Server() as server, server.start(submission, definition, "cpu", Limits()) as process:
+    answer = process.call(inputs, poisoned, seed=0)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashinfer_trace.isolation import protocol
+from flashinfer_trace.judging import server
+from flashinfer_trace.judging.arena import GUARD, Arena, Slot, gaps, layout, memory_of, tensor_in
+from flashinfer_trace.judging.submission import SubmissionError, printable
+
+__all__ = ["Answer", "Failed", "Limits", "Server", "SubmissionProcess", "available"]
+
+#: Seconds that it may take to import torch, on a busy machine with cold disks.
+START_SECONDS = 300.0
+
+#: Longest header of an answer, in bytes.
+MAX_ANSWER = 64 << 10
+
+#: Environment variables that a submission gets, and prefixes of them: what compilers and CUDA need, no credentials.
+ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "PATH", "PYTHONPATH", "TMPDIR", "USER", "VIRTUAL_ENV", "XDG_CACHE_HOME")
+PREFIXES = (
+    "CC",
+    "CUDA_",
+    "CXX",
+    "DYLD_LIBRARY_",
+    "FLASHINFER_",
+    "LD_LIBRARY_",
+    "NVIDIA_",
+    "PYTORCH_",
+    "TORCH_",
+    "TRITON_",
+)
+
+
+class Failed(Exception):
+    """A submission that gave no outputs.
+
+    Attributes:
+        kind: ``not-loaded``, ``raised``, ``timed-out``, ``died`` or ``protocol``.
+        message: one line of printable characters.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        self.kind = kind
+        self.message = printable(message)
+        super().__init__(kind, self.message)
+
+    def __str__(self) -> str:
+        return self.message
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a submission may take, in seconds: to be loaded, for its first call, which compiles, and for others."""
+
+    load: float = 120.0
+    first_call: float = 300.0
+    call: float = 60.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one call left.
+
+    Attributes:
+        outputs: by name, as they were in the memory when the call returned.
+        returned: what the submission says of each value that it returned, by name; empty if it returned nothing.
+        changed: inputs that hold other bits than before.
+        outside: whether it wrote beside the tensors that it was given.
+        tampered: functions that it replaced, as its process says.
+    """
+
+    outputs: dict[str, torch.Tensor]
+    returned: dict[str, Any]
+    changed: list[str]
+    outside: bool
+    tampered: list[str]
+
+
+def available() -> bool:
+    """Whether this platform can fork processes (Windows cannot)."""
+    return hasattr(os, "fork") and hasattr(socket, "send_fds")
+
+
+class Server:
+    """The process that submissions' processes are forked from.
+
+    Args:
+        fork: copy this process, which takes milliseconds and must have one thread, and not have touched CUDA; otherwise
+            a new interpreter is started, which takes a second or two.
+        kernel: a callable of this process that the forked ones are to run; needs `fork`.
+
+    Attributes:
+        alive: whether it was still there when it was last asked for something.
+    """
+
+    def __init__(self, fork: bool = False, kernel: object | None = None) -> None:
+        if not available():
+            raise SubmissionError("the judge needs os.fork and Unix sockets, which this platform has not")
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = None if fork else _spawn(theirs)
+            self._pid = self._process.pid if self._process is not None else _fork(theirs, kernel)
+        ours.settimeout(START_SECONDS)
+        self._control = ours
+        self.alive = True
+        try:
+            self._reply()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def start(
+        self, request: Mapping[str, Any], inputs: Sequence[str], outputs: Sequence[str], device: str, limits: Limits
+    ) -> SubmissionProcess:
+        """A new process with a submission loaded.
+
+        Raises:
+            Failed: it could not be loaded, or an earlier one ended this server.
+        """
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                socket.send_fds(self._control, [server.COMMAND.pack(server.FORK, 0)], [theirs.fileno()])
+                process = SubmissionProcess(self, ours, self._reply(), limits)
+        except (OSError, RuntimeError) as error:
+            self.alive = False
+            ours.close()
+            raise Failed("died", "the process that submissions are forked from was ended") from error
+        names = {"inputs": list(inputs), "outputs": list(outputs)}
+        try:
+            process.ask({"submission": dict(request), "device": device, **names}, limits.load, "not-loaded")
+        except BaseException:
+            process.close()
+            raise
+        return process
+
+    def end(self, pid: int, *, reap: bool) -> int:
+        """Ends a process: its status as `os.waitpid` gives it, or -1 if this call ended it or it is out of reach."""
+        try:
+            self._control.sendall(server.COMMAND.pack(server.REAP if reap else server.KILL, pid))
+            return self._reply()
+        except (OSError, RuntimeError):
+            self.alive = False
+            return -1
+
+    def close(self) -> None:
+        """Ends all processes."""
+        self._control.close()
+        if self._process is not None:
+            self._process.wait(timeout=30)
+        else:
+            os.waitpid(self._pid, 0)
+
+    def _reply(self) -> int:
+        data = self._control.recv(server.REPLY.size)
+        if len(data) < server.REPLY.size:
+            raise RuntimeError("the process that submissions are forked from has ended")
+        (value,) = server.REPLY.unpack(data)
+        return int(value)
+
+
+class SubmissionProcess:
+    """One process with one submission: a context manager that ends it. After `Failed`, a new one is needed."""
+
+    def __init__(self, server_: Server, pipe: socket.socket, pid: int, limits: Limits) -> None:
+        self._server, self._pipe, self._pid, self._limits = server_, pipe, pid, limits
+        self._arena: Arena | None = None
+        self._calls = 0
+        self._ended = False
+
+    def __enter__(self) -> SubmissionProcess:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the process, and what it started."""
+        self._end(reap=False)
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+
+    def call(self, inputs: Mapping[str, Any], poisoned: Mapping[str, torch.Tensor], seed: int) -> Answer:
+        """Calls the submission on copies of the inputs.
+
+        Args:
+            inputs: tensors on any device, and numbers.
+            poisoned: of each output, what its memory holds before the call.
+            seed: of torch's generators in the process.
+
+        Raises:
+            Failed: it raised, took too long, or its process ended.
+        """
+        tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+        numbers = {name: value for name, value in inputs.items() if name not in tensors}
+        slots, size = layout({**tensors, **{f"output {name}": value for name, value in poisoned.items()}})
+        new_arena = self._room_for(size)
+        assert self._arena is not None
+        memory = self._arena.memory[:size]
+        guards = [memory[start:end] for start, end in gaps(slots.values(), size)]
+        for guard in guards:
+            guard.fill_(GUARD)
+        for slot, value in zip(slots.values(), [*tensors.values(), *poisoned.values()], strict=True):
+            memory[slot.offset : slot.end].copy_(memory_of(value))
+        before = {name: memory[slots[name].offset : slots[name].end].clone() for name in tensors}
+        described = {name: slot.to_json() for name, slot in slots.items()}
+        request = {"size": size, "slots": described, "numbers": numbers, "seed": seed, **new_arena}
+        seconds = self._limits.call if self._calls else self._limits.first_call
+        self._calls += 1
+        answer = self.ask(request, seconds, "raised")
+        with self._frozen():
+            outputs = {name: read(memory, slots[f"output {name}"]) for name in poisoned}
+            changed = [
+                name for name in tensors if not torch.equal(memory[slots[name].offset : slots[name].end], before[name])
+            ]
+            outside = any(bool((guard != GUARD).any()) for guard in guards)
+        returned = answer.get("returned")
+        return Answer(
+            outputs={name: value.to(poisoned[name].device) for name, value in outputs.items()},
+            returned=returned if isinstance(returned, dict) else {},
+            changed=changed,
+            outside=outside,
+            tampered=[printable(str(name)) for name in answer.get("tampered") or []],
+        )
+
+    def ask(self, request: Mapping[str, Any], seconds: float, kind: str) -> dict[str, Any]:
+        """Sends a request and waits for its answer.
+
+        Raises:
+            Failed: of `kind`, with what the process says went wrong; or it did not answer.
+        """
+        deadline = time.monotonic() + seconds
+        if select.select([self._pipe], [], [], 0)[0] and self._pipe.recv(1, socket.MSG_PEEK):
+            raise Failed("protocol", "its process sent an answer that nobody had asked for")
+        try:
+            self._pipe.settimeout(seconds)
+            self._pipe.sendall(protocol.pack_header(request))
+            if "arena" in request:
+                assert self._arena is not None
+                socket.send_fds(self._pipe, [b"A"], [self._arena.descriptor])
+            answer = protocol.read_header(self._reader(deadline, seconds), MAX_ANSWER)
+        except TimeoutError as error:
+            raise self._timeout(seconds) from error
+        except protocol.ProtocolError as error:
+            raise Failed("protocol", f"its process answered {error}") from error
+        except OSError as error:
+            raise self._death() from error
+        if "failed" in answer:
+            raise Failed(kind, str(answer["failed"]))
+        return answer
+
+    def _room_for(self, size: int) -> dict[str, int]:
+        """Sees to it that the memory is large enough; what a request says of new memory."""
+        if self._arena is not None and self._arena.size >= size:
+            return {}
+        if self._arena is not None:
+            self._arena.close()
+        self._arena = Arena(2 * size)
+        return {"arena": self._arena.size}
+
+    @contextmanager
+    def _frozen(self) -> Iterator[None]:
+        """While no thread of the submission runs: what is done after the return comes too late to be seen."""
+        try:
+            os.killpg(self._pid, signal.SIGSTOP)
+        except ProcessLookupError as error:
+            raise self._death() from error
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._pid, signal.SIGCONT)
+
+    def _reader(self, deadline: float, seconds: float) -> protocol.Read:
+        def read(target: memoryview) -> None:
+            while target:
+                self._pipe.settimeout(max(deadline - time.monotonic(), 1e-3))
+                count = self._pipe.recv_into(target)
+                if count == 0:
+                    raise self._death()
+                target = target[count:]
+
+        return read
+
+    def _timeout(self, seconds: float) -> Failed:
+        self._end(reap=False)
+        return Failed("timed-out", f"it did not return within {seconds:g} s")
+
+    def _death(self) -> Failed:
+        status = self._end(reap=True)
+        if status == -1:
+            how = "closed its pipe"
+        elif os.WIFSIGNALED(status):
+            number = os.WTERMSIG(status)
+            how = f"was ended by {signal.Signals(number).name if number in set(signal.Signals) else f'signal {number}'}"
+        else:
+            how = f"ended with exit status {os.WEXITSTATUS(status)}"
+        return Failed("died", f"its process {how} before it answered")
+
+    def _end(self, *, reap: bool) -> int:
+        if self._ended:
+            return -1
+        self._ended = True
+        self._pipe.close()
+        return self._server.end(self._pid, reap=reap)
+
+
+def read(memory: torch.Tensor, slot: Slot) -> torch.Tensor:
+    """A copy of the tensor at a slot, in which every boolean is one."""
+    value = tensor_in(memory, slot)
+    return value.view(torch.uint8) != 0 if value.dtype == torch.bool else value.clone()
+
+
+def passed_on(name: str) -> bool:
+    """Whether a submission gets an environment variable."""
+    return name in ENVIRONMENT or name.startswith(PREFIXES)
+
+
+def _spawn(pipe: socket.socket) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", server.__name__, str(pipe.fileno())],
+        cwd=Path(__file__).resolve().parents[2],  # `-m` looks there first: the same package as this one
+        env={name: os.environ[name] for name in os.environ if passed_on(name)} | {"OMP_NUM_THREADS": "1"},
+        pass_fds=[pipe.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for this process, which then ends the others
+    )
+
+
+def _fork(pipe: socket.socket, kernel: object | None) -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # idle threads of OpenBLAS, which end before a fork
+        pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.setsid()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        for name in list(os.environ):
+            if not passed_on(name):
+                del os.environ[name]
+        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+        # Above all this process's own end of the pipe: a copy of it here would keep the pipe open for ever.
+        os.closerange(3, pipe.fileno())
+        os.closerange(pipe.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+        server.main(pipe, kernel)
+    finally:
+        os._exit(0)

@@ -1,0 +1,139 @@
+"""What can be judged: a file, a Solution of flashinfer-bench, a callable, or a known kernel. Imports no torch."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.json_source import JsonSourceError, load_object
+
+__all__ = ["Submission", "SubmissionError", "from_callable", "from_path", "known", "printable"]
+
+#: Languages of flashinfer-bench's Solutions that are Python files.
+LANGUAGES = ("python", "triton")
+
+#: Longest path of a source.
+MAX_PATH = 200
+
+#: Longest text of a stranger that is shown, in characters.
+MAX_TEXT = 2000
+
+
+def printable(text: str) -> str:
+    """What a stranger wrote, in one line that a terminal can show."""
+    line = " ".join(text[:MAX_TEXT].split())
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+
+
+class SubmissionError(ValueError):
+    """Something that cannot be judged. The message says what is wrong with it, and what can be."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One kernel to be judged.
+
+    Attributes:
+        label: names it in reports.
+        request: what its process is told: the kind (``file``, ``package``, ``known`` or ``forked``), and where it lies.
+        kernel: a callable of this process, of the kind ``forked``.
+        sources: files of a Solution by path, which are written before its process starts.
+        definition: the name of the Definition that it says it computes; empty if it does not say so.
+    """
+
+    label: str
+    request: Mapping[str, Any]
+    kernel: Callable[..., Any] | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+    definition: str = ""
+
+    @contextmanager
+    def on_disk(self) -> Iterator[dict[str, Any]]:
+        """The request while the files that it names exist.
+
+        Raises:
+            SubmissionError: they cannot be written.
+        """
+        if not self.sources:
+            yield dict(self.request)
+            return
+        with tempfile.TemporaryDirectory() as directory:
+            for path, text in self.sources.items():
+                file = Path(directory) / "submission" / path
+                try:
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    file.write_bytes(text.encode("utf-8", "surrogatepass"))
+                except OSError as error:  # one source is the directory of another
+                    raise SubmissionError(f"{self.label}: the source {path!r} cannot be written: {error}") from error
+            yield {
+                **self.request,
+                "root": directory,
+                "path": str(Path(directory) / "submission" / self.request["path"]),
+            }
+
+
+def from_path(text: str) -> Submission:
+    """A submission that a user names: ``FILE.py``, ``FILE.py:FUNCTION`` or ``SOLUTION.json``.
+
+    Raises:
+        SubmissionError: there is no such file, or it is no Solution in Python.
+    """
+    name: str | None
+    file, separator, name = text.rpartition(":")
+    if not separator or not file.endswith(".py"):
+        file, name = text, None
+    path = Path(file)
+    if not path.is_file():
+        raise SubmissionError(f"{path}: no such file; give FILE.py, FILE.py:FUNCTION or a Solution of flashinfer-bench")
+    if path.suffix == ".json":
+        return _solution(path)
+    if path.suffix != ".py":
+        raise SubmissionError(f"{path}: not a Python file, nor a Solution of flashinfer-bench (.json)")
+    label = f"{path.name}:{name}" if name else path.name
+    return Submission(label, {"kind": "file", "path": str(path.absolute()), "name": name})
+
+
+def from_callable(kernel: Callable[..., Any]) -> Submission:
+    """A function, a class of modules or a module object of this process."""
+    label = getattr(kernel, "__qualname__", type(kernel).__qualname__)
+    return Submission(label, {"kind": "forked"}, kernel)
+
+
+def known(definition: Definition, label: str) -> Submission:
+    """A real kernel in the record of the Definition's family, by its label."""
+    request = {"kind": "known", "kernel": label, "definition": definition.to_dict(), "root": str(definition.root)}
+    return Submission(label, request)
+
+
+def _solution(path: Path) -> Submission:
+    try:
+        data = load_object(path)
+    except JsonSourceError as error:
+        raise SubmissionError(f"{path}: cannot be read: {error}") from error
+    try:
+        spec, files = data["spec"], {one["path"]: one["content"] for one in data["sources"]}
+        language, entry = spec["language"], spec["entry_point"]
+        name, definition = data["name"], data["definition"]
+        destination = spec.get("destination_passing_style", True)
+        given = (language, entry, name, definition, *files, *files.values())
+        if not all(isinstance(one, str) for one in given):
+            raise TypeError("names, paths and contents are strings")
+    except (KeyError, TypeError, AttributeError) as error:
+        raise SubmissionError(f"{path}: not a Solution of flashinfer-bench: {error!r}") from error
+    if language not in LANGUAGES:
+        raise SubmissionError(f"{path}: a Solution in {language}; those in {' and '.join(LANGUAGES)} can be judged")
+    file, separator, function = entry.partition("::")
+    if not separator or file not in files:
+        raise SubmissionError(f"{path}: the entry point {entry!r} must be FILE::FUNCTION, with one of {sorted(files)}")
+    for one in files:
+        if PurePosixPath(one).is_absolute() or ".." in PurePosixPath(one).parts:
+            raise SubmissionError(f"{path}: the source {one!r} lies outside of the Solution")
+        if not PurePosixPath(one).name or not one.isprintable() or len(one) > MAX_PATH:
+            raise SubmissionError(f"{path}: {one[:MAX_PATH]!r} is no path of a source")
+    request = {"kind": "package", "path": file, "name": function, "destination": bool(destination)}
+    return Submission(printable(name), request, None, files, definition)

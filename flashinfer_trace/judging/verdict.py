@@ -1,0 +1,143 @@
+"""The judge's verdict: a grade, what it rests on, and, of a wrong kernel, the worst element and the reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Failure", "Grade", "OutputFigures", "Verdict"]
+
+
+class Grade:
+    """The grades, best first."""
+
+    REFERENCE = "reference-grade"
+    KERNEL = "kernel-grade"
+    WRONG = "wrong"
+    #: Every case was empty, or one that zeros would pass.
+    UNPROVEN = "unproven"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a submission is wrong: what the first case showed that it failed under every standard.
+
+    Attributes:
+        kind: ``values``, ``outputs``, ``inputs-changed``, ``outside``, ``tampered``, ``relation``, ``same-draws``,
+            ``not-loaded``, ``raised``, ``timed-out``, ``died`` or ``protocol``.
+        message: in one line.
+        standard: under whose bounds it came closest.
+        output, index, got, wanted, bound, ratio: the worst element, of the kind ``values`` where one element is worst.
+        axes, plan, seed: the case.
+    """
+
+    kind: str
+    message: str
+    standard: str = ""
+    output: str = ""
+    index: tuple[int, ...] = ()
+    got: float = math.nan
+    wanted: float = math.nan
+    bound: float = math.nan
+    ratio: float = math.nan
+    axes: dict[str, int] = field(default_factory=dict)
+    plan: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+    def at(self, axes: dict[str, int], plan: dict[str, Any], seed: int) -> Failure:
+        """The failure, of this case."""
+        return dataclasses.replace(self, axes=axes, plan=plan, seed=seed)
+
+
+@dataclass
+class OutputFigures:
+    """Of one output over all cases: the bound that it met, and the worst error, over its bound and as a norm."""
+
+    policy: str
+    worst: float = 0.0
+    error: float = 0.0
+
+
+@dataclass
+class Verdict:
+    """What the judge found.
+
+    Attributes:
+        definition: name.
+        submission: its label.
+        device: where it ran.
+        sizes: ``own``, or ``twin`` for the family's small twin.
+        grade: see `Grade`.
+        alike: known kernels whose stated bounds it stays within; of a reference-grade submission all of them.
+        limited_to: the inputs that it was graded on, if it failed on others; empty for all valid inputs.
+        beyond: what it did on those others.
+        failure: why it is wrong.
+        calls: how often the submission was called.
+        cases, vacuous: calls that count, and those that could not fail; of a right submission.
+        corners: how many of the cases the family names.
+        repeated: how many of them had the shapes and addresses of the case before, with other elements.
+        seed: repeats the run.
+        outputs: figures of each output, under the grade's bounds.
+    """
+
+    definition: str
+    submission: str
+    device: str
+    sizes: str
+    grade: str = Grade.UNPROVEN
+    alike: list[str] = field(default_factory=list)
+    limited_to: str = ""
+    beyond: Failure | None = None
+    failure: Failure | None = None
+    calls: int = 0
+    cases: int = 0
+    vacuous: int = 0
+    corners: int = 0
+    repeated: int = 0
+    seed: int = 0
+    seconds: float = 0.0
+    replay: str = ""
+    outputs: dict[str, OutputFigures] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        """Whether it is right by some standard."""
+        return self.grade in (Grade.REFERENCE, Grade.KERNEL)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The verdict as JSON."""
+        return {"passed": self.passed, **dataclasses.asdict(self)}
+
+    def __str__(self) -> str:
+        lines = [f"{self.submission} for {self.definition} on {self.device}: {self.grade}"]
+        if self.grade == Grade.KERNEL:
+            lines.append(f"  within the bounds stated for {', '.join(self.alike)}, not within the reference's")
+        if self.grade == Grade.UNPROVEN:
+            lines.append("  no case could have failed: every output was empty, or zeros would have passed")
+        if self.limited_to:
+            lines.append(f"  {'only for' if self.passed else 'on'} {self.limited_to}")
+        if self.beyond is not None:
+            lines.append(f"  beyond that: {self.beyond.message}; axes {self.beyond.axes}")
+        if self.failure is not None:
+            lines += _reasons(self.failure)
+        for name, figures in self.outputs.items():
+            lines.append(f"  {name}: worst error {figures.worst:.3f} x its bound ({figures.policy})")
+        counts = (
+            f"{self.cases} cases count, {self.corners} of them corners, {self.repeated} repeated with other elements"
+        )
+        shown = f"in call {self.calls}" if self.failure else f"{counts}; {self.vacuous} vacuous"
+        size = ", at the sizes of the small twin" if self.sizes == "twin" else ""
+        lines.append(f"  {shown}{size}; {self.seconds:.1f} s; seed {self.seed}")
+        lines.append(f"  repeat: {self.replay}")
+        return "\n".join(lines)
+
+
+def _reasons(failure: Failure) -> list[str]:
+    lines = [f"  {failure.kind}: {failure.message}"]
+    if failure.standard:
+        lines.append(f"  it came closest to the bounds of {failure.standard}")
+    if failure.axes:
+        lines.append(f"  axes {failure.axes}, plan {failure.plan}, seed of the elements {failure.seed}")
+    return lines

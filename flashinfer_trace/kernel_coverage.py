@@ -1,0 +1,161 @@
+"""Which Definitions and which evidence there are for the kernels that a model's code calls. Imports no torch.
+
+The kernels of a model are in ``models/needs/<model>.json``, as ``source:name``, which `python -m tools.generate_docs`
+derives from the traces of its code. A kernel has the Definitions whose tags name it, and those whose family's record
+has it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flashinfer_trace.dataset import DatasetError, definitions
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.json_source import JsonSourceError, load_object
+from flashinfer_trace.kernel_paths import KINDS, load_kernel_paths
+from flashinfer_trace.ledger import proofs
+from flashinfer_trace.naming import family_name, load_naming
+from flashinfer_trace.records import load_records
+
+__all__ = ["LAUNCHED_BY", "KernelCoverage", "definitions_by_kernel", "kernel_coverages", "kernel_table", "reasons"]
+
+TRITON_OPS = "sglang.srt.layers.attention.triton_ops"
+#: Kernels -> the function, named by evidence, that launches them, or that is another name of them.
+LAUNCHED_BY = {
+    f"{TRITON_OPS}.decode_attention._fwd_kernel_stage1": f"{TRITON_OPS}.decode_attention.decode_attention_fwd",
+    f"{TRITON_OPS}.decode_attention._fwd_grouped_kernel_stage1": f"{TRITON_OPS}.decode_attention.decode_attention_fwd",
+    f"{TRITON_OPS}.decode_attention._fwd_kernel_stage2": f"{TRITON_OPS}.decode_attention.decode_attention_fwd",
+    f"{TRITON_OPS}.extend_attention._fwd_kernel": f"{TRITON_OPS}.extend_attention.extend_attention_fwd",
+    "sglang.srt.mem_cache.utils.set_mla_kv_buffer_kernel": "sglang.srt.mem_cache.utils.set_mla_kv_buffer_triton",
+    "sglang.srt.layers.quantization.fp8_kernel._w8a8_block_fp8_matmul": (
+        "sglang.srt.layers.quantization.fp8_kernel.w8a8_block_fp8_matmul_triton"
+    ),
+    "deep_gemm.m_grouped_fp8_gemm_nt_masked": "deep_gemm.fp8_m_grouped_gemm_nt_masked",
+}
+#: How the paths of a source begin. The traces call everything else in SGLang a Triton kernel.
+SOURCES = {
+    "torch.ops.sgl_kernel.": "sgl-kernel",
+    "sgl_kernel.": "sgl-kernel",
+    "sglang.jit_kernel.": "jit",
+    "sglang.": "triton",
+    "flashinfer.": "flashinfer",
+    "deep_gemm.": "deep-gemm",
+}
+#: Kernels that get no Definition, and those that nobody has written one for.
+LISTED = "traces/kernels_without_definition.json"
+NOT_YET = "nobody has written a Definition yet"
+MOST_NAMES = 3
+
+
+@dataclass(frozen=True)
+class KernelCoverage:
+    """One kernel that a model's code calls.
+
+    Attributes:
+        kernel: ``source:name``.
+        ops: names of the ops that call it.
+        definitions: names of its Definitions, those of the model first.
+        of_model: how many of them have the model's tag.
+        evidence: names of those that have evidence from this kernel.
+        reason: why it has none, if it is listed.
+    """
+
+    kernel: str
+    ops: tuple[str, ...]
+    definitions: tuple[str, ...]
+    of_model: int
+    evidence: tuple[str, ...]
+    reason: str
+
+
+def key_of(path: str) -> str:
+    """``source:name`` of a dotted path; empty for what no trace calls a kernel."""
+    source = next((name for start, name in SOURCES.items() if path.startswith(start)), "")
+    return f"{source}:{path.rpartition('.')[2]}" if source else ""
+
+
+def definitions_by_kernel(root: Path, dataset: Iterable[Definition]) -> dict[str, list[str]]:
+    """``source:name`` of each kernel -> sorted names of its Definitions.
+
+    An exported function and the op that it calls are one kernel, and so are a function and the Triton kernels that it
+    launches.
+    """
+    naming, records, exported = load_naming(root), load_records(root), load_kernel_paths(root).ops
+    also: dict[str, set[str]] = defaultdict(set)
+    for op, functions in exported.items():
+        for function in functions:
+            also[function].add(op)
+            also[op].add(function)
+    for kernel, function in LAUNCHED_BY.items():
+        also[function].add(kernel)
+    found: dict[str, set[str]] = defaultdict(set)
+    for definition in dataset:
+        paths = {tag.partition(":")[2] for tag in definition.tags if tag.partition(":")[0] in KINDS}
+        family = family_name(definition, naming)
+        if family is not None:
+            paths |= {kernel.path for kernel in records.kernels_of(family, definition.name).values()}
+        for path in paths | {other for one in paths for other in also.get(one, ())}:
+            found[key_of(path)].add(definition.name)
+    return {key: sorted(names) for key, names in found.items() if key}
+
+
+def kernel_coverages(root: Path, needed: Mapping[str, Any]) -> list[KernelCoverage]:
+    """Coverage of the kernels of one model.
+
+    Args:
+        root: the dataset root.
+        needed: its document, of schema/model_needs.schema.json.
+
+    Raises:
+        DatasetError: the document has no kernels, or the list of reasons cannot be read.
+    """
+    known = {one.name: one for one in definitions(root=root)}
+    by_kernel, why = definitions_by_kernel(root, known.values()), reasons(root)
+    tag = f"model:{needed['model']}"
+    if "kernels" not in needed:
+        raise DatasetError(
+            f"models/needs/{needed['model']}.json: no kernels; in a checkout, run `python -m tools.generate_docs`"
+        )
+    found = []
+    for entry in needed["kernels"]:
+        kernel = str(entry["kernel"])
+        terminal = kernel.partition(".")[0]  # a method is covered if its class is
+        names = by_kernel.get(terminal, [])
+        own = [name for name in names if tag in known[name].tags]
+        proven = [name for name in names if any(key_of(run.path) == terminal for run in proofs(root, known[name]))]
+        ordered = (*own, *(name for name in names if name not in own))
+        reason = "" if names else why.get(kernel, "")
+        found.append(KernelCoverage(kernel, tuple(entry["ops"]), ordered, len(own), tuple(proven), reason))
+    return found
+
+
+def reasons(root: Path) -> dict[str, str]:
+    """``source:name`` of kernels without a Definition -> why; empty where the list is not installed.
+
+    Raises:
+        DatasetError: the list is malformed.
+    """
+    path = root / LISTED
+    if not path.is_file():
+        return {}
+    try:
+        document = load_object(path)
+        found = {str(kernel): NOT_YET for kernel in document["not_yet"]}
+        return {**found, **{key_of(dotted): str(why) for dotted, why in document["kernels"].items()}}
+    except (JsonSourceError, KeyError, TypeError, AttributeError) as error:
+        raise DatasetError(f"{path}: malformed ({error!r})") from None
+
+
+def kernel_table(found: Iterable[KernelCoverage]) -> list[list[str]]:
+    """Rows of a table, headings first: kernels with most Definitions of the model first."""
+    rows = [["Kernel", "Definitions", "of the model", "with evidence", "Names, or why there are none"]]
+    for one in sorted(found, key=lambda one: (-one.of_model, -len(one.definitions), one.kernel)):
+        more = len(one.definitions) - MOST_NAMES
+        names = [*one.definitions[:MOST_NAMES], *([f"{more} more"] if more > 0 else [])]
+        text = ", ".join(names) or one.reason or "neither a Definition nor a reason"
+        rows.append([one.kernel, str(len(one.definitions)), str(one.of_model), str(len(one.evidence)), text])
+    return rows

@@ -1,0 +1,59 @@
+"""Grouped-query attention for decode, with sinks and a window of keys.
+
+Query heads share key-value heads in consecutive groups: with g = num_qo_heads / num_kv_heads, query head h attends with
+key-value head h // g (Ainslie et al., "GQA", EMNLP 2023). logit_hj = q_h . k_j * sm_scale, p_hj = exp(logit_hj) /
+(exp(sink_h) + sum_j exp(logit_hj)): the sink of a head is the logit of a key whose value is zero (gpt-oss, 2025).
+output_h = sum_j p_hj v_j and lse_h = log2(exp(sink_h) + sum_j exp(logit_hj)).
+
+Request b owns the pages kv_indices[kv_indptr[b] : kv_indptr[b + 1]], in this order. All of them are full except the
+last, which holds kv_last_page_len[b] tokens (1 to PAGE_SIZE). A request without pages has length 0, whatever its
+kv_last_page_len says. Requests may share pages. Pages that no request names and slots after a request's last token are
+never read, so they may hold NaN.
+
+The query attends to the last WINDOW_SIZE keys of its request, or to all if there are fewer. A request without keys has
+output 0 and lse sink_h * log2(e). All arithmetic is in float32. The output is rounded once, at the end, to the dtype of
+q.
+"""
+
+import math
+
+import torch
+
+from ._shared import gather, logits_of, requests_with_keys, weighted_with_sinks
+
+NUM_QO_HEADS = 64
+NUM_KV_HEADS = 8
+HEAD_DIM = 64
+PAGE_SIZE = 64
+WINDOW_SIZE = 128
+
+
+def run(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_last_page_len: torch.Tensor,
+    sinks: torch.Tensor,
+    sm_scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q [batch_size, heads, dim], caches [num_pages, page_size, heads, dim] -> output and lse [batch_size, heads].
+
+    sinks [num_qo_heads], float32.
+    """
+    assert q.shape[1:] == (NUM_QO_HEADS, HEAD_DIM)
+    assert k_cache.shape[1:] == (PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM)
+    assert v_cache.shape[1:] == (PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM)
+    assert sinks.shape == (NUM_QO_HEADS,)
+    output = torch.zeros_like(q)
+    lse = (sinks * math.log2(math.e)).repeat(q.shape[0], 1)
+    for b, first_page, end, kv_len in requests_with_keys(kv_indptr, kv_last_page_len, PAGE_SIZE):
+        own_pages = kv_indices[first_page:end]
+        k, v = gather(k_cache, own_pages, kv_len), gather(v_cache, own_pages, kv_len)
+        k, v = k[:, -WINDOW_SIZE:], v[:, -WINDOW_SIZE:]
+        logits = logits_of(q[b : b + 1], k, sm_scale)
+        own_output, own_lse = weighted_with_sinks(logits, v, sinks, 1)
+        output[b : b + 1] = own_output.to(output.dtype)
+        lse[b : b + 1] = own_lse
+    return output, lse

@@ -1,0 +1,64 @@
+"""Causal grouped-query attention for prefill, with sinks.
+
+Query heads share key-value heads in consecutive groups: with g = num_qo_heads / num_kv_heads, query head h attends with
+key-value head h // g (Ainslie et al., "GQA", EMNLP 2023). logit_hj = q_h . k_j * sm_scale, p_hj = exp(logit_hj) /
+(exp(sink_h) + sum_j exp(logit_hj)): the sink of a head is the logit of a key whose value is zero (gpt-oss, 2025).
+output_h = sum_j p_hj v_j and lse_h = log2(exp(sink_h) + sum_j exp(logit_hj)).
+
+Request b owns the pages kv_indices[kv_indptr[b] : kv_indptr[b + 1]], in this order. All of them are full except the
+last, which holds kv_last_page_len[b] tokens (1 to PAGE_SIZE). A request without pages has length 0, whatever its
+kv_last_page_len says. Requests may share pages. Pages that no request names and slots after a request's last token are
+never read, so they may hold NaN.
+
+Queries are aligned with the end of the keys: query i of a request attends to the keys j <= kv_len - q_len + i. A query
+that may attend to no key has output 0 and lse sink_h * log2(e). Queries are processed in blocks, which bounds the
+memory. All arithmetic is in float32. The output is rounded once, at the end, to the dtype of q.
+"""
+
+import math
+
+import torch
+
+from ._shared import causal, gather, logits_of, requests_with_keys, weighted_with_sinks
+
+NUM_QO_HEADS = 64
+NUM_KV_HEADS = 8
+HEAD_DIM = 64
+PAGE_SIZE = 64
+QUERY_BLOCK = 64
+
+
+def run(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    qo_indptr: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_last_page_len: torch.Tensor,
+    sinks: torch.Tensor,
+    sm_scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries [total_q, heads, dim], caches [num_pages, page_size, heads, dim] -> output and lse [total_q, heads].
+
+    sinks [num_qo_heads], float32.
+    """
+    assert q.shape[1:] == (NUM_QO_HEADS, HEAD_DIM)
+    assert k_cache.shape[1:] == (PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM)
+    assert v_cache.shape[1:] == (PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM)
+    assert sinks.shape == (NUM_QO_HEADS,)
+    output = torch.zeros_like(q)
+    lse = (sinks * math.log2(math.e)).repeat(q.shape[0], 1)
+    for b, first_page, end, kv_len in requests_with_keys(kv_indptr, kv_last_page_len, PAGE_SIZE):
+        start, stop = qo_indptr[b : b + 2].tolist()
+        own_pages = kv_indices[first_page:end]
+        k, v = gather(k_cache, own_pages, kv_len), gather(v_cache, own_pages, kv_len)
+        for first in range(start, stop, QUERY_BLOCK):
+            last = min(first + QUERY_BLOCK, stop)
+            logits = logits_of(q[first:last], k, sm_scale)
+            last_key = torch.arange(first, last, device=q.device) - stop + kv_len
+            logits = causal(logits, last_key)
+            own_output, own_lse = weighted_with_sinks(logits, v, sinks, last - first)
+            output[first:last] = own_output.to(output.dtype)
+            lse[first:last] = own_lse
+    return output, lse

@@ -1,0 +1,61 @@
+"""Causal grouped-query attention for prefill, with capped logits.
+
+Query heads share key-value heads in consecutive groups: with g = num_qo_heads / num_kv_heads, query head h attends with
+key-value head h // g (Ainslie et al., "GQA", EMNLP 2023). logit_hj = q_h . k_j * sm_scale, c_hj = LOGITS_SOFT_CAP *
+tanh(logit_hj / LOGITS_SOFT_CAP) (Gemma 2, 2024), p_h = softmax_j(c_hj), output_h = sum_j p_hj v_j and lse_h =
+log2(sum_j exp(c_hj)).
+
+Request b owns the pages kv_indices[kv_indptr[b] : kv_indptr[b + 1]], in this order. All of them are full except the
+last, which holds kv_last_page_len[b] tokens (1 to PAGE_SIZE). A request without pages has length 0, whatever its
+kv_last_page_len says. Requests may share pages. Pages that no request names and slots after a request's last token are
+never read, so they may hold NaN.
+
+Queries are aligned with the end of the keys: query i of a request attends to the keys j <= kv_len - q_len + i. A query
+that may attend to no key has output 0 and lse -inf. Queries are processed in blocks, which bounds the memory. All
+arithmetic is in float32. The output is rounded once, at the end, to the dtype of q.
+"""
+
+import math
+
+import torch
+
+from ._shared import capped, causal, gather, logits_of, requests_with_keys, weighted
+
+NUM_QO_HEADS = 8
+NUM_KV_HEADS = 4
+HEAD_DIM = 256
+PAGE_SIZE = 64
+LOGITS_SOFT_CAP = 50
+QUERY_BLOCK = 64
+
+
+def run(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    qo_indptr: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_last_page_len: torch.Tensor,
+    sm_scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries [total_q, heads, dim], caches [num_pages, page_size, heads, dim] -> output and lse [total_q, heads]."""
+    assert q.shape[1:] == (NUM_QO_HEADS, HEAD_DIM)
+    assert k_cache.shape[1:] == (PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM)
+    assert v_cache.shape[1:] == (PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM)
+    output = torch.zeros_like(q)
+    lse = torch.full(q.shape[:2], -math.inf, dtype=torch.float32, device=q.device)
+    for b, first_page, end, kv_len in requests_with_keys(kv_indptr, kv_last_page_len, PAGE_SIZE):
+        start, stop = qo_indptr[b : b + 2].tolist()
+        own_pages = kv_indices[first_page:end]
+        k, v = gather(k_cache, own_pages, kv_len), gather(v_cache, own_pages, kv_len)
+        for first in range(start, stop, QUERY_BLOCK):
+            last = min(first + QUERY_BLOCK, stop)
+            logits = logits_of(q[first:last], k, sm_scale)
+            logits = capped(logits, LOGITS_SOFT_CAP)
+            last_key = torch.arange(first, last, device=q.device) - stop + kv_len
+            logits = causal(logits, last_key)
+            own_output, own_lse = weighted(logits, v, last - first)
+            output[first:last] = own_output.to(output.dtype)
+            lse[first:last] = own_lse
+    return output, lse

@@ -1,0 +1,85 @@
+"""flashinfer-trace cost, the table of GPUs, and costs at sizes whose inputs are never made in full."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+from click.testing import CliRunner
+
+import flashinfer_trace
+from flashinfer_trace.cli import main
+from flashinfer_trace.costs import cost_of, shapes
+from flashinfer_trace.costs.roofline import Roofline, load_gpus, roofline
+from flashinfer_trace.costs.work import Cost
+from flashinfer_trace.families import family_of
+from flashinfer_trace.naming import family_name, load_naming
+
+ROOT = flashinfer_trace.find_root()
+
+
+def invoke(*arguments: str):
+    return CliRunner().invoke(main, ["cost", *arguments])
+
+
+def test_the_table_of_gpus_follows_its_schema():
+    data, schema = (json.loads((ROOT / "schema" / f"gpus{kind}.json").read_text()) for kind in ("", ".schema"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.Draft202012Validator(schema).validate(data)
+    assert {"H100 SXM", "H200", "B200"} <= load_gpus(ROOT).keys()
+
+
+def test_the_least_time_is_that_of_memory_or_of_arithmetic():
+    h200 = load_gpus(ROOT)["H200"]
+    assert roofline(Cost(4_800_000, 0, {}), h200) == Roofline("H200", 1e-6, 0.0)
+    time = roofline(Cost(1, 1, {"bfloat16": 9_894_000_000, "float32": 669_000}), h200)
+    assert time.seconds == pytest.approx(10e-6) and time.bound == "arithmetic"
+    assert roofline(Cost(1, 1, {"float4_e2m1fn": 1}), h200) is None
+
+
+def test_a_cost_as_text_and_as_json():
+    result = invoke("rmsnorm_h7168", "--axes", "batch_size=64")
+    assert result.exit_code == 0, result.output
+    assert "reads 931,840 bytes, writes 917,504" in result.output
+    assert "1,835,008 in float32; 0.992 per byte" in result.output
+    data = json.loads(invoke("rmsnorm_h7168", "--axes", "batch_size=64", "--format", "json").stdout)
+    assert data["bytes_read"] == 64 * 7168 * 2 + 7168 * 2 and data["axes"] == {"batch_size": 64}
+    assert data["seconds"]["H200"] == pytest.approx((931840 + 917504) / 4.8e12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(("rmsnorm_h7168", "--axes", "tokens=3"), "not variable axes"), (("rmsnorm_h7169",), "rmsnorm_h7168")],
+)
+def test_wrong_usage(arguments, message):
+    result = invoke(*arguments)
+    assert result.exit_code != 0
+    assert message in result.output
+
+
+def test_thin_inputs_have_the_cost_of_whole_ones(monkeypatch):
+    monkeypatch.setattr(shapes, "SMALL", 0)
+    definition = flashinfer_trace.load("gemm_n128_k2048")
+    assert shapes.thin(definition).const_axes != definition.const_axes
+    thin, axes = shapes.cost_at(definition, {"M": 5})
+    assert axes == {"M": 5}
+    assert thin == cost_of(definition, flashinfer_trace.make_inputs(definition, {"M": 5}))
+
+
+def largest_of_each_family():
+    """Of each family the Definition with the largest inputs, where these are too large to be made."""
+    naming, found = load_naming(ROOT), {}
+    for definition in flashinfer_trace.definitions():
+        found.setdefault(family_name(definition, naming), []).append(definition)
+    largest = {name: max(some, key=shapes.input_bytes) for name, some in found.items()}
+    return {name: one for name, one in largest.items() if shapes.input_bytes(one) > shapes.SMALL}
+
+
+def test_the_largest_definition_of_each_family_has_a_cost():
+    for name, definition in largest_of_each_family().items():
+        cost, axes = shapes.cost_at(definition, {})
+        assert cost.bytes_written > 0, name
+        assert axes.keys() == set(definition.var_axes)
+        assert shapes.thin(definition).name == definition.name
+        assert family_of(definition).name == name

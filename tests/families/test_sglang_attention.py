@@ -1,0 +1,169 @@
+"""How SGLang's attention for decode is called, on emulations that split keys and round as the kernels' sources do."""
+
+from __future__ import annotations
+
+import math
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+
+import flashinfer_trace
+from flashinfer_trace.families import family_of
+from flashinfer_trace.harness.verify import Job, verify
+
+TRITON = "sglang.srt.layers.attention.triton_ops.decode_attention"
+EXTEND = "sglang.srt.layers.attention.triton_ops.extend_attention"
+FLASH = "sgl_kernel.flash_mla"
+#: Parts of keys are multiples of this.
+SMALLEST_PART = 32
+
+
+def weighted(q, keys, values, scale):
+    """Output and natural lse of q [heads, dim] over keys [n, kv_heads, dim]; weights are rounded after their sum."""
+    group = q.shape[0] // keys.shape[1]
+    k, v = (each.float().repeat_interleave(group, dim=1) for each in (keys, values))
+    logits = torch.einsum("hd,nhd->hn", q.float(), k) * scale
+    maximum = logits.amax(dim=1, keepdim=True)
+    weights = torch.exp(logits - maximum)
+    total = weights.sum(dim=1, keepdim=True)
+    output = torch.einsum("hn,nhd->hd", weights.to(torch.bfloat16).float(), v) / total
+    return output, (maximum + total.log()).squeeze(1)
+
+
+def fake_decode(q, keys, values, o, kv_indptr, kv_indices, parts, lse, splits, most, scale, k_scale, v_scale):
+    assert kv_indices.dtype == torch.int64
+    assert splits.dtype == kv_indptr.dtype == torch.int32
+    assert parts.is_contiguous()
+    assert k_scale == v_scale == 1.0
+    for b in range(len(q)):
+        slots = kv_indices[kv_indptr[b] : kv_indptr[b + 1]]
+        length = math.ceil(math.ceil(len(slots) / int(splits[b])) / SMALLEST_PART) * SMALLEST_PART
+        for part in range(most):
+            own = slots[part * length : (part + 1) * length]
+            if len(own):
+                parts[b, :, part], lse[b, :, part] = weighted(q[b], keys[own], values[own], scale)
+        written = parts[b].masked_fill((lse[b] == -math.inf).unsqueeze(2), 0.0)
+        o[b] = (torch.softmax(lse[b], dim=1).unsqueeze(2) * written).sum(dim=1)
+
+
+def fake_metadata(lengths, queries, heads):
+    assert lengths.dtype == torch.int32
+    assert heads == 1
+    return torch.zeros(2, 8, dtype=torch.int32), torch.arange(len(lengths) + 1, dtype=torch.int32)
+
+
+def fake_flash(*, q, k_cache, block_table, cache_seqlens, head_dim_v, softmax_scale, causal, **metadata):
+    assert causal
+    assert metadata.keys() == {"tile_scheduler_metadata", "num_splits"}
+    assert block_table.dtype == torch.int32
+    outputs, sums = [], []
+    for b, length in enumerate(cache_seqlens.tolist()):
+        pages = block_table[b, : math.ceil(length / k_cache.shape[1])]
+        keys = k_cache[pages].flatten(0, 1)[:length]
+        output, lse = weighted(q[b, 0], keys, keys[..., :head_dim_v], softmax_scale)
+        outputs.append(output)
+        sums.append(lse)
+    return torch.stack(outputs).to(q.dtype).unsqueeze(1), torch.stack(sums).unsqueeze(2)
+
+
+def fake_extend(
+    q, k, v, o, k_buffer, v_buffer, qo_indptr, kv_indptr, kv_indices, mask, causal, mask_indptr, most, *rest, sm_scale
+):
+    assert mask is mask_indptr is None
+    assert causal
+    assert rest == (1.0, 1.0)
+    assert qo_indptr.dtype == kv_indices.dtype == torch.int64
+    assert most == int(qo_indptr.diff().max())
+    for b in range(len(qo_indptr) - 1):
+        slots = kv_indices[kv_indptr[b] : kv_indptr[b + 1]]
+        first, end = int(qo_indptr[b]), int(qo_indptr[b + 1])
+        for row in range(first, end):
+            keys = torch.cat((k_buffer[slots], k[first : row + 1]))
+            values = torch.cat((v_buffer[slots], v[first : row + 1]))
+            o[row] = weighted(q[row], keys, values, sm_scale)[0]
+
+
+def fake_sparse(q, kv, indices, scale, width):
+    """Heads in whole blocks; the output, the largest logits and the lse of base 2."""
+    assert q.shape[1] % 64 == 0
+    assert indices.dtype == torch.int32
+    assert indices.shape[1] == kv.shape[1] == 1
+    found = []
+    for row, chosen in zip(q, indices[:, 0], strict=True):
+        keys = kv[chosen[chosen >= 0].long()]
+        found.append(weighted(row, keys, keys[..., :width], scale))
+    outputs, sums = (torch.stack(each) for each in zip(*found, strict=True))
+    return outputs.to(q.dtype), sums, sums / math.log(2)
+
+
+FAKES = {
+    f"{FLASH}.flash_mla_sparse_fwd": fake_sparse,
+    f"{EXTEND}.extend_attention_fwd": fake_extend,
+    f"{TRITON}.decode_attention_fwd": fake_decode,
+    f"{FLASH}.flash_mla_with_kvcache": fake_flash,
+    f"{FLASH}.get_mla_metadata": fake_metadata,
+}
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    for path, function in FAKES.items():
+        name, _, attribute = path.rpartition(".")
+        if not isinstance(sys.modules.get(name), ModuleType):
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        monkeypatch.setattr(sys.modules[name], attribute, function, raising=False)
+        parts = name.split(".")
+        for end in range(1, len(parts)):
+            parent = ".".join(parts[:end])
+            monkeypatch.setitem(sys.modules, parent, sys.modules.get(parent) or ModuleType(parent))
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("gqa_paged_decode_h32_kv8_d128_ps1", f"{TRITON}.decode_attention_fwd"),
+        ("mla_paged_decode_h128_ckv512_kpe64_ps1", f"{TRITON}.decode_attention_fwd"),
+        ("dsa_sparse_attention_h16_ckv512_kpe64_topk2048_ps1", f"{FLASH}.flash_mla_sparse_fwd"),
+        ("gqa_extend_causal_h32_kv8_qk128_vo128", f"{EXTEND}.extend_attention_fwd"),
+        ("mla_paged_decode_h16_ckv512_kpe64_ps64", f"{FLASH}.flash_mla_with_kvcache"),
+    ],
+)
+def test_kernels_are_called_as_their_libraries_want(name: str, path: str, kernels, monkeypatch):
+    monkeypatch.setattr("flashinfer_trace.families.mla_paged.sglang_kernels.PAGE_SIZE", 4)
+    definition = flashinfer_trace.load(name)
+    family = family_of(definition)
+    (kernel,) = (one for one in family.kernels if one.path == path)
+    report = verify(Job(definition, family, kernel), examples=30)
+    assert report.status == "passed", report.message
+    assert report.cases >= 30
+
+
+def test_a_prefix_comes_before_the_new_tokens():
+    """One request: a cached token in slot 2, and two new ones; with equal logits, outputs are means of the values."""
+    definition = flashinfer_trace.load("gqa_extend_causal_h32_kv8_qk128_vo128")
+    small = definition.with_const_axes({"num_qo_heads": 1, "num_kv_heads": 1, "qk_dim": 4, "vo_dim": 2})
+    buffer = torch.full((4, 1, 2), math.nan, dtype=torch.bfloat16)
+    buffer[2] = 3.0
+    inputs = {
+        "q": torch.zeros(2, 1, 4, dtype=torch.bfloat16),
+        "k": torch.ones(2, 1, 4, dtype=torch.bfloat16),
+        "v": torch.tensor([[[5.0, 5.0]], [[10.0, 10.0]]], dtype=torch.bfloat16),
+        "k_buffer": torch.cat((buffer, buffer), dim=2),
+        "v_buffer": buffer,
+        "qo_indptr": torch.tensor([0, 2], dtype=torch.int32),
+        "kv_indptr": torch.tensor([0, 1], dtype=torch.int32),
+        "kv_indices": torch.tensor([2], dtype=torch.int32),
+        "sm_scale": 0.5,
+    }
+    output = small.name_outputs(small.run(**inputs))["output"]
+    assert output[:, 0].tolist() == [[4.0, 4.0], [6.0, 6.0]]
+
+
+def test_requests_without_keys_are_not_given_to_kernels_that_divide_by_nothing():
+    definition = flashinfer_trace.load("gqa_paged_decode_h32_kv8_d128_ps1")
+    family = family_of(definition)
+    for kernel in family.kernels:
+        with_keys = kernel.library == "sglang"
+        assert kernel.plan_options.keyless_requests is not with_keys, kernel.label

@@ -1,0 +1,113 @@
+"""Writes what flashinfer-bench's own evaluators say of the cheating kernels, for the table in docs/judge.md.
+
+python tests/judging/compare_with_flashinfer_bench.py             # all; pip install --no-deps flashinfer-bench==0.1.2
+python tests/judging/compare_with_flashinfer_bench.py --missing   # those without a result
+
+Each kernel runs in a process of its own, with valid inputs of ours and the default configuration. It is the check of
+correctness alone, on the CPU, where waiting for CUDA is replaced by nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "support"))
+
+from cheating_kernels import (  # noqa: E402
+    ALL,
+    ATTENTION,
+    CHEATS,
+    EXPERTS,
+    GEMM,
+    NORM,
+    ROTATION,
+    SILU,
+    Cheat,
+)
+
+RESULTS = HERE / "flashinfer_bench.json"
+#: Definition -> values of its variable axes. Not here: the sampler, for which its evaluator draws too much for a CPU,
+#: and the quantiser, whose fp8 outputs it cannot look at on one.
+AXES: dict[str, dict[str, int]] = {
+    **{NORM: {"batch_size": 64}, GEMM: {"M": 64}, SILU: {"num_tokens": 64}},
+    **{ATTENTION: {}, EXPERTS: {"seq_len": 16}},
+    ROTATION: {"num_tokens": 16, "max_seq_len": 64},
+}
+SECONDS = 120
+
+
+def solution(cheat: Cheat) -> dict[str, Any]:
+    """The cheat as a Solution, which says itself whether it writes into its outputs."""
+    text = (CHEATS / f"{cheat.file}.py").read_text()
+    signature = text.split(f"def {cheat.function}(")[1].split(")")[0]
+    spec = {
+        **{"language": "python", "target_hardware": ["cpu"], "entry_point": f"main.py::{cheat.function}"},
+        "destination_passing_style": "output" in signature,
+    }
+    sources = [{"path": "main.py", "content": text}]
+    return {
+        **{"name": cheat.function, "definition": cheat.definition, "author": "tests", "spec": spec},
+        "sources": sources,
+    }
+
+
+def status(cheat: Cheat) -> str:
+    """What flashinfer-bench says, in this process."""
+    import torch
+    from bench_support import Bench, inputs_of
+    from flashinfer_bench.bench.config import BenchmarkConfig
+    from flashinfer_bench.bench.evaluators import resolve_evaluator
+    from flashinfer_bench.compile import BuilderRegistry
+    from flashinfer_bench.data import Definition, Solution
+
+    import flashinfer_trace
+
+    torch.cuda.synchronize = lambda *device: None
+    ours = flashinfer_trace.load(cheat.definition)
+    config = BenchmarkConfig(profile_baseline=False)
+    with tempfile.TemporaryDirectory() as directory:
+        bench = Bench(Path(directory))
+        definition = Definition(**bench.document(ours))
+        workload = bench.workload(definition, inputs_of(ours, AXES[cheat.definition]))
+        evaluator = resolve_evaluator(definition)
+        baseline = evaluator.build_baseline(definition, workload, config, "cpu", Path(directory))
+        runnable = BuilderRegistry.get_instance().build(definition, Solution(**solution(cheat)))
+        _, evaluation = evaluator.check_correctness(
+            definition, runnable, baseline.inputs, baseline.outputs, config, "", "cpu"
+        )
+    return "PASSED" if evaluation is None else str(evaluation.status.value)
+
+
+def judged_apart(cheat: Cheat) -> str:
+    """What flashinfer-bench says, in a process of its own."""
+    # The shell is there for a kernel that ends its parent.
+    command = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, __file__, "--one", cheat.function]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return "TIMEOUT"
+    lines = done.stdout.splitlines()
+    return lines[-1] if done.returncode == 0 and lines else "RUNTIME_ERROR"
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--one"]:
+        (cheat,) = (one for one in ALL if one.function == sys.argv[2])
+        print("\n" + status(cheat))
+        return
+    found = json.loads(RESULTS.read_text()) if sys.argv[1:] == ["--missing"] else {}
+    for cheat in ALL:
+        if cheat.cpu and cheat.definition in AXES and cheat.function not in found:
+            found[cheat.function] = judged_apart(cheat)
+            print(cheat.function, found[cheat.function], flush=True)
+    RESULTS.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

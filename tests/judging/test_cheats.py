@@ -1,0 +1,64 @@
+"""The judge rejects every cheating kernel, for the right reason, and passes the honest ones beside them."""
+
+from __future__ import annotations
+
+import pytest
+from cheating_kernels import ALL, ATTENTION, CHEATS, EXPERTS, GEMM, NORM, ROTATION, SAMPLER, Cheat
+
+from flashinfer_trace.judging.judge import judge
+from flashinfer_trace.judging.process import Limits
+from flashinfer_trace.judging.verdict import Grade
+
+#: `hangs` waits for all of it.
+SHORT = Limits(call=1.0, first_call=1.0)
+#: At the small twin's sizes on a CPU, which their authors did not foresee any more than the own ones.
+TWINS = (SAMPLER, ATTENTION, EXPERTS, ROTATION)
+
+HONEST = {
+    "norms.py:right": NORM,
+    "products.py:right_gemm": GEMM,
+    "samplers.py:honest": SAMPLER,
+    "samplers.py:honest_attention": ATTENTION,
+    "experts.py:honest_mixture": EXPERTS,
+    "experts.py:honest_rotation": ROTATION,
+}
+
+
+def test_there_are_enough_of_them():
+    assert len({cheat.path for cheat in ALL}) == len(ALL) >= 25
+    assert sum(cheat.gpu for cheat in ALL) >= 25
+    assert sum(cheat.cpu for cheat in ALL) >= 25
+
+
+@pytest.mark.parametrize("cheat", [cheat for cheat in ALL if cheat.cpu], ids=lambda cheat: cheat.function)
+def test_a_cheat_is_rejected(cheat: Cheat, server):
+    limits = SHORT if cheat.function == "hangs" else Limits()
+    twin = cheat.definition in TWINS
+    verdict = judge(cheat.path, cheat.definition, twin=twin, examples=6, limits=limits, server=server)
+    assert verdict.grade == Grade.WRONG, verdict
+    assert verdict.failure is not None
+    assert verdict.failure.kind in cheat.kinds, verdict
+
+
+@pytest.mark.parametrize("file", HONEST)
+def test_an_honest_kernel_passes(file: str, server):
+    name = HONEST[file]
+    verdict = judge(str(CHEATS / file), name, twin=name in TWINS, examples=6, server=server)
+    assert verdict.grade == Grade.REFERENCE, verdict
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cheat", [cheat for cheat in ALL if cheat.gpu], ids=lambda cheat: cheat.function)
+def test_a_cheat_is_rejected_on_a_gpu(cheat: Cheat, server, cuda_device):
+    limits = Limits(call=10.0, first_call=30.0)
+    verdict = judge(cheat.path, cheat.definition, device=cuda_device, limits=limits, server=server)
+    assert verdict.grade == Grade.WRONG, verdict
+    assert verdict.failure is not None
+    assert verdict.failure.kind in cheat.kinds, verdict
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("file", HONEST)
+def test_an_honest_kernel_passes_on_a_gpu(file: str, server, cuda_device):
+    verdict = judge(str(CHEATS / file), HONEST[file], device=cuda_device, examples=15, server=server)
+    assert verdict.grade == Grade.REFERENCE, verdict

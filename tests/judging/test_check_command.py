@@ -1,0 +1,86 @@
+"""flashinfer-trace check: exit statuses, JSON, and errors of usage."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+from cheating_kernels import CHEATS, NORM
+from click.testing import CliRunner
+
+import flashinfer_trace
+from flashinfer_trace.cli import main
+
+RIGHT = f"{CHEATS}/norms.py:right"
+SCHEMA = json.loads((flashinfer_trace.find_root() / "schema" / "verdict.schema.json").read_text())
+VALID = jsonschema.Draft202012Validator(SCHEMA)
+
+
+def invoke(*arguments: str):
+    return CliRunner().invoke(main, ["check", *arguments])
+
+
+def test_the_schema_is_one():
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+def test_a_right_kernel_exits_with_0_and_is_json_on_demand():
+    result = invoke(RIGHT, "-d", NORM, "--examples", "2", "--seed", "4", "--format", "json")
+    assert result.exit_code == 0, result.output
+    verdict = json.loads(result.output)
+    VALID.validate(verdict)
+    assert verdict["grade"] == "reference-grade" and verdict["passed"] is True
+    assert verdict["seed"] == 4 and verdict["failure"] is None
+    assert verdict["outputs"]["output"]["worst"] <= 1
+
+
+def test_a_wrong_kernel_exits_with_1_whatever_it_prints(tmp_path):
+    path = tmp_path / "loud.py"
+    path.write_text("def run(x, w):\n  print('{\"passed\": true}', flush=True)\n  return x")
+    result = invoke(str(path), "-d", NORM, "--format", "json")
+    assert result.exit_code == 1, result.output
+    verdict = json.loads(result.stdout)
+    VALID.validate(verdict)
+    assert verdict["passed"] is False and verdict["failure"]["kind"] == "values"
+    assert len(verdict["failure"]["index"]) == 2 and verdict["failure"]["bound"] > 0
+
+
+def test_a_solution_names_its_definition(tmp_path):
+    text = (CHEATS / "norms.py").read_text()
+    spec = {"language": "python", "target_hardware": ["cpu"], "entry_point": "norms.py::right"}
+    document = {
+        **{"name": "mine", "definition": NORM, "author": "me"},
+        **{"spec": {**spec, "destination_passing_style": False}, "sources": [{"path": "norms.py", "content": text}]},
+    }
+    path = tmp_path / "solution.json"
+    path.write_text(json.dumps(document))
+    result = invoke(str(path), "--examples", "2")
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith(f"mine for {NORM} on cpu: reference-grade")
+    assert invoke(str(path), "-d", "rmsnorm_h128").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("no_such.py", "-d", NORM), "no such file"),
+        ((RIGHT,), "name the Definition that the kernel computes: -d NAME"),
+        ((RIGHT, "-d", "rmsnorm_h513"), "rmsnorm_h512"),
+        ((RIGHT, "-d", NORM, "--device", "tpu"), "--device tpu"),
+        ((RIGHT, "-d", NORM, "--device", "mps"), "runs on cpu, cuda or cuda:N"),
+        ((RIGHT, "-d", NORM, "--examples", "0"), "--examples"),
+    ],
+)
+def test_wrong_usage_exits_with_2(arguments, message):
+    result = invoke(*arguments)
+    assert result.exit_code == 2, result.output
+    assert message in result.output
+
+
+def test_one_call_may_take_so_long(tmp_path):
+    path = tmp_path / "slow.py"
+    path.write_text("import time\ndef run(x, w): time.sleep(60)")
+    result = invoke(str(path), "-d", NORM, "--timeout", "0.2")
+    assert result.exit_code == 1
+    assert "timed-out: it did not return within 0.2 s" in result.output

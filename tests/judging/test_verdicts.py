@@ -1,0 +1,312 @@
+"""What can be judged and how it is called, the grades, and that a verdict can be repeated."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+import textwrap
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies as st
+
+import flashinfer_trace
+from flashinfer_trace.families import all_families, family_of
+from flashinfer_trace.harness.verify import prepare
+from flashinfer_trace.judging.judge import judge
+from flashinfer_trace.judging.process import Limits, Server
+from flashinfer_trace.judging.submission import SubmissionError, from_path, known
+from flashinfer_trace.judging.verdict import Grade
+from flashinfer_trace.naming import family_name, load_naming
+
+NAME = "rmsnorm_h512"
+NORM = """
+import torch
+
+def norm(x, w):
+    y = x.float()
+    return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6) * w.float()).to(x.dtype)
+
+"""
+FORMS = {
+    "inputs by name, returned": "def run(weight, hidden_states): return norm(hidden_states, weight)",
+    "inputs by position, returned": "def run(x, w): return norm(x, w)",
+    "outputs by name": "def run(output, hidden_states, weight): output.copy_(norm(hidden_states, weight))",
+    "outputs by position": "def run(x, w, y): y.copy_(norm(x, w))",
+    "any arguments": "def run(*inputs): return norm(*inputs)",
+    "options with defaults": "def run(x, w, eps=1e-6): return norm(x, w)",
+    "a dict": "def run(x, w): return {'output': norm(x, w)}",
+    "a list": "def run(x, w): return [norm(x, w)]",
+    "a tuple": "def run(x, w): return (norm(x, w),)",
+    "strided": "def run(x, w): return norm(x, w).T.contiguous().T",
+    "KernelBench's model": """
+        class ModelNew(torch.nn.Module):
+            def __init__(self, eps):
+                super().__init__()
+                self.eps = torch.nn.Parameter(torch.tensor(eps))
+            def forward(self, hidden_states, weight):
+                y = hidden_states.float()
+                y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
+                return (y * weight.float()).to(hidden_states.dtype)
+        def get_init_inputs(): return [1e-6]
+    """,
+}
+
+
+@pytest.fixture
+def kernel(tmp_path):
+    """Writes a kernel's file, which begins with `norm`."""
+
+    def write(text: str) -> str:
+        path = tmp_path / "my_kernel.py"
+        path.write_text(NORM + textwrap.dedent(text))
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_kernel_may_be_called_in_many_ways(form, kernel, server):
+    verdict = judge(kernel(FORMS[form]), NAME, examples=2, server=server)
+    assert verdict.grade == Grade.REFERENCE, verdict
+
+
+def test_the_only_function_of_a_file_needs_no_name(tmp_path, server):
+    path = tmp_path / "one.py"
+    path.write_text(NORM)
+    assert judge(str(path), NAME, examples=2, server=server).passed
+
+
+@pytest.mark.parametrize("destination", [True, False])
+def test_a_solution_of_flashinfer_bench(destination, tmp_path, server):
+    body = "from .parts.norms import norm\n"
+    body += "def main(a, b, c): c.copy_(norm(a, b))" if destination else "def main(a, b): return norm(a, b)"
+    path = tmp_path / "solution.json"
+    path.write_text(json.dumps(solution(body, destination=destination)))
+    verdict = judge(str(path), NAME, examples=2, server=server)
+    assert verdict.grade == Grade.REFERENCE, verdict
+    assert verdict.submission == "mine"
+
+
+def solution(body: str, language: str = "python", entry: str = "main.py::main", destination: bool = True) -> dict:
+    spec = {"language": language, "target_hardware": ["cpu"], "entry_point": entry}
+    return {
+        **{"name": "mine", "definition": NAME, "author": "me"},
+        "spec": {**spec, "destination_passing_style": destination},
+        "sources": [{"path": "main.py", "content": body}, {"path": "parts/norms.py", "content": NORM}],
+    }
+
+
+def test_a_solution_of_flashinfer_bench_is_valid_for_it():
+    data = pytest.importorskip("flashinfer_bench.data", reason="pip install --no-deps flashinfer-bench==0.1.2")
+    data.Solution(**solution("pass"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"language": "cuda"}, "a Solution in cuda; those in python and triton can be judged"),
+        ({"entry": "other.py::main"}, "must be FILE::FUNCTION"),
+        ({"entry": "main.py"}, "must be FILE::FUNCTION"),
+        ({"entry": 3}, "names, paths and contents are strings"),
+    ],
+)
+def test_a_solution_that_cannot_be_judged_is_refused(change, message, tmp_path):
+    path = tmp_path / "solution.json"
+    path.write_text(json.dumps(solution("def main(): ...", **change)))
+    with pytest.raises(SubmissionError, match=message):
+        from_path(str(path))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@hypothesis.settings(max_examples=60, suppress_health_check=list(hypothesis.HealthCheck))
+@hypothesis.given(where=st.sampled_from([(), ("spec",), ("sources",), ("sources", 0), ("sources", 1)]), data=st.data())
+def test_a_hostile_solution_is_refused_or_read(where, data, tmp_path):
+    """Any part of a Solution may be anything: it is refused with one error, or it is a submission."""
+    document = place = solution("def main(): ...")
+    for step in where:
+        place = place[step]
+    key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+    place[key] = data.draw(JSON)
+    path = tmp_path / "solution.json"
+    path.write_text(json.dumps(document))
+    try:
+        with from_path(str(path)).on_disk() as request:
+            assert os.path.isfile(request["path"])
+    except SubmissionError as error:
+        assert str(path) in str(error) or "cannot be written" in str(error)
+
+
+def test_a_source_outside_of_the_solution_is_refused(tmp_path):
+    data = solution("def main(): ...")
+    data["sources"].append({"path": "../outside.py", "content": "x = 1"})
+    path = tmp_path / "solution.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(SubmissionError, match=r"'../outside.py' lies outside"):
+        from_path(str(path))
+
+
+@pytest.mark.parametrize("text", ["no_such.py", "no_such.py:run", "README.md", "[]"])
+def test_what_is_no_kernel_is_refused(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "README.md").write_text("text")
+    with pytest.raises(SubmissionError, match=r"no such file|not a Python file"):
+        from_path(text)
+
+
+def test_a_solution_of_another_definition_is_refused(tmp_path, server):
+    path = tmp_path / "solution.json"
+    path.write_text(json.dumps(solution("def main(): ...")))
+    with pytest.raises(SubmissionError, match="mine is for rmsnorm_h512, not for rmsnorm_h128"):
+        judge(str(path), "rmsnorm_h128", server=server)
+
+
+def test_a_callable_cannot_be_judged_on_a_gpu():
+    with pytest.raises(SubmissionError, match=r"write it to a file"):
+        judge(lambda x: x, NAME, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def run(x): return x", r"it takes \['x'\]; it must take the inputs \['hidden_states', 'weight'\]"),
+        ("def run(a, b, c, d): return a", r"it takes \['a', 'b', 'c', 'd'\]"),
+        ("run = 3", "it is a int, which cannot be called"),
+        ("import no_such_module", r"ModuleNotFoundError: No module named 'no_such_module' \(my_kernel.py:\d+\)"),
+        ("def a(x, w): ...\ndef b(x, w): ...", "name the one to judge: FILE:FUNCTION"),
+        ("raise SystemExit(0)", "SystemExit"),
+    ],
+)
+def test_a_kernel_that_cannot_be_loaded_is_wrong(text, message, kernel, server):
+    verdict = judge(kernel(text), NAME, server=server)
+    assert verdict.grade == Grade.WRONG
+    assert verdict.failure.kind == "not-loaded"
+    assert re.search(message, verdict.failure.message), verdict.failure.message
+
+
+def test_the_worst_element_is_named(kernel, server):
+    """One element of one row is wrong: the verdict says which, what it is, and what it may be."""
+    verdict = judge(
+        kernel("def run(x, w):\n  y = norm(x, w)\n  y[-1:, 7] = 77\n  return y"), NAME, seed=1, server=server
+    )
+    failure = verdict.failure
+    assert failure.kind == "values" and failure.output == "output"
+    assert failure.index[1] == 7 and failure.got == 77.0 and abs(failure.wanted - 77) > failure.bound
+    assert failure.ratio > 1 and failure.axes["batch_size"] == failure.index[0] + 1
+    assert "at [" in str(verdict) and "one bf16 rounding" in str(verdict)
+
+
+def test_a_callable_of_this_process_and_its_state():
+    """Closures and module objects run as they are here; what they do to themselves stays in the other process."""
+    eps, seen = 1e-6, []
+
+    def norm(hidden_states, weight):
+        seen.append(1)
+        x = hidden_states.float()
+        return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.float()).to(torch.bfloat16)
+
+    verdict = flashinfer_trace.judge(norm, NAME, examples=2)
+    assert verdict.grade == Grade.REFERENCE, verdict
+    assert not seen
+    assert verdict.alike == ["flashinfer.norm.rmsnorm", "torch.ops.sgl_kernel.rmsnorm"]
+
+
+def test_a_kernel_that_cancels_has_the_grade_of_the_kernels_that_do(server, tmp_path):
+    """1 + erf loses the small tails of gelu, as the real kernels do. Their bound allows for it."""
+    path = tmp_path / "gelu.py"
+    path.write_text(
+        "import torch\n"
+        "def run(gate_up):\n"
+        "    gate, up = gate_up.float().chunk(2, dim=-1)\n"
+        f"    return (0.5 * gate * (1 + torch.erf(gate * {math.sqrt(0.5)})) * up).to(gate_up.dtype)\n"
+    )
+    verdict = judge(str(path), "gelu_and_mul_i2048", seed=5, twin=True, server=server)
+    assert verdict.grade == Grade.KERNEL, verdict
+    assert "flashinfer.activation.gelu_and_mul" in verdict.alike
+    assert "within the bounds stated for flashinfer.activation.gelu_and_mul" in str(verdict)
+    assert "1 + erf" in verdict.outputs["output"].policy
+
+
+def test_a_kernel_that_takes_what_a_known_one_takes_is_graded_on_that(kernel, server):
+    verdict = judge(kernel("def run(x, w):\n  assert len(x)\n  return norm(x, w)"), NAME, seed=5, server=server)
+    assert verdict.grade == Grade.REFERENCE, verdict
+    assert verdict.limited_to == "batch_size 1 to 1048576: what flashinfer.norm.rmsnorm takes"
+    assert verdict.beyond.kind == "raised" and verdict.beyond.axes == {"batch_size": 0}
+
+
+def test_a_known_kernel_is_judged_by_its_own_bounds(server):
+    definition = flashinfer_trace.load("gemm_n128_k2048")
+    (kernel,) = family_of(definition).kernels_of(definition)
+    verdict = judge(known(definition, kernel.label), definition, examples=2, server=server)
+    assert verdict.passed, verdict
+    assert kernel.label in verdict.alike
+
+
+def test_a_verdict_can_be_repeated_and_is_fresh_otherwise(kernel, server):
+    path = kernel("def run(x, w): return norm(x, w)")
+    first, fresh = (judge(path, NAME, examples=3, server=server) for _ in range(2))
+    again = judge(path, NAME, examples=3, seed=first.seed, server=server)
+    assert first.seed != fresh.seed
+    assert (again.outputs, again.cases, again.vacuous) == (first.outputs, first.cases, first.vacuous)
+    assert f"--seed {first.seed}" in first.replay and os.path.relpath(path) in first.replay
+
+
+def test_a_submission_gets_no_credentials(kernel, monkeypatch):
+    monkeypatch.setenv("SOME_API_TOKEN", "secret")
+    text = "import os\nassert 'SOME_API_TOKEN' not in os.environ\ndef run(x, w): return norm(x, w)"
+    with Server(fork=True) as forked:
+        assert judge(kernel(text), NAME, examples=1, server=forked).passed
+
+
+def test_that_its_server_was_ended_is_a_verdict_too(kernel):
+    with Server(fork=True) as ended:
+        os.kill(ended._pid, signal.SIGKILL)
+        verdict = judge(kernel("def run(x, w): return norm(x, w)"), NAME, server=ended)
+    assert verdict.grade == Grade.WRONG and verdict.failure.kind == "died", verdict
+    assert not ended.alive
+
+
+def test_inputs_keep_their_strides_and_lie_where_they_lay(server, tmp_path):
+    path = tmp_path / "strides.py"
+    path.write_text("def run(a, b, n): return (str(a.stride()), a.data_ptr() % 512, b.sum() + n)")
+    submission = from_path(str(path))
+    matrix = torch.arange(12.0).view(3, 4).T
+    poisoned = {name: torch.zeros(()) for name in ("stride", "address", "total")}
+    for value in (matrix, torch.ones(1).expand(5), torch.ones(0, 3)):
+        inputs = {"a": value, "b": torch.ones(2, dtype=torch.bfloat16), "n": 3}
+        with server.start(submission.request, list(inputs), list(poisoned), "cpu", Limits()) as process:
+            answer = process.call(inputs, poisoned, 0)
+        assert answer.returned["stride"] == {"type": "str"} and answer.returned["address"] == {"number": 0}
+        assert answer.returned["total"]["dtype"] == "bfloat16" and not answer.changed and not answer.outside
+
+
+@pytest.mark.parametrize("family", all_families(), ids=lambda family: family.name)
+def test_every_reference_is_reference_grade(family, server, tmp_path):
+    """An honest kernel of each family passes: its reference, as a file, at the sizes of the twin."""
+    definition = FIRST[family.name]
+    sized = prepare(definition, family, "cpu", False)
+    path = tmp_path / "reference.py"
+    path.write_text(sized.reference)
+    verdict = judge(str(path), definition, twin=True, examples=1, server=server)
+    assert verdict.grade == Grade.REFERENCE, verdict
+
+
+def first_of_each_family():
+    """A Definition of each family, the smallest ones where there is a choice of names."""
+    naming, found = load_naming(flashinfer_trace.find_root()), {}
+    for definition in flashinfer_trace.definitions():
+        found.setdefault(family_name(definition, naming), definition)
+    return found
+
+
+FIRST = first_of_each_family()
