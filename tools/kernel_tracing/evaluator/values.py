@@ -317,6 +317,8 @@ def same(one: Value, other: Value) -> bool:
         )
     if isinstance(one, Method):
         return one.function is other.function and one.receiver is other.receiver
+    if isinstance(one, NativeModule):
+        return one.loader is other.loader
     if isinstance(one, tuple):
         return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
     return False
