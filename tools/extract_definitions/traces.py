@@ -54,6 +54,8 @@ VARIANTS: tuple[tuple[Mapping[str, Any], str], ...] = (
 )
 #: Phases of a trace -> stages. An extend step is a prefill of which a part is cached; both stages may sample by min-p.
 _STAGES = {"prefill": ("prefill",), "extend": ("prefill",), "decode": ("decode",), "min_p": STAGES}
+#: The same for the forward of a model: what a CUDA graph captures while the server starts, each decode replays.
+_FORWARD_STAGES = {**_STAGES, "load": ("decode",)}
 
 Kernels = Mapping[str, tuple[str, ...]]
 
@@ -171,17 +173,17 @@ def _module(architecture: str, tree: SourceTree) -> str:
 
 def condense(architecture: str, document: Mapping[str, Any]) -> dict[str, Any]:
     """The digest of an op trace (schema/op_traces.schema.json)."""
-    ops = {op["name"]: _kernels(op["kernels"]) for op in document["ops"]}
+    ops = {op["name"]: _kernels(op["kernels"], _FORWARD_STAGES) for op in document["ops"]}
     plain: dict[str, set[str]] = {}
     for node in _nodes(document["graph"]):
         if node["kind"] == "torch":
-            plain.setdefault(node["name"], set()).update(_stages(node["phases"]))
+            plain.setdefault(node["name"], set()).update(_stages(node["phases"], _FORWARD_STAGES))
     for name, stages in plain.items():
         if ops.setdefault(name, {}):  # kernels compute it, but not always
             ops[name][TORCH] = [stage for stage in STAGES if stage in stages]
     outside: dict[str, dict[str, Any]] = {}
     for op in document["non_model_ops"]:
-        outside.setdefault(op["group"], {}).setdefault(op["name"], {}).update(_kernels(op["kernels"]))
+        outside.setdefault(op["group"], {}).setdefault(op["name"], {}).update(_kernels(op["kernels"], _STAGES))
     return {
         "architecture": architecture,
         "sources": document["sources"],
@@ -232,17 +234,17 @@ def _lines(path: tuple[str, ...], value: Any) -> Lines | None:
     return None
 
 
-def _kernels(listed: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+def _kernels(listed: Sequence[Mapping[str, Any]], meaning: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for kernel in listed:
         key = f"{kernel['source']}:{kernel['name']}"
-        stages = {*found.get(key, ()), *_stages(kernel["phases"])}
+        stages = {*found.get(key, ()), *_stages(kernel["phases"], meaning)}
         found[key] = [stage for stage in STAGES if stage in stages]
     return dict(sorted((key, stages) for key, stages in found.items() if stages))
 
 
-def _stages(phases: Sequence[str]) -> set[str]:
-    return {stage for phase in phases for stage in _STAGES.get(phase, ())}
+def _stages(phases: Sequence[str], meaning: Mapping[str, tuple[str, ...]]) -> set[str]:
+    return {stage for phase in phases for stage in meaning.get(phase, ())}
 
 
 def _nodes(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

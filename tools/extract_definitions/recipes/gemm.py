@@ -23,7 +23,8 @@ SPECIAL = {
 }
 
 BF16, FP8 = "gemm_bf16", "fp8_blockwise_scaled_mm"
-BLOCK_SCALED = "sgl-kernel:fp8_blockwise_scaled_mm"
+#: Kernels that compute it; SGLang runs the second where a size of the weights is no multiple of 128 (2,112 in MLA).
+BLOCK_SCALED = ("sgl-kernel:fp8_blockwise_scaled_mm", "triton:_w8a8_block_fp8_matmul")
 #: Features that share one scale; for weights, in both directions.
 BLOCK = 128
 FP8_TAGS = (
@@ -55,7 +56,7 @@ def needs(request: Request) -> Iterator[Need]:
 
 def _block_scaled(request: Request, op: str, n: int, k: int, use: Use) -> Iterator[Need]:
     """A layer whose weights are fp8 in blocks."""
-    if not (stages := request.stages(op, [BLOCK_SCALED])):
+    if not (stages := request.stages(op, BLOCK_SCALED)):
         return
     if k % BLOCK:
         request.left_out[f"{use.role} of {request.model.name}, TP {use.tp}: blocks of {BLOCK} features do not fit"] = (
@@ -166,4 +167,4 @@ def _describe_block_scaled(
 
 
 FIELDS = GROUPED | LATENT | WIDTHS | {"vocab_size", "attention_bias", "final_logit_softcapping", "quantization_config"}
-RECIPE = Recipe("gemm", (BF16, FP8), frozenset({BLOCK_SCALED, *SPECIAL}), FIELDS, needs, describe)
+RECIPE = Recipe("gemm", (BF16, FP8), frozenset({*BLOCK_SCALED, *SPECIAL}), FIELDS, needs, describe)

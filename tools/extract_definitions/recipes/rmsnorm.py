@@ -17,6 +17,8 @@ KERNELS = {
     ("gemma_rmsnorm", "gemma_fused_add_rmsnorm"): ("sgl-kernel:gemma_rmsnorm", "sgl-kernel:gemma_fused_add_rmsnorm"),
 }
 NORM = "sgl-kernel:rmsnorm"
+#: What normalises instead of it with `--enable-deterministic-inference`, where one kernel for all heads is not used.
+BATCH_INVARIANT = "triton:_rms_norm_kernel"
 HIDDEN = (
     *("input_layernorm", "post_attention_layernorm", "norm", "prepare_attn", "prepare_mlp"),
     *("prepare_attn_and_capture_last_layer_outputs", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
@@ -64,7 +66,7 @@ def needs(request: Request) -> Iterator[Need]:
         request.unused.update(dict.fromkeys((*HEAD, "fused_inplace_qknorm"), "use_qk_norm is not set"))
         return
     for op in HEAD:
-        if stages := request.stages(op, [NORM]):
+        if stages := request.stages(op, [NORM, BATCH_INVARIANT]):
             size, role = _of_heads(request, op)
             yield need("rmsnorm", size, op, role, stages)
     yield from _fused_heads(request)
