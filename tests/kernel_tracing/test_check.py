@@ -69,21 +69,7 @@ WRONG_LINKS = {
 }
 
 
-#: What the check of single frames accepts, because names suffice for methods. Evaluating again notices these.
-ACCEPTED = {
-    "another class's forward",
-    "a frame left out",
-    "the chain turned round",
-    "a function of the same name elsewhere",
-}
-
-
-def test_names_suffice_for_methods(sources):
-    """Documents the limit: see `tools.kernel_tracing.report.again`."""
-    assert {link for link in WRONG_LINKS if not check(make_trace(sources, WRONG_LINKS[link]), sources)} == ACCEPTED
-
-
-@pytest.mark.parametrize("link", sorted(set(WRONG_LINKS) - ACCEPTED))
+@pytest.mark.parametrize("link", WRONG_LINKS)
 def test_wrong_links_are_found(sources, link):
     chain = WRONG_LINKS[link]
     problems = check(make_trace(sources, chain), sources)
@@ -102,7 +88,7 @@ def test_an_unrelated_method_of_the_same_name(sources):
 
 def test_the_checker_does_not_use_the_tracer():
     """The checker shares only the layout and the hash of source trees with the tracer."""
-    parts = ("check_classes", "check_links", "check_source", "check_values")
+    parts = ("check_classes", "check_links", "check_names", "check_source", "check_values")
     allowed = {*(f"tools.kernel_tracing.verify.{part}" for part in parts)}
     allowed |= {"tools.kernel_tracing.source.sources", "tools.shared.source_packages"}
     waiting, seen = ["tools.kernel_tracing.verify.check"], set()

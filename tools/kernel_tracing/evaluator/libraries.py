@@ -8,10 +8,10 @@ from collections import deque
 
 from tools.kernel_tracing.evaluator import aten
 from tools.kernel_tracing.evaluator import builtin_functions as natives
+from tools.kernel_tracing.evaluator.factories import made, product
 from tools.kernel_tracing.evaluator.names import Names
 from tools.kernel_tracing.evaluator.operators import plain
 from tools.kernel_tracing.evaluator.standard_library import standard
-from tools.kernel_tracing.evaluator.tensors import made, product
 from tools.kernel_tracing.evaluator.values import (
     MISSING,
     UNKNOWN,

@@ -9,7 +9,7 @@ from typing import Any
 from tools.kernel_tracing.evaluator.builtin_functions import MODEL_PATH, Arguments, Keywords, vars_of
 from tools.kernel_tracing.evaluator.classes import fields_of
 from tools.kernel_tracing.evaluator.core import Core
-from tools.kernel_tracing.evaluator.tensors import is_factory, made
+from tools.kernel_tracing.evaluator.factories import is_factory, made
 from tools.kernel_tracing.evaluator.values import (
     MISSING,
     UNKNOWN,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import re
 from collections.abc import Callable
-from typing import Any
 
 from tools.kernel_tracing.evaluator import aten
 from tools.kernel_tracing.evaluator.core import Core
@@ -24,7 +23,7 @@ from tools.kernel_tracing.evaluator.values import (
 # The contents of longer tensors are not kept.
 MAX_DATA = 16
 # Methods that return a tensor of the same shape.
-_SAME = {
+SAME = {
     "contiguous",
     "clone",
     "detach",
@@ -37,7 +36,7 @@ _SAME = {
     "copy_",
     "data",
 }
-_SAME |= {
+SAME |= {
     "add_",
     "mul_",
     "clamp",
@@ -53,7 +52,7 @@ _SAME |= {
     "sub",
     "float",
 }
-_SAME |= {
+SAME |= {
     "half",
     "bfloat16",
     "int",
@@ -90,8 +89,6 @@ _NUMBERS = {
 # The shape of a tensor whose rank is not known.
 UnknownShape = Opaque("torch.Size")
 _KEPT = {"contiguous", "clone", "detach", "cuda", "cpu", "pin_memory", "int", "long", "to"}
-_FACTORIES = {"empty", "zeros", "ones", "full", "rand", "randn", "empty_strided"}
-_LIKE = {"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "relu", "tanh"}
 
 
 def attribute(tensor: Tensor, name: str) -> Value:
@@ -112,8 +109,8 @@ def attribute(tensor: Tensor, name: str) -> Value:
         return len(tensor.shape) if tensor.shape is not None else UNKNOWN
     if name == "grad":
         return None
-    if name in _METHODS:
-        return Builtin(f"Tensor.{name}", lambda core, args, kwargs: _METHODS[name](tensor, args, kwargs))
+    if name in METHODS:
+        return Builtin(f"Tensor.{name}", lambda core, args, kwargs: METHODS[name](tensor, args, kwargs))
     if name in ("item", "tolist") and tensor.data is not None:
         found = tensor.data[0] if name == "item" else list(tensor.data)
         return Builtin(f"Tensor.{name}", lambda core, args, kwargs: found)
@@ -139,7 +136,7 @@ def _or_size(size: Value) -> Value:
 
 
 def _method(tensor: Tensor, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    if name in _SAME:
+    if name in SAME:
         dtype = next((one for one in (*args, *kwargs.values()) if is_dtype(one)), None)
         if name in _CASTS:
             dtype = External(f"torch.{_CASTS[name]}")
@@ -212,7 +209,17 @@ def _view(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 
 def _new(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return made("torch.empty", args, {"dtype": tensor.dtype} | kwargs)
+    return of_size(args, {"dtype": tensor.dtype} | kwargs)
+
+
+def of_size(args: list[Value], kwargs: dict[str, Value]) -> Tensor:
+    """What `torch.empty` and the like return."""
+    given = next((one for one in (*args, *kwargs.values()) if is_dtype(one)), External("torch.bfloat16"))
+    size = kwargs.get("size", args[0] if args else None)
+    if size is UNKNOWN and len(args) == 1:
+        return Tensor(None, given)
+    listed = list(size) if isinstance(size, (list, tuple)) else [one for one in args if isinstance(one, (int, Unknown))]
+    return Tensor(tuple(listed), given)
 
 
 def _transpose(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -262,7 +269,7 @@ def _with(tensor: Tensor, dim: Value, size: Value) -> Tensor:
     return Tensor(tuple(shape), tensor.dtype)
 
 
-_METHODS: dict[str, Callable[[Tensor, list[Value], dict[str, Value]], Value]] = {
+METHODS: dict[str, Callable[[Tensor, list[Value], dict[str, Value]], Value]] = {
     "size": _size,
     "dim": _dim,
     "numel": _numel,
@@ -318,94 +325,3 @@ def _sliced(size: Value, key: slice) -> Value:
     if key.start is None and isinstance(key.stop, int) and key.stop >= 0:
         return key.stop
     return UNKNOWN
-
-
-def product(left: Tensor, right: Tensor, kwargs: dict[str, Value]) -> Tensor:
-    """What a kernel for `x @ w` or `x @ w.T` returns."""
-    given = next((one for one in kwargs.values() if is_dtype(one)), left.dtype)
-    if not left.shape or right.shape is None or len(right.shape) != 2:
-        return Tensor(None, given)
-    columns = (
-        right.shape[0] if right.shape[1] == left.shape[-1] and right.shape[0] != left.shape[-1] else right.shape[1]
-    )
-    return Tensor((*left.shape[:-1], columns), given)
-
-
-_MAKERS = {"tensor", "as_tensor", "from_numpy", "arange", "cat", "concat", "stack"}
-
-
-def is_factory(path: str) -> bool:
-    """Whether a function of torch makes a tensor from plain data."""
-    return path.rpartition(".")[2] in _FACTORIES | {
-        "tensor",
-        "as_tensor",
-        "from_numpy",
-        "arange",
-        "cat",
-        "concat",
-        "stack",
-    }
-
-
-def _nested_shape(value: Any) -> tuple[Value, ...]:
-    if isinstance(value, (list, tuple)):
-        return (len(value), *(_nested_shape(value[0]) if value else ()))
-    if isinstance(value, Tensor):
-        return value.shape or ()
-    return ()
-
-
-def _joined(parts: list[Value], dim: Value) -> Tensor:
-    """`torch.cat`; sizes that one part lacks are those of the others."""
-    tensors = [part for part in parts if isinstance(part, Tensor)]
-    dtype = next((one.dtype for one in tensors if one.dtype is not None), None)
-    shapes = [one.shape for one in tensors if one.shape is not None]
-    if not shapes or not isinstance(dim, int) or len({len(shape) for shape in shapes}) != 1:
-        return Tensor(None, dtype)
-    at = dim % len(shapes[0])
-    shape = [next((size for size in sizes if isinstance(size, int)), UNKNOWN) for sizes in zip(*shapes, strict=True)]
-    known = len(shapes) == len(parts) and all(isinstance(one[at], int) for one in shapes)
-    shape[at] = sum(one[at] for one in shapes) if known else UNKNOWN
-    return Tensor(tuple(shape), dtype)
-
-
-def made(path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """What a function of torch returns."""
-    name = path.rpartition(".")[2]
-    given = next((one for one in (*args, *kwargs.values()) if is_dtype(one)), None)
-    first = args[0] if args else None
-    if name in _FACTORIES:
-        size = kwargs.get("size", first)
-        if size is UNKNOWN and len(args) == 1:
-            return Tensor(None, given or External("torch.bfloat16"))
-        shape = (
-            list(size) if isinstance(size, (list, tuple)) else [one for one in args if isinstance(one, (int, Unknown))]
-        )
-        return Tensor(tuple(shape), given or External("torch.bfloat16"))
-    if name in ("tensor", "as_tensor", "from_numpy"):
-        known = isinstance(first, (list, tuple, int, float, Tensor))
-        numbers = isinstance(first, list) and 0 < len(first) <= MAX_DATA and all(type(one) is int for one in first)
-        return Tensor(_nested_shape(first) if known else None, given, tuple(first or ()) if numbers else None)
-    if name == "arange":
-        bounds = [one for one in args if isinstance(one, int)]
-        length = UNKNOWN if len(bounds) != len(args) or not bounds else len(range(*bounds))
-        return Tensor((length,), given or External("torch.int64"))
-    if isinstance(first, Tensor) and (name in _LIKE or name in _SAME):
-        return Tensor(first.shape, given or first.dtype)
-    if name == "embedding" and len(args) > 1 and isinstance(args[1], Tensor) and isinstance(first, Tensor):
-        index, weight = (first, args[1]) if path.endswith("functional.embedding") else (args[1], first)
-        if index.shape is not None and weight.shape is not None:
-            return Tensor((*index.shape, weight.shape[-1]), weight.dtype)
-    if name == "linear" and isinstance(first, Tensor) and len(args) > 1 and isinstance(args[1], Tensor):
-        weight_shape = args[1].shape
-        if first.shape is not None and weight_shape:
-            return Tensor((*first.shape[:-1], weight_shape[0]), first.dtype)
-    if name in ("cat", "concat"):
-        return _joined(list(first) if isinstance(first, (list, tuple)) else [], kwargs.get("dim", (*args, 0, 0)[1]))
-    if name in ("split", "chunk") and isinstance(first, Tensor):
-        return _METHODS[name](first, args[1:], kwargs)
-    if name in ("bmm", "matmul", "mm") and isinstance(first, Tensor) and first.shape and len(args) > 1:
-        other = args[1].shape if isinstance(args[1], Tensor) else None
-        return Tensor((*first.shape[:-1], other[-1] if other else UNKNOWN), first.dtype)
-    dtype = first.dtype if isinstance(first, Tensor) else None
-    return Tensor(None, given or dtype)

@@ -142,6 +142,15 @@ def _nothing(core: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return None
 
 
+def _same_batch(core: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """With data parallelism, each rank tells the others the size of its batch: here, all have the same one."""
+    info = args[0].fields
+    for name in ("num_tokens", "num_tokens_for_logprob"):
+        info[f"global_{name}"] = [info[name]] * info["dp_size"]
+    info["tp0_info"] = core.call_external("torch.empty", [(info["dp_size"], 6)], {})
+    return None
+
+
 def _gib(gpu: str) -> float:
     return environments.MEMORY[gpu] / 1024
 
@@ -171,6 +180,7 @@ def overrides(gpu: str) -> dict[str, Any]:
         "is_runai_obj_uri": False,
         # Sizes up to the requests that SETTINGS admit.
         "get_batch_sizes_to_capture": lambda core, args, kwargs: ([1, 2, 4, 8], []),
+        "MLPSyncBatchInfo.all_gather": _same_batch,
         "ModelRunner.init_cublas": None,
         "ModelRunner.kernel_warmup": None,
         "ModelRunner.init_shared_mooncake_transfer_engine": None,

@@ -175,8 +175,9 @@ class _Checker:
         key = (frame, file, function)
         if key not in self._entered:
             target = self.links.target(file, function)
-            named = self._replaces_torch(target) or any(_may_call(site.node, target) for site in sites)
-            self._entered[key] = named or any(self.links.enters(site, frame.file, target) for site in sites)
+            self._entered[key] = self._replaces_torch(target) or any(
+                self.links.enters(site, frame.file, target) for site in sites
+            )
         return self._entered[key]
 
     def _replaces_torch(self, target: Target) -> bool:
@@ -221,21 +222,10 @@ class _Checker:
             if line in _lines(node) and self._enters(frame, sites, file, qualified):
                 return True
         for site, callee in zip(sites, callees, strict=True):
-            found = self.links.resolve(frame.file, site.scope, last_name(callee))
+            found = self.links.names.resolve(frame.file, site.scope, last_name(callee))
             if any(one.file == file and getattr(one.node, "lineno", 0) == line for one in found):
                 return True
         return False
-
-
-def _may_call(node: ast.AST, target: Target) -> bool:
-    """Whether the names suffice: a call of the target's own name on an object, or of an object that may be a module.
-
-    Which class the object has is not judged here: the evaluation of the configurations shows that.
-    """
-    callee = node.func if isinstance(node, ast.Call) else node
-    if not target.owner:
-        return False
-    return target.name in ("forward", "__call__") or (isinstance(callee, ast.Attribute) and callee.attr == target.name)
 
 
 def _aliased(source: SourceFile, alias: str) -> set[str]:

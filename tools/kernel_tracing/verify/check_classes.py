@@ -6,6 +6,9 @@ import ast
 
 from tools.kernel_tracing.verify.check_source import Sources, last_name
 
+# The name under which a module of SGLang lists the models that it defines.
+ENTRY = "EntryClass"
+
 
 class Classes:
     """Answers questions about one source tree, and caches the answers."""
@@ -14,6 +17,7 @@ class Classes:
         self.sources = sources
         self._bases: dict[str, set[str]] = {}
         self._families: dict[str, set[str]] = {}
+        self._served: set[str] = set()
 
     def class_of(self, file: str, scope: str) -> str:
         """The innermost class around a scope."""
@@ -38,6 +42,15 @@ class Classes:
                     waiting.append(derived)
             self._families[name] = family
         return self._families[name]
+
+    def is_served(self, name: str) -> bool:
+        """Whether a class, or one that inherits from it, is listed as the entry of its module: `EntryClass = Model`."""
+        if not self._served:
+            for source in self.sources.mentioning(ENTRY):
+                self._served |= {
+                    last_name(part) for one in source.names.get(("", ENTRY), ()) for part in ast.walk(one.node)
+                }
+        return bool(self.descendants(name) & self._served)
 
     def _derived(self, name: str) -> set[str]:
         if name not in self._bases:

@@ -14,6 +14,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from tools.kernel_tracing.verify.check_classes import Classes
+from tools.kernel_tracing.verify.check_names import Names
 from tools.kernel_tracing.verify.check_source import Binding, FunctionNode, Site, SourceFile, Sources, last_name
 from tools.kernel_tracing.verify.check_values import is_value, value_parts
 
@@ -21,6 +22,9 @@ from tools.kernel_tracing.verify.check_values import is_value, value_parts
 CONSTRUCTORS = frozenset(("__init__", "__new__", "__post_init__"))
 CALLS = frozenset(("__call__", "forward"))
 APPLIES = frozenset(("forward", "backward"))  # Class.apply(...) of a torch.autograd.Function runs these.
+# What the server calls the model that it serves, which may be any that its module lists as an entry.
+SERVED = "model"
+NUMBERS = frozenset(("int", "float", "bool"))
 # The most calls of results of calls to follow; decorator factories have three.
 MOST_CALLS = 4
 # Steps of evidence to follow before giving up. Beyond this, everything is connected with everything.
@@ -48,6 +52,7 @@ class Links:
     def __init__(self, sources: Sources) -> None:
         self.sources = sources
         self.classes = Classes(sources)
+        self.names = Names(sources)
         self._suppliers: dict[str, list[Binding]] = {}
         self._escaped: dict[str, bool] = {}
         self._expanded: dict[tuple[str, str, int, str, int], list[tuple[int, Binding]]] = {}
@@ -65,6 +70,8 @@ class Links:
         callee = node.func if isinstance(node, ast.Call) else node
         if isinstance(callee, ast.Attribute):
             if callee.attr == target.name and target.owner:
+                if last_name(callee.value) == SERVED and self.classes.is_served(target.owner):
+                    return True
                 verdict = self._receiver(callee.value, site, file, target)
                 if verdict is not None:
                     return verdict or self._lent(file, site.scope, target)
@@ -73,7 +80,7 @@ class Links:
             if callee.attr == "apply" and target.name in APPLIES and target.owner:
                 return bool(self.reaches([Binding(file, site.scope, callee.value)], target, objects=True))
             if callee.attr == "apply":
-                entered = self._methods(self.resolve(file, site.scope, last_name(callee.value)), APPLIES)
+                entered = self._methods(self.names.resolve(file, site.scope, last_name(callee.value)), APPLIES)
                 return bool(self.reaches(entered, target, objects=False))
             if ast.unparse(callee.value).startswith("torch.ops.") and self._registered(callee.attr, target):
                 return True
@@ -91,7 +98,7 @@ class Links:
         if any(self._is_given(Binding(file, site.scope, argument), target) for argument in arguments):
             return True
         name = last_name(callee)
-        suppliers = [*self.resolve(file, site.scope, name), *self._attribute(name)] if name else []
+        suppliers = [*self.names.resolve(file, site.scope, name), *self._attribute(name)] if name else []
         values = [one for one in suppliers if isinstance(one.node, ast.expr)]
         # An object that is called runs what was assigned to its forward.
         if values and not any(isinstance(one.node, ast.FunctionDef) for one in suppliers):
@@ -122,7 +129,7 @@ class Links:
         if self._names(argument.node, argument, target):
             return True
         names = [part.id for part, more, _ in value_parts(argument.node) if isinstance(part, ast.Name) and not more]
-        found = [one for name in names for one in self.resolve(argument.file, argument.scope, name)]
+        found = [one for name in names for one in self.names.resolve(argument.file, argument.scope, name)]
         return any(self._defines(one, target) for one in found)
 
     def _defines(self, binding: Binding, target: Target) -> bool:
@@ -224,6 +231,8 @@ class Links:
             if isinstance(part, ast.Lambda) and target.name == "<lambda>" and binding.file == target.file:
                 return True
             if isinstance(part, ast.Attribute) and part.attr == target.name and target.owner:
+                if last_name(part.value) == SERVED and self.classes.is_served(target.owner):
+                    return True
                 if not isinstance(part.value, ast.Name) or part.value.id not in ("self", "cls"):
                     return target.name not in CALLS | CONSTRUCTORS
                 own = self.classes.class_of(binding.file, binding.scope)
@@ -242,6 +251,8 @@ class Links:
         node, file, scope, calls = binding.node, binding.file, binding.scope, binding.calls
         source = self.sources.get(file)
         if source is None:
+            return
+        if binding.parameter and _is_number(node, binding.parameter):
             return
         if binding.parameter:
             yield from ((2, one._replace(calls=calls)) for one in self._arguments(source, binding))
@@ -262,18 +273,25 @@ class Links:
             for part, more, step in value_parts(node):
                 number = min(calls + more, MOST_CALLS)
                 if isinstance(part, ast.Name):
-                    found = self.resolve(file, scope, part.id)
+                    found = self.names.resolve(file, scope, part.id) + self._own_class(file, scope, part.id)
                     for place in {file: 0, **{one.file: 0 for one in found}}:
                         container = self.sources.get(place)
                         found = found + (container.contents.get(part.id, []) if container else [])
                     yield from ((step, one._replace(calls=number)) for one in found)
                 elif isinstance(part, ast.Attribute):
-                    members = list(self._module_member(file, scope, part)) or self._of_object(part, file, scope)
+                    members = list(self.names.member(file, scope, part)) or self._of_object(part, file, scope)
                     # A value given to an attribute of some object may belong to another object.
                     own = isinstance(part.value, ast.Name) and part.value.id in ("self", "cls")
                     yield from ((step + (1 if own else 2), one._replace(calls=number)) for one in members)
                 elif isinstance(part, ast.Lambda) and number:
                     yield step, Binding(file, f"{scope}.<lambda>".lstrip("."), part.body, "", number - 1)
+
+    def _own_class(self, file: str, scope: str, name: str) -> list[Binding]:
+        """The class of `self`, where `self` is handed over."""
+        source, own = self.sources.get(file), self.classes.class_of(file, scope)
+        qualified = scope.partition(f"{own}.")[0] + own
+        node = source.definitions.get(qualified) if source is not None and name == "self" and own else None
+        return [Binding(file, qualified.rpartition(".")[0], node)] if isinstance(node, ast.ClassDef) else []
 
     def _of_object(self, node: ast.Attribute, file: str, scope: str) -> list[Binding]:
         """What an attribute is given: for self, by the related classes if they assign it; otherwise anywhere."""
@@ -317,8 +335,8 @@ class Links:
                     chosen = call.args[index : index + 1] if index >= 0 else []
                 chosen = chosen + [keyword.value for keyword in call.keywords if keyword.arg == binding.parameter]
                 yield from (Binding(other.name, scope, value) for value in chosen)
-        if not found:
-            # It is called under another name; arguments can still be found by keyword.
+        if not found or node.name in CONSTRUCTORS if isinstance(node, ast.FunctionDef) else not found:
+            # It is called under another name, such as super().__init__; arguments can still be found by keyword.
             yield from (supply for supply in self._attribute(binding.parameter) if isinstance(supply.node, ast.expr))
         # A decorator, or the function inside a decorator factory, is given what it decorates.
         for decorator in parts[-2:]:
@@ -332,69 +350,10 @@ class Links:
         # Calling the class calls its constructor.
         return parts[-2] if node.name in CONSTRUCTORS and len(parts) > 1 else node.name
 
-    # Names.
 
-    def resolve(self, file: str, scope: str, name: str, depth: int = 0) -> list[Binding]:
-        """What a plain name may refer to where it is used; imports are followed to definitions."""
-        source = self.sources.get(file)
-        if source is None or depth > 12:
-            return []
-        parts = scope.split(".") if scope else []
-        for end in range(len(parts), -1, -1):
-            outer = ".".join(parts[:end])
-            if end < len(parts) and outer and source.is_class(outer):
-                continue  # names of a class are not visible in its methods
-            if found := source.names.get((outer, name)):
-                return [far for near in found for far in self._import(near, name, depth)]
-        found = []
-        for star in source.stars:
-            module = self._module_name(file, star)
-            if target := self.sources.module_file(module):
-                found += self.resolve(target, "", name, depth + 1)
-        return found
-
-    def _import(self, binding: Binding, name: str, depth: int) -> list[Binding]:
-        node = binding.node
-        if not isinstance(node, ast.ImportFrom):
-            return [binding]
-        module = self._module_name(binding.file, node)
-        original = next((alias.name for alias in node.names if (alias.asname or alias.name) == name), name)
-        file = self.sources.module_file(module)
-        return self.resolve(file, "", original, depth + 1) if file else []
-
-    def _module_name(self, file: str, node: ast.ImportFrom) -> str:
-        if not node.level:
-            return node.module or ""
-        parts = file.removesuffix(".py").split("/")
-        parts = parts[: len(parts) - node.level]
-        return ".".join([*parts, *([node.module] if node.module else [])])
-
-    def _module_member(self, file: str, scope: str, node: ast.Attribute) -> Iterator[Binding]:
-        """`module.name`, if the value before the dot is an imported module."""
-        names = [node.attr]
-        value = node.value
-        while isinstance(value, ast.Attribute):
-            names.append(value.attr)
-            value = value.value
-        if not isinstance(value, ast.Name):
-            return
-        for module in self._modules(file, scope, value.id):
-            dotted = ".".join([module, *reversed(names[1:])])
-            if target := self.sources.module_file(dotted):
-                yield from self.resolve(target, "", node.attr)
-
-    def _modules(self, file: str, scope: str, name: str) -> Iterator[str]:
-        source = self.sources.get(file)
-        parts = scope.split(".") if scope else []
-        bindings = [] if source is None else [
-            binding for end in range(len(parts) + 1) for binding in source.names.get((".".join(parts[:end]), name), ())
-        ]  # fmt: skip
-        for binding in bindings:
-            node = binding.node
-            if isinstance(node, ast.Import):
-                yield from (alias.name if alias.asname else alias.name.partition(".")[0] for alias in node.names
-                            if (alias.asname or alias.name.partition(".")[0]) == name)  # fmt: skip
-            elif isinstance(node, ast.ImportFrom):
-                base = self._module_name(file, node)
-                original = next((alias.name for alias in node.names if (alias.asname or alias.name) == name), name)
-                yield f"{base}.{original}"
+def _is_number(node: ast.AST, parameter: str) -> bool:
+    """Whether a parameter is annotated as a number, which calls nothing."""
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return False
+    every = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+    return any(one.arg == parameter and last_name(one.annotation) in NUMBERS for one in every if one.annotation)

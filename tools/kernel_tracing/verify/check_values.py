@@ -25,7 +25,11 @@ def value_parts(node: ast.AST) -> Iterator[tuple[ast.AST, int, int]]:
             yield part, calls, doubt
         elif isinstance(part, ast.Call):
             handed = [*part.args, *(keyword.value for keyword in part.keywords)]
+            # It may return what it is given, or what a lambda that it is given makes.
             stack += [(argument, calls, doubt + 4) for argument in handed]
+            stack += [(argument.body, calls, doubt + 1) for argument in handed if isinstance(argument, ast.Lambda)]
+            if isinstance(part.func, ast.Name) and part.func.id == "getattr" and len(handed) > 1:
+                stack += [(one, calls, doubt) for one in _attribute(part.args)]
             hands_out = isinstance(part.func, ast.Attribute) and part.func.attr in HANDS_OUT
             stack.append((part.func, calls + 1, doubt + 4 * hands_out))
             if isinstance(part.func, ast.Attribute) and hands_out:
@@ -48,6 +52,13 @@ def value_parts(node: ast.AST) -> Iterator[tuple[ast.AST, int, int]]:
         elif not isinstance(part, (ast.Compare, ast.UnaryOp, ast.expr_context)):
             inner = list(ast.iter_child_nodes(part))
         stack += [(child, calls, doubt) for child in inner]
+
+
+def _attribute(arguments: list[ast.expr]) -> Iterator[ast.Attribute]:
+    """`getattr(owner, "name")` as `owner.name`."""
+    owner, name = arguments[:2]
+    if isinstance(name, ast.Constant) and isinstance(name.value, str):
+        yield ast.copy_location(ast.Attribute(owner, name.value, ast.Load()), owner)
 
 
 def is_value(source: SourceFile, name: str) -> bool:
