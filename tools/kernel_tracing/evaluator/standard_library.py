@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -112,6 +113,16 @@ def _namedtuple(core: Core, args: Arguments, kwargs: Keywords) -> Value:
     return Builtin(f"namedtuple {args[0]}", lambda core, given, named: Opaque(str(args[0]), dict(named)))
 
 
+def _reference(core: Core, args: Arguments, kwargs: Keywords) -> Value:
+    """`weakref.ref(thing)`: a function that returns the thing, which is never collected here."""
+    return Builtin("weakref", lambda core, given, named: args[0])
+
+
+def _bisect(core: Core, args: Arguments, kwargs: Keywords) -> Value:
+    plain = isinstance(args[0], list) and all(isinstance(one, int) for one in (*args[0], args[1]))
+    return bisect.bisect_left(args[0], args[1]) if plain else UNKNOWN
+
+
 def _signature(core: Core, args: Arguments, kwargs: Keywords) -> Value:
     function = args[0].function if isinstance(args[0], Method) else args[0]
     if not isinstance(function, Function):
@@ -157,6 +168,8 @@ STANDARD: dict[str, Callable[..., Value]] = {
     "abc.abstractmethod": _same,
     "abc.abstractproperty": lambda core, args, kwargs: Property(args[0]),
     "collections.namedtuple": _namedtuple,
+    "bisect.bisect_left": _bisect,
+    "weakref.ref": _reference,
     "inspect.signature": _signature,
     "inspect.isfunction": lambda core, args, kwargs: isinstance(args[0], (Function, Method)),
     "torch.nn.Parameter": lambda core, args, kwargs: Tensor(*_tensor_of(args, kwargs)),

@@ -79,7 +79,6 @@ _NUMBERS = {
     "tolist",
     "data_ptr",
     "storage_offset",
-    "element_size",
     "nbytes",
     "untyped_storage",
     "numpy",
@@ -179,6 +178,10 @@ def _dim(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return len(tensor.shape) if tensor.shape is not None else UNKNOWN
 
 
+def _element_size(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return item_size(tensor.dtype) if isinstance(tensor.dtype, External) else UNKNOWN
+
+
 def _numel(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
     total = 1
     for size in tensor.shape if tensor.shape is not None else (UNKNOWN,):
@@ -270,6 +273,7 @@ def _with(tensor: Tensor, dim: Value, size: Value) -> Tensor:
 
 
 METHODS: dict[str, Callable[[Tensor, list[Value], dict[str, Value]], Value]] = {
+    "element_size": _element_size,
     "size": _size,
     "dim": _dim,
     "numel": _numel,

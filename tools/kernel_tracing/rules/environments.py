@@ -54,6 +54,8 @@ NAMES = {
     "sm103": "NVIDIA B300",
     "sm120": "NVIDIA RTX PRO 6000",
 }
+# GPUs that NVIDIA's HGX boards connect with NVSwitch, each with every other; the others are in PCIe slots.
+FULL_NVLINK = frozenset({"sm80", "sm90", "sm100", "sm103"})
 # Memory of one GPU in MiB.
 MEMORY = {"sm80": 81920, "sm89": 46068, "sm90": 143771, "sm100": 183359, "sm103": 275040, "sm120": 97887}
 

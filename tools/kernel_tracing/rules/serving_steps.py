@@ -181,6 +181,7 @@ def overrides(gpu: str) -> dict[str, Any]:
         # Sizes up to the requests that SETTINGS admit.
         "get_batch_sizes_to_capture": lambda core, args, kwargs: ([1, 2, 4, 8], []),
         "MLPSyncBatchInfo.all_gather": _same_batch,
+        "can_use_custom_all_reduce_with_nvlink": gpu in environments.FULL_NVLINK,
         "ModelRunner.init_cublas": None,
         "ModelRunner.kernel_warmup": None,
         "ModelRunner.init_shared_mooncake_transfer_engine": None,
