@@ -75,6 +75,7 @@ SETTINGS: dict[str, Any] = {
     "dtype": "bfloat16",
     "device": "cuda",
     "disable_cuda_graph": True,
+    "cuda_graph_bs": [1, 2, 4, 8],
     "disable_piecewise_cuda_graph": True,
     "disable_overlap_schedule": True,
     "mem_fraction_static": 0.8,
@@ -107,12 +108,14 @@ MODEL_DEFAULTS: dict[str, Any] = {
 }
 # Tokens of the requests of a batch.
 PROMPTS = (300, 17)
+# What sglang.bench_one_batch does between two batches.
+_CLEAR = "runner.req_to_token_pool.clear()\nrunner.token_to_kv_pool_allocator.clear()\n"
 PHASES = (
     ("load", _START),
     ("prefill", "ids, logits, batch = bench.extend(requests(), runner)"),
     ("decode", "ids, logits = bench.decode(ids, batch, runner)"),
-    ("extend", "bench.extend(cached_requests(), runner)"),
-    ("min_p", "bench.extend(min_p_requests(), runner)"),
+    ("extend", _CLEAR + "bench.extend(cached_requests(), runner)"),
+    ("min_p", _CLEAR + "bench.extend(min_p_requests(), runner)"),
 )
 # Phases that differ from a prefill in one part only, and the group of the work to which that belongs.
 PARTIAL = {"min_p": "sampling"}
@@ -151,6 +154,11 @@ def _same_batch(core: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return None
 
 
+def _captured_sizes(core: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The batch sizes for which CUDA graphs are captured, as the setting gives them; none is compiled by torch."""
+    return list(args[0].fields["server_args"].fields["cuda_graph_bs"]), []
+
+
 def _gib(gpu: str) -> float:
     return environments.MEMORY[gpu] / 1024
 
@@ -178,9 +186,8 @@ def overrides(gpu: str) -> dict[str, Any]:
         "is_in_ci": False,
         "is_remote_url": False,
         "is_runai_obj_uri": False,
-        # Sizes up to the requests that SETTINGS admit.
-        "get_batch_sizes_to_capture": lambda core, args, kwargs: ([1, 2, 4, 8], []),
         "MLPSyncBatchInfo.all_gather": _same_batch,
+        "get_batch_sizes_to_capture": _captured_sizes,
         "can_use_custom_all_reduce_with_nvlink": gpu in environments.FULL_NVLINK,
         "ModelRunner.init_cublas": None,
         "ModelRunner.kernel_warmup": None,
@@ -200,7 +207,7 @@ def overrides(gpu: str) -> dict[str, Any]:
         "get_zmq_socket": None,
         "monkey_patch_torch_compile": None,
         "_Dumper.may_enable": False,
-        "CudaGraphRunner.can_run": True,  # graphs are captured for batches of one, two, four, ...
+        "CudaGraphRunner.can_run": True,  # the batches fit into the sizes that SETTINGS give
     }
 
 
