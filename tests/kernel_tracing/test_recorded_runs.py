@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from release import needs_sources
-from steps import RECORDED, evaluated
+from steps import RECORDED, evaluated, recorded_frame
 
 PHASES = ("prefill", "decode")
 RUNS = sorted(RECORDED["runs"])
@@ -12,14 +12,10 @@ RUNS = sorted(RECORDED["runs"])
 EAGER = [name for name in RUNS if not name.endswith("graph")]
 
 
-#: Its prefill lacks the rope of sglang.jit_kernel since all batch sizes are captured while loading.
-KNOWN_GAP = "dsv3_bf16_flashinfer_graph"
-
-
 def recorded_chains(name, phases=PHASES):
     """Chains as text, in the order in which they were first called."""
     run = RECORDED["runs"][name]
-    chains = [tuple(RECORDED["frames"][at] for at in entry["chain"]) for phase in phases for entry in run[phase]]
+    chains = [tuple(map(recorded_frame, entry["chain"])) for phase in phases for entry in run[phase]]
     return list(dict.fromkeys(chains))
 
 
@@ -36,8 +32,6 @@ def evaluated_chains(name, phases=PHASES):
 @pytest.mark.parametrize("name", RUNS)
 @needs_sources
 def test_every_recorded_chain_is_found(name):
-    if name == KNOWN_GAP:
-        pytest.xfail("with CUDA graphs, a chain of the eager prefill is not found")
     missing = set(recorded_chains(name)) - set(evaluated_chains(name))
     assert not missing, "\n".join(" <- ".join(chain[:4]) for chain in sorted(missing)[:5])
 
@@ -65,7 +59,5 @@ def test_models_without_latent_attention_have_none_of_its_kernels(name):
 @pytest.mark.parametrize("name", RUNS)
 @needs_sources
 def test_the_order_is_that_of_execution(name, phase):
-    if name == KNOWN_GAP:
-        pytest.xfail("with CUDA graphs, a chain of the eager prefill is not found")
     launched = recorded_chains(name, [phase])
     assert [chain for chain in evaluated_chains(name, [phase]) if chain in set(launched)] == launched

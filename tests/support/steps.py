@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from functools import cache
 from typing import Any
 
-from release import ROOT, index
+from release import ROOT, SOURCES, index
 
 from tools.kernel_tracing.configuration.requested import shortened
 from tools.kernel_tracing.evaluator.serving import Configuration, Serving, Step
 from tools.kernel_tracing.rules import serving_steps
 
 RECORDED: dict[str, Any] = json.loads((ROOT / "tests/kernel_tracing/recorded_0_5_11.json").read_text())
+
+
+def recorded_frame(number: int) -> str:
+    """A recorded frame with the line on which its call begins; the interpreter reports that of a method's name."""
+    file, line, function = RECORDED["frames"][number].split(":", 2)
+    return f"{file}:{_beginnings(file).get(int(line), line)}:{function}"
+
+
+@cache
+def _beginnings(file: str) -> dict[int, int]:
+    """Lines of methods' names -> lines on which the calls begin, for calls where these differ."""
+    calls = [node.func for node in ast.walk(ast.parse((SOURCES / file).read_text())) if isinstance(node, ast.Call)]
+    return {(one.end_lineno or one.lineno): one.lineno for one in calls if (one.end_lineno or 0) > one.lineno}
 
 
 @cache
