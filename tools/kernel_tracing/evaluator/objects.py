@@ -153,6 +153,8 @@ class Objects(Classes):
             return owner.name if name == "__name__" else owner.qualname
         if name == "__module__":
             return owner.module.name
+        if name == "__dataclass_fields__" and owner.kind == "dataclass":
+            return dict.fromkeys(fields_of(owner))
         if name == "__mro__":
             return tuple(owner.order)
         if name in ("__members__", "_member_map_", "_value2member_map_") and owner.kind == "enum":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ MODEL_CONFIG = ("get_config", "get_hf_text_config", "ServerArgs.get_hf_config")
 MODELS = "sglang.srt.models."
 MODEL_FILES = "sglang/srt/models/"
 # What starts a step here; a server starts it from its scheduler. Chains end below it.
-STARTS = ("sglang/bench_one_batch.py", "<serving>")
+STARTS = ("sglang/bench_one_batch.py", "sglang/benchmark/one_batch.py", "<serving>")
 # Functions that find the model's class.
 MODEL_CLASS = ("get_model_architecture", "ModelRegistry.resolve_model_cls")
 _START = """
@@ -36,6 +37,10 @@ sizes = dict(tp_size=server_args.tp_size, moe_ep_size=server_args.ep_size, pp_si
 ranks = dict(gpu_id=0, tp_rank=0, moe_ep_rank=0, pp_rank=0, nccl_port=1)
 fraction = server_args.mem_fraction_static
 runner = ModelRunner(model_config=model_config, mem_fraction_static=fraction, server_args=server_args, **sizes, **ranks)
+if hasattr(runner, "init_attention_backends"):  # releases whose constructor only loads the model
+    runner.alloc_memory_pool()
+    runner.init_attention_backends()
+    runner.init_cuda_graphs()
 def requests():
     reqs = []
     for i, n in enumerate(prompts):
@@ -145,6 +150,20 @@ def _nothing(core: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return None
 
 
+def _resolvable(core: Any, args: list[Any], kwargs: dict[str, Any]) -> frozenset[str]:
+    """The fields of ServerArgs whose annotation says `Arg(..., resolvable=True)`, which models may change."""
+    return frozenset(
+        ast.unparse(node.target)
+        for info in args[0].order
+        for node in info.node.body
+        if isinstance(node, ast.AnnAssign)
+        for call in ast.walk(node.annotation)
+        if isinstance(call, ast.Call)
+        for keyword in call.keywords
+        if keyword.arg == "resolvable" and ast.unparse(keyword.value) == "True"
+    )
+
+
 def _same_batch(core: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """With data parallelism, each rank tells the others the size of its batch: here, all have the same one."""
     info = args[0].fields
@@ -186,6 +205,8 @@ def overrides(gpu: str) -> dict[str, Any]:
         "is_in_ci": False,
         "is_remote_url": False,
         "is_runai_obj_uri": False,
+        "resolvable_fields": _resolvable,
+        "assert_flag_parity": None,
         "MLPSyncBatchInfo.all_gather": _same_batch,
         "get_batch_sizes_to_capture": _captured_sizes,
         "can_use_custom_all_reduce_with_nvlink": gpu in environments.FULL_NVLINK,
