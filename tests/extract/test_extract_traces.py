@@ -36,7 +36,7 @@ DOCUMENT = {
                 kernel("attend", "decode"),
                 kernel("attend", "extend"),
                 kernel("Wrapper.run", "decode", source="flashinfer"),
-                kernel("repack", "load"),
+                kernel("captured", "load"),  # by a CUDA graph, which each decode replays
             ],
         }
     ],
@@ -69,6 +69,7 @@ def test_a_digest_keeps_ops_kernels_and_stages():
     assert usage.op("attn").kernels == {
         "sgl-kernel:attend": ("prefill", "decode"),
         "flashinfer:Wrapper.run": ("decode",),
+        "sgl-kernel:captured": ("decode",),
     }
     assert usage.op("gate").kernels == {}
     assert usage.op("sampler").kernels == {"sgl-kernel:draw": ("prefill", "decode")}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tools.extract_definitions.errors import ExtractionError
@@ -32,6 +32,12 @@ OUTPUTS = {
         "Weighted sum of the results of the local experts; zeros for a token that chose none of them.",
     )
 }
+
+
+def router_stages(request: Request, gates: Iterable[str]) -> tuple[str, ...]:
+    """When the router runs: in one of the kernels or, where no kernel takes its sizes, compiled by PyTorch."""
+    found = request.usage.op(TOPK)
+    return request.stages(TOPK, gates if found is not None and found.kernels else ())
 
 
 def is_sigmoid(request: Request) -> bool:

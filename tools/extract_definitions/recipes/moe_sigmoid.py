@@ -39,7 +39,7 @@ def needs(request: Request) -> Iterator[Need]:
         return
     router = {"num_experts": experts, **_routing(model)}
     if (
-        (stages := _router_stages(request))
+        (stages := routed.router_stages(request, GATES))
         and model.config.get("norm_topk_prob")
         and experts <= MAX_EXPERTS
         and router["top_k"] <= MAX_CHOSEN
@@ -69,12 +69,6 @@ def needs(request: Request) -> Iterator[Need]:
                 "intermediate_size": model.expert_size,
             }
             yield Need(FAMILY, axes, Use(model, op, ep=size), stages)
-
-
-def _router_stages(request: Request) -> tuple[str, ...]:
-    """When the router runs: by one of the kernels or, for a number of experts that none takes, compiled by PyTorch."""
-    found = request.usage.op(routed.TOPK)
-    return request.stages(routed.TOPK, GATES if found is not None and found.kernels else ())
 
 
 def _routing(model: Model) -> dict[str, int]:

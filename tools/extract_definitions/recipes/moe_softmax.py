@@ -56,7 +56,7 @@ def needs(request: Request) -> Iterator[Need]:
     ]
     router = {"num_experts": experts, "top_k": model.size("num_experts_per_tok")}
     for place in _places(request, experts):
-        if stages := request.stages(routed.TOPK, [GATE]):
+        if stages := routed.router_stages(request, [GATE]):
             yield Need(ROUTER, router, replace(place, op=routed.TOPK), stages, routing)
         width = model.expert_size
         if place.tp is not None and not request.divides(width, place.tp, "the width of an expert"):
