@@ -5,6 +5,7 @@ The op of a chain is named after its frame nearest to the kernel in the model's 
 
 - `dsv3_fused_a_gemm(x, self.fused_qkv_a_proj_with_mqa.weight.T)` is a way to compute `fused_qkv_a_proj_with_mqa`;
 - `dsv3_router_gemm(x, self.weight)` does the work of the module itself, so the op is the call that entered it: `gate`;
+- so is `F.linear(x, self.weight)`, where the sources replace torch's product by a kernel of their own;
 - a kernel that is given no weight of a module is a separate op: `merge_state_v2`.
 
 What runs outside the model's forward (sampling, loading, scheduling) is named after what the chain's root calls.
@@ -80,12 +81,18 @@ def use(chain: Sequence[Hop], kernel: str) -> Use:
 
 def _in_forward(calls: Sequence[ast.AST], nearest: int, kernel: str) -> tuple[str, int]:
     """Name and position of the op; `nearest` is the position of the call nearest to the kernel in the model's files."""
-    if nearest > 0:
+    if nearest > 0 and not _is_torch(calls[nearest]):
         return called_name(calls[nearest]), nearest
-    owner = weight_owner(calls[0])
-    if owner == OWN_WEIGHT and len(calls) > 1:
-        return called_name(calls[1]), 1
-    return (owner if owner and owner != OWN_WEIGHT else _last(kernel)), 0
+    owner = weight_owner(calls[nearest])
+    if owner == OWN_WEIGHT and len(calls) > nearest + 1:
+        return called_name(calls[nearest + 1]), nearest + 1
+    named = called_name(calls[nearest]) if nearest else _last(kernel)
+    return (owner if owner and owner != OWN_WEIGHT else named), nearest
+
+
+def _is_torch(call: ast.AST) -> bool:
+    """Whether a function of torch is called, which a kernel may replace: `F.linear(x, self.weight)`."""
+    return isinstance(call, ast.Call) and ast.unparse(call.func) in ("F.linear", "torch.nn.functional.linear")
 
 
 def _last(name: str) -> str:
