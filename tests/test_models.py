@@ -149,7 +149,7 @@ def test_the_dataset_has_the_sizes_of_the_model(name):
         expected = {f"gemma_rmsnorm_h{hidden}", f"gemma_fused_add_rmsnorm_h{hidden}"}
     else:
         expected = {f"rmsnorm_h{hidden}{named}", f"fused_add_rmsnorm_residual_out_h{hidden}{suffix}"}
-    expected |= {f"{f}_v{config['vocab_size']}" for f in ("top_k_top_p_sampling_from_probs", "top_p_renorm_probs")}
+    expected |= {f"{f}_v{config['vocab_size']}" for f in ("min_p_sampling_from_probs", "top_p_renorm_probs")}
     expected.add(f"gemm_bf16_n{config['vocab_size']}_k{hidden}")
     for size in parallel_sizes(config):
         if "kv_lora_rank" in config:

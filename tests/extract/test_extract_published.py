@@ -103,7 +103,9 @@ def test_the_lines_are_in_the_code(name):
 @cache
 def texts_of(directory):
     """Every line of a release's code, without its indentation."""
-    return {line.strip() for path in (directory / "sglang" / "srt").rglob("*.py") for line in path.open(encoding="utf-8")}
+    return {
+        line.strip() for path in (directory / "sglang" / "srt").rglob("*.py") for line in path.open(encoding="utf-8")
+    }
 
 
 @release.needs_sources

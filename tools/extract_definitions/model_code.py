@@ -187,9 +187,7 @@ def _source(node: ast.ImportFrom, module: str, tree: SourceTree) -> str:
 
 def code_from(data: Mapping[str, Any]) -> ModelCode:
     """The code as its committed file has it."""
-    sections = (
-        {name: tuple(texts) for name, texts in data[section].items()} for section in SECTIONS
-    )
+    sections = ({name: tuple(texts) for name, texts in data[section].items()} for section in SECTIONS)
     return ModelCode(data["architecture"], data["sources"], *sections)
 
 
@@ -198,10 +196,7 @@ def dumps(code: ModelCode) -> str:
     data = {
         "architecture": code.architecture,
         "sources": code.sources,
-        **{
-            name: {key: list(texts) for key, texts in getattr(code, name).items()}
-            for name in SECTIONS
-        },
+        **{name: {key: list(texts) for key, texts in getattr(code, name).items()} for name in SECTIONS},
     }
     return laid_out(data, _lines)
 

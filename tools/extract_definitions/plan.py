@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace import definitions, ledger
+from flashinfer_trace import ledger
+from flashinfer_trace.dataset import definition_paths
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.files import json_text
 from flashinfer_trace.json_source import load_object
@@ -274,7 +276,14 @@ def _reason(root: Path, request: Request, op: Op) -> str:
 @functools.cache
 def _with_definitions(root: Path) -> frozenset[str]:
     """The kernels that have Definitions, whichever model these are for."""
-    return frozenset(definitions_by_kernel(root, definitions(root=root)))
+    return frozenset(definitions_by_kernel(root, _readable(definition_paths(root))))
+
+
+def _readable(paths: Iterable[Path]) -> Iterator[Definition]:
+    """The Definitions in these files, but for broken ones: planning reports those that are in its way."""
+    for path in paths:
+        with contextlib.suppress(ExtractionError):
+            yield Definition.from_dict(_read(path), path)
 
 
 def _kernels(request: Request, op: Op) -> list[str]:
