@@ -2,8 +2,8 @@
 
 Each fixture in published/ says where its configuration comes from (`checked`), what the code does (`read`), which
 Definitions each op needs (`ops`), why other ops have none (`unsupported`: a part of the reason), and which ops this
-configuration never calls (`skipped`). `sources` has the lines of SGLang's code where a person read this, for each op, as
-`file:line: code` of the release below; `before` has what the release whose traces are committed says instead.
+configuration never calls (`skipped`). `sources` has the lines of SGLang's code where a person read this, for each op,
+as `file:line: code` of release 0.5.11; `before` has what the release whose traces are committed says instead.
 """
 
 from __future__ import annotations

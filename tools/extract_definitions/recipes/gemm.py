@@ -57,7 +57,7 @@ def needs(request: Request) -> Iterator[Need]:
 
 
 def _families(request: Request, op: str, size: int) -> tuple[str, ...]:
-    """The families of a layer in bf16. Ranks that share the rows of o_proj's product share a bias; the first adds it."""
+    """The families of a layer in bf16. Ranks that add up the products of o_proj share a bias, which the first adds."""
     if not _has_bias(request, op):
         return (BF16,)
     return (BIAS, BF16) if op == "o_proj" and size > 1 else (BIAS,)

@@ -9,8 +9,8 @@ from typing import Any
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.words import const, document, tensor, var
 
-#: Family -> the sampler's kernel that it belongs to. SGLang's sampler passes filter_apply_order="joint" for every batch;
-#: the families of other orders, and of top-k or top-p alone, are for other callers.
+#: Family -> the sampler's kernel that it belongs to. SGLang's sampler passes filter_apply_order="joint" for every
+#: batch; the families of other orders, and of top-k or top-p alone, are for other callers.
 SAMPLERS = {
     "min_p_sampling_from_probs": "min_p_sampling_from_probs",
     "top_k_top_p_joint_sampling_from_probs": "top_k_top_p_sampling_from_probs",
