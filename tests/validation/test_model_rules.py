@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import jsonschema
 import pytest
+import release
 
 from flashinfer_trace import definitions
 from flashinfer_trace.model_claims import ModelClaims, curated_path, load_model_claims
@@ -40,6 +42,28 @@ def test_curated_claims_name_what_exists_and_is_claimed() -> None:
         assert set(claim["models"]) <= known.models, claim
         only = ModelClaims(known.models, {}, ((tuple(claim["definitions"]), frozenset(claim["models"])),))
         assert any(only.allows(name, model) for name, model in tagged), f"nothing claims this: {claim}"
+
+
+#: A place in SGLang, as the source of a claim names it: the file, and the class, function or attribute there.
+PLACE = re.compile(r"(srt/[\w/]+\.py)(?:, ((?:\w+\.)*\w+))?")
+
+
+@release.needs_sources
+def test_the_places_that_curated_claims_name_exist() -> None:
+    """Each function is in its file, and the file names the kernel."""
+    checked = 0
+    for claim in CLAIMS:
+        if not claim["source"].startswith("SGLang 0.5.8"):
+            continue
+        places = PLACE.findall(claim["source"])
+        assert places, claim
+        for file, name in places:
+            text = (release.SOURCES / "sglang" / file).read_text(encoding="utf-8")
+            last = re.escape(name.rpartition(".")[2])
+            assert not name or re.search(rf"\b(def|class) {last}\b|self\.{last} =", text), (file, name)
+            assert claim.get("kernel", "") in text, (file, claim["kernel"])
+            checked += 1
+    assert checked >= len(CLAIMS) - 1
 
 
 def test_a_claim_is_needed_or_curated(minimal: dict[str, Any]) -> None:
