@@ -66,6 +66,20 @@ def test_the_places_that_curated_claims_name_exist() -> None:
     assert checked >= len(CLAIMS) - 1
 
 
+def test_experts_are_those_of_a_model_only_where_its_tag_says_so() -> None:
+    """Nobody publishes Mixtral in fp8 blocks, and 8 ranks cannot share the 28 heads of Qwen2-57B-A14B."""
+    files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(REPOSITORY.glob("models/*.json"))]
+    titles = {re.escape(one["title"]): one["name"] for one in files}
+    claimed = re.compile(rf"outed experts of ((?:(?:{'|'.join(sorted(titles, key=len, reverse=True))})(?:, | and )?)+)")
+    said = 0
+    for one in definitions("moe", root=REPOSITORY):
+        found = claimed.search(one.description)
+        named = {name for title, name in titles.items() if found and re.search(rf"{title}(?![\w.-])", found[1])}
+        assert named <= set(one.tag_values("model")), one.name
+        said += bool(named)
+    assert said > 10
+
+
 def test_a_claim_is_needed_or_curated(minimal: dict[str, Any]) -> None:
     claims = ModelClaims(frozenset({"a", "b", "c"}), {"rmsnorm_h8": frozenset({"a"})}, ((("rms*",), frozenset({"b"})),))
     for model, expected in (("a", []), ("b", []), ("c", ["tag-model"]), ("gpt-9000", ["tag-model"])):
