@@ -89,7 +89,8 @@ MODELS = """## Models
 
 The Definitions that each model needs at the sizes that families cover by default, by op_type: verified / existing /
 needed. They are listed in `models/needs/`, which is derived from the traces of the model's code and from `models/`.
-`flashinfer-trace coverage` prints the same table.
+`flashinfer-trace coverage` prints the same table. A gap is an op of which no Definition follows from the model; each is
+named below with its reason.
 """
 
 CURATED = """## Curated Definitions
