@@ -7,20 +7,21 @@ from typing import Any
 from tools.kernel_tracing.evaluator.tensors import MAX_DATA, METHODS, SAME, is_dtype, of_size
 from tools.kernel_tracing.evaluator.values import UNKNOWN, External, Tensor, Value
 
+_WIDE = tuple(External(f"torch.{name}") for name in ("bfloat16", "float16", "float32"))
 _MAKERS = {"tensor", "as_tensor", "from_numpy", "arange", "cat", "concat", "stack"}
 _FACTORIES = {"empty", "zeros", "ones", "full", "rand", "randn", "empty_strided"}
 _LIKE = {"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "relu", "tanh"}
 
 
-def product(left: Tensor, right: Tensor, kwargs: dict[str, Value]) -> Tensor:
-    """What a kernel for `x @ w` or `x @ w.T` returns."""
-    given = next((one for one in kwargs.values() if is_dtype(one)), left.dtype)
+def product(left: Tensor, right: Tensor, given: list[Value]) -> Tensor:
+    """What a kernel for `x @ w` or `x @ w.T` returns; of quantised operands, the dtype is known if it is given."""
+    dtype = next((one for one in given if is_dtype(one)), left.dtype if left.dtype in _WIDE else None)
     if not left.shape or right.shape is None or len(right.shape) != 2:
-        return Tensor(None, given)
+        return Tensor(None, dtype)
     columns = (
         right.shape[0] if right.shape[1] == left.shape[-1] and right.shape[0] != left.shape[-1] else right.shape[1]
     )
-    return Tensor((*left.shape[:-1], columns), given)
+    return Tensor((*left.shape[:-1], columns), dtype)
 
 
 def is_factory(path: str) -> bool:

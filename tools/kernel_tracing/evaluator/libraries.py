@@ -93,20 +93,19 @@ class Libraries(Names):
         returns = getattr(info.node, "returns", None)
         text = ast.unparse(returns) if returns is not None else ""
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        out = kwargs.get("out")
+        out = kwargs.get("out", kwargs.get("output"))
         if (parts := _parts(text, kwargs)) is not None:
-            return tuple(_like(tensors) for _ in range(parts)) if tensors and parts else UNKNOWN
+            return tuple(_made_by(info.qualname, tensors) for _ in range(parts)) if tensors and parts else UNKNOWN
         if isinstance(out, Tensor):
-            return out
+            return [out] if text.startswith(("List", "list")) else out
         if text.startswith(("bool", "int")):
             return UNKNOWN
         if tensors and "norm" in info.qualname:
             return Tensor(tensors[0].shape, tensors[0].dtype)
         if len(tensors) > 1 and {"gemm", "mm"} & set(info.qualname.split("_")):
-            return product(tensors[0], tensors[1], kwargs)
+            return product(tensors[0], tensors[1], [*args, *kwargs.values()])
         if tensors or text.endswith("Tensor"):
-            found = _like(tensors)
-            return Tensor(found.shape, None) if "quant" in info.qualname else found
+            return _made_by(info.qualname, tensors)
         return UNKNOWN
 
     def call_external(self, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -214,6 +213,14 @@ def _parts(text: str, kwargs: dict[str, Value]) -> int | None:
     if alternatives and not any(kwargs.get(name) is True for name in _RETURNS_MORE):
         return None
     return match[1].count("Tensor")
+
+
+def _made_by(name: str, tensors: list[Tensor]) -> Tensor:
+    """What a kernel makes of its arguments; a quantiser makes another dtype, with two fp4 numbers in a byte."""
+    found = _like(tensors)
+    if "quant" in name:
+        found.dtype = External("torch.uint8") if "fp4" in name else None
+    return found
 
 
 def _like(tensors: list[Tensor]) -> Tensor:

@@ -58,6 +58,10 @@ _NATIVE = (
 )
 
 
+# Bases outside the sources of which no attribute is read from a class itself.
+_PLAIN_BASES = frozenset({"torch.nn.Module", "abc.ABC", "typing.Generic", "typing.Protocol", "builtins.object"})
+
+
 class Objects(Classes):
     """Classes, attributes and items."""
 
@@ -166,7 +170,7 @@ class Objects(Classes):
                 return self._bound(cls.names[name], owner, cls)
         if name in ("__dict__", "__annotations__"):
             return owner.names if name == "__dict__" else dict.fromkeys(fields_of(owner), UNKNOWN)
-        if name in ("__init__", "__new__", "__setattr__") or owner.externals:
+        if name in ("__init__", "__new__", "__setattr__") or owner.externals - _PLAIN_BASES:
             return Builtin(name, lambda core, args, kwargs: Opaque("()") if name == "apply" else None)
         return MISSING
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -123,6 +124,15 @@ def _bisect(core: Core, args: Arguments, kwargs: Keywords) -> Value:
     return bisect.bisect_left(args[0], args[1]) if plain else UNKNOWN
 
 
+def _matches(name: str) -> Callable[..., Value]:
+    def run(core: Core, args: Arguments, kwargs: Keywords) -> Value:
+        if len(args) < 2 or not (isinstance(args[0], str) and isinstance(args[1], str)):
+            return UNKNOWN
+        return Opaque("re.Match") if getattr(re, name)(args[0], args[1]) else None
+
+    return run
+
+
 def _signature(core: Core, args: Arguments, kwargs: Keywords) -> Value:
     function = args[0].function if isinstance(args[0], Method) else args[0]
     if not isinstance(function, Function):
@@ -168,7 +178,9 @@ STANDARD: dict[str, Callable[..., Value]] = {
     "abc.abstractmethod": _same,
     "abc.abstractproperty": lambda core, args, kwargs: Property(args[0]),
     "collections.namedtuple": _namedtuple,
+    "dill.dumps": lambda core, args, kwargs: UNKNOWN,
     "bisect.bisect_left": _bisect,
+    **{f"{module}.{name}": _matches(name) for module in ("re", "regex") for name in ("match", "fullmatch", "search")},
     "weakref.ref": _reference,
     "inspect.signature": _signature,
     "inspect.isfunction": lambda core, args, kwargs: isinstance(args[0], (Function, Method)),

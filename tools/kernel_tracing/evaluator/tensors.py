@@ -178,6 +178,11 @@ def _dim(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return len(tensor.shape) if tensor.shape is not None else UNKNOWN
 
 
+def _strided(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    size = args[0] if args else kwargs.get("size")
+    return Tensor(tuple(size) if isinstance(size, (list, tuple)) else None, tensor.dtype)
+
+
 def _element_size(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return item_size(tensor.dtype) if isinstance(tensor.dtype, External) else UNKNOWN
 
@@ -219,7 +224,7 @@ def of_size(args: list[Value], kwargs: dict[str, Value]) -> Tensor:
     """What `torch.empty` and the like return."""
     given = next((one for one in (*args, *kwargs.values()) if is_dtype(one)), External("torch.bfloat16"))
     size = kwargs.get("size", args[0] if args else None)
-    if size is UNKNOWN and len(args) == 1:
+    if (size is UNKNOWN and len(args) == 1) or size is UnknownShape:
         return Tensor(None, given)
     listed = list(size) if isinstance(size, (list, tuple)) else [one for one in args if isinstance(one, (int, Unknown))]
     return Tensor(tuple(listed), given)
@@ -274,6 +279,7 @@ def _with(tensor: Tensor, dim: Value, size: Value) -> Tensor:
 
 METHODS: dict[str, Callable[[Tensor, list[Value], dict[str, Value]], Value]] = {
     "element_size": _element_size,
+    "as_strided": _strided,
     "size": _size,
     "dim": _dim,
     "numel": _numel,
