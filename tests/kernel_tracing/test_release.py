@@ -14,14 +14,18 @@ from flashinfer_trace import definitions
 from tools.kernel_tracing.configuration.listed import configurations
 from tools.kernel_tracing.report import merge, render
 from tools.kernel_tracing.report.again import compared
-from tools.kernel_tracing.report.evaluation import evaluate_all
+from tools.kernel_tracing.report.arguments import chosen
+from tools.kernel_tracing.report.evaluation import Evaluation, evaluate_all
 from tools.kernel_tracing.report.trace_files import completed, load_traces
 from tools.kernel_tracing.rules.categories import OTHER
 from tools.kernel_tracing.source.sources import find_sources
 from tools.kernel_tracing.verify.check import check
+from tools.op_tracing.__main__ import MODEL, dumps
 from tools.op_tracing.definitions import covered, definitions_of
+from tools.op_tracing.trace import trace
 
 TRACES = ROOT / "traces" / "kernel_traces.json"
+OP_TRACES = ROOT / "traces" / "op_traces.json"
 AGAIN = "write it again: python -m tools.kernel_tracing, then python -m tools.runtime_tracing --mark"
 #: What one committed file may have, in bytes.
 LARGEST, LARGEST_PAGE = 1_000_000, 200_000
@@ -33,10 +37,15 @@ def committed() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def again() -> dict[str, Any]:
-    """The trace, evaluated again."""
-    listed = list(configurations().values())
-    return completed(merge.merged(evaluate_all(listed, SOURCES), find_sources(SOURCES), merge.PLATFORM, "all"))
+def evaluations() -> list[Evaluation]:
+    """All listed configurations, evaluated again: the most expensive step of these tests, so it is done once."""
+    return evaluate_all(list(configurations().values()), SOURCES)
+
+
+@pytest.fixture(scope="module")
+def again(evaluations: list[Evaluation]) -> dict[str, Any]:
+    """The trace of the evaluations."""
+    return completed(merge.merged(evaluations, find_sources(SOURCES), merge.PLATFORM, "all"))
 
 
 def test_the_committed_trace_follows_its_schema() -> None:
@@ -62,6 +71,14 @@ def test_the_committed_pages_are_those_of_the_committed_trace(committed: dict[st
 @needs_sources
 def test_the_committed_trace_is_what_the_sources_give(committed: dict[str, Any], again: dict[str, Any]) -> None:
     assert list(compared(committed, again)) == [], AGAIN
+
+
+@needs_sources
+def test_the_committed_op_trace_is_what_the_sources_give(evaluations: list[Evaluation]) -> None:
+    names = {one.name for one in chosen(MODEL)}
+    of_model = [one for one in evaluations if one.configuration.name in names]
+    again = "write it again: python -m tools.op_tracing --traces traces/kernel_traces.json"
+    assert dumps(trace(of_model, find_sources(SOURCES), merge.PLATFORM, MODEL)) == OP_TRACES.read_text(), again
 
 
 @needs_sources
@@ -130,3 +147,43 @@ def test_a_model_without_latent_attention_has_none_of_its_kernels(committed: dic
         or any("/nsa" in frame["file"] or "mla_backend" in frame["file"] for frame in chain["frames"])
     ]
     assert latent == []
+
+
+#: Runs whose configuration is the release's default, with stand-ins for FlashAttention 3.
+DEFAULTS = ("deepseek_v3-fp8-fa3_stand_in", "llama_3.1_8b-bf16-fa3_stand_in")
+#: Kernels that a configuration lists and its run did not launch, each with the reason.
+NOT_LAUNCHED = {
+    ("llama_3.1_8b-bf16-fa3_stand_in", "get_scheduler_metadata"): "FlashAttention 3's planner is replaced with it",
+}
+
+
+def _of_run(committed: dict[str, Any], name: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Kernels and chains of a prefill and a decode step of a configuration."""
+    return [
+        (kernel, chain)
+        for kernel in committed["kernels"]
+        for chain in kernel["chains"]
+        if {"prefill", "decode"} & set(chain["configurations"].get(name, ()))
+    ]
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_the_ops_of_a_default_configuration_run_the_kernels_that_its_run_shows(
+    committed: dict[str, Any], name: str
+) -> None:
+    found = [(kernel, chain) for kernel, chain in _of_run(committed, name) if not chain["group"]]
+    listed = {(chain["op"], kernel["name"]) for kernel, chain in found}
+    seen = {(chain["op"], kernel["name"]) for kernel, chain in found if name in chain["seen"]}
+    assert listed and listed == seen
+
+
+def test_what_a_configuration_lists_was_launched_or_is_explained(committed: dict[str, Any]) -> None:
+    runs = sorted({run for kernel in committed["kernels"] for chain in kernel["chains"] for run in chain["seen"]})
+    assert len(runs) >= 30
+    silent = set()
+    for name in runs:
+        listed = {kernel["name"] for kernel, _ in _of_run(committed, name)}
+        launched = {kernel["name"] for kernel, chain in _of_run(committed, name) if name in chain["seen"]}
+        assert len(launched) >= 0.9 * len(listed), name
+        silent |= {(name, kernel) for kernel in listed - launched}
+    assert silent == set(NOT_LAUNCHED)

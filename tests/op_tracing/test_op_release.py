@@ -11,22 +11,19 @@ import jsonschema
 import pytest
 from digests import SOURCES as DIGEST_SOURCES
 from digests import needs_digest_sources
-from release import ROOT, SOURCES, index, needs_sources
+from release import ROOT
 
 from flashinfer_trace import definitions
 from tools.extract_definitions.traces import COMMITTED as DIGESTS
 from tools.extract_definitions.traces import digest
 from tools.extract_definitions.traces import dumps as dumps_digest
 from tools.kernel_tracing.report.arguments import chosen
-from tools.kernel_tracing.report.evaluation import evaluate
-from tools.kernel_tracing.report.merge import PLATFORM
 from tools.kernel_tracing.report.trace_files import load_traces, restricted
 from tools.kernel_tracing.source.sources import SourceTree, find_sources
-from tools.op_tracing.__main__ import MODEL, dumps
+from tools.op_tracing.__main__ import MODEL
 from tools.op_tracing.check import check
 from tools.op_tracing.definitions import covered
 from tools.op_tracing.render import render
-from tools.op_tracing.trace import trace
 
 TRACES = ROOT / "traces" / "op_traces.json"
 REPORT = ROOT / "traces" / "op_traces.md"
@@ -64,12 +61,6 @@ def test_the_committed_report_is_that_of_the_committed_traces(
     committed: dict[str, Any], kernels: dict[str, Any]
 ) -> None:
     assert render(committed, kernels, covered(definitions())) == REPORT.read_text(), "python -m tools.generate_docs"
-
-
-@needs_sources
-def test_the_committed_op_trace_is_what_the_sources_give() -> None:
-    evaluations = list(evaluate(chosen(MODEL), index()))
-    assert dumps(trace(evaluations, find_sources(SOURCES), PLATFORM, MODEL)) == TRACES.read_text(), AGAIN
 
 
 def test_what_deepseek_is_known_for_is_in_its_graph(committed: dict[str, Any]) -> None:

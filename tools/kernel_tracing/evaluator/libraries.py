@@ -215,10 +215,17 @@ def _parts(text: str, kwargs: dict[str, Value]) -> int | None:
     return match[1].count("Tensor")
 
 
+# Attention whose result is bfloat16, whatever the dtype of the queries: flashinfer/mla/_core.py:755 allocates it, and
+# FlashMLA does so for an fp8 cache.
+_BFLOAT16 = {"trtllm_batch_decode_with_kv_cache_mla", "flash_mla_with_kvcache"}
+
+
 def _made_by(name: str, tensors: list[Tensor]) -> Tensor:
     """What a kernel makes of its arguments; a quantiser makes another dtype, with two fp4 numbers in a byte."""
     found = _like(tensors)
-    if "quant" in name:
+    if name in _BFLOAT16:
+        found.dtype = External("torch.bfloat16")
+    elif "quant" in name:
         found.dtype = External("torch.uint8") if "fp4" in name else None
     return found
 

@@ -209,6 +209,8 @@ def overrides(gpu: str) -> dict[str, Any]:
         "assert_flag_parity": None,
         "MLPSyncBatchInfo.all_gather": _same_batch,
         "get_batch_sizes_to_capture": _captured_sizes,
+        # FlashInfer's workspace needs free memory and peers that NVSwitch joins.
+        "ensure_workspace_initialized": gpu in environments.FULL_NVLINK,
         "can_use_custom_all_reduce_with_nvlink": gpu in environments.FULL_NVLINK,
         "ModelRunner.init_cublas": None,
         "ModelRunner.kernel_warmup": None,
