@@ -96,7 +96,8 @@ def _stand_in(definition: Definition) -> str:
 
     def specs(of: Mapping[str, TensorSpec]) -> list[str]:
         return [
-            f"        {name!r}: SimpleNamespace(shape={spec.shape!r}, dtype={spec.dtype!r})," for name, spec in of.items()
+            f"        {name!r}: SimpleNamespace(shape={spec.shape!r}, dtype={spec.dtype!r}),"
+            for name, spec in of.items()
         ]
 
     return "\n".join(
@@ -142,9 +143,13 @@ def _size(definition: Definition, axis: str) -> str:
             return f"{name}.shape[{(spec.shape or ()).index(axis)}]"
     for text in definition.constraints:
         tree = ast.parse(text, mode="eval").body
-        if isinstance(tree, ast.Compare) and isinstance(tree.left, ast.Name) and tree.left.id == axis:
-            if len(tree.ops) == 1 and isinstance(tree.ops[0], ast.Eq):
-                return ast.unparse(_Sizes(definition).visit(tree.comparators[0]))
+        if (
+            isinstance(tree, ast.Compare)
+            and isinstance(tree.left, ast.Name)
+            and tree.left.id == axis
+            and [type(operator) for operator in tree.ops] == [ast.Eq]
+        ):
+            return ast.unparse(_Sizes(definition).visit(tree.comparators[0]))
     raise SliceError(f"{definition.name}: no input and no constraint gives the axis {axis}")
 
 

@@ -255,9 +255,7 @@ class Slice:
         }
         arguments = [f"{name}={self.expression(value)}" for name, value in cells.items()]
         maker = self._free(f"make_{function.__name__}")
-        copy = ast.parse(
-            f"def {maker}({', '.join(cells)}):\n    pass\n    return {function.__name__}\n"
-        ).body[0]
+        copy = ast.parse(f"def {maker}({', '.join(cells)}):\n    pass\n    return {function.__name__}\n").body[0]
         assert isinstance(copy, ast.FunctionDef)
         copy.body[0] = nested[0]
         again = ast.parse(ast.unparse(copy)).body[0]
@@ -266,4 +264,3 @@ class Slice:
         name = self._free(function.__name__)
         self._definitions.append(f"{name} = {maker}({', '.join(arguments)})")
         return name
-
