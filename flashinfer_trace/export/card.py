@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashinfer_trace.export.summary import LEFT_OUT, Summary
+from flashinfer_trace.export.summary import INDEX, LEFT_OUT, Summary
 
 __all__ = ["Card", "size_category", "write_card"]
 
 _TAGS = ("cuda", "flashinfer", "gpu-kernels", "kernel-generation", "llm-inference", "triton")
 #: Upper limits of the hub's categories, as it writes them.
 _CATEGORIES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"))
+_ABOUT = (
+    "A Definition is what one GPU kernel of an LLM computes: named axes, inputs and outputs with their dtypes, and a",
+    "reference in PyTorch. The references are proven against float64 oracles and the real kernels.",
+    f"`{INDEX}` has a line for each Definition.",
+)
 
 
 @dataclass(frozen=True)
@@ -22,12 +26,10 @@ class Card:
     Attributes:
         title: of the page.
         about: one paragraph: what is here, and how to run it.
-        configs: name of a part -> glob of its files; the hub's viewer shows each as a table.
     """
 
     title: str
     about: str
-    configs: Mapping[str, str]
 
 
 def size_category(rows: int) -> str:
@@ -37,27 +39,20 @@ def size_category(rows: int) -> str:
 
 def write_card(directory: Path, card: Card, summary: Summary) -> None:
     """Writes README.md; every number in it is counted."""
-    (directory / "README.md").write_text("\n".join([*_front_matter(card, summary), *_page(card, summary)]) + "\n")
+    text = "\n".join([*_front_matter(card, summary), *_page(card, summary)]) + "\n"
+    (directory / "README.md").write_text(text, encoding="utf-8")
 
 
 def _front_matter(card: Card, summary: Summary) -> list[str]:
     lines = ["---", "license: apache-2.0", f"pretty_name: {card.title}", "tags:"]
     lines += [f"- {tag}" for tag in _TAGS]
-    lines += ["size_categories:", f"- {size_category(max(summary.definitions, summary.workloads, summary.solutions))}"]
-    lines.append("configs:")
-    for name, pattern in card.configs.items():
-        lines += [f"- config_name: {name}", f'  data_files: "{pattern}"']
-    return [*lines, "---"]
+    lines += ["size_categories:", f"- {size_category(summary.definitions)}"]
+    return [*lines, "configs:", "- config_name: default", f"  data_files: {INDEX}", "---"]
 
 
 def _page(card: Card, summary: Summary) -> list[str]:
     parts = {"Definitions": summary.definitions, "Workloads": summary.workloads, "Solutions": summary.solutions}
-    lines = ["", f"# {card.title}", "", card.about, ""]
-    lines += [
-        "A Definition is what one GPU kernel of an LLM computes: named axes, inputs and outputs with their dtypes,"
-    ]
-    lines += ["and a reference in PyTorch. The references are proven against float64 oracles and the real kernels.", ""]
-    lines += ["| Part | Number |", "|---|---:|"]
+    lines = ["", f"# {card.title}", "", card.about, "", *_ABOUT, "", "| Part | Number |", "|---|---:|"]
     lines += [f"| {part} | {number} |" for part, number in parts.items() if number]
     lines += ["", "| op_type | Definitions |", "|---|---:|"]
     lines += [f"| {op_type} | {count} |" for op_type, count in sorted(summary.op_types.items())]

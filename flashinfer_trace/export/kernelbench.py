@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -62,9 +61,8 @@ _CARD = Card(
     about=(
         "Each file has `class Model(torch.nn.Module)`, `get_inputs()` and `get_init_inputs()`, like the problems of "
         "KernelBench: write a `ModelNew` that returns the same, and faster. `Model.forward` returns a tuple where a "
-        "Definition has several outputs. `problems.jsonl` has all files, one in each line."
+        "Definition has several outputs."
     ),
-    configs={"problems": "problems.jsonl"},
 )
 
 
@@ -73,7 +71,7 @@ class NoProblem(ValueError):
 
 
 def write_problems(directory: Path, definitions: Iterable[Definition], advance: Callable[[str], None]) -> Summary:
-    """Writes a problem for each Definition, an index, a dataset card, and ``left_out.json``.
+    """Writes a problem for each Definition, a dataset card, and ``left_out.json``.
 
     Args:
         directory: an empty one.
@@ -81,7 +79,6 @@ def write_problems(directory: Path, definitions: Iterable[Definition], advance: 
         advance: is told the name of each Definition that is done.
     """
     summary = Summary()
-    index: list[str] = []
     for definition in definitions:
         try:
             code = problem(definition)
@@ -91,11 +88,8 @@ def write_problems(directory: Path, definitions: Iterable[Definition], advance: 
             place = directory / definition.op_type / f"{definition.name}.py"
             place.parent.mkdir(exist_ok=True)
             place.write_text(code, encoding="utf-8")
-            entry = {"problem_id": len(index) + 1, "name": definition.name, "level": definition.op_type, "code": code}
-            index.append(json.dumps(entry, ensure_ascii=False))
-            summary.add(definition, workloads=1)
+            summary.add(definition, workloads=1, code=code)
         advance(definition.name)
-    (directory / "problems.jsonl").write_text("".join(f"{line}\n" for line in index), encoding="utf-8")
     summary.write(directory)
     write_card(directory, _CARD, summary)
     return summary

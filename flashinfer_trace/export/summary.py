@@ -10,10 +10,11 @@ from typing import Any
 
 from flashinfer_trace.definition import Definition
 
-__all__ = ["LEFT_OUT", "Summary"]
+__all__ = ["INDEX", "LEFT_OUT", "Summary"]
 
-#: The file of an export that says what is not in it.
+#: The file of an export that says what is not in it, and the one with a line for each Definition that is.
 LEFT_OUT = "left_out.json"
+INDEX = "index.jsonl"
 
 
 @dataclass
@@ -21,15 +22,12 @@ class Summary:
     """Counted while an export is written.
 
     Attributes:
-        op_types: op_type -> Definitions.
-        workloads, solutions: how many there are.
+        rows: what the index says of each Definition; all rows have the same keys, with strings and numbers as values.
         definitions_left_out: Definition -> reason.
         workloads_left_out, solutions_left_out: Definition -> workload or kernel -> reason.
     """
 
-    op_types: Counter[str] = field(default_factory=Counter)
-    workloads: int = 0
-    solutions: int = 0
+    rows: list[dict[str, Any]] = field(default_factory=list)
     definitions_left_out: dict[str, str] = field(default_factory=dict)
     workloads_left_out: dict[str, dict[str, str]] = field(default_factory=dict)
     solutions_left_out: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -37,13 +35,34 @@ class Summary:
     @property
     def definitions(self) -> int:
         """How many Definitions the export has."""
-        return self.op_types.total()
+        return len(self.rows)
 
-    def add(self, definition: Definition, workloads: int, solutions: int = 0) -> None:
-        """Counts a Definition with what it has."""
-        self.op_types[definition.op_type] += 1
-        self.workloads += workloads
-        self.solutions += solutions
+    @property
+    def workloads(self) -> int:
+        """How many workloads the export has."""
+        return sum(row["workloads"] for row in self.rows)
+
+    @property
+    def solutions(self) -> int:
+        """How many solutions the export has."""
+        return sum(row.get("solutions", 0) for row in self.rows)
+
+    @property
+    def op_types(self) -> Counter[str]:
+        """How many Definitions each op_type has."""
+        return Counter(row["op_type"] for row in self.rows)
+
+    def add(self, definition: Definition, **columns: int | str) -> None:
+        """Adds a Definition; `columns` say what there is of it, such as the number of workloads."""
+        self.rows.append(
+            {
+                "name": definition.name,
+                "op_type": definition.op_type,
+                "description": definition.description,
+                "tags": " ".join(definition.tags),
+                **columns,
+            }
+        )
 
     def leave_out(self, definition: str, reason: str) -> None:
         """A Definition that is not exported."""
@@ -73,6 +92,8 @@ class Summary:
         return sorted(((count, reason) for reason, count in counts.items()), key=lambda one: (-one[0], one[1]))
 
     def write(self, directory: Path) -> None:
-        """Writes `LEFT_OUT`."""
+        """Writes `INDEX` and `LEFT_OUT`."""
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in self.rows]
+        (directory / INDEX).write_text("".join(lines), encoding="utf-8")
         text = json.dumps(self.left_out, indent=2, ensure_ascii=False) + "\n"
         (directory / LEFT_OUT).write_text(text, encoding="utf-8")

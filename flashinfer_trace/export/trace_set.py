@@ -32,11 +32,6 @@ _CARD = Card(
         "Each Definition has workloads that flashinfer-bench's evaluators can take, and the real kernels that compute "
         "it as solutions. Run them on a GPU with `flashinfer-bench run --local .` (version 0.1.2)."
     ),
-    configs={
-        "definitions": "definitions/*/*.json",
-        "workloads": "workloads/*/*.jsonl",
-        "solutions": f"solutions/{AUTHOR}/*/*/*.json",
-    },
 )
 
 
@@ -88,7 +83,7 @@ def _write(directory: Path, definition: Definition, family: Family, summary: Sum
         document = solution(definition, family, kernel)
         _write_text(directory / "solutions" / AUTHOR / own / f"{document['name']}.json", _json(document))
         written += 1
-    summary.add(definition, len(suitable), written)
+    summary.add(definition, workloads=len(suitable), solutions=written)
     return None
 
 
