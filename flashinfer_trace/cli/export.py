@@ -19,8 +19,16 @@ __all__ = ["export"]
 @click.argument("form", type=click.Choice(["fib", "kernelbench"]))
 @click.argument("out", type=click.Path(path_type=Path))
 @click.argument("names", nargs=-1, metavar="[NAME|GLOB]...", shell_complete=completion.names)
+@click.option(
+    "--workloads",
+    "extent",
+    type=click.Choice(["quick", "full"]),
+    default="quick",
+    show_default=True,
+    help="Of a TraceSet: those of a short benchmark, or all.",
+)
 @format_option
-def export(form: str, out: Path, names: tuple[str, ...], output_format: str) -> None:
+def export(form: str, out: Path, names: tuple[str, ...], extent: str, output_format: str) -> None:
     """Write Definitions for another evaluator into the new directory OUT.
 
     fib: a TraceSet, with workloads and solutions, for `flashinfer-bench run --local OUT`. kernelbench: a problem in
@@ -32,14 +40,14 @@ def export(form: str, out: Path, names: tuple[str, ...], output_format: str) -> 
     chosen = [dataset.load(name, root) for name in matching_names(names, root)]
     with missing_packages("export"):
         from flashinfer_trace.export.directory import ExportError, new_directory
-
-        if form == "fib":
-            from flashinfer_trace.export.trace_set import write_trace_set as write
-        else:
-            from flashinfer_trace.export.kernelbench import write_problems as write
+        from flashinfer_trace.export.kernelbench import write_problems
+        from flashinfer_trace.export.trace_set import write_trace_set
     try:
         with new_directory(out) as directory, progress(len(chosen), output_format) as advance:
-            summary = write(directory, chosen, lambda name: advance(name, True))
+            if form == "fib":
+                summary = write_trace_set(directory, chosen, lambda name: advance(name, True), extent == "full")
+            else:
+                summary = write_problems(directory, chosen, lambda name: advance(name, True))
     except ExportError as error:
         raise click.UsageError(str(error)) from error
     if output_format == "json":

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from flashinfer_trace.definition import Definition, InputError
+from flashinfer_trace.costs.shapes import without_features
+from flashinfer_trace.definition import Definition
 from flashinfer_trace.export.sources import Source, source
-from flashinfer_trace.harness.family import Family
-from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.inputs import Draws, torch_dtype
+from flashinfer_trace.traffic import Workload, WorkloadError, digest, workloads
 
 __all__ = ["Case", "Unsuitable", "cases"]
 
@@ -44,11 +47,6 @@ class Unsuitable:
     reason: str
 
 
-#: Sizes of a variable axis that nothing else decides: one token, a batch of decode, and a chunk of prefill.
-_SIZES = (1, 64, 1024)
-_ROWS = ("num_tokens", "batch_size", "m", "M", "seq_len", "num_rows", "total_rows", "num_copies")
-_SEEDS = range(100)
-
 #: Most bytes of the tensors of one workload.
 _MOST_STORED = 16 << 20
 #: What the sampling evaluator of flashinfer-bench 0.1.2 does, and how many rows it manages in its 300 seconds.
@@ -56,55 +54,79 @@ _DRAWS = 500_000
 _MOST_ROWS = 4
 
 
-def cases(definition: Definition, family: Family) -> Iterator[Case | Unsuitable]:
-    """The workloads of a Definition, in order."""
-    axis = next((axis for axis in _ROWS if axis in definition.var_axes), None)
-    for axes in [{axis: size} for size in _SIZES] if axis else [{}]:
-        yield _case(definition, family, "_".join(f"{name}{size}" for name, size in axes.items()) or "default", axes)
+def cases(definition: Definition, every: bool = False) -> Iterator[Case | Unsuitable]:
+    """The workloads of a Definition: every one, or those of a short benchmark.
+
+    If an evaluator can take none of these, the first other one that it can take comes after them.
+    """
+    known = workloads(definition)
+    found = False
+    for workload in known:
+        if every or workload.quick:
+            case = _case(workload)
+            found = found or isinstance(case, Case)
+            yield case
+    for workload in () if every else known:
+        if not found and not workload.quick:
+            case = _case(workload)
+            found = isinstance(case, Case)
+            yield case
 
 
-def _case(definition: Definition, family: Family, name: str, axes: Mapping[str, int]) -> Case | Unsuitable:
-    reason = ""
-    for seed in _SEEDS:
-        try:
-            actual, given = _given(definition, family, axes, seed)
-        except InputError as error:
-            return Unsuitable(name, str(error))
-        shapes = definition.input_shapes(actual)
-        inputs = {
-            one: given[one] if found is None else found
-            for one in definition.inputs
-            for found in [source(definition, one, shapes[one])]
-        }
-        reason = _unsuitable(definition, inputs, actual) or ""
-        if not reason:
-            return Case(name, actual, inputs)
-    return Unsuitable(name, reason)
+def _case(workload: Workload) -> Case | Unsuitable:
+    definition, axes = workload.definition, workload.axes
+    shapes = definition.input_shapes(axes)
+    formulas = {name: source(definition, name, shapes[name]) for name in definition.inputs}
+    names = [name for name, formula in formulas.items() if formula is None]
+    reason = _too_large(definition, axes, names)
+    given = _given(workload, names) if names and not reason else {}
+    reason = reason or _unsuitable(definition, given, axes)
+    if reason:
+        return Unsuitable(workload.name, reason)
+    inputs = {name: given[name] if formula is None else formula for name, formula in formulas.items()}
+    return Case(workload.name, axes, inputs)
 
 
-def _given(
-    definition: Definition, family: Family, axes: Mapping[str, int], seed: int
-) -> tuple[Mapping[str, int], Mapping[str, Any]]:
-    """All variable axes, and the inputs that the family has to give."""
-    if set(axes) == set(definition.var_axes):
-        shapes = definition.input_shapes(axes)
-        if all(source(definition, name, shapes[name]) for name in definition.inputs):
-            return axes, {}
-    inputs = family.inputs_for_axes(definition, axes, seed, "cpu")
-    return definition.bind_axes(inputs), inputs
+def _given(workload: Workload, names: Collection[str]) -> dict[str, Any]:
+    """Some inputs of a workload.
+
+    Draws do not depend on the sizes of others, so that a Definition with fewer features gives the same bits for inputs
+    that do not have any of these: offsets, pages and routes without gigabytes of weights. What is recorded is compared.
+
+    Raises:
+        WorkloadError: an input is not the one that was recorded.
+    """
+    thin = without_features(workload.definition)
+    own, other = (definition.input_shapes(workload.axes) for definition in (workload.definition, thin))
+    small = all(own[name] == other[name] for name in names)
+    inputs = (dataclasses.replace(workload, definition=thin, digests={}) if small else workload).inputs("cpu")
+    found = {name: inputs[name] for name in names}
+    wrong = [name for name, value in found.items() if workload.digests.get(name, digest(value)) != digest(value)]
+    if wrong:
+        raise WorkloadError(f"{workload.path}: workload {workload.name}: {wrong} are others than those that it records")
+    return found
 
 
-def _unsuitable(definition: Definition, inputs: Mapping[str, Source], axes: Mapping[str, int]) -> str | None:
-    """Why an evaluator cannot take these inputs, or None."""
-    empty = [axis for axis, size in axes.items() if size == 0]
-    if empty:
-        return f"{empty[0]} is 0, and flashinfer-bench takes positive sizes only"
+def _too_large(definition: Definition, axes: Mapping[str, int], names: Collection[str]) -> str | None:
+    """Why inputs are more than an export stores or an evaluator judges in time, or None."""
     if definition.op_type == "sampling" and axes["batch_size"] > _MOST_ROWS:
         return f"{_DRAWS} tokens are drawn for each row, one by one, so that more than {_MOST_ROWS} rows time out"
-    stored = sum(given.nbytes for given in inputs.values() if isinstance(given, torch.Tensor))
-    if stored > _MOST_STORED:
-        return f"its tensors would take {stored >> 20} MiB, more than {_MOST_STORED >> 20}"
-    if "lse" in definition.outputs and _has_blind_query(definition, inputs):
+    shapes = definition.input_shapes(axes)
+    structured = {*names, *(name for name in definition.inputs if name == "probs")}
+    stored = sum(
+        math.prod(shapes[name] or ()) * torch_dtype(definition.inputs[name].dtype).itemsize for name in structured
+    )
+    return (
+        f"its tensors would take {stored >> 20} MiB, more than {_MOST_STORED >> 20}" if stored > _MOST_STORED else None
+    )
+
+
+def _unsuitable(definition: Definition, given: Mapping[str, Any], axes: Mapping[str, int]) -> str | None:
+    """Why an evaluator cannot take a workload with these inputs, or None."""
+    empty = [axis for axis, size in axes.items() if size == 0]
+    if empty:
+        return f"{empty[0]} is 0, and evaluators take positive sizes only"
+    if "lse" in definition.outputs and _has_blind_query(definition, given):
         return "a query sees no key, so that its lse is -inf, and the evaluators reject infinities"
     return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -96,16 +97,15 @@ def write_problems(directory: Path, definitions: Iterable[Definition], advance: 
 
 
 def problem(definition: Definition) -> str:
-    """The source of a problem: the last workload whose tensors fit into it.
+    """The source of a problem: a workload of a short benchmark, or else the first one whose tensors fit into it.
 
     Raises:
         NoProblem: results cannot be compared by elements, or no workload fits.
     """
-    family = family_of(definition)
-    if reason := incomparable(definition, family):
+    if reason := incomparable(definition, family_of(definition)):
         raise NoProblem(reason)
     reason = "it has no workload"
-    for case in reversed(list(cases(definition, family))):
+    for case in itertools.chain(cases(definition), cases(definition, every=True)):
         if not isinstance(case, Case):
             reason = case.reason
             continue

@@ -19,7 +19,7 @@ from flashinfer_trace.export.solutions import AUTHOR, solution, unfit
 from flashinfer_trace.export.sources import Probabilities, Random, Scales
 from flashinfer_trace.export.summary import Summary
 from flashinfer_trace.families import family_of
-from flashinfer_trace.harness.family import Family
+from flashinfer_trace.harness.family import Family, Kernel
 from flashinfer_trace.ledger import RECORDED_ON
 
 __all__ = ["write_trace_set"]
@@ -35,18 +35,21 @@ _CARD = Card(
 )
 
 
-def write_trace_set(directory: Path, definitions: Iterable[Definition], advance: Callable[[str], None]) -> Summary:
+def write_trace_set(
+    directory: Path, definitions: Iterable[Definition], advance: Callable[[str], None], every: bool = False
+) -> Summary:
     """Writes Definitions with their workloads and solutions, a dataset card, and ``left_out.json``.
 
     Args:
         directory: an empty one.
         definitions: each is exported, or left out with the reason.
         advance: is told the name of each Definition that is done.
+        every: whether to write all workloads, not only those of a short benchmark.
     """
     summary = Summary()
     for definition in definitions:
         family = family_of(definition)
-        reason = unjudged(definition, family) or _write(directory, definition, family, summary)
+        reason = unjudged(definition, family) or _write(directory, definition, family, summary, every)
         if reason:
             summary.leave_out(definition.name, reason)
         advance(definition.name)
@@ -55,10 +58,10 @@ def write_trace_set(directory: Path, definitions: Iterable[Definition], advance:
     return summary
 
 
-def _write(directory: Path, definition: Definition, family: Family, summary: Summary) -> str | None:
+def _write(directory: Path, definition: Definition, family: Family, summary: Summary, every: bool) -> str | None:
     """Writes one Definition; why it cannot be, if so."""
     suitable = []
-    for case in cases(definition, family):
+    for case in cases(definition, every):
         if isinstance(case, Case):
             suitable.append(case)
         else:
@@ -73,7 +76,7 @@ def _write(directory: Path, definition: Definition, family: Family, summary: Sum
     for kernel in family.kernels:
         why = (
             kernel.unsupported(definition)
-            or kernel.unavailable(RECORDED_ON)
+            or _elsewhere(kernel)
             or incomparable_kernel(definition, family, kernel)
             or next(filter(None, (unfit(kernel, case.axes) for case in suitable)), None)
         )
@@ -85,6 +88,14 @@ def _write(directory: Path, definition: Definition, family: Family, summary: Sum
         written += 1
     summary.add(definition, workloads=len(suitable), solutions=written)
     return None
+
+
+def _elsewhere(kernel: Kernel) -> str | None:
+    """Why a kernel does not run on the GPUs that solutions are exported for, or None: those of the evidence."""
+    if kernel.unavailable(RECORDED_ON) is None:
+        return None
+    low, high, own = (".".join(map(str, each)) for each in (kernel.min_capability, kernel.max_capability, RECORDED_ON))
+    return f"runs on compute capability {low} to {high}, and solutions are exported for {own}"
 
 
 def _json(document: Mapping[str, Any]) -> str:
