@@ -27,8 +27,8 @@ _SCALES = {"A_scale": ("A", False), "a_scale": ("a", False), "B_scale": ("B", Tr
 #: Standard deviation of the codes that flashinfer-bench draws: normal ones cut at 2, and uniform ones; of two 4-bit
 #: codes in a byte, each is uniform in -8..7.
 _FP8_SIGMA, _INT8_SIGMA, _INT4_SIGMA = 0.88, 73.9, 4.6
-#: Of the logits of a row of probabilities: nine tenths of the mass are on some per cent of the tokens, as in a model.
-_LOGIT_SIGMA = 2.5
+#: Of the logits of a row of probabilities: nine tenths of the mass are on some hundreds of tokens, as in a model.
+_LOGIT_SIGMA = 4.0
 
 
 @dataclass(frozen=True)
