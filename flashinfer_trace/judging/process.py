@@ -17,7 +17,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,10 @@ import torch
 
 from flashinfer_trace.isolation import protocol
 from flashinfer_trace.judging import server
-from flashinfer_trace.judging.arena import GUARD, Arena, Slot, gaps, layout, memory_of, tensor_in
+from flashinfer_trace.judging.arena import Arena, Filled
 from flashinfer_trace.judging.submission import SubmissionError, printable
 
-__all__ = ["Answer", "Failed", "Limits", "Server", "SubmissionProcess", "available"]
+__all__ = ["Answer", "Failed", "Limits", "Server", "SubmissionProcess", "Timed", "Timing", "available"]
 
 #: Seconds that it may take to import torch, on a busy machine with cold disks.
 START_SECONDS = 300.0
@@ -95,6 +95,38 @@ class Answer:
     changed: list[str]
     outside: bool
     tampered: list[str]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How calls are timed.
+
+    Attributes:
+        repeats: calls.
+        flush: bytes that are written before each call, so that the cache holds nothing of its inputs; 0 not to.
+        warm_up: how often they are written before the first call, for clocks to rise.
+        graph: whether calls are captured, and replayed as a CUDA graph.
+    """
+
+    repeats: int
+    flush: int = 0
+    warm_up: int = 0
+    graph: bool = False
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What timed calls left.
+
+    Attributes:
+        answers: of each call.
+        calls: seconds of each call by phase: ``total``, and ``plan`` and ``run`` of a kernel that has both.
+        outside: seconds of all of them together, flushes included, by the judge's clock.
+    """
+
+    answers: list[Answer]
+    calls: list[dict[str, float]]
+    outside: float
 
 
 def available() -> bool:
@@ -219,37 +251,49 @@ class SubmissionProcess:
         Raises:
             Failed: it raised, took too long, or its process ended.
         """
-        tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-        numbers = {name: value for name, value in inputs.items() if name not in tensors}
-        slots, size = layout({**tensors, **{f"output {name}": value for name, value in poisoned.items()}})
-        new_arena = self._room_for(size)
-        assert self._arena is not None
-        memory = self._arena.memory[:size]
-        guards = [memory[start:end] for start, end in gaps(slots.values(), size)]
-        for guard in guards:
-            guard.fill_(GUARD)
-        for slot, value in zip(slots.values(), [*tensors.values(), *poisoned.values()], strict=True):
-            memory[slot.offset : slot.end].copy_(memory_of(value))
-        before = {name: memory[slots[name].offset : slots[name].end].clone() for name in tensors}
-        described = {name: slot.to_json() for name, slot in slots.items()}
-        request = {"size": size, "slots": described, "numbers": numbers, "seed": seed, **new_arena}
+        filled, request = self._filled(inputs, poisoned, seed, 0)
         seconds = self._limits.call if self._calls else self._limits.first_call
         self._calls += 1
         answer = self.ask(request, seconds, "raised")
         with self._frozen():
-            outputs = {name: read(memory, slots[f"output {name}"]) for name in poisoned}
-            changed = [
-                name for name in tensors if not torch.equal(memory[slots[name].offset : slots[name].end], before[name])
-            ]
-            outside = any(bool((guard != GUARD).any()) for guard in guards)
-        returned = answer.get("returned")
-        return Answer(
-            outputs={name: value.to(poisoned[name].device) for name, value in outputs.items()},
-            returned=returned if isinstance(returned, dict) else {},
-            changed=changed,
-            outside=outside,
-            tampered=[printable(str(name)) for name in answer.get("tampered") or []],
-        )
+            return Answer(filled.outputs(), _returned(answer), filled.changed(), filled.outside(), _tampered(answer))
+
+    def timed(
+        self, inputs: Mapping[str, Any], poisoned: Mapping[str, torch.Tensor], seed: int, timing: Timing
+    ) -> Timed:
+        """Calls the submission several times on the same inputs, after a call with others of their shapes.
+
+        Args:
+            inputs, poisoned, seed: as `call` takes them.
+            timing: how.
+
+        Raises:
+            Failed: it raised, took too long, or its process ended.
+        """
+        filled, request = self._filled(inputs, poisoned, seed, timing.repeats)
+        self.ask({**request, "timing": asdict(timing)}, self._limits.first_call, "raised")
+        started = time.perf_counter()
+        self.ask({"go": True}, self._limits.call * timing.repeats, "raised")
+        outside = time.perf_counter() - started
+        answer = self.ask({"collect": True}, self._limits.call, "raised")
+        with self._frozen():
+            outputs = [filled.outputs(copy) for copy in range(timing.repeats)]
+            changed, beside = filled.changed(), filled.outside()
+        answers = [Answer(each, _returned(answer), changed, beside, _tampered(answer)) for each in outputs]
+        return Timed(answers, _times(answer, timing.repeats), outside)
+
+    def _filled(
+        self, inputs: Mapping[str, Any], poisoned: Mapping[str, torch.Tensor], seed: int, copies: int
+    ) -> tuple[Filled, dict[str, Any]]:
+        """The memory of a call, with room for copies of its outputs, and the request that says where all lies."""
+        tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+        numbers = {name: value for name, value in inputs.items() if name not in tensors}
+        filled = Filled(tensors, poisoned)
+        new_arena = self._room_for(filled.size + copies * (filled.size - filled.first))
+        assert self._arena is not None
+        filled.fill(self._arena.memory)
+        slots = {name: slot.to_json() for name, slot in filled.slots.items()}
+        return filled, {"size": filled.size, "slots": slots, "numbers": numbers, "seed": seed, **new_arena}
 
     def ask(self, request: Mapping[str, Any], seconds: float, kind: str) -> dict[str, Any]:
         """Sends a request and waits for its answer.
@@ -333,10 +377,25 @@ class SubmissionProcess:
         return self._server.end(self._pid, reap=reap)
 
 
-def read(memory: torch.Tensor, slot: Slot) -> torch.Tensor:
-    """A copy of the tensor at a slot, in which every boolean is one."""
-    value = tensor_in(memory, slot)
-    return value.view(torch.uint8) != 0 if value.dtype == torch.bool else value.clone()
+def _returned(answer: Mapping[str, Any]) -> dict[str, Any]:
+    returned = answer.get("returned")
+    return returned if isinstance(returned, dict) else {}
+
+
+def _tampered(answer: Mapping[str, Any]) -> list[str]:
+    return [printable(str(name)) for name in answer.get("tampered") or []]
+
+
+def _times(answer: Mapping[str, Any], repeats: int) -> list[dict[str, float]]:
+    """The times of the calls: of strangers, so that nothing but positive numbers is one."""
+    times = answer.get("times")
+    try:
+        found = [{str(name): float(value) for name, value in call.items()} for call in times or []]
+    except (TypeError, ValueError, AttributeError) as error:
+        raise Failed("protocol", "its process answered times that are none") from error
+    if len(found) != repeats or not all(0 < call.get("total", 0) < float("inf") for call in found):
+        raise Failed("protocol", f"its process answered {len(found)} times of {repeats}, or one that is not positive")
+    return found
 
 
 def passed_on(name: str) -> bool:
