@@ -118,6 +118,7 @@ class _Session:
         assert self._arena is not None
         size, timing = request["size"], request["timing"]
         host = self._arena.memory[:size]
+        self._call_again(submitted, request)
         memory = self._device_memory(host)
         inputs, outputs = self._tensors(memory, request)
         first = min(request["slots"][f"output {name}"]["offset"] for name in self._outputs)
@@ -133,6 +134,14 @@ class _Session:
         if memory is not host:
             host[:first].copy_(memory[:first])
         return {"returned": returned, "times": series.times()}
+
+    def _call_again(self, submitted: Submitted, request: Mapping[str, Any]) -> None:
+        """One call on what the call before left on a GPU, so that the first timed call is slow for its inputs alone."""
+        if self._on_device is not None and len(self._on_device) >= request["size"]:
+            inputs, outputs = self._tensors(self._on_device[: request["size"]], request)
+            with torch.no_grad():
+                submitted(inputs, dict(outputs))
+            torch.cuda.synchronize()
 
     def _tensors(
         self, memory: torch.Tensor, request: Mapping[str, Any]

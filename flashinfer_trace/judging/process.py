@@ -17,7 +17,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,18 @@ import torch
 
 from flashinfer_trace.isolation import protocol
 from flashinfer_trace.judging import server
+from flashinfer_trace.judging.answers import (
+    Answer,
+    Failed,
+    Limits,
+    Timed,
+    Timing,
+    returned_of,
+    tampered_of,
+    times_of,
+)
 from flashinfer_trace.judging.arena import Arena, Filled
-from flashinfer_trace.judging.submission import SubmissionError, printable
+from flashinfer_trace.judging.submission import SubmissionError
 
 __all__ = ["Answer", "Failed", "Limits", "Server", "SubmissionProcess", "Timed", "Timing", "available"]
 
@@ -50,83 +60,6 @@ PREFIXES = (
     "TORCH_",
     "TRITON_",
 )
-
-
-class Failed(Exception):
-    """A submission that gave no outputs.
-
-    Attributes:
-        kind: ``not-loaded``, ``raised``, ``timed-out``, ``died`` or ``protocol``.
-        message: one line of printable characters.
-    """
-
-    def __init__(self, kind: str, message: str) -> None:
-        self.kind = kind
-        self.message = printable(message)
-        super().__init__(kind, self.message)
-
-    def __str__(self) -> str:
-        return self.message
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How long a submission may take, in seconds: to be loaded, for its first call, which compiles, and for others."""
-
-    load: float = 120.0
-    first_call: float = 300.0
-    call: float = 60.0
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What one call left.
-
-    Attributes:
-        outputs: by name, as they were in the memory when the call returned.
-        returned: what the submission says of each value that it returned, by name; empty if it returned nothing.
-        changed: inputs that hold other bits than before.
-        outside: whether it wrote beside the tensors that it was given.
-        tampered: functions that it replaced, as its process says.
-    """
-
-    outputs: dict[str, torch.Tensor]
-    returned: dict[str, Any]
-    changed: list[str]
-    outside: bool
-    tampered: list[str]
-
-
-@dataclass(frozen=True)
-class Timing:
-    """How calls are timed.
-
-    Attributes:
-        repeats: calls.
-        flush: bytes that are written before each call, so that the cache holds nothing of its inputs; 0 not to.
-        warm_up: how often they are written before the first call, for clocks to rise.
-        graph: whether calls are captured, and replayed as a CUDA graph.
-    """
-
-    repeats: int
-    flush: int = 0
-    warm_up: int = 0
-    graph: bool = False
-
-
-@dataclass(frozen=True)
-class Timed:
-    """What timed calls left.
-
-    Attributes:
-        answers: of each call.
-        calls: seconds of each call by phase: ``total``, and ``plan`` and ``run`` of a kernel that has both.
-        outside: seconds of all of them together, flushes included, by the judge's clock.
-    """
-
-    answers: list[Answer]
-    calls: list[dict[str, float]]
-    outside: float
 
 
 def available() -> bool:
@@ -256,12 +189,14 @@ class SubmissionProcess:
         self._calls += 1
         answer = self.ask(request, seconds, "raised")
         with self._frozen():
-            return Answer(filled.outputs(), _returned(answer), filled.changed(), filled.outside(), _tampered(answer))
+            return Answer(
+                filled.outputs(), returned_of(answer), filled.changed(), filled.outside(), tampered_of(answer)
+            )
 
     def timed(
         self, inputs: Mapping[str, Any], poisoned: Mapping[str, torch.Tensor], seed: int, timing: Timing
     ) -> Timed:
-        """Calls the submission several times on the same inputs, after a call with others of their shapes.
+        """Calls the submission several times on the same inputs, after a `call` or series with others like them.
 
         Args:
             inputs, poisoned, seed: as `call` takes them.
@@ -279,8 +214,8 @@ class SubmissionProcess:
         with self._frozen():
             outputs = [filled.outputs(copy) for copy in range(timing.repeats)]
             changed, beside = filled.changed(), filled.outside()
-        answers = [Answer(each, _returned(answer), changed, beside, _tampered(answer)) for each in outputs]
-        return Timed(answers, _times(answer, timing.repeats), outside)
+        answers = [Answer(each, returned_of(answer), changed, beside, tampered_of(answer)) for each in outputs]
+        return Timed(answers, times_of(answer, timing.repeats), outside)
 
     def _filled(
         self, inputs: Mapping[str, Any], poisoned: Mapping[str, torch.Tensor], seed: int, copies: int
@@ -375,27 +310,6 @@ class SubmissionProcess:
         self._ended = True
         self._pipe.close()
         return self._server.end(self._pid, reap=reap)
-
-
-def _returned(answer: Mapping[str, Any]) -> dict[str, Any]:
-    returned = answer.get("returned")
-    return returned if isinstance(returned, dict) else {}
-
-
-def _tampered(answer: Mapping[str, Any]) -> list[str]:
-    return [printable(str(name)) for name in answer.get("tampered") or []]
-
-
-def _times(answer: Mapping[str, Any], repeats: int) -> list[dict[str, float]]:
-    """The times of the calls: of strangers, so that nothing but positive numbers is one."""
-    times = answer.get("times")
-    try:
-        found = [{str(name): float(value) for name, value in call.items()} for call in times or []]
-    except (TypeError, ValueError, AttributeError) as error:
-        raise Failed("protocol", "its process answered times that are none") from error
-    if len(found) != repeats or not all(0 < call.get("total", 0) < float("inf") for call in found):
-        raise Failed("protocol", f"its process answered {len(found)} times of {repeats}, or one that is not positive")
-    return found
 
 
 def passed_on(name: str) -> bool:

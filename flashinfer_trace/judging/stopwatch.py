@@ -55,7 +55,10 @@ class Stopwatch:
     def watch_phases(self, path: str) -> None:
         """Times plan() and run() apart if a dotted path is that of a class that has both, as flashinfer's wrappers."""
         module, _, name = path.rpartition(".")
-        found = getattr(importlib.import_module(module), name, None)
+        try:
+            found = getattr(importlib.import_module(module), name, None)
+        except ImportError:  # of an operator that torch looks up by itself, such as those in torch.ops
+            return
         if isinstance(found, type) and hasattr(found, "plan") and hasattr(found, "run"):
             for phase in ("plan", "run"):
                 setattr(found, phase, self._watched(phase, getattr(found, phase)))
