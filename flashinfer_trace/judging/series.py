@@ -59,6 +59,9 @@ class Series:
         for number in range(self._timing["repeats"]):
             seed_all(self._seed + number)
             self._memory.copy_(self._original)
+            returned = None
+            spoiled = [tensor.clone() for tensor in self._outputs.values()]
+            del spoiled  # memory that the submission allocates is likely this one, and not that of its last result
             if not self._timing["flush"]:
                 self._call()  # leaves in the cache what the next call needs
                 self._memory.copy_(self._original)
