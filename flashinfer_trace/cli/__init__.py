@@ -1,10 +1,11 @@
-"""The command ``flashinfer-trace``. Only `verify`, `check`, `cost` and `export` import torch."""
+"""The command ``flashinfer-trace``. Only `verify`, `check`, `bench`, `cost` and `export` import torch."""
 
 from __future__ import annotations
 
 import click
 
 import flashinfer_trace
+from flashinfer_trace.cli.benchmarks import bench
 from flashinfer_trace.cli.browsing import coverage, list_definitions, show
 from flashinfer_trace.cli.completion import register_bash_completion
 from flashinfer_trace.cli.costs import cost
@@ -29,6 +30,6 @@ def main() -> None:
     """
 
 
-for command in (validate, list_definitions, show, coverage, embed, verify, check, cost, export):
+for command in (validate, list_definitions, show, coverage, embed, verify, check, bench, cost, export):
     main.add_command(command)
 register_bash_completion()

@@ -41,6 +41,13 @@ def test_each_family_is_exported_or_left_out_with_a_reason(exported: Exported, o
     assert written["definitions"] == exported.left_out
 
 
+def test_a_family_can_be_judged_or_cannot(one_each: dict[str, Definition]):
+    """So that one Definition of each family stands for all."""
+    for definition in flashinfer_trace.definitions():
+        family = family_of(definition)
+        assert unjudged(definition, family) == unjudged(one_each[family.name], family), definition.name
+
+
 def test_most_families_can_be_judged(exported: Exported, one_each: dict[str, Definition]):
     """The attention, products, norms and routers that models spend their time in."""
     judged = {family_of(one).op_type for one in exported.definitions.values()}
