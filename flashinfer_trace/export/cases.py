@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import zlib
 from collections.abc import Collection, Iterator, Mapping
@@ -11,9 +10,9 @@ from typing import Any
 
 import torch
 
-from flashinfer_trace.costs.shapes import without_features
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.export.sources import Source, source
+from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.inputs import Draws, torch_dtype
 from flashinfer_trace.traffic import Workload, WorkloadError, digest, workloads
 
@@ -47,6 +46,9 @@ class Unsuitable:
     reason: str
 
 
+_FRACTIONS = ("bfloat", "float")
+#: Inputs that no element decides on, unlike routes.
+_INDICES = frozenset({"kv_indices", "kv_indptr", "kv_last_page_len", "page_table", "qo_indptr", "seq_lens"})
 #: Most bytes of the tensors of one workload.
 _MOST_STORED = 16 << 20
 #: What the sampling evaluator of flashinfer-bench 0.1.2 does, and how many rows it manages in its 300 seconds.
@@ -88,23 +90,34 @@ def _case(workload: Workload) -> Case | Unsuitable:
 
 
 def _given(workload: Workload, names: Collection[str]) -> dict[str, Any]:
-    """Some inputs of a workload.
-
-    Draws do not depend on the sizes of others, so that a Definition with fewer features gives the same bits for inputs
-    that do not have any of these: offsets, pages and routes without gigabytes of weights. What is recorded is compared.
+    """Some inputs of a workload, those that have structure; what its file records is compared.
 
     Raises:
         WorkloadError: an input is not the one that was recorded.
     """
-    thin = without_features(workload.definition)
-    own, other = (definition.input_shapes(workload.axes) for definition in (workload.definition, thin))
-    small = all(own[name] == other[name] for name in names)
-    inputs = (dataclasses.replace(workload, definition=thin, digests={}) if small else workload).inputs("cpu")
-    found = {name: inputs[name] for name in names}
-    wrong = [name for name, value in found.items() if workload.digests.get(name, digest(value)) != digest(value)]
+    definition = workload.definition
+    numbers = [name for name in names if definition.inputs[name].shape is None]
+    whole = all(not definition.inputs[name].dtype.startswith(_FRACTIONS) for name in names if name not in numbers)
+    found = _structure(workload, names, numbers) if whole else workload.inputs("cpu")
+    given = {name: found[name] for name in names}
+    wrong = [name for name, value in given.items() if workload.digests.get(name, digest(value)) != digest(value)]
     if wrong:
         raise WorkloadError(f"{workload.path}: workload {workload.name}: {wrong} are others than those that it records")
-    return found
+    return given
+
+
+def _structure(workload: Workload, names: Collection[str], numbers: Collection[str]) -> dict[str, Any]:
+    """Offsets, pages and routes without gigabytes of elements.
+
+    Numbers do not depend on the traffic, but may depend on the features: those of the family's usual case are right.
+    """
+    definition = workload.definition
+    found = workload.structure(elements=not {*names} - {*numbers} <= _INDICES)
+    shapes = definition.input_shapes(workload.axes)
+    assert all(shapes[name] in (None, tuple(found[name].shape)) for name in names if name not in numbers)
+    fractions = [name for name in numbers if isinstance(found[name], float)]
+    usual = family_of(definition).inputs_for_axes(definition, {}, 0, "cpu") if fractions else {}
+    return {**found, **{name: usual[name] for name in fractions}}
 
 
 def _too_large(definition: Definition, axes: Mapping[str, int], names: Collection[str]) -> str | None:

@@ -89,6 +89,16 @@ class Workload:
             self._check(digests(found))
         return found
 
+    def structure(self, elements: bool = True) -> dict[str, Any]:
+        """The inputs at the sizes of the family's twin: those that do not depend on these are the same, bit by bit.
+
+        Args:
+            elements: whether floating-point tensors are drawn; otherwise they are zero, and so is what is made of them.
+        """
+        thin = without_features(self.definition)
+        with (ExactDraws if elements else HollowDraws)(_elements(self.seed)):
+            return family_of(self.definition).make_inputs(thin, self.plan, Draws(0, "cpu"))
+
     def _check(self, actual: Mapping[str, str]) -> None:
         names = {*actual, *self.digests}
         wrong = sorted(name for name in names if actual.get(name) != self.digests.get(name))
@@ -175,11 +185,15 @@ def _variable_bytes(definition: Definition, axes: Mapping[str, int]) -> int:
     return total
 
 
+def _elements(seed: int) -> int:
+    """The seed of the inputs: the first draws of the plan must not come again."""
+    return seed | 1 << 63
+
+
 def _inputs(
     definition: Definition, plan: Plan, seed: int, device: str | torch.device
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    # A seed of its own: the first draws of the plan must not come again.
-    with ExactDraws(seed | 1 << 63):
+    with ExactDraws(_elements(seed)):
         found = family_of(definition).make_inputs(definition, plan, Draws(0, device))
     for value in found.values():
         # A NaN has many forms, and which of them a conversion gives depends on the device.

@@ -14,7 +14,8 @@ import torch
 from export.conftest import Exported
 
 import flashinfer_trace
-from flashinfer_trace import Definition
+from flashinfer_trace import Definition, traffic
+from flashinfer_trace.export import cases
 from flashinfer_trace.export.card import size_category
 from flashinfer_trace.export.judgeable import unjudged
 from flashinfer_trace.export.sources import Scales, source
@@ -194,3 +195,19 @@ def test_scales_belong_to_codes(one_each: dict[str, Definition]):
         "moe_fp8_block_scale_grouped_gemm": {"a_scale", "b_scale"},
         "moe_w4a8_grouped_gemm": {"a_scale", "b_scale"},
     }
+
+
+RECORDED = sorted((ROOT / "workloads").glob("*/*.json"))
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=[path.stem for path in RECORDED])
+def test_stored_inputs_are_those_of_recorded_workloads(path: Path):
+    """An export makes offsets and routes without the weights; their digests are those of the whole workload."""
+    definition = flashinfer_trace.load(path.stem)
+    recorded = traffic._recorded(definition, path)
+    case = cases._case(next(iter(recorded.values())))
+    if isinstance(case, cases.Unsuitable):
+        assert "tokens are drawn for each row" in case.reason or "sees no key" in case.reason or "is 0" in case.reason
+        return
+    assert case.axes == next(iter(recorded.values())).axes
+    assert list(case.inputs) == list(definition.inputs)
