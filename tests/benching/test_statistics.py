@@ -52,7 +52,7 @@ def test_phases_are_apart_where_every_call_has_them():
 
 def test_calls_that_take_much_longer_outside_than_they_say_are_disputed():
     honest = series(100e-6, 100e-6, outside=2 * (100e-6 + 300e-6), aside=80e-6)
-    forged = series(10e-6, 10e-6, outside=2 * 2e-3, aside=80e-6)
+    forged = series(10e-6, 10e-6, outside=2 * 3e-3, aside=80e-6)
     assert not honest.disputed and forged.disputed
     assert summary([forged, forged, honest]).disputed and not summary([honest, honest, forged]).disputed
 
