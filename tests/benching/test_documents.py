@@ -45,7 +45,7 @@ def test_the_walk_through_without_a_gpu(tmp_path, monkeypatch):
 def test_every_option_of_the_table_exists():
     named = re.findall(r"^\| `(--[a-z]+)", TEXT, re.M)
     printed = invoke("flashinfer-trace bench --help").output
-    assert len(named) == 5 and all(option in printed for option in named)
+    assert len(named) == 6 and all(option in printed for option in named)
 
 
 def record(root, kernel, seconds, reference=None):
@@ -94,3 +94,4 @@ def test_the_walk_through_on_a_gpu(tmp_path, monkeypatch, cuda_device):
     assert result.exit_code == 0, result.output
     lines = [line for line in result.output.splitlines() if line.startswith("prefill-2048")]
     assert any("my_norm.py" in line and "%" in line for line in lines), result.output
+    assert (tmp_path / "roofline.svg").read_text().count("<circle") > 2
