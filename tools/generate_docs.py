@@ -1,8 +1,9 @@
-"""Generates verification.md, accuracy.md, harness_power.md, hostile_files.md, coverage.md, compatibility.md of docs/.
+"""Generates verification.md, accuracy.md, harness_power.md, hostile_files.md, coverage.md, compatibility.md,
+performance.md of docs/.
 
 It also writes traces/op_traces.md, models/needs/ and schema/records.json. All are derived from the dataset, the family
-records, the evidence, the results of `tools.mutate` and `tools.fuzz`, and the committed kernel and op traces. The
-sources of SGLang are not needed.
+records, the evidence, the recorded times, the results of `tools.mutate` and `tools.fuzz`, and the committed kernel and
+op traces. The sources of SGLang are not needed.
 
 python -m tools.generate_docs            # write them
 python -m tools.generate_docs --check    # exit 1 if one is out of date
@@ -14,10 +15,12 @@ import argparse
 import json
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import DatasetError, Definition, InputError, definitions, find_root
+from flashinfer_trace.benching.results import ResultsError
 from flashinfer_trace.ecosystem import EcosystemError, load_compatibility
 from flashinfer_trace.families import FamilyError, all_families, family_of, module_of
 from flashinfer_trace.files import UnreadableFile, json_text, read_text, write_text
@@ -34,6 +37,7 @@ from tools.mutate.__main__ import harness_power
 from tools.op_tracing.definitions import covered
 from tools.op_tracing.kernel_coverage import kernel_coverage, without_definition
 from tools.op_tracing.render import render
+from tools.performance import performance
 from tools.runtime_tracing.recording import RecordingError, read_all
 from tools.runtime_tracing.time_coverage import time_coverage
 from tools.shared.markdown import table
@@ -88,7 +92,8 @@ MODELS = """## Models
 
 The Definitions that each model needs at the sizes that families cover by default, by op_type: verified / existing /
 needed. They are listed in `models/needs/`, which is derived from the traces of the model's code and from `models/`.
-`flashinfer-trace coverage` prints the same table.
+`flashinfer-trace coverage` prints the same table. A gap is an op of which no Definition follows from the model; each is
+named below with its reason.
 """
 
 CURATED = """## Curated Definitions
@@ -123,6 +128,7 @@ def main(arguments: list[str] | None = None) -> int:
         NamingError,
         RecordingError,
         RecordsError,
+        ResultsError,
         UnreadableFile,
     ) as error:
         print(error, file=sys.stderr)
@@ -146,6 +152,7 @@ def documents(root: Path) -> dict[Path, str]:
     return {
         root / "docs" / "verification.md": verification(root),
         root / "docs" / "accuracy.md": accuracy(root),
+        root / "docs" / "performance.md": performance(root, dataset),
         root / "docs" / "harness_power.md": harness_power(),
         root / "docs" / "hostile_files.md": fuzz.document(_trace(fuzz.RESULTS)),
         root / "docs" / "coverage.md": kernel_coverage(kernels, dataset, runs)
@@ -202,13 +209,21 @@ def model_coverage(root: Path, dataset: list[Definition]) -> str:
         headings, *rows = op_table(one)
         lines += ["", f"### {one.model}", "", *table(headings, rows, "llrrrl")]
         if one.unsupported:
-            lines += ["", "Without a family: " + ", ".join(f"`{op}`" for op in one.unsupported) + "."]
+            lines += ["", "Ops of which no Definition follows from the model:", "", *gaps(one.unsupported)]
     rows = [
         [f"`{one.op_type}`", f"`{one.name}`", "yes" if VERIFIED in one.tags else "no"]
         for one in model_needs.curated(dataset, needs.values())
     ]
     lines += ["", CURATED, *(table(["op_type", "Definition", "Verified"], rows) if rows else ["There are none yet."])]
     return "\n".join(lines) + "\n"
+
+
+def gaps(unsupported: Mapping[str, str]) -> list[str]:
+    """One line for each reason, without the kernels that it ends with, and the ops that it keeps out."""
+    ops: dict[str, list[str]] = {}
+    for op, reason in unsupported.items():
+        ops.setdefault(reason.rpartition(": ")[0], []).append(f"`{op}`")
+    return [f"- {', '.join(names)}: {reason}" for reason, names in ops.items()]
 
 
 def verification(root: Path) -> str:

@@ -159,6 +159,10 @@ def _start(
             one.failure = Failure(failed.kind, failed.message)
 
 
+def _on_cpu(value: Any) -> Any:
+    return value.cpu() if isinstance(value, torch.Tensor) else value
+
+
 class _Bout:
     """Contenders on one workload after the other."""
 
@@ -180,7 +184,7 @@ class _Bout:
         started, done = time.perf_counter(), 0
         try:
             inputs = workload.inputs(self._device)
-            cost = cost_of(self._definition, inputs)
+            cost = cost_of(self._definition, {name: _on_cpu(value) for name, value in inputs.items()})
             self._all(running, inputs, timed=False)  # compiles, and chooses among variants of itself
             while self._policy.goes_on(done, time.perf_counter() - started):
                 inputs = workload.inputs(self._device, 1 + secrets.randbits(30))

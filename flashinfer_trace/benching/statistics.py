@@ -11,9 +11,9 @@ __all__ = ["Policy", "Series", "Summary", "summary"]
 #: By how much calls on inputs that were seen before may be faster than first calls, as a fraction and in seconds,
 #: before the first calls alone are believed.
 REMEMBERED, REMEMBERED_SECONDS = 0.2, 5e-6
-#: What one call costs beside its work, at most, by a clock outside of its process: seconds; and how many times its
+#: What one call costs beside its work, at most, by a clock outside of its process, in seconds; and how many times its
 #: work it may seem to take, because a processor and not the GPU is waited for.
-OVERHEAD, PATIENCE = 3e-4, 3.0
+OVERHEAD, PATIENCE = 8e-4, 3.0
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from flashinfer_trace.cli import completion
 from flashinfer_trace.cli.group import FAILED, NOTHING_VERIFIED, echo_json
 from flashinfer_trace.cli.options import ORACLE_EXAMPLES, dataset_root, format_option, text_table
 from flashinfer_trace.cli.verification import check_device, missing_packages
+from flashinfer_trace.files import write_text
 from flashinfer_trace.judging.submission import Submission, SubmissionError, from_path
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ SECONDS = {"quick": 6.0, "full": 15.0}
 @click.option(
     "--record", type=click.Path(file_okay=False, path_type=Path), help="Append the times of real kernels to DIR/<gpu>/."
 )
+@click.option("--figure", type=click.Path(dir_okay=False, path_type=Path), help="Draw the roofline into this SVG file.")
 @format_option
 def bench(
     kernel: str | None,
@@ -54,6 +56,7 @@ def bench(
     graph: bool,
     seed: int | None,
     record: Path | None,
+    figure: Path | None,
     output_format: str,
 ) -> None:
     """Judge a kernel of your own, then time it on a GPU beside the real kernels of its Definition.
@@ -97,6 +100,8 @@ def bench(
     if record is not None:
         for path in results.append(report, definition, record):
             click.echo(f"recorded in {path}", err=True)
+    if figure is not None:
+        _draw(report, root, figure)
     if output_format == "json":
         echo_json(report.to_dict())
     else:
@@ -124,6 +129,21 @@ def _chosen(every: tuple[Workload, ...], chosen: str) -> list[Workload]:
     if unknown or not names:
         raise click.UsageError(f"--workloads {chosen}: no workload {unknown}; there are {', '.join(known)}")
     return [one for one in every if one.name in names]
+
+
+def _draw(report: Report, root: Path, path: Path) -> None:
+    """Writes the picture, if the figures of the GPU are known."""
+    from flashinfer_trace.benching.figure import roofline_svg
+    from flashinfer_trace.costs.roofline import load_gpus
+
+    gpu = next((one for one in load_gpus(root).values() if report.environment.gpu in one.driver_names), None)
+    if gpu is None:
+        click.echo(f"no figure: schema/gpus.json does not have {report.environment.gpu}", err=True)
+    elif not report.timed:
+        click.echo("no figure: nothing was timed", err=True)
+    else:
+        write_text(path, roofline_svg(report, gpu))
+        click.echo(f"drawn in {path}", err=True)
 
 
 def _print(report: Report) -> None:

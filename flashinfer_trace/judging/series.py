@@ -67,6 +67,7 @@ class Series:
                 self._memory.copy_(self._original)
             else:
                 self._cache.zero_()
+            watch.hold()
             watch.stream = stream
             watch.take_phases()
             start = watch.mark()

@@ -3,12 +3,15 @@
 import json
 import statistics
 import subprocess
+from xml.etree import ElementTree
 
 import pytest
 
 from flashinfer_trace.benching.environment import Clocks, Environment, clocks
+from flashinfer_trace.benching.figure import points, roofline_svg
 from flashinfer_trace.benching.report import Measured, Report, Timetable
 from flashinfer_trace.benching.statistics import Policy, Series, summary
+from flashinfer_trace.costs.roofline import Gpu
 from flashinfer_trace.judging.answers import Failed, times_of
 from flashinfer_trace.judging.verdict import Failure
 
@@ -52,7 +55,7 @@ def test_phases_are_apart_where_every_call_has_them():
 
 def test_calls_that_take_much_longer_outside_than_they_say_are_disputed():
     honest = series(100e-6, 100e-6, outside=2 * (100e-6 + 300e-6), aside=80e-6)
-    forged = series(10e-6, 10e-6, outside=2 * 2e-3, aside=80e-6)
+    forged = series(10e-6, 10e-6, outside=2 * 3e-3, aside=80e-6)
     assert not honest.disputed and forged.disputed
     assert summary([forged, forged, honest]).disputed and not summary([honest, honest, forged]).disputed
 
@@ -114,3 +117,21 @@ def test_a_wrong_output_of_a_timed_call_is_no_pass():
     found = report(wrong)
     assert not found.passed and not found.timed and found.rows()[1][-1] == "worst error is 3 x the bound"
     assert report(Measured("a", "lib", "1", failure=Failure("raised", "no"))).passed
+
+
+def test_the_figure_has_a_point_for_each_time_below_the_roof():
+    table = Timetable("decode-64", {}, 1, 10**6, {"bfloat16": 10**8}, 1e-5, [Measured("<mine>", summary=SLOW)])
+    found = Report("gemm", None, MACHINE, False, False, [table])
+    (point,) = points(found)
+    assert point.intensity == 100 and point.rate == pytest.approx(10**8 / 40e-6)
+    gpu = Gpu("H200", ("NVIDIA H200",), 4.8e12, {"bfloat16": 989.4e12})
+    svg = ElementTree.fromstring(roofline_svg(found, gpu))
+    space = "{http://www.w3.org/2000/svg}"
+    mark, legend = svg.findall(f"{space}circle")
+    assert mark.find(f"{space}title").text == "<mine>, decode-64: 2.5e+12 operations per second"
+    roof = [tuple(map(float, pair.split(","))) for pair in svg.find(f"{space}polyline").get("points").split()]
+    (x0, y0), (x1, y1), _ = roof
+    x, y = float(mark.get("cx")), float(mark.get("cy"))
+    # Upwards is downwards in pixels: at the same intensity the roof, 4.8e14, is above the point.
+    assert x0 < x < x1 and y0 + (y1 - y0) * (x - x0) / (x1 - x0) < y
+    assert float(legend.get("cx")) < x
