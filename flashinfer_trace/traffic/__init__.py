@@ -112,7 +112,8 @@ class Workload:
     def _error(self, what: str) -> WorkloadError:
         return WorkloadError(
             f"{self.path or self.definition.name}: workload {self.name}: {what}; if the traffic or the family's inputs "
-            f"were changed on purpose, record it again: python -m tools.record_workloads {self.definition.name}"
+            f"were changed on purpose, record it again in a checkout: python -m tools.record_workloads "
+            f"{self.definition.name}"
         )
 
 

@@ -30,9 +30,9 @@ def test_a_recorded_workload_comes_again(path):
     found = flashinfer_trace.workloads(path.stem)
     recorded = [workload for workload in found if workload.digests]
     assert {workload.name for workload in recorded} == json.loads(path.read_text(encoding="utf-8"))["workloads"].keys()
-    small = [workload for workload in recorded if elements(workload) <= SMALL]
-    for workload in small[:2]:
-        assert digests(workload.inputs()) == workload.digests
+    smallest = min(recorded, key=elements)
+    if elements(smallest) <= SMALL:  # tests/benching makes all of them again on a GPU
+        assert digests(smallest.inputs()) == smallest.digests
 
 
 def test_the_files_are_valid_and_small():
