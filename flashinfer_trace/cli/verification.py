@@ -167,7 +167,7 @@ def missing_packages(extra: str = "verify") -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        message = f"{error}; `pip install 'flashinfer-trace[{extra}]'` installs what verify needs"
+        message = f"{error}; `pip install 'flashinfer-trace[{extra}]'` installs it"
         raise click.ClickException(message) from error
 
 
