@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -53,19 +53,26 @@ def bytes_of(workload: Workload) -> int:
 
 
 def record(definition: Definition, root: Path) -> int:
-    """Writes the file of a Definition; the number of workloads in it."""
-    path = path_of(definition, root)
-    entries = []
-    for workload in drawn(definition):
-        if bytes_of(workload) <= MOST_BYTES:
-            entry = {"seed": workload.seed, "axes": dict(workload.axes), "inputs": digests(workload.inputs())}
-            entries.append(f"    {json.dumps(workload.name)}: {json.dumps(entry)}")
-    if entries:
-        lines = ",\n".join(entries)
-        head = f'"$schema": "../../schema/workloads.schema.json",\n  "definition": {json.dumps(definition.name)}'
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, f'{{\n  {head},\n  "workloads": {{\n{lines}\n  }}\n}}\n')
-    return len(entries)
+    """Writes the file of a Definition: seed and axes of each workload, and digests of small ones; their number."""
+    every = drawn(definition)
+    found = {one.name: digests(one.inputs()) if bytes_of(one) <= MOST_BYTES else {} for one in every}
+    write(path_of(definition, root), definition, every, found)
+    return sum(map(bool, found.values()))
+
+
+def write(
+    path: Path, definition: Definition, every: Sequence[Workload], found: Mapping[str, Mapping[str, str]]
+) -> None:
+    """Writes the file: a line for each workload."""
+    entries = (
+        f"    {json.dumps(one.name)}: "
+        + json.dumps({"seed": one.seed, "axes": dict(one.axes), "inputs": found[one.name]})
+        for one in every
+    )
+    lines = ",\n".join(entries)
+    head = f'"$schema": "../../schema/workloads.schema.json",\n  "definition": {json.dumps(definition.name)}'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, f'{{\n  {head},\n  "workloads": {{\n{lines}\n  }}\n}}\n')
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,7 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         started = time.perf_counter()
         try:
             count = record(definition, definition.root or find_root())
-            print(f"{definition.name}: {count} workloads, {time.perf_counter() - started:.1f} s", flush=True)
+            print(
+                f"{definition.name}: {count} workloads with digests, {time.perf_counter() - started:.1f} s", flush=True
+            )
         except InputError as error:
             failed = 1
             print(error, file=sys.stderr)

@@ -18,7 +18,7 @@ from tools import traffic_statistics
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted(path for path in (ROOT / "workloads").glob("*/*.json"))
 #: Of the workloads that these tests make: milliseconds each.
-SMALL = 2 << 20
+SMALL = 1 << 20
 
 
 def elements(workload):
@@ -28,9 +28,9 @@ def elements(workload):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_recorded_workload_comes_again(path):
     found = flashinfer_trace.workloads(path.stem)
-    recorded = [workload for workload in found if workload.digests]
-    assert {workload.name for workload in recorded} == json.loads(path.read_text(encoding="utf-8"))["workloads"].keys()
-    smallest = min(recorded, key=elements)
+    assert [workload.name for workload in found] == list(json.loads(path.read_text(encoding="utf-8"))["workloads"])
+    assert any(workload.quick for workload in found)
+    smallest = min(found, key=elements)
     if elements(smallest) <= SMALL:  # tests/benching makes all of them again on a GPU
         assert digests(smallest.inputs()) == smallest.digests
 
@@ -45,11 +45,9 @@ def test_the_files_are_valid_and_small():
     assert sum(path.stat().st_size for path in (ROOT / "workloads").rglob("*.json")) < 3 << 20
 
 
-def test_a_definition_of_each_family_is_recorded_if_its_weights_are_small():
+def test_a_definition_of_each_family_is_recorded():
     recorded = {family_of(dataset.load(path.stem)).name for path in FILES}
-    missing = {family.name for family in all_families()} - recorded
-    # Their smallest Definition has more weights than a CPU makes in seconds.
-    assert all(name.startswith("moe_") for name in missing), sorted(missing)
+    assert {family.name for family in all_families()} - recorded == set()
 
 
 @pytest.fixture
@@ -125,7 +123,7 @@ def test_attention_has_requests_of_drawn_lengths_in_shuffled_pages():
 def test_sizes_without_elements_are_those_of_the_inputs():
     """`Workload.axes` is found without making features; `inputs` compares it with what they have."""
     for name in ("moe_align_block_size_topk8_e256_b64", "fast_topk_v2_topk2048", "cutlass_scaled_fp4_mm_n4608_k7168"):
-        small = [one for one in drawn(dataset.load(name)) if elements(one) <= 16 * SMALL]
+        small = [one for one in drawn(dataset.load(name)) if elements(one) <= 32 * SMALL]
         assert small
         for workload in small[:1]:
             workload.inputs()
