@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from whole_dataset import FIRST
 
 import flashinfer_trace
 from benchmarks import isolation, references
@@ -13,8 +14,6 @@ from benchmarks.loops import LOOPS
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import evaluate
 from flashinfer_trace.harness.verify import prepare
-
-FIRST = {family_of(definition).name: definition for definition in flashinfer_trace.definitions()}
 
 
 @pytest.mark.parametrize("name", LOOPS)
