@@ -9,8 +9,10 @@ somebody asks for a line (a problem was found) a second, iterative pass over the
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
+import operator
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -42,6 +44,7 @@ MAX_POINTER_PART = 120
 # Every alternative matches in linear time: an unterminated string runs to the end of the text, without backtracking.
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[][{}:,]|[^][{}:,"\s]+', re.DOTALL)
 _STRUCTURE = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[][{},]', re.DOTALL)
+_STEPS = {"{": 1, "[": 1, "}": -1, "]": -1}
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _BYTE_ORDER_MARK = "\ufeff"
 
@@ -190,6 +193,12 @@ def parse(raw: bytes, limits: Limits = DEFINITION) -> JsonDocument:
 
 def _check_structure(text: str, limits: Limits) -> None:
     """Bounds nesting and number of values before a recursive parser sees the text."""
+    # Almost every text keeps the limits, which takes no loop to see; commas and brackets in strings may count as well.
+    if len(text) <= limits.values or sum(map(text.count, ",[{")) <= limits.values:
+        found = map(operator.methodcaller("group"), _STRUCTURE.finditer(text))
+        steps = map(_STEPS.get, found, itertools.repeat(0))
+        if max(itertools.accumulate(steps), default=0) <= limits.depth:
+            return
     depth = values = 0
     for match in _STRUCTURE.finditer(text):
         character = match.group()

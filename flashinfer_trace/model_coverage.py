@@ -47,12 +47,12 @@ class OpCoverage:
 
 @dataclass(frozen=True)
 class ModelCoverage:
-    """One model: its ops that have families, and those that have none.
+    """One model: its ops that have Definitions, and its gaps.
 
     Attributes:
         model: name of the model.
         ops: ops with a family, in order of their names and op_types.
-        unsupported: op -> why no family covers it.
+        unsupported: op -> why no Definition of it follows from the model.
     """
 
     model: str
@@ -131,7 +131,7 @@ def load_needs(root: Path, model: str | None = None) -> dict[str, dict[str, Any]
 def matrix(found: Sequence[ModelCoverage], name: str = "Model") -> list[list[str]]:
     """Rows of a table, headings first: verified / existing / needed Definitions by model and op_type."""
     op_types = sorted({op.op_type for one in found for op in one.ops})
-    rows = [[name, *op_types, "all", "ops without a family"]]
+    rows = [[name, *op_types, "all", "gaps"]]
     for one in found:
         groups = [[op for op in one.ops if op.op_type == op_type] for op_type in op_types]
         cells = [_cell(group) for group in (*groups, list(one.ops))]

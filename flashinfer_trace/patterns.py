@@ -14,6 +14,9 @@ __all__ = ["PatternError", "check_pattern", "fits", "found_in"]
 #: Longest time for one match, in seconds. Ours take microseconds.
 SECONDS = 0.5
 
+#: Longest text of which the outcome is remembered, in characters.
+SHORT = 100
+
 
 class PatternError(ValueError):
     """A text is no regular expression, or one that takes too long."""
@@ -49,10 +52,18 @@ def _found(pattern: str, text: str, method: str) -> bool:
     if pattern in _too_slow:
         return False
     try:
-        return getattr(_compiled(pattern), method)(text, timeout=SECONDS) is not None
+        return _short_found(pattern, text, method) if len(text) <= SHORT else _searched(pattern, text, method)
     except TimeoutError:
         _too_slow.add(pattern)
         return False
+
+
+def _searched(pattern: str, text: str, method: str) -> bool:
+    return getattr(_compiled(pattern), method)(text, timeout=SECONDS) is not None
+
+
+#: Names and digests repeat in hundreds of files.
+_short_found = functools.lru_cache(maxsize=8192)(_searched)
 
 
 @functools.lru_cache(maxsize=512)

@@ -2,6 +2,7 @@
 
 python -m tools.fetch_sources                        # the default release of tools/sources.toml, to .sources/
 python -m tools.fetch_sources --release 0.5.15       # another release, with the kernel libraries it requires
+python -m tools.fetch_sources --release 0.5.15 --only flashinfer-python --dest .sources-flashinfer     # one library
 python -m tools.fetch_sources --from ~/checkouts     # copies git checkouts or unpacked wheels instead
 
 Only .py files are kept (.sources/sglang, .sources/sgl_kernel, .sources/flashinfer, and what sgl-kernel's wheel contains
@@ -19,7 +20,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,11 +85,16 @@ def main(arguments: list[str] | None = None) -> int:
     origin = parser.add_mutually_exclusive_group()
     origin.add_argument("--release", "--sglang", metavar="VERSION", help="a release of sglang other than the default")
     origin.add_argument("--from", dest="checkouts", type=Path, metavar="DIR", help="copy from here instead of fetching")
+    parser.add_argument(
+        "--only", action="append", choices=PACKAGES, help="fetch this library, and leave out the others"
+    )
     options = parser.parse_args(arguments)
+    if options.only and options.checkouts is not None:
+        parser.error("--only chooses what is fetched; it cannot be combined with --from")
     console = Console(stderr=True)
     try:
         if options.checkouts is None:
-            changed = fetch(options.dest, options.release, console=console)
+            changed = fetch(options.dest, options.release, console=console, only=options.only or PACKAGES)
         else:
             changed = take(options.dest, options.checkouts)
     except FetchError as error:
@@ -105,19 +111,29 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def fetch(dest: Path, sglang: str | None = None, pins: Path = PINS, console: Console | None = None) -> list[str]:
+def fetch(
+    dest: Path,
+    sglang: str | None = None,
+    pins: Path = PINS,
+    console: Console | None = None,
+    only: Collection[str] = tuple(PACKAGES),
+) -> list[str]:
     """Fetches one release into `dest` and returns the names of the libraries that had to be fetched.
 
-    Raises FetchError, whose message names the file and the fix.
+    `only` names the libraries to fetch. Raises FetchError, whose message names the file and the fix.
     """
     default, releases = read_pins(pins)
     version = sglang or default
     known = releases.get(version)
+    if known is None and "sglang" not in only:
+        raise FetchError(
+            f"{pins}: release {version} is not listed, so sglang itself must say what it requires: omit --only"
+        )
     with writing(dest):
         dest.mkdir(parents=True, exist_ok=True)
         manifest = read_manifest(dest)
         changed: list[str] = []
-        wanted = known or [Pin("sglang", "sglang", version)]
+        wanted = [pin for pin in known or [Pin("sglang", "sglang", version)] if pin.name in only]
         for pin in wanted:
             entry = manifest.get(pin.name)
             if entry is None or not is_current(dest, pin, entry):
@@ -125,8 +141,8 @@ def fetch(dest: Path, sglang: str | None = None, pins: Path = PINS, console: Con
                 changed.append(pin.name)
             if pin.name == "sglang" and not known:
                 # The metadata of an unknown release says which kernel libraries belong to it.
-                wanted += [Pin(name, *needs) for name, needs in sorted(entry["requires"].items())]
-        for name in set(manifest) - {pin.name for pin in wanted}:
+                wanted += [Pin(name, *needs) for name, needs in sorted(entry["requires"].items()) if name in only]
+        for name in (set(manifest) & set(only)) - {pin.name for pin in wanted}:
             write_manifest(dest, name, None)
         remove(dest / ".wheels")
     return changed

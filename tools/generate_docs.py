@@ -14,6 +14,7 @@ import argparse
 import json
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,8 @@ MODELS = """## Models
 
 The Definitions that each model needs at the sizes that families cover by default, by op_type: verified / existing /
 needed. They are listed in `models/needs/`, which is derived from the traces of the model's code and from `models/`.
-`flashinfer-trace coverage` prints the same table.
+`flashinfer-trace coverage` prints the same table. A gap is an op of which no Definition follows from the model; each is
+named below with its reason.
 """
 
 CURATED = """## Curated Definitions
@@ -202,13 +204,21 @@ def model_coverage(root: Path, dataset: list[Definition]) -> str:
         headings, *rows = op_table(one)
         lines += ["", f"### {one.model}", "", *table(headings, rows, "llrrrl")]
         if one.unsupported:
-            lines += ["", "Without a family: " + ", ".join(f"`{op}`" for op in one.unsupported) + "."]
+            lines += ["", "Ops of which no Definition follows from the model:", "", *gaps(one.unsupported)]
     rows = [
         [f"`{one.op_type}`", f"`{one.name}`", "yes" if VERIFIED in one.tags else "no"]
         for one in model_needs.curated(dataset, needs.values())
     ]
     lines += ["", CURATED, *(table(["op_type", "Definition", "Verified"], rows) if rows else ["There are none yet."])]
     return "\n".join(lines) + "\n"
+
+
+def gaps(unsupported: Mapping[str, str]) -> list[str]:
+    """One line for each reason, without the kernels that it ends with, and the ops that it keeps out."""
+    ops: dict[str, list[str]] = {}
+    for op, reason in unsupported.items():
+        ops.setdefault(reason.rpartition(": ")[0], []).append(f"`{op}`")
+    return [f"- {', '.join(names)}: {reason}" for reason, names in ops.items()]
 
 
 def verification(root: Path) -> str:

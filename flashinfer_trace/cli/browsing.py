@@ -123,7 +123,7 @@ def coverage(model: str | None, kernels: bool, output_format: str) -> None:
     else:
         click.echo(text_table(op_table(found[0])))
         for op, reason in found[0].unsupported.items():
-            click.echo(f"without a family: {op}: {reason}")
+            click.echo(f"gap: {op}: {reason}")
 
 
 def _kernel_coverage(root: Path, needs: Mapping[str, Mapping[str, Any]], output_format: str) -> None:

@@ -70,7 +70,7 @@ class Expected:
         return result
 
     def knows(self, compute: Callable[..., Any], *arguments: Hashable) -> bool:
-        """Whether `once` has computed this, or was told of it."""
+        """Whether `once` has computed this, or was given its result."""
         return (compute, arguments) in self._known
 
     def tell(self, result: Result, compute: Callable[..., Result], *arguments: Hashable) -> None:

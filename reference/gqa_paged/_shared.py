@@ -26,24 +26,8 @@ def attend(
     the last key that each query may attend to (negative: no key); with None, every query attends to every key.
     kv_len >= 1. Returns output [queries, num_qo_heads, dim] and lse [queries, num_qo_heads], base 2, both float32.
     """
-    queries, num_qo_heads, dim = q.shape
-    group = num_qo_heads // k.shape[0]
-    rows = q.float().view(queries, k.shape[0], group, dim).transpose(0, 1).flatten(1, 2)
-    logits = rows @ k.transpose(1, 2) * sm_scale
-    if last_key is not None:
-        hidden = torch.arange(k.shape[1], device=k.device) > last_key.repeat_interleave(group)[:, None]
-        logits = logits.masked_fill(hidden, -math.inf)
-    # The maximum of a row without keys is -inf; subtracting 0 instead keeps its weights at exp(-inf) = 0.
-    maximum = logits.amax(dim=-1, keepdim=True).nan_to_num(neginf=0.0)
-    weights = torch.exp(logits - maximum)
-    total = weights.sum(dim=-1, keepdim=True)
-    output = (weights @ v) / torch.where(total > 0, total, 1.0)
-    lse = (maximum + torch.log(total)) * math.log2(math.e)
-    by_query = (k.shape[0], queries, group)
-    return (
-        output.view(*by_query, -1).transpose(0, 1).flatten(1, 2),
-        lse.view(by_query).transpose(0, 1).flatten(1, 2),
-    )
+    logits = logits_of(q, k, sm_scale)
+    return weighted(logits if last_key is None else causal(logits, last_key), v, q.shape[0])
 
 
 def logits_of(q: torch.Tensor, k: torch.Tensor, sm_scale: float) -> torch.Tensor:
@@ -85,7 +69,8 @@ def weighted(logits: torch.Tensor, v: torch.Tensor, queries: int) -> tuple[torch
     weights = torch.exp(logits - maximum)
     total = weights.sum(dim=-1, keepdim=True)
     output = (weights @ v) / torch.where(total > 0, total, 1.0)
-    return of_queries(output, (maximum + torch.log(total)) * math.log2(math.e), queries)
+    lse = (maximum + torch.log(total)) * math.log2(math.e)
+    return of_queries(output, queries), of_queries(lse, queries).squeeze(2)
 
 
 def weighted_with_sinks(
@@ -96,13 +81,13 @@ def weighted_with_sinks(
     maximum = torch.maximum(logits.amax(dim=-1, keepdim=True), sink)
     weights = torch.exp(logits - maximum)
     total = weights.sum(dim=-1, keepdim=True) + torch.exp(sink - maximum)
-    return of_queries((weights @ v) / total, (maximum + torch.log(total)) * math.log2(math.e), queries)
+    lse = (maximum + torch.log(total)) * math.log2(math.e)
+    return of_queries((weights @ v) / total, queries), of_queries(lse, queries).squeeze(2)
 
 
-def of_queries(output: torch.Tensor, lse: torch.Tensor, queries: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows [num_kv_heads, rows, dim] and [num_kv_heads, rows, 1] -> [queries, num_qo_heads, dim] and without dim."""
-    both = torch.cat((output, lse), dim=-1).unflatten(1, (queries, -1)).transpose(0, 1).flatten(1, 2)
-    return both[..., :-1], both[..., -1]
+def of_queries(rows: torch.Tensor, queries: int) -> torch.Tensor:
+    """Rows [num_kv_heads, queries * group, dim] -> [queries, num_kv_heads * group, dim]."""
+    return rows.unflatten(1, (queries, -1)).transpose(0, 1).flatten(1, 2)
 
 
 def requests_with_keys(

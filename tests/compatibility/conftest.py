@@ -1,14 +1,24 @@
-"""flashinfer-bench's evaluators without a GPU, and a clone of its repository if there is one."""
+"""flashinfer-bench's evaluators without a GPU, and its Definitions, from a clone of its repository or a release."""
 
 from __future__ import annotations
 
 import functools
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from bench_support import Bench
+
+import flashinfer_trace
+from flashinfer_trace.ecosystem import load_compatibility
+from tools.compatibility import published
+from tools.compatibility.__main__ import FOLDER, git
+
+ROOT = flashinfer_trace.find_root()
 
 
 @pytest.fixture
@@ -32,3 +42,37 @@ def clone() -> Path:
     if not found:
         pytest.skip("FLASHINFER_BENCH_CLONE does not name a clone of flashinfer-bench's repository")
     return Path(found)
+
+
+@pytest.fixture(scope="session")
+def release() -> Path:
+    """The Definitions of flashinfer-bench's release; CI fetches them first."""
+    directory = ROOT / published.DEFAULT
+    if not directory.is_dir():
+        reason = f"no {published.DEFAULT}; `python -m tools.compatibility.published` fetches it"
+        if "CI" in os.environ:
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def theirs(request: pytest.FixtureRequest) -> Callable[[str], dict[str, Any]]:
+    """Reads a Definition of theirs by its name: from the clone at the commit of the table, else from the release."""
+    known = load_compatibility(ROOT)
+    assert known is not None
+    clone = os.environ.get("FLASHINFER_BENCH_CLONE")
+    directory = None if clone else request.getfixturevalue("release")
+
+    def read(name: str) -> dict[str, Any]:
+        path = f"{FOLDER}/{known.definitions[name]['op_type']}/{name}.json"
+        if clone:
+            loaded: dict[str, Any] = json.loads(git(Path(clone), "show", f"{known.source['commit']}:{path}"))
+            return loaded
+        file = directory / f"{name}.json"
+        if not file.is_file():
+            pytest.skip(f"{published.DISTRIBUTION} {published.VERSION} has no {name}; FLASHINFER_BENCH_CLONE has it")
+        loaded = json.loads(file.read_text(encoding="utf-8"))
+        return loaded
+
+    return read

@@ -33,6 +33,7 @@ CASES: Mapping[str, Mapping[str, int]] = {
     "rope_with_cos_sin_cache_neox_style_d128_rd64": {"num_tokens": 3, "max_seq_len": 32},
     "gqa_paged_decode_h16_kv2_d128_ps1": {},
     "gqa_paged_decode_h16_kv2_d128_ps64": {},
+    "gqa_paged_decode_h32_kv8_d128_ps1": {},
     "gqa_paged_prefill_causal_h16_kv2_d128_ps1": {},
     "gqa_paged_prefill_causal_h32_kv8_d128_ps64": {},
     "gqa_ragged_prefill_causal_h16_kv2_d128": {},
@@ -41,6 +42,8 @@ CASES: Mapping[str, Mapping[str, int]] = {
     "mla_paged_prefill_causal_h8_ckv512_kpe64_ps1": {},
     "mla_paged_prefill_causal_h16_ckv512_kpe64_ps64": {},
     "mla_ragged_prefill_causal_h8_qk192_vo128": {},
+    "dsa_sparse_attention_h16_ckv512_kpe64_topk2048_ps1": {},
+    "dsa_sparse_attention_h16_ckv512_kpe64_topk2048_ps64": {},
 }
 
 

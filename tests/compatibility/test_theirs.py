@@ -1,12 +1,18 @@
-"""Their references against ours, by flashinfer-bench's evaluators on the CPU; needs a clone of its repository.
+"""Their references against ours, by flashinfer-bench's evaluators on the CPU.
+
+Their Definitions come from a clone of their repository, or from their release, which has fewer:
 
 FLASHINFER_BENCH_CLONE=PATH pytest tests/compatibility/test_theirs.py
+python -m tools.compatibility.published && pytest tests/compatibility/test_theirs.py
 """
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +23,12 @@ from test_evaluators import CASES, ROW, SMALL, sampler
 
 import flashinfer_trace
 from flashinfer_trace.ecosystem import load_compatibility, table_path
-from tools.compatibility.__main__ import FOLDER, document, git
+from tools.compatibility import published
+from tools.compatibility.__main__ import document, facts
+from tools.source_archives import file_hash
 
 ROOT = flashinfer_trace.find_root()
-
-
-def theirs(clone: Path, name: str) -> dict[str, Any]:
-    known = load_compatibility(ROOT)
-    assert known is not None
-    path = f"{FOLDER}/{known.definitions[name]['op_type']}/{name}.json"
-    loaded: dict[str, Any] = json.loads(git(clone, "show", f"{known.source['commit']}:{path}"))
-    return loaded
+Read = Callable[[str], dict[str, Any]]
 
 
 def test_the_table_is_what_the_clone_says(clone: Path) -> None:
@@ -36,18 +37,55 @@ def test_the_table_is_what_the_clone_says(clone: Path) -> None:
     assert document(clone, known.source["commit"]) == table_path(ROOT).read_text(encoding="utf-8")
 
 
+def test_the_release_says_what_the_table_says(release: Path) -> None:
+    known = load_compatibility(ROOT)
+    assert known is not None
+    found = {path.stem: facts(json.loads(path.read_text(encoding="utf-8"))) for path in release.glob("*.json")}
+    assert len(found) == 48
+    assert {name for name, one in found.items() if known.definitions.get(name) != one} == set()
+
+
+def archive(path: Path, members: dict[str, str]) -> Path:
+    with tarfile.open(path, "w:gz") as file:
+        for name, text in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(text)
+            file.addfile(entry, io.BytesIO(text.encode()))
+    return path
+
+
+def test_only_definitions_of_the_release_are_kept(tmp_path: Path) -> None:
+    inside = "flashinfer_bench-0.1.2/flashinfer_trace/definitions/gemm"
+    members = {f"{inside}/gemm_n8_k8.json": "{}", f"{inside}/../../x.json": "{}", "/etc/y.json": "{}", "setup.py": ""}
+    made = archive(tmp_path / "a.tar.gz", members)
+    target = tmp_path / "found"
+    with pytest.raises(published.PublishedError, match="the index serves another file"):
+        published.fetch(target, lambda _: made)
+    assert not target.exists()
+    assert published.fetch(target, lambda _: made, file_hash(made)) == 1
+    assert [path.name for path in target.iterdir()] == ["gemm_n8_k8.json"]
+    assert published.fetch(target, lambda _: made / "not read again") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar.gz", "found"]
+    for content in ({"setup.py": ""}, None):
+        other = archive(tmp_path / "b.tar.gz", content) if content else tmp_path / "b.tar.gz"
+        if content is None:
+            other.write_bytes(made.read_bytes()[:40])
+        with pytest.raises(published.PublishedError, match=r"b\.tar\.gz: (has no|damaged)"):
+            published.fetch(tmp_path / "other", lambda _, other=other: other, file_hash(other))
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_each_is_a_solution_of_the_other(name: str, bench: Bench, clone: Path) -> None:
-    ours, other = flashinfer_trace.load(name), theirs(clone, name)
+def test_each_is_a_solution_of_the_other(name: str, bench: Bench, theirs: Read) -> None:
+    ours, other = flashinfer_trace.load(name), theirs(name)
     inputs = inputs_of(ours, CASES[name])
     assert bench.judge(other, ours.reference, inputs) is None
     assert bench.judge(ours, other["reference"], inputs) is None
 
 
 @pytest.mark.parametrize("name", ["rmsnorm_h4096", "fused_add_rmsnorm_h4096"])
-def test_the_epsilon_is_theirs_in_small_rows(name: str, bench: Bench, clone: Path) -> None:
+def test_the_epsilon_is_theirs_in_small_rows(name: str, bench: Bench, theirs: Read) -> None:
     """With 1e-6 instead of 1e-5 the results for rows of about 1e-3 would differ by a factor of 2.3."""
-    ours, other = flashinfer_trace.load(name), theirs(clone, name)
+    ours, other = flashinfer_trace.load(name), theirs(name)
     inputs = inputs_of(ours, {"batch_size": 3})
     for key in set(inputs) - {"weight"}:
         inputs[key] = inputs[key].sign() * 1e-3
@@ -68,9 +106,9 @@ def test_the_epsilon_is_theirs_in_small_rows(name: str, bench: Bench, clone: Pat
         ),
     ],
 )
-def test_samplers_fit_their_definitions(name: str, parameters: dict[str, Any], bench: Bench, clone: Path) -> None:
+def test_samplers_fit_their_definitions(name: str, parameters: dict[str, Any], bench: Bench, theirs: Read) -> None:
     """Ours is judged by their Definition, over a small vocabulary; theirs loops over rows and would take minutes."""
-    other = json.loads(json.dumps(theirs(clone, f"{name}_v128256")).replace("128256", str(SMALL)))
+    other = json.loads(json.dumps(theirs(f"{name}_v128256")).replace("128256", str(SMALL)))
     assert bench.judge(other, sampler(name)["reference"], {"probs": ROW, **parameters}) is None
 
 
@@ -78,11 +116,11 @@ def test_samplers_fit_their_definitions(name: str, parameters: dict[str, Any], b
 EXPERTS = {"H": 256, "I": 128, "E_global": 32, "E_local": 8}
 
 
-def test_mixtures_of_experts_agree_at_small_sizes(bench: Bench, clone: Path) -> None:
+def test_mixtures_of_experts_agree_at_small_sizes(bench: Bench, theirs: Read) -> None:
     name = "moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048"
     sizes = {"hidden_size": 256, "intermediate_size": 128, "num_experts": 32, "num_local_experts": 8}
     sizes |= {"gemm1_out_size": 256, "num_hidden_blocks": 2, "num_intermediate_blocks": 1, "num_gemm1_out_blocks": 2}
-    ours, other = flashinfer_trace.load(name).with_const_axes(sizes), theirs(clone, name)
+    ours, other = flashinfer_trace.load(name).with_const_axes(sizes), theirs(name)
     for axis, value in sizes.items():
         other["axes"][axis]["value"] = value
     for constant, value in EXPERTS.items():
@@ -92,9 +130,9 @@ def test_mixtures_of_experts_agree_at_small_sizes(bench: Bench, clone: Path) -> 
     assert bench.judge(other, ours.reference, inputs) is None
 
 
-def test_their_reference_gives_nan_where_ours_gives_zero(clone: Path) -> None:
+def test_their_reference_gives_nan_where_ours_gives_zero(theirs: Read) -> None:
     name = "gqa_ragged_prefill_causal_h16_kv2_d128"
-    ours, other = flashinfer_trace.load(name), theirs(clone, name)
+    ours, other = flashinfer_trace.load(name), theirs(name)
     q, (k, v) = torch.randn(3, 16, 128).bfloat16(), torch.randn(2, 3, 2, 128).bfloat16()
     starts = [torch.tensor(ends, dtype=torch.int32) for ends in ([0, 2, 3], [0, 1, 3])]
     namespace: dict[str, Any] = {}
@@ -112,8 +150,8 @@ def test_their_reference_gives_nan_where_ours_gives_zero(clone: Path) -> None:
         ("top_p_sampling_from_probs", {"top_p": torch.zeros(64)}, "largest"),
     ],
 )
-def test_limits_of_zero_are_theirs_to_interpret(name: str, parameter: Any, there: str, clone: Path) -> None:
-    other = json.loads(json.dumps(theirs(clone, f"{name}_v128256")).replace("128256", str(SMALL)))
+def test_limits_of_zero_are_theirs_to_interpret(name: str, parameter: Any, there: str, theirs: Read) -> None:
+    other = json.loads(json.dumps(theirs(f"{name}_v128256")).replace("128256", str(SMALL)))
     namespace: dict[str, Any] = {}
     exec(other["reference"], namespace)
     probs = ROW[:1].expand(64, SMALL)

@@ -32,8 +32,9 @@ def test_a_part_of_each_head_is_rotated(root, extract, snapshot):
     assert rope["axes"]["rotary_dim"]["value"] == 8
     assert "features i and i + 4 of each head" in rope["description"]
     assert "the first 8 features of each head rotated" in rope["description"]
-    qkv = load_definition(root, "gemm/gemm_bf16_n192_k64.json")["description"]
-    assert qkv.endswith("and qkv_proj ((8 query + 2 x 2 key-value heads) x 16, before its bias is added) at TP 1.")
+    qkv = load_definition(root, "gemm/gemm_bf16_bias_n192_k64.json")
+    assert qkv["description"].endswith("In Part: qkv_proj ((8 query + 2 x 2 key-value heads) x 16) at TP 1.")
+    assert list(qkv["inputs"]) == ["A", "B", "bias"]
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_a_small_model(root, extract, snapshot):
             "gemm/gemm_bf16_n128_k64.json",
         ),
         *("rmsnorm/rmsnorm_h64.json", "rmsnorm/fused_add_rmsnorm_residual_out_h64.json"),
-        "sampling/top_k_top_p_sampling_from_probs_v128.json",
+        "sampling/top_k_top_p_joint_sampling_from_probs_v128.json",
     } <= set(files)
     assert not validate_paths([root / "definitions"], root).problems
     gemm = load_definition(root, "gemm/gemm_bf16_n96_k64.json")

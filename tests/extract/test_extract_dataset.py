@@ -110,7 +110,7 @@ KNOWN = {
     "gemma-2-2b": ["gemma_rmsnorm_h2304", "gqa_paged_decode_h8_kv4_d256_ps64_softcap50_window4096"],
     "gpt-oss-120b": ["gqa_paged_decode_h64_kv8_d64_ps1_sinks_window128", "gqa_paged_decode_h64_kv8_d64_ps1_sinks"],
     "glm-4.5": ["moe_topk_deepseek_topk8_ng1_kg1_e160", "rope_with_cos_sin_cache_neox_style_h96_kv8_d128_rd64"],
-    "kimi-k2": ["top_k_sampling_from_probs_v163840", "gemm_bf16_n384_k7168"],
+    "kimi-k2": ["top_k_top_p_joint_sampling_from_probs_v163840", "gemm_bf16_n384_k7168"],
 }
 
 

@@ -2,16 +2,21 @@
 
 Each fixture in published/ says where its configuration comes from (`checked`), what the code does (`read`), which
 Definitions each op needs (`ops`), why other ops have none (`unsupported`: a part of the reason), and which ops this
-configuration never calls (`skipped`).
+configuration never calls (`skipped`). `sources` has the lines of SGLang's code where a person read this, for each op,
+as `file:line: code` of release 0.5.11; `before` has what the release whose traces are committed says instead.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
+import release
+import steps
 
 import flashinfer_trace
 from tools.extract_definitions import understanding
@@ -58,6 +63,61 @@ def test_the_plan_is_what_a_person_read_in_the_code(name):
     assert skipped == expected["skipped"]
 
 
+@pytest.mark.parametrize("name", FIXTURES)
+def test_each_line_names_the_code_that_a_person_read(name):
+    """Each op of the plan has a line that calls it, and no other op has lines."""
+    data = json.loads(FIXTURES[name].read_text())
+    assert set(data["sources"]) == {*data["ops"], *data["unsupported"], *data["skipped"]}
+    without = [op for op, lines in data["sources"].items() if not any(re.search(rf"\b{op}\(", one) for one in lines)]
+    assert without == []
+    assert set(data["before"]) <= set(data["sources"])
+
+
+@cache
+def lines_of(directory, file):
+    return (directory / file).read_text(encoding="utf-8").splitlines()
+
+
+def misquoted(directory, sources):
+    """The sources whose file does not have this text in this line."""
+    found = []
+    for source in sources:
+        match = re.fullmatch(r"(sglang/[\w/]+\.py):(\d+): (\S.*)", source)
+        assert match is not None, source
+        file, number, text = match.groups()
+        lines = lines_of(directory, file)
+        if int(number) > len(lines) or lines[int(number) - 1].strip() != text:
+            found.append(source)
+    return found
+
+
+@steps.needs_recorded_release
+@pytest.mark.parametrize("name", FIXTURES)
+def test_the_lines_are_in_the_code(name):
+    sources = json.loads(FIXTURES[name].read_text())["sources"]
+    assert misquoted(steps.SOURCES, [one for lines in sources.values() for one in lines]) == []
+    file, _, rest = sources["sampler"][0].partition(":")
+    assert misquoted(steps.SOURCES, [f"{file}:1:{rest.partition(':')[2]}"]), "a wrong line number would not be found"
+
+
+@cache
+def texts_of(directory):
+    """Every line of a release's code, without its indentation."""
+    return {
+        line.strip() for path in (directory / "sglang" / "srt").rglob("*.py") for line in path.open(encoding="utf-8")
+    }
+
+
+@release.needs_sources
+@pytest.mark.parametrize("name", FIXTURES)
+def test_the_release_of_the_plan_says_the_same_or_what_is_listed(name):
+    data = json.loads(FIXTURES[name].read_text())
+    known = texts_of(release.SOURCES)
+    changed = {op for op, lines in data["sources"].items() if {one.split(": ", 1)[1] for one in lines} - known}
+    assert changed == set(data["before"])
+    assert misquoted(release.SOURCES, [one for lines in data["before"].values() for one in lines]) == []
+
+
 #: A field that changes a kernel's function -> the ops of Llama-3.2-1B, or of the other model, that it refuses.
 REFUSED = [
     ("llama-3.2-1b", "attn_logit_softcapping", 30.0, {"attn"}),
@@ -67,7 +127,7 @@ REFUSED = [
     ("llama-3.2-1b", "query_pre_attn_scalar", 256, {"attn"}),
     ("llama-3.2-1b", "no_rope_layers", [1, 0], {"attn", "rotary_emb"}),
     ("llama-3.2-1b", "vocab_size", 128255, {"logits_processor"}),
-    ("llama-3.2-1b", "attention_bias", True, {"o_proj"}),
+    ("llama-3.2-1b", "bias", True, {"qkv_proj", "o_proj"}),
     ("llama-3.2-1b", "mlp_bias", True, {"gate_up_proj", "down_proj"}),
     ("llama-3.2-1b", "residual_multiplier", 0.22, {"input_layernorm", "post_attention_layernorm", "norm"}),
     ("llama-3.2-1b", "hidden_act", "gelu", {"act_fn"}),
@@ -105,8 +165,28 @@ def test_a_field_that_changes_a_function_makes_its_ops_unsupported(name, field, 
     assert set(data["ops"]) - set(ops) == refused
     assert {op: reason for op, reason in unsupported.items() if op in refused and field not in reason} in (
         {},
-        {op: reason for op, reason in unsupported.items() if op in refused and field == "attention_bias"},
+        {op: reason for op, reason in unsupported.items() if op in refused and field == "bias"},
     )
+
+
+def test_a_bias_is_part_of_the_layers_that_add_it():
+    """Of ranks that share the rows of a product, as those of o_proj at TP 8, only the first adds the bias."""
+    _, (ops, _, _) = planned("llama-3.2-1b", attention_bias=True)
+    assert ops["qkv_proj"] == {"gemm": ["gemm_bf16_bias_n3072_k2048", "gemm_bf16_bias_n384_k2048"]}
+    biased = ["gemm_bf16_bias_n2048_k2048", "gemm_bf16_bias_n2048_k256", "gemm_bf16_n2048_k256"]
+    assert ops["o_proj"] == {"gemm": biased}
+
+
+def test_a_router_that_multiplies_in_float32_is_not_one_in_bfloat16():
+    """As GLM-4.5's in release 0.5.11."""
+    data = json.loads(FIXTURES["glm-4.5-air"].read_text())
+    usage = usage_of("Glm4MoeForCausalLM", None)
+    wide = {"linear": ("F.linear(hidden_states.to(torch.float32), self._weight_fp32, None)",)}
+    model = Model("m", "M", data["config"], FIXTURES["glm-4.5-air"])
+    request = Request(model, replace(usage, code=replace(usage.code, products=wide)), Options())
+    ops, unsupported = Planner(ROOT, ROOT / "definitions").needs_of(request)
+    assert set(data["ops"]) - set(ops) == {"gate"}
+    assert "the code multiplies in float32" in unsupported["gate"]
 
 
 def test_a_window_that_is_switched_off_changes_nothing():

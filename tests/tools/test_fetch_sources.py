@@ -207,6 +207,19 @@ def test_an_unknown_release_brings_the_libraries_it_requires(tmp_path, index, pi
     assert fetch(dest, pins=pins) == ["sglang", "sgl-kernel"], "back to the default release"
 
 
+def test_one_library_without_the_others(tmp_path, index, pins):
+    dest = tmp_path / "s"
+    assert fetch(dest, pins=pins, only=["flashinfer-python"]) == ["flashinfer-python"]
+    assert index.downloads == ["flashinfer-python 2.0"]
+    assert tree(dest) == ["flashinfer/__init__.py", "manifest.json"]
+    assert fetch(dest, pins=pins) == ["sglang", "sgl-kernel"]
+    assert fetch(dest, pins=pins, only=["flashinfer-python"]) == [], "the others stay"
+    assert tree(dest) == UNPACKED
+    assert list(json.loads((dest / "manifest.json").read_text())["sources"]) == ALL
+    with pytest.raises(FetchError, match=r"release 7\.0 is not listed.*omit --only"):
+        fetch(dest, "7.0", pins=pins, only=["flashinfer-python"])
+
+
 def test_an_unknown_release_that_pins_no_libraries(tmp_path):
     wheel = tmp_path / "sglang.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -333,16 +346,19 @@ def test_checkouts_that_are_not_there(tmp_path, capsys):
 
 
 def test_command_line(tmp_path, index, pins, monkeypatch, capsys):
-    monkeypatch.setattr(fetch_sources, "fetch", lambda dest, version, console: fetch(dest, version, pins, console))
+    monkeypatch.setattr(
+        fetch_sources, "fetch", lambda dest, version, console, only: fetch(dest, version, pins, console, only)
+    )
     assert main(["--dest", str(tmp_path / "s")]) == 0
     assert capsys.readouterr().out.count("fetched") == 3
     assert main(["--dest", str(tmp_path / "s")]) == 0
     assert capsys.readouterr().out.count("already present") == 3
     monkeypatch.setattr(fetch_sources, "fetch", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     assert main([]) == 130
-    with pytest.raises(SystemExit) as stop:
-        main(["--sglang", "1.0", "--from", "x"])
-    assert stop.value.code == 2
+    for wrong in (["--sglang", "1.0", "--from", "x"], ["--only", "sglang", "--from", "x"], ["--only", "torch"]):
+        with pytest.raises(SystemExit) as stop:
+            main(wrong)
+        assert stop.value.code == 2
 
 
 class TestPip:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import jsonschema
 import pytest
+import release
 
 import flashinfer_trace
 from flashinfer_trace.kernel_paths import CALLED, KINDS, RUN, claimable, load_kernel_paths, with_claims
 from flashinfer_trace.ledger import VERIFIED, proofs
+from flashinfer_trace.model_claims import curated_path
 from flashinfer_trace.naming import family_name, load_naming
 from flashinfer_trace.records import KernelFacts, load_records
 from tools.kernel_paths.__main__ import main, source_of
@@ -57,7 +60,13 @@ def test_the_committed_paths_are_those_of_the_sources(package):
     directory = source_of(package, PACKAGES[package], directories())
     if directory is None:
         pinned = f"{PACKAGES[package]['distribution']} {PACKAGES[package]['version']}"
-        pytest.skip(f"no sources of {pinned} in KERNEL_SOURCES or .sources*; `python -m tools.fetch_sources --release`")
+        fetched = f"--release {PACKAGES[package]['release']} --only {PACKAGES[package]['distribution']}"
+        reason = (
+            f"no sources of {pinned} in KERNEL_SOURCES or .sources*; `python -m tools.fetch_sources {fetched} --dest`"
+        )
+        if "CI" in os.environ:  # it fetches them first
+            pytest.fail(reason)
+        pytest.skip(reason)
     own = {path for path in KNOWN.paths if path.partition(".")[0] == package}
     assert own
     assert [path for path in sorted(own) if not exists(directory, path)] == []
@@ -165,3 +174,26 @@ def test_the_file_follows_its_schema():
     jsonschema.Draft202012Validator(schema).validate(
         json.loads((ROOT / "schema" / "kernel_paths.json").read_text(encoding="utf-8"))
     )
+
+
+#: A place in SGLang, as the source of a claim names it: the file, and the class, function or attribute there.
+PLACE = re.compile(r"(srt/[\w/]+\.py)(?:, ((?:\w+\.)*\w+))?")
+
+
+@release.needs_sources
+def test_the_places_that_curated_claims_name_exist() -> None:
+    """Each function is in its file, and the file names the kernel."""
+    checked = 0
+    claims = json.loads(curated_path(ROOT).read_text(encoding="utf-8"))["claims"]
+    for claim in claims:
+        if not claim["source"].startswith("SGLang 0.5.8"):
+            continue
+        places = PLACE.findall(claim["source"])
+        assert places, claim
+        for file, name in places:
+            text = (release.SOURCES / "sglang" / file).read_text(encoding="utf-8")
+            last = re.escape(name.rpartition(".")[2])
+            assert not name or re.search(rf"\b(def|class) {last}\b|self\.{last} =", text), (file, name)
+            assert claim.get("kernel", "") in text, (file, claim["kernel"])
+            checked += 1
+    assert checked >= len(claims) - 1

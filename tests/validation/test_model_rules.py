@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import jsonschema
@@ -40,6 +41,20 @@ def test_curated_claims_name_what_exists_and_is_claimed() -> None:
         assert set(claim["models"]) <= known.models, claim
         only = ModelClaims(known.models, {}, ((tuple(claim["definitions"]), frozenset(claim["models"])),))
         assert any(only.allows(name, model) for name, model in tagged), f"nothing claims this: {claim}"
+
+
+def test_a_description_says_that_a_model_uses_it_only_where_its_tag_does() -> None:
+    """For example: nobody publishes Mixtral in fp8 blocks, and 8 ranks cannot share the 28 heads of Qwen2-57B-A14B."""
+    files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(REPOSITORY.glob("models/*.json"))]
+    titles = {rf"(?<![\w.-]){re.escape(one['title'])}(?!\w|[-.]\w)": one["name"] for one in files}
+    users = re.compile(r"(?:Used (?:at TP [\d, and]+ |between the blocks )?(?:by|of)|he routed experts of) (.*)")
+    said = 0
+    for one in definitions(root=REPOSITORY):
+        found = users.search(one.description)
+        named = {name for title, name in titles.items() if found and re.search(title, found[1])}
+        assert named <= set(one.tag_values("model")), one.name
+        said += bool(named)
+    assert said > 100
 
 
 def test_a_claim_is_needed_or_curated(minimal: dict[str, Any]) -> None:

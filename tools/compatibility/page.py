@@ -31,6 +31,13 @@ Some Definitions of models differ from the ones of that dataset in what they com
   dataset, `rmsnorm_h4096` has 1e-5, and `rmsnorm_h4096_eps1e6` has 1e-6. The same holds for `fused_add_rmsnorm`.
 - `fused_add_rmsnorm_residual_out_h*` also returns the sum, which the kernels write over their input;
   `fused_add_rmsnorm_h*` returns its norm only.
+
+## Stacked projections of experts
+
+In `moe_*`, `gemm1_weights` stacks the up projection on the gate, as that dataset and FlashInfer's kernels do
+(`trtllm_fp8_block_scale_moe`, `trtllm_bf16_moe`). SGLang's `fused_experts` and its CUTLASS kernels take the gate first:
+to run them, exchange the halves of `gemm1_weights` and of its scales. The tests of these kernels do so. Where a linear
+layer makes both halves for `silu_and_mul` or `gelu_tanh_and_mul`, the gate is first, as in these kernels.
 """
 
 

@@ -38,6 +38,7 @@ class ModelCode:
         modules: attribute -> each expression that builds it, such as `RMSNorm(config.hidden_size)`.
         calls: attribute -> each way in which it is called.
         reads: field of the configuration -> the defaults that the code gives it; none if it needs the field.
+        products: function of PyTorch that multiplies by a weight, outside of a module for it -> each call.
     """
 
     architecture: str
@@ -45,11 +46,15 @@ class ModelCode:
     modules: Modules = field(default_factory=dict)
     calls: Modules = field(default_factory=dict)
     reads: Modules = field(default_factory=dict)
+    products: Modules = field(default_factory=dict)
+
+
+SECTIONS = ("modules", "calls", "reads", "products")
 
 
 def read_code(architecture: str, module: str, tree: SourceTree) -> ModelCode:
     """Reads the code of an architecture that `module` defines."""
-    found: dict[str, dict[str, dict[str, None]]] = {name: defaultdict(dict) for name in ("modules", "calls", "reads")}
+    found: dict[str, dict[str, dict[str, None]]] = {name: defaultdict(dict) for name in SECTIONS}
     for node in _reached(module, architecture, tree):
         values = _values(node)
         for part in ast.walk(node):
@@ -63,7 +68,8 @@ def read_code(architecture: str, module: str, tree: SourceTree) -> ModelCode:
     }
     modules = {name: texts for name, texts in sections["modules"].items() if not name.startswith("_")}
     calls = {name: texts for name, texts in sections["calls"].items() if name in modules}
-    return ModelCode(architecture, {"sglang": tree.describe()["sglang"]}, modules, calls, sections["reads"])
+    others = (sections["reads"], sections["products"])
+    return ModelCode(architecture, {"sglang": tree.describe()["sglang"]}, modules, calls, *others)
 
 
 def _resolved(text: str, values: Mapping[str, str]) -> str:
@@ -92,6 +98,8 @@ def _facts(node: ast.AST) -> Iterator[tuple[str, str, str]]:
         case ast.Call(func=ast.Attribute(value=ast.Attribute(value=ast.Name(id="self"), attr=name), attr=method)):
             if method in FORWARDS:
                 yield "calls", name, ast.unparse(node)
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="F"), attr="linear")):
+            yield "products", "linear", ast.unparse(node)
     match node:
         case ast.Call(func=ast.Name(id="getattr" | "hasattr" as how), args=[of, ast.Constant(value=str(name)), *rest]):
             if _is_config(of):
@@ -179,9 +187,7 @@ def _source(node: ast.ImportFrom, module: str, tree: SourceTree) -> str:
 
 def code_from(data: Mapping[str, Any]) -> ModelCode:
     """The code as its committed file has it."""
-    sections = (
-        {name: tuple(texts) for name, texts in data[section].items()} for section in ("modules", "calls", "reads")
-    )
+    sections = ({name: tuple(texts) for name, texts in data[section].items()} for section in SECTIONS)
     return ModelCode(data["architecture"], data["sources"], *sections)
 
 
@@ -190,10 +196,7 @@ def dumps(code: ModelCode) -> str:
     data = {
         "architecture": code.architecture,
         "sources": code.sources,
-        **{
-            name: {key: list(texts) for key, texts in getattr(code, name).items()}
-            for name in ("modules", "calls", "reads")
-        },
+        **{name: {key: list(texts) for key, texts in getattr(code, name).items()} for name in SECTIONS},
     }
     return laid_out(data, _lines)
 
@@ -202,6 +205,6 @@ def _lines(path: tuple[str, ...], value: Any) -> Lines | None:
     match path:
         case ():
             return Lines(1, closing=0)
-        case ("modules",) | ("calls",) | ("reads",):
+        case ("modules",) | ("calls",) | ("reads",) | ("products",):
             return Lines(2)
     return None

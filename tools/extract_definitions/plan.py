@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import ledger
+from flashinfer_trace.dataset import definition_paths
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.files import json_text
 from flashinfer_trace.json_source import load_object
+from flashinfer_trace.kernel_coverage import definitions_by_kernel
 from flashinfer_trace.kernel_paths import proven_paths, with_claims
 from flashinfer_trace.naming import Naming, derive_name, load_naming, ordered
 from flashinfer_trace.reference import render
@@ -94,7 +98,7 @@ class Planner:
             for recipe, need in found:
                 groups[need.key].append((recipe, need))
             met = {need.use.op for _, need in found}
-            for state, op, detail in _for_review(request, met):
+            for state, op, detail in _for_review(self.root, request, met):
                 review[state, op, detail].append(request.model.name)
             for op, reason in request.unused.items():
                 if request.usage.op(op) and op not in met:
@@ -120,7 +124,7 @@ class Planner:
         for recipe, need in self.needs(request):
             ops[need.use.op][self.name_of(need)] = recipe.op_type
         uncovered = {
-            op.name: _reason(request, op)
+            op.name: _reason(self.root, request, op)
             for op in request.usage.ops
             if op.group in ("", "sampling")
             and (op.name in request.uncovered or (op.name not in ops and op.name not in request.unused))
@@ -241,7 +245,7 @@ def _unclassified(request: Request) -> Iterator[str]:
         )
 
 
-def _for_review(request: Request, met: set[str]) -> Iterator[tuple[str, str, str]]:
+def _for_review(root: Path, request: Request, met: set[str]) -> Iterator[tuple[str, str, str]]:
     """State, op and reason: ops that have no Definition, and the kernels of other ops that no recipe covers."""
     covered = {kernel for recipe in RECIPES for kernel in recipe.kernels}
     for op in request.usage.ops:
@@ -256,16 +260,30 @@ def _for_review(request: Request, met: set[str]) -> Iterator[tuple[str, str, str
             if others:
                 yield PARTLY, op.name, f"other kernels: {', '.join(others)}"
         elif own:
-            yield UNSUPPORTED, op.name, _reason(request, op)
+            yield UNSUPPORTED, op.name, _reason(root, request, op)
         else:
-            yield OUTSIDE, f"{op.name} ({op.group})", _reason(request, op)
+            yield OUTSIDE, f"{op.name} ({op.group})", _reason(root, request, op)
 
 
-def _reason(request: Request, op: Op) -> str:
-    """Why an op has no Definition, with its kernels."""
-    known = request.uncovered if op.group in ("", "sampling") else {}
-    reason = known.get(op.name, "no family covers it")
-    return f"{reason}: {', '.join(_kernels(request, op)) or 'torch'}"
+def _reason(root: Path, request: Request, op: Op) -> str:
+    """Why an op has no Definition that follows from the model, with its kernels."""
+    known, kernels = request.uncovered if op.group in ("", "sampling") else {}, _kernels(request, op)
+    curated = any(kernel_name(kernel) in _with_definitions(root) for kernel in kernels)
+    reason = known.get(op.name, "no recipe; some of its kernels have Definitions" if curated else "no family covers it")
+    return f"{reason}: {', '.join(kernels) or 'torch'}"
+
+
+@functools.cache
+def _with_definitions(root: Path) -> frozenset[str]:
+    """The kernels that have Definitions, whichever model these are for."""
+    return frozenset(definitions_by_kernel(root, _readable(definition_paths(root))))
+
+
+def _readable(paths: Iterable[Path]) -> Iterator[Definition]:
+    """The Definitions in these files, but for broken ones: planning reports those that are in its way."""
+    for path in paths:
+        with contextlib.suppress(ExtractionError):
+            yield Definition.from_dict(_read(path), path)
 
 
 def _kernels(request: Request, op: Op) -> list[str]:

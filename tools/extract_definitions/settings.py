@@ -112,8 +112,8 @@ _LAYER = _PLACE | {
 }
 _LINEAR = Settings(LINEAR, _LAYER, {"bias": ("attention_bias", "bias")}, {"bias": ("False",)}, frozenset({"bias"}))
 _FEED_FORWARD = Settings(LINEAR, _LAYER, {"bias": ("mlp_bias", "bias")}, _LINEAR.literal, _LINEAR.required)
-#: The recipe says that the product is taken before the bias is added.
-_QKV = Settings(LINEAR, _LAYER | {"bias"})
+#: Layers of which the recipe says whether they add a bias: by attention_bias, and by what the code passes.
+_EITHER_BIAS = Settings(LINEAR, _LAYER, {"bias": ("bias",)}, {"bias": ("True", "False")})
 _ROUTER = Settings(
     _LINEAR.by | {"MoEGate", "Glm4MoeGate"}, _LAYER | {"config", "is_nextn"}, _LINEAR.decided, _LINEAR.literal
 )
@@ -196,7 +196,9 @@ def settings(op_type: str, family: str, op: str, one_group: bool = False) -> dic
         case "gemm", "gate":
             return {op: _ROUTER}
         case "gemm", _:
-            return {op: {"qkv_proj": _QKV, "gate_up_proj": _FEED_FORWARD, "down_proj": _FEED_FORWARD}.get(op, _LINEAR)}
+            if op in ("qkv_proj", "o_proj", "router"):
+                return {op: _EITHER_BIAS}
+            return {op: _FEED_FORWARD if op in ("gate_up_proj", "down_proj") else _LINEAR}
         case "moe", _:
             routing, experts = (_SOFTMAX, _EXPERTS) if "softmax" in family else (_BIASED, _SCALED)
             if "softmax" in family and one_group:

@@ -2,7 +2,7 @@
 
 python -m tools.kernel_paths DIRECTORY [DIRECTORY ...]
 
-Each directory holds sources as `python -m tools.fetch_sources --release R --out DIRECTORY` unpacks them. A package is
+Each directory holds sources as `python -m tools.fetch_sources --release R --dest DIRECTORY` unpacks them. A package is
 read from the one that has it at the version that schema/kernel_paths.json pins: the version that evidence is recorded
 with.
 """
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
             package = packages[name]
             print(
                 f"{name}: none of the directories has {package['distribution']} {package['version']}; run "
-                f"`python -m tools.fetch_sources --release {package['release']} --out DIRECTORY`",
+                f"`python -m tools.fetch_sources --release {package['release']} --dest DIRECTORY`",
                 file=sys.stderr,
             )
     sources = {name: directory for name, directory in found.items() if directory is not None}

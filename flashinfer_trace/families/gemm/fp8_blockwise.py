@@ -22,6 +22,9 @@ from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.inputs import Draws
 
+#: Outputs of all blocks that the oracle computes at once: about 1 GB.
+LARGEST_BATCH = 2**24
+
 SGLANG = "sglang.srt.layers.quantization.fp8_kernel"
 
 
@@ -46,11 +49,15 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     column_scales = inputs["B_scale"].double().repeat_interleave(BLOCK, dim=0)[: len(b)]
     total = no_loss(a, b)
     magnitude = torch.zeros_like(total.product)
-    for block in range(a.shape[1] // BLOCK):
-        part = slice(block * BLOCK, (block + 1) * BLOCK)
-        scale = torch.outer(row_scales[:, block], column_scales[:, block])
-        total.add(truncated_product(a[:, part], b[:, part]), scale)
-        magnitude += a[:, part].abs() @ b[:, part].abs().T * scale
+    # Blocks have accumulators of their own: many are computed at once, as memory allows.
+    blocks_a, blocks_b = (x.unflatten(1, (-1, BLOCK)).transpose(0, 1) for x in (a, b))
+    at_once = max(1, LARGEST_BATCH // max(1, magnitude.numel()))
+    for first in range(0, len(blocks_a), at_once):
+        part = slice(first, first + at_once)
+        own_a, own_b = blocks_a[part], blocks_b[part]
+        scale = row_scales.T[part].unsqueeze(2) * column_scales.T[part].unsqueeze(1)
+        total.add(truncated_product(own_a, own_b), scale)
+        magnitude += ((own_a.abs() @ own_b.abs().mT) * scale).sum(dim=0)
     exact = magnitude.numel() > 0 and all(map(powers_of_two, (row_scales, column_scales))) and whole(a) and whole(b)
     exact = exact and bool(magnitude.max() < 2**24 * row_scales.min() * column_scales.min())
     parts = truncated_parts(total, torch.ones_like(magnitude))

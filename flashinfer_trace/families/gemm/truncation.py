@@ -12,7 +12,7 @@ terms (32 products, the running sum, the result) loses between 0 and U of its ma
 
 - the mean loss is between 0 and U / 2 times the sum of the products' signs, added up over the instructions
   (``shift``); the running sum is a multiple of U already, unless its leading power of two has just grown;
-- around it, terms of a range U have a sub-Gaussian variance proxy of U^2 / 4 (``variance``);
+- around it, terms of a range U have a sub-Gaussian variance proxy of U^2 / 4 (``deviation``, its root);
 - it can never exceed U for each positive term, or each negative one (``most_lost``, ``most_gained``).
 
 Products are multiples of a grain (1 for integer codes): where U does not exceed it, nothing is lost.
@@ -50,28 +50,31 @@ EXPONENT = 0x7F800000
 class Loss:
     """A product, and what cutting its terms off can do to it; each [..., m, n]. See the module.
 
+    The unit of an instruction is 2^-KEPT_BITS times its leading power of two. The sums are of these powers of two.
+
     Attributes:
         product: exact, float64; the others are float32.
-        units: the sum of the instructions' units.
-        signed: the sum of units times the sum of the signs of all terms of an instruction.
-        shift: half the sum of units times the sum of the signs of the products alone.
-        variance: the sum of the variance proxies of all terms.
+        units: the sum over the instructions.
+        squares: the sum of their squares.
+        signed: the sum of each times the sum of the signs of the products.
+        results: the sum of each times the sign of the running sum after the instruction.
     """
 
     product: torch.Tensor
     units: torch.Tensor
+    squares: torch.Tensor
     signed: torch.Tensor
-    shift: torch.Tensor
-    variance: torch.Tensor
+    results: torch.Tensor
 
     def add(self, other: Loss, factor: torch.Tensor) -> None:
-        """Adds another run of products, which is multiplied by positive factors (float64)."""
-        self.product.addcmul_(other.product, factor)
-        scale = factor.float()
-        self.units.addcmul_(other.units, scale)
-        self.signed.addcmul_(other.signed, scale)
-        self.shift.addcmul_(other.shift, scale)
-        self.variance.addcmul_(other.variance, scale * scale)
+        """Adds other runs of products [runs, m, n], each of which is multiplied by positive factors (float64)."""
+        for run in range(len(factor)):
+            scale = factor[run].float()
+            self.product.addcmul_(other.product[run], factor[run])
+            self.units.addcmul_(other.units[run], scale)
+            self.squares.addcmul_(other.squares[run], scale * scale)
+            self.signed.addcmul_(other.signed[run], scale)
+            self.results.addcmul_(other.results[run], scale)
 
 
 def no_loss(a: torch.Tensor, b: torch.Tensor) -> Loss:
@@ -83,36 +86,38 @@ def no_loss(a: torch.Tensor, b: torch.Tensor) -> Loss:
 def truncated_product(a: torch.Tensor, b: torch.Tensor) -> Loss:
     """a [..., m, k] @ b [..., n, k].mT of codes (float64), in one accumulator from the first product to the last."""
     loss = no_loss(a, b)
-    grain = 1.0 if bool((a == a.round()).all() & (b == b.round()).all()) else 0.0
+    grain = 2.0**KEPT_BITS if bool((a == a.round()).all() & (b == b.round()).all()) else 0.0
+    before = loss.product.float()
     for start in range(0, a.shape[-1], STEP):
-        _add_instruction(loss, a[..., start : start + STEP], b[..., start : start + STEP], grain)
+        before = _add_instruction(loss, before, a[..., start : start + STEP], b[..., start : start + STEP], grain)
     return loss
 
 
-def _add_instruction(loss: Loss, a: torch.Tensor, b: torch.Tensor, grain: float) -> None:
-    before = loss.product
-    loss.product = before + a @ b.mT
+def _add_instruction(loss: Loss, before: torch.Tensor, a: torch.Tensor, b: torch.Tensor, grain: float) -> torch.Tensor:
+    """Adds 32 products to the running sum, which was `before` (float32); what it is now."""
+    loss.product += a @ b.mT
+    after = loss.product.float()
     largest = a.abs().amax(dim=-1).float().unsqueeze(-1) * b.abs().amax(dim=-1).float().unsqueeze(-2)
-    top = torch.maximum(torch.maximum(before.abs(), loss.product.abs()).float(), largest)
+    torch.maximum(torch.maximum(largest, before.abs_()), after.abs(), out=largest)
     # The exponent's bits alone are the leading power of two, and 0 where all terms are 0.
-    unit = (top.view(torch.int32) & EXPONENT).view(torch.float32).mul_(2.0**-KEPT_BITS)
-    if grain:
-        unit = torch.where(unit <= grain, 0.0, unit)
-    signs = a.sign().float() @ b.sign().float().mT
+    largest.view(torch.int32).bitwise_and_(EXPONENT)
+    unit = largest.masked_fill_(largest <= grain, 0.0) if grain else largest
     loss.units += unit
-    loss.variance.addcmul_(unit, unit, value=(STEP + OTHERS) / 4)
-    loss.shift.addcmul_(unit, signs, value=0.5)
-    loss.signed.addcmul_(unit, signs.add_(loss.product.sign(), alpha=OTHERS))
+    loss.squares.addcmul_(unit, unit)
+    loss.signed.addcmul_(unit, a.sign().float() @ b.sign().float().mT)
+    loss.results.addcmul_(unit, after.sign())
+    return after
 
 
 def truncated_parts(loss: Loss, scale: torch.Tensor) -> dict[str, torch.Tensor]:
     """The parts of `Expected` that TRUNCATED reads, of a product that is multiplied by positive scales."""
-    terms = loss.units.double() * (STEP + OTHERS)
+    size = scale * 2.0**-KEPT_BITS
+    terms, signs = loss.units.double() * (STEP + OTHERS), loss.signed + OTHERS * loss.results
     return {
-        "shift": loss.shift * scale,
-        "deviation": loss.variance.sqrt() * scale,
-        "most_lost": (terms + loss.signed) / 2 * scale,
-        "most_gained": (terms - loss.signed).clamp_min(0.0) / 2 * scale,
+        "shift": loss.signed / 2 * size,
+        "deviation": (loss.squares * ((STEP + OTHERS) / 4)).sqrt() * size,
+        "most_lost": (terms + signs) / 2 * size,
+        "most_gained": (terms - signs).clamp_min(0.0) / 2 * size,
     }
 
 

@@ -103,10 +103,14 @@ def reshaped(expected: Expected, shape: tuple[int, ...], exact: bool) -> Expecte
 
 
 def float32_error(expected: Expected) -> torch.Tensor:
-    """One rounding to bf16, float32 sums, and activations that are halfway between two codes."""
+    """One rounding to bf16, float32 sums, and activations that are halfway between two codes.
+
+    What is rounded is the sum with its errors: codes that are off may make it much larger than the expected value.
+    """
     parts = expected.parts
     inside = summation_error(parts["magnitude"], int(parts["length"])) + TERM_ROUNDINGS * U32 * parts["magnitude"]
-    return rounding_error(expected.value, torch.bfloat16) * (1 + 2**-7) + inside + parts["spread"]
+    off = inside + parts["spread"]
+    return rounding_error(expected.value.abs() + off, torch.bfloat16) + off
 
 
 def truncated_error(expected: Expected) -> torch.Tensor:

@@ -48,6 +48,14 @@ def chosen_pairs(ids: torch.Tensor, expert: int) -> torch.Tensor:
     return (ids.flatten() == expert).nonzero().flatten()
 
 
+def pairs_by_expert(ids: torch.Tensor, num_experts: int) -> dict[int, list[int]]:
+    """The pairs of each expert, ascending, and of -1: the ids are read once, not searched once for each expert."""
+    pairs: dict[int, list[int]] = {expert: [] for expert in range(-1, num_experts)}
+    for pair, expert in enumerate(ids.flatten().tolist()):
+        pairs[expert].append(pair)
+    return pairs
+
+
 def align_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """Part by part, in Python. ``group`` tells which entries may change places, and which are not specified."""
     axes, ids = definition.const_axes, inputs["topk_ids"]
@@ -56,8 +64,7 @@ def align_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     slots: list[int] = []
     groups: list[int] = []
     experts: list[int] = []
-    for expert in range(-1, axes["num_experts"]):
-        part = chosen_pairs(ids, expert).tolist()
+    for expert, part in pairs_by_expert(ids, axes["num_experts"]).items():
         padding = -len(part) % block
         slots += part + [pairs] * padding
         groups += [expert + 1] * len(part) + [axes["num_experts"] + 1] * padding
@@ -92,9 +99,9 @@ def sizes_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """Counted expert by expert; the outputs that the Definition has."""
     axes, ids = definition.const_axes, inputs["topk_ids"]
     hidden, size, experts = axes["hidden_size"], axes["intermediate_size"], range(axes["num_experts"])
-    pairs = [chosen_pairs(ids, expert).tolist() for expert in experts]
-    counts = [len(part) for part in pairs]
-    rows = [pair for part in pairs for pair in part]
+    pairs = pairs_by_expert(ids, axes["num_experts"])
+    counts = [len(pairs[expert]) for expert in experts]
+    rows = [pair for expert in experts for pair in pairs[expert]]
     rest = ids.numel() - len(rows)
     of_pair, group_of_pair = [-1] * ids.numel(), [UNSPECIFIED] * ids.numel()
     groups = [expert for expert in experts for _ in pairs[expert]]

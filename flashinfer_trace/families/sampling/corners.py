@@ -16,7 +16,7 @@ USUAL = {"top_k": 8, "top_p": 0.9, "min_p": 0.02}
 #: Sums on either side of the 1e-8 below which a renormalised row is not scaled as others are.
 SMALL_SUMS = (1.5e-8, 1.004e-8, 7e-9)
 
-#: The largest vocabulary of which a case has more rows than tokens.
+#: The largest vocabulary of which a case has more rows than tokens, and shows the least probable token.
 MANY_ROWS = 64
 
 #: Rows of one plan: each is drawn from often enough to miss a token of probability 0.05.
@@ -46,6 +46,7 @@ def spec(request: PlanRequest, row: str, total: float = 1.0, **given: Any) -> di
 def row_specs(request: PlanRequest) -> list[list[dict[str, Any]]]:
     """Specs of the rows of each plan."""
     definition, options = request.definition, request.options_of(SamplingOptions)
+    vocab_size = definition.const_axes["vocab_size"]
     corners = parameters(request)
     plans = [[spec(request, "short", **corner) for corner in corners[:3]]]
     # Every row at once without its filter, and every row that keeps nothing.
@@ -58,9 +59,12 @@ def row_specs(request: PlanRequest) -> list[list[dict[str, Any]]]:
         plans.append([spec(request, row, **off) for row in ("short", "normal")] + many)
     if "top_k" in off and options.lowest_k <= 0:
         plans.append([spec(request, "few_valued", top_k=0)] * 2)
+    if "top_k" in off and vocab_size <= MANY_ROWS:
+        # One token is left out, and it is the only one of its probability.
+        plans.append([spec(request, "normal", **{**off, "top_k": vocab_size - 1})])
     if "top_p" in off and options.boundaries:
         # The limit is within one rounding of the mass of some tokens: a sum in float32 decides otherwise.
-        every = {"top_k": definition.const_axes["vocab_size"]} if "top_k" in off else {}
+        every = {"top_k": vocab_size} if "top_k" in off else {}
         plans.insert(0, [spec(request, "short", **every, top_p="boundary")] * ROWS)
         beside = [spec(request, row, **every, top_p=p) for row in ("short", "dyadic") for p in ("above", "below")]
         if every:
@@ -69,11 +73,11 @@ def row_specs(request: PlanRequest) -> list[list[dict[str, Any]]]:
             plans.append([spec(request, "short", total, top_k=every["top_k"] + 1, top_p="boundary")] * ROWS)
         plans.append([*beside, spec(request, "dyadic", **every, top_p="boundary")])
     if "top_p" in off:
-        every = {"top_k": definition.const_axes["vocab_size"]} if "top_k" in off else {}
+        every = {"top_k": vocab_size} if "top_k" in off else {}
         plans.append([spec(request, "few_valued", **every, top_p=0.0)] * 2)
     for name in ("top_p", "min_p"):
         if name in off and (name == "min_p" or options.boundaries):
-            every = {"top_k": definition.const_axes["vocab_size"]} if "top_k" in off else {}
+            every = {"top_k": vocab_size} if "top_k" in off else {}
             given: list[dict[str, Any]] = [{**every, name: near} for near in ("over", "under")]
             plans.append([spec(request, "short", **each) for each in given])
     specs = [spec(request, "short", **corner) for corner in corners[3:]]
@@ -99,6 +103,7 @@ def renorm_corners(request: PlanRequest) -> Sequence[Plan]:
         # What a kernel makes of sums this small is its own affair: here the reference is held to what it says.
         everything: dict[str, Any] = {"top_k": NO_TOP_K} if "top_k" in request.definition.inputs else {"top_p": 1.5}
         small = [spec(request, row, total, **everything) for row in ("short", "normal") for total in SMALL_SUMS]
+        small.append(spec(request, "smallest", **everything))
         plans.append({"rows": len(small), "draws": 1, "specs": small})
         if vocab_size <= MANY_ROWS:
             many = {"top_k": vocab_size // 3} if "top_k" in request.definition.inputs else {"top_p": 1.5}

@@ -30,10 +30,13 @@ __all__ = [
 #: 1, with ties, so that float32 sums are exact in any order; ``one_hot``; ``zero``. Only corners have ``short``, ten
 #: tokens of distinct probabilities around 0.1, the largest in the last place, and ``trailing``, the same without mass
 #: in the last place: each of their tokens is drawn often; and ``halved``, one token of 0.5 and the rest shared by all
-#: others: of all rows that the draws of one case can judge, it moves most with a temperature.
+#: others: of all rows that the draws of one case can judge, it moves most with a temperature; and ``smallest``, three
+#: tokens that sum to exactly SMALLEST_SUM.
 ORDINARY = ("normal", "peaked", "zipf", "few_valued", "dyadic")
 KINDS = (*ORDINARY, "uniform", "one_hot", "zero")
 UNIT = 2.0**-20
+#: A renormalised row is scaled only if its sum is larger.
+SMALLEST_SUM = 1e-8
 
 #: SGLang's "no top-k" is 2^30.
 NO_TOP_K = 1 << 30
@@ -189,6 +192,9 @@ def make_row(kind: str, vocab_size: int, draws: Draws) -> torch.Tensor:
         return row.float()
     if kind == "dyadic":
         return dyadic_row(vocab_size, draws)[order]
+    if kind == "smallest":
+        row[order[:3]] = torch.tensor(float32_parts(SMALLEST_SUM), dtype=torch.float64, device=draws.device)
+        return row.float()
     if kind == "halved":
         row += 0.5 / (vocab_size - 1)
         row[order[0]] = 0.5
@@ -213,6 +219,15 @@ def make_row(kind: str, vocab_size: int, draws: Draws) -> torch.Tensor:
         levels = torch.tensor([0.0, 1.0, 2.0, 5.0, 11.0], dtype=torch.float64, device=draws.device)
         row = levels[draws.integers((vocab_size,), 0, 4)]
     return (row / row.sum()).float()
+
+
+def float32_parts(number: float) -> list[float]:
+    """Three numbers of 24 bits or fewer that sum to a positive float64 number: it has 53 bits."""
+    parts: list[float] = []
+    for _ in range(3):
+        mantissa, exponent = math.frexp(number - sum(parts))
+        parts.append(math.ldexp(math.floor(mantissa * 2**24), exponent - 24))
+    return parts
 
 
 def dyadic_row(vocab_size: int, draws: Draws) -> torch.Tensor:

@@ -141,7 +141,7 @@ def operands(block_scaled: bool) -> dict[str, Any]:
     experts, float32 = "num_local_experts", "float32"
     first = (
         f"Weights of the first product{codes}: rows 0 to intermediate_size - 1 are the up projection; the rest are the "
-        "gate, the half that silu is applied to."
+        "gate, the half that silu is applied to. FlashInfer's kernels take this order; SGLang's take the gate first."
     )
     scale = "Scale of each 128x128 block of"
     found = {

@@ -22,7 +22,9 @@ SPECIAL = {
     "sgl-kernel:dsv3_router_gemm": ("gate", [(256, 7168), (384, 7168)], "sgl_api:sgl_kernel.dsv3_router_gemm"),
 }
 
-BF16, FP8 = "gemm_bf16", "fp8_blockwise_scaled_mm"
+BF16, BIAS, FP8 = "gemm_bf16", "gemm_bf16_bias", "fp8_blockwise_scaled_mm"
+#: What the code calls a router that is a linear layer with a bias.
+ROUTER = "router"
 BLOCK_SCALED = "sgl-kernel:fp8_blockwise_scaled_mm"
 #: Features that share one scale; for weights, in both directions.
 BLOCK = 128
@@ -50,7 +52,27 @@ def needs(request: Request) -> Iterator[Need]:
                 for kernel, (of_op, shapes, tag) in SPECIAL.items()
                 if op == of_op and kernel in found.kernels and (n, k) in shapes
             )
-            yield Need(BF16, {"n": n, "k": k}, Use(request.model, op, role, tp=size), stages, special)
+            for family in _families(request, op, size):
+                yield Need(family, {"n": n, "k": k}, Use(request.model, op, role, tp=size), stages, special)
+
+
+def _families(request: Request, op: str, size: int) -> tuple[str, ...]:
+    """The families of a layer in bf16. Ranks that add up the products of o_proj share a bias, which the first adds."""
+    if not _has_bias(request, op):
+        return (BF16,)
+    return (BIAS, BF16) if op == "o_proj" and size > 1 else (BIAS,)
+
+
+def _has_bias(request: Request, op: str) -> bool:
+    """Whether a linear layer adds a bias: as configured where the code leaves it open, else as the code says."""
+    config = request.model.config
+    if op == "qkv_proj":
+        own = config.get("qkv_bias", request.model.architecture.startswith("Qwen2"))
+        return bool(own or config.get("attention_bias"))
+    built = request.usage.code.modules.get(op, ())
+    if op == "o_proj":
+        return bool(config.get("attention_bias")) and any("bias=False" not in text for text in built)
+    return op == ROUTER and any("bias=True" in text for text in built)
 
 
 def _block_scaled(request: Request, op: str, n: int, k: int, use: Use) -> Iterator[Need]:
@@ -88,6 +110,7 @@ def _layers(request: Request, size: int) -> Iterator[Layer]:
         yield "logits_processor", share, hidden, f"lm_head ({text}{capped})"
     if model.experts is not None:
         yield "gate", model.experts, hidden, f"router (gate, {model.experts} experts)"
+        yield ROUTER, model.experts, hidden, f"router ({model.experts} experts)"
     if model.count("shared_expert_intermediate_size"):
         yield "gate", 1, hidden, "shared_expert_gate (weight of the shared expert)"
 
@@ -117,9 +140,7 @@ def _attention_layers(request: Request, heads: int, size: int) -> Iterator[Layer
     model = request.model
     hidden, dim = model.size("hidden_size"), model.head_dim
     kv_heads = max(1, model.size("num_key_value_heads") // size)
-    biased = model.architecture.startswith("Qwen2") or model.config.get("attention_bias")
-    bias = ", before its bias is added" if biased else ""
-    text = f"qkv_proj (({heads} query + 2 x {kv_heads} key-value heads) x {dim}{bias})"
+    text = f"qkv_proj (({heads} query + 2 x {kv_heads} key-value heads) x {dim})"
     yield "qkv_proj", (heads + 2 * kv_heads) * dim, hidden, text
     yield "o_proj", hidden, heads * dim, f"o_proj ({heads} heads x {dim})"
 
@@ -134,13 +155,16 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     }
     if family == FP8:
         return _describe_block_scaled(sizes, axes, needs, dimensions)
-    description = f"Linear layer in bf16, C = A @ B.T, {sizes}"
     inputs = {
         "A": tensor(["m", "k"], "bfloat16", "Activations, one row per token."),
         "B": tensor(["n", "k"], "bfloat16", "Weights as nn.Linear stores them, one row per output feature."),
     }
-    outputs = {"C": tensor(["m", "n"], "bfloat16", "Product A @ B.T.")}
-    return document(description, needs, (), dimensions, inputs, outputs)
+    what, product, result = "Linear layer", "A @ B.T", "Product A @ B.T."
+    if family == BIAS:
+        what, product, result = "Linear layer with bias", "A @ B.T + bias", "A @ B.T + bias."
+        inputs["bias"] = tensor(["n"], "bfloat16", "Added to every row of the product, before it is rounded.")
+    outputs = {"C": tensor(["m", "n"], "bfloat16", result)}
+    return document(f"{what} in bf16, C = {product}, {sizes}", needs, (), dimensions, inputs, outputs)
 
 
 def _describe_block_scaled(
@@ -165,5 +189,6 @@ def _describe_block_scaled(
     return document(description, needs, FP8_TAGS, dimensions, inputs, outputs, constraints)
 
 
-FIELDS = GROUPED | LATENT | WIDTHS | {"vocab_size", "attention_bias", "final_logit_softcapping", "quantization_config"}
-RECIPE = Recipe("gemm", (BF16, FP8), frozenset({BLOCK_SCALED, *SPECIAL}), FIELDS, needs, describe)
+BIASES = {"attention_bias", "qkv_bias"}
+FIELDS = GROUPED | LATENT | WIDTHS | BIASES | {"vocab_size", "final_logit_softcapping", "quantization_config"}
+RECIPE = Recipe("gemm", (BF16, BIAS, FP8), frozenset({BLOCK_SCALED, *SPECIAL}), FIELDS, needs, describe)

@@ -12,8 +12,9 @@ from tools.extract_definitions.recipes.gqa_paged import head_axes, heads, heads_
 from tools.extract_definitions.words import document, tensor, users
 
 FAMILY = "gqa_ragged_prefill_causal"
-#: There is no kernel of ragged tensors with sinks.
-VARIANTS = ("", *(suffix for suffix in attention.VARIANTS if "sinks" not in suffix))
+#: What SGLang passes to kernels of ragged tensors: a cap, but neither a window, not even in layers that have one, nor
+#: sinks (flashinfer_backend.py: what plans and calls prefill_wrapper_ragged).
+VARIANTS = ("", "_softcap")
 KERNELS = frozenset({"flashinfer:BatchPrefillWithRaggedKVCacheWrapper", "sgl-kernel:flash_attn_varlen_func"})
 TAGS = (
     "fi_api:flashinfer.prefill.BatchPrefillWithRaggedKVCacheWrapper",

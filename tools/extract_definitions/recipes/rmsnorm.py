@@ -26,6 +26,9 @@ LATENT = {
     "kv_a_layernorm": ("kv_lora_rank", "the compressed key-value latent (kv_lora_rank)"),
 }
 HEAD = ("q_norm", "k_norm")
+#: Ops of layers that call their norms themselves. Where the trace also has the other op, it is of the layers that the
+#: model builds, which leave their norms to a LayerCommunicator; these are of the class that it derives from.
+OF_LAYERS, COMMUNICATED = ("input_layernorm", "post_attention_layernorm"), "prepare_attn"
 #: Epsilon -> suffix of the family's name. Epsilon is a constant of the reference.
 EPSILONS = {1e-6: "", 1e-5: "_eps1e5"}
 HEADS_FUSED = "fused_qknorm"
@@ -47,8 +50,12 @@ def needs(request: Request) -> Iterator[Need]:
             )
         return Need(name, {"hidden_size": size}, Use(model, op, role), stages)
 
+    inherited = OF_LAYERS if request.usage.op(COMMUNICATED) else ()
+    request.unused.update(dict.fromkeys(inherited, f"its layers call this norm in {COMMUNICATED} or prepare_mlp"))
     for (plain, fused), (norm, add_norm) in KERNELS.items():
         for op in HIDDEN:
+            if op in inherited:
+                continue
             if stages := request.stages(op, [norm]):
                 yield need(plain, model.size("hidden_size"), op, "the hidden state", stages)
             if stages := request.stages(op, [add_norm]):

@@ -9,14 +9,11 @@ from typing import Any
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.words import const, document, tensor, var
 
-#: Family -> the sampler's kernel that it belongs to. If a batch asks for top-k alone, or for top-p alone, FlashInfer
-#: uses a separate kernel.
+#: Family -> the sampler's kernel that it belongs to. SGLang's sampler passes filter_apply_order="joint" for every
+#: batch; the families of other orders, and of top-k or top-p alone, are for other callers.
 SAMPLERS = {
     "min_p_sampling_from_probs": "min_p_sampling_from_probs",
-    "top_k_sampling_from_probs": "top_k_top_p_sampling_from_probs",
     "top_k_top_p_joint_sampling_from_probs": "top_k_top_p_sampling_from_probs",
-    "top_k_top_p_sampling_from_probs": "top_k_top_p_sampling_from_probs",
-    "top_p_sampling_from_probs": "top_k_top_p_sampling_from_probs",
 }
 RENORMALISERS = {name: name for name in ("top_k_renorm_probs", "top_p_renorm_probs")}
 DESCRIPTIONS = {
@@ -24,23 +21,16 @@ DESCRIPTIONS = {
     "times as probable as the most probable token, in proportion to their probabilities.",
     "top_k_renorm_probs": "Top-k renormalisation over {v} tokens: keeps the k largest probabilities of each row and "
     "all values tied with the k-th, scales them to sum to 1 and sets the others to 0.",
-    "top_k_sampling_from_probs": "Top-k sampling over {v} tokens: draws one token per row from the k most probable "
-    "ones, in proportion to their probabilities. All tokens tied with the k-th are kept.",
     "top_k_top_p_joint_sampling_from_probs": "Top-k and top-p (nucleus) sampling over {v} tokens: draws one token per "
     "row from those that are both among the k most probable and among the most probable whose mass reaches top_p, in "
     "proportion to their probabilities. This is SGLang's order.",
-    "top_k_top_p_sampling_from_probs": "Top-k, then top-p (nucleus) sampling over {v} tokens: what top-k keeps is "
-    "scaled to sum to 1, top-p keeps its most probable tokens, and one token per row is drawn in proportion to its "
-    "probability.",
     "top_p_renorm_probs": "Top-p (nucleus) renormalisation over {v} tokens: keeps the most probable tokens of each row "
     "whose mass reaches top_p, scales them to sum to 1 and sets the others to 0.",
-    "top_p_sampling_from_probs": "Top-p (nucleus) sampling over {v} tokens: draws one token per row from the most "
-    "probable tokens whose mass reaches top_p, in proportion to their probabilities.",
 }
 #: Families that sgl-kernel provides as well.
 SGL_API = tuple(RENORMALISERS)
 #: Families whose probabilities must sum to 1.
-NORMALISED = ("top_k_sampling_from_probs", "top_k_top_p_joint_sampling_from_probs", "top_p_sampling_from_probs")
+NORMALISED = ("top_k_top_p_joint_sampling_from_probs",)
 LAST_KEPT = "The token with which the mass reaches it is the last one kept, together with all tokens tied with it"
 TOP_K = (
     "Number of tokens to keep in each row. All tokens tied with the last one are kept; vocab_size or more, or a "
@@ -49,11 +39,8 @@ TOP_K = (
 MASS = "Probability mass that the kept tokens must reach, per row."
 TOP_P = {
     "top_k_top_p_joint_sampling_from_probs": f"{MASS} {LAST_KEPT}.",
-    "top_k_top_p_sampling_from_probs": "Share of the mass kept by top-k that the kept tokens must reach, per row. "
-    f"{LAST_KEPT}.",
     "top_p_renorm_probs": "Share of the row's sum that the kept tokens must reach, per row. "
     f"{LAST_KEPT}; 0 keeps the largest value.",
-    "top_p_sampling_from_probs": f"{MASS} {LAST_KEPT}.",
 }
 MIN_P = "Smallest probability to keep, as a share of the largest in the row; 0 keeps all tokens."
 

@@ -1,0 +1,80 @@
+"""The claims that were wrong once are refused in every Definition that made them."""
+
+from __future__ import annotations
+
+import json
+from fnmatch import fnmatchcase
+
+import pytest
+
+from flashinfer_trace.dataset import definition_paths
+from flashinfer_trace.kernel_paths import CALLED, RUN, load_kernel_paths
+from flashinfer_trace.naming import family_name, load_naming
+from flashinfer_trace.records import load_records
+from flashinfer_trace.validation import validate_paths
+from flashinfer_trace.validation.candidate import Candidate
+from flashinfer_trace.validation.claim_rules import check_claims
+from flashinfer_trace.validation.problems import Findings
+
+from .conftest import REPOSITORY
+
+PATHS = {path.stem: path for path in definition_paths(REPOSITORY)}
+FLASH_ATTENTION = "sgl_kernel.flash_attn.flash_attn"
+#: The tag -> the Definitions that had it, how many there were, and the rule that refuses it.
+WRONG = {
+    f"sgl_api:{FLASH_ATTENTION}_with_kvcache": ("gqa_paged_*", 76, "tag-claim"),
+    f"sgl_api:{FLASH_ATTENTION}_varlen_func": ("*_ragged_prefill_causal_*", 26, "tag-claim"),
+    "triton_api:sglang.srt.layers.moe.fused_moe_triton.fused_moe.fused_experts": ("moe_bf16_softmax_*", 15, "tag-path"),
+    "sgl_api:sgl_kernel.apply_rope_with_cos_sin_cache_inplace": ("rope_with_cos_sin_cache_*", 26, "tag-path"),
+    "sgl_api:sgl_kernel.top_k_renorm_probs": ("top_k_renorm_probs_*", 8, "tag-path"),
+    "sgl_api:sgl_kernel.top_p_renorm_probs": ("top_p_renorm_probs_*", 8, "tag-path"),
+}
+
+
+def claims(data: dict[str, object]) -> list[str]:
+    """The rules on kernels that a Definition breaks."""
+    findings = Findings(REPOSITORY / "x.json", REPOSITORY)
+    family = family_name(data, load_naming(REPOSITORY))
+    assert family is not None
+    kernels = load_records(REPOSITORY).kernels_of(family, str(data["name"]))
+    check_claims(Candidate(data), load_kernel_paths(REPOSITORY), kernels.values(), findings)
+    return [problem.rule for problem in findings.problems]
+
+
+def with_claim(name: str, tag: str) -> dict[str, object]:
+    """A committed Definition with one more tag, which replaces what it says of the same kernel."""
+    data: dict[str, object] = json.loads(PATHS[name].read_text(encoding="utf-8"))
+    tags = data["tags"]
+    assert isinstance(tags, list)
+    path = tag.partition(":")[2]
+    return {**data, "tags": [*(one for one in tags if one.partition(":")[2] != path), tag]}
+
+
+@pytest.mark.parametrize("tag", WRONG)
+def test_a_claim_that_was_wrong_is_refused_in_every_definition(tag: str) -> None:
+    pattern, count, rule = WRONG[tag]
+    names = [name for name in PATHS if fnmatchcase(name, pattern)]
+    assert len(names) >= count
+    assert {name: found for name in names if (found := claims(with_claim(name, tag))) != [rule]} == {}
+    assert {name: found for name in names if (found := claims(json.loads(PATHS[name].read_text())))} == {}
+
+
+@pytest.mark.parametrize("tag", WRONG)
+def test_validate_refuses_it(tag: str) -> None:
+    pattern, _, rule = WRONG[tag]
+    path = next(PATHS[name] for name in sorted(PATHS) if fnmatchcase(name, pattern))
+    data = with_claim(path.stem, tag)
+    found = validate_paths([path], REPOSITORY, {path: json.dumps(data)}).problems
+    assert rule in {problem.rule for problem in found}
+
+
+def test_every_tag_of_the_dataset_has_the_state_of_its_proof() -> None:
+    """A kernel that runs here is never only called, and one that does not is never claimed: without exception."""
+    stated = 0
+    wrong = {}
+    for name, path in PATHS.items():
+        data = json.loads(path.read_text(encoding="utf-8"))
+        stated += sum(tag.partition(":")[0] in (*RUN, CALLED) for tag in data["tags"])
+        if found := claims(data):
+            wrong[name] = found
+    assert stated > 500 and wrong == {}

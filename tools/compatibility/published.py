@@ -1,0 +1,107 @@
+"""Fetches the Definitions in flashinfer-bench's source distribution, a part of its dataset, where there is no clone.
+
+python -m tools.compatibility.published [DIRECTORY]     # default: .flashinfer-bench
+
+Only JSON files are kept, one per Definition. They are for the tests that run flashinfer-bench's evaluators; nothing of
+them is committed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from tools.source_archives import LARGEST_FILE, file_hash
+
+DISTRIBUTION, VERSION = "flashinfer-bench", "0.1.2"
+SHA256 = "3056ba7a9da4ac3cf6727c50038b9c7422c75f0c38e14e1e9a9aaa59a775d238"
+DEFAULT = Path(".flashinfer-bench")
+_MEMBER = re.compile(r"[\w.-]+/flashinfer_trace/definitions/\w+/(\w+\.json)")
+
+
+class PublishedError(Exception):
+    """The Definitions could not be fetched. The message says why."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "directory", nargs="?", type=Path, default=DEFAULT, help=f"a new directory (default: {DEFAULT})"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        found = fetch(options.directory)
+    except (PublishedError, OSError) as error:
+        print(f"published: {error}", file=sys.stderr)
+        return 1
+    print(f"{options.directory}: {found} Definitions of {DISTRIBUTION} {VERSION}")
+    return 0
+
+
+def fetch(directory: Path, download: Callable[[Path], Path] | None = None, sha256: str = SHA256) -> int:
+    """Writes the Definitions to a directory, unless it is there; returns how many it holds.
+
+    Args:
+        directory: the directory, which appears only when it is complete.
+        download: saves the archive in a directory and returns its path; by default `pip download`.
+        sha256: of the archive.
+
+    Raises:
+        PublishedError: the archive cannot be fetched, or is another one.
+    """
+    if directory.is_dir():
+        return len(list(directory.glob("*.json")))
+    with tempfile.TemporaryDirectory(dir=directory.absolute().parent, prefix=".partial-") as name:
+        partial = Path(name)
+        archive = (download or _download)(partial)
+        if (found := file_hash(archive)) != sha256:
+            raise PublishedError(f"{archive.name} has sha256 {found}, not {sha256}: the index serves another file")
+        (partial / "definitions").mkdir()
+        count = unpack(archive, partial / "definitions")
+        os.replace(partial / "definitions", directory)
+    return count
+
+
+def unpack(archive: Path, directory: Path) -> int:
+    """Writes the Definitions of a source distribution to a directory, whatever the paths in it say."""
+    count = 0
+    try:
+        with tarfile.open(archive) as members:
+            for member in members:
+                match = _MEMBER.fullmatch(member.name)
+                stream = members.extractfile(member) if match and member.isreg() else None
+                if match is None or stream is None or member.size > LARGEST_FILE:
+                    continue
+                (directory / match[1]).write_bytes(stream.read())
+                count += 1
+    except (tarfile.TarError, EOFError) as error:
+        raise PublishedError(f"{archive.name}: damaged ({error}); run again") from None
+    if not count:
+        raise PublishedError(f"{archive.name}: has no flashinfer_trace/definitions/*/*.json")
+    return count
+
+
+def _download(directory: Path) -> Path:
+    """Runs `pip download` for the source distribution; its version, which only git would tell, is given."""
+    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet", "--no-deps"]
+    command += [f"--no-binary={DISTRIBUTION}", f"--dest={directory}", f"{DISTRIBUTION}=={VERSION}"]
+    environment = os.environ | {"SETUPTOOLS_SCM_PRETEND_VERSION": VERSION}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    found = sorted(directory.glob("*.tar.gz"))
+    if result.returncode or len(found) != 1:
+        last = " / ".join(result.stderr.strip().splitlines()[-2:])
+        raise PublishedError(
+            f"pip could not fetch the source of {DISTRIBUTION} {VERSION}: {last or 'pip printed nothing'}"
+        )
+    return found[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
