@@ -145,7 +145,7 @@ def test_a_record_that_builds_on_its_op_type_is_found(tmp_path, monkeypatch, op_
     pytest.importorskip("torch")
     source = flashinfer_trace.find_root()
     for part in ("flashinfer_trace", "schema"):
-        shutil.copytree(source / part, tmp_path / part, ignore=shutil.ignore_patterns("tests"))
+        shutil.copytree(source / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__", "tests"))
     (tmp_path / "definitions").mkdir()
     monkeypatch.setenv("FLASHINFER_TRACE_ROOT", str(tmp_path))
     assert main(["my_kernel", "--op-type", op_type]) == 0
