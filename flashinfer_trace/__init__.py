@@ -5,7 +5,8 @@
     >>> inputs = flashinfer_trace.make_inputs(definition, {"batch_size": 4}, seed=0)
     >>> output = definition.run(**inputs)
 
-Importing the package does not import torch; only `make_inputs`, `judge` and ``Definition.run`` do.
+Importing the package does not import torch; only `make_inputs`, `judge`, `workloads` and
+``Definition.run`` do.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from flashinfer_trace.judging.verdict import Verdict
+    from flashinfer_trace.traffic import Workload
 
 __version__ = "0.1.0"
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "judge",
     "load",
     "make_inputs",
+    "workloads",
 ]
 
 
@@ -97,3 +100,25 @@ def judge(
     from flashinfer_trace.judging import judge as judging
 
     return judging.judge(kernel, definition, device=device, examples=examples, seed=seed, twin=twin)
+
+
+def workloads(definition: Definition | str) -> tuple[Workload, ...]:
+    """Inputs of a Definition under named traffic, the same bits on every device: see docs/workloads.md.
+
+    >>> for workload in flashinfer_trace.workloads("rmsnorm_h7168"):
+    ...     inputs = workload.inputs("cuda")
+
+    Args:
+        definition: or its name.
+
+    Returns:
+        Workloads with `name`, `axes` (values of the variable axes) and ``inputs(device)``; `quick` ones are those of a
+        short benchmark.
+
+    Raises:
+        DatasetError: there is no such Definition.
+        ImportError: torch is not installed (``pip install flashinfer-trace[verify]``).
+    """
+    from flashinfer_trace import traffic
+
+    return traffic.workloads(definition)

@@ -26,6 +26,9 @@ __all__ = [
 ROOT_VARIABLE = "FLASHINFER_TRACE_ROOT"
 #: The directory of the imported package.
 PACKAGE = Path(__file__).resolve().parent
+#: Files of one kind that stay in memory. With room for fewer than a dataset has, each pass over it reads all of them
+#: again: the file needed next is always the one that was dropped.
+CACHED_FILES = 1 << 16
 #: Identifies the pyproject.toml of a checkout. A regular expression, because a TOML parser would slow down the import.
 _PROJECT = re.compile(r'^name\s*=\s*"flashinfer-trace"\s*$', re.MULTILINE)
 
@@ -112,6 +115,6 @@ def definitions(op_type: str | None = None, tag: str | None = None, root: Path |
             yield definition
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=CACHED_FILES)
 def _read(path: Path, _modified: int) -> Definition:
     return Definition.from_file(path)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from flashinfer_trace import digests, json_source
+from flashinfer_trace import dataset, digests, json_source
 from flashinfer_trace.naming import family_name, load_naming
 from flashinfer_trace.records import KernelFacts, RecordsError, load_records, records_path
 
@@ -209,7 +209,7 @@ class Entry:
                 yield f"the policy of {name} is not the one of today's record"
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=dataset.CACHED_FILES)
 def implausible(recorded_at: str) -> str | None:
     """Why a run cannot have ended then, None if it can."""
     try:
@@ -388,7 +388,7 @@ def load_json(path: Path) -> dict[str, Any]:
         raise LedgerError(f"{path}: {error}; restore it from version control or record it again") from None
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=dataset.CACHED_FILES)
 def _read(path: Path, _modified: int, _size: int) -> Ledger:
     data = load_json(path)
     try:

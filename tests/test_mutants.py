@@ -5,14 +5,15 @@ A verification rejects every kernel with a fault, in a number of cases that the 
 
 from __future__ import annotations
 
+import functools
+
 import hypothesis
 import pytest
 import torch
 from gpu_libraries import skip_unusable
 from hypothesis import strategies as st
+from whole_dataset import FAMILIES, MEMBERS
 
-import flashinfer_trace
-from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import evaluate, reference_outputs, vacuity
 from flashinfer_trace.harness.family import PlanRequest
 from flashinfer_trace.harness.mutants import ANY_OUTPUT, MUTANTS, ONE_PER_CENT_TOO_LARGE
@@ -20,10 +21,9 @@ from flashinfer_trace.harness.power import power, record_power, stand_in, unexpl
 from flashinfer_trace.harness.unordered import Multiset
 from flashinfer_trace.harness.verify import Job, prepare
 
-ALL = tuple(flashinfer_trace.definitions())
-#: One Definition of each family: their twins are alike.
-FIRST = {family_of(definition).name: definition for definition in ALL}
-FAMILIES = {name: family_of(definition) for name, definition in FIRST.items()}
+#: One Definition of each family: their twins are mostly alike. The first may choose one element of a row only, of which
+#: many mutants are none.
+LAST = {name: members[-1] for name, members in MEMBERS.items()}
 CASES = 16
 OF_SOME_SORTS = ("stale", "one row written twice")
 #: At real sizes, where a case may take a second.
@@ -33,32 +33,51 @@ FAULTY_CASES = 4
 REAL_FAULTY_CASES = 10
 
 
-def correct_cases(family, policies, device="cpu", count=CASES, kernel=None):
-    """Real cases of the family's twin, on a GPU of the Definition itself.
+class Cases:
+    """Cases of a family's twin, on a GPU of the Definition itself. Each part of a case is computed when it is needed.
 
-    Each is (plan, reference outputs, outputs for other elements, expected).
+    Attributes:
+        drawn: (plan, seed) of each, more than are needed: some prove nothing.
     """
-    definition = prepare(FIRST[family.name], family, device, full=False)
-    limits, options = (kernel.limits, kernel.plan_options) if kernel else ({}, None)
-    request = PlanRequest(definition, limits, device != "cpu", options)
-    cases = []
 
-    @hypothesis.settings(max_examples=4 * count, database=None, deadline=None, phases=[hypothesis.Phase.generate])
-    @hypothesis.seed(7)
-    @hypothesis.given(family.plans(request), st.integers(0, 2**31 - 1))
-    def collect(plan, seed):
-        if len(cases) >= count:
-            return
-        inputs = family.inputs(definition, plan, seed, device)
-        expected = family.oracle(definition, inputs)
-        if vacuity(definition, expected, policies):
-            return
-        other = family.inputs(definition, plan, seed + 1, device)
-        outputs = reference_outputs(definition, inputs, seed)
-        cases.append((plan, outputs, reference_outputs(definition, other, seed + 1), expected))
+    def __init__(self, name, device="cpu", count=CASES, kernel=None):
+        self.family, self.device = FAMILIES[name], device
+        self.definition = prepare(LAST[name], self.family, device, full=False)
+        limits, options = (kernel.limits, kernel.plan_options) if kernel else ({}, None)
+        plans = self.family.plans(PlanRequest(self.definition, limits, device != "cpu", options))
+        self.drawn = []
 
-    collect()
-    return cases
+        @hypothesis.settings(max_examples=4 * count, database=None, deadline=None, phases=[hypothesis.Phase.generate])
+        @hypothesis.seed(7)
+        @hypothesis.given(plans, st.integers(0, 2**31 - 1))
+        def collect(plan, seed):
+            self.drawn.append((plan, seed))
+
+        collect()
+        self.expected = functools.cache(self._expected)
+        self.outputs = functools.cache(self._outputs)
+
+    def _expected(self, number):
+        plan, seed = self.drawn[number]
+        return self.family.oracle(self.definition, self.family.inputs(self.definition, plan, seed, self.device))
+
+    def _outputs(self, number):
+        """Of the reference, for the elements of the case and for others."""
+        plan, seed = self.drawn[number]
+        inputs = [self.family.inputs(self.definition, plan, seed + other, self.device) for other in (0, 1)]
+        return [reference_outputs(self.definition, given, seed + other) for other, given in enumerate(inputs)]
+
+    def real(self, policies, count=CASES):
+        """The first `count` cases that prove something: (plan, outputs, outputs for other elements, expected)."""
+        found = []
+        for number, (plan, _) in enumerate(self.drawn):
+            if len(found) < count and not vacuity(self.definition, self.expected(number), policies):
+                found.append((plan, *self.outputs(number), self.expected(number)))
+        return found
+
+
+#: The targets of a family are neighbours and have the same cases.
+cases_of = functools.lru_cache(maxsize=1)(Cases)
 
 
 def applies(mutant, output, policy):
@@ -101,7 +120,7 @@ TARGETS = [
 @pytest.mark.parametrize(("family", "kernel"), TARGETS)
 def test_policies_reject_every_mutant(family, kernel):
     policies = family.policies(kernel)
-    cases = correct_cases(family, policies)
+    cases = cases_of(family.name).real(policies)
     assert len(cases) >= CASES // 2, "too few real cases to judge the policies by"
     accepted, applied, declared = accepted_mutants(cases, policies)
     assert {name for name, _ in declared} == set(policies), "an output has no mutants"
@@ -114,7 +133,7 @@ def test_policies_reject_every_mutant(family, kernel):
 def test_policies_reject_every_mutant_at_real_sizes(family, kernel, cuda_device):
     """Bounds grow with the lengths of sums: what they reject of a small twin, they must reject of the real thing."""
     policies = family.policies(kernel)
-    cases = correct_cases(family, policies, cuda_device, REAL_CASES, kernel)
+    cases = Cases(family.name, cuda_device, REAL_CASES, kernel).real(policies, REAL_CASES)
     assert cases, "no real case to judge the policies by"
     accepted, applied, _ = accepted_mutants(cases, policies)
     assert applied
@@ -124,7 +143,7 @@ def test_policies_reject_every_mutant_at_real_sizes(family, kernel, cuda_device)
 @pytest.mark.parametrize(("family", "kernel"), TARGETS)
 def test_a_verification_rejects_every_faulty_kernel(family, kernel):
     """Here the reference stands in for the kernel, at the sizes of the small twin."""
-    found = power(Job(FIRST[family.name], family, stand_in(kernel)), FAULTY_CASES)
+    found = power(Job(LAST[family.name], family, stand_in(kernel)), FAULTY_CASES)
     assert any(fault.applied for fault in found.values())
     assert not unexplained(family, found)
 
@@ -134,7 +153,7 @@ REAL_TARGETS = [
     pytest.param(family, kernel, definition, id=f"{family.name}-{kernel.label}")
     for family in FAMILIES.values()
     for kernel in family.kernels
-    for definition in [d for d in ALL if family_of(d).name == family.name and kernel.unsupported(d) is None][:1]
+    for definition in [d for d in MEMBERS[family.name] if kernel.unsupported(d) is None][:1]
 ]
 
 

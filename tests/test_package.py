@@ -15,6 +15,10 @@ import pytest
 import flashinfer_trace
 
 ROOT = Path(__file__).resolve().parent.parent
+#: What users of the data need not have.
+HEAVY = {"torch", "numpy", "hypothesis", "flashinfer", "sgl_kernel", "triton"}
+#: What the wheel has of the dataset.
+DATA = ("definitions", "evidence", "models", "reference", "schema")
 
 
 def run(*command: str, cwd: Path = ROOT) -> str:
@@ -29,17 +33,14 @@ def run(*command: str, cwd: Path = ROOT) -> str:
         "import flashinfer_trace",
         "import flashinfer_trace; list(flashinfer_trace.definitions())",
         "from click.testing import CliRunner; from flashinfer_trace.cli import main; "
-        "assert CliRunner().invoke(main, ['validate']).exit_code == 0",
-        "from click.testing import CliRunner; from flashinfer_trace.cli import main; "
         "assert CliRunner().invoke(main, ['coverage']).exit_code == 0",
         "from tools.extract_definitions.__main__ import main; "
         "assert main(['--all-models', '--dry-run', '--sources', 'absent']) in (0, 3)",
     ],
 )
 def test_no_torch_and_no_cuda_package_is_imported(statement):
-    heavy = "{'torch', 'numpy', 'hypothesis', 'flashinfer', 'sgl_kernel'}"
     run(
-        sys.executable, "-c", f"{statement}\nimport sys\nloaded = {heavy} & set(sys.modules)\nassert not loaded, loaded"
+        sys.executable, "-c", f"{statement}\nimport sys\nloaded = {HEAVY} & set(sys.modules)\nassert not loaded, loaded"
     )
 
 
@@ -51,23 +52,29 @@ def test_import_takes_less_than_150_ms():
     assert min(float(run(sys.executable, "-c", code)) for _ in range(5)) < 0.150
 
 
-def test_validate_takes_less_than_2500_us_for_each_file():
+def test_the_dataset_is_valid_in_2500_us_for_each_file_and_without_torch():
     code = (
-        "import time; start = time.process_time(); from flashinfer_trace.cli import main\n"
+        "import sys, time; start = time.process_time(); from flashinfer_trace.cli import main\n"
         "try: main(['validate'])\n"
         "except SystemExit as end: assert end.code == 0\n"
-        "print(time.process_time() - start)"
+        "print(time.process_time() - start)\n"
+        f"loaded = {HEAVY} & set(sys.modules)\nassert not loaded, loaded"
     )
-    files = [*(ROOT / "definitions").rglob("*.json"), *(ROOT / "evidence").rglob("*.json")]
-    limit = 0.0025 * len(files)
-    assert min(float(run(sys.executable, "-c", code).splitlines()[-1]) for _ in range(2)) < limit
+    definitions, evidence = (list((ROOT / name).rglob("*.json")) for name in ("definitions", "evidence"))
+    limit = 0.0025 * (len(definitions) + len(evidence))
+    for _ in range(2):  # the second time counts if something else disturbed the first
+        *printed, seconds = run(sys.executable, "-c", code).splitlines()
+        assert printed[0].startswith(f"{len(definitions)} Definitions checked, no problems")
+        if float(seconds) < limit:
+            break
+    assert float(seconds) < limit
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """A directory that contains only what the wheel installs."""
     directory = tmp_path_factory.mktemp("wheel")
-    ignored = shutil.ignore_patterns(".git", ".sources", ".whl", ".venv", ".*_cache", "__pycache__", ".hypothesis")
+    ignored = shutil.ignore_patterns(".git", ".sources*", ".whl", ".venv", ".*_cache", "__pycache__", ".hypothesis")
     shutil.copytree(ROOT, directory / "source", ignore=ignored)
     run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory), cwd=directory / "source")
     (wheel,) = directory.glob("*.whl")
@@ -82,18 +89,28 @@ def test_the_wheel_owns_one_name(site):
 
 
 def test_the_wheel_carries_the_dataset(site):
+    """Byte for byte; that it is valid where it lies in the wheel, its norms show."""
+    for name in DATA:
+        assert contents(site / "flashinfer_trace" / "data" / name) == contents(ROOT / name)
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import flashinfer_trace\n"
         "assert flashinfer_trace.__file__.startswith(sys.argv[1]), flashinfer_trace.__file__\n"
         "from flashinfer_trace.validation import validate_paths\n"
         "root = flashinfer_trace.find_root()\n"
-        "result = validate_paths([root], root)\n"
+        "result = validate_paths([root / 'definitions' / 'rmsnorm'], root)\n"
         "assert not result.problems, result.problems\n"
-        "print(result.checked)\n"
+        "print(result.checked, len(list(flashinfer_trace.definitions())))\n"
     )
-    checked = run(sys.executable, "-c", code, str(site), cwd=site.parent)
-    assert int(checked) == len(list(flashinfer_trace.definitions()))
+    checked, found = run(sys.executable, "-c", code, str(site), cwd=site.parent).split()
+    assert int(checked) == len(list((ROOT / "definitions" / "rmsnorm").glob("*.json")))
+    assert int(found) == len(list(flashinfer_trace.definitions()))
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """The files of the dataset in a directory."""
+    files = (path for path in directory.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}
 
 
 def test_messages_that_name_a_tool_say_that_it_needs_a_checkout():

@@ -1,8 +1,9 @@
-"""Generates verification.md, accuracy.md, harness_power.md, hostile_files.md, coverage.md, compatibility.md of docs/.
+"""Generates verification.md, accuracy.md, harness_power.md, hostile_files.md, coverage.md, compatibility.md,
+performance.md of docs/.
 
 It also writes traces/op_traces.md, models/needs/ and schema/records.json. All are derived from the dataset, the family
-records, the evidence, the results of `tools.mutate` and `tools.fuzz`, and the committed kernel and op traces. The
-sources of SGLang are not needed.
+records, the evidence, the recorded times, the results of `tools.mutate` and `tools.fuzz`, and the committed kernel and
+op traces. The sources of SGLang are not needed.
 
 python -m tools.generate_docs            # write them
 python -m tools.generate_docs --check    # exit 1 if one is out of date
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import DatasetError, Definition, InputError, definitions, find_root
+from flashinfer_trace.benching.results import ResultsError
 from flashinfer_trace.ecosystem import EcosystemError, load_compatibility
 from flashinfer_trace.families import FamilyError, all_families, family_of, module_of
 from flashinfer_trace.files import UnreadableFile, json_text, read_text, write_text
@@ -37,6 +39,7 @@ from tools.mutate.__main__ import harness_power
 from tools.op_tracing.definitions import covered, definitions_of
 from tools.op_tracing.kernel_coverage import kernel_coverage, without_definition
 from tools.op_tracing.render import render
+from tools.performance import performance
 from tools.runtime_tracing.recording import RecordingError, read_all
 from tools.runtime_tracing.time_coverage import time_coverage
 from tools.shared.markdown import table
@@ -127,6 +130,7 @@ def main(arguments: list[str] | None = None) -> int:
         NamingError,
         RecordingError,
         RecordsError,
+        ResultsError,
         UnreadableFile,
     ) as error:
         print(error, file=sys.stderr)
@@ -152,6 +156,7 @@ def documents(root: Path) -> dict[Path, str]:
     return {
         root / "docs" / "verification.md": verification(root),
         root / "docs" / "accuracy.md": accuracy(root),
+        root / "docs" / "performance.md": performance(root, dataset),
         root / "docs" / "harness_power.md": harness_power(),
         root / "docs" / "hostile_files.md": fuzz.document(_trace(fuzz.RESULTS)),
         root / "docs" / "coverage.md": kernel_coverage(traces, dataset, runs)

@@ -1,13 +1,15 @@
-"""The command ``flashinfer-trace``. Only `verify`, `check` and `cost` import torch."""
+"""The command ``flashinfer-trace``. Only `verify`, `check`, `bench`, `cost` and `export` import torch."""
 
 from __future__ import annotations
 
 import click
 
 import flashinfer_trace
+from flashinfer_trace.cli.benchmarks import bench
 from flashinfer_trace.cli.browsing import coverage, list_definitions, show
 from flashinfer_trace.cli.completion import register_bash_completion
 from flashinfer_trace.cli.costs import cost
+from flashinfer_trace.cli.export import export
 from flashinfer_trace.cli.group import CommandGroup
 from flashinfer_trace.cli.judgement import check
 from flashinfer_trace.cli.maintenance import embed, validate
@@ -28,6 +30,6 @@ def main() -> None:
     """
 
 
-for command in (validate, list_definitions, show, coverage, embed, verify, check, cost):
+for command in (validate, list_definitions, show, coverage, embed, verify, check, bench, cost, export):
     main.add_command(command)
 register_bash_completion()

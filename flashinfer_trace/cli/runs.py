@@ -18,6 +18,7 @@ from flashinfer_trace.cli.tasks import Task
 from flashinfer_trace.definition import InputError
 from flashinfer_trace.harness.evidence import record as record_evidence
 from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.real_size import has_real_size
 from flashinfer_trace.harness.twins import Twins
 from flashinfer_trace.harness.verify import Job, Report, verify_together
 from flashinfer_trace.isolation.worker import ReferenceWorker
@@ -93,8 +94,16 @@ def _verified(tasks: Sequence[Task], settings: Settings, twins: Twins) -> list[R
     plan = _plan(first, settings)
     count = settings.examples or (DRAWN_CASES if first.kernel else ORACLE_EXAMPLES)
     if first.kernel is None and plan is None and not first.full and not first.large:
-        return [twins.verify(job, examples=count, seed=settings.seed) for job in jobs]
+        return [_at_own_sizes(job, twins.verify(job, examples=count, seed=settings.seed)) for job in jobs]
     return verify_together(jobs, examples=count, seed=settings.seed, plan=plan)
+
+
+def _at_own_sizes(job: Job, report: Report) -> Report:
+    """The report; a failed one if the case at the Definition's own sizes proves nothing, where it has one."""
+    if report.status != "passed" or report.real_size or not has_real_size(job.definition):
+        return report
+    message = "the case at its own sizes proves nothing; make the family's plan_for_axes draw one that does"
+    return replace(report, status="failed", message=message)
 
 
 def _stale(task: Task, report: Report) -> Report:

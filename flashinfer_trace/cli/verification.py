@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from flashinfer_trace.cli.tasks import Task
     from flashinfer_trace.harness.verify import Report
 
-__all__ = ["check_device", "missing_packages", "parse_axes", "verify"]
+__all__ = ["check_device", "missing_packages", "parse_axes", "progress", "verify"]
 
 
 def _parse_plan(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, Any] | None:
@@ -136,7 +136,7 @@ def verify(
         reports: list[Report] = []
         status = 0
         try:
-            with _progress(len(tasks), output_format) as advance:
+            with progress(len(tasks), output_format) as advance:
                 for report in _reports(tasks, settings, cluster, advance):
                     reports.append(report)
         except KeyboardInterrupt:
@@ -167,7 +167,7 @@ def missing_packages(extra: str = "verify") -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        message = f"{error}; `pip install 'flashinfer-trace[{extra}]'` installs what verify needs"
+        message = f"{error}; `pip install 'flashinfer-trace[{extra}]'` installs it"
         raise click.ClickException(message) from error
 
 
@@ -206,7 +206,7 @@ def check_device(device: str, torch: Any, elsewhere: bool = False) -> None:
 
 
 @contextmanager
-def _progress(total: int, output_format: str) -> Iterator[Callable[[str, bool], None]]:
+def progress(total: int, output_format: str) -> Iterator[Callable[[str, bool], None]]:
     """Shows a progress bar on standard error if that is a terminal; prints nothing otherwise."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

@@ -13,12 +13,12 @@ import mmap
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
-__all__ = ["Arena", "Slot", "gaps", "layout", "memory_of", "span", "tensor_in"]
+__all__ = ["Arena", "Filled", "Slot", "gaps", "layout", "memory_of", "span", "tensor_in"]
 
 #: Of each tensor in bytes, as torch's allocator for CUDA aligns its own; at least as much lies between two tensors.
 ALIGNMENT = 512
@@ -95,6 +95,54 @@ def memory_of(value: torch.Tensor) -> torch.Tensor:
     value = value.detach()
     flat = value.as_strided((span(value.shape, value.stride()),), (1,))
     return flat.view(torch.uint8)
+
+
+class Filled:
+    """Memory of an arena with the inputs and poisoned outputs of one call in it.
+
+    Attributes:
+        slots: where each tensor lies; outputs are named ``output NAME``.
+        size: bytes of all of them; what lies behind is for copies of the outputs.
+        first: byte at which the outputs begin.
+    """
+
+    def __init__(self, inputs: Mapping[str, torch.Tensor], poisoned: Mapping[str, torch.Tensor]) -> None:
+        self._inputs, self._poisoned = inputs, poisoned
+        self.slots, self.size = layout({**inputs, **{f"output {name}": value for name, value in poisoned.items()}})
+        self.first = min(self.slots[f"output {name}"].offset for name in poisoned)
+
+    def fill(self, memory: torch.Tensor) -> None:
+        """Copies the tensors into memory, and remembers what is there."""
+        self._memory = memory
+        self._guards = [memory[start:end] for start, end in gaps(self.slots.values(), self.size)]
+        for guard in self._guards:
+            guard.fill_(GUARD)
+        values = [*self._inputs.values(), *self._poisoned.values()]
+        for slot, value in zip(self.slots.values(), values, strict=True):
+            memory[slot.offset : slot.end].copy_(memory_of(value))
+        self._before = {name: self._bytes(name).clone() for name in self._inputs}
+
+    def changed(self) -> list[str]:
+        """Inputs that hold other bits than before."""
+        return [name for name, before in self._before.items() if not torch.equal(self._bytes(name), before)]
+
+    def outside(self) -> bool:
+        """Whether something between the tensors was written."""
+        return any(bool((guard != GUARD).any()) for guard in self._guards)
+
+    def outputs(self, copy: int | None = None) -> dict[str, torch.Tensor]:
+        """Copies of the outputs, in which every boolean is one: those in place, or of the copies behind the tensors."""
+        shift = 0 if copy is None else (copy + 1) * (self.size - self.first)
+        found = {}
+        for name, poisoned in self._poisoned.items():
+            slot = self.slots[f"output {name}"]
+            value = tensor_in(self._memory, replace(slot, offset=slot.offset + shift))
+            value = value.view(torch.uint8) != 0 if value.dtype == torch.bool else value.clone()
+            found[name] = value.to(poisoned.device)
+        return found
+
+    def _bytes(self, name: str) -> torch.Tensor:
+        return self._memory[self.slots[name].offset : self.slots[name].end]
 
 
 class Arena:

@@ -21,6 +21,8 @@ from flashinfer_trace.isolation import protocol
 from flashinfer_trace.judging import domain, tampering
 from flashinfer_trace.judging.arena import Arena, Slot, tensor_in
 from flashinfer_trace.judging.loading import LoadError, Submitted, bound, load
+from flashinfer_trace.judging.series import Series, seed_all
+from flashinfer_trace.judging.stopwatch import Stopwatch
 
 __all__ = ["serve"]
 
@@ -51,18 +53,20 @@ class _Session:
         self._pipe, self._kernel = pipe, kernel
         self._arena: Arena | None = None
         self._on_device: torch.Tensor | None = None
+        self._slots: Mapping[str, Any] = {}
 
     def answer_all(self) -> None:
         request = protocol.read_header(self._read)
         self._device, self._inputs, self._outputs = request["device"], request["inputs"], request["outputs"]
         before = tampering.watched()
+        self._stopwatch = Stopwatch(self._device)
         submitted = self._answer(lambda: {"loaded": True}, lambda: self._load(request["submission"]))
         while True:
             request = protocol.read_header(self._read)
             if "arena" in request:
                 self._receive_arena(request["arena"])
             assert submitted is not None  # the judge calls nothing that was not loaded
-            compute = functools.partial(self._call, submitted, request)
+            compute = functools.partial(self._timed if "timing" in request else self._call, submitted, request)
             self._answer(lambda: {"tampered": tampering.changed(before)}, compute)
 
     def _answer(self, more: Callable[[], dict[str, Any]], compute: Callable[[], Any]) -> Any:
@@ -80,7 +84,9 @@ class _Session:
             torch.cuda.set_device(torch.device(self._device).index or 0)
         if request["kind"] == "forked":
             return bound(self._kernel, self._device, self._inputs, self._outputs)
-        if request["kind"] != "known":
+        if request["kind"] == "known":
+            self._stopwatch.watch_phases(request["kernel"].partition("[")[0])
+        else:
             _hide_package()
         return load(request, self._device, self._inputs, self._outputs)
 
@@ -89,12 +95,8 @@ class _Session:
         assert self._arena is not None
         host = self._arena.memory[: request["size"]]
         memory = self._device_memory(host)
-        slots = {name: Slot.from_json(slot) for name, slot in request["slots"].items()}
-        inputs = {
-            name: tensor_in(memory, slots[name]) if name in slots else request["numbers"][name] for name in self._inputs
-        }
-        outputs = {name: tensor_in(memory, slots[f"output {name}"]) for name in self._outputs}
-        _seed(request["seed"])
+        inputs, outputs = self._tensors(memory, request)
+        seed_all(request["seed"])
         poisoned = [tensor.clone() for tensor in outputs.values()]
         del poisoned  # memory that the submission allocates is likely this one
         stream = None if memory is host else torch.cuda.current_stream()
@@ -108,6 +110,50 @@ class _Session:
             host.copy_(snapshot)
             torch.cuda.synchronize()
         return {"returned": described}
+
+    def _timed(self, submitted: Submitted, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Several calls: memory is as it was before each, and outputs are copied after it, on the stream of the call.
+
+        The judge says when the calls begin, and is told when they have ended, so that its own clock can run meanwhile.
+        """
+        assert self._arena is not None
+        size, timing = request["size"], request["timing"]
+        host = self._arena.memory[:size]
+        self._call_again(submitted, request)
+        memory = self._device_memory(host)
+        inputs, outputs = self._tensors(memory, request)
+        first = min(request["slots"][f"output {name}"]["offset"] for name in self._outputs)
+        copies = self._arena.memory[size : size + timing["repeats"] * (size - first)].view(timing["repeats"], -1)
+        series = Series(self._stopwatch, memory, first, request["seed"], timing)
+        series.prepare(submitted, inputs, outputs)
+        self._answer(dict, dict)
+        protocol.read_header(self._read)
+        returned = series.run(_stored)
+        self._answer(dict, dict)
+        protocol.read_header(self._read)
+        copies.copy_(series.snapshots)
+        if memory is not host:
+            host[:first].copy_(memory[:first])
+        return {"returned": returned, "times": series.times()}
+
+    def _call_again(self, submitted: Submitted, request: Mapping[str, Any]) -> None:
+        """One call on what the call before left on a GPU, so that the first timed call is slow for its inputs alone."""
+        if self._on_device is not None and self._slots == request["slots"]:
+            inputs, outputs = self._tensors(self._on_device[: request["size"]], request)
+            with torch.no_grad():
+                submitted(inputs, dict(outputs))
+            torch.cuda.synchronize()
+
+    def _tensors(
+        self, memory: torch.Tensor, request: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """The inputs and outputs of a request, as views of memory."""
+        self._slots = request["slots"]
+        slots = {name: Slot.from_json(slot) for name, slot in self._slots.items()}
+        inputs = {
+            name: tensor_in(memory, slots[name]) if name in slots else request["numbers"][name] for name in self._inputs
+        }
+        return inputs, {name: tensor_in(memory, slots[f"output {name}"]) for name in self._outputs}
 
     def _device_memory(self, host: torch.Tensor) -> torch.Tensor:
         """The bytes on the submission's device: at the same address in every call that needs no more of them."""
@@ -162,13 +208,6 @@ def _stored(returned: Any, outputs: Mapping[str, torch.Tensor]) -> dict[str, Any
         else:
             described[str(name)] = {"type": type(value).__name__}
     return described
-
-
-def _seed(seed: int) -> None:
-    """Seeds torch's generators, so that a verdict can be repeated."""
-    torch.default_generator.manual_seed(seed)
-    for generator in torch.cuda.default_generators:  # none where CUDA is not in use
-        generator.manual_seed(seed)
 
 
 def _describe(error: BaseException) -> str:

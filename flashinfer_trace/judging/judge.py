@@ -8,7 +8,7 @@ import os
 import secrets
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from flashinfer_trace import dataset
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import device_of, poisoned_outputs
+from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
 from flashinfer_trace.harness.inputs import torch_dtype
 from flashinfer_trace.harness.outputs import misfits, numbers_as_tensors
@@ -30,7 +31,7 @@ from flashinfer_trace.judging.standards import REFERENCE, Standard, Trial, limit
 from flashinfer_trace.judging.submission import Submission, SubmissionError, from_callable, from_path, printable
 from flashinfer_trace.judging.verdict import Failure, Grade, Verdict
 
-__all__ = ["EXAMPLES", "judge"]
+__all__ = ["EXAMPLES", "as_submission", "checked", "judge"]
 
 #: Drawn cases that count, beside corners and repeated ones.
 EXAMPLES = 20
@@ -238,28 +239,9 @@ class _Run:
             answer = self._process.call(inputs, poisoned_outputs(job.sized, inputs), case.call_seed)
         except Failed as failed:
             return Failure(failed.kind, failed.message).at(*where)
-        outputs = _outputs(job.sized, answer, device_of(inputs))
-        wrong = self._misbehaviour(answer) or _misfit(job.sized, axes, outputs, inputs)
-        if wrong is not None:
-            return wrong.at(*where)
         expected = job.family.expected(job.sized, inputs)
-        failures = [one.failure(job, inputs, outputs, expected) for one in self._left]
-        if all(failures):
-            closest = min((one for one in failures if one is not None), key=_distance)
-            return closest.at(*where)
-        self._left[:] = [one for one, failed in zip(self._left, failures, strict=True) if failed is None]
-        return None
-
-    def _misbehaviour(self, answer: Answer) -> Failure | None:
-        """What no kernel may do, whatever its outputs are worth."""
-        changed = [name for name in answer.changed if name not in self._in_place]
-        if changed:
-            return Failure("inputs-changed", f"it changed its inputs {changed}; it must leave them as they are")
-        if answer.outside:
-            return Failure("outside", "it wrote outside of the tensors that it was given")
-        if answer.tampered:
-            return Failure("tampered", f"it replaced {', '.join(answer.tampered)}")
-        return None
+        failure = checked(job, answer, inputs, expected, self._left, self._in_place)
+        return failure.at(*where) if failure else None
 
     def _same_draws(self, seed: int) -> Failure | None:
         """The failure of a sampler that draws the same tokens for equal inputs, which chance cannot explain."""
@@ -277,6 +259,45 @@ class _Run:
         if all(torch.equal(first[name], second[name]) for name in first):
             return Failure("same-draws", f"it draws the same twice from equal inputs, {SEEDED_ROWS} rows each")
         return None
+
+
+def checked(
+    job: Job,
+    answer: Answer,
+    inputs: Inputs,
+    expected: Mapping[str, Expected],
+    left: list[Standard],
+    in_place: Collection[str] = (),
+) -> Failure | None:
+    """What is wrong with what one call left; None if a standard is met. Standards that it fails are removed.
+
+    Args:
+        job, inputs, expected: what it had to compute.
+        left: standards that earlier calls met.
+        in_place: inputs that it may change.
+    """
+    outputs = _outputs(job.sized, answer, device_of(inputs))
+    axes = job.sized.bind_axes(inputs)
+    wrong = _misbehaviour(answer, in_place) or _misfit(job.sized, axes, outputs, inputs)
+    if wrong is not None:
+        return wrong
+    failures = [one.failure(job, inputs, outputs, expected) for one in left]
+    if all(failures):
+        return min((one for one in failures if one is not None), key=_distance)
+    left[:] = [one for one, failed in zip(left, failures, strict=True) if failed is None]
+    return None
+
+
+def _misbehaviour(answer: Answer, in_place: Collection[str]) -> Failure | None:
+    """What no kernel may do, whatever its outputs are worth."""
+    changed = [name for name in answer.changed if name not in in_place]
+    if changed:
+        return Failure("inputs-changed", f"it changed its inputs {changed}; it must leave them as they are")
+    if answer.outside:
+        return Failure("outside", "it wrote outside of the tensors that it was given")
+    if answer.tampered:
+        return Failure("tampered", f"it replaced {', '.join(answer.tampered)}")
+    return None
 
 
 def _distance(failure: Failure) -> float:

@@ -17,7 +17,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,20 @@ import torch
 
 from flashinfer_trace.isolation import protocol
 from flashinfer_trace.judging import server
-from flashinfer_trace.judging.arena import GUARD, Arena, Slot, gaps, layout, memory_of, tensor_in
-from flashinfer_trace.judging.submission import SubmissionError, printable
+from flashinfer_trace.judging.answers import (
+    Answer,
+    Failed,
+    Limits,
+    Timed,
+    Timing,
+    returned_of,
+    tampered_of,
+    times_of,
+)
+from flashinfer_trace.judging.arena import Arena, Filled
+from flashinfer_trace.judging.submission import SubmissionError
 
-__all__ = ["Answer", "Failed", "Limits", "Server", "SubmissionProcess", "available"]
+__all__ = ["Answer", "Failed", "Limits", "Server", "SubmissionProcess", "Timed", "Timing", "available"]
 
 #: Seconds that it may take to import torch, on a busy machine with cold disks.
 START_SECONDS = 300.0
@@ -50,51 +60,6 @@ PREFIXES = (
     "TORCH_",
     "TRITON_",
 )
-
-
-class Failed(Exception):
-    """A submission that gave no outputs.
-
-    Attributes:
-        kind: ``not-loaded``, ``raised``, ``timed-out``, ``died`` or ``protocol``.
-        message: one line of printable characters.
-    """
-
-    def __init__(self, kind: str, message: str) -> None:
-        self.kind = kind
-        self.message = printable(message)
-        super().__init__(kind, self.message)
-
-    def __str__(self) -> str:
-        return self.message
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How long a submission may take, in seconds: to be loaded, for its first call, which compiles, and for others."""
-
-    load: float = 120.0
-    first_call: float = 300.0
-    call: float = 60.0
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What one call left.
-
-    Attributes:
-        outputs: by name, as they were in the memory when the call returned.
-        returned: what the submission says of each value that it returned, by name; empty if it returned nothing.
-        changed: inputs that hold other bits than before.
-        outside: whether it wrote beside the tensors that it was given.
-        tampered: functions that it replaced, as its process says.
-    """
-
-    outputs: dict[str, torch.Tensor]
-    returned: dict[str, Any]
-    changed: list[str]
-    outside: bool
-    tampered: list[str]
 
 
 def available() -> bool:
@@ -219,37 +184,51 @@ class SubmissionProcess:
         Raises:
             Failed: it raised, took too long, or its process ended.
         """
-        tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-        numbers = {name: value for name, value in inputs.items() if name not in tensors}
-        slots, size = layout({**tensors, **{f"output {name}": value for name, value in poisoned.items()}})
-        new_arena = self._room_for(size)
-        assert self._arena is not None
-        memory = self._arena.memory[:size]
-        guards = [memory[start:end] for start, end in gaps(slots.values(), size)]
-        for guard in guards:
-            guard.fill_(GUARD)
-        for slot, value in zip(slots.values(), [*tensors.values(), *poisoned.values()], strict=True):
-            memory[slot.offset : slot.end].copy_(memory_of(value))
-        before = {name: memory[slots[name].offset : slots[name].end].clone() for name in tensors}
-        described = {name: slot.to_json() for name, slot in slots.items()}
-        request = {"size": size, "slots": described, "numbers": numbers, "seed": seed, **new_arena}
+        filled, request = self._filled(inputs, poisoned, seed, 0)
         seconds = self._limits.call if self._calls else self._limits.first_call
         self._calls += 1
         answer = self.ask(request, seconds, "raised")
         with self._frozen():
-            outputs = {name: read(memory, slots[f"output {name}"]) for name in poisoned}
-            changed = [
-                name for name in tensors if not torch.equal(memory[slots[name].offset : slots[name].end], before[name])
-            ]
-            outside = any(bool((guard != GUARD).any()) for guard in guards)
-        returned = answer.get("returned")
-        return Answer(
-            outputs={name: value.to(poisoned[name].device) for name, value in outputs.items()},
-            returned=returned if isinstance(returned, dict) else {},
-            changed=changed,
-            outside=outside,
-            tampered=[printable(str(name)) for name in answer.get("tampered") or []],
-        )
+            return Answer(
+                filled.outputs(), returned_of(answer), filled.changed(), filled.outside(), tampered_of(answer)
+            )
+
+    def timed(
+        self, inputs: Mapping[str, Any], poisoned: Mapping[str, torch.Tensor], seed: int, timing: Timing
+    ) -> Timed:
+        """Calls the submission several times on the same inputs, after a `call` or series with others like them.
+
+        Args:
+            inputs, poisoned, seed: as `call` takes them.
+            timing: how.
+
+        Raises:
+            Failed: it raised, took too long, or its process ended.
+        """
+        filled, request = self._filled(inputs, poisoned, seed, timing.repeats)
+        self.ask({**request, "timing": asdict(timing)}, self._limits.first_call, "raised")
+        started = time.perf_counter()
+        self.ask({"go": True}, self._limits.call * timing.repeats, "raised")
+        outside = time.perf_counter() - started
+        answer = self.ask({"collect": True}, self._limits.call, "raised")
+        with self._frozen():
+            outputs = [filled.outputs(copy) for copy in range(timing.repeats)]
+            changed, beside = filled.changed(), filled.outside()
+        answers = [Answer(each, returned_of(answer), changed, beside, tampered_of(answer)) for each in outputs]
+        return Timed(answers, times_of(answer, timing.repeats), outside)
+
+    def _filled(
+        self, inputs: Mapping[str, Any], poisoned: Mapping[str, torch.Tensor], seed: int, copies: int
+    ) -> tuple[Filled, dict[str, Any]]:
+        """The memory of a call, with room for copies of its outputs, and the request that says where all lies."""
+        tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+        numbers = {name: value for name, value in inputs.items() if name not in tensors}
+        filled = Filled(tensors, poisoned)
+        new_arena = self._room_for(filled.size + copies * (filled.size - filled.first))
+        assert self._arena is not None
+        filled.fill(self._arena.memory)
+        slots = {name: slot.to_json() for name, slot in filled.slots.items()}
+        return filled, {"size": filled.size, "slots": slots, "numbers": numbers, "seed": seed, **new_arena}
 
     def ask(self, request: Mapping[str, Any], seconds: float, kind: str) -> dict[str, Any]:
         """Sends a request and waits for its answer.
@@ -331,12 +310,6 @@ class SubmissionProcess:
         self._ended = True
         self._pipe.close()
         return self._server.end(self._pid, reap=reap)
-
-
-def read(memory: torch.Tensor, slot: Slot) -> torch.Tensor:
-    """A copy of the tensor at a slot, in which every boolean is one."""
-    value = tensor_in(memory, slot)
-    return value.view(torch.uint8) != 0 if value.dtype == torch.bool else value.clone()
 
 
 def passed_on(name: str) -> bool:

@@ -43,7 +43,7 @@ def test_a_checkout_around_the_current_directory_is_read(checkout, monkeypatch, 
 def test_elsewhere_the_own_checkout_is_read(tmp_path, monkeypatch, invoke):
     monkeypatch.chdir(tmp_path)
     assert flashinfer_trace.find_root() == ROOT
-    result = invoke("embed", "--check")
+    result = invoke("embed", "--check", "rmsnorm_h512")
     assert result.stdout.endswith(f"; dataset: {ROOT}\n") and result.stderr == ""
 
 

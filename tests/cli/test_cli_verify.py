@@ -87,6 +87,16 @@ def test_a_stale_reference_that_fails_says_both(invoke, change):
     assert "0 passed, 1 failed, 0 skipped" in result.output
 
 
+def test_a_case_at_the_own_sizes_that_proves_nothing_is_a_failure(invoke, monkeypatch):
+    verified = Twins.verify
+    monkeypatch.setattr(Twins, "verify", lambda *a, **options: replace(verified(*a, **options), real_size=0))
+    result = invoke("verify", "rmsnorm_h512", "--examples", "5")
+    assert result.exit_code == 1
+    assert "the case at its own sizes proves nothing" in result.output
+    large = invoke("verify", "moe_bf16_expert_gemm_topk8_r1_e128_n1536_k2048", "--examples", "5")
+    assert large.exit_code == 0, large.output
+
+
 def test_what_many_reports_say_is_printed_once(invoke):
     result = invoke("verify", "rmsnorm_h*", "--against", "kernel")
     assert result.output.count("kernels need --device cuda") == 2, "once for all runs and once in the verdict"
@@ -177,7 +187,7 @@ def interrupt_at(monkeypatch, number, how):
         calls.append(job)
         if len(calls) == number:
             how()
-        return Report(job.definition.name, job.target, job.device, cases=5)
+        return Report(job.definition.name, job.target, job.device, cases=5, real_size=1)
 
     monkeypatch.setattr(Twins, "verify", verify)
 

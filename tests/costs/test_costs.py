@@ -12,6 +12,7 @@ import math
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
+from whole_dataset import FIRST
 
 import flashinfer_trace
 from flashinfer_trace.costs import COSTS, CostError, cost_of, work_of
@@ -23,12 +24,7 @@ from flashinfer_trace.harness.inputs import clone_inputs
 from flashinfer_trace.harness.verify import Job, prepare
 from flashinfer_trace.judging.arena import memory_of
 from flashinfer_trace.judging.cases import cases
-from flashinfer_trace.naming import family_name, load_naming
 
-NAMING = load_naming(flashinfer_trace.find_root())
-FIRST = {}
-for _definition in flashinfer_trace.definitions():
-    FIRST.setdefault(family_name(_definition, NAMING), _definition)
 FAMILIES = {family.name: family for family in all_families()}
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 from drawn_plans import drawn_plans
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.families.sampling.exact_draws import wrong_draws
-from flashinfer_trace.families.sampling.rows import SamplingOptions
+from flashinfer_trace.families.sampling.rows import SamplingOptions, make_row
 from flashinfer_trace.harness.family import PlanRequest
+from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.verify import prepare
 
 SAMPLERS = (
@@ -21,21 +23,21 @@ SAMPLERS = (
     "top_k_top_p_joint_sampling_from_probs",
 )
 ALL = (*SAMPLERS, "min_p_sampling_from_probs", "top_k_renorm_probs", "top_p_renorm_probs")
-TWINS = {}
-for name in ALL:
-    loaded = flashinfer_trace.load(f"{name}_v128256")
-    TWINS[name] = prepare(loaded, family_of(loaded), "cpu", full=False)
+LOADED = {name: flashinfer_trace.load(f"{name}_v128256") for name in ALL}
+TWINS = {name: prepare(loaded, family_of(loaded), "cpu", full=False) for name, loaded in LOADED.items()}
 
 
 def specs(name, large=False, options=None):
-    twin = TWINS[name]
-    plans = family_of(twin).corners(PlanRequest(twin, {}, large, options))
+    """Specs of the rows of all corners: of the twin, or of the Definition itself, as on a GPU."""
+    definition = (LOADED if large else TWINS)[name]
+    plans = family_of(definition).corners(PlanRequest(definition, {}, large, options))
     return [spec for plan in plans for spec in plan["specs"]]
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if "top_k" in name])
 def test_every_end_of_top_k_is_a_corner(name):
-    assert {spec["top_k"] for spec in specs(name)} >= {0, 1, -1, 64, 65, 1 << 30}
+    assert {spec["top_k"] for spec in specs(name)} >= {0, 1, -1, 63, 64, 65, 1 << 30}
+    assert ("normal", 63) in {(spec["row"], spec["top_k"]) for spec in specs(name)}
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if "top_p" in name])
@@ -46,6 +48,9 @@ def test_every_end_of_top_p_is_a_corner(name):
 def test_sums_around_the_smallest_one_are_corners_of_references_alone():
     small = [spec["sum"] for spec in specs("top_k_renorm_probs") if spec["sum"] < 1e-7]
     assert min(small) < 1e-8 < max(small)
+    assert "smallest" in {spec["row"] for spec in specs("top_k_renorm_probs")}
+    exactly = make_row("smallest", 64, Draws(0, "cpu"))
+    assert exactly.sum(dtype=torch.float64) == 1e-8
     assert not [spec for spec in specs("top_k_renorm_probs", large=True) if spec["sum"] < 1e-7]
 
 

@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import strategies as st
+from whole_dataset import FIRST
 
 import flashinfer_trace
 from flashinfer_trace.families import all_families, family_of
@@ -21,7 +22,6 @@ from flashinfer_trace.judging.judge import judge
 from flashinfer_trace.judging.process import Limits, Server
 from flashinfer_trace.judging.submission import SubmissionError, from_path, known
 from flashinfer_trace.judging.verdict import Grade
-from flashinfer_trace.naming import family_name, load_naming
 
 NAME = "rmsnorm_h512"
 NORM = """
@@ -299,14 +299,3 @@ def test_every_reference_is_reference_grade(family, server, tmp_path):
     path.write_text(sized.reference)
     verdict = judge(str(path), definition, twin=True, examples=1, server=server)
     assert verdict.grade == Grade.REFERENCE, verdict
-
-
-def first_of_each_family():
-    """A Definition of each family, the smallest ones where there is a choice of names."""
-    naming, found = load_naming(flashinfer_trace.find_root()), {}
-    for definition in flashinfer_trace.definitions():
-        found.setdefault(family_name(definition, naming), definition)
-    return found
-
-
-FIRST = first_of_each_family()

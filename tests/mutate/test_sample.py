@@ -10,41 +10,46 @@ from flashinfer_trace import find_root
 from flashinfer_trace.harness.family import Family
 from tools.mutate import __main__ as command
 from tools.mutate import campaign
-from tools.mutate.__main__ import out_of_date
-from tools.mutate.cases import EXAMPLES, SEED, Bench, Case, bench_of, drawn, known_families, representative
+from tools.mutate.__main__ import other_document, other_families, other_mutants, out_of_date
+from tools.mutate.cases import SEED, Bench, Case, bench_of, drawn, known_families, representative
 from tools.mutate.judge import judge
 from tools.mutate.mutants import mutants
 from tools.mutate.reasons import EQUIVALENTS, KEPT, Reason, ReasonError, read_reasons, reason_of, unmatched
 from tools.mutate.sample import sample
 from tools.mutate.summary import FLOOR_FAMILY, FLOOR_OVERALL, RESULTS, below_floor, overall, render, score
 
-#: One mutant in so many: about 430 of all families, in half a minute of one core each for the slowest families.
+#: One mutant in so many: about 1,200 of all families.
 SHARE = 24
+#: Drawn cases of the small twin that judge first. They and its corners reject nearly all; what they accept, all cases
+#: judge, which include these.
+FEW_EXAMPLES = 4
 
 FAMILIES = known_families()
 SUMMARIES = json.loads(RESULTS.read_text())
 
 
-def twins_of(family: Family) -> tuple[Case, ...]:
-    """The cases of the small twin, the cheap ones first."""
-    return tuple(sorted(drawn(family, representative(family), EXAMPLES, SEED), key=lambda case: case.elements))
+def few_cases(family: Family) -> tuple[Case, ...]:
+    """The corners and a few cases of the small twin, the cheap ones first."""
+    return tuple(sorted(drawn(family, representative(family), FEW_EXAMPLES, SEED), key=lambda case: case.elements))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_sample_is_rejected_as_in_the_last_whole_run(name):
     family = FAMILIES[name]
     definition = representative(family)
-    chosen = sample(mutants(definition, family), SHARE)
+    found = mutants(definition, family)
+    chosen = sample(found, SHARE)
     equivalents = read_reasons(EQUIVALENTS)
     survivors = {survivor["content"] for survivor in SUMMARIES[name]["survivors"]}
     relevant = [mutant for mutant in chosen if reason_of(mutant, equivalents) is None]
-    # What survived the whole run may survive. Only mutants that the small twin accepts need cases at real sizes.
+    # What survived the whole run may survive.
     accepted = [mutant for mutant in relevant if mutant.content not in survivors]
-    for draw in (lambda: Bench(definition, family, twins_of(family)), lambda: bench_of(family, definition)):
+    for draw in (lambda: Bench(definition, family, few_cases(family)), lambda: bench_of(family, definition)):
         bench = draw() if accepted else None
         accepted = [mutant for mutant in accepted if bench and not judge(bench, mutant.source).rejected]
     new = [f"{m.id}: {m.before}  ->  {m.after}" for m in accepted]
     assert not new, "the harness accepts mutants that it rejected:\n" + "\n".join(new)
+    assert other_mutants(name, found, SUMMARIES) == []
 
 
 def test_the_committed_scores_are_above_their_floors():
@@ -57,7 +62,31 @@ def test_the_committed_scores_are_above_their_floors():
 
 
 def test_the_results_and_the_document_are_up_to_date():
-    assert out_of_date(find_root(), read_reasons(KEPT)) == []
+    """That the results are for today's mutants, the sample of each family shows."""
+    assert other_families(FAMILIES, SUMMARIES) == []
+    assert other_document(find_root(), SUMMARIES, read_reasons(KEPT)) == []
+
+
+def test_the_results_are_for_a_new_representative_too():
+    """A new Definition may become the one whose reference is changed. The sample looks at all families."""
+    for name, family in FAMILIES.items():
+        definition = representative(family)
+        if definition.name != SUMMARIES[name]["definition"]:
+            assert other_mutants(name, mutants(definition, family), SUMMARIES) == []
+
+
+def test_results_that_are_out_of_date_are_named(tmp_path, monkeypatch):
+    results = tmp_path / "results.json"
+    results.write_text(json.dumps({"gemm": {**SUMMARIES["gemm"], "digest": "another"}, "gone": SUMMARIES["rmsnorm"]}))
+    monkeypatch.setattr(command, "RESULTS", results)
+    monkeypatch.setattr(command, "known_families", lambda: {name: FAMILIES[name] for name in ("gemm", "rmsnorm")})
+    found = [line.partition(";")[0] for line in out_of_date(tmp_path, read_reasons(KEPT))]
+    assert found == [
+        "rmsnorm: has no results",
+        "gone: has results but no record",
+        "gemm: the results are for other mutants",
+        f"{command.DOCUMENT} is out of date",
+    ]
 
 
 def test_a_run_of_one_family_keeps_the_results_of_the_others(tmp_path, monkeypatch):

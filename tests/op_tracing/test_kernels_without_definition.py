@@ -60,7 +60,7 @@ def test_the_command_lists_kernels_definitions_and_evidence():
     norm = rows["sgl-kernel:rmsnorm"]
     assert norm["definitions"][: norm["of_model"]]
     assert "rmsnorm_h7168" in norm["definitions"][: norm["of_model"]]
-    assert rows["triton:_act_quant_kernel"]["reason"] == NOT_YET
+    assert rows["flashinfer:mm_fp4"]["reason"] == NOT_YET
     text = CliRunner().invoke(main, ["coverage", "--model", "deepseek-v3", "--kernels"]).output
     assert text.splitlines()[0].split()[:2] == ["Kernel", "Definitions"]
     assert text.rstrip().endswith("with evidence from the kernel")

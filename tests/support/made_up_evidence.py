@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -28,20 +29,35 @@ def made_up_evidence(root: Path, definition: Definition) -> dict[str, Any]:
 
 
 def small_dataset(root: Path, source: Path, *names: str) -> Path:
-    """Creates a dataset at `root` with some Definitions of `source`, all verified by made-up evidence."""
-    for directory in ("schema", "reference"):
-        shutil.copytree(source / directory, root / directory, ignore=shutil.ignore_patterns("tests"))
-    for path in source.glob("definitions/*/*.json"):
-        if path.stem in names:
-            target = root / path.relative_to(source)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            text = path.read_text(encoding="utf-8")
-            target.write_text(text.replace(ledger.UNVERIFIED, ledger.VERIFIED), encoding="utf-8")
-            definition = Definition.from_file(target)
-            evidence = ledger.evidence_path(root, definition)
-            evidence.parent.mkdir(parents=True, exist_ok=True)
-            write_json(evidence, made_up_evidence(root, definition))
+    """Creates a dataset at `root` with some Definitions of `source`, all verified by made-up evidence.
+
+    It has the families of their op_types only: what reads the dataset a hundred times reads little.
+    """
+    paths = [path for name in names for path in source.glob(f"definitions/*/{name}.json")]
+    op_types = {path.parent.name for path in paths}
+    shutil.copytree(source / "schema", root / "schema", ignore=shutil.ignore_patterns("tests"))
+    _keep_families(root, op_types)
+    for op_type in op_types:
+        shutil.copytree(source / "reference" / op_type, root / "reference" / op_type)
+    for path in paths:
+        target = root / path.relative_to(source)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        text = path.read_text(encoding="utf-8")
+        target.write_text(text.replace(ledger.UNVERIFIED, ledger.VERIFIED), encoding="utf-8")
+        definition = Definition.from_file(target)
+        evidence = ledger.evidence_path(root, definition)
+        evidence.parent.mkdir(parents=True, exist_ok=True)
+        write_json(evidence, made_up_evidence(root, definition))
     return root
+
+
+def _keep_families(root: Path, op_types: set[str]) -> None:
+    """Removes the families of all other op_types from the naming conventions and from the records."""
+    documents = {name: json.loads((root / "schema" / name).read_text()) for name in ("naming.json", "records.json")}
+    kept = {name for name, entry in documents["naming.json"]["families"].items() if entry["op_type"] in op_types}
+    for name, document in documents.items():
+        families = {family: entry for family, entry in document["families"].items() if family in kept}
+        write_json(root / "schema" / name, {**document, "families": families})
 
 
 def _entry(root: Path, definition: Definition, kernel: KernelFacts) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from flashinfer_trace.files import Lines, laid_out
 from tools.extract_definitions.models import available, load_model
 from tools.extract_definitions.needs import Options, Request
 from tools.extract_definitions.plan import Planner
-from tools.extract_definitions.traces import Usage, usage_of
+from tools.extract_definitions.traces import TORCH, Usage, usage_of
 
 
 def documents(root: Path) -> dict[Path, str]:
@@ -80,10 +80,10 @@ def _document(planner: Planner, request: Request) -> dict[str, Any]:
 
 
 def _kernels(usage: Usage) -> list[dict[str, Any]]:
-    """All kernels that the code calls, each with its ops."""
+    """All kernels that the code calls, each with its ops; PyTorch itself is none."""
     ops: dict[str, set[str]] = defaultdict(set)
     for op in usage.ops:
-        for kernel in op.kernels:
+        for kernel in op.kernels.keys() - {TORCH}:
             ops[kernel].add(op.name)
     return [{"kernel": kernel, "ops": sorted(names)} for kernel, names in sorted(ops.items())]
 

@@ -14,19 +14,22 @@ import argparse
 import difflib
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import find_root
 from flashinfer_trace.files import write_json, write_text
+from flashinfer_trace.harness.family import Family
 from tools.mutate.cases import known_families, representative
 from tools.mutate.kernel_power import load_power, render_power
-from tools.mutate.mutants import mutants
+from tools.mutate.mutants import Mutant, mutants
 from tools.mutate.reasons import EQUIVALENTS, KEPT, Reason, ReasonError, read_reasons, unmatched
 from tools.mutate.summary import RESULTS, below_floor, mutants_digest, overall, render, score
 from tools.shared.limited_pool import default_processes
 
 DOCUMENT = "docs/harness_power.md"
+FIX = "run `python -m tools.mutate`"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -87,19 +90,31 @@ def wrong_reasons(
 
 def out_of_date(root: Path, kept: list[Reason]) -> list[str]:
     """Why the committed results or document are older than the references, the operators or the reasons."""
-    fix = "run `python -m tools.mutate`"
     summaries: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
     families = known_families()
-    lines = [f"{name}: has no results; {fix}" for name in sorted(families.keys() - summaries.keys())]
-    lines += [f"{name}: has results but no record; {fix}" for name in sorted(summaries.keys() - families.keys())]
+    lines = other_families(families, summaries)
     for name in sorted(families.keys() & summaries.keys()):
-        definition = representative(families[name])
-        if mutants_digest(mutants(definition, families[name])) != summaries[name]["digest"]:
-            lines.append(f"{name}: the results are for other mutants; {fix}")
+        lines += other_mutants(name, mutants(representative(families[name]), families[name]), summaries)
+    return lines + other_document(root, summaries, kept)
+
+
+def other_families(families: Mapping[str, Family], summaries: Mapping[str, Any]) -> list[str]:
+    """A line for each family without results, and for results without a family."""
+    lines = [f"{name}: has no results; {FIX}" for name in sorted(families.keys() - summaries.keys())]
+    return lines + [f"{name}: has results but no record; {FIX}" for name in sorted(summaries.keys() - families.keys())]
+
+
+def other_mutants(name: str, found: Sequence[Mutant], summaries: Mapping[str, Any]) -> list[str]:
+    """A line if the results of a family are for other mutants than these."""
+    same = mutants_digest(found) == summaries[name]["digest"]
+    return [] if same else [f"{name}: the results are for other mutants; {FIX}"]
+
+
+def other_document(root: Path, summaries: dict[str, Any], kept: list[Reason]) -> list[str]:
+    """A line if the committed document is not that of these results and reasons."""
     path = root / DOCUMENT
-    if not path.is_file() or path.read_text(encoding="utf-8") != document(summaries, kept):
-        lines.append(f"{DOCUMENT} is out of date; {fix}")
-    return lines
+    same = path.is_file() and path.read_text(encoding="utf-8") == document(summaries, kept)
+    return [] if same else [f"{DOCUMENT} is out of date; {FIX}"]
 
 
 def document(summaries: dict[str, Any], kept: list[Reason]) -> str:

@@ -43,7 +43,7 @@ class Verdict:
 
 def judge(bench: Bench, source: str) -> Verdict:
     """Runs a mutant on the bench's cases until one rejects it, then on inputs of a wrong size."""
-    sized = {case.size: bench.sized(source, case.size) for case in bench.cases}
+    sized = {size: bench.sized(source, size) for size in dict.fromkeys(case.size for case in bench.cases)}
     identical = True
     for number, case in enumerate(bench.cases, 1):
         definition = sized[case.size]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import textwrap
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -56,7 +57,10 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Location:
-    """A node and where it hangs in the tree: `parent.field`, or `parent.field[position]`, within `body[top]`."""
+    """A node and where it hangs in the tree: `parent.field`, or `parent.field[position]`.
+
+    It lies within `body[top]` of the module, and if that is a function, within `body[inner]` of it.
+    """
 
     node: ast.AST
     parent: ast.AST
@@ -65,6 +69,7 @@ class Location:
     statement: ast.stmt
     function: ast.FunctionDef | None
     top: int
+    inner: int
 
     def put(self, node: ast.AST) -> None:
         if self.position is None:
@@ -90,23 +95,72 @@ def mutants(definition: Definition, family: Family) -> list[Mutant]:
     remove_docstrings(tree)
     axes = {axis.upper() for axis in definition.const_axes}
     size = size_between(definition, family)
-    texts = [ast.unparse(statement) for statement in tree.body]
-    seen = {joined(tree, texts)}
+    module = Text(tree)
+    seen = {module.joined()}
     numbers: Counter[tuple[int, str]] = Counter()
     found = []
     for location in list(locations(tree, axes)):
         place = Place(location.parent, location.field, location.function, size)
         for name, operator in OPERATORS.items():
             for replacement in operator(location.node, place):
-                mutant = build(tree, texts, location, replacement, name, family.name, numbers, seen)
+                mutant = build(module, location, replacement, name, family.name, numbers, seen)
                 if mutant is not None:
                     found.append(mutant)
     return sorted(found, key=lambda mutant: (mutant.line, mutant.operator, mutant.number))
 
 
+class Text:
+    """A module as `ast.unparse` writes it, statement by statement: only the one that changes is written again.
+
+    Functions are taken apart into their head and the statements of their body.
+    """
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._tree = tree
+        self._texts = [self._parts(statement) for statement in tree.body]
+        self._heads: dict[ast.AST, str] = {}
+
+    def head(self, statement: ast.AST) -> str:
+        """The head of a statement as it was at first."""
+        if statement not in self._heads:
+            self._heads[statement] = head(statement)
+        return self._heads[statement]
+
+    def joined(self, location: Location | None = None) -> str:
+        """The whole module, with what now stands at `location`: a blank line precedes functions."""
+        texts = list(self._texts)
+        if location is not None:
+            texts[location.top] = self._changed(location)
+        pairs = zip(self._tree.body, texts, strict=True)
+        lines = (("\n\n" if isinstance(node, ast.FunctionDef) else "\n") + "\n".join(text) for node, text in pairs)
+        return "".join(lines).lstrip()
+
+    def _changed(self, location: Location) -> list[str]:
+        top = self._tree.body[location.top]
+        if not isinstance(top, ast.FunctionDef):
+            return [ast.unparse(top)]
+        texts = list(self._texts[location.top])
+        texts[location.inner + 1] = indented(top.body[location.inner])
+        return texts
+
+    @staticmethod
+    def _parts(statement: ast.stmt) -> list[str]:
+        if not isinstance(statement, ast.FunctionDef):
+            return [ast.unparse(statement)]
+        body, statement.body = statement.body, []
+        try:
+            return [ast.unparse(statement), *map(indented, body)]
+        finally:
+            statement.body = body
+
+
+def indented(statement: ast.stmt) -> str:
+    """A statement of a function's body. `ast.unparse` writes strings on one line, so that no line is part of one."""
+    return textwrap.indent(ast.unparse(statement), "    ")
+
+
 def build(
-    tree: ast.Module,
-    texts: list[str],
+    module: Text,
     location: Location,
     replacement: ast.AST,
     operator: str,
@@ -114,15 +168,11 @@ def build(
     numbers: Counter[tuple[int, str]],
     seen: set[str],
 ) -> Mutant | None:
-    """The mutant with `replacement` at `location`, or None if another has the same source.
-
-    `texts` are the unchanged statements of the module; only the one that changes is written again.
-    """
-    before = head(location.statement)
-    location.put(replacement)
+    """The mutant with `replacement` at `location`, or None if another has the same source."""
+    before = module.head(location.statement)
+    location.put(ast.fix_missing_locations(replacement))
     try:
-        changed = ast.unparse(ast.fix_missing_locations(tree.body[location.top]))
-        source = joined(tree, [*texts[: location.top], changed, *texts[location.top + 1 :]])
+        source = module.joined(location)
         after = head(replacement if location.node is location.statement else location.statement)
     finally:
         location.put(location.node)
@@ -134,12 +184,6 @@ def build(
     function = location.function.name if location.function else "<module>"
     content = hashlib.sha256("\0".join((function, before, after)).encode()).hexdigest()[:12]
     return Mutant(family, line, operator, numbers[line, operator], function, before, after, source, content)
-
-
-def joined(tree: ast.Module, texts: list[str]) -> str:
-    """The module as `ast.unparse` writes it, from the texts of its statements: a blank line precedes functions."""
-    pairs = zip(tree.body, texts, strict=True)
-    return "".join(f"\n\n{text}" if isinstance(node, ast.FunctionDef) else f"\n{text}" for node, text in pairs).lstrip()
 
 
 def head(statement: ast.AST) -> str:
@@ -161,11 +205,11 @@ def locations(tree: ast.Module, axes: set[str]) -> Iterator[Location]:
             continue
         if isinstance(statement, ast.FunctionDef):
             for own, inner in enumerate(statement.body):
-                yield Location(inner, statement, "body", own, inner, statement, position)
-                yield from children(inner, inner, statement, position)
+                yield Location(inner, statement, "body", own, inner, statement, position, own)
+                yield from children(inner, inner, statement, position, own)
         else:
-            yield Location(statement, tree, "body", position, statement, None, position)
-            yield from children(statement, statement, None, position)
+            yield Location(statement, tree, "body", position, statement, None, position, 0)
+            yield from children(statement, statement, None, position, 0)
 
 
 def is_axis(statement: ast.stmt, axes: set[str]) -> bool:
@@ -174,7 +218,9 @@ def is_axis(statement: ast.stmt, axes: set[str]) -> bool:
     )
 
 
-def children(node: ast.AST, statement: ast.stmt, function: ast.FunctionDef | None, top: int) -> Iterator[Location]:
+def children(
+    node: ast.AST, statement: ast.stmt, function: ast.FunctionDef | None, top: int, inner: int
+) -> Iterator[Location]:
     for field, value in ast.iter_fields(node):
         if field in SKIPPED_FIELDS or (isinstance(node, ast.keyword) and node.arg == "device"):
             continue
@@ -183,5 +229,5 @@ def children(node: ast.AST, statement: ast.stmt, function: ast.FunctionDef | Non
             if not isinstance(child, ast.AST) or isinstance(child, (ast.operator, ast.cmpop, ast.expr_context)):
                 continue
             own = child if isinstance(child, ast.stmt) else statement
-            yield Location(child, node, field, position, own, function, top)
-            yield from children(child, own, function, top)
+            yield Location(child, node, field, position, own, function, top, inner)
+            yield from children(child, own, function, top, inner)

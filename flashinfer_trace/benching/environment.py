@@ -1,0 +1,88 @@
+"""The machine that times are measured on: versions, and the clocks of the GPU, from nvidia-smi."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Clocks", "Environment", "clocks", "environment"]
+
+#: Reasons for which a GPU lowers its clocks, by bit, as NVML documents them. An idle GPU is none.
+REASONS = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+_FIELDS = "clocks.sm,clocks.max.sm,clocks.mem,temperature.gpu,power.draw,clocks_throttle_reasons.active"
+
+Run = Callable[[Sequence[str]], str]
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """The state of a GPU at one moment.
+
+    Attributes:
+        sm, most, memory: clocks of the processors, their highest, and of the memory, in MHz.
+        celsius, watts: temperature, and power.
+        throttled: why its clocks are lowered; empty if they are not.
+    """
+
+    sm: int
+    most: int
+    memory: int
+    celsius: int
+    watts: float
+    throttled: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a time depends on: names and versions."""
+
+    gpu: str
+    capability: str
+    driver: str
+    cuda: str
+    torch: str
+    python: str
+
+
+def _run(command: Sequence[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+
+
+def clocks(index: int, run: Run = _run) -> Clocks | str:
+    """The state of a GPU now, or why nothing is known about it."""
+    try:
+        line = run(["nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits", f"--id={index}"])
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"nvidia-smi cannot be run: {type(error).__name__}"
+    try:
+        sm, most, memory, celsius, watts, reasons = (part.strip() for part in line.strip().split(","))
+        active = int(reasons, 16)
+        lowered = tuple(name for bit, name in REASONS.items() if active & bit)
+        return Clocks(int(sm), int(most), int(memory), int(celsius), float(watts), lowered)
+    except ValueError:
+        return f"nvidia-smi does not say: {line.strip()!r}"
+
+
+def environment(device: str, run: Run = _run) -> Environment:
+    """The machine and its software; a CPU has no driver."""
+    import torch
+
+    kind = torch.device(device)
+    if kind.type != "cuda":
+        return Environment(platform.machine(), "", "", "", torch.__version__, platform.python_version())
+    index = kind.index or 0
+    try:
+        driver = run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", f"--id={index}"]).strip()
+    except (OSError, subprocess.SubprocessError):
+        driver = "unknown"
+    major, minor = torch.cuda.get_device_capability(kind)
+    name, cuda = torch.cuda.get_device_name(kind), torch.version.cuda or ""
+    return Environment(name, f"{major}.{minor}", driver, cuda, torch.__version__, platform.python_version())

@@ -1,0 +1,261 @@
+"""`bench`: correctness first, then the times of a submission and of real kernels on the same fresh inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashinfer_trace import dataset
+from flashinfer_trace.benching.environment import clocks, environment
+from flashinfer_trace.benching.report import Measured, Report, Timetable
+from flashinfer_trace.benching.statistics import Policy, Series, summary
+from flashinfer_trace.costs import Cost, cost_of
+from flashinfer_trace.costs.roofline import load_gpus, roofline
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families import family_of
+from flashinfer_trace.harness.case import poisoned_outputs
+from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.harness.family import Family, Inputs, Kernel
+from flashinfer_trace.harness.verify import Job
+from flashinfer_trace.judging.judge import as_submission, checked, judge
+from flashinfer_trace.judging.process import Failed, Limits, Server, SubmissionProcess, Timing
+from flashinfer_trace.judging.standards import Standard, Trial, standards
+from flashinfer_trace.judging.submission import Submission, known
+from flashinfer_trace.judging.verdict import Failure
+from flashinfer_trace.traffic import Workload
+
+__all__ = ["bench"]
+
+#: Bytes that are written to empty the cache, in sizes of it, and at least.
+FLUSH, LEAST_FLUSH = 4, 256 << 20
+#: Flushes before each series: a millisecond or two, in which clocks rise.
+WARM_UP = 20
+
+
+@dataclass
+class _Contender:
+    """A kernel, its process, and how it did on the workload that is being timed."""
+
+    submission: Submission
+    kernel: Kernel | None
+    process: SubmissionProcess | None = None
+    failure: Failure | None = None
+    left: list[Standard] = field(default_factory=list)
+    series: list[Series] = field(default_factory=list)
+
+    def result(self) -> Measured:
+        """What was found of it."""
+        library = self.kernel.library if self.kernel else ""
+        version = importlib.metadata.version(library) if library else ""
+        found = summary(self.series) if self.series and self.failure is None else None
+        label = self.kernel.label if self.kernel else self.submission.label
+        return Measured(label, library, version, found, self.failure)
+
+    def takes(self, axes: Mapping[str, int]) -> bool:
+        """Whether the kernel takes inputs of these sizes."""
+        limits = self.kernel.limits if self.kernel else {}
+        return all(low <= axes[axis] <= high for axis, (low, high) in limits.items() if axis in axes)
+
+
+def bench(
+    kernel: Submission | str | Path | None,
+    definition: Definition | str,
+    workloads: Sequence[Workload],
+    *,
+    device: str = "cuda",
+    policy: Policy | None = None,
+    against: Sequence[str] | None = None,
+    examples: int = 20,
+    seed: int | None = None,
+    server: Server | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Report:
+    """Judges a kernel, then times it and the real kernels of its Definition.
+
+    Args:
+        kernel: as `judge` takes it; None to time real kernels only.
+        definition: or its name.
+        workloads: of that Definition.
+        device: ``cuda``, ``cuda:N``, or ``cpu``, whose times say little.
+        policy: how calls are timed.
+        against: labels of real kernels; by default all that can run here.
+        examples, seed: of the judgement.
+        server: where processes are forked from.
+        progress: called with a line for each step.
+
+    Raises:
+        SubmissionError: what is given is no submission, or a label names no kernel.
+    """
+    started = time.perf_counter()
+    loaded = dataset.load(definition) if isinstance(definition, str) else definition
+    policy = policy or Policy()
+    with contextlib.ExitStack() as stack:
+        server = server or stack.enter_context(Server())
+        report = Report(loaded.name, None, environment(device), policy.warm, policy.graph)
+        contenders = []
+        if kernel is not None:
+            submission = as_submission(kernel, device)
+            progress(f"judging {submission.label}")
+            report.verdict = judge(
+                submission, loaded, device=device, examples=examples, seed=seed, twin=False, server=server
+            )
+            contenders = [_Contender(submission, None)] if report.verdict.passed else []
+        if contenders or kernel is None:
+            chosen, report.left_out = _real(loaded, device, against)
+            contenders += [_Contender(known(loaded, one.label), one) for one in chosen]
+            _start(contenders, loaded, device, server, stack, progress)
+            bout = _Bout(loaded, device, policy, contenders)
+            for workload in workloads:
+                progress(f"timing {workload.name}")
+                report.timetables.append(bout.timetable(workload))
+        report.seconds = time.perf_counter() - started
+    return report
+
+
+def _real(definition: Definition, device: str, against: Sequence[str] | None) -> tuple[list[Kernel], dict[str, str]]:
+    """The real kernels that can run on this device, and why others cannot."""
+    every = family_of(definition).kernels_of(definition)
+    labels = [one.label for one in every]
+    unknown = [label for label in against or () if label not in labels]
+    if unknown:
+        raise dataset.DatasetError(f"{definition.name} has no kernel {unknown}; it has {labels}")
+    chosen, left_out = [], {}
+    on_gpu = torch.device(device).type == "cuda"
+    for one in every:
+        if against is not None and one.label not in against:
+            continue
+        why = "needs a GPU" if not on_gpu else one.unavailable(torch.cuda.get_device_capability(device))
+        why = why or one.missing()
+        if why is None:
+            chosen.append(one)
+        else:
+            left_out[one.label] = why
+    return chosen, left_out
+
+
+def _start(
+    contenders: Sequence[_Contender],
+    definition: Definition,
+    device: str,
+    server: Server,
+    stack: contextlib.ExitStack,
+    progress: Callable[[str], None],
+) -> None:
+    for one in contenders:
+        progress(f"loading {one.submission.label}")
+        request = stack.enter_context(one.submission.on_disk())
+        try:
+            process = server.start(request, list(definition.inputs), list(definition.outputs), device, Limits())
+            one.process = stack.enter_context(process)
+        except Failed as failed:
+            one.failure = Failure(failed.kind, failed.message)
+
+
+def _on_cpu(value: Any) -> Any:
+    return value.cpu() if isinstance(value, torch.Tensor) else value
+
+
+class _Bout:
+    """Contenders on one workload after the other."""
+
+    def __init__(self, definition: Definition, device: str, policy: Policy, contenders: Sequence[_Contender]) -> None:
+        self._definition, self._device, self._policy = definition, torch.device(device), policy
+        self._contenders = contenders
+        self._family: Family = family_of(definition)
+        self._job = Job(definition, self._family, None, device, full=True)
+        self._gpus = load_gpus(definition.root or dataset.find_root())
+        self._timing = self._how()
+
+    @torch.no_grad()
+    def timetable(self, workload: Workload) -> Timetable:
+        """Times every kernel that takes it and has not failed."""
+        running = [one for one in self._contenders if one.process is not None and one.takes(workload.axes)]
+        for one in running:
+            one.series, one.left = [], standards(Trial(self._job, self._family.kernels_of(self._definition)))
+        found = Timetable(workload.name, workload.axes, workload.seed)
+        started, done = time.perf_counter(), 0
+        try:
+            inputs = workload.inputs(self._device)
+            cost = cost_of(self._definition, {name: _on_cpu(value) for name, value in inputs.items()})
+            self._all(running, inputs, timed=False)  # compiles, and chooses among variants of itself
+            while self._policy.goes_on(done, time.perf_counter() - started):
+                inputs = workload.inputs(self._device, 1 + secrets.randbits(30))
+                self._all(running, inputs, timed=True)
+                done += 1
+        except torch.OutOfMemoryError:
+            return Timetable(workload.name, workload.axes, workload.seed, skipped="it does not fit into the memory")
+        return self._filled(found, cost, running)
+
+    def _filled(self, empty: Timetable, cost: Cost, running: Sequence[_Contender]) -> Timetable:
+        gpu = self._device.type == "cuda"
+        state = clocks(self._device.index or 0) if gpu else "the clocks of a CPU are not read"
+        failed = [one for one in self._contenders if one.process is None and one not in running]
+        return Timetable(
+            *(empty.workload, empty.axes, empty.seed, cost.bytes, dict(cost.operations), self._least(cost)),
+            kernels=[one.result() for one in self._contenders if one in running or one in failed],
+            clocks=state,
+        )
+
+    def _all(self, running: Sequence[_Contender], inputs: Inputs, timed: bool) -> None:
+        """One set of inputs for every kernel, judged; those that fail take no more."""
+        expected = self._family.expected(self._definition, inputs)
+        aside = self._aside(inputs) if timed else 0.0
+        for one in running:
+            if one.process is None:
+                continue
+            poisoned, seed = poisoned_outputs(self._definition, inputs), secrets.randbits(30)
+            try:
+                if timed:
+                    found = one.process.timed(inputs, poisoned, seed, self._timing)
+                    self._judge(one, found.answers, inputs, expected)
+                    one.series.append(Series(found.calls, found.outside, aside))
+                else:
+                    self._judge(one, [one.process.call(inputs, poisoned, seed)], inputs, expected)
+            except Failed as failed:
+                one.failure, one.process = Failure(failed.kind, failed.message), None
+
+    def _judge(self, one: _Contender, answers: Sequence[Any], inputs: Inputs, expected: Mapping[str, Expected]) -> None:
+        in_place = one.kernel.in_place if one.kernel else ()
+        for answer in answers:
+            failure = checked(self._job, answer, inputs, expected, one.left, in_place)
+            if failure is not None:
+                raise Failed(failure.kind, failure.message)
+
+    def _how(self) -> Timing:
+        flush = 0
+        if self._device.type == "cuda" and not self._policy.warm:
+            cache = torch.cuda.get_device_properties(self._device).L2_cache_size
+            flush = max(LEAST_FLUSH, FLUSH * cache)
+        elif not self._policy.warm:
+            flush = 1 << 20
+        return Timing(self._policy.repeats, flush, WARM_UP if flush else 0, self._policy.graph)
+
+    def _aside(self, inputs: Inputs) -> float:
+        """Seconds that this process's GPU needs to write as much as is written between two calls."""
+        size = sum(value.nbytes for value in inputs.values() if isinstance(value, torch.Tensor))
+        memory = torch.empty(self._timing.flush + 2 * size, dtype=torch.uint8, device=self._device)
+        times = []
+        for _ in range(3):
+            started = time.perf_counter()
+            memory.zero_()
+            if memory.is_cuda:
+                torch.cuda.synchronize(self._device)
+            times.append(time.perf_counter() - started)
+        return min(times)
+
+    def _least(self, cost: Cost) -> float | None:
+        """Seconds that this GPU needs at least, if its figures are known."""
+        if self._device.type != "cuda":
+            return None
+        name = torch.cuda.get_device_name(self._device)
+        gpu = next((one for one in self._gpus.values() if name in one.driver_names), None)
+        found = roofline(cost, gpu) if gpu else None
+        return found.seconds if found else None

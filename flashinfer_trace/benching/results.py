@@ -1,0 +1,114 @@
+"""Recorded times of real kernels: results/<gpu>/<op_type>/<name>.jsonl, one line a kernel, workload and run."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from flashinfer_trace.benching.environment import Clocks
+from flashinfer_trace.benching.report import Measured, Report, Timetable
+from flashinfer_trace.definition import Definition
+
+__all__ = ["ResultsError", "append", "read"]
+
+
+class ResultsError(ValueError):
+    """A file in results/ that cannot be read. The message names the file, the line and the fix."""
+
+
+def append(report: Report, definition: Definition, root: Path) -> list[Path]:
+    """Appends the times of real kernels that were timed with a cold cache and without a graph.
+
+    Args:
+        report: of that Definition.
+        root: the directory ``results``.
+
+    Returns:
+        The file, or nothing if there was no such time.
+    """
+    when = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    lines = [
+        json.dumps(_record(report, definition, each, one, when), separators=(",", ":"))
+        for each in report.timetables
+        for one in each.kernels
+        if one.library and one.summary is not None and not (report.warm or report.graph)
+    ]
+    if not lines:
+        return []
+    path = root / directory(report.environment.gpu) / definition.op_type / f"{definition.name}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _append("".join(f"{line}\n" for line in lines).encode(), path)
+    return [path]
+
+
+def directory(gpu: str) -> str:
+    """The name of a GPU as that of a directory: ``nvidia_h200``."""
+    return re.sub(r"[^a-z0-9]+", "_", gpu.lower()).strip("_")
+
+
+def _append(data: bytes, path: Path) -> None:
+    """All of it or nothing, whoever else appends at the same time."""
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        end = file.seek(0, os.SEEK_END)
+        try:
+            file.write(data)
+            file.flush()
+        except BaseException:
+            file.truncate(end)
+            raise
+
+
+def _record(report: Report, definition: Definition, each: Timetable, one: Measured, when: str) -> dict[str, Any]:
+    found = one.summary
+    assert found is not None
+    clocks = each.clocks
+    return {
+        "definition": definition.name,
+        "reference_sha256": definition.reference_sha256,
+        "workload": each.workload,
+        "seed": each.seed,
+        "axes": dict(each.axes),
+        "kernel": one.kernel,
+        "library": one.library,
+        "version": one.version,
+        "seconds": found.seconds,
+        "quartiles": [found.low, found.high],
+        "plan": found.plan,
+        "run": found.run,
+        "calls": found.calls,
+        "inputs": found.inputs,
+        "bytes": each.bytes,
+        "operations": dict(each.operations),
+        "least_seconds": each.least,
+        "disputed": found.disputed,
+        "environment": vars(report.environment),
+        "clocks": vars(clocks) if isinstance(clocks, Clocks) else clocks,
+        "recorded": when,
+    }
+
+
+def read(root: Path) -> Iterator[dict[str, Any]]:
+    """All recorded times, file by file in the order of their names.
+
+    Raises:
+        ResultsError: a line is no JSON object with the entries of one.
+    """
+    for path in sorted(root.glob("*/*/*.jsonl")):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                found = json.loads(line)
+                found["gpu"], found["op_type"] = path.parts[-3], path.parts[-2]
+                _ = found["definition"], found["workload"], found["kernel"], float(found["seconds"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise ResultsError(
+                    f"{path}:{number}: no recorded time ({error!r}); schema/results.schema.json describes a line; "
+                    f"remove it, and record again: flashinfer-trace bench -d {path.stem} --record {root}"
+                ) from error
+            yield found

@@ -1,0 +1,128 @@
+"""What some timed calls say: medians and spreads, and whether they can be believed. Needs no GPU."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Policy", "Series", "Summary", "summary"]
+
+#: By how much calls on inputs that were seen before may be faster than first calls, as a fraction and in seconds,
+#: before the first calls alone are believed.
+REMEMBERED, REMEMBERED_SECONDS = 0.2, 5e-6
+#: What one call costs beside its work, at most, by a clock outside of its process, in seconds; and how many times its
+#: work it may seem to take, because a processor and not the GPU is waited for.
+OVERHEAD, PATIENCE = 8e-4, 3.0
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How a kernel is timed on one workload.
+
+    Attributes:
+        fresh: inputs, of which each is drawn for one series of calls.
+        least: of them, whatever time they take.
+        seconds: after which no further inputs are drawn.
+        repeats: calls on each.
+        warm: whether the cache may hold the inputs.
+        graph: whether calls are replayed as a CUDA graph.
+    """
+
+    fresh: int = 12
+    least: int = 3
+    seconds: float = 10.0
+    repeats: int = 5
+    warm: bool = False
+    graph: bool = False
+
+    def goes_on(self, done: int, seconds: float) -> bool:
+        """Whether further inputs are drawn after so many, which took so long."""
+        return done < self.least or (done < self.fresh and seconds < self.seconds)
+
+
+@dataclass(frozen=True)
+class Series:
+    """Calls on one set of inputs.
+
+    Attributes:
+        calls: seconds by phase, ``total`` and perhaps ``plan`` and ``run``; the first call sees the inputs first.
+        outside: seconds of all of them by the judge's clock.
+        aside: seconds that the judge's own GPU needs to restore memory and to flush the cache once.
+    """
+
+    calls: Sequence[Mapping[str, float]]
+    outside: float
+    aside: float = 0.0
+
+    @property
+    def disputed(self) -> bool:
+        """Whether the calls took much longer by the judge's clock than they are said to have taken."""
+        said = sum(call["total"] for call in self.calls)
+        return self.outside > PATIENCE * said + len(self.calls) * (2 * self.aside + OVERHEAD)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The time of a kernel on a workload, in seconds.
+
+    Attributes:
+        seconds: the median: of all calls, or of first calls if it `remembers`.
+        low, high: quartiles.
+        first, again: medians of the calls that saw inputs for the first time, and of others.
+        plan, run: medians of the phases, of a kernel that has both.
+        calls, inputs: how many.
+        remembers: it is faster on inputs that it has seen before.
+        disputed: it took much longer by the judge's clock.
+    """
+
+    seconds: float
+    low: float
+    high: float
+    first: float
+    again: float | None
+    plan: float | None
+    run: float | None
+    calls: int
+    inputs: int
+    remembers: bool
+    disputed: bool
+
+    @property
+    def spread(self) -> float:
+        """The distance of the quartiles, as a fraction of the median."""
+        return (self.high - self.low) / self.seconds
+
+    @property
+    def served(self) -> float:
+        """The time that counts in a comparison: of a kernel that plans once for many layers, that of run()."""
+        return self.seconds if self.run is None else self.run
+
+
+def summary(series: Sequence[Series]) -> Summary:
+    """What series of calls say together; there must be one."""
+    first = [each.calls[0]["total"] for each in series]
+    again = [call["total"] for each in series for call in each.calls[1:]]
+    saved = statistics.median(first) - statistics.median(again) if again else 0.0
+    remembers = bool(again) and saved > max(REMEMBERED_SECONDS, REMEMBERED * statistics.median(again))
+    believed = first if remembers else [*first, *again]
+    low, middle, high = statistics.quantiles(believed, n=4, method="inclusive") if len(believed) > 1 else believed * 3
+    calls = [call for each in series for call in each.calls]
+    return Summary(
+        seconds=middle,
+        low=low,
+        high=high,
+        first=statistics.median(first),
+        again=statistics.median(again) if again else None,
+        plan=_phase(calls, "plan"),
+        run=_phase(calls, "run"),
+        calls=len(calls),
+        inputs=len(series),
+        remembers=remembers,
+        disputed=sum(each.disputed for each in series) > len(series) / 2,
+    )
+
+
+def _phase(calls: Sequence[Mapping[str, float]], name: str) -> float | None:
+    found = [call[name] for call in calls if name in call]
+    return statistics.median(found) if len(found) == len(calls) else None

@@ -1,0 +1,167 @@
+"""flashinfer-trace bench. torch and the families are imported when the command runs, not before."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from flashinfer_trace import dataset
+from flashinfer_trace.cli import completion
+from flashinfer_trace.cli.group import FAILED, NOTHING_VERIFIED, echo_json
+from flashinfer_trace.cli.options import ORACLE_EXAMPLES, dataset_root, format_option, text_table
+from flashinfer_trace.cli.verification import check_device, missing_packages
+from flashinfer_trace.files import write_text
+from flashinfer_trace.judging.submission import Submission, SubmissionError, from_path
+
+if TYPE_CHECKING:
+    from flashinfer_trace.benching import Report
+    from flashinfer_trace.traffic import Workload
+
+__all__ = ["bench"]
+
+#: Seconds for each workload of a short benchmark, and of a whole one.
+SECONDS = {"quick": 6.0, "full": 15.0}
+
+
+@click.command()
+@click.argument("kernel", metavar="[FILE.py[:FUNCTION]|SOLUTION.json]", required=False)
+@click.option("-d", "--definition", "name", shell_complete=completion.names, help="What it computes.")
+@click.option(
+    "--workloads",
+    "chosen",
+    default="quick",
+    show_default=True,
+    help="quick, full, names with commas, or a FILE of names.",
+)
+@click.option("--against", multiple=True, help="A real kernel to compare with [all that can run here]; repeatable.")
+@click.option("--device", default="cuda", show_default=True, help="cuda or cuda:N.")
+@click.option("--warm", is_flag=True, help="Leave the inputs in the cache.")
+@click.option("--graph", is_flag=True, help="Replay each call as a CUDA graph.")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of the judgement [fresh entropy].")
+@click.option(
+    "--record", type=click.Path(file_okay=False, path_type=Path), help="Append the times of real kernels to DIR/<gpu>/."
+)
+@click.option("--figure", type=click.Path(dir_okay=False, path_type=Path), help="Draw the roofline into this SVG file.")
+@format_option
+def bench(
+    kernel: str | None,
+    name: str | None,
+    chosen: str,
+    against: tuple[str, ...],
+    device: str,
+    warm: bool,
+    graph: bool,
+    seed: int | None,
+    record: Path | None,
+    figure: Path | None,
+    output_format: str,
+) -> None:
+    """Judge a kernel of your own, then time it on a GPU beside the real kernels of its Definition.
+
+    Without a kernel, the real ones are timed. Each call has a cold cache and each set of inputs is new; every output of
+    a timed call is judged. docs/benchmarking.md says how, and what can be believed.
+
+    Exit status: 0 timed, 1 wrong, 2 wrong usage, 3 no GPU or nothing that could be timed, 130 interrupted.
+    """
+    root = dataset_root()
+    submission = _submission(kernel)
+    wanted = name or (submission.definition if submission else "")
+    if not wanted:
+        raise click.UsageError("name the Definition that is timed: -d NAME (`flashinfer-trace list` shows all)")
+    definition = dataset.load(wanted, root)
+    with missing_packages():
+        import torch
+
+        from flashinfer_trace import benching, traffic
+        from flashinfer_trace.benching import results
+    if device != "cpu" and not torch.cuda.is_available():
+        click.echo("no GPU: torch sees no CUDA device here, and times of anything else say nothing", err=True)
+        sys.exit(NOTHING_VERIFIED)
+    check_device(device, torch)
+    workloads = _chosen(traffic.workloads(definition), chosen)
+    policy = benching.Policy(seconds=SECONDS.get(chosen, SECONDS["full"]), warm=warm, graph=graph)
+    try:
+        report = benching.bench(
+            submission,
+            definition,
+            workloads,
+            device=device,
+            policy=policy,
+            against=against or None,
+            examples=ORACLE_EXAMPLES,
+            seed=seed,
+            progress=lambda line: click.echo(line, err=True),
+        )
+    except SubmissionError as error:
+        raise click.UsageError(str(error)) from error
+    if record is not None:
+        for path in results.append(report, definition, record):
+            click.echo(f"recorded in {path}", err=True)
+    if figure is not None:
+        _draw(report, root, figure)
+    if output_format == "json":
+        echo_json(report.to_dict())
+    else:
+        _print(report)
+    sys.exit(FAILED if not report.passed else 0 if report.timed else NOTHING_VERIFIED)
+
+
+def _submission(kernel: str | None) -> Submission | None:
+    try:
+        return from_path(kernel) if kernel else None
+    except SubmissionError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _chosen(every: tuple[Workload, ...], chosen: str) -> list[Workload]:
+    """The workloads that were asked for: quick ones, all, or those of a list or a file of names."""
+    if chosen == "full":
+        return list(every)
+    if chosen == "quick":
+        return [one for one in every if one.quick] or list(every[:2])
+    path = Path(chosen)
+    names = path.read_text(encoding="utf-8").split() if path.is_file() else chosen.split(",")
+    known = [one.name for one in every]
+    unknown = [one for one in names if one not in known]
+    if unknown or not names:
+        raise click.UsageError(f"--workloads {chosen}: no workload {unknown}; there are {', '.join(known)}")
+    return [one for one in every if one.name in names]
+
+
+def _draw(report: Report, root: Path, path: Path) -> None:
+    """Writes the picture, if the figures of the GPU are known."""
+    from flashinfer_trace.benching.figure import roofline_svg
+    from flashinfer_trace.costs.roofline import load_gpus
+
+    gpu = next((one for one in load_gpus(root).values() if report.environment.gpu in one.driver_names), None)
+    if gpu is None:
+        click.echo(f"no figure: schema/gpus.json does not have {report.environment.gpu}", err=True)
+    elif not report.timed:
+        click.echo("no figure: nothing was timed", err=True)
+    else:
+        write_text(path, roofline_svg(report, gpu))
+        click.echo(f"drawn in {path}", err=True)
+
+
+def _print(report: Report) -> None:
+    if report.verdict is not None:
+        click.echo(str(report.verdict))
+    where: Any = report.environment
+    how = f"{'warm' if report.warm else 'cold'} cache{', CUDA graph' if report.graph else ''}"
+    click.echo(f"{report.definition} on {where.gpu}, torch {where.torch}: {how}, {report.seconds:.0f} s")
+    if report.timetables:
+        click.echo(text_table(report.rows(), right=(2, 3, 4, 5)))
+    for each in report.timetables[-1:]:
+        clocks: Any = each.clocks
+        if isinstance(clocks, str):
+            click.echo(f"clocks: {clocks or 'not read'}")
+        else:
+            lowered = f"; lowered by {', '.join(clocks.throttled)}" if clocks.throttled else ""
+            click.echo(
+                f"clocks: {clocks.sm} of {clocks.most} MHz, memory {clocks.memory} MHz, {clocks.celsius} C{lowered}"
+            )
+    for label, why in report.left_out.items():
+        click.echo(f"left out: {label}: {why}")

@@ -1,0 +1,75 @@
+"""What evaluators that compare elements can judge, and why not the rest.
+
+flashinfer-bench 0.1.2 calls a reference and a solution once each and compares them element by element: each must have
+the same dtype, be finite, and lie within 1e-2, absolutely or relatively. KernelBench does the same. So the policies by
+which this dataset compares a kernel say what they can judge: not a result of which several are right. For op_type
+sampling flashinfer-bench has another evaluator: it reads an input `probs`, knows top-k and top-p, and takes the first
+output for token ids.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.harness.family import Family, Kernel
+
+__all__ = ["incomparable", "incomparable_kernel", "unjudged"]
+
+#: Policies of outputs whose order is free.
+_ANY_ORDER = ("Multiset", "TopK")
+#: Policies of outputs of which neighbouring values can be right: codes of a quantiser, tokens that a sum decides on.
+_NEIGHBOURS = ("Interval", "PackedFp4")
+_WHOLE = ("int8", "int16", "int32", "int64", "bool")
+
+#: Pattern of a family's name -> what a right kernel of it rounds, so that elements differ by more than 1e-2.
+_ROUNDED: Mapping[str, str] = {
+    "moe_bf16_*_routing": "kernels round the results of the first product and the activation to bfloat16",
+    "moe_fp8_block_scale_*_routing": "kernels requantise the activation to fp8",
+    "moe_fp8_block_scale_expert_gemm": "kernels quantise their bfloat16 rows to fp8",
+}
+
+
+def unjudged(definition: Definition, family: Family) -> str | None:
+    """Why flashinfer-bench cannot judge any kernel of a Definition, or None."""
+    if definition.op_type != "sampling":
+        return incomparable(definition, family)
+    if "probs" not in definition.inputs:
+        return "the evaluator of op_type sampling reads an input `probs`, and takes the first output for token ids"
+    if not {"top_k", "top_p"} & definition.inputs.keys():
+        return "the evaluator of op_type sampling knows top-k and top-p only, and expects draws from the whole row here"
+    return None
+
+
+def incomparable(definition: Definition, family: Family) -> str | None:
+    """Why nobody can judge the kernels of a Definition by comparing elements, or None."""
+    if family.unverified:
+        return f"no kernel has proven it here: {family.unverified}"
+    for name, spec in definition.outputs.items():
+        if spec.dtype.startswith("float8"):
+            return f"elements of {name} cannot be compared: torch.isinf is not implemented for {spec.dtype}"
+    for pattern, what in _ROUNDED.items():
+        if fnmatch.fnmatchcase(family.name, pattern):
+            return f"right elements differ by more than 1e-2, the tolerance: {what}"
+    if found := _free_output(definition, family, None):
+        return found
+    reasons = [incomparable_kernel(definition, family, kernel) for kernel in family.kernels_of(definition)]
+    return reasons[0] if reasons and all(reasons) else None
+
+
+def incomparable_kernel(definition: Definition, family: Family, kernel: Kernel) -> str | None:
+    """Why one kernel cannot be judged by comparing elements, or None."""
+    return None if definition.op_type == "sampling" else _free_output(definition, family, kernel)
+
+
+def _free_output(definition: Definition, family: Family, kernel: Kernel | None) -> str | None:
+    for name, policy in family.policies(kernel).items():
+        kind = type(policy).__name__
+        if kind == "Distribution":
+            return f"{name} is drawn, and elements of two draws cannot be compared"
+        if kind in _ANY_ORDER:
+            return f"several orders of {name} are right, and elements are compared in their places"
+        if kind in _NEIGHBOURS and definition.outputs[name].dtype in _WHOLE:
+            return f"neighbouring values of {name} can both be right, and whole numbers are compared within 1e-2"
+    return None

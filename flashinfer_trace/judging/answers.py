@@ -1,0 +1,117 @@
+"""What is asked of a submission's process, and what it answers. Its words are checked, and proven by nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flashinfer_trace.judging.submission import printable
+
+__all__ = ["Answer", "Failed", "Limits", "Timed", "Timing", "returned_of", "tampered_of", "times_of"]
+
+
+class Failed(Exception):
+    """A submission that gave no outputs.
+
+    Attributes:
+        kind: ``not-loaded``, ``raised``, ``timed-out``, ``died`` or ``protocol``.
+        message: one line of printable characters.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        self.kind = kind
+        self.message = printable(message)
+        super().__init__(kind, self.message)
+
+    def __str__(self) -> str:
+        return self.message
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a submission may take, in seconds: to be loaded, for its first call, which compiles, and for others."""
+
+    load: float = 120.0
+    first_call: float = 300.0
+    call: float = 60.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one call left.
+
+    Attributes:
+        outputs: by name, as they were in the memory when the call returned.
+        returned: what the submission says of each value that it returned, by name; empty if it returned nothing.
+        changed: inputs that hold other bits than before.
+        outside: whether it wrote beside the tensors that it was given.
+        tampered: functions that it replaced, as its process says.
+    """
+
+    outputs: dict[str, torch.Tensor]
+    returned: dict[str, Any]
+    changed: list[str]
+    outside: bool
+    tampered: list[str]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How calls are timed.
+
+    Attributes:
+        repeats: calls.
+        flush: bytes that are written before each call, so that the cache holds nothing of its inputs; 0 not to.
+        warm_up: how often they are written before the first call, for clocks to rise.
+        graph: whether calls are captured, and replayed as a CUDA graph.
+    """
+
+    repeats: int
+    flush: int = 0
+    warm_up: int = 0
+    graph: bool = False
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What timed calls left.
+
+    Attributes:
+        answers: of each call.
+        calls: seconds of each call by phase: ``total``, and ``plan`` and ``run`` of a kernel that has both.
+        outside: seconds of all of them together, flushes included, by the judge's clock.
+    """
+
+    answers: list[Answer]
+    calls: list[dict[str, float]]
+    outside: float
+
+
+def returned_of(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """What a process says of the values that were returned."""
+    returned = answer.get("returned")
+    return returned if isinstance(returned, dict) else {}
+
+
+def tampered_of(answer: Mapping[str, Any]) -> list[str]:
+    """The functions that a process says were replaced in it."""
+    return [printable(str(name)) for name in answer.get("tampered") or []]
+
+
+def times_of(answer: Mapping[str, Any], repeats: int) -> list[dict[str, float]]:
+    """The times of some calls. They come from a stranger, so that nothing but positive numbers is one.
+
+    Raises:
+        Failed: they are none, or not as many as there were calls.
+    """
+    times = answer.get("times")
+    try:
+        found = [{str(name): float(value) for name, value in call.items()} for call in times or []]
+    except (TypeError, ValueError, AttributeError) as error:
+        raise Failed("protocol", "its process answered times that are none") from error
+    if len(found) != repeats or not all(0 < call.get("total", 0) < float("inf") for call in found):
+        raise Failed("protocol", f"its process answered {len(found)} times of {repeats}, or one that is not positive")
+    return found

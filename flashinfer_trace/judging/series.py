@@ -1,0 +1,125 @@
+"""A series of timed calls inside of a submission's process, all on the same inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from flashinfer_trace.judging.loading import Submitted
+from flashinfer_trace.judging.stopwatch import Mark, Stopwatch
+
+__all__ = ["Series", "seed_all"]
+
+#: (what was returned, outputs) -> a description of it, once it was copied into the outputs.
+Store = Callable[[Any, Mapping[str, torch.Tensor]], dict[str, Any]]
+
+
+class Series:
+    """Some calls: before each, memory is as the judge filled it; after each, the outputs are copied.
+
+    Args:
+        stopwatch: made before the submission was loaded.
+        memory: bytes of inputs and outputs, on the device of the submission.
+        first: where the outputs begin in it.
+        seed: of torch's generators before the first call; each further call has the next.
+        timing: fields of `process.Timing`.
+
+    Attributes:
+        snapshots: bytes of the outputs after each call, uint8 [repeats, bytes].
+    """
+
+    def __init__(
+        self, stopwatch: Stopwatch, memory: torch.Tensor, first: int, seed: int, timing: Mapping[str, Any]
+    ) -> None:
+        self._stopwatch, self._memory, self._first, self._seed, self._timing = stopwatch, memory, first, seed, timing
+        self._original = memory.clone()
+        self._cache = torch.empty(timing["flush"], dtype=torch.uint8, device=memory.device)
+        self.snapshots = torch.empty(timing["repeats"], len(memory) - first, dtype=torch.uint8, device=memory.device)
+        self._marks: list[tuple[Mark, Mark, dict[str, list[tuple[Mark, Mark]]]]] = []
+
+    def prepare(self, submitted: Submitted, inputs: dict[str, Any], outputs: dict[str, torch.Tensor]) -> None:
+        """Captures the call if it is to be replayed, and lets clocks rise."""
+        self._outputs = outputs
+        self._call: Callable[[], Any] = lambda: submitted(inputs, dict(outputs))
+        if self._timing["graph"]:
+            self._call = _captured(self._call)
+        for _ in range(self._timing["warm_up"]):
+            self._cache.zero_()
+        if self._memory.is_cuda:
+            torch.cuda.synchronize()
+
+    @torch.no_grad()
+    def run(self, store: Store) -> dict[str, Any]:
+        """Makes the calls, and waits for the last copy; the description of what was returned last."""
+        watch = self._stopwatch
+        stream = torch.cuda.current_stream() if self._memory.is_cuda else None
+        described: dict[str, Any] = {}
+        for number in range(self._timing["repeats"]):
+            seed_all(self._seed + number)
+            self._memory.copy_(self._original)
+            returned = None
+            spoiled = [tensor.clone() for tensor in self._outputs.values()]
+            del spoiled  # memory that the submission allocates is likely this one, and not that of its last result
+            if not self._timing["flush"]:
+                self._call()  # leaves in the cache what the next call needs
+                self._memory.copy_(self._original)
+            else:
+                self._cache.zero_()
+            watch.hold()
+            watch.stream = stream
+            watch.take_phases()
+            start = watch.mark()
+            returned = self._call()
+            end = watch.mark()
+            watch.stream = None
+            if stream is not None:
+                torch.cuda.set_stream(stream)  # the submission may have left another one
+            described = {} if returned is None else store(returned, self._outputs)
+            self.snapshots[number].copy_(self._memory[self._first :])
+            self._marks.append((start, end, watch.take_phases()))
+        watch.stream = stream
+        watch.wait(watch.mark())
+        watch.stream = None
+        return described
+
+    def times(self) -> list[dict[str, float]]:
+        """Seconds of each call by phase."""
+        seconds = self._stopwatch.seconds
+        return [
+            {
+                "total": seconds(start, end),
+                **{name: sum(seconds(*pair) for pair in pairs) for name, pairs in phases.items()},
+            }
+            for start, end, phases in self._marks
+        ]
+
+
+def seed_all(seed: int) -> None:
+    """Seeds torch's generators, so that a verdict can be repeated."""
+    torch.default_generator.manual_seed(seed)
+    for generator in torch.cuda.default_generators:  # none where CUDA is not in use
+        generator.manual_seed(seed)
+
+
+def _captured(call: Callable[[], Any]) -> Callable[[], Any]:
+    """A call that replays what the given one launches on a GPU.
+
+    Raises:
+        RuntimeError: it cannot be captured, for example because it waits for the GPU.
+    """
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side), torch.no_grad():
+        call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph), torch.no_grad():
+        returned = call()
+
+    def replay() -> Any:
+        graph.replay()
+        return returned
+
+    return replay

@@ -1,0 +1,217 @@
+"""Workloads: inputs of named traffic that anyone regenerates bit by bit, on a CPU or a GPU.
+
+    >>> for workload in workloads("rmsnorm_h7168"):
+    ...     inputs = workload.inputs("cuda")
+
+docs/workloads.md says what they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashinfer_trace import dataset
+from flashinfer_trace.costs.shapes import without_features
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families import family_of
+from flashinfer_trace.harness.family import Plan
+from flashinfer_trace.harness.inputs import Draws, torch_dtype
+from flashinfer_trace.json_source import JsonSourceError, load_object
+from flashinfer_trace.traffic.exact import ExactDraws, HollowDraws
+from flashinfer_trace.traffic.plans import fitting, planned
+from flashinfer_trace.traffic.profiles import Traffic, load_traffic
+
+__all__ = ["MOST_BYTES", "Workload", "WorkloadError", "digest", "digests", "drawn", "path_of", "workloads"]
+
+#: Most memory of the inputs and outputs that grow with the traffic; the weights are not counted.
+MOST_BYTES = 2 << 30
+
+
+class WorkloadError(ValueError):
+    """A workload that is not what its file says. The message names the file, the workload and the fix."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Inputs of a Definition under named traffic.
+
+    Attributes:
+        definition: whose inputs they are.
+        name: of the traffic, such as ``decode-64`` or ``chat-prefill-2048``.
+        axes: values of the variable axes.
+        seed: of Philox; with the traffic it gives every bit.
+        traffic: what the lengths are drawn from.
+        digests: SHA-256 of each input, as a file in workloads/ has them; empty where none is recorded.
+        path: of that file.
+    """
+
+    definition: Definition
+    name: str
+    axes: Mapping[str, int]
+    seed: int
+    traffic: Traffic = field(repr=False)
+    digests: Mapping[str, str] = field(default_factory=dict, repr=False)
+    path: Path | None = field(default=None, repr=False)
+
+    @property
+    def quick(self) -> bool:
+        """Whether a short benchmark contains it."""
+        return self.traffic.quick
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """The family's plan."""
+        return planned(self.definition, self.traffic, self.seed)
+
+    def inputs(self, device: str | torch.device = "cpu", variant: int = 0) -> dict[str, Any]:
+        """The inputs by name: tensors, and numbers for scalars. Those of variant 0 are compared with the digests.
+
+        Args:
+            device: where they are made; the bits are the same everywhere.
+            variant: other elements, pages and routing for the same lengths.
+
+        Raises:
+            WorkloadError: they are not those of the file, or do not have its axes.
+            InputError: they do not fit the Definition.
+        """
+        found, axes = _inputs(self.definition, self.plan, self.seed + (variant << 32), device)
+        if axes != self.axes:
+            raise self._error(f"its axes are {axes}, and the file says {dict(self.axes)}")
+        if self.digests and variant == 0:
+            self._check(digests(found))
+        return found
+
+    def structure(self, elements: bool = True) -> dict[str, Any]:
+        """The inputs at the sizes of the family's twin: those that do not depend on these are the same, bit by bit.
+
+        Args:
+            elements: whether floating-point tensors are drawn; otherwise they are zero, and so is what is made of them.
+        """
+        thin = without_features(self.definition)
+        with (ExactDraws if elements else HollowDraws)(_elements(self.seed)):
+            return family_of(self.definition).make_inputs(thin, self.plan, Draws(0, "cpu"))
+
+    def _check(self, actual: Mapping[str, str]) -> None:
+        names = {*actual, *self.digests}
+        wrong = sorted(name for name in names if actual.get(name) != self.digests.get(name))
+        if wrong:
+            first = wrong[0]
+            raise self._error(
+                f"the inputs {wrong} are others than those that were recorded: {first} has the digest "
+                f"{actual.get(first)}, the file says {self.digests.get(first)}"
+            )
+
+    def _error(self, what: str) -> WorkloadError:
+        return WorkloadError(
+            f"{self.path or self.definition.name}: workload {self.name}: {what}; if the traffic or the family's inputs "
+            f"were changed on purpose, record it again in a checkout: python -m tools.record_workloads "
+            f"{self.definition.name}"
+        )
+
+
+def workloads(definition: Definition | str) -> tuple[Workload, ...]:
+    """The workloads of a Definition: all traffic that means something for it and fits into MOST_BYTES.
+
+    Those in its file have digests; others are drawn now.
+
+    Raises:
+        DatasetError: there is no such Definition.
+        TrafficError, WorkloadError: a file in workloads/ cannot be read.
+    """
+    loaded = dataset.load(definition) if isinstance(definition, str) else definition
+    path = path_of(loaded, loaded.root or dataset.find_root())
+    return drawn(loaded, _recorded(loaded, path) if path.is_file() else {})
+
+
+def drawn(definition: Definition, recorded: Mapping[str, Workload] | None = None) -> tuple[Workload, ...]:
+    """The workloads of a Definition, whatever its file says: those that are given by name, others without digests."""
+    traffic = fitting(definition, load_traffic(definition.root or dataset.find_root()))
+    found = ((recorded or {}).get(each.name) or _drawn(definition, each) for each in traffic)
+    return tuple(each for each in found if _variable_bytes(definition, each.axes) <= MOST_BYTES)
+
+
+def path_of(definition: Definition, root: Path) -> Path:
+    """Where a Definition's workloads are recorded."""
+    return root / "workloads" / definition.op_type / f"{definition.name}.json"
+
+
+def _recorded(definition: Definition, path: Path) -> dict[str, Workload]:
+    traffic = {each.name: each for each in fitting(definition, load_traffic(path.parents[2]))}
+    try:
+        data = load_object(path)
+        if data["definition"] != definition.name:
+            raise WorkloadError(f"{path}: it is for {data['definition']}; its name must be that of its Definition")
+        unknown = [name for name in data["workloads"] if name not in traffic]
+        if unknown:
+            raise WorkloadError(f"{path}: {definition.name} has no traffic {unknown} in workloads/traffic.json")
+        return {
+            name: Workload(definition, name, entry["axes"], entry["seed"], traffic[name], entry["inputs"], path)
+            for name, entry in data["workloads"].items()
+        }
+    except (JsonSourceError, KeyError, TypeError, AttributeError) as error:
+        raise WorkloadError(f"{path}: {error}; schema/workloads.schema.json describes it") from error
+
+
+def _drawn(definition: Definition, traffic: Traffic) -> Workload:
+    seed = _seed(definition.name, traffic.name)
+    with HollowDraws(seed):
+        thin = without_features(definition)
+        hollow = family_of(definition).make_inputs(thin, planned(definition, traffic, seed), Draws(0, "cpu"))
+    return Workload(definition, traffic.name, thin.bind_axes(hollow), seed, traffic)
+
+
+def _seed(definition: str, traffic: str) -> int:
+    """31 bits that depend on the names only."""
+    return int.from_bytes(hashlib.sha256(f"{definition} {traffic}".encode()).digest()[:4], "little") >> 1
+
+
+def _variable_bytes(definition: Definition, axes: Mapping[str, int]) -> int:
+    """Memory of the tensors that grow with the traffic."""
+    total = 0
+    for specs, shapes in (
+        (definition.inputs, definition.input_shapes(axes)),
+        (definition.outputs, definition.output_shapes(axes)),
+    ):
+        for name, shape in shapes.items():
+            if shape is not None and set(specs[name].shape or ()) & set(axes):
+                total += math.prod(shape) * torch_dtype(specs[name].dtype).itemsize
+    return total
+
+
+def _elements(seed: int) -> int:
+    """The seed of the inputs: the first draws of the plan must not come again."""
+    return seed | 1 << 63
+
+
+def _inputs(
+    definition: Definition, plan: Plan, seed: int, device: str | torch.device
+) -> tuple[dict[str, Any], dict[str, int]]:
+    with ExactDraws(_elements(seed)):
+        found = family_of(definition).make_inputs(definition, plan, Draws(0, device))
+    for value in found.values():
+        # A NaN has many forms, and which of them a conversion gives depends on the device.
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.element_size() > 1:
+            value.masked_fill_(value.isnan(), math.nan)
+    return found, definition.check_inputs(found)
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of the dtype, the shape and the bytes of a tensor (little-endian, in C order), or of a number."""
+    if not isinstance(value, torch.Tensor):
+        return hashlib.sha256(f"{type(value).__name__} {value!r}".encode()).hexdigest()
+    found = hashlib.sha256(f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)} ".encode())
+    found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def digests(inputs: Mapping[str, Any]) -> dict[str, str]:
+    """The digest of each input."""
+    return {name: digest(value) for name, value in inputs.items()}

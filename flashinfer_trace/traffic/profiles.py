@@ -1,0 +1,141 @@
+"""Traffic: how many tokens and requests a serving engine hands to a kernel at once, from workloads/traffic.json.
+
+Lengths are drawn from quantiles that were computed from published traces, with integers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flashinfer_trace.json_source import JsonSourceError, load_object
+
+__all__ = ["Batch", "Profile", "Traffic", "TrafficError", "load_traffic"]
+
+#: Gives the next 32 random bits.
+Bits = Callable[[], int]
+
+
+class TrafficError(ValueError):
+    """workloads/traffic.json cannot be read, or does not say what it must. The message names the place."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The requests of one call.
+
+    Attributes:
+        cached: tokens of each request that are in the cache before this call.
+        new: tokens of each request that this call is for; 1 in decode.
+        prefix: first tokens that all requests share, of those that are cached.
+    """
+
+    cached: tuple[int, ...]
+    new: tuple[int, ...]
+    prefix: int = 0
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each request after this call."""
+        return [old + new for old, new in zip(self.cached, self.new, strict=True)]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Lengths of requests of one kind, as quantiles at equal distances from 0 to 1.
+
+    Attributes:
+        source: where they are from.
+        prompts: tokens of a prompt, without the prefix.
+        running: tokens of a request in decode, its new one included, without the prefix; requests count in proportion
+            to the length of their answers.
+        positions: where in its prompt a token of prefill is; requests count in proportion to the length of the prompt.
+        prefix: first tokens that all requests share.
+        lengths: the prompts of a recorded run, which are taken as they are.
+        chunked: whether prompts are usually longer than a chunk of prefill.
+    """
+
+    source: str
+    prompts: Sequence[int] = ()
+    running: Sequence[int] = ()
+    positions: Sequence[int] = ()
+    prefix: int = 0
+    lengths: Sequence[int] = ()
+    chunked: bool = False
+
+    def decode(self, count: int, bits: Bits) -> Batch:
+        """A batch of `count` requests, each with one new token."""
+        if self.lengths:
+            return Batch(tuple(self.lengths), (1,) * len(self.lengths))
+        own = [quantile(self.running, bits()) for _ in range(count)]
+        return Batch(tuple(self.prefix + length - 1 for length in own), (1,) * count, self.prefix)
+
+    def prefill(self, count: int, bits: Bits) -> Batch:
+        """Prompts of `count` tokens together, the last one cut; or one chunk of a prompt, that of a drawn token."""
+        if self.lengths:
+            return Batch((0,) * len(self.lengths), tuple(self.lengths))
+        if self.chunked:
+            position = quantile(self.positions, bits())
+            return Batch((position // count * count,), (count,))
+        new: list[int] = []
+        while sum(new) < count:
+            new.append(min(quantile(self.prompts, bits()), count - sum(new)))
+        return Batch((self.prefix,) * len(new), tuple(new), self.prefix)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Named traffic.
+
+    Attributes:
+        name: such as ``chat-decode-64``.
+        phase: ``decode`` or ``prefill``.
+        count: requests of a batch of decode, or tokens of a chunk of prefill.
+        profile: the lengths of its requests, where a Definition has any.
+        quick: whether a short benchmark contains it.
+    """
+
+    name: str
+    phase: str
+    count: int
+    profile: Profile | None
+    quick: bool
+
+    def batch(self, bits: Bits) -> Batch:
+        """The requests of one call."""
+        assert self.profile is not None
+        return (
+            self.profile.decode(self.count, bits) if self.phase == "decode" else self.profile.prefill(self.count, bits)
+        )
+
+
+def quantile(values: Sequence[int], bits: int) -> int:
+    """The value at bits / 2^32 between the first and the last quantile, linear in between, rounded down."""
+    place = bits * (len(values) - 1)
+    index, part = place >> 32, place & 0xFFFFFFFF
+    return values[index] + ((values[index + 1] - values[index]) * part >> 32)
+
+
+def load_traffic(root: Path) -> dict[str, list[Traffic]]:
+    """Traffic by what a Definition tells apart: ``tokens`` (their number alone) and ``requests`` (their lengths).
+
+    Raises:
+        TrafficError: workloads/traffic.json cannot be read.
+    """
+    path = root / "workloads" / "traffic.json"
+    try:
+        data = load_object(path)
+        profiles = {name: Profile(**entry) for name, entry in data["profiles"].items()}
+        return {kind: [_traffic(entry, profiles) for entry in data[kind]] for kind in ("tokens", "requests")}
+    except (JsonSourceError, KeyError, TypeError, AttributeError) as error:
+        raise TrafficError(f"{path}: {error}; schema/traffic.schema.json describes it") from error
+
+
+def _traffic(entry: Mapping[str, Any], profiles: Mapping[str, Profile]) -> Traffic:
+    profile = profiles[entry["profile"]] if "profile" in entry else None
+    count = entry.get("count", 0)
+    if profile is not None and profile.lengths:
+        count = len(profile.lengths) if entry["phase"] == "decode" else sum(profile.lengths)
+    return Traffic(entry["name"], entry["phase"], count, profile, entry.get("quick", False))

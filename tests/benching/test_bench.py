@@ -1,0 +1,169 @@
+"""The whole of a benchmark on a CPU, whose times mean nothing: every timed output is judged, and what is recorded."""
+
+import json
+
+import jsonschema
+import pytest
+from click.testing import CliRunner
+
+import flashinfer_trace
+from flashinfer_trace import dataset
+from flashinfer_trace.benching import Policy, bench, results
+from flashinfer_trace.benching.environment import Clocks, Environment
+from flashinfer_trace.benching.report import Measured, Report, Timetable
+from flashinfer_trace.benching.statistics import Series, summary
+from flashinfer_trace.cli import main
+from flashinfer_trace.judging.process import Server
+
+NORM = "rmsnorm_h512"
+HEAD = "import torch\nn = [0]\ndef good(x, w):\n    v = x.float()\n"
+GOOD = HEAD + "    return (v * torch.rsqrt(v.square().mean(-1, keepdim=True) + 1e-6) * w.float()).to(x.dtype)\n"
+SHORT = Policy(fresh=2, least=2, repeats=3)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Server() as started:
+        yield started
+
+
+def timed(tmp_path, server, text, policy=SHORT):
+    path = tmp_path / "mine.py"
+    path.write_text(GOOD + text)
+    workloads = [one for one in flashinfer_trace.workloads(NORM) if one.name == "decode-8"]
+    return bench(path, NORM, workloads, device="cpu", policy=policy, examples=2, seed=5, server=server)
+
+
+def test_a_right_kernel_is_timed_on_fresh_inputs(tmp_path, server):
+    report = timed(tmp_path, server, "def run(x, w):\n    return good(x, w)\n")
+    assert report.passed and report.timed and report.verdict.grade == "reference-grade"
+    (table,) = report.timetables
+    (mine,) = table.kernels
+    assert (mine.summary.inputs, mine.summary.calls) == (2, 6) and mine.summary.seconds > 0
+    assert table.bytes == 2 * (2 * 8 * 512 + 512) and table.axes == {"batch_size": 8}
+    assert set(report.left_out.values()) == {"needs a GPU"}
+    json.dumps(report.to_dict())
+
+
+def test_a_wrong_kernel_is_not_timed(tmp_path, server):
+    report = timed(tmp_path, server, "def run(x, w):\n    return x\n")
+    assert not report.passed and report.timetables == [] and report.verdict.failure.kind == "values"
+
+
+SLOW = "import time\nwait = time.sleep\ndef run(x, w):\n    wait(0.003)\n    return good(x, w)\n"
+
+#: Each is right when it is judged, and in the first calls of a benchmark.
+LATE = {
+    # The verdict makes its own process; in the one that is timed, the calls begin anew.
+    "no_op": "def run(x, w):\n    n[0] += 1\n    return good(x, w) if n[0] != 4 else torch.empty_like(x)\n",
+    "by_address": "seen = {}\ndef run(x, w):\n    n[0] += 1\n    k = x.data_ptr(), x.shape\n"
+    "    if k not in seen: seen[k] = good(x, w)\n    return seen[k] if x.shape[0] == 8 and n[0] < 9 else good(x, w)\n",
+    "no_output": "def run(x, w, output):\n    n[0] += 1\n    if n[0] != 3: output.copy_(good(x, w))\n",
+    "in_the_input": "def run(x, w):\n    y = good(x, w)\n    x.zero_()\n    return y\n",
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_every_timed_output_is_judged(tmp_path, server, name, monkeypatch):
+    """The judgement is taken for passed, so that only timed calls can tell."""
+    monkeypatch.setattr("flashinfer_trace.benching.measure.judge", _passed)
+    report = timed(tmp_path, server, LATE[name])
+    (mine,) = report.timetables[0].kernels
+    assert not report.passed and mine.summary is None
+    assert mine.failure.kind == ("inputs-changed" if name == "in_the_input" else "values")
+
+
+def _passed(*arguments, **options):
+    from flashinfer_trace.judging.verdict import Grade, Verdict
+
+    return Verdict(NORM, "mine.py", "cpu", "own", grade=Grade.REFERENCE, cases=1)
+
+
+def test_a_replaced_clock_changes_no_time(tmp_path, server, monkeypatch):
+    monkeypatch.setattr("flashinfer_trace.benching.measure.judge", _passed)
+    report = timed(tmp_path, server, SLOW)
+    assert report.timetables[0].kernels[0].summary.seconds > 0.003
+    replaced = "time.perf_counter_ns = lambda: 0\ntime.perf_counter = lambda: 0.0\n"
+    (mine,) = timed(tmp_path, server, SLOW + replaced).timetables[0].kernels
+    assert mine.failure.kind == "tampered" and "time.perf_counter" in mine.failure.message
+
+
+def test_a_forged_time_is_disputed(tmp_path, server, monkeypatch):
+    """A submission may take its own process apart; the judge's clock still runs."""
+    monkeypatch.setattr("flashinfer_trace.benching.measure.judge", _passed)
+    forged = (
+        "import gc\ndef run(x, w):\n    for one in gc.get_objects():\n        if type(one).__name__ == 'Series':\n"
+        "            type(one).times = lambda self: [{'total': 1e-6}] * len(self._marks)\n"
+        "    return honest(x, w)\n"
+    )
+    (mine,) = timed(tmp_path, server, SLOW.replace("def run", "def honest") + forged).timetables[0].kernels
+    assert mine.summary.seconds == 1e-6 and mine.summary.disputed
+
+
+def test_a_kernel_that_remembers_its_inputs_is_found(tmp_path, server, monkeypatch):
+    monkeypatch.setattr("flashinfer_trace.benching.measure.judge", _passed)
+    text = (
+        "import time\nseen = {}\ndef run(x, w):\n    k = x.view(torch.int16).long().sum().item()\n"
+        "    if k not in seen:\n        time.sleep(0.002)\n        seen[k] = good(x, w)\n    return seen[k].clone()\n"
+    )
+    (mine,) = timed(tmp_path, server, text).timetables[0].kernels
+    assert mine.summary.remembers and mine.summary.seconds > 0.002 > mine.summary.again
+
+
+def test_an_unknown_baseline_is_named(tmp_path, server):
+    with pytest.raises(dataset.DatasetError, match=r"no kernel \['nobody'\]; it has \['flashinfer\.norm\.rmsnorm'"):
+        bench(None, NORM, [], device="cpu", against=["nobody"], server=server)
+
+
+def test_the_command_without_a_gpu_says_so_in_one_line():
+    result = CliRunner().invoke(main, ["bench", "-d", NORM])
+    assert result.exit_code == 3 and result.output == (
+        "no GPU: torch sees no CUDA device here, and times of anything else say nothing\n"
+    )
+    assert CliRunner().invoke(main, ["bench"]).exit_code == 2
+
+
+def test_the_command_on_a_cpu_names_workloads(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(GOOD + "def run(x, w):\n    return good(x, w)\n")
+    wrong = CliRunner().invoke(main, ["bench", str(path), "-d", NORM, "--device", "cpu", "--workloads", "decode-3"])
+    assert wrong.exit_code == 2 and "no workload ['decode-3']; there are decode-1, decode-8" in wrong.output
+
+
+MACHINE = Environment("NVIDIA H200", "9.0", "580.1", "13.0", "2.11.0", "3.12.3")
+
+
+def recorded(tmp_path, warm=False):
+    found = summary([Series([{"total": 2e-5, "plan": 1e-5, "run": 1e-5}] * 2, 0.0)])
+    kernels = [
+        Measured("mine.py", summary=found),
+        Measured("flashinfer.norm.rmsnorm", "flashinfer-python", "0.6", found),
+    ]
+    clocks = Clocks(1755, 1980, 3201, 41, 312.5, ())
+    table = Timetable("decode-8", {"batch_size": 8}, 3, 17408, {"float32": 9}, 3e-9, kernels, clocks)
+    report = Report(NORM, None, MACHINE, warm, False, [table])
+    return results.append(report, dataset.load(NORM), tmp_path)
+
+
+def test_times_of_real_kernels_are_recorded_line_by_line(tmp_path):
+    schema = json.loads((flashinfer_trace.find_root() / "schema" / "results.schema.json").read_text())
+    (path,) = recorded(tmp_path)
+    assert path == tmp_path / "nvidia_h200" / "rmsnorm" / f"{NORM}.jsonl"
+    recorded(tmp_path)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["kernel"] for line in lines] == ["flashinfer.norm.rmsnorm"] * 2
+    for line in lines:
+        jsonschema.Draft202012Validator(schema).validate(line)
+    assert [(one["gpu"], one["run"]) for one in results.read(tmp_path)] == [("nvidia_h200", 1e-5)] * 2
+
+
+def test_warm_times_are_not_recorded(tmp_path):
+    assert recorded(tmp_path, warm=True) == [] and not list(tmp_path.iterdir())
+
+
+def test_a_line_that_is_no_time_is_named(tmp_path):
+    (path,) = recorded(tmp_path)
+    with path.open("a") as file:
+        file.write('{"seconds": "x"}\n')
+    with pytest.raises(results.ResultsError, match=rf"{NORM}\.jsonl:2: no recorded time"):
+        list(results.read(tmp_path))

@@ -1,0 +1,97 @@
+"""docs/benchmarking.md: what its commands print where there is no GPU; and docs/performance.md from made-up times."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from flashinfer_trace import dataset
+from flashinfer_trace.benching import results
+from flashinfer_trace.benching.environment import Environment
+from flashinfer_trace.benching.report import Measured, Report, Timetable
+from flashinfer_trace.benching.statistics import Series, summary
+from flashinfer_trace.cli import main
+from tools.performance import performance, plot
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "benchmarking.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^```console\n\$ (.*?)\n(.*?)^```", TEXT, re.M | re.S)
+(NORM, *_) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "judge.md").read_text(encoding="utf-8"), re.M | re.S)
+MACHINE = Environment("NVIDIA H200", "9.0", "580.1", "13.0", "2.11.0", "3.12.3")
+
+
+def invoke(command):
+    return CliRunner().invoke(main, command.split()[1:])
+
+
+def test_the_roofline_of_the_walk_through():
+    command, shown = COMMANDS[0]
+    printed = invoke(command).output.splitlines()
+    for line in (line for line in shown.splitlines() if line != "..."):
+        assert any(one.split() == line.split() for one in printed), f"{line!r} is not in {printed}"
+
+
+def test_the_walk_through_without_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_norm.py").write_text(NORM)
+    command, _ = COMMANDS[1]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    result = invoke(command)
+    assert result.exit_code == 3 and len(result.output.splitlines()) == 1
+
+
+def test_every_option_of_the_table_exists():
+    named = re.findall(r"^\| `(--[a-z]+)", TEXT, re.M)
+    printed = invoke("flashinfer-trace bench --help").output
+    assert len(named) == 6 and all(option in printed for option in named)
+
+
+def record(root, kernel, seconds, reference=None):
+    definition = dataset.load("rmsnorm_h3072")
+    found = summary([Series([{"total": seconds}] * 3, 0.0)])
+    kernels = [Measured(kernel, "flashinfer-python", "0.6.12", found)]
+    table = Timetable("decode-8", {"batch_size": 8}, 3, 100, {"float32": 9}, 1e-5, kernels)
+    (path,) = results.append(
+        Report(definition.name, None, MACHINE, False, False, [table]), definition, root / "results"
+    )
+    if reference:
+        path.write_text(path.read_text().replace(definition.reference_sha256, reference))
+
+
+def test_without_times_the_document_says_how_to_record_them(tmp_path):
+    assert "flashinfer-trace bench -d rmsnorm_h7168 --workloads full --record results" in performance(tmp_path, [])
+
+
+def test_the_fastest_kernel_of_the_latest_times(tmp_path):
+    record(tmp_path, "slow", 9e-5)
+    record(tmp_path, "slow", 4e-5)
+    record(tmp_path, "fast", 2e-5)
+    text = performance(tmp_path, [dataset.load("rmsnorm_h3072")])
+    (row,) = (line for line in text.splitlines() if line.startswith("| `rmsnorm_h3072`"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells == ["`rmsnorm_h3072`", "decode-8", "`fast`", "20.0 us", "50 %", "`█████`", "`slow` 2.00"]
+    assert "## NVIDIA H200" in text and "### rmsnorm" in text
+
+
+def test_times_of_an_older_reference_are_left_out(tmp_path):
+    record(tmp_path, "fast", 2e-5, reference="0" * 64)
+    assert "No time is recorded yet" in performance(tmp_path, [dataset.load("rmsnorm_h3072")])
+
+
+@pytest.mark.parametrize(("fraction", "bar"), [(0.0, ""), (0.01, "`▏`"), (0.5, "`█████`"), (1.3, "`██████████`")])
+def test_bars(fraction, bar):
+    assert plot(fraction) == bar
+
+
+@pytest.mark.gpu
+def test_the_walk_through_on_a_gpu(tmp_path, monkeypatch, cuda_device):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_norm.py").write_text(NORM)
+    assert shutil.which("nvidia-smi")
+    result = invoke(COMMANDS[1][0])
+    assert result.exit_code == 0, result.output
+    lines = [line for line in result.output.splitlines() if line.startswith("prefill-2048")]
+    assert any("my_norm.py" in line and "%" in line for line in lines), result.output
+    assert (tmp_path / "roofline.svg").read_text().count("<circle") > 2

@@ -1,0 +1,60 @@
+"""One Definition of each family, exported with its first workload."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+import flashinfer_trace
+from flashinfer_trace import Definition, traffic
+from flashinfer_trace.export import cases
+from flashinfer_trace.families import family_of
+from flashinfer_trace.harness.real_size import input_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """Where an export lies, what was exported, and what was left out."""
+
+    directory: Path
+    definitions: dict[str, Definition]
+    left_out: dict[str, str]
+
+
+@pytest.fixture(scope="session")
+def one_each() -> dict[str, Definition]:
+    """Family -> the Definition of it with the smallest weights."""
+    found: dict[str, Definition] = {}
+    for definition in sorted(flashinfer_trace.definitions(), key=lambda one: (input_bytes(one), one.name)):
+        found.setdefault(family_of(definition).name, definition)
+    return found
+
+
+@pytest.fixture(scope="session")
+def first_workload() -> pytest.MonkeyPatch:
+    """Exports take the first workload only: the others cost minutes, and differ in sizes alone."""
+
+    def first(definition: Definition) -> tuple[traffic.Workload, ...]:
+        root = definition.root or flashinfer_trace.find_root()
+        smallest = traffic.fitting(definition, traffic.load_traffic(root))[0]
+        return (traffic._drawn(definition, dataclasses.replace(smallest, quick=True)),)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cases, "workloads", first)
+        yield patch
+
+
+@pytest.fixture(scope="session")
+def exported(
+    one_each: dict[str, Definition], first_workload: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Exported:
+    pytest.importorskip("safetensors.torch", reason="pip install 'flashinfer-trace[export]'")
+    from flashinfer_trace.export.trace_set import write_trace_set
+
+    directory = tmp_path_factory.mktemp("trace_set")
+    summary = write_trace_set(directory, one_each.values(), lambda name: None)
+    names = {row["name"] for row in summary.rows}
+    chosen = {one.name: one for one in one_each.values() if one.name in names}
+    return Exported(directory, chosen, summary.definitions_left_out)

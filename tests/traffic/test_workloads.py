@@ -1,0 +1,167 @@
+"""Workloads: the same bits as recorded, for every family; and what is refused."""
+
+import json
+import math
+from pathlib import Path
+
+import jsonschema
+import pytest
+import torch
+
+import flashinfer_trace
+from flashinfer_trace import dataset
+from flashinfer_trace.families import all_families, family_of
+from flashinfer_trace.traffic import WorkloadError, digest, digests, drawn
+from flashinfer_trace.traffic.profiles import Profile, Traffic, TrafficError, load_traffic, quantile
+from tools import traffic_statistics
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = sorted(path for path in (ROOT / "workloads").glob("*/*.json"))
+#: Of the workloads that these tests make: milliseconds each.
+SMALL = 1 << 20
+
+
+def elements(workload):
+    return sum(math.prod(shape or ()) for shape in workload.definition.input_shapes(workload.axes).values())
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_recorded_workload_comes_again(path):
+    found = flashinfer_trace.workloads(path.stem)
+    assert [workload.name for workload in found] == list(json.loads(path.read_text(encoding="utf-8"))["workloads"])
+    assert any(workload.quick for workload in found)
+    smallest = min(found, key=elements)
+    if elements(smallest) <= SMALL:  # tests/benching makes all of them again on a GPU
+        assert digests(smallest.inputs()) == smallest.digests
+
+
+def test_the_files_are_valid_and_small():
+    for path in [*FILES, ROOT / "workloads" / "traffic.json"]:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        schema = (path.parent / data["$schema"]).read_text(encoding="utf-8")
+        jsonschema.Draft202012Validator(json.loads(schema)).validate(data)
+        if path in FILES:
+            assert path.parent.name == dataset.load(path.stem).op_type
+    assert sum(path.stat().st_size for path in (ROOT / "workloads").rglob("*.json")) < 3 << 20
+
+
+def test_a_definition_of_each_family_is_recorded():
+    recorded = {family_of(dataset.load(path.stem)).name for path in FILES}
+    assert {family.name for family in all_families()} - recorded == set()
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A dataset with rmsnorm_h3072 and its workloads."""
+    for name in ("definitions/rmsnorm/rmsnorm_h3072.json", "workloads/traffic.json", "schema", "reference", "models"):
+        target = tmp_path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(ROOT / name)
+    (tmp_path / "workloads" / "rmsnorm").mkdir(parents=True)
+    return tmp_path
+
+
+def changed(root, change):
+    """The workloads of rmsnorm_h3072 after a change of their file."""
+    data = json.loads((ROOT / "workloads/rmsnorm/rmsnorm_h3072.json").read_text(encoding="utf-8"))
+    change(data)
+    (root / "workloads/rmsnorm/rmsnorm_h3072.json").write_text(json.dumps(data), encoding="utf-8")
+    return {one.name: one for one in flashinfer_trace.workloads(dataset.load("rmsnorm_h3072", root))}
+
+
+def test_a_changed_digest_is_refused(root):
+    workload = changed(root, lambda data: data["workloads"]["decode-1"]["inputs"].update(weight="0" * 64))["decode-1"]
+    with pytest.raises(
+        WorkloadError, match=r"rmsnorm_h3072\.json: workload decode-1: .*weight has the digest .*000"
+    ) as e:
+        workload.inputs()
+    assert "python -m tools.record_workloads rmsnorm_h3072" in str(e.value)
+
+
+def test_another_seed_and_other_axes_are_refused(root):
+    with pytest.raises(WorkloadError, match="others than those that were recorded"):
+        changed(root, lambda data: data["workloads"]["decode-1"].update(seed=1))["decode-1"].inputs()
+    with pytest.raises(WorkloadError, match=r"its axes are \{'batch_size': 1\}, and the file says \{'batch_size': 2\}"):
+        changed(root, lambda data: data["workloads"]["decode-1"].update(axes={"batch_size": 2}))["decode-1"].inputs()
+
+
+def test_files_that_cannot_be_workloads_are_refused(root):
+    with pytest.raises(WorkloadError, match="it is for rmsnorm_h1"):
+        changed(root, lambda data: data.update(definition="rmsnorm_h1"))
+    with pytest.raises(WorkloadError, match=r"no traffic \['decode-3'\]"):
+        changed(root, lambda data: data["workloads"].update({"decode-3": {}}))
+    with pytest.raises(WorkloadError, match=r"schema/workloads\.schema\.json"):
+        changed(root, lambda data: data["workloads"]["decode-1"].pop("seed"))
+    (root / "workloads" / "traffic.json").unlink()
+    (root / "workloads" / "traffic.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(TrafficError, match=r"traffic\.json: 'profiles'"):
+        load_traffic(root)
+
+
+def test_variants_have_other_elements_and_the_same_axes():
+    workload = next(one for one in flashinfer_trace.workloads("rmsnorm_h3072") if one.name == "decode-8")
+    first, second = workload.inputs(), workload.inputs(variant=1)
+    assert first["hidden_states"].shape == second["hidden_states"].shape
+    assert not torch.equal(first["hidden_states"], second["hidden_states"])
+
+
+def test_attention_has_requests_of_drawn_lengths_in_shuffled_pages():
+    decode = {one.name: one for one in flashinfer_trace.workloads("gqa_paged_decode_h8_kv1_d128_ps64")}
+    chat = decode["chat-decode-16"]
+    inputs = chat.inputs()
+    assert chat.axes["batch_size"] == 16 and len(set(chat.plan["kv_lens"])) > 8
+    pages = inputs["kv_indices"].tolist()
+    assert len(set(pages)) == len(pages) and pages != sorted(pages)
+    agentic = decode["agentic-decode-32"].plan
+    assert agentic["shared_prefix"] == 6144 // 64 and min(agentic["kv_lens"]) > 6144
+    assert decode["long-decode-16"].axes["num_kv_indices"] > chat.axes["num_kv_indices"]
+    prefill = {one.name: one for one in flashinfer_trace.workloads("gqa_paged_prefill_causal_h8_kv1_d128_ps64")}
+    assert sum(prefill["chat-prefill-2048"].plan["q_lens"]) == prefill["chat-prefill-2048"].axes["total_q"] == 2048
+    assert prefill["recorded-prefill"].plan["q_lens"] == [700, 512, 300, 256, 129, 64, 17, 1]
+
+
+def test_sizes_without_elements_are_those_of_the_inputs():
+    """`Workload.axes` is found without making features; `inputs` compares it with what they have."""
+    for name in ("moe_align_block_size_topk8_e256_b64", "fast_topk_v2_topk2048", "cutlass_scaled_fp4_mm_n4608_k7168"):
+        small = [one for one in drawn(dataset.load(name)) if elements(one) <= 32 * SMALL]
+        assert small
+        for workload in small[:1]:
+            workload.inputs()
+
+
+def test_recorded_lengths_are_those_of_the_recorded_runs():
+    (lengths,) = {tuple(one.profile.lengths) for one in load_traffic(ROOT)["tokens"] if one.profile}
+    prompts = [
+        tuple(json.loads(path.read_text(encoding="utf-8"))["prompts"])
+        for path in (ROOT / "traces/runtime").glob("*.json")
+    ]
+    assert prompts.count(lengths) > len(prompts) / 2
+
+
+def test_quantiles_count_each_token_of_a_running_request():
+    pairs = [(10, 2), (20, 100), (5, 0)]
+    running = sorted([11, 12, *range(21, 121)])
+    expected = [running[max(0, math.ceil(place * len(running) / 64) - 1)] for place in range(65)]
+    found = traffic_statistics.profile(pairs)
+    assert found["running"] == expected
+    assert found["prompts"][0] == 5 and found["prompts"][-1] == 20
+    assert found["positions"][-1] == 19
+
+
+def test_quantiles_are_linear_in_between():
+    assert [quantile([0, 10, 30], bits) for bits in (0, 1 << 30, 1 << 31, 3 << 30, (1 << 32) - 1)] == [0, 5, 10, 20, 29]
+
+
+def test_a_chunk_of_prefill_is_full():
+    short = Profile("", prompts=[100, 100], positions=[0, 100])
+    assert short.prefill(250, lambda: 0).new == (100, 100, 50)
+    long = Profile("", prompts=[9, 9], positions=[0, 40_000], chunked=True)
+    batch = Traffic("long", "prefill", 8192, long, False).batch(lambda: 3 << 30)
+    assert (batch.cached, batch.new, batch.lengths) == ((24_576,), (8192,), [32_768])
+
+
+def test_digests_tell_dtype_shape_and_numbers_apart():
+    zeros = torch.zeros(4, 2)
+    values = [zeros, zeros.view(2, 4), zeros.view(torch.int32), zeros.half(), 0, 0.0, 1.0]
+    assert len({digest(value) for value in values}) == len(values)
+    assert digest(zeros.T) == digest(torch.zeros(2, 4))

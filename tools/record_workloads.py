@@ -1,0 +1,98 @@
+"""Records the digests of workloads in workloads/<op_type>/<name>.json: of one Definition a family, or of those named.
+
+python -m tools.record_workloads                 # one Definition of each family
+python -m tools.record_workloads rmsnorm_h7168
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from flashinfer_trace import Definition, InputError, definitions, find_root, load
+from flashinfer_trace.families import family_of
+from flashinfer_trace.files import write_text
+from flashinfer_trace.harness.inputs import torch_dtype
+from flashinfer_trace.harness.real_size import input_bytes
+from flashinfer_trace.traffic import Workload, digests, drawn, path_of
+
+__all__ = ["chosen", "main", "record"]
+
+#: Of the inputs of a workload that is recorded: a CPU makes them in seconds, so that anybody can check them.
+MOST_BYTES = 128 << 20
+#: Of the weights of a Definition that stands for its family, if there is one.
+WEIGHTS = 64 << 20
+
+
+def chosen() -> list[Definition]:
+    """One Definition of each family: the median by weights of those with up to WEIGHTS bytes, or else the smallest."""
+    families: dict[str, list[Definition]] = {}
+    for definition in definitions():
+        families.setdefault(family_of(definition).name, []).append(definition)
+    found = []
+    for members in families.values():
+        members.sort(key=lambda one: (input_bytes(one), one.name))
+        small = [one for one in members if input_bytes(one) <= WEIGHTS] or members[:1]
+        found.append(small[len(small) // 2])
+    return found
+
+
+def bytes_of(workload: Workload) -> int:
+    """Memory of the inputs of a workload."""
+    definition, total = workload.definition, 0
+    for name, shape in definition.input_shapes(workload.axes).items():
+        if shape is not None:
+            total += torch.Size(shape).numel() * torch_dtype(definition.inputs[name].dtype).itemsize
+    return total
+
+
+def record(definition: Definition, root: Path) -> int:
+    """Writes the file of a Definition: seed and axes of each workload, and digests of small ones; their number."""
+    every = drawn(definition)
+    found = {one.name: digests(one.inputs()) if bytes_of(one) <= MOST_BYTES else {} for one in every}
+    write(path_of(definition, root), definition, every, found)
+    return sum(map(bool, found.values()))
+
+
+def write(
+    path: Path, definition: Definition, every: Sequence[Workload], found: Mapping[str, Mapping[str, str]]
+) -> None:
+    """Writes the file: a line for each workload."""
+    entries = (
+        f"    {json.dumps(one.name)}: "
+        + json.dumps({"seed": one.seed, "axes": dict(one.axes), "inputs": found[one.name]})
+        for one in every
+    )
+    lines = ",\n".join(entries)
+    head = f'"$schema": "../../schema/workloads.schema.json",\n  "definition": {json.dumps(definition.name)}'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, f'{{\n  {head},\n  "workloads": {{\n{lines}\n  }}\n}}\n')
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command: 1 if a workload could not be made."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="Definitions; by default one of each family")
+    names = parser.parse_args(arguments).names
+    failed = 0
+    for definition in [load(name) for name in names] or chosen():
+        started = time.perf_counter()
+        try:
+            count = record(definition, definition.root or find_root())
+            print(
+                f"{definition.name}: {count} workloads with digests, {time.perf_counter() - started:.1f} s", flush=True
+            )
+        except InputError as error:
+            failed = 1
+            print(error, file=sys.stderr)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

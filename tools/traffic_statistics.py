@@ -1,0 +1,73 @@
+"""Computes the length statistics in workloads/traffic.json from published traces, which are not kept here.
+
+python -m tools.traffic_statistics AzureLLMInferenceTrace_conv.csv     # or Mooncake's conversation_trace.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+__all__ = ["main", "profile"]
+
+#: Quantiles at 0, 1/64, 2/64, ..., 1.
+INTERVALS = 64
+
+
+def requests(path: Path) -> list[tuple[int, int]]:
+    """Tokens of the prompt, and of the answer, of each request of a trace."""
+    with path.open(encoding="utf-8") as file:
+        if path.suffix == ".csv":
+            return [(int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in csv.DictReader(file)]
+        rows = [json.loads(line) for line in file]
+        return [(row["input_length"], row["output_length"]) for row in rows]
+
+
+def quantiles(runs: Iterable[tuple[int, int]]) -> list[int]:
+    """Quantiles of all integers in some ranges [first, end), each integer of each range counted once."""
+    steps: dict[int, int] = {}
+    for first, end in runs:
+        steps[first] = steps.get(first, 0) + 1
+        steps[end] = steps.get(end, 0) - 1
+    edges = sorted(steps)
+    total = sum(-steps[edge] * edge for edge in edges)
+    found, height, below, wanted = [], 0, 0, 0
+    for first, end in itertools.pairwise(edges):
+        height += steps[first]
+        above = below + height * (end - first)
+        while wanted <= INTERVALS and height and above * INTERVALS >= wanted * total:
+            # The smallest integer up to which there are at least wanted / INTERVALS of all.
+            missing = max(1, -(-wanted * total // INTERVALS) - below)
+            found.append(first + -(-missing // height) - 1)
+            wanted += 1
+        below = above
+    return found
+
+
+def profile(pairs: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
+    """The statistics of one trace.
+
+    ``prompts``: tokens of a prompt. ``running``: tokens of a request that is in a batch of decode; it is there for as
+    many steps as its answer has tokens, so that it is drawn in proportion to that. ``positions``: where in its prompt a
+    token of prefill is; prompts are drawn in proportion to their length.
+    """
+    return {
+        "prompts": quantiles((prompt, prompt + 1) for prompt, _ in pairs),
+        "running": quantiles((prompt + 1, prompt + answer + 1) for prompt, answer in pairs if answer),
+        "positions": quantiles((0, prompt) for prompt, _ in pairs if prompt),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trace", type=Path, help="a trace of Azure (.csv) or Mooncake (.jsonl)")
+    print(json.dumps(profile(requests(parser.parse_args(arguments).trace))))
+
+
+if __name__ == "__main__":
+    main()
