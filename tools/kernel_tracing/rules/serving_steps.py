@@ -175,7 +175,8 @@ def _same_batch(core: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 def _captured_sizes(core: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """The batch sizes for which CUDA graphs are captured, as the setting gives them; none is compiled by torch."""
-    return list(args[0].fields["server_args"].fields["cuda_graph_bs"]), []
+    given = args[0].fields["server_args"].fields
+    return list(given.get("cuda_graph_bs", SETTINGS["cuda_graph_bs"])), []  # newer releases name the setting otherwise
 
 
 def _gib(gpu: str) -> float:
