@@ -304,8 +304,12 @@ def test_unusable_pins(tmp_path, text):
 
 def test_the_pins_of_the_repository():
     default, releases = read_pins(fetch_sources.PINS)
-    assert [str(pin) for pin in releases[default]] == ["sglang 0.5.8", "sgl-kernel 0.3.21", "flashinfer-python 0.6.1"]
-    assert {"0.5.11", "0.5.15"} <= set(releases)
+    assert [str(pin) for pin in releases[default]] == [
+        "sglang 0.5.11",
+        "sglang-kernel 0.4.2",
+        "flashinfer-python 0.6.8.post1",
+    ]
+    assert {"0.5.8", "0.5.15"} <= set(releases)
     for release in releases.values():
         assert [pin.name for pin in release] == ALL
         assert all(pin.sha256 and len(pin.sha256) == 64 for pin in release)

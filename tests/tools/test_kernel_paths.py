@@ -7,9 +7,9 @@ import os
 import re
 from pathlib import Path
 
+import digests
 import jsonschema
 import pytest
-import release
 
 import flashinfer_trace
 from flashinfer_trace.kernel_paths import CALLED, KINDS, RUN, claimable, load_kernel_paths, with_claims
@@ -180,7 +180,7 @@ def test_the_file_follows_its_schema():
 PLACE = re.compile(r"(srt/[\w/]+\.py)(?:, ((?:\w+\.)*\w+))?")
 
 
-@release.needs_sources
+@digests.needs_digest_sources
 def test_the_places_that_curated_claims_name_exist() -> None:
     """Each function is in its file, and the file names the kernel."""
     checked = 0
@@ -191,7 +191,7 @@ def test_the_places_that_curated_claims_name_exist() -> None:
         places = PLACE.findall(claim["source"])
         assert places, claim
         for file, name in places:
-            text = (release.SOURCES / "sglang" / file).read_text(encoding="utf-8")
+            text = (digests.SOURCES / "sglang" / file).read_text(encoding="utf-8")
             last = re.escape(name.rpartition(".")[2])
             assert not name or re.search(rf"\b(def|class) {last}\b|self\.{last} =", text), (file, name)
             assert claim.get("kernel", "") in text, (file, claim["kernel"])
