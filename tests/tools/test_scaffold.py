@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,12 +18,13 @@ from flashinfer_trace.validation import validate_paths
 from tools.scaffold.__main__ import main
 from tools.scaffold.names import pattern_of
 
+CHECKOUT = flashinfer_trace.find_root()
+
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     """A checkout without Definitions."""
-    source = flashinfer_trace.find_root()
-    shutil.copytree(source / "schema", tmp_path / "schema", ignore=shutil.ignore_patterns("tests"))
+    shutil.copytree(CHECKOUT / "schema", tmp_path / "schema", ignore=shutil.ignore_patterns("tests"))
     for directory in ("definitions", "evidence", "reference", "flashinfer_trace/families/packaged"):
         (tmp_path / directory).mkdir(parents=True)
     (tmp_path / "flashinfer_trace" / "families" / "plain.py").write_text("FAMILIES = ()\n")
@@ -70,6 +72,19 @@ def test_three_files_and_the_line_to_add(root, capsys):
     line = '"my_kernel": {"op_type": "my_op", "pattern": "my_kernel_n{n}"}'
     assert f"schema/naming.json, families: {line}" in capsys.readouterr().out
     assert json.loads(f"{{{line}}}")
+
+
+def test_the_steps_have_the_commands_of_contributing_in_its_order(root, capsys):
+    text = (CHECKOUT / "CONTRIBUTING.md").read_text().partition("\n## Add a family\n")[2].partition("\n## ")[0]
+    documented = re.findall(r"`((?:flashinfer-trace|pytest|python -m tools\.(?!kernel_paths))[^`]*)`", text)
+    assert len(documented) >= 6 and documented[-1].endswith("python -m tools.generate_docs")
+    assert main(["my_kernel", "--op-type", "my_op"]) == 0
+    steps = capsys.readouterr().out
+    for command in documented:
+        found = steps.find(command.replace("<family>", "my_kernel"))
+        assert found >= 0, f"the scaffold prints no later step with {command}"
+        steps = steps[found:]
+    assert steps.rstrip().endswith("python -m tools.generate_docs")
 
 
 def test_they_are_refused_until_everything_is_filled(root):
@@ -143,9 +158,8 @@ def test_the_record_goes_beside_those_of_its_op_type(root, op_type, record, shar
 def test_a_record_that_builds_on_its_op_type_is_found(tmp_path, monkeypatch, op_type):
     """For an existing op_type: nothing must import the record, so it can import from the op_type's module."""
     pytest.importorskip("torch")
-    source = flashinfer_trace.find_root()
     for part in ("flashinfer_trace", "schema"):
-        shutil.copytree(source / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__", "tests"))
+        shutil.copytree(CHECKOUT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__", "tests"))
     (tmp_path / "definitions").mkdir()
     monkeypatch.setenv("FLASHINFER_TRACE_ROOT", str(tmp_path))
     assert main(["my_kernel", "--op-type", op_type]) == 0

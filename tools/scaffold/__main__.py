@@ -139,9 +139,12 @@ def next_steps(root: Path, family: str, op_type: str, files: list[Path], name: s
     )
     steps += [
         f"flashinfer-trace embed {name} && flashinfer-trace validate && flashinfer-trace verify {name}",
-        f"pytest tests/test_mutants.py -k {family} && python -m tools.mutate {family}",
+        f"flashinfer-trace verify '{family}*' --examples 100 && pytest tests/test_mutants.py -k {family}",
+        f"python -m tools.mutate {family}",
+        f"add the cost of {family} to a module of flashinfer_trace/costs/, then: pytest tests/costs -k {family}",
         f"only if a model in models/ calls it: {recipe}",
-        "python -m tools.generate_docs",
+        # The first run writes schema/records.json, from which embed sets the tags that the documents list.
+        "python -m tools.generate_docs && flashinfer-trace embed && python -m tools.generate_docs",
     ]
     return steps
 
