@@ -77,11 +77,11 @@ def test_three_files_and_the_line_to_add(root, capsys):
 def test_the_steps_have_the_commands_of_contributing_in_its_order(root, capsys):
     text = (CHECKOUT / "CONTRIBUTING.md").read_text().partition("\n## Add a family\n")[2].partition("\n## ")[0]
     documented = re.findall(r"`((?:flashinfer-trace|pytest|python -m tools\.(?!kernel_paths))[^`]*)`", text)
-    assert len(documented) >= 6 and documented[-1].endswith("python -m tools.generate_docs")
+    assert len(documented) >= 7 and documented[-1].endswith("python -m tools.generate_docs")
     assert main(["my_kernel", "--op-type", "my_op"]) == 0
     steps = capsys.readouterr().out
     for command in documented:
-        found = steps.find(command.replace("<family>", "my_kernel"))
+        found = steps.find(command.replace("<family>", "my_kernel").replace("NAME", "my_kernel_n8"))
         assert found >= 0, f"the scaffold prints no later step with {command}"
         steps = steps[found:]
     assert steps.rstrip().endswith("python -m tools.generate_docs")

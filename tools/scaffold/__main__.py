@@ -28,6 +28,8 @@ from tools.scaffold.templates import definition, record, reference
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 #: An example that is used if no contract is given: axes, inputs, outputs.
 EXAMPLE = (["m", "n=8"], ["x:bfloat16[m,n]"], ["output:bfloat16[m,n]"])
+#: The kernels that models call and that have no Definition; a test requires that `not_yet` is up to date.
+LISTED = Path("traces", "kernels_without_definition.json")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -142,7 +144,8 @@ def next_steps(root: Path, family: str, op_type: str, files: list[Path], name: s
         f"flashinfer-trace verify '{family}*' --examples 100 && pytest tests/test_mutants.py -k {family}",
         f"python -m tools.mutate {family}",
         f"add the cost of {family} to a module of flashinfer_trace/costs/, then: pytest tests/costs -k {family}",
-        f"only if a model in models/ calls it: {recipe}",
+        f"python -m tools.record_workloads {name} && pytest tests/traffic",
+        f"only if a model in models/ calls it: {recipe}; remove its kernels from not_yet in {LISTED}",
         # The first run writes schema/records.json, from which embed sets the tags that the documents list.
         "python -m tools.generate_docs && flashinfer-trace embed && python -m tools.generate_docs",
     ]
