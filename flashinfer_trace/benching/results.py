@@ -1,4 +1,4 @@
-"""Recorded times of real kernels: results/<gpu>/<op_type>/<name>.jsonl, one line a kernel, workload and run."""
+"""Recorded times of real kernels: results/<gpu>/<op_type>/<name>.jsonl, with one line per kernel, workload and run."""
 
 from __future__ import annotations
 

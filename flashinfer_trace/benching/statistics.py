@@ -57,7 +57,7 @@ class Series:
 
     @property
     def disputed(self) -> bool:
-        """Whether the calls took much longer by the judge's clock than they are said to have taken."""
+        """Whether the judge's clock measured much longer for the calls than the submission's process reported."""
         said = sum(call["total"] for call in self.calls)
         return self.outside > PATIENCE * said + len(self.calls) * (2 * self.aside + OVERHEAD)
 

@@ -19,7 +19,7 @@ ORDER = (
 )
 #: The most values of one setting that a text names.
 MOST = 6
-#: What is said where no settings tell the configurations apart.
+#: The text for configurations that differ in no setting named here.
 OTHERWISE = "other settings"
 
 

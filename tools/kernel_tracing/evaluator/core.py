@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -88,8 +89,8 @@ class Event:
         return (self.phase, self.name, tuple((hop.file, hop.line, hop.function) for hop in self.chain))
 
 
-class Core:
-    """State of an evaluation. The methods that raise NotImplementedError are defined by the parts."""
+class Core(ABC):
+    """State of an evaluation. The parts define the abstract methods; none can be missing when one is made."""
 
     def __init__(self, index: Index, platform: Platform) -> None:
         self.index = index
@@ -154,104 +155,104 @@ class Core:
 
     # Parts of the evaluator call each other through these.
 
-    def evaluate(self, node: ast.expr) -> Value:
-        raise NotImplementedError
+    @abstractmethod
+    def evaluate(self, node: ast.expr) -> Value: ...
 
-    def run(self, body: list[ast.stmt]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def run(self, body: list[ast.stmt]) -> None: ...
 
-    def assign(self, target: ast.expr, value: Value) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def assign(self, target: ast.expr, value: Value) -> None: ...
 
-    def bind(self, name: str, value: Value) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def bind(self, name: str, value: Value) -> None: ...
 
-    def lookup(self, name: str) -> Value:
-        raise NotImplementedError
+    @abstractmethod
+    def lookup(self, name: str) -> Value: ...
 
-    def call(self, function: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        raise NotImplementedError
+    @abstractmethod
+    def call(self, function: Value, args: list[Value], kwargs: dict[str, Value]) -> Value: ...
 
-    def load(self, owner: Value, name: str) -> Value:
-        raise NotImplementedError
+    @abstractmethod
+    def load(self, owner: Value, name: str) -> Value: ...
 
-    def store(self, owner: Value, name: str, value: Value) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def store(self, owner: Value, name: str, value: Value) -> None: ...
 
-    def item(self, owner: Value, key: Value) -> Value:
-        raise NotImplementedError
+    @abstractmethod
+    def item(self, owner: Value, key: Value) -> Value: ...
 
-    def truth(self, value: Value) -> bool | None:
-        raise NotImplementedError
+    @abstractmethod
+    def truth(self, value: Value) -> bool | None: ...
 
-    def iterate(self, value: Value) -> list[Value] | None:
-        raise NotImplementedError
+    @abstractmethod
+    def iterate(self, value: Value) -> list[Value] | None: ...
 
-    def is_instance(self, value: Value, kind: Value) -> bool | None:
-        raise NotImplementedError
+    @abstractmethod
+    def is_instance(self, value: Value, kind: Value) -> bool | None: ...
 
-    def equal(self, one: Value, other: Value) -> Value:
-        raise NotImplementedError
+    @abstractmethod
+    def equal(self, one: Value, other: Value) -> Value: ...
 
-    def module(self, name: str) -> ModuleObject | None:
-        raise NotImplementedError
+    @abstractmethod
+    def module(self, name: str) -> ModuleObject | None: ...
 
+    @abstractmethod
     def start(self, module: ModuleObject) -> None:
         """Runs a module's body, once."""
-        raise NotImplementedError
 
-    def imported(self, module: str, name: str) -> Value:
-        raise NotImplementedError
+    @abstractmethod
+    def imported(self, module: str, name: str) -> Value: ...
 
-    def resolve(self, value: Value) -> Value:
-        raise NotImplementedError
+    @abstractmethod
+    def resolve(self, value: Value) -> Value: ...
 
-    def import_module(self, name: str) -> Value:
-        raise NotImplementedError
+    @abstractmethod
+    def import_module(self, name: str) -> Value: ...
 
-    def make_class(self, node: ast.ClassDef) -> Class:
-        raise NotImplementedError
+    @abstractmethod
+    def make_class(self, node: ast.ClassDef) -> Class: ...
 
+    @abstractmethod
     def with_manager(self, manager: Value, inside: Callable[[Value], None]) -> None:
         """Runs `inside` within a context manager."""
-        raise NotImplementedError
 
+    @abstractmethod
     def import_all(self, source: str) -> None:
         """`from source import *`."""
-        raise NotImplementedError
 
-    def narrow(self, test: ast.expr, negated: bool) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def narrow(self, test: ast.expr, negated: bool) -> bool: ...
 
+    @abstractmethod
     def inherited(self, owner: Instance, name: str) -> Value:
         """An attribute that a base class outside the sources may define."""
-        raise NotImplementedError
 
-    def external_attribute(self, owner: External, name: str) -> Value:
-        raise NotImplementedError
+    @abstractmethod
+    def external_attribute(self, owner: External, name: str) -> Value: ...
 
-    def library_attribute(self, owner: LibraryModule | LibraryClass, name: str) -> Value:
-        raise NotImplementedError
+    @abstractmethod
+    def library_attribute(self, owner: LibraryModule | LibraryClass, name: str) -> Value: ...
 
-    def native_function(self, owner: NativeModule, name: str) -> Value:
-        raise NotImplementedError
+    @abstractmethod
+    def native_function(self, owner: NativeModule, name: str) -> Value: ...
 
-    def call_external(self, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        raise NotImplementedError
+    @abstractmethod
+    def call_external(self, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value: ...
 
-    def call_library(self, function: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        raise NotImplementedError
+    @abstractmethod
+    def call_library(self, function: Value, args: list[Value], kwargs: dict[str, Value]) -> Value: ...
 
-    def call_native(self, function: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        raise NotImplementedError
+    @abstractmethod
+    def call_native(self, function: Value, args: list[Value], kwargs: dict[str, Value]) -> Value: ...
 
+    @abstractmethod
     def known(self, function: Function, args: list[Value], kwargs: dict[str, Value]) -> Value:
         """The result of a function that a rule decides; MISSING for all others."""
-        raise NotImplementedError
 
+    @abstractmethod
     def prepare(self, instance: Instance, args: list[Value]) -> None:
         """Gives an object the fields that a base class outside the sources sets."""
-        raise NotImplementedError
 
     def error(self, kind: type[BaseException], text: str) -> Raised:
         """An exception of the sources."""

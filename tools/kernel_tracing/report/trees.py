@@ -26,7 +26,7 @@ class Node:
     Attributes:
         key: the frame.
         callers: the frames that follow it in the chains.
-        ends: what is said of the chains that end here.
+        ends: the texts of the chains that end here.
         shape: the number of the set of callers; equal numbers mean equal subtrees. Set by Forest.
     """
 
@@ -46,7 +46,7 @@ def frame_key(frame: Frame) -> Key:
 
 
 def merge(chains: Iterable[tuple[Iterable[Frame], str]]) -> list[Node]:
-    """The chains of one kernel, each with what is said of it, as trees: one per call site, the kernel's call first."""
+    """The chains of one kernel, each with its text, as trees: one per call site, the kernel's call first."""
     top = Node(("", 0, "", ""))
     for frames, text in chains:
         node = top
