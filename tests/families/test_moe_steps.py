@@ -13,6 +13,7 @@ from flashinfer_trace.families import family_of
 from flashinfer_trace.families.moe import deepseek_bf16, expert_gemm, gating, grouped_gemm, nvfp4, rows, sorting
 from flashinfer_trace.families.moe.products import e4m3_groups
 from flashinfer_trace.harness.family import Kernel
+from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.verify import Job, verify
 
 RECORDS = [family for module in (gating, sorting, rows, expert_gemm, grouped_gemm, nvfp4) for family in module.FAMILIES]
@@ -97,6 +98,19 @@ def test_shared_experts_come_last_and_cancel_the_factor(applied, weights):
     assert found["topk_ids"][0, 6:].tolist() == [32, 33]
     assert found["topk_weights"][0, 6:].tolist() == pytest.approx([weights] * 2)
     assert float(found["topk_weights"][0, :6].sum()) == pytest.approx(2.5 if applied else 1.0)
+
+
+def test_a_bias_that_decides_no_row_is_drawn_again():
+    """With equal logits, the bias alone chooses: a few of these seeds first draw one with almost equal neighbours."""
+    definition = flashinfer_trace.load("moe_topk_deepseek_topk8_ng1_kg1_e384")
+    family, undecided = family_of(definition), 0
+    plan = {**family.plan_for_axes(definition, {"seq_len": 1}, Draws(0, "cpu")), "routing": "equal", "bias": "negative"}
+    for seed in range(100):
+        inputs = family.make_inputs(definition, plan, Draws(seed, "cpu"))
+        assert gating.decidable(definition, inputs["routing_logits"], inputs["routing_bias"]).all(), seed
+        bias = gating.draw_bias(definition, plan, Draws(seed, "cpu"))
+        undecided += not gating.decidable(definition, torch.zeros(1, 384), bias).any()
+    assert undecided > 0
 
 
 # Sorting

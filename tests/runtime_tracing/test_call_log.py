@@ -126,7 +126,13 @@ def test_kernels_of_the_timeline_belong_to_the_innermost_call(model: Any, tmp_pa
     profiler.export_chrome_trace(str(path))
     events = json.loads(path.read_bytes())["traceEvents"]
     (product,) = (event for event in events if event.get("name") == "aten::mm" and event.get("cat") == "cpu_op")
-    at = product["ts"] + product["dur"] * 0.99
+    end = product["ts"] + product["dur"]
+    inside = [
+        event["ts"] + event["dur"]
+        for event in events
+        if event.get("cat") == "cpu_op" and product["ts"] < event["ts"] and event["ts"] + event["dur"] <= end
+    ]
+    at = (max(inside, default=product["ts"]) + end) / 2  # after the operators that the product itself calls
 
     def device(name: str, correlation: int) -> dict[str, Any]:
         return {"ph": "X", "cat": "kernel", "name": name, "ts": at, "dur": 3.0, "args": {"correlation": correlation}}
