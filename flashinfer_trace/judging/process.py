@@ -52,11 +52,13 @@ PREFIXES = (
     "CC",
     "CUDA_",
     "CXX",
+    "DG_JIT_",
     "DYLD_LIBRARY_",
     "FLASHINFER_",
     "LD_LIBRARY_",
     "NVIDIA_",
     "PYTORCH_",
+    "SGLANG_JIT_",
     "TORCH_",
     "TRITON_",
 )

@@ -38,8 +38,8 @@ def test_a_real_kernel_passes(definition, kernel, cuda_device, server, request):
 
     skip_unusable(kernel, torch.cuda.get_device_capability(cuda_device), request.config.getoption("--require-gpu"))
     verdict = judge(known(definition, kernel.label), definition, device=cuda_device, examples=10, server=server)
-    assert verdict.passed, verdict
-    assert verdict.grade == "reference-grade" or verdict.alike == [kernel.label], verdict
+    assert verdict.passed, str(verdict)
+    assert verdict.grade == "reference-grade" or verdict.alike == [kernel.label], str(verdict)
 
 
 def test_every_family_has_a_kernel_to_be_judged():

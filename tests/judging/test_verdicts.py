@@ -268,6 +268,17 @@ def test_a_submission_gets_no_credentials(kernel, monkeypatch):
         assert judge(kernel(text), NAME, examples=1, server=forked).passed
 
 
+def test_a_submission_may_move_files_as_compilers_do(kernel, server, tmp_path):
+    """From one directory into another: Triton and DeepGEMM compile into one of their own, then move it."""
+    old, new = tmp_path / "compiling", tmp_path / "cache"
+    old.mkdir()
+    new.mkdir()
+    (old / "code").touch()
+    text = f"import os\nos.replace({str(old / 'code')!r}, {str(new / 'code')!r})\ndef run(x, w): return norm(x, w)"
+    assert judge(kernel(text), NAME, examples=1, server=server).passed
+    assert (new / "code").exists()
+
+
 def test_that_its_server_was_ended_is_a_verdict_too(kernel):
     with Server(fork=True) as ended:
         os.kill(ended._pid, signal.SIGKILL)

@@ -91,11 +91,11 @@ def bmm_row_major() -> bool:
 
 
 def qserve_per_channel(n: int, k: int) -> bool:
-    """Random codes, all scales 1 and all zeros 0."""
+    """Random codes, all scales 1 and all zeros 0. What lies behind the operands is random too, and a fault if read."""
     import sgl_kernel
 
-    a = torch.randint(-8, 9, (1, k), dtype=torch.int8, device="cuda")
-    packed = torch.randint(-128, 128, (n, k // 2), dtype=torch.int8, device="cuda")
+    a = torch.randint(-8, 9, (128, k), dtype=torch.int8, device="cuda")[:1]
+    packed = torch.randint(-128, 128, (4 * n, k // 2), dtype=torch.int8, device="cuda")[:n]
     ones, zeros = (torch.full((n,), value, dtype=torch.float16, device="cuda") for value in (1.0, 0.0))
     token = torch.ones(1, dtype=torch.float16, device="cuda")
     out = torch.full((1, n), torch.nan, dtype=torch.float16, device="cuda")
