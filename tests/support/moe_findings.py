@@ -100,9 +100,20 @@ def w4a8_half_output() -> bool:
     return refused or bool((output == 512).all())
 
 
+def align_pads_too_far() -> bool:
+    """Three pairs of one expert in blocks of four: SGLang's wrapper gives 3 + 2 * 3 = 9 ids; three more lie behind."""
+    import sgl_kernel
+
+    ids = torch.zeros(3, 1, dtype=torch.int32, device="cuda")
+    memory, blocks, total, sums = (torch.full((n,), -7, dtype=torch.int32, device="cuda") for n in (12, 3, 1, 3))
+    refused = raises(lambda: sgl_kernel.moe_align_block_size(ids, 2, 4, memory[:9], blocks, total, sums, True))
+    return refused or memory[9:].tolist() == [-7] * 3
+
+
 #: The heading of each in docs/kernel_findings.md, and its probe.
 PROBES: tuple[tuple[str, Callable[[], bool]], ...] = (
     ("moe_sum_reduce: the last 8 columns are not written", sum_reduce_last_columns),
+    ("moe_align_block_size: up to 3 ids are written behind the end", align_pads_too_far),
     ("topk_sigmoid: an expert is chosen twice", sigmoid_repeats_an_expert),
     ("shuffle_rows: rows that are no multiple of 16 bytes", lambda: shuffled_rows(6, torch.int32)),
     ("shuffle_rows: an int64 map is misread", lambda: shuffled_rows(8, torch.int64)),
