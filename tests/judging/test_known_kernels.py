@@ -30,6 +30,9 @@ PAIRS = [
     for definition, kernel in pairs
 ]
 
+#: What the judge finds in kernels that are wrong on some inputs (docs/kernel_findings.md).
+DEFECTS = {"sgl_kernel.moe_align_block_size": "outside"}
+
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("definition", "kernel"), PAIRS)
@@ -38,6 +41,9 @@ def test_a_real_kernel_passes(definition, kernel, cuda_device, server, request):
 
     skip_unusable(kernel, torch.cuda.get_device_capability(cuda_device), request.config.getoption("--require-gpu"))
     verdict = judge(known(definition, kernel.label), definition, device=cuda_device, examples=10, server=server)
+    if not verdict.passed and kernel.label in DEFECTS:
+        assert verdict.failure.kind == DEFECTS[kernel.label], str(verdict)
+        pytest.xfail(f"{kernel.label}: docs/kernel_findings.md")
     assert verdict.passed, str(verdict)
     assert verdict.grade == "reference-grade" or verdict.alike == [kernel.label], str(verdict)
 

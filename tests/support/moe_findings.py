@@ -101,13 +101,16 @@ def w4a8_half_output() -> bool:
 
 
 def align_pads_too_far() -> bool:
-    """Three pairs of one expert in blocks of four: SGLang's wrapper gives 3 + 2 * 3 = 9 ids; three more lie behind."""
+    """1991 tokens with 2 of 8 experts each, blocks of 128, and as much memory as SGLang's wrapper gives: 5125 ids."""
     import sgl_kernel
 
-    ids = torch.zeros(3, 1, dtype=torch.int32, device="cuda")
-    memory, blocks, total, sums = (torch.full((n,), -7, dtype=torch.int32, device="cuda") for n in (12, 3, 1, 3))
-    refused = raises(lambda: sgl_kernel.moe_align_block_size(ids, 2, 4, memory[:9], blocks, total, sums, True))
-    return refused or memory[9:].tolist() == [-7] * 3
+    ids = torch.randint(0, 8, (1991, 2), dtype=torch.int32, device="cuda")
+    length = ids.numel() + 9 * 127
+    memory, blocks, total, sums = (
+        torch.full((n,), -7, dtype=torch.int32, device="cuda") for n in (length + 3, -(-length // 128), 1, 10)
+    )
+    arguments = (ids, 9, 128, memory[:length], blocks, total, sums, True)
+    return raises(lambda: sgl_kernel.moe_align_block_size(*arguments)) or memory[length:].tolist() == [-7] * 3
 
 
 #: The heading of each in docs/kernel_findings.md, and its probe.

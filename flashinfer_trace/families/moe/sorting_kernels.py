@@ -15,26 +15,20 @@ ATOMICS = Multiset(
 
 
 def run_align(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """As SGLang's wrapper calls it: one expert more, for id -1, and padding written to the end.
-
-    It pads four ids at a time, also beyond the end (docs/kernel_findings.md): here there is room for that.
-    """
+    """As SGLang's wrapper calls it: one expert more, for id -1, and padding written to the end."""
     import sgl_kernel
 
     axes, ids = definition.const_axes, inputs["topk_ids"]
-    listed = outputs["sorted_token_ids"]
-    roomy = torch.nn.functional.pad(listed, (0, -len(listed) % 4))
     sgl_kernel.moe_align_block_size(
         ids,
         axes["num_experts"] + 1,
         axes["block_size"],
-        roomy,
+        outputs["sorted_token_ids"],
         outputs["expert_ids"],
         outputs["num_tokens_post_pad"],
         torch.empty(axes["num_experts"] + 2, dtype=torch.int32, device=ids.device),
         True,
     )
-    listed.copy_(roomy[: len(listed)])
     return outputs
 
 
