@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import re
 import sys
 import threading
 from dataclasses import dataclass, field
@@ -104,7 +105,7 @@ class Serving:
         name = self.configuration.model["architectures"][0]
         for module in self.machine.index.sources.modules:
             in_models = module.startswith(serving_steps.MODELS)
-            if in_models and f"class {name}(" in self.machine.index.sources.text(module):
+            if in_models and re.search(rf"^class {name}\b", self.machine.index.sources.text(module), re.MULTILINE):
                 found = self.machine.imported(module, name)
                 if isinstance(found, Class):
                     return (found, name)
