@@ -93,9 +93,9 @@ class Serving:
         info = Class("PretrainedConfig", "PretrainedConfig", module, node, [])
         info.order, info.externals = [info], frozenset({"transformers.PretrainedConfig"})
         config = Instance(info, serving_steps.CONFIG_DEFAULTS | values)
+        for name in serving_steps.part_configs(config.fields):
+            config.fields[name] = self._object(config.fields[name])
         text = config.fields.get("text_config")
-        if isinstance(text, dict):
-            config.fields["text_config"] = text = self._object(text)
         config.fields["get_text_config"] = Builtin("get_text_config", lambda core, args, kwargs: text or config)
         config.fields["update"] = Builtin("update", lambda core, args, kwargs: config.fields.update(args[0]))
         config.fields["to_dict"] = Builtin("to_dict", lambda core, args, kwargs: dict(values))
