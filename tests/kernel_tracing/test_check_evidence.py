@@ -40,13 +40,9 @@ SERVED_TEXT = """\
         @classmethod
         def get(cls, one, other):
             key = (one, other)
-            found = cls.functions.get(key)
-            checked = found if found is not None else None
-            counted = checked
-            logged = counted
-            noted = logged
-            function = noted
-            return function
+            step0 = cls.functions.get(key)
+            STEPS
+            return step12
 
     def register(one, other):
         def decorator(function: Callable):
@@ -107,7 +103,7 @@ SERVED_TEXT = """\
 
     def routine(x, language_model):
         return language_model(x)
-    """
+    """.replace("STEPS", "; ".join(f"step{number} = step{number - 1}" for number in range(1, 13)))
 CALLERS = "sglang/srt/callers.py"
 #: Other callers of the routine, which hand it other models.
 CALLERS_TEXT = "from sglang.srt.served import routine\n" + "".join(
