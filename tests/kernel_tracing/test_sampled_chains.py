@@ -1,7 +1,8 @@
 """Two samples of 200 and 100 chains, each labelled possible or impossible: by a recorded run, or by reading the code.
 
-`sampled_chains.json` and `sampled_chains_default.json` say how. A chain that enters the sample because the trace changed needs a label: read the calls
-that no recorded run shows, with the tests around them, in the sources of the release, for a configuration of the chain.
+`sampled_chains.json` and `sampled_chains_default.json` say how. A chain that enters a sample because the trace changed
+needs a label: read the calls that no recorded run shows, with the tests around them, in the sources of the release, for
+a configuration of the chain.
 """
 
 from __future__ import annotations
