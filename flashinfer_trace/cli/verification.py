@@ -116,15 +116,17 @@ def verify(
     Exit status: 0 nothing failed and something passed, 1 a failure, 2 wrong usage, 3 nothing was verified because
     everything was skipped or there is no kernel, 130 interrupted (the finished results are printed and recorded).
     """
+    fixed = axes is not None or plan is not None
     if axes is not None and plan is not None:
         raise click.UsageError("--axes and --plan both fix the case; give one of them")
-    if cluster and (axes is not None or plan is not None):
+    if cluster and fixed:
         raise click.UsageError("--cluster is for whole runs; --axes and --plan run one case")
-    if jobs and jobs > 1 and (cluster or axes is not None or plan is not None):
+    if (jobs or 1) > 1 and (cluster or fixed):
         raise click.UsageError("--jobs is for whole runs on this machine; leave out --cluster, --axes and --plan")
     root = dataset_root()
     paths = matching_names(names, root)
-    jobs = jobs or (1 if cluster or axes or plan or full or device != "cpu" else _usual_jobs(len(paths)))
+    if jobs is None:
+        jobs = 1 if cluster or fixed or full or device != "cpu" else _usual_jobs(len(paths))
     with missing_packages():
         import torch
 
