@@ -10,7 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 
 import click
 
-from flashinfer_trace.cli.runs import Settings, batches
+from flashinfer_trace.cli.runs import Settings, by_family
 from flashinfer_trace.cli.shipments import Answer, Shipment, received, reference_process, run_shipment, shipment
 from flashinfer_trace.cli.tasks import Task
 from flashinfer_trace.harness.verify import Report
@@ -41,7 +41,7 @@ def run_in_processes(
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_ignore_interrupts)
     pending: dict[Future[Answers], list[list[Task]]] = {}
     try:
-        for group in _groups(tasks):
+        for group in by_family(tasks):
             pending[pool.submit(_run, [shipment(batch, settings) for batch in group])] = group
         while pending:
             done, _ = wait(pending, PATIENCE, FIRST_COMPLETED)
@@ -60,15 +60,6 @@ def run_in_processes(
         if pending:  # interrupted
             for process in multiprocessing.active_children():
                 process.terminate()
-
-
-def _groups(tasks: Sequence[Task]) -> list[list[list[Task]]]:
-    """The batches of each family, those of large families first: what begins last should be short."""
-    families: dict[str, list[list[Task]]] = {}
-    for batch in batches(tasks):
-        record = batch[0].record
-        families.setdefault(record.name if record else "", []).append(batch)
-    return sorted(families.values(), key=len, reverse=True)
 
 
 def _received(future: Future[Answers], group: Sequence[Sequence[Task]], settings: Settings) -> Answers:
