@@ -123,7 +123,8 @@ def bench(
         click.echo(f"{len(there)} recorded, {len(definitions)} missing", err=True)
         if not definitions:
             sys.exit(0)
-    policy = benching.Policy(seconds=seconds or SECONDS.get(chosen, SECONDS["full"]), warm=warm, graph=graph)
+    seconds = SECONDS.get(chosen, SECONDS["full"]) if seconds is None else seconds
+    policy = benching.Policy(seconds=seconds, warm=warm, graph=graph)
     request = _Request(submission, chosen, against, device, policy, seed, len(definitions))
 
     def finished(definition: Definition, report: Report) -> None:
