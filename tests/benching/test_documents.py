@@ -63,6 +63,8 @@ def test_every_option_of_the_table_exists():
     named = re.findall(r"^\| `(--[a-z]+)", TEXT, re.M)
     printed = invoke("flashinfer-trace bench --help").output
     assert len(named) == 9 and all(option in printed for option in named)
+    used = [word for command, _ in COMMANDS if " bench " in command for word in command.split() if word.startswith("-")]
+    assert len(used) >= 6 and all(word in printed for word in used)
 
 
 def record(root, kernel, seconds, reference=None, version="0.6.12"):
