@@ -73,8 +73,8 @@ def by_family(tasks: Sequence[Task]) -> list[list[list[Task]]]:
     """The batches of each family, those of large families first: what begins last should be short."""
     families: dict[str, list[list[Task]]] = {}
     for batch in batches(tasks):
-        record = batch[0].record
-        families.setdefault(record.name if record else "", []).append(batch)
+        family = batch[0].family
+        families.setdefault(family.name if family else "", []).append(batch)
     return sorted(families.values(), key=len, reverse=True)
 
 
