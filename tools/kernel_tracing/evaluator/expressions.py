@@ -21,7 +21,7 @@ class Expressions(Operators):
     """Evaluates expressions."""
 
     def evaluate(self, node: ast.expr) -> Value:
-        handler = _HANDLERS.get(type(node))
+        handler = _HANDLERS.get(node.__class__)
         return handler(self, node) if handler is not None else UNKNOWN
 
     def _name(self, node: ast.Name) -> Value:
@@ -49,7 +49,7 @@ class Expressions(Operators):
                 kwargs[keyword.arg] = value
             elif isinstance(value, dict):
                 kwargs |= {key: one for key, one in value.items() if isinstance(key, str)}
-        frame = self.frame
+        frame = self.stack[-1]
         line, call = frame.line, frame.call
         frame.line, frame.call = node.lineno, node
         try:

@@ -146,10 +146,6 @@ QUANTIZATION_DEFAULTS: dict[str, dict[str, Any]] = {"fp8": {"activation_scheme":
 Override = Callable[[Any, list[Any], dict[str, Any]], Any]
 
 
-def _nothing(core: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return None
-
-
 def _resolvable(core: Any, args: list[Any], kwargs: dict[str, Any]) -> frozenset[str]:
     """The fields of ServerArgs whose annotation says `Arg(..., resolvable=True)`, which models may change."""
     return frozenset(
