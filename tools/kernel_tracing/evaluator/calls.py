@@ -276,10 +276,13 @@ class Calls(Core):
             self.stack = outer
         if not entered:
             inside(UNKNOWN)
-        if signal is not None:
-            raise signal
-        if failure is not None:
-            raise failure
+        try:
+            if signal is not None:
+                raise signal
+            if failure is not None:
+                raise failure
+        finally:
+            signal = failure = None  # an exception that is raised refers to the names of this function
 
 
 def _bound(

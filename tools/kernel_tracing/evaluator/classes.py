@@ -62,6 +62,7 @@ class Classes(Core):
             bases += value if isinstance(value, tuple) else [value]
         qualname = f"{frame.qualname}.{node.name}" if frame.qualname else node.name
         info = Class(node.name, qualname, frame.module, node, bases)
+        self.classes.append(info)
         parents = [base for base in bases if isinstance(base, Class)]
         info.order = [info, *_merge([list(parent.order) for parent in parents] + [parents])]
         externals = {base.path for base in bases if isinstance(base, External)}

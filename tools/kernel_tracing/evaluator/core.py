@@ -101,6 +101,7 @@ class Core(ABC):
         self.operators: dict[str, Value] = {}  # torch operators that the sources register
         self.aten: dict[str, Function] = {}  # functions of the sources that replace torch's own, by operator
         self.modules: dict[str, ModuleObject] = {}
+        self.classes: list[Class] = []
         self.stack: list[Frame] = []
         self.region = 0
         self.regions = 0
@@ -114,6 +115,16 @@ class Core(ABC):
     def frame(self) -> Frame:
         """The running function."""
         return self.stack[-1]
+
+    def release(self) -> None:
+        """Ends the evaluation: what refers to itself is taken apart, so that its memory is free at once."""
+        for module in self.modules.values():
+            module.scope.names.clear()
+        for cls in self.classes:
+            for part in (cls.names, cls.order, cls.members):
+                part.clear()
+        for part in (self.modules, self.classes, self.stack, self.overrides, self.operators, self.aten, self.events):
+            part.clear()
 
     def problem(self, text: str) -> None:
         """Note what could not be evaluated."""

@@ -21,11 +21,11 @@ class Expressions(Operators):
     """Evaluates expressions."""
 
     def evaluate(self, node: ast.expr) -> Value:
-        handler = _HANDLERS.get(node.__class__)
+        kind = node.__class__
+        if kind is ast.Name:  # half of all expressions
+            return self.lookup(node.id)  # type: ignore[attr-defined]
+        handler = _HANDLERS.get(kind)
         return handler(self, node) if handler is not None else UNKNOWN
-
-    def _name(self, node: ast.Name) -> Value:
-        return self.lookup(node.id)
 
     def _constant(self, node: ast.Constant) -> Value:
         return node.value
@@ -255,7 +255,6 @@ class Expressions(Operators):
 
 
 _HANDLERS: dict[type[ast.expr], Callable[..., Value]] = {
-    ast.Name: Expressions._name,
     ast.Constant: Expressions._constant,
     ast.Attribute: Expressions._attribute,
     ast.Call: Expressions._call,

@@ -128,6 +128,7 @@ class Serving:
         finally:
             threading.stack_size(previous)
             sys.setrecursionlimit(limit)
+            self.machine.release()
             if collecting:
                 gc.enable()
         for error in errors:

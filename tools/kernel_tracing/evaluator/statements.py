@@ -152,26 +152,16 @@ class Statements(Blocks):
                 with self.uncertain():
                     branch()
                 ends.append(scope.names)
-            except Return as signal:
-                frame.returns.append(signal.value)
-                signals.append(signal)
             except Signal as signal:
-                signals.append(signal)
+                if isinstance(signal, Return):
+                    frame.returns.append(signal.value)
+                signals.append(signal.with_traceback(None))
             finally:
                 frame.tests.pop()
         scope.names = join_names(ends) if ends else before
         if ends:
             return
-        # No branch goes on: a branch that raises is assumed not to be taken.
-        for left in signals:
-            if isinstance(left, Return):
-                values = frame.returns[returned:]
-                del frame.returns[returned:]
-                raise Return(choice(values))
-        for left in signals:
-            if not isinstance(left, Raised):
-                raise left
-        raise signals[0] if signals else Return(UNKNOWN)
+        raise _left(signals, frame.returns, returned)
 
     def narrow(self, test: ast.expr, negated: bool) -> bool:
         """Applies what an undecided test says about a local name; False if no value passes."""
@@ -264,6 +254,23 @@ class Statements(Blocks):
 
     def _continue(self, node: ast.Continue) -> None:
         raise Continue
+
+
+def _left(signals: list[Signal], returns: list[Value], returned: int) -> Signal:
+    """How a test is left if no branch goes on: a branch that raises is assumed not to be taken.
+
+    Args:
+        signals: how each branch was left. The list is emptied, as its owner would be kept by what it keeps.
+        returns: what the function may return; what its branches add begins at `returned`.
+    """
+    found = signals[0] if signals else Return(UNKNOWN)
+    if any(isinstance(one, Return) for one in signals):
+        found = Return(choice(returns[returned:]))
+        del returns[returned:]
+    elif others := [one for one in signals if not isinstance(one, Raised)]:
+        found = others[0]
+    signals.clear()
+    return found
 
 
 def _is_type_test(test: ast.expr) -> TypeGuard[ast.Call]:
