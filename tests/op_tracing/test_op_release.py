@@ -19,7 +19,8 @@ from tools.extract_definitions.traces import digest
 from tools.extract_definitions.traces import dumps as dumps_digest
 from tools.kernel_tracing.report.arguments import chosen
 from tools.kernel_tracing.report.trace_files import load_traces, restricted
-from tools.kernel_tracing.source.sources import SourceTree, find_sources
+from tools.kernel_tracing.source.index import Index
+from tools.kernel_tracing.source.sources import find_sources
 from tools.op_tracing.__main__ import MODEL
 from tools.op_tracing.check import check
 from tools.op_tracing.definitions import covered
@@ -82,14 +83,14 @@ def test_what_deepseek_is_known_for_is_in_its_graph(committed: dict[str, Any]) -
 
 
 @cache
-def _digest_sources() -> SourceTree:
-    return find_sources(DIGEST_SOURCES)
+def _digest_index() -> Index:
+    return Index(find_sources(DIGEST_SOURCES))
 
 
 @needs_digest_sources
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_an_architecture_has_its_digest(architecture: str) -> None:
-    found = digest(architecture, _digest_sources())
+    found = digest(architecture, _digest_index())
     assert dumps_digest(found) == (DIGESTS / f"{architecture}.json").read_text(), (
         f"out of date; run `python -m tools.extract_definitions.traces {architecture}`"
     )

@@ -130,11 +130,16 @@ class Calls(Core):
             return UNKNOWN
         if function.is_context and self.index.fact(signature, function.node).is_generator:
             return Generator(function, args, kwargs)
-        return self._run_function(function, args, kwargs, None)
+        return self.run_function(function, args, kwargs)
 
-    def _run_function(
-        self, function: Function, args: list[Value], kwargs: dict[str, Value], on_yield: Callable[[Value], Value] | None
+    def run_function(
+        self,
+        function: Function,
+        args: list[Value],
+        kwargs: dict[str, Value],
+        on_yield: Callable[[Value], Value] | None = None,
     ) -> Value:
+        """Runs the body of a function, without asking the rules about it."""
         spec = self.index.fact(signature, function.node)
         names = _bound(spec, function.defaults, args, kwargs)
         scope = Scope(names, function.scope, function.module)
@@ -269,7 +274,7 @@ class Calls(Core):
 
         failure: Signal | None = None
         try:
-            self._run_function(manager.function, manager.args, manager.kwargs, pause)
+            self.run_function(manager.function, manager.args, manager.kwargs, pause)
         except Signal as error:
             failure = error
         finally:

@@ -165,6 +165,8 @@ class Libraries(Names):
     def _made(self, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if path.endswith(("ModuleList", "Sequential")):
             return list(self.iterate(args[0]) or []) if args and path.endswith("List") else Opaque(path)
+        if path.endswith("ModuleDict"):
+            return dict(args[0]) if args and isinstance(args[0], dict) else {}
         if path.endswith("Tensor"):
             return made("torch.empty", args, kwargs)
         return Opaque(path)

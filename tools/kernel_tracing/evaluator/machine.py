@@ -29,7 +29,7 @@ from tools.kernel_tracing.evaluator.values import (
     Value,
 )
 from tools.kernel_tracing.rules import custom_operators as custom_ops
-from tools.kernel_tracing.rules import environments
+from tools.kernel_tracing.rules import environments, serving_steps
 from tools.kernel_tracing.rules.platforms import Platform
 from tools.kernel_tracing.source.declarations import FunctionNode
 from tools.kernel_tracing.source.index import Index
@@ -41,6 +41,7 @@ class Machine(Statements, Expressions, Objects, Calls, Libraries):
     def __init__(self, index: Index, platform: Platform, gpu: str = "sm90", world: int = 1) -> None:
         super().__init__(index, platform)
         self.answers |= environments.answers(gpu, world)
+        self._forwarded: Value = MISSING
         self._plain: set[FunctionNode] = set()  # functions of which no rule says anything
 
     # Rules
@@ -55,12 +56,20 @@ class Machine(Statements, Expressions, Objects, Calls, Libraries):
         predicate = self.platform.predicate(function.qualname)
         if predicate is not None:
             return predicate
+        if function.qualname == serving_steps.FORWARD:
+            return self._forward(function, args, kwargs)
         if function.name == "load_jit":
             return NativeModule(self.frame.function)
         if custom_ops.is_wrapper(function.qualname) or custom_ops.is_registration(function.qualname):
             return self._operator_of(function.qualname, args, kwargs)
         self._plain.add(function.node)
         return MISSING
+
+    def _forward(self, function: Function, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """The model's forward. A phase that differs from others after it takes the result of the last one."""
+        if self.phase not in serving_steps.PARTIAL or self._forwarded is MISSING:
+            self._forwarded = self.run_function(function, args, kwargs)
+        return self._forwarded
 
     def prepare(self, instance: Instance, args: list[Value]) -> None:
         if "torch.nn.Module" in instance.cls.externals:
