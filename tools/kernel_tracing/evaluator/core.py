@@ -121,10 +121,13 @@ class Core(ABC):
         for module in self.modules.values():
             module.scope.names.clear()
         for cls in self.classes:
-            for part in (cls.names, cls.order, cls.members):
-                part.clear()
-        for part in (self.modules, self.classes, self.stack, self.overrides, self.operators, self.aten, self.events):
-            part.clear()
+            cls.names.clear()
+            cls.order.clear()
+            cls.members.clear()
+        for table in (self.modules, self.overrides, self.operators, self.aten, self.events):
+            table.clear()
+        self.classes.clear()
+        self.stack.clear()
 
     def problem(self, text: str) -> None:
         """Note what could not be evaluated."""

@@ -27,6 +27,7 @@ from tools.kernel_tracing.evaluator.values import (
     choice,
 )
 
+
 class Statements(Blocks):
     """Runs statements."""
 

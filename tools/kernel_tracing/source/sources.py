@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import ast
 import json
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools.kernel_tracing.source.syntax import parse
 from tools.shared.source_packages import package_hash, package_version
 
 # Distribution name, its package, and where a checkout keeps it (below the directory that contains the checkouts).
@@ -72,7 +72,9 @@ class SourceTree:
     def tree(self, module: str) -> ast.Module:
         """The module's syntax tree. Raises SyntaxError for a file that does not parse."""
         if module not in self._trees:
-            self._trees[module] = parse(self.text(module))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # invalid escapes in strings concern the sources' authors
+                self._trees[module] = ast.parse(self.text(module))
         return self._trees[module]
 
     def describe(self) -> dict[str, dict[str, str]]:
