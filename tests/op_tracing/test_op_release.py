@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import jsonschema
@@ -18,9 +17,8 @@ from tools.extract_definitions.traces import COMMITTED as DIGESTS
 from tools.extract_definitions.traces import digest
 from tools.extract_definitions.traces import dumps as dumps_digest
 from tools.kernel_tracing.report.arguments import chosen
+from tools.kernel_tracing.report.evaluation import index_of
 from tools.kernel_tracing.report.trace_files import load_traces, restricted
-from tools.kernel_tracing.source.index import Index
-from tools.kernel_tracing.source.sources import find_sources
 from tools.op_tracing.__main__ import MODEL
 from tools.op_tracing.check import check
 from tools.op_tracing.definitions import covered
@@ -82,15 +80,10 @@ def test_what_deepseek_is_known_for_is_in_its_graph(committed: dict[str, Any]) -
     assert "sampler" in {op["name"] for op in committed["non_model_ops"] if op["group"] == "sampling"}
 
 
-@cache
-def _digest_index() -> Index:
-    return Index(find_sources(DIGEST_SOURCES))
-
-
 @needs_digest_sources
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_an_architecture_has_its_digest(architecture: str) -> None:
-    found = digest(architecture, _digest_index())
+    found = digest(architecture, index_of(DIGEST_SOURCES))
     assert dumps_digest(found) == (DIGESTS / f"{architecture}.json").read_text(), (
         f"out of date; run `python -m tools.extract_definitions.traces {architecture}`"
     )

@@ -22,7 +22,7 @@ from tools.kernel_tracing.source.sources import SourceTree, find_sources
 #: The longest text of a call or a test.
 MAX_CALL = 70
 #: Configurations that a process evaluates before it takes the next ones: those of one model share parsed files.
-CHUNK = 4
+CHUNK = 2
 Progress = Callable[[str, int, int], None]
 
 
@@ -105,7 +105,7 @@ def evaluate_all(
 
 def _evaluations(configurations: Sequence[Configuration], sources: Path, jobs: int) -> Iterable[Evaluation]:
     if jobs <= 1 or len(configurations) <= CHUNK:
-        yield from evaluate(configurations, _index(sources))
+        yield from evaluate(configurations, index_of(sources))
         return
     with multiprocessing.get_context("spawn").Pool(min(jobs, len(configurations)), gc.disable) as pool:
         yield from pool.imap(_work, [(one, sources) for one in configurations], chunksize=CHUNK)
@@ -113,11 +113,12 @@ def _evaluations(configurations: Sequence[Configuration], sources: Path, jobs: i
 
 def _work(task: tuple[Configuration, Path]) -> Evaluation:
     configuration, sources = task
-    return next(evaluate([configuration], _index(sources)))
+    return next(evaluate([configuration], index_of(sources)))
 
 
 @lru_cache(maxsize=2)
-def _index(sources: Path) -> Index:
+def index_of(sources: Path) -> Index:
+    """The index of a directory of sources, which all evaluations of this process share."""
     return Index(find_sources(sources))
 
 
