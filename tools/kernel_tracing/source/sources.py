@@ -77,6 +77,11 @@ class SourceTree:
                 self._trees[module] = ast.parse(self.text(module))
         return self._trees[module]
 
+    @property
+    def parsed(self) -> int:
+        """The number of modules parsed so far."""
+        return len(self._trees)
+
     def describe(self) -> dict[str, dict[str, str]]:
         """Version and hash of each library, for the header of a trace."""
         described = {}
