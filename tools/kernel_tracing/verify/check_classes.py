@@ -12,8 +12,6 @@ from tools.kernel_tracing.verify.check_source import Binding, last_name
 # The name under which a module of SGLang lists the models that it defines.
 ENTRY = "EntryClass"
 ENTRIES = re.compile(rf"^{ENTRY}\b[^=\n]*=\s*(\[[^\]]*\]|\([^)]*\)|\w+)", re.M)
-# Where a file may derive a class from one of that name: among the bases of a class, or in a call of `type`.
-DERIVES = r"\bclass\s+\w+\s*\([^:]*NAME|\btype\([^()]*,\s*\([^()]*NAME"
 
 
 class Classes:
@@ -104,7 +102,7 @@ class Classes:
     def _derived(self, name: str) -> set[str]:
         if name not in self._bases:
             found = set()
-            for source in self.sources.mentioning(name, DERIVES):
+            for source in self.sources.deriving(name):
                 for node in source.definitions.values():
                     if isinstance(node, ast.ClassDef) and any(last_name(base) == name for base in node.bases):
                         found.add(node.name)

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from tools.kernel_tracing.source.sources import BUNDLED, DISTRIBUTIONS
 from tools.kernel_tracing.verify.check_source import SourceFile, read
 
 WORD = re.compile(r"\w+")
+_BASES = re.compile(r"\bclass\s+\w+\s*\(([^:]*)|\btype\([^()]*,\s*\(([^()]*)")
+_DECORATORS = re.compile(r"@([\w.]+)")
 # Parts of the packages that a server never imports, where no evidence is looked for: SGLang's diffusion models, its
 # tests, and the Python of CUTLASS.
 _ASIDE = ("sglang/multimodal_gen/", "sglang/test/", "flashinfer/data/")
+
+
+class _Scanned(NamedTuple):
+    """What the texts of the files in which evidence may be contain: identifier -> files."""
+
+    words: dict[str, list[str]]
+    bases: dict[str, list[str]]
+    decorators: dict[str, list[str]]
 
 
 class Sources:
@@ -36,8 +48,7 @@ class Sources:
         }
         self._files: dict[str, SourceFile | None] = {}
         self._texts: dict[str, str] = {}
-        self._words: dict[str, list[str]] = defaultdict(list)  # identifier -> the files that contain it
-        self._mentions: dict[tuple[str, str], list[str]] = {}
+        self._mentions: dict[str, list[str]] = {}
 
     def path(self, file: str) -> Path | None:
         """The path of a file in a trace; None if no package has it."""
@@ -57,35 +68,46 @@ class Sources:
                 self._files[file] = None
         return self._files[file]
 
-    def mentioning(self, name: str, where: str = "") -> list[SourceFile]:
-        """The files in which evidence may be and whose text contains `name`, in order.
+    def mentioning(self, name: str) -> list[SourceFile]:
+        """The files in which evidence may be and whose text contains `name`, which has whole identifiers, in order."""
+        if name not in self._mentions:
+            self._mentions[name] = [file for file in self._with_words(name) if name in self._texts[file]]
+        return self._read(self._mentions[name])
 
-        Args:
-            name: whole identifiers, with what is between them.
-            where: a regular expression of the places that matter, in which NAME stands for the name; "" for all.
-        """
-        key = (name, where)
-        if key not in self._mentions:
-            places = re.compile(where.replace("NAME", rf"\b{re.escape(name)}\b"))
-            found = (file for file in self._with_words(name) if name in self._texts[file])
-            self._mentions[key] = [file for file in found if not where or places.search(self._texts[file])]
-        return [source for file in self._mentions[key] if (source := self.get(file)) is not None]
+    def deriving(self, name: str) -> list[SourceFile]:
+        """Those that may derive a class from one of that name: among the bases of a class, or in a call of `type`."""
+        return self._read(self._scanned.bases.get(name, ()))
+
+    def decorating(self, name: str) -> list[SourceFile]:
+        """Those that may use a decorator of that name."""
+        return self._read(self._scanned.decorators.get(name, ()))
 
     def texts_with(self, name: str) -> list[str]:
-        """The texts of the files in which evidence may be and that contain an identifier."""
+        """The texts of those that contain an identifier."""
         return [self._texts[file] for file in self._with_words(name)]
 
     def mentions(self, name: str) -> int:
-        """The number of these files."""
-        return len(self._with_words(name)) if name else 0
+        """The number of those that contain an identifier."""
+        return len(self._scanned.words.get(name, ()))
+
+    def _read(self, files: Iterable[str]) -> list[SourceFile]:
+        return [source for file in files if (source := self.get(file)) is not None]
 
     def _with_words(self, name: str) -> list[str]:
         """The files that contain the rarest of some identifiers."""
-        if not self._words:
-            for file in (one for one in self._paths if not one.startswith(_ASIDE)):
-                for word in dict.fromkeys(WORD.findall(self._text(file))):
-                    self._words[word].append(file)
-        return min((self._words.get(word, []) for word in WORD.findall(name)), key=len, default=[])
+        found = (self._scanned.words.get(word, []) for word in WORD.findall(name))
+        return min(found, key=len, default=[])
+
+    @cached_property
+    def _scanned(self) -> _Scanned:
+        found = _Scanned({}, {}, {})
+        for file in (one for one in self._paths if not one.startswith(_ASIDE)):
+            text = self._text(file)
+            bases, decorators = " ".join(map(" ".join, _BASES.findall(text))), " ".join(_DECORATORS.findall(text))
+            for table, part in zip(found, (text, bases, decorators), strict=True):
+                for word in dict.fromkeys(WORD.findall(part)):
+                    table.setdefault(word, []).append(file)
+        return found
 
     def module_file(self, module: str) -> str | None:
         """The file of a dotted module."""

@@ -32,8 +32,6 @@ MOST_CALLS = 4
 FARTHEST = 600
 # What may be handed through a call is this doubtful.
 DOUBTFUL = 5
-# Where a file may use a decorator of that name.
-DECORATES = r"@[\w.]*NAME"
 
 
 class Target(NamedTuple):
@@ -382,7 +380,7 @@ class Links:
             yield from (supply for supply in self._attribute(binding.parameter) if isinstance(supply.node, ast.expr))
         # A decorator, or the function inside a decorator factory, is given what it decorates.
         for decorator in parts[-2:]:
-            for other in self.sources.mentioning(decorator, DECORATES):
+            for other in self.sources.decorating(decorator):
                 yield from other.decorated.get(decorator, ())
 
     @staticmethod
