@@ -149,6 +149,16 @@ def test_a_model_without_latent_attention_has_none_of_its_kernels(committed: dic
     assert latent == []
 
 
+def test_no_recorded_configuration_creates_multicast_objects(committed: dict[str, Any]) -> None:
+    """FlashInfer's fused all-reduce does, which the hosts that record must not: it is switched off where it is default.
+
+    See docs/runtime_tracing.md.
+    """
+    recorded = {one["name"] for one in committed["configurations"] if one["recorded"]}
+    fused = next(kernel for kernel in committed["kernels"] if kernel["name"] == "allreduce_fusion")
+    assert not recorded & {name for chain in fused["chains"] for name in chain["configurations"]}
+
+
 #: Runs whose configuration is the release's default, with stand-ins for FlashAttention 3.
 DEFAULTS = ("deepseek_v3-fp8-fa3_stand_in", "llama_3.1_8b-bf16-fa3_stand_in")
 #: Kernels that a configuration lists and its run did not launch, each with the reason.
