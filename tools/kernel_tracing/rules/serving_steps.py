@@ -178,8 +178,8 @@ def _captured_sizes(core: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 def _places_of_experts(core: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Where the copies of each expert are: data of the load balancer, here one copy of each."""
-    layers = core.item(core.load(kwargs["physical_to_logical_map"], "shape"), 0)
-    return core.call_external("torch.empty", [(layers, kwargs["num_logical_experts"], 1)], {})
+    layers = core.item(core.load(kwargs.get("physical_to_logical_map"), "shape"), 0)
+    return core.call_external("torch.empty", [(layers, kwargs.get("num_logical_experts"), 1)], {})
 
 
 #: The order in which Marlin's kernels read scales, as `get_scale_perms` of SGLang's marlin_utils.py makes it; it is
