@@ -71,6 +71,13 @@ def test_the_committed_pages_are_those_of_the_committed_trace(committed: dict[st
         assert (directory / name).read_text() == text, "write them again: python -m tools.generate_docs"
 
 
+def test_the_index_counts_the_chains_of_each_entry_point(committed: dict[str, Any]) -> None:
+    _, _, section = render.pages(committed, lambda kernel: ())[render.INDEX].partition("## Entry points\n")
+    rows = [line.split("|") for line in section.partition("\n## ")[0].splitlines() if line.startswith("| `")]
+    assert len(rows) >= 5 and rows[0][1].startswith(" `ModelRunner.forward`")
+    assert sum(int(cells[2]) for cells in rows) == sum(len(kernel["chains"]) for kernel in committed["kernels"])
+
+
 @needs_sources
 def test_the_committed_trace_is_what_the_sources_give(committed: dict[str, Any], again: dict[str, Any]) -> None:
     assert list(compared(committed, again)) == [], AGAIN  # what differs, one line each
