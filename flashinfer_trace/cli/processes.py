@@ -48,18 +48,20 @@ def run_in_processes(
         click.echo("warning: this platform cannot isolate references", err=True)
     weaker: set[str] = set()
     waiting: deque[Group] = deque(by_family(tasks))
-    with _no_interrupt_while_they_start():
-        helpers = [_Helper() for _ in range(min(jobs, len(waiting)))]
+    helpers: list[_Helper] = []
     try:
+        with _no_interrupt_while_they_start():
+            for _ in range(min(jobs, len(waiting))):
+                helpers.append(_Helper())
         for helper in helpers:
             helper.begin(waiting.popleft(), settings)
         while busy := [helper for helper in helpers if helper.group]:
             ready = wait([helper.connection for helper in busy])
             for helper in [one for one in busy if one.connection in ready]:
-                group, (answers, level) = helper.group, helper.answers(settings)
+                group = helper.group
+                answers, level = helper.answers(settings)
                 if helper.died:
                     helpers.remove(helper)
-                    helper.end()
                     if waiting:
                         with _no_interrupt_while_they_start():
                             helpers.append(helper := _Helper())
@@ -70,11 +72,13 @@ def run_in_processes(
                     for report in received(each, batch, settings):
                         advance(report.definition, True)
                         yield report
+        for helper in helpers:
+            helper.finish()
         for level in sorted(weaker):
             click.echo(f"warning: references were isolated by {level} only; see SECURITY.md", err=True)
     finally:
         for helper in helpers:
-            helper.end()
+            helper.kill()
 
 
 class _Helper:
@@ -114,13 +118,16 @@ class _Helper:
             return [[_failed(task, settings, text) for task in batch] for batch in group], STRONGEST
         return found
 
-    def end(self) -> None:
-        """Ends the process, at once if it has work."""
+    def finish(self) -> None:
+        """Waits until it has ended, because nobody asks any more."""
         self.connection.close()
-        if not self.group:
-            self._process.join(PATIENCE)
+        self._process.join(PATIENCE)
+
+    def kill(self) -> None:
+        """Ends it, if it has not ended."""
         self._process.terminate()
         self._process.join()
+        self.connection.close()
 
 
 def _failed(task: Task, settings: Settings, text: str) -> Answer:
@@ -129,9 +136,8 @@ def _failed(task: Task, settings: Settings, text: str) -> Answer:
 
 def _serve(connection: Connection) -> None:
     """Runs in the other process, until nobody asks any more."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # at a terminal, it reaches all; the process that asked ends the others
+    # An interrupt at the terminal reaches all processes of its group; the one that asked ends the others.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(EOFError, OSError):
         while True:
             connection.send(_run(connection.recv()))
