@@ -21,10 +21,9 @@ class Expressions(Operators):
     """Evaluates expressions."""
 
     def evaluate(self, node: ast.expr) -> Value:
-        kind = node.__class__
-        if kind is ast.Name:  # half of all expressions
-            return self.lookup(node.id)  # type: ignore[attr-defined]
-        handler = _HANDLERS.get(kind)
+        if isinstance(node, ast.Name):  # half of all expressions
+            return self.lookup(node.id)
+        handler = _HANDLERS.get(node.__class__)
         return handler(self, node) if handler is not None else UNKNOWN
 
     def _constant(self, node: ast.Constant) -> Value:
