@@ -141,16 +141,18 @@ def ragged(score: str, value: str) -> CostFunction:
 
 
 def extend(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
-    """Attention of new tokens to themselves and to cached ones in the slots before them."""
+    """Attention of new tokens to themselves and to cached ones in the slots before them, as far as a window reaches."""
     starts, asked, cached = inputs["kv_indptr"].tolist(), lengths(inputs["qo_indptr"]), lengths(inputs["kv_indptr"])
     indices = inputs["kv_indices"].long().cpu()
     slots, entries = (torch.zeros(count, dtype=torch.bool) for count in (sizes["num_slots"], len(indices)))
     pairs = 0
     for start, queries, length in zip(starts[:-1], asked, cached, strict=True):
-        pairs += Request(queries, length + queries).pairs
+        request = Request(queries, length + queries, sizes.get("window_size"))
+        pairs += request.pairs
         if queries:
-            entries[start : start + length] = True
-            slots[indices[start : start + length]] = True
+            first = start + min(request.seen.start, length)
+            entries[first : start + length] = True
+            slots[indices[first : start + length]] = True
     count = operations(sizes, pairs, sizes["qk_dim"], sizes["vo_dim"])
     return Work(count, {"k_buffer": slots, "v_buffer": slots, "kv_indices": entries})
 
@@ -178,6 +180,6 @@ COSTS: dict[str, CostFunction] = {
         for variant in _VARIANTS
         if "sinks" not in variant
     },
-    "gqa_extend_causal": extend,
+    **{f"gqa_extend_causal{variant}": extend for variant in _VARIANTS},
     "mla_ragged_prefill_causal": ragged("qk_dim", "vo_dim"),
 }

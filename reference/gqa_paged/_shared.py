@@ -13,6 +13,14 @@ def gather(cache: torch.Tensor, pages: torch.Tensor, kv_len: int) -> torch.Tenso
     return cache.index_select(0, pages).flatten(0, 1)[:kv_len].transpose(0, 1).float()
 
 
+def extended(buffer: torch.Tensor, slots: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """A request's cached tokens, in these slots of [num_slots, heads, dim], then its new ones [tokens, heads, dim].
+
+    Returns float32 [heads, kv_len, dim].
+    """
+    return torch.cat((buffer.index_select(0, slots), new)).transpose(0, 1).float()
+
+
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,

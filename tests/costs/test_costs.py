@@ -114,6 +114,7 @@ PARTLY = {
     "gqa_paged_prefill_causal_window": "v_cache",
     "gqa_ragged_prefill_causal_softcap_window": "k",
     "gqa_extend_causal": "v_buffer",
+    "gqa_extend_causal_sinks_window": "k_buffer",
     "mla_paged_decode_page_table": "kv_cache",
     "mla_paged_prefill_causal_ps1": "ckv_cache",
     "rope_with_cos_sin_cache_neox_style": "cos_sin_cache",

@@ -20,14 +20,18 @@ FLASH = "sgl_kernel.flash_mla"
 SMALLEST_PART = 32
 
 
-def weighted(q, keys, values, scale):
+def weighted(q, keys, values, scale, cap=0.0, sinks=None):
     """Output and natural lse of q [heads, dim] over keys [n, kv_heads, dim]; weights are rounded after their sum."""
     group = q.shape[0] // keys.shape[1]
     k, v = (each.float().repeat_interleave(group, dim=1) for each in (keys, values))
     logits = torch.einsum("hd,nhd->hn", q.float(), k) * scale
+    if cap:
+        logits = cap * (2 * torch.sigmoid(2 * (logits / cap)) - 1)
     maximum = logits.amax(dim=1, keepdim=True)
     weights = torch.exp(logits - maximum)
     total = weights.sum(dim=1, keepdim=True)
+    if sinks is not None:
+        total += torch.exp(sinks.unsqueeze(1) - maximum)
     output = torch.einsum("hn,nhd->hd", weights.to(torch.bfloat16).float(), v) / total
     return output, (maximum + total.log()).squeeze(1)
 
@@ -69,20 +73,40 @@ def fake_flash(*, q, k_cache, block_table, cache_seqlens, head_dim_v, softmax_sc
 
 
 def fake_extend(
-    q, k, v, o, k_buffer, v_buffer, qo_indptr, kv_indptr, kv_indices, mask, causal, mask_indptr, most, *rest, sm_scale
+    q,
+    k,
+    v,
+    o,
+    k_buffer,
+    v_buffer,
+    qo_indptr,
+    kv_indptr,
+    kv_indices,
+    mask,
+    causal,
+    mask_indptr,
+    most,
+    *rest,
+    sm_scale,
+    logit_cap=0.0,
+    sliding_window_size=-1,
+    sinks=None,
 ):
     assert mask is mask_indptr is None
     assert causal
     assert rest == (1.0, 1.0)
     assert qo_indptr.dtype == kv_indices.dtype == torch.int64
     assert most == int(qo_indptr.diff().max())
+    assert sinks is None or sinks.dtype == torch.bfloat16
     for b in range(len(qo_indptr) - 1):
         slots = kv_indices[kv_indptr[b] : kv_indptr[b + 1]]
         first, end = int(qo_indptr[b]), int(qo_indptr[b + 1])
         for row in range(first, end):
-            keys = torch.cat((k_buffer[slots], k[first : row + 1]))
-            values = torch.cat((v_buffer[slots], v[first : row + 1]))
-            o[row] = weighted(q[row], keys, values, sm_scale)[0]
+            # Key j is masked where the query's position exceeds j + sliding_window_size.
+            start = max(0, len(slots) + row - first - sliding_window_size) if sliding_window_size > 0 else 0
+            keys = torch.cat((k_buffer[slots], k[first : row + 1]))[start:]
+            values = torch.cat((v_buffer[slots], v[first : row + 1]))[start:]
+            o[row] = weighted(q[row], keys, values, sm_scale, logit_cap, sinks)[0]
 
 
 def fake_sparse(q, kv, indices, scale, width):
@@ -127,6 +151,11 @@ def kernels(monkeypatch):
         ("mla_paged_decode_h128_ckv512_kpe64_ps1", f"{TRITON}.decode_attention_fwd"),
         ("dsa_sparse_attention_h16_ckv512_kpe64_topk2048_ps1", f"{FLASH}.flash_mla_sparse_fwd"),
         ("gqa_extend_causal_h32_kv8_qk128_vo128", f"{EXTEND}.extend_attention_fwd"),
+        ("gqa_extend_causal_h16_kv8_qk256_vo256_softcap50", f"{EXTEND}.extend_attention_fwd"),
+        ("gqa_extend_causal_h16_kv8_qk256_vo256_softcap50_window4096", f"{EXTEND}.extend_attention_fwd"),
+        ("gqa_extend_causal_h8_kv4_qk256_vo256_window1024", f"{EXTEND}.extend_attention_fwd"),
+        ("gqa_extend_causal_h64_kv8_qk64_vo64_sinks", f"{EXTEND}.extend_attention_fwd"),
+        ("gqa_extend_causal_h64_kv8_qk64_vo64_sinks_window128", f"{EXTEND}.extend_attention_fwd"),
         ("mla_paged_decode_h16_ckv512_kpe64_ps64", f"{FLASH}.flash_mla_with_kvcache"),
     ],
 )
