@@ -1,4 +1,4 @@
-"""The cap, the window and the sinks of recorded attention calls, and what they do not read, decide what they compute."""
+"""What recorded attention calls compute: the cap, the window and the sinks decide, and what a call does not read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the recorded arguments of attention say, apart from sizes: the cap of logits, the window, sinks, what is read."""
+"""What recorded arguments of attention say, apart from sizes: the cap, the window, sinks, and what is not read."""
 
 from __future__ import annotations
 
