@@ -104,6 +104,27 @@ def grouped_product(dtype: str, scales: tuple[str, ...]) -> CostFunction:
     return work
 
 
+def gathered_product(activation: int) -> CostFunction:
+    """The product of each expert with the rows of tokens that chose it, and operations for each feature of a result."""
+
+    def work(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
+        hit, results = inputs["expert_counts"] > 0, sizes["num_rows"] * sizes["n"]
+        tokens = rows_named(inputs["row_tokens"], sizes["num_tokens"])
+        reads: dict[str, Elements] = {"x": tokens, "weights": hit}
+        if "bias" in inputs:
+            reads["bias"] = hit
+        return Work({"bfloat16": 2 * results * sizes["k"], CUDA_CORES: activation * results}, reads)
+
+    return work
+
+
+def scattered_product(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
+    """The product of each expert with its rows, times their weights, and their sum: with biases, 3 operations each."""
+    hit, results = inputs["expert_counts"] > 0, sizes["num_rows"] * sizes["n"]
+    reads: dict[str, Elements] = {"weights": hit, **({"bias": hit} if "bias" in inputs else {})}
+    return Work({"bfloat16": 2 * results * sizes["k"], CUDA_CORES: (3 if "bias" in inputs else 2) * results}, reads)
+
+
 def rows_between(offsets: torch.Tensor, rows: int) -> torch.Tensor:
     """Which of so many rows lie between the first offset and the last."""
     place = torch.arange(rows, device=offsets.device)
@@ -158,6 +179,9 @@ COSTS: dict[str, CostFunction] = {
     "moe_nvfp4_ds_routing": whole_experts(deepseek_experts, FLOAT4, "rows", _NVFP4_SCALES, NVFP4),
     "moe_bf16_expert_gemm": chosen_product("bfloat16", False),
     "moe_fp8_block_scale_expert_gemm": chosen_product("float8_e4m3fn", True),
+    "moe_bf16_gather_gemm": gathered_product(0),
+    "moe_bf16_gather_gemm_swiglu": gathered_product(1 + SILU),
+    **dict.fromkeys(("moe_bf16_scatter_gemm", "moe_bf16_scatter_gemm_bias"), scattered_product),
     "moe_fp8_block_scale_grouped_gemm": grouped_product("float8_e4m3fn", ("a_scale", "b_scale")),
     "moe_w4a8_grouped_gemm": grouped_product("float8_e4m3fn", ("b_scale",)),
     "moe_nvfp4_grouped_gemm": grouped_product(FLOAT4, ("a_scale", "b_scale", "alphas")),

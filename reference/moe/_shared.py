@@ -66,3 +66,17 @@ def dequantise_fp4(codes: torch.Tensor, scales: torch.Tensor, block: int) -> tor
     pair = torch.stack([byte & 15, byte >> 4], dim=2)
     values = levels[pair & 7] * (1 - (pair >> 3) * 2)
     return (values.view(-1, scales.shape[1], block) * scales.float().unsqueeze(2)).flatten(1)
+
+
+def sorted_products(rows: torch.Tensor, weights: torch.Tensor, expert_counts: torch.Tensor) -> torch.Tensor:
+    """rows [num_rows, k], sorted by expert, times the weights [num_experts, k, n] of their experts, in float32.
+
+    One expert at a time, and only those that have rows: all of them in float32 would take up to 8 GB.
+    """
+    output = torch.zeros(rows.shape[0], weights.shape[2], device=rows.device)
+    first = 0
+    for expert, count in enumerate(expert_counts.tolist()):
+        if count:
+            output[first : first + count] = rows[first : first + count].float() @ weights[expert].float()
+        first += count
+    return output

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from flashinfer_trace import Definition, TensorSpec
 from flashinfer_trace.kernel_coverage import LAUNCHED_BY
 from tools.runtime_tracing.attention_calls import SETTING_AXES, merges_parts, read_inputs, same_attention
+from tools.runtime_tracing.expert_calls import same_experts, sums_rows
 from tools.runtime_tracing.recording import PREPARING, RecordedCall
 
 #: PyTorch functions that compute a plain matrix product, for which evidence names ``torch.matmul``.
@@ -72,7 +73,7 @@ class Evidence:
 def computes(call: RecordedCall, definition: Definition, window: int | None = None) -> bool:
     """Whether a call of one of the Definition's kernels has the sizes and the settings of that Definition."""
     arguments = call.arguments
-    if not same_attention(call, definition, window):
+    if not same_attention(call, definition, window) or not same_experts(call, definition):
         return False
     if call.kernel.endswith(".moe_align_block_size"):
         arguments = _EXPERTS.sub(lambda count: f": {int(count[1]) - 1}", arguments)
@@ -90,7 +91,8 @@ def computes(call: RecordedCall, definition: Definition, window: int | None = No
     if "out_dtype" in settings and settings["out_dtype"] not in {one.dtype for one in definition.outputs.values()}:
         return False
     const = {name: axis.value for name, axis in definition.axes.items() if axis.value is not None}
-    taken = [definition.outputs["output"]] if merges_parts(call) else read_inputs(call, definition.inputs)
+    only_output = merges_parts(call) or sums_rows(call)
+    taken = [definition.outputs["output"]] if only_output else read_inputs(call, definition.inputs)
     inputs = [one for one in taken if _is_sized(one, const)]
     given = tensors(call.arguments)
     # A size that no input has, such as the number of chosen experts, is one of an output, or a number.
@@ -98,7 +100,7 @@ def computes(call: RecordedCall, definition: Definition, window: int | None = No
     named |= {name for name in const for rule in definition.constraints if rule.startswith(f"{name} ==")}
     elsewhere = {value for name, value in const.items() if name not in named | SETTING_AXES}
     numbers = {size for _, shape in given for size in shape} | set(map(int, _INTEGER.findall(arguments)))
-    if not merges_parts(call) and not elsewhere <= numbers | {1}:
+    if not only_output and not elsewhere <= numbers | {1}:
         return False
     codes = next((one.dtype for one in inputs if one.dtype.startswith("float8")), None)
     # Kernels take scales after the codes that they belong to, or after all codes.

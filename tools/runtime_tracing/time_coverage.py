@@ -28,8 +28,8 @@ the output, a cap of the logits, a window, and whether top-k comes before top-p.
 evidence from it does not count. For products of two bfloat16 matrices the kernel is `torch.matmul` (cuBLAS); products
 with a bias, of float32 matrices and of batches are other functions. A Definition that quantises its activations itself
 also covers the product that its kernel launches with the quantised ones. The window of a Triton kernel is that of the
-model, because the call does not say it; a cache may have any size and dtype if the call reads nothing from it; the
-second launch of SGLang's decode attention merges outputs, whose sizes are all that counts. *Other sizes* is the time in
+model, because the call does not say it; a cache may have any size and dtype if the call reads nothing from it; launches
+that only merge or sum what another launch computed count by the sizes of their outputs. *Other sizes* is the time in
 kernels that have evidence, but only for other sizes or settings. Kernels that SGLang compiles by itself
 (`sglang.jit_kernel`) are not those of sgl-kernel that have the same name.
 
