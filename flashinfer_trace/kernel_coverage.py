@@ -38,7 +38,9 @@ LAUNCHED_BY = {
     "deep_gemm.m_grouped_fp8_gemm_nt_masked": "deep_gemm.fp8_m_grouped_gemm_nt_masked",
     # triton_kernels makes a module for each activation and each epilogue.
     "matmul_ogs_dflt_dflt._p_matmul_ogs": MATMUL_OGS,
+    "matmul_ogs_dflt_dflt._matmul_ogs": MATMUL_OGS,
     "matmul_ogs_swiglu_dflt._p_matmul_ogs": MATMUL_OGS,
+    "matmul_ogs_swiglu_dflt._matmul_ogs": MATMUL_OGS,
     "matmul_ogs_dflt_dflt._reduce_grouped": MATMUL_OGS,
 }
 #: How the paths of a source begin. The traces call everything else in SGLang a Triton kernel.

@@ -111,8 +111,7 @@ def gathered_product(activation: int) -> CostFunction:
         hit, results = inputs["expert_counts"] > 0, sizes["num_rows"] * sizes["n"]
         tokens = rows_named(inputs["row_tokens"], sizes["num_tokens"])
         reads: dict[str, Elements] = {"x": tokens, "weights": hit}
-        if "bias" in inputs:
-            reads["bias"] = hit
+        reads |= dict.fromkeys({"bias", "weights_scale"} & inputs.keys(), hit)
         return Work({"bfloat16": 2 * results * sizes["k"], CUDA_CORES: activation * results}, reads)
 
     return work
@@ -121,7 +120,7 @@ def gathered_product(activation: int) -> CostFunction:
 def scattered_product(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     """The product of each expert with its rows, times their weights, and their sum: with biases, 3 operations each."""
     hit, results = inputs["expert_counts"] > 0, sizes["num_rows"] * sizes["n"]
-    reads: dict[str, Elements] = {"weights": hit, **({"bias": hit} if "bias" in inputs else {})}
+    reads: dict[str, Elements] = dict.fromkeys({"weights", "bias", "weights_scale"} & inputs.keys(), hit)
     return Work({"bfloat16": 2 * results * sizes["k"], CUDA_CORES: (3 if "bias" in inputs else 2) * results}, reads)
 
 
@@ -180,8 +179,9 @@ COSTS: dict[str, CostFunction] = {
     "moe_bf16_expert_gemm": chosen_product("bfloat16", False),
     "moe_fp8_block_scale_expert_gemm": chosen_product("float8_e4m3fn", True),
     "moe_bf16_gather_gemm": gathered_product(0),
-    "moe_bf16_gather_gemm_swiglu": gathered_product(1 + SILU),
-    **dict.fromkeys(("moe_bf16_scatter_gemm", "moe_bf16_scatter_gemm_bias"), scattered_product),
+    **{f"moe_{weights}_gather_gemm_swiglu": gathered_product(1 + SILU) for weights in ("bf16", "mxfp4")},
+    "moe_bf16_scatter_gemm": scattered_product,
+    **{f"moe_{weights}_scatter_gemm_bias": scattered_product for weights in ("bf16", "mxfp4")},
     "moe_fp8_block_scale_grouped_gemm": grouped_product("float8_e4m3fn", ("a_scale", "b_scale")),
     "moe_w4a8_grouped_gemm": grouped_product("float8_e4m3fn", ("b_scale",)),
     "moe_nvfp4_grouped_gemm": grouped_product(FLOAT4, ("a_scale", "b_scale", "alphas")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +20,10 @@ NAMES = (
     "moe_bf16_gather_gemm_swiglu_e128_n5760_k2880",
     "moe_bf16_scatter_gemm_e128_n2048_k768",
     "moe_bf16_scatter_gemm_bias_e128_n2880_k2880",
+    "moe_mxfp4_scatter_gemm_bias_e128_n2880_k2880",
+    "moe_mxfp4_gather_gemm_swiglu_e128_n5760_k2880",
 )
+LEVELS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
 SWIGLU = NAMES[1]
 
 
@@ -32,13 +35,25 @@ def case(name, values="normal", **plan):
     return family, twin, family.inputs(twin, given, 3, "cpu")
 
 
+def widened(codes, scales):
+    """Bytes uint8 [k / 2, n] and [k / 32, n] -> float32 [k, n]."""
+    pairs = torch.stack([codes & 15, codes >> 4], dim=1).flatten(0, 1)
+    return LEVELS[pairs.long()] * torch.exp2(scales.float() - 127).repeat_interleave(32, dim=0)
+
+
+def weights_of(inputs, expert):
+    if "weights_scale" not in inputs:
+        return inputs["weights"][expert].double()
+    return widened(*(inputs[name][expert].view(torch.uint8).mT for name in ("weights", "weights_scale"))).double()
+
+
 def by_loops(inputs):
     """A row at a time, in float64."""
     experts = torch.arange(len(inputs["weights"])).repeat_interleave(inputs["expert_counts"].long())
     rows = []
     for row, expert in enumerate(experts.tolist()):
         x = inputs["x"][inputs["row_tokens"][row] if "row_tokens" in inputs else row].double()
-        y = x @ inputs["weights"][expert].double()
+        y = x @ weights_of(inputs, expert)
         if "bias" in inputs:
             y = y + inputs["bias"][expert].double()
         if "limit" in inputs:
@@ -71,7 +86,7 @@ def test_another_activation_is_rejected(change):
     assert not evaluate(family.policies(kernel), {"output": found}, expected)["output"].passed
 
 
-@pytest.mark.parametrize("name", NAMES[2:])
+@pytest.mark.parametrize("name", NAMES[2:5])
 def test_rows_may_be_rounded_before_their_sum_but_not_twice_as_coarsely(name):
     family, definition, inputs = case(name, top_k=4)
     expected, (kernel,) = family.oracle(definition, inputs), family.kernels
@@ -136,8 +151,51 @@ def fake_swiglu(y, alpha, limit):
     return share * linear + share
 
 
-def fake_matmul(x, w, bias, routing, gather_indx=None, scatter_indx=None, gammas=None, y=None, fused_activation=None):
+@dataclass
+class FakeTensor:
+    storage: SimpleNamespace
+    dtype: object
+    layout: object = None
+
+
+def fake_convert(tensor, layout, **options):
+    assert options == ({"mx_axis": 1, "num_warps": 8} if layout == "scales" else {"mx_axis": 1})
+    assert (tensor.dtype == "fp4") == (layout == "values")
+    return FakeTensor(SimpleNamespace(data=tensor.storage.data.clone()), tensor.dtype, layout)
+
+
+CONSTRAINTS: dict[str, int] = {}
+
+
+def dense(w, precision_config):
+    """Weights [experts, k, n]."""
+    if precision_config is None:
+        assert not CONSTRAINTS
+        return w
+    scale = precision_config.weight_scale
+    assert CONSTRAINTS == {"split_k": 1}
+    assert (w.layout, scale.layout) == ("values", "scales")
+    data = scale.storage.data
+    behind = torch.empty(0, dtype=torch.uint8).set_(data.untyped_storage())[data.numel() :]
+    assert len(behind) >= 64
+    assert not behind.any()
+    return torch.stack([widened(*each).bfloat16() for each in zip(w.storage.data, data, strict=True)])
+
+
+def fake_matmul(
+    x,
+    w,
+    bias,
+    routing,
+    gather_indx=None,
+    scatter_indx=None,
+    gammas=None,
+    y=None,
+    fused_activation=None,
+    precision_config=None,
+):
     """Rows in float32, rounded; rows of a token are summed after that."""
+    w = dense(w, precision_config)
     assert x.dtype == w.dtype == y.dtype == torch.bfloat16
     assert bias is None or bias.dtype == torch.float32
     assert routing.expt_data == ("data", routing.n_expts_tot, int(routing.expt_hist.sum()))
@@ -165,7 +223,28 @@ def fake_matmul(x, w, bias, routing, gather_indx=None, scatter_indx=None, gammas
 @pytest.fixture
 def library(monkeypatch):
     functions = {
-        "matmul_ogs": {"matmul_ogs": fake_matmul, "FnSpecs": FakeFn, "FusedActivation": FakeActivation},
+        "matmul_ogs": {
+            "matmul_ogs": fake_matmul,
+            "FnSpecs": FakeFn,
+            "FusedActivation": FakeActivation,
+            "PrecisionConfig": SimpleNamespace,
+        },
+        "matmul_ogs_details": {
+            "opt_flags": SimpleNamespace(
+                update_opt_flags_constraints=CONSTRAINTS.update, reset_opt_flags_constraints=CONSTRAINTS.clear
+            )
+        },
+        "tensor": {
+            "FP4": "fp4",
+            "wrap_torch_tensor": lambda tensor, dtype=None: FakeTensor(SimpleNamespace(data=tensor), dtype),
+            "convert_layout": fake_convert,
+        },
+        "tensor_details": {
+            "layout": SimpleNamespace(
+                make_default_matmul_mxfp4_w_layout=lambda **options: ("values", options),
+                make_default_matmul_mxfp4_w_scale_layout=lambda **options: ("scales", options),
+            )
+        },
         "routing": {
             "GatherIndx": FakeIndx,
             "ScatterIndx": FakeIndx,

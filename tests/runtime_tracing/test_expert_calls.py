@@ -21,6 +21,7 @@ BIASED = (
     "YPtr: bfloat16[1,32,2880], X: bfloat16[1,8,2880], WPtr: bfloat16[128,2880,5760], B: float32[128,5760], "
     "GatherIndx: int32[32], alpha: 1.702, limit: 7.0"
 )
+MXFP4 = BIASED.replace("WPtr: bfloat16[128,2880,5760]", "W: uint8[128,5760,1440], WMxScale: uint8[128,90,5760]")
 
 
 def call(kernel: str, arguments: str) -> RecordedCall:
@@ -36,6 +37,9 @@ def call(kernel: str, arguments: str) -> RecordedCall:
         ("moe_bf16_gather_gemm_e128_n1536_k2048", call(PLAIN, GATHER.replace("1536]", "1024]")), False),
         ("moe_bf16_gather_gemm_swiglu_e128_n5760_k2880", call(SWIGLU, BIASED), True),
         ("moe_bf16_gather_gemm_swiglu_e128_n5760_k2880", call(PLAIN, BIASED.partition(", alpha")[0]), False),
+        ("moe_mxfp4_gather_gemm_swiglu_e128_n5760_k2880", call(SWIGLU, MXFP4), True),
+        ("moe_mxfp4_gather_gemm_swiglu_e128_n5760_k2880", call(SWIGLU, MXFP4.replace("WMxScale", "Other")), False),
+        ("moe_bf16_gather_gemm_swiglu_e128_n5760_k2880", call(SWIGLU, MXFP4), False),
         ("moe_bf16_scatter_gemm_e128_n2048_k768", call(PLAIN, SCATTER), True),
         ("moe_bf16_scatter_gemm_e128_n2048_k768", call(PLAIN, GATHER), False),
         ("moe_bf16_scatter_gemm_e128_n2048_k768", call(SUM, "X: bfloat16[1,1,64,2048], Out: bfloat16[1,8,2048]"), True),

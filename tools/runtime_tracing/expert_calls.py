@@ -11,7 +11,14 @@ from tools.runtime_tracing.recording import RecordedCall
 __all__ = ["same_experts", "sums_rows"]
 
 #: Arguments of the launch -> inputs of the Definitions that it computes.
-_TAKEN = {"B": "bias", "GatherIndx": "row_tokens", "ScatterSrcIndx": "positions", "alpha": "alpha", "limit": "limit"}
+_TAKEN = {
+    "B": "bias",
+    "WMxScale": "weights_scale",
+    "GatherIndx": "row_tokens",
+    "ScatterSrcIndx": "positions",
+    "alpha": "alpha",
+    "limit": "limit",
+}
 _SUM = "._reduce_grouped"
 
 

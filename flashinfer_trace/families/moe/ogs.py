@@ -1,10 +1,12 @@
-"""Both products of a mixture of experts over rows that are sorted by expert, as gpt-oss and Qwen3 compute them in bf16.
+"""Both products of a mixture of experts over rows that are sorted by expert, with bf16 or mxfp4 weights.
 
 The first one gathers the rows of tokens; the second one multiplies rows by routing weights and sums those of a token.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -25,6 +27,8 @@ __all__ = ["FAMILIES"]
 KINDS = ("normal", "large", "tiny", "positive", "integers")
 #: Of gpt-oss.
 ALPHA, LIMIT = 1.702, 7.0
+#: Root mean square of random e2m1 codes.
+MXFP4_SIGMA = 2.9
 #: The derivative of g sigmoid(alpha g) is at most 1.0998, for any alpha.
 STEEPEST = 1.1
 #: float32's smallest normal number times (LIMIT + 1) 2^3: sigmoids below it may be flushed.
@@ -66,6 +70,36 @@ def rows_of_choices(plan: Plan, draws: Draws) -> torch.Tensor:
     return draws.uniform([tokens * choices], 0.0, 1.0).argsort().int().view(tokens, choices)
 
 
+def drawn_weights(definition: Definition, scale: float, kind: str, draws: Draws) -> Inputs:
+    """Weights of about this size; mxfp4 ones are random bytes, with scales that differ by powers of two.
+
+    Large ones have scales above 1, whose bytes are above 127.
+    """
+    axes, whole = definition.const_axes, kind == "integers"
+    experts, n, k = axes["num_experts"], axes["n"], axes["k"]
+    if "weights_scale" not in definition.inputs:
+        return {"weights": draws.values([experts, k, n], torch.bfloat16, "integers" if whole else "normal", scale)}
+    typical = 130 if kind == "large" else 127 + round(math.log2(scale / MXFP4_SIGMA))
+    return {
+        "weights": draws.integers([experts, n, axes["k_bytes"]], -128, 127, torch.int8),
+        "weights_scale": draws.integers([experts, n, axes["num_k_blocks"]], typical - 1, typical + 1).to(torch.int8),
+    }
+
+
+def weights_of(inputs: Inputs, expert: int) -> torch.Tensor:
+    """float64 [n, k]. A code c of exponent e and mantissa m is 2^(e - 1) (1 + m / 2), or m / 2 where e is 0."""
+    own: torch.Tensor = inputs["weights"][expert].double()
+    if "weights_scale" not in inputs:
+        return own.T
+    byte = own % 256
+    code = torch.stack([byte % 16, (byte / 16).floor()], dim=-1).flatten(-2)
+    exponent, mantissa = (code % 8 / 2).floor(), code % 2 / 2
+    magnitude = torch.where(exponent == 0, mantissa, torch.exp2(exponent - 1) * (1 + mantissa))
+    values = torch.where(code >= 8, -magnitude, magnitude)
+    scales: torch.Tensor = torch.exp2(inputs["weights_scale"][expert].double() % 256 - 127)
+    return values * scales.repeat_interleave(values.shape[1] // scales.shape[1], dim=1)
+
+
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Gates and linear features of a clamped SwiGLU exceed its limit in some elements."""
     axes, kind = definition.const_axes, plan["values"]
@@ -82,7 +116,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     height = rows if "gammas" in definition.inputs else plan["num_tokens"]
     known: Inputs = {
         "x": drawn_activations([height, k], kind, plan["zero_row"], draws),
-        "weights": draws.values([experts, k, n], torch.bfloat16, "integers" if whole else "normal", scale),
+        **drawn_weights(definition, scale, kind, draws),
         "bias": draws.normal([experts, n], scale=2.0).round() if whole else draws.normal([experts, n], scale=2.0),
         "expert_counts": torch.tensor(counts, dtype=torch.int32, device=draws.device),
         "row_tokens": owners.int(),
@@ -96,7 +130,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 def expected_rows(inputs: Inputs) -> Expected:
     """x weights + bias of each row, with the parts of `products` and ``inside``, the error of the float32 sums."""
-    counts, weights = inputs["expert_counts"].tolist(), inputs["weights"]
+    counts = inputs["expert_counts"].tolist()
     rows = inputs["x"].double()
     source = inputs.get("row_tokens", torch.arange(len(rows), device=rows.device)).long()
     groups, first = [], 0
@@ -105,7 +139,8 @@ def expected_rows(inputs: Inputs) -> Expected:
             own = torch.arange(first, first + count, device=rows.device)
             groups.append((expert, own, source[own]))
         first += count
-    found = products(rows, groups, lambda expert: weights[expert].double().T, (first, weights.shape[2]))
+    n = inputs["weights"].shape[1 if "weights_scale" in inputs else 2]
+    found = products(rows, groups, functools.partial(weights_of, inputs), (first, n))
     value, magnitude = found.value, found.parts["magnitude"]
     if "bias" in inputs:
         bias = inputs["bias"].double()
@@ -183,6 +218,7 @@ Oracle = Callable[[Definition, Inputs], dict[str, Expected]]
 TWIN = {"num_experts": 5, "n": 24, "k": 80}
 #: More than half as many as models have, so that it would show if only half of them were summed.
 MANY_FEATURES = {"n": 1448}
+MXFP4 = {"k": 96, "k_bytes": 48, "num_k_blocks": 3}
 
 
 def family(name: str, oracle: Oracle, policy: ErrorBound, more: Mapping[str, int] | None = None) -> Family:
@@ -207,4 +243,6 @@ FAMILIES = (
     family("moe_bf16_gather_gemm_swiglu", swiglu_oracle, SWIGLU, {"half_n": 12}),
     family("moe_bf16_scatter_gemm", scatter_oracle, SUM, MANY_FEATURES),
     family("moe_bf16_scatter_gemm_bias", scatter_oracle, SUM, MANY_FEATURES),
+    family("moe_mxfp4_gather_gemm_swiglu", swiglu_oracle, SWIGLU, {**MXFP4, "half_n": 12}),
+    family("moe_mxfp4_scatter_gemm_bias", scatter_oracle, SUM, {**MXFP4, **MANY_FEATURES}),
 )
