@@ -124,7 +124,6 @@ PARTLY = {
     "moe_w4a8_grouped_gemm": "b_scale",
     "moe_bf16_gather_gemm_swiglu": "bias",
     "moe_bf16_scatter_gemm_bias": "weights",
-    "moe_mxfp4_gather_gemm_swiglu": "weights_scale",
     "moe_apply_shuffle_mul_sum": "hidden_states",
     "moe_shuffle_rows": "input",
     "tree_speculative_sampling_target_only": "target_probs",
