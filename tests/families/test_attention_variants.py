@@ -118,7 +118,7 @@ def test_bounds_of_kernels_allow_for_the_error_of_tanh_approx(name, error, accep
     found = {"output": output.bfloat16(), "lse": lse.float()}
     expected = family.oracle(definition, inputs)
     for kernel in family.kernels:
-        if kernel.variant != kernels.CUDA_CORES.name:
+        if kernel.variant != kernels.CUDA_CORES.name and kernel.library != "sglang":
             passed = [comparison.passed for comparison in evaluate(family.policies(kernel), found, expected).values()]
             assert all(passed) == accepted
 
@@ -224,7 +224,7 @@ def test_the_wrapper_of_sinks_gets_its_arguments(name, monkeypatch):
     monkeypatch.setitem(sys.modules, "flashinfer.attention", attention)
     kernels.wrapper.cache_clear()
     monkeypatch.setattr(kernels, "WORKSPACE_BYTES", 16)
-    for kernel in family.kernels:
+    for kernel in (one for one in family.kernels if one.path == variants.SINK_PATH):
         found, _ = kernel_outputs(definition, kernel, inputs)
         comparisons = evaluate(family.policies(kernel), found, family.oracle(definition, inputs))
         assert all(comparison.passed for comparison in comparisons.values())

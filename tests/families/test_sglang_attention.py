@@ -11,6 +11,7 @@ import torch
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
+from flashinfer_trace.harness.case import evaluate, kernel_outputs
 from flashinfer_trace.harness.verify import Job, verify
 
 TRITON = "sglang.srt.layers.attention.triton_ops.decode_attention"
@@ -36,7 +37,23 @@ def weighted(q, keys, values, scale, cap=0.0, sinks=None):
     return output, (maximum + total.log()).squeeze(1)
 
 
-def fake_decode(q, keys, values, o, kv_indptr, kv_indices, parts, lse, splits, most, scale, k_scale, v_scale):
+def fake_decode(
+    q,
+    keys,
+    values,
+    o,
+    kv_indptr,
+    kv_indices,
+    parts,
+    lse,
+    splits,
+    most,
+    scale,
+    k_scale,
+    v_scale,
+    logit_cap=0.0,
+    sinks=None,
+):
     assert kv_indices.dtype == torch.int64
     assert splits.dtype == kv_indptr.dtype == torch.int32
     assert parts.is_contiguous()
@@ -47,9 +64,14 @@ def fake_decode(q, keys, values, o, kv_indptr, kv_indices, parts, lse, splits, m
         for part in range(most):
             own = slots[part * length : (part + 1) * length]
             if len(own):
-                parts[b, :, part], lse[b, :, part] = weighted(q[b], keys[own], values[own], scale)
+                parts[b, :, part], lse[b, :, part] = weighted(q[b], keys[own], values[own], scale, logit_cap)
         written = parts[b].masked_fill((lse[b] == -math.inf).unsqueeze(2), 0.0)
-        o[b] = (torch.softmax(lse[b], dim=1).unsqueeze(2) * written).sum(dim=1)
+        most_logit = lse[b].amax(dim=1, keepdim=True)
+        weights = torch.exp(lse[b] - most_logit)
+        total = weights.sum(dim=1, keepdim=True)
+        if sinks is not None:
+            total += torch.exp(sinks.unsqueeze(1) - most_logit)
+        o[b] = ((weights / total).unsqueeze(2) * written).sum(dim=1)
 
 
 def fake_metadata(lengths, queries, heads):
@@ -167,6 +189,25 @@ def test_kernels_are_called_as_their_libraries_want(name: str, path: str, kernel
     report = verify(Job(definition, family, kernel), examples=30)
     assert report.status == "passed", report.message
     assert report.cases >= 30
+
+
+@pytest.mark.parametrize(
+    "name", ["gqa_paged_decode_h8_kv4_d256_ps1_softcap50", "gqa_paged_decode_h8_kv1_d64_ps1_sinks"]
+)
+@pytest.mark.parametrize("logits", ["normal", "large", "peaked", "uniform", "positive"])
+def test_decode_with_a_cap_or_sinks_takes_slots_of_one_token(name, logits, kernels):
+    definition = flashinfer_trace.load(name)
+    family = family_of(definition)
+    (kernel,) = (one for one in family.kernels_of(definition) if one.library == "sglang")
+    assert kernel.unsupported(flashinfer_trace.load(name.replace("ps1", "ps64"))) == "takes slots: needs page_size 1"
+    twin = definition.with_const_axes({**definition.const_axes, **family.twin, "page_size": 1})
+    plan = {"kv_lens": [300, 1, 33, 7], "logits": logits, "shared_prefix": 0, "unused": "nan", "num_pages": 350}
+    inputs = family.inputs(twin, plan, 3, "cpu")
+    found, _ = kernel_outputs(twin, kernel, inputs)
+    comparisons = evaluate(family.policies(kernel), found, family.oracle(twin, inputs))
+    assert all(comparison.passed for comparison in comparisons.values()), comparisons
+    worse = {**found, "lse": found["lse"] + 0.01}
+    assert not evaluate(family.policies(kernel), worse, family.oracle(twin, inputs))["lse"].passed
 
 
 def test_a_prefix_comes_before_the_new_tokens():
