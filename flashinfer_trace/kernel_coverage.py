@@ -35,6 +35,9 @@ LAUNCHED_BY = {
     "sglang.srt.layers.quantization.fp8_kernel._w8a8_block_fp8_matmul": (
         "sglang.srt.layers.quantization.fp8_kernel.w8a8_block_fp8_matmul_triton"
     ),
+    "sglang.srt.layers.quantization.int8_kernel._per_token_quant_int8": (
+        "sglang.srt.layers.quantization.int8_kernel.per_token_quant_int8"
+    ),
     "deep_gemm.m_grouped_fp8_gemm_nt_masked": "deep_gemm.fp8_m_grouped_gemm_nt_masked",
     # triton_kernels makes a module for each activation and each epilogue.
     "matmul_ogs_dflt_dflt._p_matmul_ogs": MATMUL_OGS,

@@ -114,6 +114,7 @@ COSTS: dict[str, CostFunction] = {
         name: each(QUANTISE, *_TOKENS)
         for name in (
             "per_token_quant_fp8",
+            "per_token_quant_int8",
             "per_token_group_quant_fp8",
             "per_token_group_quant_fp8_ue8m0",
             "per_token_group_quant_int8",
