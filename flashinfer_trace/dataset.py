@@ -89,11 +89,13 @@ def load(name: str, root: Path | None = None) -> Definition:
         InputError: its file is not a Definition.
     """
     root = root or find_root()
-    paths = {path.stem: path for path in definition_paths(root)}
-    if name in paths:
-        return _read(paths[name], paths[name].stat().st_mtime_ns)
-    hint = closest(name, paths) or "`flashinfer-trace list` shows all names"
-    raise DatasetError(f"no Definition named {name!r} among {len(paths)} in {root / 'definitions'}; {hint}")
+    for directory in (root / "definitions").glob("*"):  # not by `definition_paths`, which reads all of them
+        path = directory / f"{name}.json"
+        if path.stem == name and path.is_file():
+            return _read(path, path.stat().st_mtime_ns)
+    names = [path.stem for path in definition_paths(root)]
+    hint = closest(name, names) or "`flashinfer-trace list` shows all names"
+    raise DatasetError(f"no Definition named {name!r} among {len(names)} in {root / 'definitions'}; {hint}")
 
 
 def closest(word: str, known: Iterable[str]) -> str:

@@ -44,30 +44,25 @@ def test_no_torch_and_no_cuda_package_is_imported(statement):
     )
 
 
-# These measure processor time, which other jobs on the machine do not affect; both commands never wait.
-
-
 def test_import_takes_less_than_150_ms():
+    """Of processor time, which other jobs on the machine hardly affect."""
     code = "import time; start = time.process_time(); import flashinfer_trace; print(time.process_time() - start)"
     assert min(float(run(sys.executable, "-c", code)) for _ in range(5)) < 0.150
 
 
-def test_the_dataset_is_valid_in_2500_us_for_each_file_and_without_torch():
+def test_the_dataset_is_valid_in_6000_calls_for_each_file_and_without_torch():
+    """Calls of functions, which take about 2 ms: time itself differs by half between two runs on a busy machine."""
     code = (
-        "import sys, time; start = time.process_time(); from flashinfer_trace.cli import main\n"
-        "try: main(['validate'])\n"
+        "import cProfile, pstats, sys; from flashinfer_trace.cli import main; profile = cProfile.Profile()\n"
+        "try: profile.runcall(main, ['validate'])\n"
         "except SystemExit as end: assert end.code == 0\n"
-        "print(time.process_time() - start)\n"
+        "print(pstats.Stats(profile).total_calls)\n"
         f"loaded = {HEAVY} & set(sys.modules)\nassert not loaded, loaded"
     )
     definitions, evidence = (list((ROOT / name).rglob("*.json")) for name in ("definitions", "evidence"))
-    limit = 0.0025 * (len(definitions) + len(evidence))
-    for _ in range(2):  # the second time counts if something else disturbed the first
-        *printed, seconds = run(sys.executable, "-c", code).splitlines()
-        assert printed[0].startswith(f"{len(definitions)} Definitions checked, no problems")
-        if float(seconds) < limit:
-            break
-    assert float(seconds) < limit
+    *printed, calls = run(sys.executable, "-c", code).splitlines()
+    assert printed[0].startswith(f"{len(definitions)} Definitions checked, no problems")
+    assert int(calls) < 6000 * (len(definitions) + len(evidence))
 
 
 @pytest.fixture(scope="module")

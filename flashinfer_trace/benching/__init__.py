@@ -6,8 +6,9 @@ output of a timed call is judged by the bounds of verification. docs/benchmarkin
 
 from __future__ import annotations
 
+from flashinfer_trace.benching.campaign import Campaign, campaign
 from flashinfer_trace.benching.measure import bench
 from flashinfer_trace.benching.report import Report
 from flashinfer_trace.benching.statistics import Policy
 
-__all__ = ["Policy", "Report", "bench"]
+__all__ = ["Campaign", "Policy", "Report", "bench", "campaign"]

@@ -6,7 +6,7 @@ import contextlib
 import importlib.metadata
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from flashinfer_trace.harness.case import poisoned_outputs
 from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Family, Inputs, Kernel
 from flashinfer_trace.harness.verify import Job
-from flashinfer_trace.judging.judge import as_submission, checked, judge
+from flashinfer_trace.judging.judge import as_submission, checked, judge, shared_server
 from flashinfer_trace.judging.process import Failed, Limits, Server, SubmissionProcess, Timing
 from flashinfer_trace.judging.standards import Standard, Trial, standards
 from flashinfer_trace.judging.submission import Submission, known
@@ -50,6 +50,14 @@ class _Contender:
     failure: Failure | None = None
     left: list[Standard] = field(default_factory=list)
     series: list[Series] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """What it does here may fail, and then it takes no more part."""
+        try:
+            yield
+        except Failed as failed:
+            self.failure, self.process = Failure(failed.kind, failed.message), None
 
     def result(self) -> Measured:
         """What was found of it."""
@@ -88,7 +96,7 @@ def bench(
         policy: how calls are timed.
         against: labels of real kernels; by default all that can run here.
         examples, seed: of the judgement.
-        server: where processes are forked from.
+        server: where processes are forked from; by default one for all of this process.
         progress: called with a line for each step.
 
     Raises:
@@ -98,7 +106,6 @@ def bench(
     loaded = dataset.load(definition) if isinstance(definition, str) else definition
     policy = policy or Policy()
     with contextlib.ExitStack() as stack:
-        server = server or stack.enter_context(Server())
         report = Report(loaded.name, None, environment(device), policy.warm, policy.graph)
         contenders = []
         if kernel is not None:
@@ -111,7 +118,9 @@ def bench(
         if contenders or kernel is None:
             chosen, report.left_out = _real(loaded, device, against)
             contenders += [_Contender(known(loaded, one.label), one) for one in chosen]
-            _start(contenders, loaded, device, server, stack, progress)
+        if contenders:
+            progress(f"loading {', '.join(one.submission.label for one in contenders)}")
+            _start(contenders, loaded, device, server or shared_server(), stack)
             bout = _Bout(loaded, device, policy, contenders)
             for workload in workloads:
                 progress(f"timing {workload.name}")
@@ -142,21 +151,22 @@ def _real(definition: Definition, device: str, against: Sequence[str] | None) ->
 
 
 def _start(
-    contenders: Sequence[_Contender],
-    definition: Definition,
-    device: str,
-    server: Server,
-    stack: contextlib.ExitStack,
-    progress: Callable[[str], None],
+    contenders: Sequence[_Contender], definition: Definition, device: str, server: Server, stack: contextlib.ExitStack
 ) -> None:
+    """A process for each contender. They load at the same time: most of it is importing, which takes seconds each.
+
+    All have loaded before the first call, and no process of another Definition is started before the last: imports keep
+    processors busy that launch what is timed.
+    """
     for one in contenders:
-        progress(f"loading {one.submission.label}")
         request = stack.enter_context(one.submission.on_disk())
-        try:
-            process = server.start(request, list(definition.inputs), list(definition.outputs), device, Limits())
+        with one.failing():
+            process = server.begin(request, list(definition.inputs), list(definition.outputs), device, Limits())
             one.process = stack.enter_context(process)
-        except Failed as failed:
-            one.failure = Failure(failed.kind, failed.message)
+    for one in contenders:
+        if one.process is not None:
+            with one.failing():
+                one.process.loaded()
 
 
 def _on_cpu(value: Any) -> Any:
@@ -177,6 +187,7 @@ class _Bout:
     @torch.no_grad()
     def timetable(self, workload: Workload) -> Timetable:
         """Times every kernel that takes it and has not failed."""
+        torch.cuda.empty_cache()  # kernels share this memory
         running = [one for one in self._contenders if one.process is not None and one.takes(workload.axes)]
         for one in running:
             one.series, one.left = [], standards(Trial(self._job, self._family.kernels_of(self._definition)))
@@ -186,7 +197,7 @@ class _Bout:
             inputs = workload.inputs(self._device)
             cost = cost_of(self._definition, {name: _on_cpu(value) for name, value in inputs.items()})
             self._all(running, inputs, timed=False)  # compiles, and chooses among variants of itself
-            while self._policy.goes_on(done, time.perf_counter() - started):
+            while any(one.process for one in running) and self._policy.goes_on(done, time.perf_counter() - started):
                 inputs = workload.inputs(self._device, 1 + secrets.randbits(30))
                 self._all(running, inputs, timed=True)
                 done += 1
@@ -212,15 +223,13 @@ class _Bout:
             if one.process is None:
                 continue
             poisoned, seed = poisoned_outputs(self._definition, inputs), secrets.randbits(30)
-            try:
+            with one.failing():
                 if timed:
                     found = one.process.timed(inputs, poisoned, seed, self._timing)
                     self._judge(one, found.answers, inputs, expected)
                     one.series.append(Series(found.calls, found.outside, aside))
                 else:
                     self._judge(one, [one.process.call(inputs, poisoned, seed)], inputs, expected)
-            except Failed as failed:
-                one.failure, one.process = Failure(failed.kind, failed.message), None
 
     def _judge(self, one: _Contender, answers: Sequence[Any], inputs: Inputs, expected: Mapping[str, Expected]) -> None:
         in_place = one.kernel.in_place if one.kernel else ()

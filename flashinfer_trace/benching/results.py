@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ from typing import Any
 from flashinfer_trace.benching.environment import Clocks
 from flashinfer_trace.benching.report import Measured, Report, Timetable
 from flashinfer_trace.definition import Definition
+from flashinfer_trace.files import write_text
 
-__all__ = ["ResultsError", "append", "read"]
+__all__ = ["ResultsError", "append", "read", "timed"]
 
 
 class ResultsError(ValueError):
@@ -43,7 +44,7 @@ def append(report: Report, definition: Definition, root: Path) -> list[Path]:
         return []
     path = root / directory(report.environment.gpu) / definition.op_type / f"{definition.name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    _append("".join(f"{line}\n" for line in lines).encode(), path)
+    _append("".join(f"{line}\n" for line in lines), path)
     return [path]
 
 
@@ -52,17 +53,24 @@ def directory(gpu: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", gpu.lower()).strip("_")
 
 
-def _append(data: bytes, path: Path) -> None:
-    """All of it or nothing, whoever else appends at the same time."""
-    with path.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        end = file.seek(0, os.SEEK_END)
-        try:
-            file.write(data)
-            file.flush()
-        except BaseException:
-            file.truncate(end)
-            raise
+def timed(root: Path, gpu: str, definitions: Iterable[Definition]) -> set[str]:
+    """Names of the Definitions that have a time of a real kernel on this GPU, for the reference that they have now."""
+    references = {one.name: one.reference_sha256 for one in definitions}
+    return {
+        one["definition"]
+        for one in read(root)
+        if one["gpu"] == directory(gpu) and references.get(one["definition"]) == one["reference_sha256"]
+    }
+
+
+def _append(lines: str, path: Path) -> None:
+    """The file with these lines at its end, or as it was. Whoever else appends there waits."""
+    parent = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(parent, fcntl.LOCK_EX)  # not of the file, which is replaced
+        write_text(path, (path.read_text(encoding="utf-8") if path.exists() else "") + lines)
+    finally:
+        os.close(parent)
 
 
 def _record(report: Report, definition: Definition, each: Timetable, one: Measured, when: str) -> dict[str, Any]:
@@ -105,7 +113,8 @@ def read(root: Path) -> Iterator[dict[str, Any]]:
             try:
                 found = json.loads(line)
                 found["gpu"], found["op_type"] = path.parts[-3], path.parts[-2]
-                _ = found["definition"], found["workload"], found["kernel"], float(found["seconds"])
+                _ = found["workload"], found["kernel"], float(found["seconds"])
+                _ = found["definition"], found["reference_sha256"]
             except (ValueError, KeyError, TypeError) as error:
                 raise ResultsError(
                     f"{path}:{number}: no recorded time ({error!r}); schema/results.schema.json describes a line; "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +13,21 @@ import click
 from flashinfer_trace import dataset
 from flashinfer_trace.cli import completion
 from flashinfer_trace.cli.group import FAILED, NOTHING_VERIFIED, echo_json
-from flashinfer_trace.cli.options import ORACLE_EXAMPLES, dataset_root, format_option, text_table
+from flashinfer_trace.cli.options import (
+    ORACLE_EXAMPLES,
+    counted,
+    dataset_root,
+    format_option,
+    matching_names,
+    text_table,
+)
 from flashinfer_trace.cli.verification import check_device, missing_packages
+from flashinfer_trace.definition import Definition
 from flashinfer_trace.files import write_text
 from flashinfer_trace.judging.submission import Submission, SubmissionError, from_path
 
 if TYPE_CHECKING:
-    from flashinfer_trace.benching import Report
+    from flashinfer_trace.benching import Campaign, Policy, Report
     from flashinfer_trace.traffic import Workload
 
 __all__ = ["bench"]
@@ -28,7 +38,15 @@ SECONDS = {"quick": 6.0, "full": 15.0}
 
 @click.command()
 @click.argument("kernel", metavar="[FILE.py[:FUNCTION]|SOLUTION.json]", required=False)
-@click.option("-d", "--definition", "name", shell_complete=completion.names, help="What it computes.")
+@click.option(
+    "-d",
+    "--definition",
+    "names",
+    multiple=True,
+    metavar="NAME|GLOB",
+    shell_complete=completion.names,
+    help="What it computes; repeatable.",
+)
 @click.option(
     "--workloads",
     "chosen",
@@ -36,26 +54,39 @@ SECONDS = {"quick": 6.0, "full": 15.0}
     show_default=True,
     help="quick, full, names with commas, or a FILE of names.",
 )
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0),
+    help="After which no further inputs are drawn for a workload [quick: 6; others: 15].",
+)
 @click.option("--against", multiple=True, help="A real kernel to compare with [all that can run here]; repeatable.")
 @click.option("--device", default="cuda", show_default=True, help="cuda or cuda:N.")
 @click.option("--warm", is_flag=True, help="Leave the inputs in the cache.")
 @click.option("--graph", is_flag=True, help="Replay each call as a CUDA graph.")
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the judgement [fresh entropy].")
 @click.option(
+    "--budget", type=click.FloatRange(min=0), metavar="SECONDS", help="After which no further Definition is begun."
+)
+@click.option(
     "--record", type=click.Path(file_okay=False, path_type=Path), help="Append the times of real kernels to DIR/<gpu>/."
 )
+@click.option("--missing", is_flag=True, help="Only Definitions without a time in the DIR of --record on this GPU.")
 @click.option("--figure", type=click.Path(dir_okay=False, path_type=Path), help="Draw the roofline into this SVG file.")
 @format_option
+# Longer than other functions here: every option of the command is a parameter.
 def bench(
     kernel: str | None,
-    name: str | None,
+    names: tuple[str, ...],
     chosen: str,
+    seconds: float | None,
     against: tuple[str, ...],
     device: str,
     warm: bool,
     graph: bool,
     seed: int | None,
+    budget: float | None,
     record: Path | None,
+    missing: bool,
     figure: Path | None,
     output_format: str,
 ) -> None:
@@ -64,49 +95,104 @@ def bench(
     Without a kernel, the real ones are timed. Each call has a cold cache and each set of inputs is new; every output of
     a timed call is judged. docs/benchmarking.md says how, and what can be believed.
 
+    Of several Definitions, each is printed and recorded as soon as it is timed. One that cannot be is reported, and the
+    others go on.
+
     Exit status: 0 timed, 1 wrong, 2 wrong usage, 3 no GPU or nothing that could be timed, 130 interrupted.
     """
     root = dataset_root()
     submission = _submission(kernel)
-    wanted = name or (submission.definition if submission else "")
-    if not wanted:
-        raise click.UsageError("name the Definition that is timed: -d NAME (`flashinfer-trace list` shows all)")
-    definition = dataset.load(wanted, root)
+    definitions = _definitions(names or ((submission.definition,) if submission else ()), root)
+    if figure is not None and len(definitions) > 1:
+        raise click.UsageError(f"--figure draws one Definition, and {len(definitions)} are chosen")
+    if missing and record is None:
+        raise click.UsageError("--missing looks into the directory that --record names; give both")
     with missing_packages():
         import torch
 
-        from flashinfer_trace import benching, traffic
+        from flashinfer_trace import benching
         from flashinfer_trace.benching import results
+        from flashinfer_trace.benching.environment import environment
     if device != "cpu" and not torch.cuda.is_available():
         click.echo("no GPU: torch sees no CUDA device here, and times of anything else say nothing", err=True)
         sys.exit(NOTHING_VERIFIED)
     check_device(device, torch)
-    workloads = _chosen(traffic.workloads(definition), chosen)
-    policy = benching.Policy(seconds=SECONDS.get(chosen, SECONDS["full"]), warm=warm, graph=graph)
+    if missing and record is not None:
+        there = results.timed(record, environment(device).gpu, definitions)
+        definitions = [one for one in definitions if one.name not in there]
+        click.echo(f"{len(there)} recorded, {len(definitions)} missing", err=True)
+        if not definitions:
+            sys.exit(0)
+    seconds = SECONDS.get(chosen, SECONDS["full"]) if seconds is None else seconds
+    policy = benching.Policy(seconds=seconds, warm=warm, graph=graph)
+    request = _Request(submission, chosen, against, device, policy, seed, len(definitions))
+
+    def finished(definition: Definition, report: Report) -> None:
+        if record is not None:
+            for path in results.append(report, definition, record):
+                click.echo(f"recorded in {path}", err=True)
+        if output_format == "text":
+            _print(report)
+        if figure is not None:
+            _draw(report, root, figure)
+
     try:
-        report = benching.bench(
-            submission,
-            definition,
-            workloads,
-            device=device,
-            policy=policy,
-            against=against or None,
-            examples=ORACLE_EXAMPLES,
-            seed=seed,
-            progress=lambda line: click.echo(line, err=True),
-        )
+        found = benching.campaign(definitions, request.report, finished, budget=budget)
     except SubmissionError as error:
         raise click.UsageError(str(error)) from error
-    if record is not None:
-        for path in results.append(report, definition, record):
-            click.echo(f"recorded in {path}", err=True)
-    if figure is not None:
-        _draw(report, root, figure)
     if output_format == "json":
-        echo_json(report.to_dict())
-    else:
-        _print(report)
-    sys.exit(FAILED if not report.passed else 0 if report.timed else NOTHING_VERIFIED)
+        echo_json(found.to_dict())
+    _tell(found, budget)
+    sys.exit(FAILED if not found.passed else 0 if found.timed else NOTHING_VERIFIED)
+
+
+@dataclass
+class _Request:
+    """What is asked of each Definition."""
+
+    submission: Submission | None
+    chosen: str
+    against: tuple[str, ...]
+    device: str
+    policy: Policy
+    seed: int | None
+    count: int
+    done: int = 0
+
+    def report(self, definition: Definition) -> Report:
+        """Benchmarks one Definition."""
+        from flashinfer_trace import benching, traffic
+
+        self.done += 1
+        if self.count > 1:
+            click.echo(f"{definition.name} ({self.done} of {self.count})", err=True)
+        return benching.bench(
+            self.submission,
+            definition,
+            _chosen(traffic.workloads(definition), self.chosen),
+            device=self.device,
+            policy=self.policy,
+            against=self.against or None,
+            examples=ORACLE_EXAMPLES,
+            seed=self.seed,
+            progress=lambda line: click.echo(line, err=True),
+        )
+
+
+def _definitions(patterns: Sequence[str], root: Path) -> list[Definition]:
+    """The Definitions that are named: by globs, or by a Solution."""
+    if not any(patterns):
+        raise click.UsageError("name the Definition that is timed: -d NAME (`flashinfer-trace list` shows all)")
+    return [dataset.load(name, root) for name in matching_names(patterns, root)]
+
+
+def _tell(found: Campaign, budget: float | None) -> None:
+    """What could not be timed, and what is left for another time."""
+    for name, why in found.failed.items():
+        click.echo(f"failed: {name}: {why}", err=True)
+    if found.left:
+        click.echo(f"the {budget:g} s are over; left: {counted(len(found.left), 'Definition')}", err=True)
+        click.echo(" ".join(found.left), err=True)
 
 
 def _submission(kernel: str | None) -> Submission | None:

@@ -5,10 +5,9 @@ Every machine of the cluster needs this package, and what it verifies with, at t
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -16,15 +15,10 @@ import ray
 import torch
 from ray.exceptions import RayError
 
-from flashinfer_trace.cli.runs import Settings, batches, provable, run_batch
+from flashinfer_trace.cli.runs import Settings, batches
+from flashinfer_trace.cli.shipments import Answer, Shipment, received, run_shipment, shipment
 from flashinfer_trace.cli.tasks import Task
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.families import family_of
-from flashinfer_trace.harness.evidence import add, entry_of
-from flashinfer_trace.harness.twins import Twins
 from flashinfer_trace.harness.verify import Report
-from flashinfer_trace.isolation.processes import available
-from flashinfer_trace.isolation.worker import ReferenceWorker
 
 __all__ = ["run_on_cluster"]
 
@@ -34,32 +28,6 @@ RETRIES = 3
 PATIENCE = 0.5
 #: A process serves many tasks, each on the GPU that Ray gives it: it must see all of them.
 ENVIRONMENT = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
-
-
-@dataclass(frozen=True)
-class Shipment:
-    """What goes to a worker, which has the records of families itself: functions of kernels do not travel.
-
-    Attributes:
-        targets: of each task, its target, and why it is broken or stale (see `Task`).
-    """
-
-    definition: Definition
-    targets: tuple[tuple[str, str, str], ...]
-    settings: Settings
-
-    def tasks(self) -> list[Task]:
-        """The tasks as they were. Where this machine lacks the dataset they came from, its own names the families."""
-        root = self.definition.root
-        definition = self.definition if root is None or root.is_dir() else replace(self.definition, root=None)
-        if any(broken for _, broken, _ in self.targets):
-            return [Task(definition, None, target, broken=broken) for target, broken, _ in self.targets]
-        family = family_of(definition)
-        kernels = {kernel.label: kernel for kernel in family.kernels_of(definition)}
-        return [
-            Task(definition, family, target, None if target == "oracle" else kernels[target], stale=stale)
-            for target, _, stale in self.targets
-        ]
 
 
 def run_on_cluster(
@@ -84,7 +52,7 @@ def run_on_cluster(
         gpu = torch.device(settings.device).type == "cuda"
         if gpu and not ray.cluster_resources().get("GPU"):
             raise click.ClickException(f"--cluster {address}: none of its machines has a GPU")
-        remote = ray.remote(num_cpus=1, num_gpus=int(gpu), max_retries=RETRIES, max_calls=0)(run_shipment)
+        remote = ray.remote(num_cpus=1, num_gpus=int(gpu), max_retries=RETRIES, max_calls=0)(run_shipment_here)
         pending = {remote.remote(shipment(batch, settings)): batch for batch in batches(tasks)}
         while pending:
             done, _ = ray.wait(list(pending), num_returns=1, timeout=PATIENCE)
@@ -96,42 +64,21 @@ def run_on_cluster(
         ray.shutdown()
 
 
-def shipment(batch: Sequence[Task], settings: Settings) -> Shipment:
-    targets = tuple((task.target, task.broken, task.stale) for task in batch)
-    return Shipment(batch[0].definition, targets, settings)
-
-
 def _received(reference: Any, batch: Sequence[Task], settings: Settings) -> Iterator[Report]:
     """The reports that a worker sent, recorded here."""
     try:
-        answers: list[tuple[Report, Mapping[str, Any] | None]] = ray.get(reference)
+        answers: list[Answer] = ray.get(reference)
     except RayError as error:
         text = f"its worker was lost {RETRIES + 1} times: {' '.join(str(error).split())}"
         for task in batch:
             yield Report(task.definition.name, task.target, settings.device, "failed", message=text)
         return
-    for task, (report, entry) in zip(batch, answers, strict=True):
-        if settings.evidence and entry is not None:
-            try:
-                add(settings.evidence, task.definition, dict(entry))
-            except Exception as error:
-                message = f"{task.definition.name}: not recorded: {type(error).__name__}: {error}"
-                report = replace(report, status="failed", message=message)
-        yield report
+    yield from received(answers, batch, settings)
 
 
-def run_shipment(sent: Shipment) -> list[tuple[Report, Mapping[str, Any] | None]]:
-    """Runs in a worker of the cluster: the reports, each with its entry of evidence if one was asked for."""
-    settings = replace(sent.settings, device=own_device(sent.settings.device))
-    if settings.device == "cpu" and not settings.full:
-        torch.set_num_threads(1)
-        settings = replace(settings, worker=reference_process())
-    answers: list[tuple[Report, Mapping[str, Any] | None]] = []
-    tasks = sent.tasks()
-    for task, report in zip(tasks, run_batch(tasks, settings, twins()), strict=True):
-        proves = task.kernel is not None and provable(task, settings, report)
-        answers.append((report, entry_of(task.definition, task.kernel, report) if task.kernel and proves else None))
-    return answers
+def run_shipment_here(sent: Shipment) -> list[Answer]:
+    """Runs in a worker of the cluster, on the GPU that Ray gave it."""
+    return run_shipment(replace(sent, settings=replace(sent.settings, device=own_device(sent.settings.device))))
 
 
 def own_device(device: str) -> str:
@@ -150,15 +97,3 @@ def own_device(device: str) -> str:
     except RuntimeError:
         os._exit(1)
     return device
-
-
-@functools.cache
-def twins() -> Twins:
-    """The small twins that this process has verified."""
-    return Twins()
-
-
-@functools.cache
-def reference_process() -> ReferenceWorker | None:
-    """Where this process runs references; None where the platform cannot isolate them."""
-    return ReferenceWorker() if available() else None

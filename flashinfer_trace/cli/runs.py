@@ -24,7 +24,7 @@ from flashinfer_trace.harness.verify import Job, Report, verify_together
 from flashinfer_trace.isolation.worker import ReferenceWorker
 from flashinfer_trace.ledger import DRAWN_CASES
 
-__all__ = ["Settings", "batches", "provable", "run_batch", "run_tasks"]
+__all__ = ["Settings", "batches", "by_family", "provable", "run_batch", "run_tasks"]
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,10 @@ class Settings:
 
 
 def run_tasks(tasks: Sequence[Task], settings: Settings, advance: Callable[[str, bool], None]) -> Iterator[Report]:
-    """Yields the report of each task. It includes errors of a record, a reference or a kernel; they are not raised.
+    """Yields the report of each task, those of one family together: a worker process serves one reference.
 
-    Successive kernels of one Definition are verified together.
+    A report includes errors of a record, a reference or a kernel; they are not raised. Successive kernels of one
+    Definition are verified together.
 
     Raises:
         UsageError: the requested axes do not fit a Definition.
@@ -52,7 +53,7 @@ def run_tasks(tasks: Sequence[Task], settings: Settings, advance: Callable[[str,
     """
     twins = Twins()
     with _lost_interrupts() as interrupted:
-        for batch in batches(tasks):
+        for batch in itertools.chain.from_iterable(by_family(tasks)):
             targets = ", ".join(task.target for task in batch)
             advance(f"{batch[0].definition.name} ({targets})", False)
             for task, report in zip(batch, run_batch(batch, settings, twins), strict=True):
@@ -66,6 +67,15 @@ def batches(tasks: Sequence[Task]) -> Iterator[list[Task]]:
     """Successive tasks of one Definition together: all against kernels, or all against the oracle."""
     for _, batch in itertools.groupby(tasks, lambda task: (task.definition.name, task.kernel is not None)):
         yield list(batch)
+
+
+def by_family(tasks: Sequence[Task]) -> list[list[list[Task]]]:
+    """The batches of each family, those of large families first: what begins last should be short."""
+    families: dict[str, list[list[Task]]] = {}
+    for batch in batches(tasks):
+        family = batch[0].family
+        families.setdefault(family.name if family else "", []).append(batch)
+    return sorted(families.values(), key=len, reverse=True)
 
 
 def run_batch(batch: Sequence[Task], settings: Settings, twins: Twins) -> list[Report]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from flashinfer_trace.harness.verify import Report
 
 __all__ = ["check_device", "missing_packages", "parse_axes", "progress", "verify"]
+
+#: From how many Definitions on several processes verify them unless told otherwise, and how many at most.
+SHARED_FROM, MOST_JOBS = 20, 4
 
 
 def _parse_plan(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, Any] | None:
@@ -81,6 +85,11 @@ def parse_axes(context: click.Context, parameter: click.Parameter, text: str | N
     metavar="ADDRESS",
     help="Run on a Ray cluster, a GPU for each Definition: auto, local or HOST:PORT.",
 )
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    help="Processes at once [1; for 20 Definitions or more on a CPU, one for each of up to 4 processors].",
+)
 @format_option
 # Longer than other functions here: every option of the command is a parameter.
 def verify(
@@ -96,6 +105,7 @@ def verify(
     record: bool,
     evidence: Path | None,
     cluster: str | None,
+    jobs: int | None,
     output_format: str,
 ) -> None:
     """Prove references against their float64 oracles and the real kernels.
@@ -106,11 +116,17 @@ def verify(
     Exit status: 0 nothing failed and something passed, 1 a failure, 2 wrong usage, 3 nothing was verified because
     everything was skipped or there is no kernel, 130 interrupted (the finished results are printed and recorded).
     """
+    fixed = axes is not None or plan is not None
     if axes is not None and plan is not None:
         raise click.UsageError("--axes and --plan both fix the case; give one of them")
-    if cluster and (axes is not None or plan is not None):
+    if cluster and fixed:
         raise click.UsageError("--cluster is for whole runs; --axes and --plan run one case")
+    if (jobs or 1) > 1 and (cluster or fixed):
+        raise click.UsageError("--jobs is for whole runs on this machine; leave out --cluster, --axes and --plan")
     root = dataset_root()
+    paths = matching_names(names, root)
+    if jobs is None:
+        jobs = 1 if cluster or fixed or full or device != "cpu" else _usual_jobs(len(paths))
     with missing_packages():
         import torch
 
@@ -123,12 +139,12 @@ def verify(
     if device == "cpu" and not full:
         torch.set_num_threads(1)  # twins are small: more threads would only wait for each other
     # Before harness and families are imported, because a fork of this process must not contain the oracles.
-    with nullcontext() if cluster else reference_worker(device, full) as worker:
+    with nullcontext() if cluster or jobs > 1 else reference_worker(device, full) as worker:
         with missing_packages():
             from flashinfer_trace.cli.reports import print_reports
             from flashinfer_trace.cli.runs import Settings
             from flashinfer_trace.cli.tasks import find_tasks
-        chosen = [dataset.load(name, root) for name in matching_names(names, root)]
+        chosen = [dataset.load(name, root) for name in paths]
         tasks = find_tasks(chosen, root, "kernel" if kernel_label else against, kernel_label)
         _warn_of_stale(tasks)
         evidence = (evidence or root / "evidence") if record else None
@@ -137,7 +153,7 @@ def verify(
         status = 0
         try:
             with progress(len(tasks), output_format) as advance:
-                for report in _reports(tasks, settings, cluster, advance):
+                for report in _reports(tasks, settings, cluster, jobs, advance):
                     reports.append(report)
         except KeyboardInterrupt:
             click.echo(f"\ninterrupted: {len(reports)} of {counted(len(tasks), 'run')} finished", err=True)
@@ -149,9 +165,13 @@ def verify(
 
 
 def _reports(
-    tasks: Sequence[Task], settings: Settings, cluster: str | None, advance: Callable[[str, bool], None]
+    tasks: Sequence[Task], settings: Settings, cluster: str | None, jobs: int, advance: Callable[[str, bool], None]
 ) -> Iterator[Report]:
-    """The reports as they come, from here or from a cluster."""
+    """The reports as they come: from this process, others of this machine, or a cluster."""
+    if jobs > 1:
+        from flashinfer_trace.cli.processes import run_in_processes
+
+        return run_in_processes(tasks, settings, jobs, advance)
     if cluster is None:
         from flashinfer_trace.cli.runs import run_tasks
 
@@ -159,6 +179,14 @@ def _reports(
     with missing_packages("cluster"):
         from flashinfer_trace.cli.cluster import run_on_cluster
     return run_on_cluster(tasks, settings, cluster, advance)
+
+
+def _usual_jobs(definitions: int) -> int:
+    """Processes for so many Definitions on a CPU: each takes seconds to start, and a GiB or two at real sizes."""
+    if definitions < SHARED_FROM:
+        return 1
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(processors, MOST_JOBS)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from flashinfer_trace.judging.standards import REFERENCE, Standard, Trial, limit
 from flashinfer_trace.judging.submission import Submission, SubmissionError, from_callable, from_path, printable
 from flashinfer_trace.judging.verdict import Failure, Grade, Verdict
 
-__all__ = ["EXAMPLES", "as_submission", "checked", "judge"]
+__all__ = ["EXAMPLES", "as_submission", "checked", "judge", "shared_server"]
 
 #: Drawn cases that count, beside corners and repeated ones.
 EXAMPLES = 20
@@ -104,13 +104,13 @@ def as_submission(kernel: Submission | Callable[..., Any] | str | Path, device: 
 def served(submission: Submission, server: Server | None) -> Iterator[Server]:
     """Where the submission's process is forked from: from this one, if the submission is a callable of it."""
     if submission.kernel is None:
-        yield server or _shared_server()
+        yield server or shared_server()
         return
     with Server(fork=True, kernel=submission.kernel) as own:
         yield own
 
 
-def _shared_server() -> Server:
+def shared_server() -> Server:
     """One server for all judgements of this process; a new one if a submission ended it."""
     if not _SERVERS or not _SERVERS[-1].alive:
         _SERVERS.append(Server())

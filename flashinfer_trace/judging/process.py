@@ -111,6 +111,22 @@ class Server:
         Raises:
             Failed: it could not be loaded, or an earlier one ended this server.
         """
+        process = self.begin(request, inputs, outputs, device, limits)
+        try:
+            process.loaded()
+        except BaseException:
+            process.close()
+            raise
+        return process
+
+    def begin(
+        self, request: Mapping[str, Any], inputs: Sequence[str], outputs: Sequence[str], device: str, limits: Limits
+    ) -> SubmissionProcess:
+        """A new process that loads a submission meanwhile: `SubmissionProcess.loaded` waits for it.
+
+        Raises:
+            Failed: an earlier one ended this server.
+        """
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -122,7 +138,7 @@ class Server:
             raise Failed("died", "the process that submissions are forked from was ended") from error
         names = {"inputs": list(inputs), "outputs": list(outputs)}
         try:
-            process.ask({"submission": dict(request), "device": device, **names}, limits.load, "not-loaded")
+            process.tell({"submission": dict(request), "device": device, **names}, limits.load)
         except BaseException:
             process.close()
             raise
@@ -161,6 +177,7 @@ class SubmissionProcess:
         self._arena: Arena | None = None
         self._calls = 0
         self._ended = False
+        self._seconds = self._deadline = 0.0
 
     def __enter__(self) -> SubmissionProcess:
         return self
@@ -232,31 +249,62 @@ class SubmissionProcess:
         slots = {name: slot.to_json() for name, slot in filled.slots.items()}
         return filled, {"size": filled.size, "slots": slots, "numbers": numbers, "seed": seed, **new_arena}
 
+    def loaded(self) -> None:
+        """Waits until the submission is loaded.
+
+        Raises:
+            Failed: it could not be.
+        """
+        self.answer("not-loaded")
+
     def ask(self, request: Mapping[str, Any], seconds: float, kind: str) -> dict[str, Any]:
         """Sends a request and waits for its answer.
 
         Raises:
             Failed: of `kind`, with what the process says went wrong; or it did not answer.
         """
-        deadline = time.monotonic() + seconds
+        self.tell(request, seconds)
+        return self.answer(kind)
+
+    def tell(self, request: Mapping[str, Any], seconds: float) -> None:
+        """Sends a request, which the process must answer within so many seconds from now.
+
+        Raises:
+            Failed: it has ended, or does not read.
+        """
         if select.select([self._pipe], [], [], 0)[0] and self._pipe.recv(1, socket.MSG_PEEK):
             raise Failed("protocol", "its process sent an answer that nobody had asked for")
-        try:
+        self._seconds, self._deadline = seconds, time.monotonic() + seconds
+        with self._failures():
             self._pipe.settimeout(seconds)
             self._pipe.sendall(protocol.pack_header(request))
             if "arena" in request:
                 assert self._arena is not None
                 socket.send_fds(self._pipe, [b"A"], [self._arena.descriptor])
-            answer = protocol.read_header(self._reader(deadline, seconds), MAX_ANSWER)
+
+    def answer(self, kind: str) -> dict[str, Any]:
+        """Waits for the answer to what was told.
+
+        Raises:
+            Failed: of `kind`, with what the process says went wrong; or it did not answer.
+        """
+        with self._failures():
+            answer = protocol.read_header(self._read, MAX_ANSWER)
+        if "failed" in answer:
+            raise Failed(kind, str(answer["failed"]))
+        return answer
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Errors of the pipe as failures of the submission."""
+        try:
+            yield
         except TimeoutError as error:
-            raise self._timeout(seconds) from error
+            raise self._timeout(self._seconds) from error
         except protocol.ProtocolError as error:
             raise Failed("protocol", f"its process answered {error}") from error
         except OSError as error:
             raise self._death() from error
-        if "failed" in answer:
-            raise Failed(kind, str(answer["failed"]))
-        return answer
 
     def _room_for(self, size: int) -> dict[str, int]:
         """Sees to it that the memory is large enough; what a request says of new memory."""
@@ -280,16 +328,13 @@ class SubmissionProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._pid, signal.SIGCONT)
 
-    def _reader(self, deadline: float, seconds: float) -> protocol.Read:
-        def read(target: memoryview) -> None:
-            while target:
-                self._pipe.settimeout(max(deadline - time.monotonic(), 1e-3))
-                count = self._pipe.recv_into(target)
-                if count == 0:
-                    raise self._death()
-                target = target[count:]
-
-        return read
+    def _read(self, target: memoryview) -> None:
+        while target:
+            self._pipe.settimeout(max(self._deadline - time.monotonic(), 1e-3))
+            count = self._pipe.recv_into(target)
+            if count == 0:
+                raise self._death()
+            target = target[count:]
 
     def _timeout(self, seconds: float) -> Failed:
         self._end(reap=False)

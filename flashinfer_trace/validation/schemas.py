@@ -22,6 +22,7 @@ MAX_PROBLEMS = 100
 #: Longest object, as JSON, that is remembered as valid; longer ones hardly repeat.
 MAX_REMEMBERED = 2000
 
+_SCALARS = (str, int, float, bool, type(None))
 _LENGTH_KEYWORDS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
 _VALUE_KEYWORDS = {"enum", "const", "minimum", "maximum", "oneOf", "anyOf"}
 
@@ -68,7 +69,11 @@ class Schemas:
         extend: Any = validators.extend  # it has no annotations
         # 8.0 is an integer to JSON Schema, but a float to Python, and prints as 8.0 in a name.
         types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, instance: type(instance) is int)
-        keywords = {"pattern": _check_pattern, "$ref": _remembering_ref(Draft202012Validator.VALIDATORS["$ref"])}
+        keywords = {
+            "pattern": _check_pattern,
+            "properties": _remembering_properties(),
+            "$ref": _remembering_ref(Draft202012Validator.VALIDATORS["$ref"]),
+        }
         return extend(Draft202012Validator, keywords, type_checker=types)(schema)
 
 
@@ -139,6 +144,28 @@ def _remembering_ref(check_ref: Callable[..., Iterator[Any]]) -> Callable[..., I
         if not errors and len(key[1]) <= MAX_REMEMBERED:
             valid.add(key)
         yield from errors
+
+    return check
+
+
+def _remembering_properties() -> Callable[..., Iterator[Any]]:
+    """`properties`, which checks equal numbers, names and short texts once for each property that may have them."""
+    valid: set[tuple[int, type, Any]] = set()
+
+    def check(validator: Any, properties: dict[str, Any], instance: Any, _schema: Any) -> Iterator[Any]:
+        if not isinstance(instance, dict):
+            return
+        for name, schema in properties.items():
+            if name not in instance:
+                continue
+            value = instance[name]
+            key = (id(schema), type(value), value) if isinstance(value, _SCALARS) else None
+            if key in valid:
+                continue
+            errors = list(validator.descend(value, schema, path=name, schema_path=name))
+            if key is not None and not errors and len(str(value)) <= MAX_REMEMBERED:
+                valid.add(key)
+            yield from errors
 
     return check
 

@@ -1,5 +1,6 @@
 """docs/benchmarking.md: what its commands print where there is no GPU; and docs/performance.md from made-up times."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -33,6 +34,22 @@ def test_the_roofline_of_the_walk_through():
         assert any(one.split() == line.split() for one in printed), f"{line!r} is not in {printed}"
 
 
+def test_what_was_found_on_a_gpu_is_what_was_recorded():
+    found = json.loads(Path(__file__).with_name("h200.json").read_text())
+    quick, tests, families = found["quick"], found["tests"], found["families"]
+    for workload, kernel, microseconds, roofline, ratio in quick["times"]:
+        assert f"| {workload} | `{kernel}` | {microseconds:.3g} us | {roofline} % | {ratio:.2f} |" in TEXT
+    for part in (
+        f"On {found['date']}, on an {found['gpu']} with torch {found['torch']}, this command took {quick['seconds']} s",
+        f"had {tests['passed']} passed tests",
+        f"and {tests['skipped']} skipped one",
+        f"In a run over {families['definitions']} Definitions",
+        f"each of {families['times']} kernels and workloads was timed",
+    ):
+        assert part in " ".join(TEXT.split()), part
+    assert TEXT.count(" us | ") == len(quick["times"])
+
+
 def test_the_walk_through_without_a_gpu(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_norm.py").write_text(NORM)
@@ -45,13 +62,15 @@ def test_the_walk_through_without_a_gpu(tmp_path, monkeypatch):
 def test_every_option_of_the_table_exists():
     named = re.findall(r"^\| `(--[a-z]+)", TEXT, re.M)
     printed = invoke("flashinfer-trace bench --help").output
-    assert len(named) == 6 and all(option in printed for option in named)
+    assert len(named) == 9 and all(option in printed for option in named)
+    used = [word for command, _ in COMMANDS if " bench " in command for word in command.split() if word.startswith("-")]
+    assert len(used) >= 6 and all(word in printed for word in used)
 
 
-def record(root, kernel, seconds, reference=None):
+def record(root, kernel, seconds, reference=None, version="0.6.12"):
     definition = dataset.load("rmsnorm_h3072")
     found = summary([Series([{"total": seconds}] * 3, 0.0)])
-    kernels = [Measured(kernel, "flashinfer-python", "0.6.12", found)]
+    kernels = [Measured(kernel, "flashinfer-python", version, found)]
     table = Timetable("decode-8", {"batch_size": 8}, 3, 100, {"float32": 9}, 1e-5, kernels)
     (path,) = results.append(
         Report(definition.name, None, MACHINE, False, False, [table]), definition, root / "results"
@@ -60,24 +79,60 @@ def record(root, kernel, seconds, reference=None):
         path.write_text(path.read_text().replace(definition.reference_sha256, reference))
 
 
+def rows(root):
+    """The document, and its rows about the Definition as cells."""
+    text = performance(root, [dataset.load("rmsnorm_h3072")])
+    lines = (line for line in text.splitlines() if line.startswith("| `rmsnorm_h3072`"))
+    return text, [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
 def test_without_times_the_document_says_how_to_record_them(tmp_path):
     assert "flashinfer-trace bench -d rmsnorm_h7168 --workloads full --record results" in performance(tmp_path, [])
 
 
 def test_the_fastest_kernel_of_the_latest_times(tmp_path):
-    record(tmp_path, "slow", 9e-5)
+    record(tmp_path, "slow", 4.1e-5)
     record(tmp_path, "slow", 4e-5)
     record(tmp_path, "fast", 2e-5)
-    text = performance(tmp_path, [dataset.load("rmsnorm_h3072")])
-    (row,) = (line for line in text.splitlines() if line.startswith("| `rmsnorm_h3072`"))
-    cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells == ["`rmsnorm_h3072`", "decode-8", "`fast`", "20.0 us", "50 %", "`█████`", "`slow` 2.00"]
+    text, (cells,) = rows(tmp_path)
+    assert cells == ["`rmsnorm_h3072`", "decode-8", "`fast`", "20.0 us", "", "50 %", "`█████`", "`slow` 2.00"]
     assert "## NVIDIA H200" in text and "### rmsnorm" in text
 
 
 def test_times_of_an_older_reference_are_left_out(tmp_path):
     record(tmp_path, "fast", 2e-5, reference="0" * 64)
     assert "No time is recorded yet" in performance(tmp_path, [dataset.load("rmsnorm_h3072")])
+
+
+def test_two_runs_that_agree(tmp_path):
+    for seconds in (9e-5, 4e-5, 4.04e-5):
+        record(tmp_path, "one", seconds)
+    text, (cells,) = rows(tmp_path)
+    assert cells[3:5] == ["40.4 us", "1.0 %"]
+    assert "timed in two runs: 1. Their medians differ by 1.0 % in the middle, and by 1.0 % at most; 0 of them" in text
+
+
+def test_two_runs_that_differ_are_listed(tmp_path):
+    for label, times in {"one": (4e-5, 4.2e-5), "two": (5e-5, 4e-5), "three": (6e-5, 6e-5)}.items():
+        for seconds in times:
+            record(tmp_path, label, seconds)
+    text, (first, second, _) = rows(tmp_path)
+    assert first[2:] == ["`two`", "50.0 us", "40.0 us", "25.0 %"] and second[2:] == [
+        "`one`",
+        "40.0 us",
+        "42.0 us",
+        "5.0 %",
+    ]
+    assert "two runs: 3. Their medians differ by 5.0 % in the middle, and by 25.0 % at most; 2 of them by 3 %" in text
+
+
+def test_short_times_and_those_of_another_version_are_not_compared(tmp_path):
+    record(tmp_path, "short", 1e-5)
+    record(tmp_path, "short", 1.2e-5)
+    record(tmp_path, "new", 4e-5)
+    record(tmp_path, "new", 5e-5, version="0.6.13")
+    text, (cells,) = rows(tmp_path)
+    assert "No kernel that takes over 20 us was timed in two runs yet" in text and cells[4] == "20.0 %"
 
 
 @pytest.mark.parametrize(("fraction", "bar"), [(0.0, ""), (0.01, "`▏`"), (0.5, "`█████`"), (1.3, "`██████████`")])

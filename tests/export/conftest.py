@@ -32,29 +32,28 @@ def one_each() -> dict[str, Definition]:
     return found
 
 
+def only_first(definition: Definition) -> tuple[traffic.Workload, ...]:
+    """Only that: the others cost minutes, and differ in sizes alone."""
+    root = definition.root or flashinfer_trace.find_root()
+    smallest = traffic.fitting(definition, traffic.load_traffic(root))[0]
+    return (traffic._drawn(definition, dataclasses.replace(smallest, quick=True)),)
+
+
+@pytest.fixture
+def first_workload(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports of a test take the first workload only."""
+    monkeypatch.setattr(cases, "workloads", only_first)
+
+
 @pytest.fixture(scope="session")
-def first_workload() -> pytest.MonkeyPatch:
-    """Exports take the first workload only: the others cost minutes, and differ in sizes alone."""
-
-    def first(definition: Definition) -> tuple[traffic.Workload, ...]:
-        root = definition.root or flashinfer_trace.find_root()
-        smallest = traffic.fitting(definition, traffic.load_traffic(root))[0]
-        return (traffic._drawn(definition, dataclasses.replace(smallest, quick=True)),)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cases, "workloads", first)
-        yield patch
-
-
-@pytest.fixture(scope="session")
-def exported(
-    one_each: dict[str, Definition], first_workload: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> Exported:
+def exported(one_each: dict[str, Definition], tmp_path_factory: pytest.TempPathFactory) -> Exported:
     pytest.importorskip("safetensors.torch", reason="pip install 'flashinfer-trace[export]'")
     from flashinfer_trace.export.trace_set import write_trace_set
 
     directory = tmp_path_factory.mktemp("trace_set")
-    summary = write_trace_set(directory, one_each.values(), lambda name: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cases, "workloads", only_first)
+        summary = write_trace_set(directory, one_each.values(), lambda name: None)
     names = {row["name"] for row in summary.rows}
     chosen = {one.name: one for one in one_each.values() if one.name in names}
     return Exported(directory, chosen, summary.definitions_left_out)

@@ -33,7 +33,7 @@ def run(code: str) -> tuple[list[Any], Any]:
         "verify_tree_greedy_s3_dt4",
     ],
 )
-def test_a_problem_runs_on_a_cpu(name: str, first_workload: pytest.MonkeyPatch):
+def test_a_problem_runs_on_a_cpu(name: str, first_workload: None):
     torch.manual_seed(0)
     definition = flashinfer_trace.load(name)
     inputs, result = run(problem(definition))
@@ -43,9 +43,7 @@ def test_a_problem_runs_on_a_cpu(name: str, first_workload: pytest.MonkeyPatch):
     assert all(bool(one.isfinite().all()) for one in actual.values())
 
 
-def test_all_are_written_or_left_out(
-    one_each: dict[str, Definition], first_workload: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_all_are_written_or_left_out(one_each: dict[str, Definition], first_workload: None, tmp_path: Path):
     summary = write_problems(tmp_path, one_each.values(), lambda name: None)
     written = {file.stem: file for file in tmp_path.glob("*/*.py")}
     assert written.keys() | summary.definitions_left_out.keys() == {one.name for one in one_each.values()}

@@ -155,7 +155,7 @@ def test_stored_tensors_are_used(exported: Exported):
     assert stored == used
 
 
-def test_two_exports_are_equal(exported: Exported, tmp_path: Path):
+def test_two_exports_are_equal(exported: Exported, first_workload: None, tmp_path: Path):
     from flashinfer_trace.export.trace_set import write_trace_set
 
     name = "fp8_scaled_mm_n3072_k1536"

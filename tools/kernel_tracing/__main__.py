@@ -5,6 +5,7 @@ python -m tools.kernel_tracing --model llama --json llama.json       # those of 
 python -m tools.kernel_tracing --kernel rmsnorm                      # one kernel of the committed trace
 python -m tools.kernel_tracing --config model=deepseek-v3,attention_backend=flashinfer   # what one configuration runs
 python -m tools.kernel_tracing --verify traces/kernel_traces.json    # check a trace against the sources
+python -m tools.kernel_tracing --model-files                         # check what every model file runs
 python -m tools.kernel_tracing --diff old.json new.json              # what changed
 
 Exit status: 0 success, 1 the trace has problems (wrong frames, no kernel), 2 wrong usage or no sources.
@@ -26,6 +27,7 @@ from tools.kernel_tracing.report.diff import diff
 from tools.kernel_tracing.report.evaluation import evaluate_all
 from tools.kernel_tracing.report.merge import PLATFORM, merged
 from tools.kernel_tracing.report.messages import notice, progress
+from tools.kernel_tracing.report.model_files import tried
 from tools.kernel_tracing.report.render import kernel_text
 from tools.kernel_tracing.report.step import PHASES
 from tools.kernel_tracing.report.step import document as step_document
@@ -48,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if options.kernel is not None:
             return _kernel(options)
+        if options.model_files:
+            return _model_files(options)
         return _trace(options) if options.config is None else _step(options)
     except (SourcesError, ConfigurationError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -61,6 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--kernel", metavar="NAME", help="print the chains of one kernel of a trace")
     action.add_argument("--verify", type=Path, metavar="FILE", help="check a trace against the sources")
+    action.add_argument(
+        "--model-files", action="store_true", help="evaluate every model file with made-up sizes, and check its chains"
+    )
     action.add_argument(
         "--config",
         metavar="SETTINGS",
@@ -129,6 +136,18 @@ def _verify(options: argparse.Namespace) -> int:
     found = f"{len(problems)} problems" if problems else "every frame and every condition is correct"
     print(f"{options.verify}: {found}", file=sys.stderr)
     return 1 if problems else 0
+
+
+def _model_files(options: argparse.Namespace) -> int:
+    with progress() as report:
+        found = tried(options.sources, progress=report)
+    for problem in found.problems:
+        print(problem)
+    if found.silent:
+        print(f"no chain passes the code of: {', '.join(found.silent)}")
+    counts = f"{found.files} model files, {found.kernels} kernels, {found.chains} chains"
+    print(f"{counts}: {len(found.problems) or 'no'} problems", file=sys.stderr)
+    return 1 if found.problems else 0
 
 
 if __name__ == "__main__":

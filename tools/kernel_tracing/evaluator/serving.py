@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import re
 import sys
 import threading
 from dataclasses import dataclass, field
@@ -92,9 +93,9 @@ class Serving:
         info = Class("PretrainedConfig", "PretrainedConfig", module, node, [])
         info.order, info.externals = [info], frozenset({"transformers.PretrainedConfig"})
         config = Instance(info, serving_steps.CONFIG_DEFAULTS | values)
+        for name in serving_steps.part_configs(config.fields):
+            config.fields[name] = self._object(config.fields[name])
         text = config.fields.get("text_config")
-        if isinstance(text, dict):
-            config.fields["text_config"] = text = self._object(text)
         config.fields["get_text_config"] = Builtin("get_text_config", lambda core, args, kwargs: text or config)
         config.fields["update"] = Builtin("update", lambda core, args, kwargs: config.fields.update(args[0]))
         config.fields["to_dict"] = Builtin("to_dict", lambda core, args, kwargs: dict(values))
@@ -104,7 +105,7 @@ class Serving:
         name = self.configuration.model["architectures"][0]
         for module in self.machine.index.sources.modules:
             in_models = module.startswith(serving_steps.MODELS)
-            if in_models and f"class {name}(" in self.machine.index.sources.text(module):
+            if in_models and re.search(rf"^class {name}\b", self.machine.index.sources.text(module), re.MULTILINE):
                 found = self.machine.imported(module, name)
                 if isinstance(found, Class):
                     return (found, name)

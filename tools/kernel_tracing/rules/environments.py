@@ -56,8 +56,16 @@ NAMES = {
 }
 # GPUs that NVIDIA's HGX boards connect with NVSwitch, each with every other; the others are in PCIe slots.
 FULL_NVLINK = frozenset({"sm80", "sm90", "sm100", "sm103"})
-# Memory of one GPU in MiB.
-MEMORY = {"sm80": 81920, "sm89": 46068, "sm90": 143771, "sm100": 183359, "sm103": 275040, "sm120": 97887}
+# Memory of one GPU in MiB, as nvidia-smi reports it in what each comment names. ServerArgs compares it with coarse
+# limits (`_handle_gpu_memory_settings`: 20, 35, 60, 90 and 160 GiB).
+MEMORY = {
+    "sm80": 81920,  # A100 80GB: github.com/stas00/ml-engineering, compute/accelerator/nvidia/debug.md
+    "sm89": 46068,  # L40S: github.com/akash-network/provider-configs/pull/99
+    "sm90": 143771,  # H200: github.com/sgl-project/sglang/issues/3196
+    "sm100": 183359,  # B200: github.com/NVIDIA/TensorRT-LLM/issues/10278
+    "sm103": 275040,  # B300: github.com/ai-dynamo/aiconfigurator, systems/b300_sxm.yaml (mem_capacity)
+    "sm120": 97887,  # RTX PRO 6000: github.com/ai-dynamo/aiconfigurator, systems/rtx_pro_6000_server.yaml
+}
 
 
 def answers(gpu: str, world: int) -> dict[str, Any]:

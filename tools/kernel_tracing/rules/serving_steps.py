@@ -258,3 +258,12 @@ CONFIG_DEFAULTS |= {
     "return_dict": True,
     "chunk_size_feed_forward": 0,
 }
+
+
+def part_configs(config: dict[str, Any]) -> list[str]:
+    """The fields of a config.json that transformers makes objects of: text_config, vision_config and the like."""
+    return [
+        name
+        for name, value in config.items()
+        if isinstance(value, dict) and name.endswith("_config") and name != "quantization_config"
+    ]

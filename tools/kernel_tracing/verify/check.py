@@ -139,7 +139,9 @@ class _Checker:
                     yield f"{_place(frame)}: `{frame.call}` does not call {kernel['name']}"
             elif self._frame(inner := chain[position - 1])[1]:
                 continue  # the frame that the call should enter is wrong, which is already reported
-            elif not self._enters(frame, sites, inner.file, inner.function):
+            elif not self._enters(frame, sites, inner.file, inner.function) and not self._is_given(
+                frame, sites, inner, chain[position + 1 : position + 2]
+            ):
                 yield (
                     f"{_place(frame)}: no evidence that `{frame.call}` in {frame.function} enters "
                     f"{inner.function} of {inner.file}, which encloses the previous frame"
@@ -179,6 +181,12 @@ class _Checker:
                 self.links.enters(site, frame.file, target) for site in sites
             )
         return self._entered[key]
+
+    def _is_given(self, frame: Frame, sites: list[Site], inner: Frame, callers: list[Frame]) -> bool:
+        """Whether the call is one of a parameter, and the next frame hands it the function that is entered."""
+        target = self.links.target(inner.file, inner.function)
+        calls = [(caller.file, site) for caller in callers for site in self._frame(caller)[0]]
+        return any(self.links.given_by(site, frame.file, target, calls) for site in sites)
 
     def _replaces_torch(self, target: Target) -> bool:
         """Whether a function is registered as an operator of torch itself, which any code may call."""

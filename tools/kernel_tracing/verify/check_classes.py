@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 from tools.kernel_tracing.verify.check_source import Sources, last_name
 
@@ -17,6 +18,7 @@ class Classes:
         self.sources = sources
         self._bases: dict[str, set[str]] = {}
         self._families: dict[str, set[str]] = {}
+        self._ancestors: dict[str, set[str]] = {}
         self._served: set[str] = set()
 
     def class_of(self, file: str, scope: str) -> str:
@@ -42,6 +44,39 @@ class Classes:
                     waiting.append(derived)
             self._families[name] = family
         return self._families[name]
+
+    def bases(self, name: str) -> set[str]:
+        """The class and all from which it inherits, by bare names; empty if no source defines it."""
+        if name not in self._ancestors:
+            found: set[str] = set()
+            waiting = [name]
+            while waiting:
+                one = waiting.pop()
+                nodes = [node for node in self._defined(one) if isinstance(node, ast.ClassDef)] if one else []
+                if nodes and one not in found:
+                    found.add(one)
+                    waiting += [last_name(base) for node in nodes for base in node.bases]
+            self._ancestors[name] = found
+        return self._ancestors[name]
+
+    def _defined(self, name: str) -> list[ast.AST]:
+        return [
+            node
+            for source in self.sources.mentioning(f"class {name}")
+            for node in source.definitions.values()
+            if node.name == name
+        ]
+
+    def calls_of_super(self, name: str, method: str) -> Iterator[tuple[str, str, ast.Call]]:
+        """File, scope and call of each `super().method(...)` in a class that inherits from the class `name`."""
+        family = self.descendants(name) - {name}
+        files = {source.name: source for one in family if one.isidentifier() for source in self.sources.mentioning(one)}
+        for source in files.values():
+            for scope, call in source.calls.get(method, ()):
+                owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+                is_super = isinstance(owner, ast.Call) and last_name(owner.func) == "super"
+                if is_super and self.class_of(source.name, scope) in family:
+                    yield source.name, scope, call
 
     def is_served(self, name: str) -> bool:
         """Whether a class, or one that inherits from it, is listed as the entry of its module: `EntryClass = Model`."""

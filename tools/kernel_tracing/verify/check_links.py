@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from tools.kernel_tracing.verify.check_arguments import given, is_number
 from tools.kernel_tracing.verify.check_classes import Classes
 from tools.kernel_tracing.verify.check_names import Names
 from tools.kernel_tracing.verify.check_source import Binding, FunctionNode, Site, SourceFile, Sources, last_name
@@ -24,7 +25,6 @@ CALLS = frozenset(("__call__", "forward"))
 APPLIES = frozenset(("forward", "backward"))  # Class.apply(...) of a torch.autograd.Function runs these.
 # What the server calls the model that it serves, which may be any that its module lists as an entry.
 SERVED = "model"
-NUMBERS = frozenset(("int", "float", "bool"))
 # The most calls of results of calls to follow; decorator factories have three.
 MOST_CALLS = 4
 # Steps of evidence to follow before giving up. Beyond this, everything is connected with everything.
@@ -108,6 +108,26 @@ class Links:
         # Callbacks may travel farther than the search for values. Then an annotation must declare a Callable.
         declared = (last_name(part) for one in values if one.file == file for part in ast.walk(one.node))
         return found is None and "Callable" in declared and self._escapes(target)
+
+    def given_by(self, site: Site, file: str, target: Target, callers: Iterable[tuple[str, Site]]) -> bool:
+        """Whether a call of a parameter enters `target` with what one of the `callers` of its function hands over."""
+        source = self.sources.get(file)
+        node = site.node.func if isinstance(site.node, ast.Call) else site.node
+        method = node.attr if isinstance(node, ast.Attribute) else ""
+        value = node.value if isinstance(node, ast.Attribute) else node
+        function = source.definitions.get(site.scope) if source is not None else None
+        if not isinstance(value, ast.Name) or not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return False
+        if method and method != target.name:
+            return False
+        in_class = bool(self.classes.class_of(file, site.scope))
+        start = [
+            Binding(place, caller.scope, argument)
+            for place, caller in callers
+            if isinstance(caller.node, ast.Call)
+            for argument in given(caller.node, function, value.id, in_class)
+        ]
+        return bool(self.reaches(start, target, objects=bool(method) or target.name in CALLS | CONSTRUCTORS))
 
     def _registered(self, operator: str, target: Target) -> bool:
         """Whether a call or a decorator registers the target as the torch operator of that name."""
@@ -252,7 +272,7 @@ class Links:
         source = self.sources.get(file)
         if source is None:
             return
-        if binding.parameter and _is_number(node, binding.parameter):
+        if binding.parameter and is_number(node, binding.parameter):
             return
         if binding.parameter:
             yield from ((2, one._replace(calls=calls)) for one in self._arguments(source, binding))
@@ -282,7 +302,11 @@ class Links:
                     members = list(self.names.member(file, scope, part)) or self._of_object(part, file, scope)
                     # A value given to an attribute of some object may belong to another object.
                     own = isinstance(part.value, ast.Name) and part.value.id in ("self", "cls")
-                    yield from ((step + (1 if own else 2), one._replace(calls=number)) for one in members)
+                    step += 1 if own else 2
+                    near = self._owners(part.value, file, scope)
+                    for one in members:
+                        far = 0 if self.classes.class_of(one.file, one.scope) in near else _spread(members)
+                        yield step + far, one._replace(calls=number)
                 elif isinstance(part, ast.Lambda) and number:
                     yield step, Binding(file, f"{scope}.<lambda>".lstrip("."), part.body, "", number - 1)
 
@@ -304,6 +328,15 @@ class Links:
         # Suppliers in the same file come first, so that the search ends sooner.
         return sorted(everywhere, key=lambda one: one.file != file)
 
+    def _owners(self, owner: ast.expr, file: str, scope: str) -> set[str]:
+        """Classes that the expression before a dot is an object of, as far as the nearest assignments name them."""
+        if isinstance(owner, ast.Name):
+            found = [] if owner.id in ("self", "cls") else self.names.resolve(file, scope, owner.id)
+        else:
+            found = self._of_object(owner, file, scope) if isinstance(owner, ast.Attribute) else []
+        made = {last_name(one.node.func) for one in found if isinstance(one.node, ast.Call)}
+        return {base for name in made for base in self.classes.bases(name)}
+
     def _attribute(self, name: str) -> list[Binding]:
         """What attributes, keywords, fields and methods called `name` are given, anywhere."""
         if name not in self._suppliers:
@@ -318,23 +351,17 @@ class Links:
         node = binding.node
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             return
-        positional = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
-        vararg = node.args.vararg.arg if node.args.vararg else ""
-        position = positional.index(binding.parameter) if binding.parameter in positional else len(positional)
         parts = [part for part in binding.scope.split(".") if part != "<lambda>"]
-        method = self.classes.class_of(source.name, binding.scope) and positional[:1] in (["self"], ["cls"])
+        method = bool(self.classes.class_of(source.name, binding.scope))
         name = self._called_name(node, parts)
         found = False
         for other in self.sources.mentioning(name) if name else ():
             for scope, call in other.calls.get(name, ()):
                 found = True
-                index = position - bool(method)
-                if binding.parameter == vararg:
-                    chosen: list[ast.expr] = call.args[max(index, 0) :]
-                else:
-                    chosen = call.args[index : index + 1] if index >= 0 else []
-                chosen = chosen + [keyword.value for keyword in call.keywords if keyword.arg == binding.parameter]
-                yield from (Binding(other.name, scope, value) for value in chosen)
+                yield from (Binding(other.name, scope, value) for value in given(call, node, binding.parameter, method))
+        if isinstance(node, ast.FunctionDef) and node.name in CONSTRUCTORS and method:
+            for place, scope, call in self.classes.calls_of_super(parts[-2], node.name):
+                yield from (Binding(place, scope, value) for value in given(call, node, binding.parameter, method))
         if not found or node.name in CONSTRUCTORS if isinstance(node, ast.FunctionDef) else not found:
             # It is called under another name, such as super().__init__; arguments can still be found by keyword.
             yield from (supply for supply in self._attribute(binding.parameter) if isinstance(supply.node, ast.expr))
@@ -351,9 +378,6 @@ class Links:
         return parts[-2] if node.name in CONSTRUCTORS and len(parts) > 1 else node.name
 
 
-def _is_number(node: ast.AST, parameter: str) -> bool:
-    """Whether a parameter is annotated as a number, which calls nothing."""
-    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        return False
-    every = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
-    return any(one.arg == parameter and last_name(one.annotation) in NUMBERS for one in every if one.annotation)
+def _spread(members: list[Binding]) -> int:
+    """How doubtful it is that one of many suppliers is the one: hundreds of objects have an attribute `value`."""
+    return max(len(members).bit_length() - 3, 0)

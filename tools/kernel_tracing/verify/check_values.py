@@ -25,8 +25,9 @@ def value_parts(node: ast.AST) -> Iterator[tuple[ast.AST, int, int]]:
             yield part, calls, doubt
         elif isinstance(part, ast.Call):
             handed = [*part.args, *(keyword.value for keyword in part.keywords)]
-            # It may return what it is given, or what a lambda that it is given makes.
+            # It may return what it is given, or what a function that it is given makes.
             stack += [(argument, calls, doubt + 4) for argument in handed]
+            stack += [(argument, calls + 1, doubt + 4) for argument in handed if isinstance(argument, ast.Name)]
             stack += [(argument.body, calls, doubt + 1) for argument in handed if isinstance(argument, ast.Lambda)]
             if isinstance(part.func, ast.Name) and part.func.id == "getattr" and len(handed) > 1:
                 stack += [(one, calls, doubt) for one in _attribute(part.args)]

@@ -1,0 +1,67 @@
+"""`flashinfer-trace verify --jobs`: the same reports from several processes, also if one of them dies."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import flashinfer_trace
+from flashinfer_trace.cli.processes import run_in_processes
+from flashinfer_trace.cli.runs import Settings
+from flashinfer_trace.cli.tasks import find_tasks
+from flashinfer_trace.dataset import find_root
+
+NAMES = ("rmsnorm_h512", "rmsnorm_h7168", "silu_and_mul_i4096", "gemm_bf16_n512_k512")
+SETTINGS = Settings("cpu", 20, 0, None, None, False, None, None)
+
+
+def found(invoke, *options: str) -> list[dict[str, object]]:
+    result = invoke("verify", *NAMES, "--against", "all", "--format", "json", *options)
+    assert result.exit_code == 0, result.output
+    reports = json.loads(result.stdout)
+    return [{key: value for key, value in one.items() if key not in ("seconds", "outputs")} for one in reports]
+
+
+def test_several_processes_find_what_one_finds(invoke):
+    assert found(invoke, "--jobs", "2") == found(invoke, "--jobs", "1")
+
+
+def test_the_tasks_of_a_process_that_died_have_failed():
+    tasks = find_tasks([flashinfer_trace.load(name) for name in NAMES], find_root(), "oracle", None)
+    running = run_in_processes(tasks, SETTINGS, 1, lambda label, done: None)
+    first = next(running)
+    for process in multiprocessing.active_children():
+        os.kill(process.pid, signal.SIGKILL)
+    rest = list(running)
+    assert first.status == "passed"
+    assert {report.definition for report in [first, *rest]} == set(NAMES)
+    assert "failed" in {report.status for report in rest}
+    assert all("died" in report.message for report in rest if report.status == "failed")
+
+
+def test_an_interrupt_ends_all_processes(tmp_path):
+    command = [sys.executable, "-c", "from flashinfer_trace.cli import main; main()", "verify", "--jobs", "2"]
+    with (tmp_path / "log").open("w") as log:
+        running = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    time.sleep(5)  # some processes verify, others may still start
+    os.killpg(running.pid, signal.SIGINT)
+    assert running.wait(timeout=60) == 130
+    assert "interrupted" in (tmp_path / "log").read_text()
+    for _ in range(100):
+        try:
+            os.killpg(running.pid, 0)
+        except ProcessLookupError:
+            break
+        time.sleep(0.1)
+    else:
+        raise AssertionError("processes are left")
+
+
+def test_jobs_are_for_whole_runs(invoke):
+    result = invoke("verify", "rmsnorm_h512", "--jobs", "2", "--axes", "batch_size=3")
+    assert result.exit_code == 2 and "--jobs is for whole runs" in result.stderr

@@ -1,0 +1,107 @@
+"""docs/export.md on a run of flashinfer-bench with an export: its figures, and why it rejects a right kernel."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from emulated_tensor_core import truncating_product
+from record_flashinfer_bench import RESULTS, summary
+
+import flashinfer_trace
+from flashinfer_trace.export.cases import Case, cases
+from flashinfer_trace.export.sources import Scales
+from flashinfer_trace.families import family_of
+
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
+RECORDED = json.loads(RESULTS.read_text())
+REJECTED = "fp8_scaled_mm_n3072_k1536"
+#: Of the 64 of its first workload.
+ROWS = 24
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the table with that heading."""
+    lines = TEXT.split(heading)[1].split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_the_figures_are_those_of_the_file():
+    runs, machine = RECORDED["runs"], RECORDED["environment"]
+    workloads = {name.partition("__")[0]: len(found) for name, found in runs.items()}
+    statuses = Counter(status for found in runs.values() for status in found)
+    assert statuses.keys() == {"PASSED", "INCORRECT_NUMERICAL"}
+    counts = [len(workloads), sum(workloads.values()), len(runs), statuses.total(), *statuses.values()]
+    where = [RECORDED["date"], f"{machine['hardware']}, torch {machine['libs']['torch']}"]
+    assert rows("| Date | GPU ") == [[*where, *map(str, counts), str(RECORDED["left_out"])]]
+
+
+def test_the_rejected_are_those_of_the_file():
+    wanted = [
+        [
+            f"`{one['solution']}`",
+            ", ".join(f"{axis} = {value}" for axis, value in one["axes"].items()),
+            f"{one['absolute']:g}",
+            f"{one['relative']:,.3g}" if one["relative"] < 1e3 else f"{round(one['relative'], -1):,.0f}",
+        ]
+        for one in RECORDED["rejected"]
+    ]
+    assert rows("| Solution | Axes ") == wanted and len(wanted) == 2
+    assert all(found[0].startswith(f"`{REJECTED}__") for found in wanted)
+
+
+def test_the_definitions_of_the_file_exist():
+    """All of them can be exported again."""
+    known = {path.stem for path in (flashinfer_trace.find_root() / "definitions").glob("*/*.json")}
+    assert {name.partition("__")[0] for name in RECORDED["runs"]} <= known
+
+
+def test_traces_are_summed_up(tmp_path):
+    evaluation = {"timestamp": "2026-01-02T03:04:05", "environment": {"hardware": "GPU", "libs": {}}}
+    for number, status in enumerate(["PASSED", "INCORRECT_NUMERICAL"]):
+        errors = {"max_absolute_error": 0.5, "max_relative_error": 2.0}
+        found = {
+            **{"solution": "norm__mine", "workload": {"uuid": str(number), "axes": {"m": number}}},
+            "evaluation": {**evaluation, "status": status, "correctness": errors},
+        }
+        path = tmp_path / "traces" / "norm" / f"{number}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found) + "\n")
+    (tmp_path / "left_out.json").write_text('{"definitions": {"sampler": "why"}}')
+    document = summary(tmp_path)
+    assert document["runs"] == {"norm__mine": ["PASSED", "INCORRECT_NUMERICAL"]}
+    assert (document["date"], document["left_out"]) == ("2026-01-02", 1)
+    assert [(one["axes"], one["absolute"]) for one in document["rejected"]] == [({"m": 1}, 0.5)]
+
+
+def test_a_right_kernel_is_rejected_for_a_few_elements_that_cancel():
+    """Hopper's tensor core, emulated: flashinfer-bench rejects it, and each element is within its derived bound."""
+    bench = pytest.importorskip("flashinfer_bench.bench", reason="pip install --no-deps flashinfer-bench==0.1.2")
+    from flashinfer_bench.bench.utils import compute_error_stats
+
+    definition = flashinfer_trace.load(REJECTED)
+    case = next(one for one in cases(definition) if isinstance(one, Case))
+    draws, torch_draws = case.draws(definition), torch.Generator().manual_seed(3)
+
+    def codes(rows: int) -> torch.Tensor:  # as flashinfer-bench draws them
+        drawn = torch.randn([rows, definition.const_axes["k"]], generator=torch_draws)
+        return drawn.clamp_(-2, 2).to(torch.float8_e4m3fn)
+
+    scales = {name: one.value(draws) for name, one in case.inputs.items() if isinstance(one, Scales)}
+    inputs = {"A": codes(ROWS), "B": codes(len(scales["B_scale"])), **scales, "A_scale": scales["A_scale"][:ROWS]}
+    reference = definition.run(**inputs)
+    scale = inputs["A_scale"][:, None] * inputs["B_scale"]
+    kernel = (truncating_product(inputs["A"], inputs["B"]) * scale).to(torch.bfloat16)
+    *_, rejected, matched = compute_error_stats(kernel, reference, bench.BenchmarkConfig())
+    assert rejected and 0.999 < matched < 1
+    largest = (kernel.float() - reference.float()).abs().argmax()
+    wrong = ((kernel - reference).abs() > 1e-2) & ((kernel - reference).abs() > 1e-2 * reference.abs())
+    assert reference[wrong].abs().max() < 0.2 * reference.abs().max() and not wrong.flatten()[largest]
+
+    family = family_of(definition)
+    (real,) = family.kernels_of(definition)
+    comparison = real.compare["C"].compare(kernel, family.oracle(definition, inputs)["C"])
+    assert comparison.ratio <= 1, comparison
