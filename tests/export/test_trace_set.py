@@ -114,9 +114,7 @@ def test_each_solution_calls_an_existing_kernel(exported: Exported):
     known = load_kernel_paths(ROOT)
     kernels = {f"{kernel.path}": kernel for one in exported.definitions.values() for kernel in family_of(one).kernels}
     missing = {
-        path
-        for path in kernels
-        if path not in known.paths and path not in known.ops and not path.startswith(BUNDLED)
+        path for path in kernels if path not in known.paths and path not in known.ops and not path.startswith(BUNDLED)
     }
     assert missing == set()
     for file in files(exported, "solutions/baseline/*/*/*.json"):
