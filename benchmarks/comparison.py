@@ -1,11 +1,14 @@
-"""Our references and a peer's on the same inputs, and what the peer's results are worth where ours is slower.
+"""Our references and those of another dataset on the same inputs, and what theirs are worth where ours are slower.
+
+    python -m benchmarks.references --peer flashinfer_trace/definitions --device cuda --json ratios.json
 
 A run of both is a pair, and which goes first alternates, so that a change of the machine's load affects both. Times are
 the shortest of all pairs: whatever else runs only adds to them. With one CPU thread they are processor time; with
 several, and on a GPU, they are of the clock.
 
-A peer that is faster may compute less. If ours is slower, the peer's reference is therefore verified as ours are: by
-the corners and drawn cases of the family, against its oracle and within its bounds. What it fails is printed.
+A peer that is faster may compute less. If ours is slower, the peer's reference is therefore judged as ours are: in the
+corners and drawn cases of the family, against its oracle and within its bounds. The first case that it fails is
+printed. The command fails if ours is slower than a reference that passes.
 """
 
 from __future__ import annotations
@@ -13,22 +16,27 @@ from __future__ import annotations
 import copy
 import json
 import math
+import platform
+import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import hypothesis
 import torch
 from hypothesis.strategies import SearchStrategy
 
-from flashinfer_trace import Definition
+from benchmarks.peers import peers
+from flashinfer_trace import Definition, load, make_inputs
 from flashinfer_trace.families import family_of
+from flashinfer_trace.files import write_json
 from flashinfer_trace.harness.case import run_case
 from flashinfer_trace.harness.family import Plan
 from flashinfer_trace.harness.verify import Job
 
-__all__ = ["NOISE", "Ratio", "failure_of", "shortest"]
+__all__ = ["NOISE", "Ratio", "compare"]
 
 #: Two measurements of one function differ by less than this share on a machine with other work.
 NOISE = 0.05
@@ -44,23 +52,91 @@ class Ratio:
 
     Attributes:
         definition: its name.
-        axes: variable axes of the inputs.
+        axes: values of the variable axes.
         ours, theirs: milliseconds.
-        slower: whether ours takes longer than theirs, by more than noise.
-        failure: what their reference fails, if ours is slower; empty if nothing.
+        failure: if ours is slower, the first case that their reference fails; empty if it fails none.
     """
 
     definition: str
     axes: Mapping[str, int]
     ours: float
     theirs: float
-    slower: bool
     failure: str = ""
 
     @property
     def ratio(self) -> float:
         """How many times as long theirs takes."""
         return self.theirs / self.ours
+
+    @property
+    def slower(self) -> bool:
+        """Whether ours takes longer, by more than noise."""
+        return self.ratio < 1 - NOISE
+
+    @property
+    def line(self) -> str:
+        sizes = ", ".join(f"{name}={value}" for name, value in self.axes.items())
+        verdict = f"slower; theirs fails {self.failure}" if self.failure else "SLOWER" if self.slower else ""
+        head = f"{self.definition + '  ' + sizes:120}"
+        return f"{head} {self.ours:9.2f}ms {self.theirs:9.2f}ms {self.ratio:6.2f}x  {verdict}"
+
+
+def compare(
+    directory: Path, names: set[str], axes: Mapping[str, int], device: str, repeat: int, out: Path | None
+) -> int:
+    """Prints a line for each Definition of both datasets, and a summary; writes them to `out` if it is given.
+
+    Returns:
+        The exit status: 1 if ours is slower than a reference that passes, or nothing could be compared.
+    """
+    print(f"{'Definition and axes':120} {'ours':>11} {'theirs':>11} {'ratio':>7}")
+    ratios: list[Ratio] = []
+    skipped: dict[str, str] = {}
+    for one in peers(directory, names):
+        try:
+            if one.run is None:
+                raise ValueError(one.reason)
+            ratios.append(ratio_of(load(one.name), one.run, axes, device, repeat))
+            print(ratios[-1].line[:320].rstrip(), flush=True)
+        except Exception as error:  # their reference may fail in any way: the others still count
+            kind = "" if one.run is None else f"{type(error).__name__}: "
+            skipped[one.name] = kind + " ".join(str(error).split())[:160]
+            print(f"{one.name:120} not compared: {skipped[one.name]}", flush=True)
+    if out is not None:
+        rows = [{**asdict(one), "ratio": round(one.ratio, 3)} for one in ratios]
+        write_json(out, {"device": describe(device), "ratios": rows, "not compared": skipped})
+    slower = [one for one in ratios if one.slower]
+    unexplained = [one for one in slower if not one.failure]
+    if ratios:
+        mean = statistics.geometric_mean(one.ratio for one in ratios)
+        print(f"\n{len(ratios)} compared on {describe(device)}: geometric mean of the ratios {mean:.2f}x")
+        print(f"ours is slower in {len(slower)}, in {len(unexplained)} of them than a reference that passes")
+    return 1 if unexplained or not ratios else 0
+
+
+def describe(device: str) -> str:
+    """What the times were taken on, for a reader of the ratios."""
+    if device.startswith("cuda"):
+        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+
+def ratio_of(
+    definition: Definition,
+    peer: Callable[[Mapping[str, Any]], Any],
+    axes: Mapping[str, int],
+    device: str,
+    repeat: int,
+) -> Ratio:
+    """Times both references, once more if ours seems slower, and judges theirs if it is."""
+    inputs = make_inputs(definition, axes, seed=0, device=device)
+    arguments = [inputs[name] for name in definition.inputs]
+    runs = (lambda: definition.compiled(*arguments), lambda: peer(inputs))
+    found = Ratio(definition.name, definition.bind_axes(inputs), *shortest(runs, repeat, device))
+    if found.slower:
+        again = zip((found.ours, found.theirs), shortest(runs, repeat, device), strict=True)
+        found = Ratio(found.definition, found.axes, *(min(both) for both in again))
+    return replace(found, failure=failure_of(definition, peer, device)) if found.slower else found
 
 
 def shortest(runs: tuple[Callable[[], Any], Callable[[], Any]], repeat: int, device: str) -> tuple[float, float]:

@@ -47,6 +47,5 @@ def run(
             continue
         kv_len = (own_pages.shape[0] - 1) * PAGE_SIZE + last_page_len[b]
         k, v = gather(k_cache, own_pages, kv_len), gather(v_cache, own_pages, kv_len)
-        own_output, lse[b] = decoded(decode_logits(q[b], k, sm_scale), v)
-        output[b] = own_output.to(output.dtype)
+        output[b], lse[b] = decoded(decode_logits(q[b], k, sm_scale), v)
     return output, lse

@@ -43,6 +43,5 @@ def run(
         if kv_len == 0:
             continue
         k, v = gather(k_cache, own_pages, kv_len), gather(v_cache, own_pages, kv_len)
-        own_output, lse[b] = decoded(decode_logits(q[b], k, sm_scale), v)
-        output[b] = own_output.to(output.dtype)
+        output[b], lse[b] = decoded(decode_logits(q[b], k, sm_scale), v)
     return output, lse

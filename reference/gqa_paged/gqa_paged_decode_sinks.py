@@ -50,6 +50,5 @@ def run(
         own_pages = kv_indices[first_page:end]
         k, v = gather(k_cache, own_pages, kv_len), gather(v_cache, own_pages, kv_len)
         logits = decode_logits(q[b], k, sm_scale)
-        own_output, lse[b] = decoded_with_sinks(logits, v, sinks)
-        output[b] = own_output.to(output.dtype)
+        output[b], lse[b] = decoded_with_sinks(logits, v, sinks)
     return output, lse

@@ -48,6 +48,5 @@ def run(
         k, v = gather(k_cache, own_pages, kv_len), gather(v_cache, own_pages, kv_len)
         k, v = k[:, -WINDOW_SIZE:], v[:, -WINDOW_SIZE:]
         logits = capped(decode_logits(q[b], k, sm_scale), LOGITS_SOFT_CAP)
-        own_output, lse[b] = decoded(logits, v)
-        output[b] = own_output.to(output.dtype)
+        output[b], lse[b] = decoded(logits, v)
     return output, lse

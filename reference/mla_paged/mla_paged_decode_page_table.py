@@ -46,5 +46,5 @@ def run(
         pages = page_table[b, : math.ceil(kv_len / PAGE_SIZE)]
         ckv, kpe = gather(kv_cache, pages, kv_len).split((HEAD_DIM_CKV, HEAD_DIM_KPE), dim=1)
         logits = decode_logits(q_nope[b], q_pe[b], ckv, kpe, sm_scale)
-        output[b] = (torch.softmax(logits, dim=-1) @ ckv).to(output.dtype)
+        output[b] = torch.softmax(logits, dim=-1) @ ckv
     return output

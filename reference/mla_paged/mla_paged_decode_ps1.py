@@ -46,6 +46,5 @@ def run(
         if kv_len == 0:
             continue
         ckv, kpe = gather(ckv_cache, own_pages, kv_len), gather(kpe_cache, own_pages, kv_len)
-        own_output, lse[b] = decoded(decode_logits(q_nope[b], q_pe[b], ckv, kpe, sm_scale), ckv)
-        output[b] = own_output.to(output.dtype)
+        output[b], lse[b] = decoded(decode_logits(q_nope[b], q_pe[b], ckv, kpe, sm_scale), ckv)
     return output, lse
