@@ -191,5 +191,9 @@ def drawn(plans: SearchStrategy[Plan]) -> list[Plan]:
     settings = hypothesis.settings(
         max_examples=EXAMPLES, database=None, deadline=None, phases=[hypothesis.Phase.generate]
     )
-    hypothesis.seed(0)(settings(hypothesis.given(plans)(found.append)))()
+
+    def keep(plan: Plan) -> None:
+        found.append(plan)
+
+    hypothesis.seed(0)(settings(hypothesis.given(plans)(keep)))()
     return found
