@@ -28,16 +28,14 @@ def nucleus_threshold(probs: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
 
     In descending order this is the value that reaches the limit. All values equal to it have the same mass above them.
     """
-    threshold = torch.full_like(limit, torch.inf, dtype=probs.dtype)
+    threshold = torch.zeros_like(limit, dtype=probs.dtype)
     rows = torch.arange(probs.shape[0], device=probs.device)
-    for part in (64, 8, 1):  # a nucleus is usually small: look at more values of those rows only that do not reach it
+    for part in (64, 8, 1):  # a nucleus is usually small: look at more values only of rows where it may be larger
         descending = largest_values(probs[rows], -(-probs.shape[-1] // part))
         mass = descending.cumsum(dim=-1, dtype=torch.float64)
         above = torch.nn.functional.pad(mass[:, :-1], (1, 0))
         threshold[rows] = torch.where(above < limit[rows], descending, torch.inf).amin(dim=-1, keepdim=True)
-        rows = rows[mass[:, -1] < limit[rows, 0]]
-        if rows.shape[0] == 0:
-            break
+        rows = rows[mass[:, -1] <= limit[rows, 0]]
     return threshold
 
 
