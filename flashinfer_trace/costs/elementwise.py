@@ -60,6 +60,12 @@ def rope(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     return Work({CUDA_CORES: count}, reads={"cos_sin_cache": angles})
 
 
+def rope_of_rows(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
+    """Each token has its own cosines and sines."""
+    heads = sizes["num_qo_heads"] + sizes["num_kv_heads"]
+    return Work({CUDA_CORES: ROTATE * sizes["num_tokens"] * heads * sizes["head_size"]})
+
+
 def rope_and_quantise(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     """Rotation of the rope parts; a product and a conversion of every element."""
     heads = sizes["num_qo_heads"] + 1
@@ -121,6 +127,7 @@ COSTS: dict[str, CostFunction] = {
         )
     },
     **{f"rope_with_cos_sin_cache_{style}": rope for style in ("neox_style", "neox_style_any_heads", "gptj_style")},
+    "rope_with_cos_sin": rope_of_rows,
     "mla_rope_quantize_fp8": rope_and_quantise,
     "softmax_temperature": each(SOFTMAX, *_VOCABULARY),
     "hadamard_transform": hadamard,
