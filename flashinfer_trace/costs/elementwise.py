@@ -108,6 +108,7 @@ COSTS: dict[str, CostFunction] = {
     "fused_qknorm": qknorm,
     **{f"layernorm{suffix}": each(LAYERNORM, *_HIDDEN) for suffix in ("", "_eps1e5")},
     "silu_and_mul": each(SILU, "num_tokens", "intermediate_size"),
+    "silu_and_mul_per_token_group_quant_fp8": each(SILU + QUANTISE, "num_tokens", "intermediate_size"),
     "gelu_and_mul": each(GELU, "num_tokens", "intermediate_size"),
     "gelu_tanh_and_mul": each(GELU_TANH, "num_tokens", "intermediate_size"),
     "concat_mla_absorb_q": each(0),

@@ -151,6 +151,14 @@ def shuffled_sum(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     return Work({CUDA_CORES: count}, {"hidden_states": rows_named(inputs["permutation"], sizes["num_rows"])})
 
 
+def reordered_sum(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
+    """A product and an addition for each feature of each pair that is on this rank; others are not looked at."""
+    here = inputs["topk_ids"] >= 0
+    rows = rows_named(inputs["src2dst"][here], sizes["num_rows"])
+    count = 2 * int(here.sum()) * sizes["hidden_size"]
+    return Work({CUDA_CORES: count}, {"hidden_states": rows, "src2dst": here, "topk_weights": here})
+
+
 def shuffle(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     """Copies of rows."""
     return Work({}, {"input": rows_named(inputs["dst2src_map"], sizes["num_rows"])})
@@ -190,5 +198,6 @@ COSTS: dict[str, CostFunction] = {
     **dict.fromkeys(("moe_align_block_size", "moe_prepare_input", "moe_w4a8_problem_sizes"), sorting),
     "moe_sum_reduce": sum_reduce,
     "moe_apply_shuffle_mul_sum": shuffled_sum,
+    "moe_post_reorder": reordered_sum,
     **{f"moe_shuffle_rows{suffix}": shuffle for suffix in ("", "_fp8", "_fp32")},
 }

@@ -7,6 +7,8 @@ rounds the products to bf16 again, before it attends to them as to a cache in bf
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -19,7 +21,7 @@ from flashinfer_trace.families.attention.rounding import BFLOAT16, HIGHER_ORDERS
 from flashinfer_trace.families.attention.tiles import Memory
 from flashinfer_trace.families.mla_paged.inputs import SM_SCALE
 from flashinfer_trace.families.quantised import E4M3_MAX
-from flashinfer_trace.harness.compare import CONFIDENCE, ErrorBound, Expected, Policy
+from flashinfer_trace.harness.compare import CONFIDENCE, ErrorBound, Expected, Policy, host_figures
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.inputs import Draws
 
@@ -35,7 +37,7 @@ BLOCK = 16
 
 def packed(ckv: torch.Tensor, kpe: torch.Tensor, groups: int) -> torch.Tensor:
     """float32 ckv [slots, n] and bfloat16 kpe [slots, m] as rows of bytes: each group's largest code is 448."""
-    by_group = ckv.unflatten(1, (groups, -1))
+    by_group = ckv.reshape(len(ckv), groups, ckv.shape[1] // groups)
     scales = by_group.abs().amax(dim=2) / E4M3_MAX
     codes = (by_group / scales.unsqueeze(2)).clamp(-E4M3_MAX, E4M3_MAX).flatten(1).to(torch.float8_e4m3fn)
     return torch.cat([part.contiguous().view(torch.uint8) for part in (codes, scales, kpe)], dim=1)
@@ -44,9 +46,10 @@ def packed(ckv: torch.Tensor, kpe: torch.Tensor, groups: int) -> torch.Tensor:
 def keys_of(definition: Definition, rows: torch.Tensor) -> torch.Tensor:
     """Rows of bytes [slots, bytes] as float64 keys [slots, 1, ckv + kpe]: the codes times their scales, exactly."""
     ckv, kpe = (definition.const_axes[axis] for axis in ("head_dim_ckv", "head_dim_kpe"))
-    codes, scales, rotary = (part.contiguous() for part in rows.split([ckv, rows.shape[1] - ckv - 2 * kpe, 2 * kpe], 1))
+    codes, scales, rotary = (part.contiguous() for part in rows.tensor_split((ckv, rows.shape[1] - 2 * kpe), dim=1))
     each = scales.view(torch.float32).double()
-    values = codes.view(torch.float8_e4m3fn).double().unflatten(1, (each.shape[1], -1)) * each.unsqueeze(2)
+    groups = (len(rows), each.shape[1], ckv // each.shape[1])
+    values = codes.view(torch.float8_e4m3fn).double().view(groups) * each.unsqueeze(2)
     return torch.cat((values.flatten(1), rotary.view(torch.bfloat16).double()), dim=1).unsqueeze(1)
 
 
@@ -99,12 +102,18 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     queries = torch.cat((inputs["q_nope"], inputs["q_pe"]), dim=-1)
     found = expected_outputs(queries, memory, inputs["sm_scale"], False, any_chunks())
     scaled = queries.double() * float(inputs["sm_scale"])
-    blocks = zip(scaled.split(BLOCK), front.split(BLOCK), strict=True)
-    bounds = [dequantisation(axes["num_groups"], axes["head_dim_ckv"], q, keys[:, 0], own) for q, own in blocks]
-    for name, expected in found.items():
-        of_name = [one[name] for one in bounds]
-        expected.parts["dequantised"] = torch.cat(of_name) if of_name else torch.zeros_like(expected.value)
-    return found
+    blocks = [slice(first, first + BLOCK) for first in range(0, len(front), BLOCK)]
+    sizes = axes["num_groups"], axes["head_dim_ckv"]
+    bounds = [dequantisation(*sizes, scaled[block], keys[:, 0], front[block]) for block in blocks]
+    return {name: replace(one, parts={**one.parts, **together(bounds, name, one.value)}) for name, one in found.items()}
+
+
+def together(bounds: Sequence[Mapping[str, torch.Tensor]], name: str, value: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The bounds on one output, and the sum of how far they move the output along itself."""
+    return {
+        "dequantised": torch.cat([one[name] for one in bounds]) if bounds else torch.zeros_like(value),
+        "dequantised_along": sum((one[f"{name}_along"] for one in bounds), value.new_zeros(())),
+    }
 
 
 def dequantisation(
@@ -114,6 +123,7 @@ def dequantisation(
 
     Errors e_j of the logits are sums of the products' errors; they move the lse by sum p e, and an output o by
     sum p e (v - o). Rounded values move it by sum p |v|, twice 2^-8 of it at most. All are independent but for a scale.
+    Heads and tokens share keys, so that what moves outputs along themselves is added up row by row.
 
     Args:
         queries: scaled, float64 [tokens, heads, dim].
@@ -135,20 +145,40 @@ def dequantisation(
     spread = moved @ values.square() - 2 * output * (moved @ values) + output.square() * total
     rounded = (p.square() @ values.square() * (2 * VARIANCE)).sqrt() * CONFIDENCE
     rounded = rounded.minimum(2 * BFLOAT16 * (p @ values.abs()))
+    lse = logits.logsumexp(dim=2).nan_to_num(neginf=0.0)
+    lse_error = HIGHER_ORDERS * CONFIDENCE * total.squeeze(2).sqrt()
+    along = output @ values.mT
+    turned = moved * (along - output.square().sum(dim=2, keepdim=True)).square()
+    of_values = output.square() @ values.square().mT
+    for group in torch.arange(ckv, device=keys.device).chunk(groups):
+        of_values += (output[..., group] @ values[..., group].mT).square()
+    scaled = CONFIDENCE * (p.square() * of_values * VARIANCE).sum(dim=2).sqrt()
+    scaled = scaled.minimum(2 * BFLOAT16 * (p * (output.abs() @ values.abs().mT)).sum(dim=2))
     return {
         "output": HIGHER_ORDERS * (CONFIDENCE * spread.clamp_min(0.0).sqrt() + rounded),
-        "lse": HIGHER_ORDERS * LOG2_E * CONFIDENCE * total.squeeze(2).sqrt(),
+        "output_along": HIGHER_ORDERS * (CONFIDENCE * turned.sum(dim=2).sqrt() + scaled).sum(),
+        "lse": LOG2_E * lse_error,
+        "lse_along": LOG2_E**2 * (lse_error * lse.abs()).sum(),
     }
 
 
 def with_dequantisation(policy: Policy) -> ErrorBound:
     """A policy of a cache in bfloat16, for keys that were rounded to it."""
     assert isinstance(policy, ErrorBound)
-    bound = policy.bound
+    base, own_gain = policy.bound, policy.gain
+
+    def gain(expected: Expected) -> float:
+        value = expected.value.masked_fill(expected.value.isinf(), 0.0)
+        # Without a gain of its own, a policy allows for its whole bound.
+        along = (base(expected) * value.abs()).nan_to_num(0.0, 0.0).sum() if own_gain is None else value.new_zeros(())
+        moved, size = host_figures(along + expected.parts["dequantised_along"], value.square().sum())
+        return (own_gain(expected) if own_gain else 0.0) + (moved / size if size else 0.0)
+
     return ErrorBound(
-        lambda expected: bound(expected) + expected.parts["dequantised"],
+        lambda expected: base(expected) + expected.parts["dequantised"],
         f"{policy.reason}; scales and products with codes are rounded to bf16: 8 standard deviations of the logits and "
         "of the values, each rounding being at most 2^-8",
+        gain,
     )
 
 

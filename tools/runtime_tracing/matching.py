@@ -29,8 +29,8 @@ _EXPERTS = re.compile(r"(?<=num_experts): (\d+)")
 #: Some kernels can also write what they compute to a cache.
 _CACHES = re.compile(r"\bv_cache: ")
 _EPS = re.compile(r"^EPS = (\S+)$", re.MULTILINE)
-#: Settings of kernels -> the only value that Definitions describe: top-k before top-p.
-DESCRIBED = {"filter_apply_order": "'top_k_first'"}
+#: Settings of kernels -> the only value that Definitions describe: top-k before top-p, scales that are no powers of two.
+DESCRIBED = {"filter_apply_order": "'top_k_first'", "SCALE_UE8M0": "False"}
 
 Shape = tuple[int, ...]
 #: Library and last part of a dotted path: function, or class. The whole path, of a function that calls several kernels.
