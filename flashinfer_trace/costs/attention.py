@@ -168,6 +168,7 @@ COSTS: dict[str, CostFunction] = {
         for kind in _KINDS
         for variant in ("_ps1", *_VARIANTS)
     },
+    "gqa_paged_decode_fp8_cache": paged_attention(("k_cache", "v_cache"), ("head_dim",), "head_dim"),
     **{
         f"mla_paged_{kind}{suffix}": paged_attention(("ckv_cache", "kpe_cache"), _LATENT, "head_dim_ckv")
         for kind in _KINDS
