@@ -105,7 +105,7 @@ COSTS: dict[str, CostFunction] = {
     },
     "gemma_rmsnorm": each(RMSNORM, *_HIDDEN),
     "gemma_fused_add_rmsnorm": each(RMSNORM + 1, *_HIDDEN),
-    "fused_qknorm": qknorm,
+    **{f"fused_qknorm{suffix}": qknorm for suffix in ("", "_eps1e5")},
     **{f"layernorm{suffix}": each(LAYERNORM, *_HIDDEN) for suffix in ("", "_eps1e5")},
     "silu_and_mul": each(SILU, "num_tokens", "intermediate_size"),
     "silu_and_mul_per_token_group_quant_fp8": each(SILU + QUANTISE, "num_tokens", "intermediate_size"),

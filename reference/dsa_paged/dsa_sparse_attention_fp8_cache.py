@@ -31,9 +31,9 @@ BLOCK = 64
 def unpacked(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows of the cache [..., BYTES_PER_TOKEN] as float32 ckv [..., HEAD_DIM_CKV] and kpe [..., HEAD_DIM_KPE]."""
     end = BYTES_PER_TOKEN - 2 * HEAD_DIM_KPE
-    scales = rows[..., HEAD_DIM_CKV:end].contiguous().view(torch.float32)
+    scales = rows[..., HEAD_DIM_CKV:end].view(torch.float32)
     codes = rows[..., :HEAD_DIM_CKV].float().unflatten(-1, (NUM_GROUPS, HEAD_DIM_CKV // NUM_GROUPS))
-    kpe = rows[..., end:].contiguous().view(torch.bfloat16)
+    kpe = rows[..., end:].view(torch.bfloat16)
     return (codes * scales.unsqueeze(-1)).flatten(-2), kpe.float()
 
 

@@ -16,10 +16,8 @@ def run(
 ) -> torch.Tensor:
     """hidden_states bfloat16 [num_rows, hidden_size]; the others [seq_len, top_k] -> [seq_len, hidden_size]."""
     assert hidden_states.shape[1] == HIDDEN_SIZE
-    assert src2dst.shape == topk_ids.shape == topk_weights.shape == (src2dst.shape[0], TOP_K)
-    output = torch.zeros(src2dst.shape[0], HIDDEN_SIZE, dtype=torch.float32, device=hidden_states.device)
-    for j in range(TOP_K):
-        here = topk_ids[:, j] >= 0
-        rows = hidden_states[src2dst[:, j].long().where(here, 0)].float()
-        output += torch.where(here[:, None], rows * topk_weights[:, j, None], 0.0)
-    return output.to(torch.bfloat16)
+    assert src2dst.shape[1] == topk_ids.shape[1] == topk_weights.shape[1] == TOP_K
+    elsewhere = topk_ids < 0
+    rows = hidden_states[src2dst.masked_fill(elsewhere, 0)]
+    terms = torch.where(elsewhere.unsqueeze(2), 0.0, rows * topk_weights.unsqueeze(2))
+    return terms.sum(dim=1).to(torch.bfloat16)

@@ -14,10 +14,10 @@ HEAD_SIZE = 256
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x [heads, tokens, features], cos and sin [tokens, features] -> like x."""
-    first, second = x.float().chunk(2, dim=-1)
+    """x [heads, tokens, features], cos and sin [tokens, features] -> like x; products are float32."""
+    first, second = x.chunk(2, dim=-1)
     turned = torch.cat((-second, first), dim=-1)
-    return (x.float() * cos.float() + turned * sin.float()).to(x.dtype)
+    return (x.float() * cos + turned.float() * sin).to(torch.bfloat16)
 
 
 def run(
@@ -29,5 +29,5 @@ def run(
     """
     assert q.shape[::2] == (NUM_QO_HEADS, HEAD_SIZE)
     assert k.shape[::2] == (NUM_KV_HEADS, HEAD_SIZE)
-    assert cos.shape == sin.shape == (q.shape[1], HEAD_SIZE)
+    assert cos.shape[1] == sin.shape[1] == HEAD_SIZE
     return rotated(q, cos, sin), rotated(k, cos, sin)

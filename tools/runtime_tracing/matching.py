@@ -29,6 +29,8 @@ _EXPERTS = re.compile(r"(?<=num_experts): (\d+)")
 #: Some kernels can also write what they compute to a cache.
 _CACHES = re.compile(r"\bv_cache: ")
 _EPS = re.compile(r"^EPS = (\S+)$", re.MULTILINE)
+#: Compiled functions have no names of parameters: among their numbers only an epsilon has a negative exponent.
+_UNNAMED_EPS = re.compile(r"\b\d+: ([\d.]+e-\d+)(?=, |$)")
 #: Settings of kernels -> the only value that Definitions describe: top-k before top-p, scales that are no powers of two.
 DESCRIBED = {"filter_apply_order": "'top_k_first'", "SCALE_UE8M0": "False"}
 
@@ -82,8 +84,9 @@ def computes(call: RecordedCall, definition: Definition, window: int | None = No
     if call.kernel.endswith(".moe_align_block_size"):
         arguments = _EXPERTS.sub(lambda count: f": {int(count[1]) - 1}", arguments)
     settings = dict(_SETTING.findall(call.arguments))
-    eps = _EPS.search(definition.reference)
-    if eps and "eps" in settings and float(settings["eps"]) != float(eps[1]):
+    eps, unnamed = _EPS.search(definition.reference), _UNNAMED_EPS.search(arguments)
+    given_eps = settings.get("eps", unnamed[1] if unnamed else None)
+    if eps and given_eps and float(given_eps) != float(eps[1]):
         return False
     if _CACHES.search(arguments) and "v_cache" not in definition.inputs:
         return False
