@@ -174,6 +174,7 @@ _NVFP4_SCALES = (
     "output2_scale_scalar",
 )
 
+_ROUTERS = ("softmax", "softmax_sorted", "sigmoid", "deepseek", "deepseek_shared_experts")
 COSTS: dict[str, CostFunction] = {
     "moe_bf16_ds_routing": whole_experts(deepseek_experts, "bfloat16"),
     "moe_bf16_softmax_routing": whole_experts(softmax_experts, "bfloat16"),
@@ -194,7 +195,7 @@ COSTS: dict[str, CostFunction] = {
     "moe_w4a8_grouped_gemm": grouped_product("float8_e4m3fn", ("b_scale",)),
     "moe_nvfp4_grouped_gemm": grouped_product(FLOAT4, ("a_scale", "b_scale", "alphas")),
     "moe_nvfp4_experts_quant": quantise,
-    **{f"moe_topk_{kind}": router() for kind in ("softmax", "sigmoid", "deepseek", "deepseek_shared_experts")},
+    **{f"moe_topk_{kind}": router() for kind in _ROUTERS},
     **dict.fromkeys(("moe_align_block_size", "moe_prepare_input", "moe_w4a8_problem_sizes"), sorting),
     "moe_sum_reduce": sum_reduce,
     "moe_apply_shuffle_mul_sum": shuffled_sum,

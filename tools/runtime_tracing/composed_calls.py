@@ -22,7 +22,7 @@ __all__ = ["COMPOSED", "PATTERNS", "Pattern", "composed", "same_inputs"]
 #: The library of such a call, which recordings do not have.
 COMPOSED = "sglang"
 _ARGUMENT = re.compile(r"(\w+): (\((?:[^()]|\([^()]*\))*\)|\w+\[[\d,]*\]|[^,]+)(?:, |$)")
-_NAMED_TENSOR = re.compile(r"\b(\w+): [a-z]+\d\w*\[")
+_NAMED_TENSOR = re.compile(r"\b(\w+): [a-z]+\d\w*\[([\d,]*)\]")
 _SIZES = re.compile(r"\w+\[(\d+),(\d+)\]$")
 _EXPERTS = "torch.ops.sglang.inplace_fused_experts"
 _FUSED_MOE = "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe.moe_sum_reduce_torch_compile"
@@ -46,7 +46,7 @@ class Pattern:
     Attributes:
         path: how evidence names it: the function, its class, or a function of PyTorch that it consists of.
         steps: the last part of each kernel's name, one for each kind of arguments that a line passes.
-        inputs, settings: name -> the argument of a step that it is.
+        inputs, settings: name -> the argument of a step that it is. An output may be among the inputs, for its sizes.
         helpers: functions that it calls, which take steps.
         conditions: regular expressions that the arguments of steps must match from their beginning.
         module, function: where its code is, if `path` does not say so.
@@ -120,6 +120,17 @@ PATTERNS = (
         _FILTERED,
         helpers=("multinomial_with_seed", "murmur_hash32"),
     ),
+    # Weights are normalised over the chosen experts, which the kernel chooses itself.
+    Pattern(
+        "triton_kernels.routing.routing",
+        "_topk_forward _sum_bitmatrix_rows _combined_routing_memset _combined_routing_compute",
+        {"routing_logits": (0, "X"), "positions": (0, "Yi")},
+        helpers=(
+            *("topk", "TopK.forward", "topk_forward", "routing_from_bitmatrix", "sort_tokens", "SortTokens.forward"),
+            *("Bitmatrix.sum", "sum_bitmatrix_rows"),
+        ),
+        conditions={0: r".*USE_PROVIDED_INDX: False.*APPLY_SOFTMAX: True$"},
+    ),
     Pattern(
         "torch.softmax",
         "div_ softmax __setitem__",
@@ -170,8 +181,16 @@ def sum_of_experts(call: RecordedCall) -> RecordedCall | None:
 
 
 def same_inputs(call: RecordedCall, definition: Definition) -> bool:
-    """Whether a Definition has every input that a composed call is given; True of any other call."""
-    return call.library != COMPOSED or {*_NAMED_TENSOR.findall(call.arguments)} <= {*definition.inputs}
+    """Whether a Definition has every tensor that a composed call names, outputs of their sizes; True of other calls."""
+    if call.library != COMPOSED:
+        return True
+    given = dict(_NAMED_TENSOR.findall(call.arguments))
+    const = definition.const_axes
+    for name in given.keys() & definition.outputs.keys():
+        axes, sizes = definition.outputs[name].shape or (), [int(size) for size in given[name].split(",")]
+        if len(axes) != len(sizes) or any(const.get(a, size) != size for a, size in zip(axes, sizes, strict=True)):
+            return False
+    return given.keys() <= {*definition.inputs, *definition.outputs}
 
 
 def _function_of(
