@@ -25,7 +25,7 @@ PAGE_SIZE = 1
 
 def codes_of(cache: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
     """The tokens of some pages as float32 [heads, tokens, dim]; gathered as bytes, because fp8 cannot be everywhere."""
-    return cache.view(torch.uint8)[pages.long()].view(cache.dtype).float().flatten(0, 1).transpose(0, 1)
+    return cache.view(torch.uint8)[pages].view(cache.dtype).float().flatten(0, 1).transpose(0, 1)
 
 
 def run(
