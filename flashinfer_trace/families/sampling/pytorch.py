@@ -62,7 +62,9 @@ def joint_kernels(compare: Mapping[str, Policy], with_own_seed: Callable[[Seeded
             with_own_seed(call),
             variant="with seeds" if seeds else "",
             min_capability=(8, 0),
-            plan_options=SamplingOptions(lowest_k=1, untied=True),
+            # The Definition says, as flashinfer's kernel does, what is drawn first from rows of another sum than 1, and
+            # at boundaries; this sampler draws from what it kept only.
+            plan_options=SamplingOptions(lowest_k=1, sums_to_one=True, boundaries=False, untied=True),
             supports=unrecorded,
             compare=compare,
             modules=(MODULE,),
