@@ -21,8 +21,7 @@ def run(routing_logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch
     """
     assert routing_logits.shape[1] == NUM_EXPERTS
     # A stable sort puts the lower index first among equal values; topk does not specify an order.
-    best = routing_logits.argsort(dim=1, descending=True, stable=True)[:, :TOP_K]
-    experts = best.sort(dim=1).values
+    experts = routing_logits.argsort(descending=True, stable=True)[:, :TOP_K].sort().values
     weights = torch.softmax(routing_logits.gather(1, experts).float(), dim=1)
     pairs = experts.flatten().argsort(stable=True)
     counts = torch.bincount(experts.flatten(), minlength=NUM_EXPERTS)

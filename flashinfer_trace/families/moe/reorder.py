@@ -59,8 +59,9 @@ def corners(request: PlanRequest) -> list[Plan]:
     """Expert 0 alone, tokens without experts, and values beyond float16's range; on a CPU only."""
     if request.large:
         return []
-    usual = {"seq_len": 5, "values": "normal", "choice": "some", "lowest_id": 0}
-    return [usual, {**usual, "choice": "first"}, {**usual, "values": "huge", "choice": "any"}]
+    first = request.options_of(ReorderOptions).first_expert
+    usual = {"seq_len": 5, "values": "normal", "choice": "some", "lowest_id": 0 if first else 1}
+    return [usual, {**usual, "values": "huge", "choice": "any"}, *([{**usual, "choice": "first"}] if first else [])]
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
