@@ -51,7 +51,7 @@ def test_import_takes_less_than_150_ms():
 
 
 def test_the_dataset_is_valid_in_6000_calls_for_each_file_and_without_torch():
-    """Calls of functions, which take about 2 ms: time itself differs by half between two runs on a busy machine."""
+    """The number of function calls is the same in every run; on a busy machine, the time differs by half."""
     code = (
         "import cProfile, pstats, sys; from flashinfer_trace.cli import main; profile = cProfile.Profile()\n"
         "try: profile.runcall(main, ['validate'])\n"

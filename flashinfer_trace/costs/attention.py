@@ -122,7 +122,7 @@ def sparse(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     slots = slots.view(sizes["num_pages"], sizes["page_size"])
     key_dim = sizes["head_dim_ckv"] + sizes["head_dim_kpe"]
     count = operations(sizes, int(real.sum()), key_dim, sizes["head_dim_ckv"])
-    return Work(count, {"ckv_cache": slots, "kpe_cache": slots})
+    return Work(count, {name: slots for name in ("ckv_cache", "kpe_cache", "kv_cache") if name in inputs})
 
 
 def ragged(score: str, value: str) -> CostFunction:
@@ -168,6 +168,7 @@ COSTS: dict[str, CostFunction] = {
         for kind in _KINDS
         for variant in ("_ps1", *_VARIANTS)
     },
+    "gqa_paged_decode_fp8_cache": paged_attention(("k_cache", "v_cache"), ("head_dim",), "head_dim"),
     **{
         f"mla_paged_{kind}{suffix}": paged_attention(("ckv_cache", "kpe_cache"), _LATENT, "head_dim_ckv")
         for kind in _KINDS
@@ -175,6 +176,7 @@ COSTS: dict[str, CostFunction] = {
     },
     "mla_paged_decode_page_table": page_table,
     "dsa_sparse_attention": sparse,
+    "dsa_sparse_attention_fp8_cache": sparse,
     **{
         f"gqa_ragged_prefill_causal{variant}": ragged("head_dim", "head_dim")
         for variant in _VARIANTS

@@ -151,6 +151,14 @@ def shuffled_sum(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     return Work({CUDA_CORES: count}, {"hidden_states": rows_named(inputs["permutation"], sizes["num_rows"])})
 
 
+def reordered_sum(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
+    """A product and an addition for each feature of each pair that is on this rank; others are not looked at."""
+    here = inputs["topk_ids"] >= 0
+    rows = rows_named(inputs["src2dst"][here], sizes["num_rows"])
+    count = 2 * int(here.sum()) * sizes["hidden_size"]
+    return Work({CUDA_CORES: count}, {"hidden_states": rows, "src2dst": here, "topk_weights": here})
+
+
 def shuffle(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     """Copies of rows."""
     return Work({}, {"input": rows_named(inputs["dst2src_map"], sizes["num_rows"])})
@@ -166,6 +174,7 @@ _NVFP4_SCALES = (
     "output2_scale_scalar",
 )
 
+_ROUTERS = ("softmax", "softmax_sorted", "sigmoid", "deepseek", "deepseek_shared_experts")
 COSTS: dict[str, CostFunction] = {
     "moe_bf16_ds_routing": whole_experts(deepseek_experts, "bfloat16"),
     "moe_bf16_softmax_routing": whole_experts(softmax_experts, "bfloat16"),
@@ -186,9 +195,10 @@ COSTS: dict[str, CostFunction] = {
     "moe_w4a8_grouped_gemm": grouped_product("float8_e4m3fn", ("b_scale",)),
     "moe_nvfp4_grouped_gemm": grouped_product(FLOAT4, ("a_scale", "b_scale", "alphas")),
     "moe_nvfp4_experts_quant": quantise,
-    **{f"moe_topk_{kind}": router() for kind in ("softmax", "sigmoid", "deepseek", "deepseek_shared_experts")},
+    **{f"moe_topk_{kind}": router() for kind in _ROUTERS},
     **dict.fromkeys(("moe_align_block_size", "moe_prepare_input", "moe_w4a8_problem_sizes"), sorting),
     "moe_sum_reduce": sum_reduce,
     "moe_apply_shuffle_mul_sum": shuffled_sum,
+    "moe_post_reorder": reordered_sum,
     **{f"moe_shuffle_rows{suffix}": shuffle for suffix in ("", "_fp8", "_fp32")},
 }

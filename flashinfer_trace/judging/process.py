@@ -283,7 +283,7 @@ class SubmissionProcess:
                 socket.send_fds(self._pipe, [b"A"], [self._arena.descriptor])
 
     def answer(self, kind: str) -> dict[str, Any]:
-        """Waits for the answer to what was told.
+        """Waits for the answer to the last request.
 
         Raises:
             Failed: of `kind`, with what the process says went wrong; or it did not answer.

@@ -36,7 +36,7 @@ def test_the_figures_are_those_of_the_file():
     assert statuses.keys() == {"PASSED", "INCORRECT_NUMERICAL"}
     counts = [len(workloads), sum(workloads.values()), len(runs), statuses.total(), *statuses.values()]
     where = [RECORDED["date"], f"{machine['hardware']}, torch {machine['libs']['torch']}"]
-    assert rows("| Date | GPU ") == [[*where, *map(str, counts), str(RECORDED["left_out"])]]
+    assert rows("| Date | GPU ") == [[*where, *map(str, counts)]]
 
 
 def test_the_rejected_are_those_of_the_file():
@@ -70,10 +70,9 @@ def test_traces_are_summed_up(tmp_path):
         path = tmp_path / "traces" / "norm" / f"{number}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(found) + "\n")
-    (tmp_path / "left_out.json").write_text('{"definitions": {"sampler": "why"}}')
     document = summary(tmp_path)
     assert document["runs"] == {"norm__mine": ["PASSED", "INCORRECT_NUMERICAL"]}
-    assert (document["date"], document["left_out"]) == ("2026-01-02", 1)
+    assert document["date"] == "2026-01-02"
     assert [(one["axes"], one["absolute"]) for one in document["rejected"]] == [({"m": 1}, 0.5)]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from flashinfer_trace import Definition, TensorSpec
 from flashinfer_trace.kernel_coverage import LAUNCHED_BY
 from tools.runtime_tracing.attention_calls import SETTING_AXES, merges_parts, read_inputs, same_attention
+from tools.runtime_tracing.composed_calls import COMPOSED, same_inputs
 from tools.runtime_tracing.expert_calls import same_experts, sums_rows
 from tools.runtime_tracing.recording import PREPARING, RecordedCall
 
@@ -28,11 +29,13 @@ _EXPERTS = re.compile(r"(?<=num_experts): (\d+)")
 #: Some kernels can also write what they compute to a cache.
 _CACHES = re.compile(r"\bv_cache: ")
 _EPS = re.compile(r"^EPS = (\S+)$", re.MULTILINE)
-#: Settings of kernels -> the only value that Definitions describe: top-k before top-p.
-DESCRIBED = {"filter_apply_order": "'top_k_first'"}
+#: Compiled functions have no names of parameters: among their numbers only an epsilon has a negative exponent.
+_UNNAMED_EPS = re.compile(r"\b\d+: ([\d.]+e-\d+)(?=, |$)")
+#: Settings of kernels -> the only value that Definitions describe: top-k before top-p, scales that are no powers of two.
+DESCRIBED = {"filter_apply_order": "'top_k_first'", "SCALE_UE8M0": "False"}
 
 Shape = tuple[int, ...]
-#: Library and last part of a dotted path: function, or class.
+#: Library and last part of a dotted path: function, or class. The whole path, of a function that calls several kernels.
 Key = tuple[str, str]
 
 
@@ -57,6 +60,7 @@ class Evidence:
         for definition in definitions:
             for path in sorted(set(runs.get(definition.name, ()))):
                 self._known[_parts(path)[0], _parts(path)[-1]].append(definition)
+                self._known[COMPOSED, path].append(definition)
 
     def of(self, call: RecordedCall, window: int | None = None) -> tuple[Standing, tuple[str, ...]]:
         """What the dataset says of a call, and the names of the Definitions that it computes.
@@ -73,13 +77,16 @@ class Evidence:
 def computes(call: RecordedCall, definition: Definition, window: int | None = None) -> bool:
     """Whether a call of one of the Definition's kernels has the sizes and the settings of that Definition."""
     arguments = call.arguments
-    if not same_attention(call, definition, window) or not same_experts(call, definition):
+    if not same_attention(call, definition, window):
+        return False
+    if not same_experts(call, definition) or not same_inputs(call, definition):
         return False
     if call.kernel.endswith(".moe_align_block_size"):
         arguments = _EXPERTS.sub(lambda count: f": {int(count[1]) - 1}", arguments)
     settings = dict(_SETTING.findall(call.arguments))
-    eps = _EPS.search(definition.reference)
-    if eps and "eps" in settings and float(settings["eps"]) != float(eps[1]):
+    eps, unnamed = _EPS.search(definition.reference), _UNNAMED_EPS.search(arguments)
+    given_eps = settings.get("eps", unnamed[1] if unnamed else None)
+    if eps and given_eps and float(given_eps) != float(eps[1]):
         return False
     if _CACHES.search(arguments) and "v_cache" not in definition.inputs:
         return False
@@ -191,6 +198,8 @@ def _fits(
 
 
 def _keys(call: RecordedCall) -> list[Key]:
+    if call.library == COMPOSED:
+        return [(COMPOSED, call.kernel)]
     if call.library == "torch":
         given = tensors(call.arguments)
         if call.kernel in PRODUCTS and len(given) == 2 and given[0][0] != "float32":

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flashinfer_trace import Definition
+from tools.runtime_tracing.composed_calls import composed
 from tools.runtime_tracing.matching import Evidence, Standing
 from tools.runtime_tracing.recording import RecordedCall, Recording
 from tools.shared.markdown import code, table
@@ -66,7 +67,7 @@ def step_times(run: Recording, evidence: Evidence) -> list[StepTime]:
         return []
     found = {phase: StepTime(run.name, phase) for phase in PHASES}
     window = run.document.get("model_config", {}).get("sliding_window")
-    for call in run.calls:
+    for call in composed(run.calls):
         step = found.get(call.phase)
         if step is None or not call.launches:
             continue

@@ -34,15 +34,17 @@ LOGITS = ("random", "peaked", "ties", "one_expert", "equal")
 GAP, REACH = 2.0**-16, 80.0
 
 
-def decidable(logits: torch.Tensor, top_k: int) -> torch.Tensor:
+def decidable(logits: torch.Tensor, top_k: int, gap: float = GAP) -> torch.Tensor:
     """Rows whose chosen experts, and their order, a float32 softmax cannot change.
 
-    Each chosen logit equals the next smaller one or is clearly above it. Equal logits tie in any arithmetic.
+    Each chosen logit equals the next smaller one or is clearly above it. Equal logits tie in any arithmetic; a wider
+    `gap` is for kernels that round more and choose any of equal ones.
     """
     ordered = logits.double().sort(dim=1, descending=True).values
     gaps = (ordered[:, :-1] - ordered[:, 1:])[:, :top_k]
     within = ordered[:, 0] - ordered[:, top_k - 1] < REACH
-    return ((gaps == 0) | (gaps > GAP)).all(dim=1) & within
+    tied = (gaps == 0) & (gap <= GAP)
+    return (tied | (gaps > gap)).all(dim=1) & within
 
 
 def draw_logits(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
@@ -53,7 +55,8 @@ def draw_logits(definition: Definition, plan: Plan, draws: Draws) -> torch.Tenso
     local = axes.get("num_local_experts", 1)
     first = plan["rank"] * local
     here = slice(first, first + local)
-    logits = draws.normal(shape) * (12.0 if routing == "peaked" else 1.0)
+    wide = plan.get("gap", GAP) > GAP
+    logits = draws.normal(shape) * (12.0 if routing == "peaked" else 4.0 if wide else 1.0)
     if routing == "ties":
         logits = tied_logits(shape, draws)
     elif routing == "beyond_float16":
@@ -70,7 +73,7 @@ def draw_logits(definition: Definition, plan: Plan, draws: Draws) -> torch.Tenso
         # Where the other choices are local too, their weights stay large enough to matter.
         logits[:, first + local // 2] += 8 if experts == local else 18
     rounded = logits.to(torch.bfloat16)
-    return clear_rows(rounded, decidable(rounded, top_k), count)
+    return clear_rows(rounded, decidable(rounded, top_k, plan.get("gap", GAP)), count)
 
 
 # The router alone
@@ -78,12 +81,14 @@ def draw_logits(definition: Definition, plan: Plan, draws: Draws) -> torch.Tenso
 
 def router_plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
     experts = request.definition.const_axes["num_experts"]
+    options = request.options_of(kernels.SoftmaxOptions)
     return st.fixed_dictionaries(
         {
             "seq_len": sizes(*request.range("seq_len", 0, 96, 2048)),
-            "routing": st.sampled_from(LOGITS),
+            "routing": st.sampled_from([kind for kind in LOGITS if options.exact or kind not in ("ties", "equal")]),
             "rank": st.integers(0, experts - 1),
-            "norm": st.booleans(),
+            "norm": st.booleans() if options.exact else st.just(False),
+            "gap": st.just(GAP if options.exact else kernels.BF16_GAP),
         }
     )
 
@@ -91,11 +96,12 @@ def router_plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
 def router_corners(request: PlanRequest) -> list[Plan]:
     """Logits beyond float16's range, the largest for the last experts; only on a CPU."""
     experts = request.definition.const_axes["num_experts"]
-    return [] if request.large else [{"seq_len": 3, "routing": "beyond_float16", "rank": experts - 1, "norm": False}]
+    plan = {"seq_len": 3, "routing": "beyond_float16", "rank": experts - 1, "norm": False, "gap": GAP}
+    return [] if request.large else [plan]
 
 
 def router_plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    return {"seq_len": axes.get("seq_len", 8), "routing": "random", "rank": 0, "norm": True}
+    return {"seq_len": axes.get("seq_len", 8), "routing": "random", "rank": 0, "norm": True, "gap": GAP}
 
 
 def router_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -94,10 +95,17 @@ def evaluate_all(
 
 
 def _evaluations(configurations: Sequence[Configuration], sources: Path, jobs: int) -> Iterable[Evaluation]:
+    """Garbage is not collected meanwhile, which takes a quarter of the time: about 10 MB for each configuration."""
     if jobs <= 1 or len(configurations) <= CHUNK:
-        yield from evaluate(configurations, _index(sources))
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            yield from evaluate(configurations, _index(sources))
+        finally:
+            if collecting:
+                gc.enable()
         return
-    with multiprocessing.get_context("spawn").Pool(min(jobs, len(configurations))) as pool:
+    with multiprocessing.get_context("spawn").Pool(min(jobs, len(configurations)), gc.disable) as pool:
         yield from pool.imap(_work, [(one, sources) for one in configurations], chunksize=CHUNK)
 
 
