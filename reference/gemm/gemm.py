@@ -1,9 +1,9 @@
 """Matrix product of a linear layer without bias in float16: C = A @ B.T.
 
 The product of two float16 numbers is exact in float32. The products are summed in float32, and the sum is rounded
-once, to the dtype of A. A sum beyond 65504 becomes infinite. torch sums products of float16 matrices in float32, so no
-copies of A and B in float32 are needed. On a GPU, however, cuBLAS may round parts of a long sum to float16 unless
-torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction is False, as it is where this project judges kernels.
+once, to the dtype of A. A sum beyond 65504 becomes infinite. torch's product of float16 matrices does this without
+copies of A and B in float32. On a GPU, however, it lets cuBLAS round parts of a long sum to float16 by default; the
+harness of flashinfer-trace does not (torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False).
 """
 
 import torch
