@@ -20,9 +20,7 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return (x.float() * cos + turned.float() * sin).to(torch.bfloat16)
 
 
-def run(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def run(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """q [num_qo_heads, num_tokens, head_size], k likewise, cos and sin [num_tokens, head_size], all bfloat16.
 
     Returns q_out and k_out, like q and k.

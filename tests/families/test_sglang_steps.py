@@ -198,6 +198,9 @@ def test_both_ways_of_sampling_in_pytorch(kernels):
 
 
 def test_only_norms_that_return_the_sum_have_the_batch_invariant_one():
-    named = flashinfer_trace.load("fused_add_rmsnorm_residual_out_h4096"), flashinfer_trace.load("fused_add_rmsnorm_h4096")
+    named = (
+        flashinfer_trace.load("fused_add_rmsnorm_residual_out_h4096"),
+        flashinfer_trace.load("fused_add_rmsnorm_h4096"),
+    )
     found = [any(one.path == f"{LAYERNORM}.RMSNorm" for one in family_of(each).kernels) for each in named]
     assert found == [True, False]

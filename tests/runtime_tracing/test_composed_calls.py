@@ -98,8 +98,14 @@ EXPERTS = "hidden_states: bfloat16[8,2048], w1: bfloat16[64,2816,2048], topk_ids
     ("kernels", "found"),
     [
         ((SUM,), True),
-        ((SUM, "at::native::vectorized_elementwise_kernel<8, at::native::AUnaryFunctor<x, MulFunctor<float> > >"), False),
-        ((SUM, "at::native::vectorized_elementwise_kernel<8, at::native::AUnaryFunctor<x::MulFunctor<float> > >"), True),
+        (
+            (SUM, "at::native::vectorized_elementwise_kernel<8, at::native::AUnaryFunctor<x, MulFunctor<float> > >"),
+            False,
+        ),
+        (
+            (SUM, "at::native::vectorized_elementwise_kernel<8, at::native::AUnaryFunctor<x::MulFunctor<float> > >"),
+            True,
+        ),
         (("at::native::elementwise_kernel<128, CUDAFunctor_add>",), False),
     ],
 )

@@ -153,7 +153,5 @@ def kernel() -> Kernel:
 
 
 FAMILIES = (
-    paged_family(
-        "gqa_paged_decode_fp8_cache", "gqa_paged", {**TWIN, "page_size": 1}, make_inputs, oracle, (kernel(),)
-    ),
+    paged_family("gqa_paged_decode_fp8_cache", "gqa_paged", {**TWIN, "page_size": 1}, make_inputs, oracle, (kernel(),)),
 )

@@ -140,7 +140,7 @@ def run_fp8_trtllm_gen(definition: Definition, inputs: Inputs, outputs: Outputs)
 
 
 def run_grouped_topk(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """SGLang's function without its decorator torch.compile, for one group. It lists the chosen experts in any order."""
+    """SGLang's function without its decorator torch.compile, for one group. It lists chosen experts in any order."""
     from sglang.srt.layers.moe.topk import grouped_topk_gpu
 
     logits = inputs["routing_logits"]

@@ -5,9 +5,9 @@ probable tokens it keeps the first ones only, in an order that torch.sort choose
 an error. With a seed for each request, it draws by the largest of log p plus Gumbel noise, which a hash of the seed,
 the position and the token makes; without, torch.multinomial draws from CUDA's global generator.
 
-From its source (SGLang 0.5.11, srt/layers/sampler.py): where the hash is 2^32 - 1 the noise is infinite, and for a token
-that was dropped, whose log p is minus infinity, the sum is NaN, which torch.argmax takes for the largest. So one draw in
-2^32 / vocab_size returns a token that was dropped. The adapter passes seeds for which no hash is 2^32 - 1.
+From its source (SGLang 0.5.11, srt/layers/sampler.py): where the hash is 2^32 - 1 the noise is infinite, and for a
+token that was dropped, whose log p is minus infinity, the sum is NaN, which torch.argmax takes for the largest. So one
+draw in 2^32 / vocab_size returns a token that was dropped. The adapter passes seeds for which no hash is 2^32 - 1.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def unrecorded(definition: Definition) -> str | None:
     return None if size == VOCABULARY else f"is run for a vocabulary of {VOCABULARY}, as recorded, and no other"
 
 
-def joint_kernels(compare: Mapping[str, Policy], with_own_seed: Callable[[SeededCall], KernelCall]) -> tuple[Kernel, ...]:
+def joint_kernels(
+    compare: Mapping[str, Policy], with_own_seed: Callable[[SeededCall], KernelCall]
+) -> tuple[Kernel, ...]:
     """Both ways of drawing.
 
     Args:
