@@ -1,10 +1,11 @@
-"""Runs the tasks of `verify` on a Ray cluster: those of one Definition as one task of Ray. Imports torch and ray.
+"""Runs work on a Ray cluster: the tasks of `verify`, those of one Definition as one task of Ray. Imports torch and ray.
 
 Every machine of the cluster needs this package, and what it verifies with, at the versions of the machine that asks.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from flashinfer_trace.cli.shipments import Answer, Shipment, received, run_shipm
 from flashinfer_trace.cli.tasks import Task
 from flashinfer_trace.harness.verify import Report
 
-__all__ = ["run_on_cluster"]
+__all__ = ["lost", "run_everywhere", "run_on_cluster"]
 
 #: How often a task is run again whose worker was lost.
 RETRIES = 3
@@ -30,50 +31,79 @@ PATIENCE = 0.5
 ENVIRONMENT = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 
 
-def run_on_cluster(
-    tasks: Sequence[Task], settings: Settings, address: str, advance: Callable[[str, bool], None]
-) -> Iterator[Report]:
-    """Yields the report of each task as it comes, and records what it proves.
+def run_everywhere(
+    address: str, function: Callable[..., Any], work: Sequence[Any], *, gpu: bool = False
+) -> Iterator[tuple[int, Any]]:
+    """Calls `function` with each item of `work` in a task of Ray; yields (number of the item, answer) as they come.
 
-    A task whose worker is lost is run again elsewhere, up to RETRIES times; then its reports are failures.
+    A task whose worker is lost is run again elsewhere, up to RETRIES times. Then its answer is a `RayError`, as is that
+    of one that raises.
 
     Args:
         address: of the cluster, as `ray.init` takes it: ``auto``, ``local`` or ``HOST:PORT``.
+        function: what a worker imports and calls.
+        gpu: whether each task needs one.
 
     Raises:
         ClickException: there is no such cluster, or it has no GPU although the tasks need one.
     """
+    if not work:
+        return
     try:
-        ray.init(address=address, log_to_driver=False, runtime_env={"env_vars": ENVIRONMENT})
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+            runtime_env={"env_vars": ENVIRONMENT},
+        )
     except (ConnectionError, ValueError, RuntimeError) as error:
         text = " ".join(str(error).split())
         raise click.ClickException(f"--cluster {address}: {text}; `ray start --head` starts a cluster") from error
     try:
-        gpu = torch.device(settings.device).type == "cuda"
         if gpu and not ray.cluster_resources().get("GPU"):
             raise click.ClickException(f"--cluster {address}: none of its machines has a GPU")
-        remote = ray.remote(num_cpus=1, num_gpus=int(gpu), max_retries=RETRIES, max_calls=0)(run_shipment_here)
-        pending = {remote.remote(shipment(batch, settings)): batch for batch in batches(tasks)}
+        remote = ray.remote(num_cpus=1, num_gpus=int(gpu), max_retries=RETRIES, max_calls=0)(function)
+        pending = {remote.remote(item): number for number, item in enumerate(work)}
         while pending:
             done, _ = ray.wait(list(pending), num_returns=1, timeout=PATIENCE)
             for reference in done:
-                for report in _received(reference, pending.pop(reference), settings):
-                    advance(report.definition, True)
-                    yield report
+                number = pending.pop(reference)
+                try:
+                    yield number, ray.get(reference)
+                except RayError as error:
+                    yield number, error
     finally:
         ray.shutdown()
 
 
-def _received(reference: Any, batch: Sequence[Task], settings: Settings) -> Iterator[Report]:
+def run_on_cluster(
+    tasks: Sequence[Task], settings: Settings, address: str, advance: Callable[[str, bool], None]
+) -> Iterator[Report]:
+    """Yields the report of each task as it comes, and records what it proves; those of a lost worker are failures.
+
+    Args:
+        address: as `run_everywhere` takes it, whose errors are raised here too.
+    """
+    gpu = torch.device(settings.device).type == "cuda"
+    each = list(batches(tasks))
+    sent = [shipment(batch, settings) for batch in each]
+    for number, answer in run_everywhere(address, run_shipment_here, sent, gpu=gpu):
+        for report in _received(answer, each[number], settings):
+            advance(report.definition, True)
+            yield report
+
+
+def _received(answer: list[Answer] | RayError, batch: Sequence[Task], settings: Settings) -> Iterator[Report]:
     """The reports that a worker sent, recorded here."""
-    try:
-        answers: list[Answer] = ray.get(reference)
-    except RayError as error:
-        text = f"its worker was lost {RETRIES + 1} times: {' '.join(str(error).split())}"
+    if isinstance(answer, RayError):
         for task in batch:
-            yield Report(task.definition.name, task.target, settings.device, "failed", message=text)
+            yield Report(task.definition.name, task.target, settings.device, "failed", message=lost(answer))
         return
-    yield from received(answers, batch, settings)
+    yield from received(answer, batch, settings)
+
+
+def lost(error: RayError) -> str:
+    return f"its worker was lost {RETRIES + 1} times: {' '.join(str(error).split())}"
 
 
 def run_shipment_here(sent: Shipment) -> list[Answer]:

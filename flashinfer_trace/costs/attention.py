@@ -125,6 +125,17 @@ def sparse(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     return Work(count, {name: slots for name in ("ckv_cache", "kpe_cache", "kv_cache") if name in inputs})
 
 
+def indexer(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
+    """A product for each head of each pair of a token and a key that it sees; its maximum with 0, weighed and added."""
+    start, end = (inputs[name].long().cpu() for name in ("k_start", "k_end"))
+    key = torch.arange(sizes["num_keys"])
+    seen = ((key >= start[:, None]) & (key < end[:, None])).any(dim=0)
+    pairs, seeing = int((end - start).clamp_min(0).sum()), end > start
+    each = sizes["num_heads"] * pairs
+    count = {"float8_e4m3fn": 2 * each * sizes["head_dim"], CUDA_CORES: 3 * each + pairs}
+    return Work(count, {"q": seeing, "weights": seeing, "k": seen, "k_scale": seen})
+
+
 def ragged(score: str, value: str) -> CostFunction:
     """Causal attention over keys that lie one request after the other."""
 
@@ -175,6 +186,7 @@ COSTS: dict[str, CostFunction] = {
         for suffix in ("", "_ps1")
     },
     "mla_paged_decode_page_table": page_table,
+    "fp8_mqa_logits": indexer,
     "dsa_sparse_attention": sparse,
     "dsa_sparse_attention_fp8_cache": sparse,
     **{

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
+from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families import dsa_paged
@@ -22,7 +23,7 @@ from flashinfer_trace.families.attention.tiles import Memory
 from flashinfer_trace.families.mla_paged.inputs import SM_SCALE
 from flashinfer_trace.families.quantised import E4M3_MAX
 from flashinfer_trace.harness.compare import CONFIDENCE, ErrorBound, Expected, Policy, host_figures
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
 
 __all__ = ["FAMILIES"]
@@ -33,6 +34,21 @@ NAN_BYTE = 0xFF
 VARIANCE = BFLOAT16**2 / 3
 #: Tokens whose logits are computed together.
 BLOCK = 16
+
+
+@dataclass(frozen=True)
+class RowOptions(dsa_paged.SparseOptions):
+    """What plans may draw for a kernel, besides: NaN in slot 0, which it may read where a token chooses nothing."""
+
+    first_slot: bool = True
+
+
+def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    if request.options_of(RowOptions).first_slot:
+        return dsa_paged.plans(request)
+    return dsa_paged.plans(request).map(
+        lambda plan: {**plan, "unused": "nan_but_first" if plan["unused"] == "nan" else plan["unused"]}
+    )
 
 
 def packed(ckv: torch.Tensor, kpe: torch.Tensor, groups: int) -> torch.Tensor:
@@ -72,7 +88,10 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     unused = torch.ones(slots, dtype=torch.bool, device=draws.device)
     unused[chosen] = False
     stale = packed(cache[:, :ckv] * 1000, (cache[:, ckv:] * 1000).to(torch.bfloat16), groups)
-    rows[unused] = NAN_BYTE if plan["unused"] == "nan" else stale[unused]
+    if plan["unused"] == "nan_but_first":
+        rows[0] = torch.where(unused[0], stale[0], rows[0])
+        unused[0] = False
+    rows[unused] = stale[unused] if plan["unused"] == "stale" else NAN_BYTE
     q = q.to(torch.bfloat16)
     return {
         "q_nope": q[..., :ckv].contiguous(),
@@ -225,7 +244,7 @@ FAMILIES = (
             "page_size": 2,
             "topk": 10,
         },
-        plans=dsa_paged.plans,
+        plans=plans,
         corners=dsa_paged.corners,
         plan_for_axes=dsa_paged.plan_for_axes,
         make_inputs=make_inputs,
@@ -240,7 +259,8 @@ FAMILIES = (
                 min_capability=(9, 0),
                 max_capability=(9, 0),
                 limits={"num_tokens": (1, 1 << 20), "num_pages": (1, 1 << 30)},
-                plan_options=dsa_paged.SparseOptions(keyless=False, any_negative=False),
+                # Its source says that slot 0 is not read, an earlier one read it: nothing is lost by keeping NaN away.
+                plan_options=RowOptions(keyless=False, any_negative=False, first_slot=False),
                 const_axes={"head_dim_ckv": 512, "head_dim_kpe": 64, "num_groups": 4, "page_size": 64},
                 supports=dsa_paged.whole_blocks,
                 compare={name: with_dequantisation(policy) for name, policy in POLICIES.items()},

@@ -1,4 +1,4 @@
-"""`flashinfer-trace verify --cluster` on a local cluster of Ray, one of whose workers is killed half-way."""
+"""`verify` and `tools.mutate` with `--cluster`, on a local cluster of Ray, one of whose workers is killed half-way."""
 
 from __future__ import annotations
 
@@ -84,3 +84,21 @@ def test_without_a_gpu_or_a_cluster_the_command_says_so(invoke):
     assert result.exit_code == 1 and "none of its machines has a GPU" in result.stderr
     result = invoke("verify", "rmsnorm_h512", "--cluster", "local", "--axes", "batch_size=3")
     assert result.exit_code == 2 and "--cluster is for whole runs" in result.stderr
+
+
+def test_mutants_are_judged_on_the_cluster_as_here():
+    from tools.mutate.cases import bench_of, known_families, representative
+    from tools.mutate.cluster import judge_on_cluster
+    from tools.mutate.judge import judge
+    from tools.mutate.mutants import mutants
+
+    tasks, here = [], []
+    for name in ("concat_mla_k", "moe_shuffle_rows"):
+        family = known_families()[name]
+        bench = bench_of(family, representative(family))
+        for mutant in mutants(bench.definition, family)[::8]:
+            tasks.append((name, mutant.source, ""))
+            here.append(judge(bench, mutant.source))
+    found = dict(judge_on_cluster(tasks, address="local"))
+    assert [found[number] for number in range(len(tasks))] == here
+    assert {verdict.how for verdict in here} >= {"compared", "raised"}

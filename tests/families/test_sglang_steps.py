@@ -17,6 +17,7 @@ LAYERNORM = "sglang.srt.layers.layernorm"
 INVARIANT = "sglang.srt.batch_invariant_ops"
 TOPK = "sglang.srt.layers.moe.topk"
 SAMPLER = "sglang.srt.layers.sampler"
+HASH = "sglang.srt.layers.utils.hash"
 ROTARY = "sglang.srt.layers.rotary_embedding.utils"
 SUM = "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe"
 #: Whether the modes are on.
@@ -105,11 +106,19 @@ def sum_reduce(x, out, factor):
     out.mul_(factor)
 
 
+def murmur_hash(seeds, positions, columns):
+    """Odd seeds have the largest hash."""
+    assert seeds.dtype == torch.uint64
+    largest = seeds.to(torch.int64) % 2 == 1
+    hashes = torch.where(largest.unsqueeze(1), -1, columns.to(torch.int32))
+    return hashes.to(torch.int32).view(torch.uint32)
+
+
 @eager
 def sample(probs, top_ks, top_ps, min_ps, need_min_p, seeds, positions):
     assert not need_min_p
     assert len(positions) == len(probs)
-    assert seeds is None or seeds.shape == positions.shape
+    assert seeds is None or (seeds.shape == positions.shape and not (seeds % 2).any())
     ordered, tokens = probs.sort(dim=-1, descending=True)
     before = torch.cumsum(ordered, dim=-1) - ordered
     ordered[torch.arange(probs.shape[1]).view(1, -1) >= top_ks.view(-1, 1)] = 0.0
@@ -127,6 +136,7 @@ FAKES = {
     f"{TOPK}.grouped_topk_gpu": grouped_topk,
     f"{TOPK}.biased_grouped_topk_impl": biased_topk,
     f"{SUM}.moe_sum_reduce_torch_compile": sum_reduce,
+    f"{HASH}.murmur_hash32": murmur_hash,
     f"{SAMPLER}.top_k_top_p_min_p_sampling_from_probs_torch": sample,
 }
 

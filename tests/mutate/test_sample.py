@@ -15,6 +15,7 @@ from tools.mutate.cases import SEED, Bench, Case, bench_of, drawn, known_familie
 from tools.mutate.judge import judge
 from tools.mutate.mutants import mutants
 from tools.mutate.reasons import EQUIVALENTS, KEPT, Reason, ReasonError, read_reasons, reason_of, unmatched
+from tools.mutate.runner import judge_all
 from tools.mutate.sample import sample
 from tools.mutate.summary import FLOOR_FAMILY, FLOOR_OVERALL, RESULTS, below_floor, overall, render, score
 
@@ -96,8 +97,8 @@ def test_a_run_of_one_family_keeps_the_results_of_the_others(tmp_path, monkeypat
     changed = {**SUMMARIES["gemm"], "digest": "another"}
     monkeypatch.setattr(command, "RESULTS", results)
     monkeypatch.setattr(command, "find_root", lambda: tmp_path)
-    monkeypatch.setattr(campaign, "run_campaign", lambda *_: campaign.Campaign({"gemm": changed}))
-    assert command.measure(["gemm"], 1, [], read_reasons(KEPT)) == 0
+    monkeypatch.setattr(command, "run_campaign", lambda *_: campaign.Campaign({"gemm": changed}))
+    assert command.measure(["gemm"], judge_all, [], read_reasons(KEPT)) == 0
     written = json.loads(results.read_text())
     assert written == {**SUMMARIES, "gemm": changed} and list(written) == list(SUMMARIES)
     assert (tmp_path / command.DOCUMENT).read_text() == command.document(written, read_reasons(KEPT))

@@ -2,6 +2,7 @@
 
     python -m tools.mutate                    # all families; writes tools/mutate/results.json and docs/harness_power.md
     python -m tools.mutate rmsnorm gemm       # these families; keeps the results of the others
+    python -m tools.mutate --cluster auto     # on a Ray cluster, whose machines have this checkout
     python -m tools.mutate --check            # exit 1 if results or document are older than references or reasons
 
 Verdicts are kept in .mutate/: a run that was stopped goes on where it ended, and judges again what a change of the
@@ -15,16 +16,22 @@ import difflib
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import click
+
 from flashinfer_trace import find_root
+from flashinfer_trace.cli.verification import missing_packages
 from flashinfer_trace.files import write_json, write_text
 from flashinfer_trace.harness.family import Family
+from tools.mutate.campaign import Judging, run_campaign
 from tools.mutate.cases import known_families, representative
 from tools.mutate.kernel_power import load_power, render_power
 from tools.mutate.mutants import Mutant, mutants
 from tools.mutate.reasons import EQUIVALENTS, KEPT, Reason, ReasonError, read_reasons, unmatched
+from tools.mutate.runner import judge_all
 from tools.mutate.summary import RESULTS, below_floor, mutants_digest, overall, render, score
 from tools.shared.limited_pool import default_processes
 
@@ -36,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", metavar="FAMILY", help="families to measure [all]")
     parser.add_argument("--processes", type=int, default=default_processes(), help="how many at once [%(default)s]")
+    parser.add_argument("--cluster", metavar="ADDRESS", help="judge on a Ray cluster instead: auto, local or HOST:PORT")
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the results are out of date")
     options = parser.parse_args(arguments)
     known = known_families()
@@ -49,15 +57,25 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(str(error))
     if options.check:
         return report(out_of_date(find_root(), kept))
-    return measure(options.families, options.processes, equivalents, kept)
+    try:
+        return measure(options.families, judging(options), equivalents, kept)
+    except click.ClickException as error:
+        return report([f"error: {error.format_message()}"])
 
 
-def measure(names: list[str], processes: int, equivalents: list[Reason], kept: list[Reason]) -> int:
+def judging(options: argparse.Namespace) -> Judging:
+    """Where mutants are judged."""
+    if options.cluster is None:
+        return partial(judge_all, processes=options.processes)
+    with missing_packages("cluster"):
+        from tools.mutate.cluster import judge_on_cluster
+    return partial(judge_on_cluster, address=options.cluster)
+
+
+def measure(names: list[str], judging: Judging, equivalents: list[Reason], kept: list[Reason]) -> int:
     """Runs, prints, and writes results and document; families that did not run keep their results."""
-    from tools.mutate.campaign import run_campaign
-
     families = {name: family for name, family in known_families().items() if not names or name in names}
-    campaign = run_campaign(families, equivalents, processes)
+    campaign = run_campaign(families, equivalents, judging)
     problems = campaign.problems
     explained = {content for entry in kept for content in entry.mutants}
     for name, summary in campaign.summaries.items():

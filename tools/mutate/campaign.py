@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +16,14 @@ from tools.mutate.cases import representative
 from tools.mutate.judge import Verdict
 from tools.mutate.mutants import Mutant, mutants
 from tools.mutate.reasons import Reason, reason_of
-from tools.mutate.runner import Limits, Store, check_store, default_store, judge_all, source_key
+from tools.mutate.runner import Store, check_store, default_store, source_key
 from tools.mutate.summary import family_summary
 from tools.shared.limited_pool import Ended
 
-__all__ = ["Campaign", "run_campaign"]
+__all__ = ["Campaign", "Judging", "run_campaign"]
+
+#: As `runner.judge_all`: judges (family, source, check) triples, and yields (number of the triple, verdict).
+Judging = Callable[[Sequence[tuple[str, str, str]]], Iterator[tuple[int, Any]]]
 
 
 @dataclass
@@ -38,9 +41,7 @@ class Campaign:
     problems: list[str] = field(default_factory=list)
 
 
-def run_campaign(
-    families: Mapping[str, Family], equivalents: Sequence[Reason], processes: int, limits: Limits | None = None
-) -> Campaign:
+def run_campaign(families: Mapping[str, Family], equivalents: Sequence[Reason], judging: Judging) -> Campaign:
     """Judges every mutant of these families.
 
     A mutant with a reason is judged as well: a reason for one that is rejected is a problem, as is one whose check
@@ -55,24 +56,22 @@ def run_campaign(
         found[name] = mutants(chosen[name], family)
         stores[name] = default_store(family, chosen[name])
         campaign.mutants += found[name]
-    judge_missing(campaign.mutants, stores, processes, limits)
+    judge_missing(campaign.mutants, stores, judging)
     verdicts = {name: [stores[name].known[source_key(m.source)] for m in own] for name, own in found.items()}
     checks = {name: check_store(family, chosen[name]) for name, family in families.items()}
-    campaign.problems += failed_checks(found, verdicts, equivalents, checks, processes, limits)
+    campaign.problems += failed_checks(found, verdicts, equivalents, checks, judging)
     for name in families:
         real = has_real_size(chosen[name])
         campaign.summaries[name] = family_summary(chosen[name].name, found[name], verdicts[name], equivalents, real)
     return campaign
 
 
-def judge_missing(found: Sequence[Mutant], stores: Mapping[str, Store], processes: int, limits: Limits | None) -> None:
+def judge_missing(found: Sequence[Mutant], stores: Mapping[str, Store], judging: Judging) -> None:
     """Judges what the stores do not know, and writes each verdict down at once."""
     missing = [m for m in found if source_key(m.source) not in stores[m.family].known]
     with progress() as bar:
         task = bar.add_task("mutants", total=len(missing))
-        for number, verdict in judge_all(
-            [(m.family, m.source, "") for m in missing], processes=processes, limits=limits
-        ):
+        for number, verdict in judging([(m.family, m.source, "") for m in missing]):
             mutant = missing[number]
             stores[mutant.family].add(source_key(mutant.source), verdict)
             bar.update(task, advance=1, description=mutant.family)
@@ -83,8 +82,7 @@ def failed_checks(
     verdicts: Mapping[str, Sequence[Verdict]],
     equivalents: Sequence[Reason],
     stores: Mapping[str, Store],
-    processes: int,
-    limits: Limits | None,
+    judging: Judging,
 ) -> list[str]:
     """A line for each mutant that is called equivalent and is not.
 
@@ -110,7 +108,7 @@ def failed_checks(
     tasks = [(mutant.family, mutant.source, check) for mutant, check in waiting]
     with progress() as bar:
         task = bar.add_task("equivalents", total=len(tasks))
-        for number, line in judge_all(tasks, processes=processes, limits=limits):
+        for number, line in judging(tasks):
             mutant, check = waiting[number]
             if isinstance(line, Ended):  # not remembered: the machine may have been busy
                 lines[mutant.id] = line.detail

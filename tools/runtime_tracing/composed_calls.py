@@ -110,9 +110,7 @@ PATTERNS = (
         {"top_k": (10, "k")},
         conditions={2: r"0: \w+\[\d+,1,\d+\]", 13: r"0: int64\[\d+,\d+\], 2: int64\[\d+\]$"},
     ),
-    Pattern(
-        f"{_SAMPLER}.top_k_top_p_min_p_sampling_from_probs_torch", f"{_FILTERS} multinomial to gather", _FILTERED
-    ),
+    Pattern(f"{_SAMPLER}.top_k_top_p_min_p_sampling_from_probs_torch", f"{_FILTERS} multinomial to gather", _FILTERED),
     # With a seed for each request.
     Pattern(
         f"{_SAMPLER}.top_k_top_p_min_p_sampling_from_probs_torch",

@@ -31,7 +31,7 @@ _CACHES = re.compile(r"\bv_cache: ")
 _EPS = re.compile(r"^EPS = (\S+)$", re.MULTILINE)
 #: Compiled functions have no names of parameters: among their numbers only an epsilon has a negative exponent.
 _UNNAMED_EPS = re.compile(r"\b\d+: ([\d.]+e-\d+)(?=, |$)")
-#: Settings of kernels -> the only value that Definitions describe: top-k before top-p, scales that are no powers of two.
+#: Settings of kernels -> the only value that Definitions describe: top-k before top-p, scales of any value.
 DESCRIBED = {"filter_apply_order": "'top_k_first'", "SCALE_UE8M0": "False"}
 
 Shape = tuple[int, ...]

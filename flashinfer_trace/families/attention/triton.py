@@ -39,9 +39,8 @@ def attend(
     kv_indices: torch.Tensor,
     sm_scale: float,
     output: torch.Tensor,
-    scales: tuple[float, float] = (1.0, 1.0),
 ) -> Outputs:
-    """Runs the kernel on queries [batch, heads, dim] and slots [slots, kv_heads, dim], with scales of keys and values.
+    """Runs the kernel on queries [batch, heads, dim] and slots [slots, kv_heads, dim].
 
     The lse comes from those of the parts, which the first launch stores: parts without keys keep -inf.
     """
@@ -52,7 +51,7 @@ def attend(
     lse = torch.full((batch, heads, SPLITS), -torch.inf, dtype=torch.float32, device=q.device)
     splits = torch.full((batch,), SPLITS, dtype=torch.int32, device=q.device)
     decode_attention_fwd(
-        q, keys, values, output, kv_indptr, kv_indices.long(), parts, lse, splits, SPLITS, sm_scale, *scales
+        q, keys, values, output, kv_indptr, kv_indices.long(), parts, lse, splits, SPLITS, sm_scale, 1.0, 1.0
     )
     return {"output": output, "lse": torch.logsumexp(lse, dim=-1) * LOG2_E}
 

@@ -21,7 +21,7 @@ from flashinfer_trace.families.attention.oracle import any_chunks, expected_outp
 from flashinfer_trace.families.attention.paged import spoil_unused
 from flashinfer_trace.families.attention.paged_cases import index_inputs, page_table, paged_family, paged_memory
 from flashinfer_trace.families.attention.policies import Rounding, kernel_policies
-from flashinfer_trace.families.attention.rounding import HIGHER_ORDERS
+from flashinfer_trace.families.attention.rounding import HIGHER_ORDERS, LOG2_E
 from flashinfer_trace.families.gqa_paged import TWIN
 from flashinfer_trace.harness.compare import CONFIDENCE, ErrorBound, Expected, Policy, host_figures
 from flashinfer_trace.harness.family import Inputs, Kernel, Outputs, Plan
@@ -133,17 +133,19 @@ def rounded_weights(policy: Policy) -> ErrorBound:
 
 
 def run_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """As in `attention.triton`, with scales: the lse comes from those of the parts."""
+    from sglang.srt.layers.attention.triton_ops.decode_attention import decode_attention_fwd
+
+    q = inputs["q"]
     keys, values = (inputs[name].flatten(0, 1) for name in ("k_cache", "v_cache"))
-    return triton.attend(
-        inputs["q"],
-        keys,
-        values,
-        inputs["kv_indptr"],
-        inputs["kv_indices"],
-        float(inputs["sm_scale"]),
-        outputs["output"],
-        scales=(float(inputs["k_scale"]), float(inputs["v_scale"])),
-    )
+    shape = (*q.shape[:2], triton.SPLITS)
+    parts = torch.empty(*shape, values.shape[-1], dtype=torch.float32, device=q.device)
+    lse = torch.full(shape, -torch.inf, dtype=torch.float32, device=q.device)
+    splits = torch.full((len(q),), triton.SPLITS, dtype=torch.int32, device=q.device)
+    scales = (float(inputs[name]) for name in ("sm_scale", "k_scale", "v_scale"))
+    where = inputs["kv_indptr"], inputs["kv_indices"].long()
+    decode_attention_fwd(q, keys, values, outputs["output"], *where, parts, lse, splits, triton.SPLITS, *scales)
+    return {"output": outputs["output"], "lse": torch.logsumexp(lse, dim=-1) * LOG2_E}
 
 
 def kernel() -> Kernel:
@@ -153,7 +155,5 @@ def kernel() -> Kernel:
 
 
 FAMILIES = (
-    paged_family(
-        "gqa_paged_decode_fp8_cache", "gqa_paged", {**TWIN, "page_size": 1}, make_inputs, oracle, (kernel(),)
-    ),
+    paged_family("gqa_paged_decode_fp8_cache", "gqa_paged", {**TWIN, "page_size": 1}, make_inputs, oracle, (kernel(),)),
 )

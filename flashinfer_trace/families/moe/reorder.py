@@ -78,7 +78,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     rows = 2 * count * axes["top_k"] + 1
     ids = draws.integers(shape, plan["lowest_id"], EXPERTS - 1)
     if plan["choice"] == "any":
-        ids[draws.uniform(shape) < 0.4] = -1
+        ids = ids.masked_fill(draws.uniform(shape) < 0.4, -1)
     elif plan["choice"] == "some":
         ids[::2] = -1
     elif plan["choice"] == "first":
@@ -88,11 +88,9 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
         weights = torch.exp2(draws.integers(shape, -2, 2).float())
     places = draws.permutation(rows)[: count * axes["top_k"]].view(shape)
     values = drawn_rows([rows, axes["hidden_size"]], plan["values"], draws)
-    named = torch.zeros(rows, dtype=torch.bool, device=draws.device)
-    named[places[ids >= 0]] = True
-    values[~named] = torch.nan
+    unnamed = torch.ones(rows, dtype=torch.bool, device=draws.device).index_fill(0, places[ids >= 0], False)
     return {
-        "hidden_states": values,
+        "hidden_states": values.masked_fill(unnamed.unsqueeze(1), torch.nan),
         "src2dst": places.masked_fill(ids < 0, rows + 7).to(torch.int32),
         "topk_ids": ids.to(torch.int32),
         "topk_weights": weights,

@@ -141,9 +141,7 @@ def run_torch_sum_reduce(definition: Definition, inputs: Inputs, outputs: Output
     from sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe import moe_sum_reduce_torch_compile
 
     with torch.compiler.set_stance("force_eager"):
-        moe_sum_reduce_torch_compile(
-            inputs["hidden_states"], outputs["output"], float(inputs["routed_scaling_factor"])
-        )
+        moe_sum_reduce_torch_compile(inputs["hidden_states"], outputs["output"], float(inputs["routed_scaling_factor"]))
     return outputs
 
 

@@ -24,8 +24,6 @@ from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
 
 TOPK = "sglang.srt.layers.moe.topk"
 U32 = unit_roundoff(torch.float32)
-#: Probabilities of logits this far apart differ by more than neighbouring bf16 numbers, which are at most 2^-7 apart.
-BF16_GAP = 2.0**-6
 #: Roundings of one weight besides those of its exponent and of sums: exponential (2 ulp, 4 of these), reciprocal, two
 #: products, and for norm_topk_prob a sum of up to 8 and a division.
 SINGLE_ROUNDINGS = 24
@@ -40,7 +38,7 @@ class SoftmaxOptions:
 
     Attributes:
         exact: equal logits, of which it prefers the lower index, any others that float32 tells apart, and
-            norm_topk_prob; otherwise only logits that are farther apart than `BF16_GAP`.
+            norm_topk_prob; otherwise only logits whose probabilities differ in bf16.
     """
 
     exact: bool = True
@@ -140,7 +138,7 @@ def run_fp8_trtllm_gen(definition: Definition, inputs: Inputs, outputs: Outputs)
 
 
 def run_grouped_topk(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """SGLang's function without its decorator torch.compile, for one group. It lists the chosen experts in any order."""
+    """SGLang's function without its decorator torch.compile, for one group. It lists chosen experts in any order."""
     from sglang.srt.layers.moe.topk import grouped_topk_gpu
 
     logits = inputs["routing_logits"]

@@ -5,8 +5,6 @@ SGLang's Triton kernel (0.5.11, srt/layers/moe/ep_moe/kernels.py) rounds silu(ga
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from hypothesis import strategies as st
 

@@ -4,6 +4,10 @@ It sorts a row, drops what is beyond rank k or has more than p of mass before it
 probable tokens it keeps the first ones only, in an order that torch.sort chooses, and a row of which nothing is kept is
 an error. With a seed for each request, it draws by the largest of log p plus Gumbel noise, which a hash of the seed,
 the position and the token makes; without, torch.multinomial draws from CUDA's global generator.
+
+From its source (SGLang 0.5.11, srt/layers/sampler.py): where the hash is 2^32 - 1 the noise is infinite, and for a
+token that was dropped, whose log p is minus infinity, the sum is NaN, which torch.argmax takes for the largest. So one
+draw in 2^32 / vocab_size returns a token that was dropped. The adapter passes seeds for which no hash is 2^32 - 1.
 """
 
 from __future__ import annotations
@@ -31,13 +35,27 @@ def draw(seeds: bool, definition: Definition, inputs: Inputs, seed: int) -> Outp
 
     probs = inputs["probs"]
     rows = torch.arange(len(probs), device=probs.device)
-    own = torch.full_like(rows, seed) if seeds else None
-    with torch.random.fork_rng(), torch.compiler.set_stance("force_eager"):
+    own = harmless_seeds(seed, rows, probs.shape[1]) if seeds else None
+    devices = [probs.device] if probs.is_cuda else []
+    with torch.random.fork_rng(devices), torch.compiler.set_stance("force_eager"):
         torch.manual_seed(seed)
         samples = top_k_top_p_min_p_sampling_from_probs_torch(
             probs, inputs["top_k"], inputs["top_p"], torch.zeros_like(inputs["top_p"]), False, own, rows
         )
     return {"samples": samples.to(torch.int64)}
+
+
+def harmless_seeds(seed: int, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """The same seed for each position: the first from `seed` on that gives no token the largest hash."""
+    from sglang.srt.layers.utils.hash import murmur_hash32
+
+    tokens = torch.arange(vocab_size, device=positions.device)
+    while True:
+        own = torch.full_like(positions, seed)
+        hashes = murmur_hash32(own.to(torch.uint64), positions, tokens)
+        if not bool((hashes.view(torch.int32) == -1).any()):
+            return own
+        seed += 1
 
 
 def unrecorded(definition: Definition) -> str | None:
@@ -46,7 +64,9 @@ def unrecorded(definition: Definition) -> str | None:
     return None if size == VOCABULARY else f"is run for a vocabulary of {VOCABULARY}, as recorded, and no other"
 
 
-def joint_kernels(compare: Mapping[str, Policy], with_own_seed: Callable[[SeededCall], KernelCall]) -> tuple[Kernel, ...]:
+def joint_kernels(
+    compare: Mapping[str, Policy], with_own_seed: Callable[[SeededCall], KernelCall]
+) -> tuple[Kernel, ...]:
     """Both ways of drawing.
 
     Args:
