@@ -3,8 +3,9 @@
     python -m benchmarks.references --peer flashinfer_trace/definitions --device cuda --json ratios.json
 
 A run of both is a pair, and which goes first alternates, so that a change of the machine's load affects both. Times are
-the shortest of all pairs: whatever else runs only adds to them. With one CPU thread they are processor time; with
-several, and on a GPU, they are of the clock.
+the shortest of all pairs: whatever else runs only adds to them. On a CPU they are processor time, of all threads; set
+OMP_WAIT_POLICY=passive and GOMP_SPINCOUNT=0 with --threads, or threads that wait count, too. On a GPU they are of the
+clock.
 
 A peer that is faster may compute less. If ours is slower, the peer's reference is therefore judged as ours are: in the
 corners and drawn cases of the family, against its oracle and within its bounds. The first case that it fails is
@@ -154,16 +155,16 @@ def shortest(runs: tuple[Callable[[], Any], Callable[[], Any]], repeat: int, dev
 
 
 def taken(run: Callable[[], Any], device: str) -> float:
-    """Seconds that one call takes, with its work on a GPU."""
-    on_gpu = device.startswith("cuda")
-    clock = time.process_time if not on_gpu and torch.get_num_threads() == 1 else time.perf_counter
-    if on_gpu:
-        torch.cuda.synchronize()
-    start = clock()
+    """Seconds of processor time that one call takes; on a GPU, seconds of the clock until its work is done."""
+    if not device.startswith("cuda"):
+        start = time.process_time()
+        run()
+        return time.process_time() - start
+    torch.cuda.synchronize()
+    start = time.perf_counter()
     run()
-    if on_gpu:
-        torch.cuda.synchronize()
-    return clock() - start
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
 
 
 def failure_of(definition: Definition, peer: Callable[[Mapping[str, Any]], Any], device: str) -> str:
