@@ -36,7 +36,7 @@ def run(finding: kernel_findings.Finding) -> bool:
     return verdict(finding, done.returncode, done.stdout + (done.stderr if done.returncode else ""))
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu_harness
 @pytest.mark.xfail(strict=True, raises=DefectShown, reason="a known defect of a real kernel: docs/kernel_findings.md")
 @pytest.mark.parametrize("finding", FINDINGS, ids=lambda finding: finding.name)
 def test_the_kernel_is_right(finding, cuda_device):

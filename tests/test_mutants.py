@@ -128,7 +128,7 @@ def test_policies_reject_every_mutant(family, kernel):
     assert not accepted, "accepted:\n" + "\n".join(accepted)
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu_harness
 @pytest.mark.parametrize(("family", "kernel"), TARGETS)
 def test_policies_reject_every_mutant_at_real_sizes(family, kernel, cuda_device):
     """Bounds grow with the lengths of sums: what they reject of a small twin, they must reject of the real thing."""
@@ -161,7 +161,7 @@ def test_every_family_has_a_real_kernel_to_spoil():
     assert {target.values[0].name for target in REAL_TARGETS} == set(FAMILIES)
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu_harness
 @pytest.mark.parametrize(("family", "kernel", "definition"), REAL_TARGETS)
 def test_a_verification_rejects_every_faulty_real_kernel(family, kernel, definition, cuda_device, request):
     """At real sizes; --record-power writes the numbers of cases."""

@@ -30,9 +30,9 @@ def run(
     assert k.shape[1] == HEAD_DIM
     assert weights.shape[1] == NUM_HEADS
     keys = k.float() * k_scale[:, None]
-    logits = torch.zeros(q.shape[0], k.shape[0], dtype=torch.float32, device=q.device)
+    logits = torch.zeros_like(weights[:, :1] * k_scale)
     for head in range(NUM_HEADS):
-        logits += weights[:, head, None] * (q[:, head].float() @ keys.T).clamp_min(0)
-    key = torch.arange(k.shape[0], device=q.device)
+        logits += weights[:, head : head + 1] * (q[:, head].float() @ keys.T).clamp_min(0)
+    key = torch.arange(logits.shape[1], device=q.device)
     seen = (key >= k_start[:, None]) & (key < k_end[:, None])
     return torch.where(seen, logits, -math.inf)

@@ -10,7 +10,7 @@ from flashinfer_trace.judging.process import Server
 from flashinfer_trace.judging.verdict import Grade, Verdict
 from flashinfer_trace.traffic import digests
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.gpu_harness
 
 FILES = sorted((Path(__file__).resolve().parents[2] / "workloads").glob("*/*.json"))
 NORM = "rmsnorm_h512"

@@ -123,7 +123,7 @@ def test_bars(fraction, bar):
     assert plot(fraction) == bar
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu_harness
 def test_the_walk_through_on_a_gpu(tmp_path, monkeypatch, cuda_device):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_norm.py").write_text(NORM)

@@ -47,7 +47,7 @@ def test_an_honest_kernel_passes(file: str, server):
     assert verdict.grade == Grade.REFERENCE, verdict
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu_harness
 @pytest.mark.parametrize("cheat", [cheat for cheat in ALL if cheat.gpu], ids=lambda cheat: cheat.function)
 def test_a_cheat_is_rejected_on_a_gpu(cheat: Cheat, server, cuda_device):
     limits = Limits(call=10.0, first_call=30.0)
@@ -57,7 +57,7 @@ def test_a_cheat_is_rejected_on_a_gpu(cheat: Cheat, server, cuda_device):
     assert verdict.failure.kind in cheat.kinds, verdict
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu_harness
 @pytest.mark.parametrize("file", HONEST)
 def test_an_honest_kernel_passes_on_a_gpu(file: str, server, cuda_device):
     verdict = judge(str(CHEATS / file), HONEST[file], device=cuda_device, examples=15, server=server)

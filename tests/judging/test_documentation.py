@@ -37,7 +37,7 @@ def test_the_walk_through_on_a_cpu(tmp_path, monkeypatch):
             assert any(one.startswith(start) for one in printed), f"{line!r} is not in {printed}"
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu_harness
 def test_the_walk_through_on_a_gpu(tmp_path, monkeypatch, cuda_device):
     monkeypatch.chdir(tmp_path)
     (command, _), file = COMMANDS[0], FILES[0]

@@ -1,4 +1,4 @@
-"""`pytest -m gpu`: the judge passes the real kernels of every family, each by its own stated bounds."""
+"""`pytest -m gpu_harness`: the judge passes the real kernels of every family, each by its own stated bounds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PAIRS = [
 DEFECTS = {"sgl_kernel.moe_align_block_size": "outside"}
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu_harness
 @pytest.mark.parametrize(("definition", "kernel"), PAIRS)
 def test_a_real_kernel_passes(definition, kernel, cuda_device, server, request):
     import torch

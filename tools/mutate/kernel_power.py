@@ -9,14 +9,14 @@ from typing import Any
 
 __all__ = ["RECORDS", "load_power", "render_power"]
 
-#: What ``pytest -m gpu tests/test_mutants.py --record-power DIR`` wrote; committed.
+#: What ``pytest -m gpu_harness tests/test_mutants.py --record-power DIR`` wrote; committed.
 RECORDS = Path(__file__).with_name("power")
 
 HEADER = """
 ## Faulty kernels
 
 The outputs of every real kernel are spoiled on a GPU, at real sizes, or the kernel is called with other inputs than
-those that it was given, and a verification judges it: `pytest -m gpu tests/test_mutants.py --record-power
+those that it was given, and a verification judges it: `pytest -m gpu_harness tests/test_mutants.py --record-power
 tools/mutate/power`. A fault is as small as faults of kernels are: one element, row, tile or column, drawn uniformly in
 each case, or a parameter that is off by a little. The tables show the number of cases, corners included, until the
 kernel was rejected; the largest over the kernels and outputs of a family. *no*: none of the cases rejected it. A dash:
