@@ -1,8 +1,8 @@
 """The scores by which DeepSeek's sparse attention chooses keys: the indexer's weighted sums over its heads, in fp8.
 
 logits[t, j] = sum over heads h of weights[t, h] * max(q[t, h] . k_j, 0), where k_j = k[j] * k_scale[j], for the keys
-k_start[t] <= j < k_end[t] of token t, and -inf for all others (DeepSeek-V3.2-Exp, "lightning indexer"). Queries and keys
-are e4m3 codes; weights contain the scales of the queries. Keys that no token sees may be NaN. A scale is positive.
+k_start[t] <= j < k_end[t] of token t, and -inf for all others (DeepSeek-V3.2-Exp, "lightning indexer"). Queries and
+keys are e4m3 codes; weights contain the scales of the queries. Keys that no token sees may be NaN. A scale is positive.
 All arithmetic is in float32; heads are added up one by one.
 """
 
@@ -22,9 +22,9 @@ def run(
     k_start: torch.Tensor,
     k_end: torch.Tensor,
 ) -> torch.Tensor:
-    """q [num_tokens, heads, dim], k [num_keys, dim], k_scale [num_keys], weights [num_tokens, heads], ends [num_tokens].
+    """q [num_tokens, heads, dim], k [num_keys, dim], k_scale [num_keys], weights [num_tokens, heads].
 
-    Returns logits float32 [num_tokens, num_keys].
+    k_start and k_end are [num_tokens]. Returns logits float32 [num_tokens, num_keys].
     """
     assert q.shape[1:] == (NUM_HEADS, HEAD_DIM)
     assert k.shape[1] == HEAD_DIM
