@@ -15,9 +15,9 @@ from flashinfer_trace.harness.compare import Comparison, Expected, Policy, round
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.inputs import clone_inputs, torch_dtype
 from flashinfer_trace.harness.outputs import misfits, numbers_as_tensors
-from flashinfer_trace.harness.precision import full_precision_products
 from flashinfer_trace.isolation.ownership import aliased, not_owned
 from flashinfer_trace.isolation.worker import ReferenceWorker
+from flashinfer_trace.precision import full_precision_products
 
 __all__ = [
     "CaseResult",

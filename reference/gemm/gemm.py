@@ -2,8 +2,8 @@
 
 The product of two float16 numbers is exact in float32. The products are summed in float32, and the sum is rounded
 once, to the dtype of A. A sum beyond 65504 becomes infinite. torch's product of float16 matrices does this without
-copies of A and B in float32. On a GPU, however, it lets cuBLAS round parts of a long sum to float16 by default; the
-harness of flashinfer-trace does not (torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False).
+copies of A and B in float32; on a GPU, only if torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction is
+False, as flashinfer-trace sets it while a reference runs. By default, cuBLAS may round parts of a long sum to float16.
 """
 
 import torch

@@ -15,7 +15,7 @@ from flashinfer_trace.definition import Definition
 from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, summation_error
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, sizes
-from flashinfer_trace.harness.precision import float32_sums
+from flashinfer_trace.precision import float32_sums
 
 KINDS = ("normal", "integers", "large", "tiny", "positive")
 

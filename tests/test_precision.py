@@ -9,7 +9,7 @@ import torch
 
 import flashinfer_trace
 from flashinfer_trace.harness.case import reference_outputs
-from flashinfer_trace.harness.precision import full_precision_products
+from flashinfer_trace.precision import full_precision_products
 
 
 def settings():
@@ -39,7 +39,8 @@ def test_a_reference_runs_at_full_precision(set_to):
     definition.__dict__["compiled"] = lambda rows, weight: seen.append(settings()) or rows
     inputs = flashinfer_trace.make_inputs(definition, {"batch_size": 2}, seed=0, device="cpu")
     reference_outputs(definition, inputs, seed=0)
-    assert seen == [("highest", False, False)]
+    definition.run(**inputs)
+    assert seen == [("highest", False, False)] * 2
     assert settings() == set_to
 
 
