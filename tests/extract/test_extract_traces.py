@@ -14,6 +14,7 @@ from tools.extract_definitions import model_code, traces
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.model_code import ModelCode
 from tools.extract_definitions.models import available, load_model
+from tools.kernel_tracing.source.index import Index
 from tools.kernel_tracing.source.sources import SourceTree, find_sources
 
 PUBLISHED = sorted(Path(__file__).with_name("published").glob("*.json"))
@@ -90,9 +91,9 @@ def test_every_model_has_a_committed_digest():
 
 def test_an_architecture_that_is_not_listed_needs_a_configuration():
     with pytest.raises(ExtractionError, match="no listed configuration has the architecture"):
-        traces.digest("Phi3SmallForCausalLM", _tree("class Phi3SmallForCausalLM:"))
+        traces.digest("Phi3SmallForCausalLM", Index(_tree("class Phi3SmallForCausalLM:")))
     with pytest.raises(ExtractionError, match="no file in sglang/srt/models defines the class OtherForCausalLM"):
-        traces.digest("OtherForCausalLM", _tree(""))
+        traces.digest("OtherForCausalLM", Index(_tree("")))
 
 
 def _tree(text):

@@ -88,8 +88,8 @@ def test_an_unrelated_method_of_the_same_name(sources):
 
 def test_the_checker_does_not_use_the_tracer():
     """The checker shares only the layout and the hash of source trees with the tracer."""
-    parts = ("check_arguments", "check_classes", "check_links", "check_names", "check_source", "check_values")
-    allowed = {*(f"tools.kernel_tracing.verify.{part}" for part in parts)}
+    parts = ("arguments", "classes", "files", "links", "names", "source", "values")
+    allowed = {*(f"tools.kernel_tracing.verify.check_{part}" for part in parts)}
     allowed |= {"tools.kernel_tracing.source.sources", "tools.shared.source_packages"}
     waiting, seen = ["tools.kernel_tracing.verify.check"], set()
     while waiting:

@@ -111,6 +111,75 @@ def test_enumerations_dataclasses_and_properties(tmp_path):
     assert (kernels, result) == (["one", "other"], "b")
 
 
+def test_a_context_manager_goes_on_after_its_block_is_left(tmp_path):
+    source = """
+    from contextlib import contextmanager
+    @contextmanager
+    def around():
+        one[1](0)
+        yield 5
+        other[1](0)
+    @contextmanager
+    def never():
+        raise ValueError("no")
+        yield
+    def leave():
+        with around() as value:
+            return value
+    def run():
+        for _ in range(3):
+            with around():
+                break
+        try:
+            with never():
+                pass
+        except ValueError:
+            return leave(), "caught"
+    """
+    kernels, result, machine = evaluate(tmp_path, source)
+    assert (kernels, result) == (["one", "other", "one", "other"], (5, "caught"))
+    assert len(machine.stack) == 1
+
+
+def test_fields_that_are_set_and_read_past_the_hooks_of_a_class(tmp_path):
+    source = """
+    class Frozen:
+        fast: bool = False
+        def __setattr__(self, name, value):
+            raise AttributeError(name)
+        def resolve(self):
+            object.__setattr__(self, "fast", True)
+            return object.__getattribute__(self, "fast")
+    def run():
+        settings = Frozen()
+        (one if settings.fast else other)[1](0)
+        read = settings.resolve()
+        (one if settings.fast else other)[1](0)
+        return read
+    """
+    assert evaluate(tmp_path, source)[:2] == (["other", "one"], True)
+
+
+def test_modules_of_a_dictionary_are_called(tmp_path):
+    source = """
+    class Layer(nn.Module):
+        def forward(self, x):
+            one[1](x)
+    def run():
+        layers = nn.ModuleDict()
+        layers[str(0)] = Layer()
+        layers["0"](0)
+    """
+    assert evaluate(tmp_path, source)[0] == ["one"]
+
+
+def test_an_evaluation_ends_with_nothing_kept(tmp_path):
+    machine = evaluate(tmp_path, "class Layer: ...\ndef run(): ...")[2]
+    module, (layer,) = machine.modules["app.main"], machine.classes
+    machine.release()
+    assert not (module.scope.names or layer.order or layer.names or machine.modules or machine.stack or machine.events)
+
+
 def test_a_context_manager_restores_what_it_set_only_afterwards(tmp_path):
     source = """
     from contextlib import contextmanager

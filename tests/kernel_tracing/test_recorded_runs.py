@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from release import needs_sources
+from release import SOURCES, needs_sources
 from steps import RECORDED, evaluated, recorded_frame
+
+from tools.kernel_tracing.evaluator.core import Frame
+from tools.kernel_tracing.evaluator.machine import Machine
+from tools.kernel_tracing.report.evaluation import index_of
+from tools.kernel_tracing.report.ops import in_model
+from tools.kernel_tracing.rules import serving_steps
+from tools.kernel_tracing.rules.platforms import Platform
 
 PHASES = ("prefill", "decode")
 RUNS = sorted(RECORDED["runs"])
@@ -53,6 +60,22 @@ def test_what_is_found_was_launched(name):
 def test_models_without_latent_attention_have_none_of_its_kernels(name):
     names = {event.name.lower() for event in evaluated(name).events}
     assert not [kernel for kernel in names if "mla" in kernel or "nsa" in kernel]
+
+
+@needs_sources
+def test_results_that_rules_state_are_those_of_the_sources():
+    machine = Machine(index_of(SOURCES), Platform("cuda"))
+    module = machine.module("sglang.srt.layers.quantization.marlin_utils")
+    machine.start(module)
+    machine.stack = [Frame(module, "", module.scope)]
+    assert machine.call(machine.lookup("get_scale_perms"), [], {}) == serving_steps.SCALE_ORDER
+
+
+@needs_sources
+def test_a_phase_that_differs_in_its_sampling_runs_no_model():
+    events = [event for event in evaluated("llama_bf16_flashinfer").events if event.phase == "min_p"]
+    assert {"min_p_sampling_from_probs"} <= {event.name for event in events}
+    assert not [hop.file for event in events for hop in event.chain if in_model(hop.file)]
 
 
 @pytest.mark.parametrize("phase", PHASES)

@@ -16,13 +16,16 @@ from tools.kernel_tracing.report import merge, render
 from tools.kernel_tracing.report.again import compared
 from tools.kernel_tracing.report.arguments import chosen
 from tools.kernel_tracing.report.evaluation import Evaluation, evaluate_all
-from tools.kernel_tracing.report.trace_files import completed, load_traces
+from tools.kernel_tracing.report.trace_files import completed, dumps, load_traces
 from tools.kernel_tracing.rules.categories import OTHER
 from tools.kernel_tracing.source.sources import find_sources
 from tools.kernel_tracing.verify.check import check
-from tools.op_tracing.__main__ import MODEL, dumps
+from tools.op_tracing.__main__ import MODEL
+from tools.op_tracing.__main__ import dumps as dumps_ops
 from tools.op_tracing.definitions import covered, definitions_of
 from tools.op_tracing.trace import trace
+from tools.runtime_tracing.compare import marked
+from tools.runtime_tracing.recording import read_all
 
 TRACES = ROOT / "traces" / "kernel_traces.json"
 OP_TRACES = ROOT / "traces" / "op_traces.json"
@@ -68,9 +71,18 @@ def test_the_committed_pages_are_those_of_the_committed_trace(committed: dict[st
         assert (directory / name).read_text() == text, "write them again: python -m tools.generate_docs"
 
 
+def test_the_index_counts_the_chains_of_each_entry_point(committed: dict[str, Any]) -> None:
+    _, _, section = render.pages(committed, lambda kernel: ())[render.INDEX].partition("## Entry points\n")
+    rows = [line.split("|") for line in section.partition("\n## ")[0].splitlines() if line.startswith("| `")]
+    assert len(rows) >= 5 and rows[0][1].startswith(" `ModelRunner.forward`")
+    assert sum(int(cells[2]) for cells in rows) == sum(len(kernel["chains"]) for kernel in committed["kernels"])
+
+
 @needs_sources
 def test_the_committed_trace_is_what_the_sources_give(committed: dict[str, Any], again: dict[str, Any]) -> None:
-    assert list(compared(committed, again)) == [], AGAIN
+    assert list(compared(committed, again)) == [], AGAIN  # what differs, one line each
+    runs = read_all(ROOT / "traces" / "runtime")
+    assert dumps(marked(copy.deepcopy(again), runs)) == TRACES.read_text(), AGAIN
 
 
 @needs_sources
@@ -78,7 +90,7 @@ def test_the_committed_op_trace_is_what_the_sources_give(evaluations: list[Evalu
     names = {one.name for one in chosen(MODEL)}
     of_model = [one for one in evaluations if one.configuration.name in names]
     again = "write it again: python -m tools.op_tracing --traces traces/kernel_traces.json"
-    assert dumps(trace(of_model, find_sources(SOURCES), merge.PLATFORM, MODEL)) == OP_TRACES.read_text(), again
+    assert dumps_ops(trace(of_model, find_sources(SOURCES), merge.PLATFORM, MODEL)) == OP_TRACES.read_text(), again
 
 
 @needs_sources
@@ -147,6 +159,13 @@ def test_a_model_without_latent_attention_has_none_of_its_kernels(committed: dic
         or any("/nsa" in frame["file"] or "mla_backend" in frame["file"] for frame in chain["frames"])
     ]
     assert latent == []
+
+
+def test_no_recorded_configuration_uses_multicast(committed: dict[str, Any]) -> None:
+    """FlashInfer's fused all-reduce may, which not every host that records allows (docs/runtime_tracing.md)."""
+    recorded = {one["name"] for one in committed["configurations"] if one["recorded"]}
+    fused = next(kernel for kernel in committed["kernels"] if kernel["name"] == "allreduce_fusion")
+    assert not recorded & {name for chain in fused["chains"] for name in chain["configurations"]}
 
 
 #: Runs whose configuration is the release's default, with stand-ins for FlashAttention 3.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import jsonschema
@@ -18,8 +17,8 @@ from tools.extract_definitions.traces import COMMITTED as DIGESTS
 from tools.extract_definitions.traces import digest
 from tools.extract_definitions.traces import dumps as dumps_digest
 from tools.kernel_tracing.report.arguments import chosen
+from tools.kernel_tracing.report.evaluation import index_of
 from tools.kernel_tracing.report.trace_files import load_traces, restricted
-from tools.kernel_tracing.source.sources import SourceTree, find_sources
 from tools.op_tracing.__main__ import MODEL
 from tools.op_tracing.check import check
 from tools.op_tracing.definitions import covered
@@ -60,7 +59,27 @@ def test_the_committed_op_trace_follows_its_schema_and_agrees_with_the_kernel_tr
 def test_the_committed_report_is_that_of_the_committed_traces(
     committed: dict[str, Any], kernels: dict[str, Any]
 ) -> None:
-    assert render(committed, kernels, covered(definitions())) == REPORT.read_text(), "python -m tools.generate_docs"
+    text = render(committed, kernels, covered(definitions()))
+    assert text == REPORT.read_text(), "python -m tools.generate_docs"
+    assert "](https://github.com/sgl-project/sglang/blob/v0.5.11/" in text and "](../.sources" not in text
+
+
+def test_the_report_marks_what_a_recorded_run_shows(committed: dict[str, Any], kernels: dict[str, Any]) -> None:
+    """`run` of FlashInfer's MLA wrapper was seen at `attn_mqa`; CUTLASS's decode needs another GPU."""
+    _, _, section = render(committed, kernels, covered(definitions())).partition("### attn_mqa\n")
+    seen = {
+        cells[1].strip(" `"): cells[4].strip() for line in section.splitlines() if len(cells := line.split("|")) > 5
+    }
+    runs = {
+        name
+        for kernel in kernels["kernels"]
+        if kernel["name"] == "BatchMLAPagedAttentionWrapper.run"
+        for chain in kernel["chains"]
+        if chain["op"] == "attn_mqa"
+        for name in chain["seen"]
+    }
+    assert seen["BatchMLAPagedAttentionWrapper.run"] == str(len(runs)) and len(runs) >= 5
+    assert seen["cutlass_mla_decode"] == ""
 
 
 def test_what_deepseek_is_known_for_is_in_its_graph(committed: dict[str, Any]) -> None:
@@ -81,15 +100,10 @@ def test_what_deepseek_is_known_for_is_in_its_graph(committed: dict[str, Any]) -
     assert "sampler" in {op["name"] for op in committed["non_model_ops"] if op["group"] == "sampling"}
 
 
-@cache
-def _digest_sources() -> SourceTree:
-    return find_sources(DIGEST_SOURCES)
-
-
 @needs_digest_sources
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_an_architecture_has_its_digest(architecture: str) -> None:
-    found = digest(architecture, _digest_sources())
+    found = digest(architecture, index_of(DIGEST_SOURCES))
     assert dumps_digest(found) == (DIGESTS / f"{architecture}.json").read_text(), (
         f"out of date; run `python -m tools.extract_definitions.traces {architecture}`"
     )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import types
+from pathlib import Path
+
+import pytest
 import torch
 
 from tools.runtime_tracing.call_log import CallLog
-from tools.runtime_tracing.sglang_runner import Outcome, _follow_layers, _in_phase, _spread_weights
+from tools.runtime_tracing.sglang_runner import Outcome, _follow_layers, _in_phase, _load_compiled, _spread_weights
 
 
 class Model(torch.nn.Module):
@@ -51,6 +56,26 @@ def test_tokens_and_routers_differ_after_spreading():
     assert 0.8 < model.embed_tokens.weight.std() < 1.2
     assert 0.01 < model.layers[0].gate.weight.std() < 0.03
     assert model.layers[0].gate_up_proj.weight.abs().max() <= 1e-3  # other weights stay
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_rank_loads_the_modules_that_were_compiled_beforehand(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sgl_kernel_jit_rope_64.so").touch()
+    utils, ffi = types.ModuleType("sglang.jit_kernel.utils"), types.ModuleType("tvm_ffi")
+    utils.load_jit = lambda *args: f"compiled {args}"
+    ffi.load_module = lambda path: f"loaded {Path(path).name}"
+    packages = {name: types.ModuleType(name) for name in ("sglang", "sglang.jit_kernel")}
+    packages["sglang.jit_kernel"].utils = utils
+    for name, module in {**packages, "sglang.jit_kernel.utils": utils, "tvm_ffi": ffi}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setenv("RUNTIME_TRACING_JIT", str(tmp_path))
+    _load_compiled((lambda module, name: (module, name)) if rank == 0 else lambda module, name: module)
+    found = [utils.load_jit("rope", 64), utils.load_jit("norm")]
+    names = ["sgl_kernel_jit_rope_64", "sgl_kernel_jit_norm"]
+    modules = ["loaded sgl_kernel_jit_rope_64.so", "compiled ('norm',)"]
+    assert found == (list(zip(modules, names, strict=True)) if rank == 0 else modules)
 
 
 def test_a_capture_is_a_phase_of_its_own():

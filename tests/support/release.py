@@ -5,13 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
-
-from tools.kernel_tracing.source.index import Index
-from tools.kernel_tracing.source.sources import find_sources
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The release of the committed traces.
@@ -44,9 +40,3 @@ def needs_sources(test: Callable[..., None]) -> Callable[..., None]:
     """Marks a test that reads the release: see the marker `release` in pyproject.toml."""
     marked: Callable[..., None] = pytest.mark.release(_without_sources(test))
     return marked
-
-
-@cache
-def index() -> Index:
-    """The sources of the release, parsed once per process."""
-    return Index(find_sources(SOURCES))

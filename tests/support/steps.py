@@ -7,10 +7,11 @@ import json
 from functools import cache
 from typing import Any
 
-from release import ROOT, SOURCES, index
+from release import ROOT, SOURCES
 
 from tools.kernel_tracing.configuration.requested import shortened
 from tools.kernel_tracing.evaluator.serving import Configuration, Serving, Step
+from tools.kernel_tracing.report.evaluation import index_of
 from tools.kernel_tracing.rules import serving_steps
 
 RECORDED: dict[str, Any] = json.loads((ROOT / "tests/kernel_tracing/recorded_0_5_11.json").read_text())
@@ -36,4 +37,4 @@ def evaluated(name: str) -> Step:
     settings = serving_steps.SETTINGS | run["settings"]
     environment = serving_steps.ENVIRONMENT | run["environment"]
     configuration = Configuration(shortened(run["model"]), settings, "sm90", environment, name)
-    return Serving(index(), configuration).run()
+    return Serving(index_of(SOURCES), configuration).run()

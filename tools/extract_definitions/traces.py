@@ -124,7 +124,7 @@ def usage_of(
     if progress is not None:
         progress(f"{TRACING} {architecture}", 0, 1)
     code = code_of(architecture, tree)
-    return usage_from(digest(architecture, tree, config), code)
+    return usage_from(digest(architecture, Index(tree), config), code)
 
 
 def code_of(architecture: str, tree: SourceTree) -> ModelCode:
@@ -136,17 +136,17 @@ def code_of(architecture: str, tree: SourceTree) -> ModelCode:
     return read_code(architecture, _module(architecture, tree), tree)
 
 
-def digest(architecture: str, tree: SourceTree, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def digest(architecture: str, index: Index, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Traces one architecture and keeps what extraction reads.
 
     Raises:
         ExtractionError: no model file defines the class, or nothing says how it is configured.
     """
-    _module(architecture, tree)
-    return condense(architecture, traced(architecture, tree, config))
+    _module(architecture, index.sources)
+    return condense(architecture, traced(architecture, index, config))
 
 
-def traced(architecture: str, tree: SourceTree, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def traced(architecture: str, index: Index, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The op trace of one architecture; arguments and errors are those of `digest`."""
     chosen = [one for one in configurations().values() if one.model.architecture == architecture]
     if not chosen and config is not None:
@@ -154,7 +154,7 @@ def traced(architecture: str, tree: SourceTree, config: Mapping[str, Any] | None
         chosen = [Configuration(f"{architecture}-{n}", model, *one) for n, one in enumerate(_variants())]
     if not chosen:
         raise ExtractionError(f"no listed configuration has the architecture {architecture}; give its config.json")
-    return trace(list(evaluate(chosen, Index(tree))), tree, PLATFORM, architecture)
+    return trace(list(evaluate(chosen, index)), index.sources, PLATFORM, architecture)
 
 
 def _variants() -> list[tuple[Mapping[str, Any], Mapping[str, str], str]]:
@@ -268,9 +268,10 @@ def main(arguments: Sequence[str]) -> int:
     names = [one for one in arguments if one != "--code"] or sorted(path.stem for path in COMMITTED.glob("*.json"))
     try:
         tree = find_sources(SOURCES)
+        index = Index(tree)
         for name in names:
             if "--code" not in arguments:
-                write_text(COMMITTED / f"{name}.json", dumps(digest(name, tree)))
+                write_text(COMMITTED / f"{name}.json", dumps(digest(name, index)))
                 print(f"{COMMITTED / name}.json written", file=sys.stderr)
             write_text(CODE / f"{name}.json", model_code.dumps(code_of(name, tree)))
             print(f"{CODE / name}.json written", file=sys.stderr)

@@ -143,8 +143,8 @@ def _model_files(options: argparse.Namespace) -> int:
         found = tried(options.sources, progress=report)
     for problem in found.problems:
         print(problem)
-    if found.silent:
-        print(f"no chain passes the code of: {', '.join(found.silent)}")
+    for name, reason in found.silent.items():
+        print(f"{name}.py: no chain passes its own code: {reason}")
     counts = f"{found.files} model files, {found.kernels} kernels, {found.chains} chains"
     print(f"{counts}: {len(found.problems) or 'no'} problems", file=sys.stderr)
     return 1 if found.problems else 0

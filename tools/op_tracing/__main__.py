@@ -27,7 +27,6 @@ from tools.kernel_tracing.report.trace_files import (
     TRACES,
     check_writable,
     completed,
-    link_base,
     load_traces,
     restricted,
     write,
@@ -84,7 +83,7 @@ def _trace(options: argparse.Namespace) -> int:
         return 1
     known = covered(definitions())
     if out is not None:
-        write(out, render(ops, kernels, known, link_base(out, options.sources), _chains(out, options.model)))
+        write(out, render(ops, kernels, known, _chains(out, options.model)))
     if data is not None:
         write(data, dumps(ops))
     if options.html:

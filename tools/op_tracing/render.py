@@ -6,9 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from tools.kernel_tracing.report.render import address
 from tools.op_tracing.check import key
 from tools.op_tracing.definitions import Covered, definitions_of
-from tools.shared.markdown import code, escape, link, slug, source_link, table
+from tools.shared.markdown import code, escape, link, slug, table
 
 __all__ = ["CHAINS", "render"]
 
@@ -22,7 +23,6 @@ def render(
     trace: Mapping[str, Any],
     kernels: Mapping[str, Any],
     known: Covered,
-    base: str = "../.sources/",
     chains: str = CHAINS,
 ) -> str:
     """The report, deterministic for equal documents.
@@ -31,14 +31,13 @@ def render(
         trace: a document of schema/op_traces.schema.json.
         kernels: the kernel traces that belong to it.
         known: which kernels have Definitions.
-        base: the prefix of source paths in links. The default is for a report in traces/.
         chains: where to find the call chains.
     """
     lines = _header(trace, kernels, chains)
-    lines += ["", "## Execution graph", "", *_graph(trace["graph"], base)]
-    lines += ["", "## Kernels that the model's code calls directly", "", *_direct(trace["direct_kernels"], base)]
-    lines += ["", f"## Ops ({len(trace['ops'])})", "", *_ops(trace["ops"], known)]
-    lines += ["", "## Outside the model's forward", "", *_outside(trace["non_model_ops"], known, base)]
+    lines += ["", "## Execution graph", "", *_graph(trace)]
+    lines += ["", "## Kernels that the model's code calls directly", "", *_direct(trace)]
+    lines += ["", f"## Ops ({len(trace['ops'])})", "", *_ops(trace["ops"], known, _seen(kernels))]
+    lines += ["", "## Outside the model's forward", "", *_outside(trace, known)]
     lines += ["", "## Kernels by category", "", *_categories(trace, kernels, known)]
     return "\n".join(lines) + "\n"
 
@@ -55,27 +54,36 @@ def _header(trace: Mapping[str, Any], kernels: Mapping[str, Any], chains: str) -
         *table(("Library", "Version", "SHA-256 of its .py files"), rows),
         "",
         f"{len(trace['ops'])} ops of the model's forward and {len(trace['non_model_ops'])} outside it use "
-        f"{len(kernels['kernels'])} kernels. Links lead to the sources that `python -m tools.fetch_sources` fetches. "
-        f"For the call chains, see {chains}.",
+        f"{len(kernels['kernels'])} kernels. Links lead to the release on GitHub. For the call chains, see "
+        f"{chains}.",
     ]
 
 
-def _graph(root: Mapping[str, Any], base: str) -> list[str]:
+def _seen(kernels: Mapping[str, Any]) -> dict[tuple[str, Any], set[str]]:
+    """Op and kernel -> the recorded runs in which one of their chains was seen."""
+    found: dict[tuple[str, Any], set[str]] = defaultdict(set)
+    for kernel in kernels["kernels"]:
+        for chain in kernel["chains"]:
+            found[chain["op"], key(kernel)].update(chain["seen"])
+    return found
+
+
+def _graph(trace: Mapping[str, Any]) -> list[str]:
     lines = [
         "The calls of the forward pass, in execution order. A container names the function that it enters. An op links "
         "to its kernels and lists all its call sites. *Plain torch* marks calls that run no traced kernel. Conditions "
         "are in bold, those of a single call site in italics; a call without a condition is always made.",
         "",
     ]
-    pending: list[tuple[Mapping[str, Any], int]] = [(child, 0) for child in reversed(root["children"])]
+    pending: list[tuple[Mapping[str, Any], int]] = [(child, 0) for child in reversed(trace["graph"]["children"])]
     while pending:
         node, depth = pending.pop()
-        lines += [f"{'  ' * depth}{line}" for line in _node(node, base)]
+        lines += [f"{'  ' * depth}{line}" for line in _node(node, trace)]
         pending += [(child, depth + 1) for child in reversed(node["children"])]
     return lines
 
 
-def _node(node: Mapping[str, Any], base: str) -> list[str]:
+def _node(node: Mapping[str, Any], trace: Mapping[str, Any]) -> list[str]:
     called = f"{node['name']}()"
     anchor = _anchor(node["name"])
     text = "- " + (link(called, f"#{anchor}") if node["kind"] == "op" else escape(called))
@@ -89,42 +97,43 @@ def _node(node: Mapping[str, Any], base: str) -> list[str]:
         text += " *as above*"
     if node["kind"] in ("container", "again"):
         return [text]
-    sites = [_site(site, base) for site in node["call_sites"]]
+    sites = [_site(site, trace) for site in node["call_sites"]]
     return [f"{text} {sites[0]}"] if len(sites) == 1 else [text, *(f"  - {site}" for site in sites)]
 
 
-def _site(site: Mapping[str, Any], base: str) -> str:
-    text = source_link(f"L{site['line']}", site["file"], site["line"], base)
+def _site(site: Mapping[str, Any], trace: Mapping[str, Any]) -> str:
+    text = link(f"L{site['line']}", address(trace, site["file"], site["line"]))
     return f"{text} *({escape(site['annotation'])})*" if site.get("annotation") else text
 
 
-def _direct(kernels: Iterable[Mapping[str, Any]], base: str) -> list[str]:
+def _direct(trace: Mapping[str, Any]) -> list[str]:
     rows = [
         (
             code(kernel["name"]),
             escape(kernel["source"]),
-            "<br>".join(_place(site, base) for site in kernel["call_sites"]),
+            "<br>".join(_place(site, trace) for site in kernel["call_sites"]),
         )
-        for kernel in kernels
+        for kernel in trace["direct_kernels"]
     ]
     return table(("Kernel", "Source", "Call sites"), rows) if rows else ["None."]
 
 
-def _place(site: Mapping[str, Any], base: str) -> str:
+def _place(site: Mapping[str, Any], trace: Mapping[str, Any]) -> str:
     label = f"L{site['line']}"
-    return f"{source_link(label, site['file'], site['line'], base)} in {code(site['function'])}"
+    return f"{link(label, address(trace, site['file'], site['line']))} in {code(site['function'])}"
 
 
-def _ops(ops: Iterable[Mapping[str, Any]], known: Covered) -> list[str]:
+def _ops(ops: Iterable[Mapping[str, Any]], known: Covered, seen: Mapping[tuple[str, Any], set[str]]) -> list[str]:
     rows = [(f"`{op['name']}()`", str(len(op["kernels"])), _names(op["kernels"])) for op in ops]
     lines = [
-        "*When* says which of the listed configurations that call the op run the kernel, and in which phases.",
+        "*When* says which of the listed configurations that call the op run the kernel, and in which phases. *Seen* "
+        "counts the recorded runs that show it.",
         "",
         *table(("Op", "Kernel count", "Kernels"), rows),
     ]
     for op in ops:
         lines += ["", f'<a id="{_anchor(op["name"])}"></a>', "", f"### {escape(op['name'])}", ""]
-        lines += _kernel_table(op["kernels"], known)
+        lines += _kernel_table(op, known, seen)
     return lines
 
 
@@ -132,17 +141,18 @@ def _names(kernels: Iterable[Mapping[str, Any]]) -> str:
     return ", ".join(code(kernel["name"]) for kernel in kernels)
 
 
-def _kernel_table(kernels: Iterable[Mapping[str, Any]], known: Covered) -> list[str]:
+def _kernel_table(op: Mapping[str, Any], known: Covered, seen: Mapping[tuple[str, Any], set[str]]) -> list[str]:
     rows = [
         (
             code(kernel["name"]),
             escape(kernel["source"]),
             escape(kernel["condition"]) or "always",
+            str(len(seen.get((op["name"], key(kernel)), ())) or ""),
             _definitions(kernel, known),
         )
-        for kernel in kernels
+        for kernel in op["kernels"]
     ]
-    return table(("Kernel", "Source", "When", "Definitions"), rows)
+    return table(("Kernel", "Source", "When", "Seen", "Definitions"), rows)
 
 
 def _definitions(kernel: Mapping[str, Any], known: Covered) -> str:
@@ -151,16 +161,16 @@ def _definitions(kernel: Mapping[str, Any], known: Covered) -> str:
     return ", ".join([code(name) for name in names[:MAX_NAMES]] + more) or "none yet"
 
 
-def _outside(ops: Iterable[Mapping[str, Any]], known: Covered, base: str) -> list[str]:
+def _outside(trace: Mapping[str, Any], known: Covered) -> list[str]:
     groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for op in ops:
+    for op in trace["non_model_ops"]:
         groups[op["group"]].append(op)
     lines: list[str] = []
     for group in sorted(groups):
         rows = [
             (
                 "<br>".join(
-                    source_link(f"{op['name']}()", site["file"], site["line"], base) for site in op["call_sites"][:1]
+                    link(f"{op['name']}()", address(trace, site["file"], site["line"])) for site in op["call_sites"][:1]
                 ),
                 escape(op["when"]),
                 str(len(op["kernels"])),

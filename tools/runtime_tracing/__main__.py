@@ -19,7 +19,6 @@ from typing import Any
 from flashinfer_trace import DatasetError, files, find_root
 from tools.kernel_tracing.configuration.listed import configurations, made
 from tools.kernel_tracing.configuration.requested import ConfigurationError
-from tools.kernel_tracing.report.trace_files import dumps
 from tools.runtime_tracing.recording import RecordingError
 
 
@@ -121,6 +120,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _mark(options: argparse.Namespace) -> int:
+    from tools.kernel_tracing.report.trace_files import dumps  # reads JSON schemas, which recording does without
     from tools.runtime_tracing.compare import marked
     from tools.runtime_tracing.recording import read_all
     from tools.runtime_tracing.static import read_document

@@ -101,6 +101,7 @@ def run(configuration: Configuration, outcome: Outcome, rank: int, port: int) ->
     wrapping = Wrapping(outcome.log, outcome.problems)
     if rank == 0:
         _wrap(wrapping)
+    _load_compiled(wrapping.compiled_module if rank == 0 else lambda module, name: module)
     with tempfile.TemporaryDirectory(prefix="model-") as directory:
         Path(directory, "config.json").write_text(json.dumps(configuration.model.config), encoding="utf-8")
         runner = _runner(directory, configuration.server, outcome, rank, port)
@@ -121,6 +122,14 @@ def _wrap(wrapping: Wrapping) -> None:
     wrapping.operators((torch._ops.OpOverloadPacket, torch._ops.OpOverload))
     wrapping.triton(JITFunction)
     wrapping.packages()
+
+
+def _load_compiled(found: Callable[[Any, str], Any]) -> None:
+    """Makes SGLang load the modules of `sglang.jit_kernel` that were compiled beforehand, on every rank.
+
+    Args:
+        found: is given each module and its name, and returns what SGLang uses.
+    """
     from sglang.jit_kernel import utils
 
     real = utils.load_jit
@@ -131,9 +140,9 @@ def _wrap(wrapping: Wrapping) -> None:
         if (prebuilt / f"{name}.so").exists():
             import tvm_ffi
 
-            return wrapping.compiled_module(tvm_ffi.load_module(str(prebuilt / f"{name}.so")), name)
+            return found(tvm_ffi.load_module(str(prebuilt / f"{name}.so")), name)
         print(f"compiling {name}", flush=True)
-        return wrapping.compiled_module(real(*args, **kwargs), name)
+        return found(real(*args, **kwargs), name)
 
     utils.load_jit = load_jit
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from urllib.parse import quote
 
 # An underscore inside a word does not start emphasis, so it is not escaped and names stay readable.
 _SPECIAL = re.compile(r"[\\`*\[\]<>|~$&]|(?<!\w)_|_(?!\w)")
@@ -28,11 +27,6 @@ def code(text: str) -> str:
 def link(label: str, target: str) -> str:
     """A link; `target` is a complete address."""
     return f"[{escape(label)}]({target})"
-
-
-def source_link(label: str, file: str, line: int, base: str) -> str:
-    """A link to one line of a source file below `base`."""
-    return link(label, f"{base}{quote(file)}#L{line}")
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], alignment: str = "") -> list[str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-import threading
 from collections.abc import Callable
 
 from tools.kernel_tracing.evaluator.classes import fields_of
 from tools.kernel_tracing.evaluator.core import Core, Frame
+from tools.kernel_tracing.evaluator.functions import Signature, signature
 from tools.kernel_tracing.evaluator.objects import describe
 from tools.kernel_tracing.evaluator.values import (
     MISSING,
@@ -122,17 +122,26 @@ class Calls(Core):
         known = self.known(function, args, kwargs)
         if known is not MISSING:
             return known
-        active = sum(frame.function is function for frame in self.stack)
+        active = 0
+        for frame in self.stack:
+            if frame.function is function:
+                active += 1
         if active > (2 if self.region else MAX_ACTIVE):
             return UNKNOWN
-        if function.is_generator and function.is_context:
+        if function.is_context and self.index.fact(signature, function.node).is_generator:
             return Generator(function, args, kwargs)
-        return self._run_function(function, args, kwargs, None)
+        return self.run_function(function, args, kwargs)
 
-    def _run_function(
-        self, function: Function, args: list[Value], kwargs: dict[str, Value], on_yield: Callable[[Value], Value] | None
+    def run_function(
+        self,
+        function: Function,
+        args: list[Value],
+        kwargs: dict[str, Value],
+        on_yield: Callable[[Value], Value] | None = None,
     ) -> Value:
-        names = self._bind(function, args, kwargs)
+        """Runs the body of a function, without asking the rules about it."""
+        spec = self.index.fact(signature, function.node)
+        names = _bound(spec, function.defaults, args, kwargs)
         scope = Scope(names, function.scope, function.module)
         receiver = args[0] if function.owner is not None and args else None
         frame = Frame(function.module, function.qualname, scope, function, function.node.lineno, receiver=receiver)
@@ -156,29 +165,9 @@ class Calls(Core):
             return UNKNOWN
         finally:
             del self.stack[depth - 1 :]
-        if function.is_generator:
+        if spec.is_generator:
             return frame.yielded
         return choice([*frame.returns, result]) if frame.returns else result
-
-    def _bind(self, function: Function, args: list[Value], kwargs: dict[str, Value]) -> dict[str, Value]:
-        spec = function.node.args
-        positional = [argument.arg for argument in (*spec.posonlyargs, *spec.args)]
-        names: dict[str, Value] = dict(zip(positional, args, strict=False))
-        keyword_only = {argument.arg for argument in spec.kwonlyargs}
-        extra: dict[str, Value] = {}
-        for name, value in kwargs.items():
-            if name in keyword_only or name in positional:
-                names[name] = value
-            else:
-                extra[name] = value
-        for name in (*positional, *keyword_only):
-            if name not in names:
-                names[name] = function.defaults.get(name, UNKNOWN)
-        if spec.vararg is not None:
-            names[spec.vararg.arg] = tuple(args[len(positional) :])
-        if spec.kwarg is not None:
-            names[spec.kwarg.arg] = extra
-        return names
 
     def construct(self, info: Class, args: list[Value], kwargs: dict[str, Value]) -> Value:
         """Calls a class."""
@@ -224,7 +213,7 @@ class Calls(Core):
         info = instance.cls
         given = list(args)
         later: dict[str, Value] = {}
-        for name in fields_of(info):
+        for name in fields_of(self, info):
             default = info.find(name)
             field = default if isinstance(default, Opaque) and default.path == "dataclasses.field" else None
             settings = field.fields.get("settings", {}) if field is not None else {}
@@ -264,50 +253,62 @@ class Calls(Core):
         self.call(self.load(manager, "__exit__"), [None, None, None], {})
 
     def _with_generator(self, manager: Generator, inside: Callable[[Value], None]) -> None:
-        """Runs the generator in a thread of its own, up to its `yield`; then `inside`; then the rest."""
-        entered, leave, done = threading.Semaphore(0), threading.Semaphore(0), threading.Semaphore(0)
-        values: list[Value] = []
-        errors: list[BaseException] = []
+        """Runs the generator up to its first `yield`, there `inside` as what its caller does, and then the rest."""
         outer = self.stack
+        self.stack = list(outer)
+        entered = False
+        signal: Signal | None = None
 
         def pause(value: Value) -> Value:
-            if values:
-                return UNKNOWN
-            values.append(value)
-            inner, self.stack = self.stack, outer
-            entered.release()
-            leave.acquire()
-            self.stack = inner
+            nonlocal entered, signal
+            if not entered:
+                entered = True
+                inner, self.stack = self.stack, outer
+                try:
+                    inside(value)
+                except Signal as error:  # the generator goes on, and then the caller leaves its block
+                    signal = error
+                finally:
+                    self.stack = inner
             return UNKNOWN
 
-        def work() -> None:
-            self.stack = list(outer)
-            try:
-                self._run_function(manager.function, manager.args, manager.kwargs, pause)
-            except BaseException as error:
-                errors.append(error)
-            self.stack = outer
-            if not values:
-                values.append(UNKNOWN)
-                entered.release()
-            done.release()
-
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        entered.acquire()
-        signal: BaseException | None = None
+        failure: Signal | None = None
         try:
-            inside(values[0])
+            self.run_function(manager.function, manager.args, manager.kwargs, pause)
         except Signal as error:
-            signal = error
+            failure = error
         finally:
-            leave.release()
-            done.acquire()
-            thread.join()
-        if signal is not None:
-            raise signal
-        for failure in errors:
-            raise failure
+            self.stack = outer
+        if not entered:
+            inside(UNKNOWN)
+        try:
+            if signal is not None:
+                raise signal
+            if failure is not None:
+                raise failure
+        finally:
+            signal = failure = None  # an exception that is raised refers to the names of this function
+
+
+def _bound(
+    spec: Signature, defaults: dict[str, Value], args: list[Value], kwargs: dict[str, Value]
+) -> dict[str, Value]:
+    """The names of a function's parameters, with what a call gives them."""
+    names: dict[str, Value] = dict(zip(spec.positional, args, strict=False))
+    extra: dict[str, Value] = {}
+    for name, value in kwargs.items():
+        if name in spec.named:
+            names[name] = value
+        else:
+            extra[name] = value
+    for name in spec.named:
+        if name not in names:
+            names[name] = defaults.get(name, UNKNOWN)
+    if spec.rest:
+        names[spec.rest] = tuple(args[len(spec.positional) :])
+    if spec.keywords:
+        names[spec.keywords] = extra
+    return names
 
 
 def issubclass_of(path: str) -> bool:

@@ -25,15 +25,19 @@ _ENUMS = {"Enum", "IntEnum", "StrEnum", "Flag", "IntFlag"}
 _MODULES = {"PreTrainedModel"}
 
 
-def fields_of(info: Class) -> dict[str, ast.AnnAssign]:
+def fields_of(core: Core, info: Class) -> list[str]:
     """The annotated fields of a dataclass or named tuple, base classes first."""
-    return {
-        node.target.id: node
-        for cls in reversed(info.order)
-        for node in cls.node.body
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-        if "ClassVar" not in ast.unparse(node.annotation)
-    }
+    found = (core.index.fact(_annotated, cls.node) for cls in reversed(info.order))
+    return list(dict.fromkeys(name for names in found for name in names))
+
+
+def _annotated(node: ast.ClassDef) -> list[str]:
+    return [
+        part.target.id
+        for part in node.body
+        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
+        if "ClassVar" not in ast.unparse(part.annotation)
+    ]
 
 
 def _merge(lists: list[list[Class]]) -> list[Class]:
@@ -58,6 +62,7 @@ class Classes(Core):
             bases += value if isinstance(value, tuple) else [value]
         qualname = f"{frame.qualname}.{node.name}" if frame.qualname else node.name
         info = Class(node.name, qualname, frame.module, node, bases)
+        self.classes.append(info)
         parents = [base for base in bases if isinstance(base, Class)]
         info.order = [info, *_merge([list(parent.order) for parent in parents] + [parents])]
         externals = {base.path for base in bases if isinstance(base, External)}

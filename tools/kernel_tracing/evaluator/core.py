@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tools.kernel_tracing.source.index import Index
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Test:
     """A test that encloses a statement; `open`: not decided, so both branches run."""
 
@@ -39,7 +39,7 @@ class Test:
     open: bool
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Frame:
     """A running function."""
 
@@ -53,8 +53,8 @@ class Frame:
     returns: list[Value] = field(default_factory=list)
     yielded: list[Value] = field(default_factory=list)
     receiver: Value = None
-    globals: set[str] = field(default_factory=set)
-    nonlocals: set[str] = field(default_factory=set)
+    globals: frozenset[str] = frozenset()
+    nonlocals: frozenset[str] = frozenset()
     handled: Value = None  # the exception that an `except` clause handles
     handlers: int = 0  # enclosing `try` statements that catch something
     on_yield: Callable[[Value], Value] | None = None
@@ -101,6 +101,7 @@ class Core(ABC):
         self.operators: dict[str, Value] = {}  # torch operators that the sources register
         self.aten: dict[str, Function] = {}  # functions of the sources that replace torch's own, by operator
         self.modules: dict[str, ModuleObject] = {}
+        self.classes: list[Class] = []
         self.stack: list[Frame] = []
         self.region = 0
         self.regions = 0
@@ -109,12 +110,24 @@ class Core(ABC):
         self.launches = 0
         self.plain_modules: dict[tuple[Any, ...], Event] = {}  # modules that the model calls and that run no kernel
         self.problems: dict[str, int] = {}
-        self.steps = 0
 
     @property
     def frame(self) -> Frame:
         """The running function."""
         return self.stack[-1]
+
+    def release(self) -> None:
+        """Ends the evaluation: what refers to itself is taken apart, so that its memory is free at once."""
+        for module in self.modules.values():
+            module.scope.names.clear()
+        for cls in self.classes:
+            cls.names.clear()
+            cls.order.clear()
+            cls.members.clear()
+        for table in (self.modules, self.overrides, self.operators, self.aten, self.events):
+            table.clear()
+        self.classes.clear()
+        self.stack.clear()
 
     def problem(self, text: str) -> None:
         """Note what could not be evaluated."""

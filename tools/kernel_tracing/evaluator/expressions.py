@@ -21,11 +21,11 @@ class Expressions(Operators):
     """Evaluates expressions."""
 
     def evaluate(self, node: ast.expr) -> Value:
-        handler = _HANDLERS.get(type(node))
+        kind = node.__class__
+        if kind is ast.Name:  # half of all expressions
+            return self.lookup(node.id)  # type: ignore[attr-defined]
+        handler = _HANDLERS.get(kind)
         return handler(self, node) if handler is not None else UNKNOWN
-
-    def _name(self, node: ast.Name) -> Value:
-        return self.lookup(node.id)
 
     def _constant(self, node: ast.Constant) -> Value:
         return node.value
@@ -49,7 +49,7 @@ class Expressions(Operators):
                 kwargs[keyword.arg] = value
             elif isinstance(value, dict):
                 kwargs |= {key: one for key, one in value.items() if isinstance(key, str)}
-        frame = self.frame
+        frame = self.stack[-1]
         line, call = frame.line, frame.call
         frame.line, frame.call = node.lineno, node
         try:
@@ -255,7 +255,6 @@ class Expressions(Operators):
 
 
 _HANDLERS: dict[type[ast.expr], Callable[..., Value]] = {
-    ast.Name: Expressions._name,
     ast.Constant: Expressions._constant,
     ast.Attribute: Expressions._attribute,
     ast.Call: Expressions._call,

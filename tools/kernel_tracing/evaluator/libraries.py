@@ -20,6 +20,7 @@ from tools.kernel_tracing.evaluator.values import (
     Class,
     External,
     Function,
+    Instance,
     Kernel,
     LibraryClass,
     LibraryFunction,
@@ -165,6 +166,8 @@ class Libraries(Names):
     def _made(self, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if path.endswith(("ModuleList", "Sequential")):
             return list(self.iterate(args[0]) or []) if args and path.endswith("List") else Opaque(path)
+        if path.endswith("ModuleDict"):
+            return dict(args[0]) if args and isinstance(args[0], dict) else {}
         if path.endswith("Tensor"):
             return made("torch.empty", args, kwargs)
         return Opaque(path)
@@ -183,6 +186,8 @@ class Libraries(Names):
             args, kwargs = [plain(one) for one in args], {key: plain(one) for key, one in kwargs.items()}
             if any(isinstance(one, (Unknown, Tensor, Choice, Opaque, External)) for one in (*args, *kwargs.values())):
                 return UNKNOWN
+        if function in _BARE and isinstance(args[0], Instance):
+            return _bare(args[0], *args[1:])
         wrapped = [self._native_function(one) for one in args]
         try:
             result = function(*wrapped, **{key: self._native_function(one) for key, one in kwargs.items()})
@@ -199,6 +204,17 @@ class Libraries(Names):
         if isinstance(value, (Function, Method, Builtin, Partial, Class)):
             return lambda *args, **kwargs: self.call(value, list(args), kwargs)
         return value
+
+
+# How an object sets and reads its own attributes past the hooks of its class.
+_BARE = (object.__setattr__, object.__getattribute__)
+
+
+def _bare(owner: Instance, name: str, *value: Value) -> Value:
+    if value:
+        owner.fields[name] = value[0]
+        return None
+    return owner.fields.get(name, UNKNOWN)
 
 
 _RETURNS_MORE = ("return_lse", "return_softmax_lse")

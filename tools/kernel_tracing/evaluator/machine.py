@@ -21,6 +21,7 @@ from tools.kernel_tracing.evaluator.values import (
     External,
     Function,
     Instance,
+    Lazy,
     NativeModule,
     Opaque,
     Tensor,
@@ -28,8 +29,9 @@ from tools.kernel_tracing.evaluator.values import (
     Value,
 )
 from tools.kernel_tracing.rules import custom_operators as custom_ops
-from tools.kernel_tracing.rules import environments
+from tools.kernel_tracing.rules import environments, serving_steps
 from tools.kernel_tracing.rules.platforms import Platform
+from tools.kernel_tracing.source.declarations import FunctionNode
 from tools.kernel_tracing.source.index import Index
 
 
@@ -39,10 +41,14 @@ class Machine(Statements, Expressions, Objects, Calls, Libraries):
     def __init__(self, index: Index, platform: Platform, gpu: str = "sm90", world: int = 1) -> None:
         super().__init__(index, platform)
         self.answers |= environments.answers(gpu, world)
+        self._forwarded: Value = MISSING
+        self._plain: set[FunctionNode] = set()  # functions of which no rule says anything
 
     # Rules
 
     def known(self, function: Function, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if function.node in self._plain:
+            return MISSING
         qualified = f"{function.module.name}.{function.qualname}"
         override = self.overrides.get(qualified, self.overrides.get(function.qualname, MISSING))
         if override is not MISSING:
@@ -50,11 +56,20 @@ class Machine(Statements, Expressions, Objects, Calls, Libraries):
         predicate = self.platform.predicate(function.qualname)
         if predicate is not None:
             return predicate
+        if function.qualname == serving_steps.FORWARD:
+            return self._forward(function, args, kwargs)
         if function.name == "load_jit":
             return NativeModule(self.frame.function)
         if custom_ops.is_wrapper(function.qualname) or custom_ops.is_registration(function.qualname):
             return self._operator_of(function.qualname, args, kwargs)
+        self._plain.add(function.node)
         return MISSING
+
+    def _forward(self, function: Function, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """The model's forward. A phase that differs from others after it takes the result of the last one."""
+        if self.phase not in serving_steps.PARTIAL or self._forwarded is MISSING:
+            self._forwarded = self.run_function(function, args, kwargs)
+        return self._forwarded
 
     def prepare(self, instance: Instance, args: list[Value]) -> None:
         if "torch.nn.Module" in instance.cls.externals:
@@ -113,13 +128,11 @@ class Machine(Statements, Expressions, Objects, Calls, Libraries):
         every = list(pairs.values())["children" in name :]
         return [(path, one) for path, one in every] if name.startswith("named") else [one for _, one in every]
 
-    # Libraries
-
     # Iteration and types
 
     def iterate(self, value: Value) -> list[Value] | None:
         if isinstance(value, (list, tuple, set, frozenset, range, dict, deque, str)):
-            return [self.resolve(one) for one in value]
+            return [self.resolve(one) if one.__class__ is Lazy else one for one in value]
         if isinstance(value, Instance):
             if value.cls.find("__iter__") is not MISSING:
                 return self.iterate(self.call(self.load(value, "__iter__"), [], {}))
@@ -182,4 +195,3 @@ _MODULE_METHODS = {
     "register_forward_pre_hook",
     "register_forward_hook",
 }
-# Other names of torch's dtypes.

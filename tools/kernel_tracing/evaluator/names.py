@@ -31,8 +31,10 @@ from tools.kernel_tracing.source.declarations import ClassInfo, FunctionInfo, Mo
 from tools.kernel_tracing.source.libraries import LIBRARIES
 
 _ALIASES = {"torch.float": "torch.float32", "torch.half": "torch.float16", "torch.double": "torch.float64"}
-
 _ALIASES |= {"torch.long": "torch.int64", "torch.int": "torch.int32", "torch.short": "torch.int16"}
+
+#: How often a name may be imported from a module that itself imports it.
+MOST_RENAMED = 30
 
 
 class Names(Core):
@@ -133,18 +135,19 @@ class Names(Core):
         self.frame.module.stars.append(source)
 
     def resolve(self, value: Value) -> Value:
-        depth = 0
-        while isinstance(value, Lazy) and depth < 30:
-            value = self.imported(value.module, value.name)
-            depth += 1
+        if value.__class__ is Lazy:
+            for _ in range(MOST_RENAMED):
+                value = self.imported(value.module, value.name)
+                if value.__class__ is not Lazy:
+                    break
         return value
 
     def lookup(self, name: str) -> Value:
-        scope: Scope | None = self.frame.scope
+        scope: Scope | None = self.stack[-1].scope
         while scope is not None:
-            if name in scope.names:
-                value = scope.names[name]
-                if isinstance(value, Lazy):
+            value = scope.names.get(name, MISSING)
+            if value is not MISSING:
+                if value.__class__ is Lazy:
                     value = self.resolve(value)
                     if not isinstance(value, Unknown):
                         scope.names[name] = value
@@ -162,7 +165,7 @@ class Names(Core):
         return found
 
     def bind(self, name: str, value: Value) -> None:
-        frame = self.frame
+        frame = self.stack[-1]
         if name in frame.globals:
             names = frame.module.scope.names
             names[name] = self.merged(names, name, value, -1)
@@ -226,7 +229,7 @@ class Names(Core):
         found = self.index.lookup(known, name) if known is not None else []
         for symbol in found:
             if isinstance(symbol, FunctionInfo):
-                if boundaries.alive(self.platform, symbol):
+                if boundaries.alive(self.index, self.platform, symbol):
                     return LibraryFunction(symbol)
             elif isinstance(symbol, ClassInfo):
                 return LibraryClass(symbol)

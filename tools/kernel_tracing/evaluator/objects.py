@@ -58,6 +58,8 @@ _NATIVE = (
 )
 
 
+# Plain data that compares as Python does.
+_ATOMS = frozenset({str, int, float, bool})
 # Bases outside the sources of which no attribute is read from a class itself.
 _PLAIN_BASES = frozenset({"torch.nn.Module", "abc.ABC", "typing.Generic", "typing.Protocol", "builtins.object"})
 
@@ -158,7 +160,7 @@ class Objects(Classes):
         if name == "__module__":
             return owner.module.name
         if name == "__dataclass_fields__" and owner.kind == "dataclass":
-            return dict.fromkeys(fields_of(owner))
+            return dict.fromkeys(fields_of(self, owner))
         if name == "__mro__":
             return tuple(owner.order)
         if name in ("__members__", "_member_map_", "_value2member_map_") and owner.kind == "enum":
@@ -169,7 +171,7 @@ class Objects(Classes):
             if name in cls.names:
                 return self._bound(cls.names[name], owner, cls)
         if name in ("__dict__", "__annotations__"):
-            return owner.names if name == "__dict__" else dict.fromkeys(fields_of(owner), UNKNOWN)
+            return owner.names if name == "__dict__" else dict.fromkeys(fields_of(self, owner), UNKNOWN)
         if name in ("__init__", "__new__", "__setattr__") or owner.externals - _PLAIN_BASES:
             return Builtin(name, lambda core, args, kwargs: Opaque("()") if name == "apply" else None)
         return MISSING
@@ -282,6 +284,10 @@ class Objects(Classes):
     # Truth and equality
 
     def truth(self, value: Value) -> bool | None:
+        if value is True or value is False:
+            return value
+        if value is None:
+            return False
         if isinstance(value, (Unknown, Tensor)):
             return None
         if isinstance(value, Choice):
@@ -308,11 +314,12 @@ class Objects(Classes):
             return found[0] if all(result is found[0] for result in found) else UNKNOWN
         if one is other and not isinstance(one, Unknown):
             return True
-        for value in (one, other):
-            if isinstance(value, Unknown):
-                return UNKNOWN
+        if isinstance(one, Unknown) or isinstance(other, Unknown):
+            return UNKNOWN
         if one is None or other is None:
             return False
+        if one.__class__ in _ATOMS and other.__class__ in _ATOMS:
+            return bool(one == other)
         if isinstance(one, Tensor) or isinstance(other, Tensor):
             return UNKNOWN
         left, right = plain(one), plain(other)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import gc
-import re
 import sys
 import threading
 from dataclasses import dataclass, field
@@ -55,7 +54,6 @@ class Step:
         configuration: what was evaluated.
         events: the kernels, in execution order.
         problems: what could not be evaluated, and how often.
-        steps: statements that ran.
         modules: the modules that code of the model calls and that run no kernel, by `order` among the events.
         resolved: fields of ServerArgs as SGLang computed them.
     """
@@ -63,7 +61,6 @@ class Step:
     configuration: Configuration
     events: list[Event]
     problems: dict[str, int]
-    steps: int
     modules: list[Event] = field(default_factory=list)
     resolved: dict[str, Any] = field(default_factory=dict)
 
@@ -103,12 +100,10 @@ class Serving:
 
     def _architecture(self) -> Value:
         name = self.configuration.model["architectures"][0]
-        for module in self.machine.index.sources.modules:
-            in_models = module.startswith(serving_steps.MODELS)
-            if in_models and re.search(rf"^class {name}\b", self.machine.index.sources.text(module), re.MULTILINE):
-                found = self.machine.imported(module, name)
-                if isinstance(found, Class):
-                    return (found, name)
+        for module in self.machine.index.class_modules(serving_steps.MODELS, name):
+            found = self.machine.imported(module, name)
+            if isinstance(found, Class):
+                return (found, name)
         raise LookupError(f"no model class {name} in sglang/srt/models")
 
     def run(self) -> Step:
@@ -133,6 +128,7 @@ class Serving:
         finally:
             threading.stack_size(previous)
             sys.setrecursionlimit(limit)
+            self.machine.release()
             if collecting:
                 gc.enable()
         for error in errors:
@@ -156,4 +152,4 @@ class Serving:
         found = server.fields if isinstance(server, Instance) else {}
         plain = (str, int, float, bool)
         resolved = {name: found[name] for name in serving_steps.RESOLVED if isinstance(found.get(name), plain)}
-        return Step(self.configuration, events, machine.problems, machine.steps, modules, resolved)
+        return Step(self.configuration, events, machine.problems, modules, resolved)

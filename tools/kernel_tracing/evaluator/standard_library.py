@@ -75,7 +75,7 @@ def _fields(core: Core, args: Arguments, kwargs: Keywords) -> Value:
     info = args[0].cls if isinstance(args[0], Instance) else args[0]
     if not isinstance(info, Class):
         return UNKNOWN
-    defaults = {name: info.find(name) for name in fields_of(info)}
+    defaults = {name: info.find(name) for name in fields_of(core, info)}
     return [
         Opaque("dataclasses.Field", {"name": name, "type": UNKNOWN, "default": UNKNOWN if value is MISSING else value})
         for name, value in defaults.items()

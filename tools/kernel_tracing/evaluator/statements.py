@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 from tools.kernel_tracing.evaluator.blocks import Blocks, join_names
 from tools.kernel_tracing.evaluator.core import Test
@@ -27,18 +27,15 @@ from tools.kernel_tracing.evaluator.values import (
     choice,
 )
 
-# A loop whose end is not known to the evaluator stops after this many rounds.
-
 
 class Statements(Blocks):
     """Runs statements."""
 
     def run(self, body: list[ast.stmt]) -> None:
-        frame = self.frame
+        frame = self.stack[-1]
         for statement in body:
             frame.line = statement.lineno
-            self.steps += 1
-            handler = _HANDLERS.get(type(statement))
+            handler = _HANDLERS.get(statement.__class__)
             if handler is not None:
                 handler(self, statement)
 
@@ -133,7 +130,7 @@ class Statements(Blocks):
             self.split(node.test, lambda: self.run(node.body), lambda: self.run(node.orelse))
 
     def _branch(self, body: list[ast.stmt], test: Test) -> None:
-        tests = self.frame.tests
+        tests = self.stack[-1].tests
         tests.append(test)
         try:
             self.run(body)
@@ -156,26 +153,16 @@ class Statements(Blocks):
                 with self.uncertain():
                     branch()
                 ends.append(scope.names)
-            except Return as signal:
-                frame.returns.append(signal.value)
-                signals.append(signal)
             except Signal as signal:
-                signals.append(signal)
+                if isinstance(signal, Return):
+                    frame.returns.append(signal.value)
+                signals.append(signal.with_traceback(None))
             finally:
                 frame.tests.pop()
         scope.names = join_names(ends) if ends else before
         if ends:
             return
-        # No branch goes on: a branch that raises is assumed not to be taken.
-        for left in signals:
-            if isinstance(left, Return):
-                values = frame.returns[returned:]
-                del frame.returns[returned:]
-                raise Return(choice(values))
-        for left in signals:
-            if not isinstance(left, Raised):
-                raise left
-        raise signals[0] if signals else Return(UNKNOWN)
+        raise _left(signals, frame.returns, returned)
 
     def narrow(self, test: ast.expr, negated: bool) -> bool:
         """Applies what an undecided test says about a local name; False if no value passes."""
@@ -197,7 +184,7 @@ class Statements(Blocks):
         """The local name that a test is about, and the outcome of the test for one value (None: open)."""
         if isinstance(test, ast.Name):
             return test.id, lambda value: self.truth(value)
-        if isinstance(test, ast.Call) and ast.unparse(test.func) == "isinstance" and isinstance(test.args[0], ast.Name):
+        if _is_type_test(test) and isinstance(test.args[0], ast.Name):
             kind = self.evaluate(test.args[1])
             return test.args[0].id, lambda value: self.is_instance(value, kind)
         if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.left, ast.Name):
@@ -258,16 +245,38 @@ class Statements(Blocks):
         self.narrow(node.test, False)
 
     def _global(self, node: ast.Global) -> None:
-        self.frame.globals.update(node.names)
+        self.frame.globals |= frozenset(node.names)
 
     def _nonlocal(self, node: ast.Nonlocal) -> None:
-        self.frame.nonlocals.update(node.names)
+        self.frame.nonlocals |= frozenset(node.names)
 
     def _break(self, node: ast.Break) -> None:
         raise Break
 
     def _continue(self, node: ast.Continue) -> None:
         raise Continue
+
+
+def _left(signals: list[Signal], returns: list[Value], returned: int) -> Signal:
+    """How a test is left if no branch goes on: a branch that raises is assumed not to be taken.
+
+    Args:
+        signals: how each branch was left. The list is emptied, as its owner would be kept by what it keeps.
+        returns: what the function may return; what its branches add begins at `returned`.
+    """
+    found = signals[0] if signals else Return(UNKNOWN)
+    if any(isinstance(one, Return) for one in signals):
+        found = Return(choice(returns[returned:]))
+        del returns[returned:]
+    elif others := [one for one in signals if not isinstance(one, Raised)]:
+        found = others[0]
+    signals.clear()
+    return found
+
+
+def _is_type_test(test: ast.expr) -> TypeGuard[ast.Call]:
+    """Whether an expression is `isinstance(...)`."""
+    return isinstance(test, ast.Call) and isinstance(test.func, ast.Name) and test.func.id == "isinstance"
 
 
 def absolute(module: str, file: str, node: ast.ImportFrom) -> str:

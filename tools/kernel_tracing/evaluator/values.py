@@ -24,7 +24,7 @@ UNKNOWN = Unknown()
 SIZE = Unknown()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class External:
     """A name of a library that is not evaluated, such as `torch.float16`; two of the same path are equal."""
 
@@ -37,7 +37,7 @@ class External:
         return hash(self.path)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Tensor:
     """A tensor.
 
@@ -56,7 +56,7 @@ class Tensor:
     transposed: bool | None = False
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Opaque:
     """An object of a library's class: not None, true, and otherwise unknown unless a field was set."""
 
@@ -64,14 +64,14 @@ class Opaque:
     fields: dict[str, Value] = field(default_factory=dict)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Choice:
     """One of several values."""
 
     values: tuple[Value, ...]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Scope:
     """Names of a module, a function, a class body or a comprehension."""
 
@@ -80,7 +80,7 @@ class Scope:
     module: ModuleObject | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class ModuleObject:
     """A module of the sources; its body runs when a name is first needed."""
 
@@ -91,7 +91,7 @@ class ModuleObject:
     stars: list[str] = field(default_factory=list)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Lazy:
     """`from module import name`, not looked up yet."""
 
@@ -99,7 +99,7 @@ class Lazy:
     name: str
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Function:
     """A function of the sources, with the scope that holds its free variables."""
 
@@ -110,9 +110,7 @@ class Function:
     owner: Class | None = None
     defaults: dict[str, Value] = field(default_factory=dict)
     fields: dict[str, Value] = field(default_factory=dict)
-    is_generator: bool = False
     is_context: bool = False
-    assigned: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -120,7 +118,7 @@ class Function:
         return self.qualname.rpartition(".")[2]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Class:
     """A class of the sources."""
 
@@ -143,7 +141,7 @@ class Class:
         return MISSING
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Instance:
     """An object of a class of the sources."""
 
@@ -165,7 +163,7 @@ class Instance:
         return iter(self.fields.values())
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Method:
     """A function bound to an instance or a class."""
 
@@ -173,7 +171,7 @@ class Method:
     receiver: Value
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Super:
     """`super()`."""
 
@@ -181,7 +179,7 @@ class Super:
     receiver: Value
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Property:
     """A property, or a cached one."""
 
@@ -189,7 +187,7 @@ class Property:
     setter: Value = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Wrapped:
     """`staticmethod` or `classmethod`."""
 
@@ -197,7 +195,7 @@ class Wrapped:
     function: Value
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Partial:
     """functools.partial."""
 
@@ -206,7 +204,7 @@ class Partial:
     kwargs: dict[str, Value]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class TritonKernel:
     """A function that Triton compiles; `launched`: with its grid."""
 
@@ -214,14 +212,14 @@ class TritonKernel:
     launched: bool = False
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class NativeModule:
     """What a just-in-time loader returns: each of its functions is a kernel."""
 
     loader: Function | None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Kernel:
     """A callable that ends a chain: a library's function, a function of a native module, or a torch op."""
 
@@ -231,14 +229,14 @@ class Kernel:
     line: int = 0
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class LibraryClass:
     """A class of a kernel library; `info` is its entry in the index."""
 
     info: Any
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class LibraryObject:
     """An instance of a LibraryClass."""
 
@@ -246,21 +244,21 @@ class LibraryObject:
     fields: dict[str, Value] = field(default_factory=dict)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class LibraryFunction:
     """A function of a kernel library."""
 
     info: Any
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class LibraryModule:
     """A module of a kernel library."""
 
     name: str
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Builtin:
     """A function that the evaluator itself implements, called with the evaluator, arguments and keywords."""
 
@@ -268,7 +266,7 @@ class Builtin:
     run: Callable[..., Value]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Generator:
     """A context manager made from a generator function, not entered yet."""
 

@@ -12,7 +12,7 @@ from tools.kernel_tracing.report.trace_files import TRACES
 #: Stands for the models of all configurations.
 ALL = "all"
 #: Processes that evaluate, unless --jobs says otherwise.
-JOBS = min(4, os.cpu_count() or 1)
+JOBS = min(2, os.cpu_count() or 1)
 
 
 def model_arguments(parser: argparse.ArgumentParser, name: str, model: str) -> None:

@@ -11,6 +11,7 @@ from tools.kernel_tracing.configuration.listed import Configuration
 from tools.kernel_tracing.configuration.model_files import model_files
 from tools.kernel_tracing.report.evaluation import Evaluation, Progress, evaluate
 from tools.kernel_tracing.report.merge import PLATFORM, merged
+from tools.kernel_tracing.report.ops import in_model
 from tools.kernel_tracing.report.trace_files import dumps
 from tools.kernel_tracing.rules import serving_steps
 from tools.kernel_tracing.source.index import Index
@@ -24,14 +25,14 @@ class Tried(NamedTuple):
     Attributes:
         files: files that serve a model.
         kernels, chains: of their merged trace.
-        silent: files without a chain through their own code: the machine lacks a package, or they only name a model.
+        silent: files without a chain through their own code, each with the reason.
         problems: files that could not be evaluated, and what the check found, one line each.
     """
 
     files: int
     kernels: int
     chains: int
-    silent: list[str]
+    silent: dict[str, str]
     problems: list[str]
 
 
@@ -53,7 +54,7 @@ def tried(sources: Path, names: Sequence[str] = (), progress: Progress | None = 
     document = merged(evaluations, tree, PLATFORM, "all")
     chains = sum(len(kernel["chains"]) for kernel in document["kernels"])
     found = check(json.loads(dumps(document)), sources)
-    silent = [one.configuration.name for one in evaluations if not _own(one)]
+    silent = {one.configuration.name: _reason(one) for one in evaluations if _file(one) not in _model_files(one)}
     return Tried(len(chosen), len(document["kernels"]), chains, silent, failed + found)
 
 
@@ -70,7 +71,24 @@ def _evaluations(
             progress("evaluating model files", number, len(chosen))
 
 
-def _own(evaluation: Evaluation) -> bool:
-    """Whether some chain passes the model's own file."""
-    file = f"{serving_steps.MODEL_FILES}{evaluation.configuration.name}.py"
-    return any(frame.file == file for call in evaluation.kernels for frame in call.frames)
+def _file(evaluation: Evaluation) -> str:
+    return f"{serving_steps.MODEL_FILES}{evaluation.configuration.name}.py"
+
+
+def _model_files(evaluation: Evaluation) -> list[str]:
+    """The model files that the chains pass."""
+    return sorted({frame.file for call in evaluation.kernels for frame in call.frames if in_model(frame.file)})
+
+
+def _reason(evaluation: Evaluation) -> str:
+    """Why no chain passes the model's own file: what was met there, or whose code runs instead."""
+    file, files = _file(evaluation), _model_files(evaluation)
+    met = [text for text in evaluation.problems if text.startswith(file)]
+    raised = [text for text in met if ": raises " in text]
+    if raised:
+        return f"not evaluated further: {raised[0]}"
+    if files:
+        return f"its kernels are called in {', '.join(Path(one).name for one in files)}"
+    if met:
+        return f"not evaluated: {met[0]}"
+    return "what it calls is in no file of the sources"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from tools.kernel_tracing.report.ops import in_model
 from tools.kernel_tracing.report.trees import Forest, Places, frame_key, merge
 from tools.shared.markdown import code, escape, link, slug, table
 
@@ -66,6 +68,16 @@ def _index(
         rows = [_row(kernel, anchor, definitions(kernel)) for kernel, anchor in kernels]
         lines += ["", f"## {escape(category[:1].upper() + category[1:])}", ""]
         lines += table(("Kernel", "Source", "Ops", "First needs", "Chains", "Seen", "Definitions"), rows)
+    lines += ["", "## Ops of models", "", "What the code of a model calls, and where.", ""]
+    lines += table(("Op", "Kernels", "Call sites"), _ops(trace))
+    lines += [
+        "",
+        "## Entry points",
+        "",
+        "Where the chains begin: what a scheduler, or the start of a server, calls.",
+        "",
+    ]
+    lines += table(("Function", "Chains", "Kernels"), _entries(trace))
     lines += ["", "## Configurations", "", "The first is the release's default for DeepSeek-V3.", ""]
     lines += table(("Configuration", "Settings", "Recorded"), [_configuration(one) for one in trace["configurations"]])
     if trace["not_evaluated"]:
@@ -86,6 +98,35 @@ def _row(kernel: Kernel, anchor: str, names: Sequence[str]) -> tuple[str, ...]:
         str(sum(bool(chain["seen"]) for chain in chains)),
         _names(names),
     )
+
+
+def _ops(trace: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Each op of a model's forward, its number of kernels, and the places in the models' code that call it."""
+    kernels: dict[str, set[str]] = {}
+    sites: dict[str, dict[str, None]] = {}
+    for kernel in trace["kernels"]:
+        for chain in kernel["chains"]:
+            at = next((frame for frame in chain["frames"] if in_model(frame["file"])), None)
+            if at is not None and not chain["group"]:
+                kernels.setdefault(chain["op"], set()).add(f"{kernel['source']}:{kernel['name']}")
+                sites.setdefault(chain["op"], {})[_site(trace, at)] = None
+    yield from ((code(op), str(len(kernels[op])), ", ".join(sorted(sites[op]))) for op in sorted(kernels))
+
+
+def _entries(trace: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Each function with which chains begin, and the numbers of its chains and kernels."""
+    chains, kernels = Counter[tuple[Any, ...]](), Counter[tuple[Any, ...]]()
+    for kernel in trace["kernels"]:
+        found = [frame_key(chain["frames"][-1])[::2] for chain in kernel["chains"]]
+        chains.update(found)
+        kernels.update(set(found))
+    for (file, function), count in chains.most_common():
+        yield f"{code(function)} of {escape(file)}", str(count), str(kernels[file, function])
+
+
+def _site(trace: Mapping[str, Any], frame: Mapping[str, Any]) -> str:
+    name = frame["file"].rpartition("/")[2]
+    return link(f"{name}:{frame['line']}", address(trace, frame["file"], frame["line"]))
 
 
 def _names(names: Sequence[str]) -> str:

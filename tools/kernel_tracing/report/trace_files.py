@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -188,8 +187,3 @@ def check_writable(*paths: Path | None) -> None:
             raise OSError(f"{path}: no directory {path.parent}")
         if path is not None and path.is_dir():
             raise OSError(f"{path}: is a directory, not a file")
-
-
-def link_base(report: Path, sources: Path) -> str:
-    """The path from a report to the sources, for its links."""
-    return Path(os.path.relpath(sources, report.parent)).as_posix() + "/"

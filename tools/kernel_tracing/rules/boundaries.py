@@ -33,30 +33,19 @@ def is_library(module: str) -> bool:
     return module.partition(".")[0] in LIBRARIES
 
 
-def is_test(module: str) -> bool:
-    """Whether a module is a test of the framework, whose stand-ins no model ever uses."""
-    return not {"test", "tests"}.isdisjoint(module.split("."))
-
-
-def kernel_of(index: Index, function: FunctionInfo) -> str | None:
-    """The kernel's name if calling this function calls a kernel; "" if it is neither a kernel nor to be entered.
-
-    None for all functions that are to be entered.
-    """
-    if is_library(function.module.name):
-        return kernel_name(index, function)
-    # A Triton function that is called without a grid is called from inside another kernel.
-    return "" if is_triton(function) else None
-
-
 def kernel_name(index: Index, function: FunctionInfo) -> str:
     """The name of a library's function if calling it calls a kernel, otherwise ""."""
+    if index.fact(_is_kept, function) and is_native(index, function):
+        return function.qualname
+    return ""
+
+
+def _is_kept(function: FunctionInfo) -> bool:
+    """Whether a function neither plans, asks nor works on the host, judging from its name and signature."""
     terminal = function.qualname.rpartition(".")[2]
     if function.owner is not None and terminal.startswith(_PLANNING):
-        return ""
-    if _is_query(function, terminal) or terminal.endswith("_plan") or is_host(function):
-        return ""
-    return function.qualname if is_native(index, function) else ""
+        return False
+    return not (_is_query(function, terminal) or terminal.endswith("_plan") or is_host(function))
 
 
 def _is_query(function: FunctionInfo, name: str) -> bool:
@@ -72,7 +61,7 @@ def is_query_name(name: str) -> bool:
 
 def is_host(function: FunctionInfo) -> bool:
     """Whether a library's function works on the host alone, judging from its signature."""
-    if isinstance(function.node, (ast.Module, ast.Lambda)):
+    if isinstance(function.node, ast.Lambda):
         return False
     returns = function.node.returns
     if isinstance(returns, ast.Name) and returns.id in data_types.NUMBERS:
@@ -84,18 +73,14 @@ def is_host(function: FunctionInfo) -> bool:
     return not open_ended and not any(data_types.may_hold_tensor(function.annotations.get(name)) for name in given)
 
 
-def is_host_code(sources: Sequence[str]) -> bool:
-    """Whether a native module is built only from C and C++ sources, which launch nothing by themselves."""
-    return bool(sources) and all(source.endswith((".cpp", ".cc", ".c", ".cxx")) for source in sources)
-
-
-def alive(platform: Platform, function: FunctionInfo) -> bool:
+def alive(index: Index, platform: Platform, function: FunctionInfo) -> bool:
     """Whether the platform uses this definition: `if torch.version.hip is not None:` may contain another one."""
-    dead = function.module.__dict__.setdefault("_dead_" + platform.name, None)
-    if dead is None:
-        dead = set(_dead_statements(platform, function.module.tree.body))
-        function.module.__dict__["_dead_" + platform.name] = dead
-    return function.node not in dead
+    return function.node not in index.fact(_dead, (platform, function.module.tree))
+
+
+def _dead(subject: tuple[Platform, ast.Module]) -> frozenset[ast.stmt]:
+    platform, tree = subject
+    return frozenset(_dead_statements(platform, tree.body))
 
 
 def _dead_statements(platform: Platform, body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
@@ -108,33 +93,15 @@ def _dead_statements(platform: Platform, body: Sequence[ast.stmt]) -> Iterator[a
                 yield from node.orelse if taken else node.body
 
 
-def is_triton(function: FunctionInfo) -> bool:
-    """Whether a function is compiled by Triton."""
-    return "jit" in function.decorators
-
-
-def native_loader(loaders: Sequence[FunctionInfo], name: str) -> FunctionInfo:
-    """The function that requests a JIT kernel: a shared loader gets the kernel's name from its caller."""
-    for loader in loaders:
-        strings = (node.value for node in walk(loader.node) if isinstance(node, ast.Constant))
-        if any(isinstance(string, str) and name in string for string in strings):
-            return loader
-    return loaders[0]
-
-
-_cache_name = "_native_functions"
-
-
 def is_native(index: Index, function: FunctionInfo) -> bool:
     """Whether a library function's implementation is native, directly or through what it refers to."""
-    cache: dict[FunctionInfo, bool] = index.__dict__.setdefault(_cache_name, {})
-    if function not in cache:
-        cache[function] = False  # recursion ends here
-        cache[function] = _is_native(index, function, cache)
-    return cache[function]
+    if function not in index.natives:
+        index.natives[function] = False  # recursion ends here
+        index.natives[function] = _is_native(index, function)
+    return index.natives[function]
 
 
-def _is_native(index: Index, function: FunctionInfo, cache: dict[FunctionInfo, bool]) -> bool:
+def _is_native(index: Index, function: FunctionInfo) -> bool:
     references: dict[str, ast.Name | ast.Attribute] = {}
     local_imports: dict[str, tuple[str, str]] = {}
     for node in walk(function.node):

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-_DECORATORS = frozenset({"custom_op", "register_custom_op", "triton_op"})
 _FUNCTIONS = frozenset({"direct_register_custom_op"})
 # These return a torch operator that does what the given function does.
 _WRAPPERS = frozenset({"register_custom_op", "register_custom_op_from_extern"})
-
-
-def is_decorator(name: str) -> bool:
-    """Whether a decorator of this name registers the function it decorates with torch."""
-    return name in _DECORATORS
 
 
 def is_registration(name: str) -> bool:

@@ -122,8 +122,9 @@ PHASES = (
     ("extend", _CLEAR + "bench.extend(cached_requests(), runner)"),
     ("min_p", _CLEAR + "bench.extend(min_p_requests(), runner)"),
 )
-# Phases that differ from a prefill in one part only, and the group of the work to which that belongs.
+# Phases that differ from a prefill in one part only, which follows the model's forward, and the group of that work.
 PARTIAL = {"min_p": "sampling"}
+FORWARD = "ModelRunner.forward"
 # Fields of ServerArgs that SGLang computes if they are not given, and that choose kernels.
 RESOLVED = (
     "attention_backend",
@@ -144,10 +145,6 @@ RESOLVED = (
 QUANTIZATION_DEFAULTS: dict[str, dict[str, Any]] = {"fp8": {"activation_scheme": "dynamic", "fmt": "e4m3"}}
 
 Override = Callable[[Any, list[Any], dict[str, Any]], Any]
-
-
-def _nothing(core: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return None
 
 
 def _resolvable(core: Any, args: list[Any], kwargs: dict[str, Any]) -> frozenset[str]:
@@ -177,6 +174,20 @@ def _captured_sizes(core: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """The batch sizes for which CUDA graphs are captured, as the setting gives them; none is compiled by torch."""
     given = args[0].fields["server_args"].fields
     return list(given.get("cuda_graph_bs", SETTINGS["cuda_graph_bs"])), []  # newer releases name the setting otherwise
+
+
+def _places_of_experts(core: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Where the copies of each expert are: data of the load balancer, here one copy of each."""
+    layers = core.item(core.load(kwargs.get("physical_to_logical_map"), "shape"), 0)
+    return core.call_external("torch.empty", [(layers, kwargs.get("num_logical_experts"), 1)], {})
+
+
+#: The order in which Marlin's kernels read scales, as `get_scale_perms` of SGLang's marlin_utils.py makes it; it is
+#: asked once for each expert of a layer.
+SCALE_ORDER = (
+    [row + 8 * column for row in range(8) for column in range(8)],
+    [2 * row + column for row in range(4) for column in (0, 1, 8, 9, 16, 17, 24, 25)],
+)
 
 
 def _gib(gpu: str) -> float:
@@ -210,6 +221,8 @@ def overrides(gpu: str) -> dict[str, Any]:
         "assert_flag_parity": None,
         "MLPSyncBatchInfo.all_gather": _same_batch,
         "get_batch_sizes_to_capture": _captured_sizes,
+        "_compute_logical_to_all_physical_map": _places_of_experts,
+        "get_scale_perms": SCALE_ORDER,
         # FlashInfer's workspace needs free memory and peers that NVSwitch joins.
         "ensure_workspace_initialized": gpu in environments.FULL_NVLINK,
         "can_use_custom_all_reduce_with_nvlink": gpu in environments.FULL_NVLINK,

@@ -1,151 +1,82 @@
-"""The index: modules (parsed when first needed), their classes and functions, and which classes derive from which.
-
-Parsing everything would take most of the time. Instead, a textual scan of all files finds subclasses and users of
-decorators. Only the files that the scan finds, and those that reachable code imports, are parsed.
-"""
+"""The index: modules (parsed when first needed), their classes and functions, and what was found out about them."""
 
 from __future__ import annotations
 
 import ast
-import builtins
 import re
-from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from tools.kernel_tracing.source.declarations import ClassInfo, FunctionInfo, Module, Symbol, declare
-from tools.kernel_tracing.source.libraries import LIBRARIES
 from tools.kernel_tracing.source.sources import SourceTree
-from tools.kernel_tracing.source.syntax import parse
 
-_BASES = re.compile(r"(\w+)[ \t]*\(([^)]*)\)[ \t]*:")
-_GLOBAL = re.compile(r"^[ \t]+global[ \t]+([\w, \t]+)", re.M)
-_COMMENT = re.compile(r"#.*")
 _REGISTERS = re.compile(r"^@register_\w+\(", re.M)
+_Subject = TypeVar("_Subject")
+_Fact = TypeVar("_Fact")
 
 
 class Index:
-    """All modules of a source tree, parsed on demand."""
+    """All modules of a source tree, parsed on demand. Evaluations share one, so what it keeps is found out once."""
 
     def __init__(self, sources: SourceTree) -> None:
         self.sources = sources
-        self.problems: list[dict[str, str | int]] = []
         self._modules: dict[str, Module | None] = {}
-        self._mro: dict[ClassInfo, tuple[list[ClassInfo], list[str]]] = {}
-        self._derived: dict[str, list[str]] = defaultdict(list)
-        self._sensitive: dict[FunctionInfo, tuple[str, ...]] = {}
-        self._scanned = False
-        self._registering: dict[str, bool] = {}
+        self._mro: dict[ClassInfo, list[ClassInfo]] = {}
+        self._facts: dict[Any, Any] = {}
+        #: Answers of `rules.boundaries.is_native`.
+        self.natives: dict[FunctionInfo, bool] = {}
 
-    def parsed(self) -> list[Module]:
-        """Modules parsed so far."""
-        return [module for module in self._modules.values() if module is not None]
+    def fact(self, find: Callable[[_Subject], _Fact], subject: _Subject) -> _Fact:
+        """What `find` says of a part of the sources, such as a syntax tree; it is asked once."""
+        key = (find, subject)
+        if key not in self._facts:
+            self._facts[key] = find(subject)
+        found: _Fact = self._facts[key]
+        return found
 
     def module(self, name: str) -> Module | None:
-        """The module, parsed; None if it is not in the sources or does not parse (which is recorded)."""
+        """The module, parsed; None if it is not in the sources or does not parse."""
         if name not in self._modules:
             self._modules[name] = self._parse(name) if name in self.sources.modules else None
         return self._modules[name]
 
     def _parse(self, name: str) -> Module | None:
         try:
-            tree = parse(self.sources.text(name))
-        except (SyntaxError, ValueError, RecursionError) as error:
-            line = getattr(error, "lineno", None) or 1
-            self.problems.append({"file": self.sources.files[name], "line": line, "reason": f"does not parse: {error}"})
+            tree = self.sources.tree(name)
+        except (SyntaxError, ValueError, RecursionError):
             return None
         module = Module(name, self.sources.files[name], self.sources.is_package(name), tree)
-        module.body = FunctionInfo(module, "<module>", tree)
-        for match in _GLOBAL.finditer(self.sources.text(name)):
-            module.rebound.update(word.strip() for word in match[1].split(","))
         declare(module, tree.body, "", None, top=True)
         return module
 
-    def _scan(self) -> None:
-        """Find by text which modules derive a class from which base name."""
-        self._scanned = True
-        for name in self._traced_modules():
-            for part in self.sources.text(name).split("\nclass ")[1:]:
-                match = _BASES.match(part)
-                for base in _COMMENT.sub("", match[2]).split(",") if match else ():
-                    terminal = base.partition("[")[0].strip().rpartition(".")[2]
-                    if terminal and name not in self._derived[terminal]:
-                        self._derived[terminal].append(name)
+    def class_modules(self, package: str, name: str) -> list[str]:
+        """The modules of a package that define a class of this name."""
+        return self.fact(self._class_modules, (package, name))
 
-    def _traced_modules(self) -> list[str]:
-        return [name for name in self.sources.modules if name.partition(".")[0] not in LIBRARIES]
-
-    def users_of_decorator(self, name: str) -> list[str]:
-        """Modules whose text contains the decorator `@name`."""
-        return [module for module in self._traced_modules() if f"@{name}" in self.sources.text(module)]
+    def _class_modules(self, wanted: tuple[str, str]) -> list[str]:
+        package, name = wanted
+        defines = re.compile(rf"^class {re.escape(name)}\b", re.M)
+        modules = (one for one in self.sources.modules if one.startswith(package))
+        return [one for one in modules if defines.search(self.sources.text(one))]
 
     def registers(self, module: str) -> bool:
         """Whether a module of the sources registers functions by decorators, so that importing it has an effect."""
-        if module not in self._registering:
-            self._registering[module] = bool(_REGISTERS.search(self.sources.text(module)))
-        return self._registering[module]
+        return self.fact(self._registers, module)
+
+    def _registers(self, module: str) -> bool:
+        return bool(_REGISTERS.search(self.sources.text(module)))
 
     def mro(self, info: ClassInfo) -> list[ClassInfo]:
         """The method resolution order, without classes that are not traced."""
-        return self._linearise(info)[0]
-
-    def external_bases(self, info: ClassInfo) -> list[str]:
-        """Dotted paths of the direct and indirect bases that are not traced."""
-        return self._linearise(info)[1]
-
-    def sensitive_parameters(self, function: FunctionInfo) -> tuple[str, ...]:
-        """Parameters for whose values a function is analysed separately, because merging would mix up its callers."""
-        if function not in self._sensitive:
-            self._sensitive[function] = tuple(
-                name
-                for name, test in function.tested_parameters.items()
-                if test is None or self._names_class(function.module, test)
-            )
-        return self._sensitive[function]
-
-    def _names_class(self, module: Module, test: ast.expr) -> bool:
-        if isinstance(test, ast.Tuple):
-            return any(self._names_class(module, part) for part in test.elts)
-        # A class that is imported inside the function is traced as well.
-        return (
-            not isinstance(test, ast.Name)
-            or (test.id not in module.bindings and not hasattr(builtins, test.id))
-            or any(isinstance(symbol, ClassInfo) for symbol in self.resolve(module, test))
-        )
-
-    def _linearise(self, info: ClassInfo) -> tuple[list[ClassInfo], list[str]]:
         if info not in self._mro:
-            self._mro[info] = ([info], [])  # a class that derives from itself by mistake must not loop
-            order, outside = [info], list[str]()
-            parents: list[list[ClassInfo]] = []
-            for base in info.node.bases:
-                target = base.value if isinstance(base, ast.Subscript) else base
-                for symbol in self.resolve(info.module, target):
-                    if isinstance(symbol, ClassInfo):
-                        parents.append(self._linearise(symbol)[0])
-                        outside += self._linearise(symbol)[1]
-                    elif isinstance(symbol, str):
-                        outside.append(symbol)
+            self._mro[info] = [info]  # a class that derives from itself by mistake must not loop
+            bases = [base.value if isinstance(base, ast.Subscript) else base for base in info.node.bases]
+            symbols = [symbol for base in bases for symbol in self.resolve(info.module, base)]
+            flat = [cls for symbol in symbols if isinstance(symbol, ClassInfo) for cls in self.mro(symbol)]
             # Depth first, each class after all classes that derive from it. This equals C3 for chains and diamonds,
             # and nothing else occurs here.
-            flat = [cls for parent in parents for cls in parent]
-            order += [cls for position, cls in enumerate(flat) if cls not in flat[position + 1 :]]
-            self._mro[info] = (order, list(dict.fromkeys(outside)))
+            self._mro[info] = [info, *(cls for position, cls in enumerate(flat) if cls not in flat[position + 1 :])]
         return self._mro[info]
-
-    def subclasses(self, info: ClassInfo) -> list[ClassInfo]:
-        """The class and all classes in the sources that derive from it."""
-        if not self._scanned:
-            self._scan()
-        found, names, looked = [info], [info.name], {info.name}
-        while names:
-            for module_name in sorted(self._derived.get(names.pop(), [])):
-                module = self.module(module_name)
-                for candidate in module.classes.values() if module else ():
-                    if candidate not in found and info in self.mro(candidate):
-                        found.append(candidate)
-                        if candidate.name not in looked:
-                            looked.add(candidate.name)
-                            names.append(candidate.name)
-        return found
 
     def resolve(self, module: Module, expression: ast.expr, depth: int = 0) -> list[Symbol]:
         """What a dotted name refers to in a module's scope, from its imports and definitions alone."""

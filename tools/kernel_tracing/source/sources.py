@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,8 +72,15 @@ class SourceTree:
     def tree(self, module: str) -> ast.Module:
         """The module's syntax tree. Raises SyntaxError for a file that does not parse."""
         if module not in self._trees:
-            self._trees[module] = ast.parse(self.text(module))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # invalid escapes in strings concern the sources' authors
+                self._trees[module] = ast.parse(self.text(module))
         return self._trees[module]
+
+    @property
+    def parsed(self) -> int:
+        """The number of modules parsed so far."""
+        return len(self._trees)
 
     def describe(self) -> dict[str, dict[str, str]]:
         """Version and hash of each library, for the header of a trace."""

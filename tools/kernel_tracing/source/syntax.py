@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import warnings
 from collections.abc import Iterator
 
 
@@ -58,20 +57,3 @@ def last_name(expression: ast.AST | None) -> str:
     if isinstance(expression, ast.Attribute):
         return expression.attr
     return expression.id if isinstance(expression, ast.Name) else ""
-
-
-def is_none_test(node: ast.Compare) -> bool:
-    """Whether a comparison is `x is None` or `x is not None`."""
-    return (
-        len(node.ops) == 1
-        and isinstance(node.ops[0], (ast.Is, ast.IsNot))
-        and isinstance(node.comparators[0], ast.Constant)
-        and node.comparators[0].value is None
-    )
-
-
-def parse(text: str) -> ast.Module:
-    """The tree of a source file, without warnings about invalid escapes in strings, which only concern its authors."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return ast.parse(text)

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 from jsonschema import Draft202012Validator
 
 from tools.kernel_tracing.source.sources import DISTRIBUTIONS
+from tools.kernel_tracing.verify.check_files import Sources
 from tools.kernel_tracing.verify.check_links import Links, Target
-from tools.kernel_tracing.verify.check_source import Site, SourceFile, Sources, last_name
+from tools.kernel_tracing.verify.check_source import Site, SourceFile, last_name
 from tools.shared.source_packages import package_hash
 
 __all__ = ["check", "schema_problems"]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
-from tools.kernel_tracing.verify.check_source import Sources, last_name
+from tools.kernel_tracing.verify.check_files import WORD, Sources
+from tools.kernel_tracing.verify.check_source import Binding, last_name
 
 # The name under which a module of SGLang lists the models that it defines.
 ENTRY = "EntryClass"
+ENTRIES = re.compile(rf"^{ENTRY}\b[^=\n]*=\s*(\[[^\]]*\]|\([^)]*\)|\w+)", re.M)
 
 
 class Classes:
@@ -59,6 +62,17 @@ class Classes:
             self._ancestors[name] = found
         return self._ancestors[name]
 
+    def given_in_family(self, own: str, attribute: str) -> list[Binding]:
+        """What an attribute is given by a class, by those that inherit from it, and by all others of their bases."""
+        family = {base for one in self.descendants(own) for base in self.bases(one)}
+        files = {source.name: source for one in family for source in self.sources.mentioning(f"class {one}")}
+        return [
+            given
+            for source in files.values()
+            for given in source.attributes.get(attribute, ())
+            if self.class_of(given.file, given.scope) in family
+        ]
+
     def _defined(self, name: str) -> list[ast.AST]:
         return [
             node
@@ -81,16 +95,14 @@ class Classes:
     def is_served(self, name: str) -> bool:
         """Whether a class, or one that inherits from it, is listed as the entry of its module: `EntryClass = Model`."""
         if not self._served:
-            for source in self.sources.mentioning(ENTRY):
-                self._served |= {
-                    last_name(part) for one in source.names.get(("", ENTRY), ()) for part in ast.walk(one.node)
-                }
+            for text in self.sources.texts_with(ENTRY):
+                self._served |= {word for entries in ENTRIES.findall(text) for word in WORD.findall(entries)}
         return bool(self.descendants(name) & self._served)
 
     def _derived(self, name: str) -> set[str]:
         if name not in self._bases:
             found = set()
-            for source in self.sources.mentioning(name):
+            for source in self.sources.deriving(name):
                 for node in source.definitions.values():
                     if isinstance(node, ast.ClassDef) and any(last_name(base) == name for base in node.bases):
                         found.add(node.name)

@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 from tools.kernel_tracing.verify.check_arguments import given, is_number
 from tools.kernel_tracing.verify.check_classes import Classes
+from tools.kernel_tracing.verify.check_files import Sources
 from tools.kernel_tracing.verify.check_names import Names
-from tools.kernel_tracing.verify.check_source import Binding, FunctionNode, Site, SourceFile, Sources, last_name
-from tools.kernel_tracing.verify.check_values import is_value, value_parts
+from tools.kernel_tracing.verify.check_source import Binding, FunctionNode, Site, SourceFile, last_name
+from tools.kernel_tracing.verify.check_values import HANDS_OUT, is_value, value_parts
 
 # Functions that are entered without being named: by calling a class or an object, or by statements and operators.
 CONSTRUCTORS = frozenset(("__init__", "__new__", "__post_init__"))
@@ -29,6 +30,8 @@ SERVED = "model"
 MOST_CALLS = 4
 # Steps of evidence to follow before giving up. Beyond this, everything is connected with everything.
 FARTHEST = 600
+# What may be handed through a call is this doubtful.
+DOUBTFUL = 5
 
 
 class Target(NamedTuple):
@@ -236,8 +239,14 @@ class Links:
                 self._expanded[key] = list(self._expand(binding))
             for step, further in self._expanded[key]:
                 added += 1
-                heappush(waiting, (cost + step, added, further))
+                heappush(waiting, (cost + step + self._frequency(further.node), added, further))
         return False
+
+    def _frequency(self, node: ast.AST) -> int:
+        """How doubtful an attribute is because of its name, and how long it takes to look into it."""
+        if not isinstance(node, ast.Attribute) or (isinstance(node.value, ast.Name) and node.value.id == "self"):
+            return 0
+        return _doubt(self.sources.mentions(node.attr))
 
     def _inherits(self, name: str, target: Target) -> bool:
         # A subclass has the target's method; an annotation may name a base instead of the class.
@@ -292,20 +301,24 @@ class Links:
         elif isinstance(node, ast.expr):
             for part, more, step in value_parts(node):
                 number = min(calls + more, MOST_CALLS)
-                if isinstance(part, ast.Name):
+                if step >= DOUBTFUL and part is not node:
+                    yield step - 1, Binding(file, scope, part, "", number)  # looked into if need be
+                elif isinstance(part, ast.Name):
                     found = self.names.resolve(file, scope, part.id) + self._own_class(file, scope, part.id)
                     for place in {file: 0, **{one.file: 0 for one in found}}:
                         container = self.sources.get(place)
                         found = found + (container.contents.get(part.id, []) if container else [])
                     yield from ((step, one._replace(calls=number)) for one in found)
                 elif isinstance(part, ast.Attribute):
+                    if self.names.is_outside(file, scope, part) or (number and part.attr in HANDS_OUT):
+                        continue  # what such a method returns is among the parts
                     members = list(self.names.member(file, scope, part)) or self._of_object(part, file, scope)
                     # A value given to an attribute of some object may belong to another object.
                     own = isinstance(part.value, ast.Name) and part.value.id in ("self", "cls")
                     step += 1 if own else 2
                     near = self._owners(part.value, file, scope)
                     for one in members:
-                        far = 0 if self.classes.class_of(one.file, one.scope) in near else _spread(members)
+                        far = 0 if self.classes.class_of(one.file, one.scope) in near else _doubt(len(members))
                         yield step + far, one._replace(calls=number)
                 elif isinstance(part, ast.Lambda) and number:
                     yield step, Binding(file, f"{scope}.<lambda>".lstrip("."), part.body, "", number - 1)
@@ -319,14 +332,12 @@ class Links:
 
     def _of_object(self, node: ast.Attribute, file: str, scope: str) -> list[Binding]:
         """What an attribute is given: for self, by the related classes if they assign it; otherwise anywhere."""
-        everywhere = self._attribute(node.attr)
         own = self.classes.class_of(file, scope)
-        if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls") and own:
-            near = [one for one in everywhere if self.classes.related(self.classes.class_of(one.file, one.scope), own)]
-            if near:
-                return near
+        own_object = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+        if own and own_object and (near := self.classes.given_in_family(own, node.attr)):
+            return near
         # Suppliers in the same file come first, so that the search ends sooner.
-        return sorted(everywhere, key=lambda one: one.file != file)
+        return sorted(self._attribute(node.attr), key=lambda one: one.file != file)
 
     def _owners(self, owner: ast.expr, file: str, scope: str) -> set[str]:
         """Classes that the expression before a dot is an object of, as far as the nearest assignments name them."""
@@ -364,10 +375,12 @@ class Links:
                 yield from (Binding(place, scope, value) for value in given(call, node, binding.parameter, method))
         if not found or node.name in CONSTRUCTORS if isinstance(node, ast.FunctionDef) else not found:
             # It is called under another name, such as super().__init__; arguments can still be found by keyword.
+            if binding.parameter in ("self", "cls"):
+                return
             yield from (supply for supply in self._attribute(binding.parameter) if isinstance(supply.node, ast.expr))
         # A decorator, or the function inside a decorator factory, is given what it decorates.
         for decorator in parts[-2:]:
-            for other in self.sources.mentioning(f"@{decorator}" if len(parts) < 2 else decorator):
+            for other in self.sources.decorating(decorator):
                 yield from other.decorated.get(decorator, ())
 
     @staticmethod
@@ -378,6 +391,6 @@ class Links:
         return parts[-2] if node.name in CONSTRUCTORS and len(parts) > 1 else node.name
 
 
-def _spread(members: list[Binding]) -> int:
-    """How doubtful it is that one of many suppliers is the one: hundreds of objects have an attribute `value`."""
-    return max(len(members).bit_length() - 3, 0)
+def _doubt(many: int) -> int:
+    """How doubtful it is that one of many places is the one: hundreds of objects have an attribute `value`."""
+    return max(many.bit_length() - 3, 0)

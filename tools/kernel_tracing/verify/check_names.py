@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from tools.kernel_tracing.verify.check_source import Binding, Sources
+from tools.kernel_tracing.verify.check_files import Sources
+from tools.kernel_tracing.verify.check_source import Binding
 
 
 class Names:
@@ -19,19 +20,26 @@ class Names:
         source = self.sources.get(file)
         if source is None or depth > 12:
             return []
-        parts = scope.split(".") if scope else []
-        for end in range(len(parts), -1, -1):
-            outer = ".".join(parts[:end])
-            if end < len(parts) and outer and source.is_class(outer):
-                continue  # names of a class are not visible in its methods
-            if found := source.names.get((outer, name)):
-                return [far for near in found for far in self._import(near, name, depth)]
+        if near := self._nearest(file, scope, name):
+            return [far for one in near for far in self._import(one, name, depth)]
         found = []
         for star in source.stars:
             module = self._module_name(file, star)
             if target := self.sources.module_file(module):
                 found += self.resolve(target, "", name, depth + 1)
         return found
+
+    def _nearest(self, file: str, scope: str, name: str) -> list[Binding]:
+        """What binds a name in the innermost scope that does."""
+        source = self.sources.get(file)
+        parts = scope.split(".") if scope else []
+        for end in range(len(parts), -1, -1):
+            outer = ".".join(parts[:end])
+            if source is None or (end < len(parts) and outer and source.is_class(outer)):
+                continue  # names of a class are not visible in its methods
+            if found := source.names.get((outer, name)):
+                return found
+        return []
 
     def _import(self, binding: Binding, name: str, depth: int) -> list[Binding]:
         node = binding.node
@@ -62,6 +70,21 @@ class Names:
             dotted = ".".join([module, *reversed(names[1:])])
             if target := self.sources.module_file(dotted):
                 yield from self.resolve(target, "", node.attr)
+
+    def is_outside(self, file: str, scope: str, node: ast.expr) -> bool:
+        """Whether a dotted name begins with something that is imported from outside the sources: `torch.nn.Module`."""
+        while isinstance(node, ast.Attribute):
+            node = node.value
+        found = self._nearest(file, scope, node.id) if isinstance(node, ast.Name) else []
+        modules = [name for one in found for name in self._imported(file, one.node)]
+        packages = {name.partition(".")[0] for name in modules}
+        return bool(modules) and len(modules) == len(found) and packages.isdisjoint(self.sources.packages)
+
+    def _imported(self, file: str, node: ast.AST) -> list[str]:
+        """The module that an import statement names first; none for other statements."""
+        if isinstance(node, ast.ImportFrom):
+            return [self._module_name(file, node)]
+        return [node.names[0].name] if isinstance(node, ast.Import) else []
 
     def _modules(self, file: str, scope: str, name: str) -> Iterator[str]:
         source = self.sources.get(file)

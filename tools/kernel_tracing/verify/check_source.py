@@ -6,20 +6,15 @@ This is deliberately independent of the tracer's index and resolver, so that a m
 from __future__ import annotations
 
 import ast
-import re
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
-
-from tools.kernel_tracing.source.sources import BUNDLED, DISTRIBUTIONS
 
 _LEAVES = frozenset((ast.Name, ast.Constant, ast.Load, ast.Store, ast.Del, ast.Pass, ast.alias, ast.Global))
 # Methods that put their arguments into a container or a registry.
 _FILLS = frozenset(("append", "add", "insert", "extend", "setdefault", "update", "register"))
-_WORD = re.compile(r"\w+")
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -338,62 +333,3 @@ def read(name: str, text: str) -> SourceFile:
         source = SourceFile(name, text, ast.parse(text))
     _Reader(source).visit(source.tree)
     return source
-
-
-class Sources:
-    """The files below a directory of sources, in either layout, parsed when they are needed."""
-
-    def __init__(self, root: Path) -> None:
-        self.packages: dict[str, Path] = {}
-        for _, package, checkouts in DISTRIBUTIONS:
-            for place in (*checkouts, package):
-                if (root / place / "__init__.py").is_file() or (root / place / "srt").is_dir():
-                    self.packages[package] = root / place
-                    break
-        for package, bundled in BUNDLED.items():
-            if package in self.packages:
-                beside = {name: self.packages[package].parent / name for name in bundled}
-                self.packages |= {name: place for name, place in beside.items() if place.is_dir()}
-        self._files: dict[str, SourceFile | None] = {}
-        self._texts: dict[str, str] | None = None
-        self._words: dict[str, list[str]] = defaultdict(list)  # identifier -> the files that contain it
-        self._mentions: dict[str, list[str]] = {}
-
-    def path(self, file: str) -> Path | None:
-        """The path of a file in a trace; None if it does not exist or leads outside its package."""
-        package, _, rest = file.partition("/")
-        if package not in self.packages or ".." in rest.split("/"):
-            return None
-        path = self.packages[package] / rest
-        return path if path.is_file() else None
-
-    def get(self, file: str) -> SourceFile | None:
-        """The parsed file; None if it does not exist or is not Python."""
-        if file not in self._files:
-            path = self.path(file)
-            try:
-                text = "" if path is None else path.read_text(encoding="utf-8-sig", errors="replace")
-                self._files[file] = None if path is None else read(file, text)
-            except (SyntaxError, ValueError, RecursionError):
-                self._files[file] = None
-        return self._files[file]
-
-    def mentioning(self, name: str) -> list[SourceFile]:
-        """The files whose text contains `name`, which has whole identifiers, in order."""
-        if self._texts is None:
-            self._texts = {}
-            for package, root in sorted(self.packages.items()):
-                for path in sorted(root.rglob("*.py")):
-                    file = f"{package}/{path.relative_to(root).as_posix()}"
-                    self._texts[file] = path.read_text(encoding="utf-8-sig", errors="replace")
-                    for word in dict.fromkeys(_WORD.findall(self._texts[file])):
-                        self._words[word].append(file)
-        if name not in self._mentions:
-            rarest = min((self._words.get(word, []) for word in _WORD.findall(name)), key=len, default=[])
-            self._mentions[name] = [file for file in rarest if name in self._texts[file]]
-        return [source for file in self._mentions[name] if (source := self.get(file)) is not None]
-
-    def module_file(self, module: str) -> str | None:
-        """The file of a dotted module."""
-        stem = module.replace(".", "/")
-        return next((file for file in (f"{stem}.py", f"{stem}/__init__.py") if self.path(file) is not None), None)
