@@ -1,21 +1,28 @@
 """References of another dataset in flashinfer-bench's format, for the Definitions that have the same name here.
 
-They come as the other dataset has them, but are held to the same syntax, torch functions and names as ours: nobody runs
-a file that was only downloaded.
+They come as the other dataset has them. Nobody runs a file that was only downloaded, so they are held to the same
+syntax, torch functions and names as ours; that they may leave ties to torch, and memory undefined until they fill it,
+is a question of their results.
 """
 
 from __future__ import annotations
 
+import ast
+import symtable
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import Definition, load
+from flashinfer_trace.allow_list import allowed, static
 from flashinfer_trace.json_source import JsonSourceError, load_object
-from flashinfer_trace.reference import ReferenceSourceError, compile_reference
+from flashinfer_trace.reference import ReferenceSourceError, load_run
 
 __all__ = ["Peer", "peers"]
+
+#: An op_type whose references may begin with undefined memory.
+UNDEFINED_MEMORY = min(allowed.DRAWING_OP_TYPES)
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ def peers(directory: Path, names: set[str]) -> Iterator[Peer]:
     for name, path in sorted(paths.items()):
         try:
             yield peer(load(name), path)
-        except (JsonSourceError, ReferenceSourceError, KeyError, TypeError, AttributeError) as error:
+        except (JsonSourceError, ReferenceSourceError, SyntaxError, KeyError, TypeError, AttributeError) as error:
             yield Peer(name, None, f"cannot be read: {' '.join(str(error).split())[:160]}")
 
 
@@ -59,5 +66,19 @@ def peer(ours: Definition, path: Path) -> Peer:
     different = sorted(name for name in given.keys() | own.keys() if given.get(name) != own.get(name))
     if different:
         return Peer(ours.name, None, f"other inputs: {', '.join(different)}")
-    run = compile_reference(str(theirs["reference"]), str(path), ours.op_type)
+    run = compiled(str(theirs["reference"]), str(path))
     return Peer(ours.name, lambda inputs: run(*(inputs[name] for name in given)), "")
+
+
+def compiled(source: str, label: str) -> Callable[..., Any]:
+    """The ``run`` of a reference that uses allowed syntax and names only.
+
+    Raises:
+        SyntaxError: it is not Python.
+        ReferenceSourceError: it uses something else, or defines no ``run``.
+    """
+    found = static.check(ast.parse(source), symtable.symtable(source, label, "exec"), UNDEFINED_MEMORY)
+    for violation in found:
+        if violation.rule != "reference-ties":
+            raise ReferenceSourceError(f"{label}:{violation.line}: {violation.message} ({violation.hint})")
+    return load_run(source, label)

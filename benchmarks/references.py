@@ -10,7 +10,7 @@ reference (.py; constants named after axes take the Definition's values). Refere
 change of the machine's load affects both; the figures are medians. Peak memory is that of the whole process.
 
 --peer takes a directory of Definitions in flashinfer-bench's format. Those with our names and inputs are timed on the
-same inputs as ours; for the others, the reason is printed.
+same inputs as ours; for the others, the reason is printed (see benchmarks/comparison.py).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.comparison import compare
 from benchmarks.loops import LOOPS
-from benchmarks.peers import peers
 from flashinfer_trace import Definition, definitions, load, make_inputs
 from flashinfer_trace.families import family_of
 from flashinfer_trace.reference import compile_reference, substitute_constants
@@ -76,43 +76,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--axes", default="", help="variable axes, k=v,k=v")
     parser.add_argument("--baseline", type=Path, help="an older Definition (.json) or reference (.py)")
     parser.add_argument("--peer", type=Path, metavar="DIR", help="Definitions of another dataset with our names")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the ratios of --peer there, too")
     parser.add_argument("--no-baseline", action="store_true", help="time the references alone")
     parser.add_argument("--repeat", type=int, default=7, help="runs of each [7]")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     axes = {name: int(value) for name, _, value in (part.partition("=") for part in options.axes.split(",") if part)}
     if options.peer is not None:
-        return compare(options, axes)
+        names = set(select(options.names or ["*"]))
+        try:
+            return compare(options.peer, names, axes, options.device, options.repeat, options.json)
+        except FileNotFoundError as error:
+            sys.exit(str(error))
     workloads = [Workload(name, axes) for name in select(options.names)] if options.names else list(TARGETS)
     print_heading()
     missed = sum(not run(workload, options) for workload in workloads)
     return 1 if missed else 0
-
-
-def compare(options: argparse.Namespace, axes: Mapping[str, int]) -> int:
-    """Times our references and those of a peer on the same inputs, and prints the ratios and their mean."""
-    try:
-        found = list(peers(options.peer, set(select(options.names or ["*"]))))
-    except FileNotFoundError as error:
-        sys.exit(str(error))
-    print_heading()
-    ratios = []
-    for one in found:
-        if one.run is None:
-            print(f"{one.name:92} not compared: {one.reason}", flush=True)
-            continue
-        try:
-            ratios.append(timed_line(Workload(one.name, axes), options, one.run)[1])
-        except Exception as error:  # their reference may fail in any way: the others still count
-            print(
-                f"{one.name:92} not compared: {type(error).__name__}: {' '.join(str(error).split())[:120]}", flush=True
-            )
-    known = [ratio for ratio in ratios if ratio is not None]
-    if known:
-        slower = sum(ratio < 1 for ratio in known)
-        mean = statistics.geometric_mean(known)
-        print(f"\n{len(known)} compared: ours is slower in {slower}; geometric mean of the ratios {mean:.2f}x")
-    return 0 if known else 1
 
 
 def print_heading() -> None:
@@ -121,13 +100,6 @@ def print_heading() -> None:
 
 def run(workload: Workload, options: argparse.Namespace) -> bool:
     """Times one workload and prints its line; False if it misses its target on a CPU."""
-    return timed_line(workload, options)[0] is not False
-
-
-def timed_line(
-    workload: Workload, options: argparse.Namespace, peer: Callable[[Mapping[str, Any]], Any] | None = None
-) -> tuple[bool | None, float | None]:
-    """Prints the line of one workload; whether it keeps its limits, and the ratio to the baseline or the peer."""
     definition = load(workload.definition).with_const_axes(workload.const_axes)
     if workload.plan is None:
         inputs = make_inputs(definition, workload.axes, seed=0, device=options.device)
@@ -139,11 +111,7 @@ def timed_line(
     runs[0]()  # warm up; the peak is read before a baseline raises it
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     baseline = None if options.no_baseline else baseline_of(definition, options.baseline)
-    if peer is not None:
-        runs.append(lambda: peer(inputs))
-        times.append([])
-        peer(inputs)
-    elif baseline is not None:
+    if baseline is not None:
         runs.append(lambda: baseline(*arguments))
         times.append([])
     for repetition in range(options.repeat):
@@ -157,7 +125,7 @@ def timed_line(
     verdict = {None: "", True: f"kept: {limits(workload)}", False: f"MISSED: {limits(workload)}"}[kept]
     head = f"{definition.name + '  ' + sizes:92} {reference * 1e3:8.1f}ms"
     print(f"{head} {columns[0]:>10} {columns[1]:>7} {peak:9.2f}  {verdict}", flush=True)
-    return kept, other[0] / reference if other else None
+    return kept is not False
 
 
 def check(workload: Workload, seconds: float, gibibytes: float, device: str) -> bool | None:

@@ -232,7 +232,9 @@ class Definition:
         return compile_reference(self.reference, self.name, self.op_type)
 
     def run(self, *args: Any, **inputs: Any) -> Any:
-        """Checks the inputs, then calls the embedded reference on them.
+        """Checks the inputs, then calls the embedded reference on them (imports torch).
+
+        Products are as precise as in a verification, whatever the process was set to (see `precision`).
 
         Args:
             inputs: all declared inputs, by position or by name.
@@ -247,7 +249,10 @@ class Definition:
             raise InputError(f"{self.name}: {len(args)} inputs given; it takes {list(self.inputs)}")
         named = {**dict(zip(self.inputs, args, strict=False)), **inputs}
         self.check_inputs(named)
-        return self.compiled(*(named[name] for name in self.inputs))
+        from flashinfer_trace.precision import full_precision_products
+
+        with full_precision_products():
+            return self.compiled(*(named[name] for name in self.inputs))
 
     def name_outputs(self, result: Any) -> dict[str, Any]:
         """Pairs what ``run`` returned with the output names.

@@ -21,7 +21,7 @@ __all__ = ["CodeDigests", "contract_sha256", "current"]
 
 PACKAGE = Path(__file__).resolve().parent
 #: Where the harness begins, and the modules outside of it that bind inputs and run a reference.
-_HARNESS = ("harness.verify", "definition", "reference", "constraints", "constraint_values")
+_HARNESS = ("harness.verify", "definition", "reference", "constraints", "constraint_values", "precision")
 #: Modules that run or judge; others (reading JSON, the command line) change no verdict.
 _JUDGING = ("harness", "isolation", *_HARNESS[1:])
 

@@ -24,6 +24,8 @@ from flashinfer_trace.records import load_records
 __all__ = ["LAUNCHED_BY", "KernelCoverage", "definitions_by_kernel", "kernel_coverages", "kernel_table", "reasons"]
 
 TRITON_OPS = "sglang.srt.layers.attention.triton_ops"
+EP_MOE = "sglang.srt.layers.moe.ep_moe.kernels"
+MATMUL_OGS = "triton_kernels.matmul_ogs.matmul_ogs"
 #: Kernels -> the function, named by evidence, that launches them, or that is another name of them.
 LAUNCHED_BY = {
     f"{TRITON_OPS}.decode_attention._fwd_kernel_stage1": f"{TRITON_OPS}.decode_attention.decode_attention_fwd",
@@ -34,7 +36,17 @@ LAUNCHED_BY = {
     "sglang.srt.layers.quantization.fp8_kernel._w8a8_block_fp8_matmul": (
         "sglang.srt.layers.quantization.fp8_kernel.w8a8_block_fp8_matmul_triton"
     ),
+    "sglang.srt.layers.quantization.int8_kernel._per_token_quant_int8": (
+        "sglang.srt.layers.quantization.int8_kernel.per_token_quant_int8"
+    ),
+    f"{EP_MOE}._silu_and_mul_post_quant_kernel": f"{EP_MOE}.silu_and_mul_masked_post_quant_fwd",
     "deep_gemm.m_grouped_fp8_gemm_nt_masked": "deep_gemm.fp8_m_grouped_gemm_nt_masked",
+    # triton_kernels makes a module for each activation and each epilogue.
+    "matmul_ogs_dflt_dflt._p_matmul_ogs": MATMUL_OGS,
+    "matmul_ogs_dflt_dflt._matmul_ogs": MATMUL_OGS,
+    "matmul_ogs_swiglu_dflt._p_matmul_ogs": MATMUL_OGS,
+    "matmul_ogs_swiglu_dflt._matmul_ogs": MATMUL_OGS,
+    "matmul_ogs_dflt_dflt._reduce_grouped": MATMUL_OGS,
 }
 #: How the paths of a source begin. The traces call everything else in SGLang a Triton kernel.
 SOURCES = {
@@ -44,6 +56,7 @@ SOURCES = {
     "sglang.": "triton",
     "flashinfer.": "flashinfer",
     "deep_gemm.": "deep-gemm",
+    "triton_kernels.": "triton-kernels",
 }
 #: Kernels that get no Definition, and those that nobody has written one for.
 LISTED = "traces/kernels_without_definition.json"

@@ -35,7 +35,11 @@ __all__ = [
 ]
 
 #: Namespace of a kernel that runs -> how the paths begin for which `flashinfer-trace embed` chooses it.
-RUN = {"fi_api": ("flashinfer.",), "sgl_api": ("sgl_kernel.", "sglang.jit_kernel."), "triton_api": ("sglang.srt.",)}
+RUN = {
+    "fi_api": ("flashinfer.",),
+    "sgl_api": ("sgl_kernel.", "sglang.jit_kernel."),
+    "triton_api": ("sglang.srt.", "triton_kernels."),
+}
 #: Namespace of a kernel that nobody ran for the Definition.
 CALLED = "called_as"
 KINDS = (*RUN, CALLED)

@@ -9,7 +9,7 @@ import torch
 from whole_dataset import MEMBERS
 
 import flashinfer_trace
-from benchmarks import isolation, references
+from benchmarks import comparison, isolation, peers, references
 from benchmarks.loops import LOOPS
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import evaluate
@@ -50,37 +50,84 @@ def test_the_command_prints_a_ratio_and_takes_an_older_reference(capsys, tmp_pat
         assert ("x " in line) == (extra != ["--no-baseline"])
 
 
-def test_a_directory_of_another_dataset_is_compared_in_one_run(capsys, tmp_path):
-    """Same name and inputs, in another order; other inputs; a reference that may not run; a name that we lack."""
+@pytest.fixture
+def theirs(tmp_path):
+    """Writes a changed copy of one of our Definitions into a directory of another dataset."""
 
-    def write(name, change):
-        theirs = json.loads(flashinfer_trace.load(name).path.read_text())
-        change(theirs)
-        folder = tmp_path / "definitions" / theirs["op_type"]
+    def write(name, /, **change):
+        other = json.loads(flashinfer_trace.load(name).path.read_text()) | change
+        folder = tmp_path / "definitions" / other["op_type"]
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{theirs['name']}.json").write_text(json.dumps(theirs))
+        (folder / f"{name}.json").write_text(json.dumps(other))
 
-    reversed_run = "import torch\n\n\ndef run(weight, hidden_states):\n    return hidden_states * weight\n"
+    return write
+
+
+def test_a_directory_of_another_dataset_is_compared_in_one_run(capsys, theirs, tmp_path):
+    """Same name and inputs, in another order; other inputs; a reference that may not run; a name that we lack."""
     norm = flashinfer_trace.load("rmsnorm_h512")
-    assert list(norm.inputs) == ["hidden_states", "weight"]
-    write("rmsnorm_h512", lambda d: d.update(inputs=dict(reversed(d["inputs"].items())), reference=reversed_run))
-    write("rmsnorm_h1536", lambda d: d["inputs"].update(eps={"shape": None, "dtype": "float32"}))
-    write(
-        "rmsnorm_h7168",
-        lambda d: d.update(reference="import os\n\n\ndef run(hidden_states, weight):\n    os.abort()\n"),
-    )
-    write("rmsnorm_h2048", lambda d: d.update(name="rmsnorm_of_theirs"))
+    inputs = json.loads(norm.path.read_text())["inputs"]
+    assert list(inputs) == ["hidden_states", "weight"]
+    reversed_run = "import torch\n\n\ndef run(weight, hidden_states):\n    return hidden_states * weight\n"
+    theirs("rmsnorm_h512", inputs=dict(reversed(inputs.items())), reference=reversed_run)
+    theirs("rmsnorm_h1536", inputs={**inputs, "eps": {"shape": None, "dtype": "float32"}})
+    theirs("rmsnorm_h7168", reference="import os\n\n\ndef run(hidden_states, weight):\n    os.abort()\n")
+    theirs("rmsnorm_h2048", name="rmsnorm_of_theirs")
+    theirs("rmsnorm_h4096", reference="def run(hidden_states, weight) return\n")
+    written = tmp_path / "ratios.json"
     common = ["--axes", "batch_size=4", "--repeat", "2", "--peer", str(tmp_path)]
-    assert references.main(common) == 0
+    assert references.main([*common, "--json", str(written)]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
     assert "x " in lines["rmsnorm_h512"]
     assert "other inputs: eps" in lines["rmsnorm_h1536"]
     assert "not compared: cannot be read" in lines["rmsnorm_h7168"]
-    assert "rmsnorm_of_theirs" not in lines
-    assert lines["1"].startswith("1 compared: ours is slower in ")
+    assert "not compared: cannot be read" in lines["rmsnorm_h4096"]
+    assert "rmsnorm_of_theirs" in lines["rmsnorm_h2048"]
+    assert lines["1"].startswith("1 compared on ")
+    found = json.loads(written.read_text())
+    assert [(one["definition"], one["axes"]) for one in found["ratios"]] == [("rmsnorm_h512", {"batch_size": 4})]
+    assert found["ratios"][0]["ratio"] > 0
+    assert found["not compared"].keys() == lines.keys() & {f"rmsnorm_h{n}" for n in (1536, 7168, 2048, 4096)}
     assert references.main(["rmsnorm_h1536", *common]) == 1
     with pytest.raises(SystemExit, match="no file named after one of our Definitions"):
         references.main(["rmsnorm_h128", *common])
+
+
+def test_a_faster_peer_is_judged(capsys, theirs, tmp_path, monkeypatch):
+    """Ours may be slower than a wrong reference, and not than a right one; times are measured twice before that."""
+    measured = []
+    monkeypatch.setattr(comparison, "shortest", lambda *given: measured.append(given) or (2.0, 1.0))
+    theirs("rmsnorm_h512")
+    command = ["--axes", "batch_size=4", "--peer", str(tmp_path)]
+    assert references.main(command) == 1
+    assert len(measured) == 2
+    assert "0.50x  SLOWER" in capsys.readouterr().out
+    # Wrong only for rows of zeros, which a corner has.
+    without_epsilon = flashinfer_trace.load("rmsnorm_h512").reference.replace("EPS = 1e-6", "EPS = 0.0")
+    theirs("rmsnorm_h512", reference=without_epsilon)
+    assert references.main(command) == 0
+    told = capsys.readouterr().out
+    assert "0.50x  slower; theirs fails {" in told
+    assert "ours is slower in 1, in 0 of them than a reference that passes" in told
+
+
+def test_runs_alternate_and_the_shortest_counts(monkeypatch):
+    called, durations = [], iter([1.0, 5.0, 3.0, 2.0, 4.0, 4.0])
+    monkeypatch.setattr(comparison, "taken", lambda run, device: run() or next(durations))
+    runs = (lambda: called.append("ours"), lambda: called.append("theirs"))
+    assert comparison.shortest(runs, 3, "cpu") == (1000.0, 3000.0)
+    assert called == ["ours", "theirs", "ours", "theirs", "theirs", "ours", "ours", "theirs"]
+
+
+def test_references_of_peers_may_leave_ties_and_begin_with_undefined_memory(theirs, tmp_path):
+    """The results show whether they should; what may not run at all is refused as everywhere."""
+    source = "import torch\n\n\ndef run(hidden_states, weight):\n    x = torch.empty_like(hidden_states)\n"
+    theirs("rmsnorm_h512", reference=source + "    x[:] = hidden_states.sort(dim=0)[0]\n    return x\n")
+    theirs("rmsnorm_h1536", reference=source + "    return torch.load(x)\n")
+    allowed, refused = sorted(peers.peers(tmp_path, {"rmsnorm_h512", "rmsnorm_h1536"}), key=lambda one: one.reason)
+    rows = torch.tensor([[2.0], [1.0]])
+    assert allowed.run({"hidden_states": rows, "weight": rows[0]}).tolist() == [[1.0], [2.0]]
+    assert refused.run is None and "torch.load" in refused.reason
 
 
 def test_a_missed_target_is_exit_1(capsys, monkeypatch):

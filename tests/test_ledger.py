@@ -51,7 +51,9 @@ def wrongly_verified(definition, listed):
 
 
 def test_a_status_that_does_not_fit_the_evidence_is_found():
-    verified = DEFINITIONS[NAME]
+    verified = next(
+        one for one in DEFINITIONS.values() if ledger.VERIFIED in one.tags and family_of(one).kernels_of(one)
+    )
     other = dataclasses.replace(verified, tags=(ledger.UNVERIFIED,))
     proven, unlisted = wrongly_verified(other, set())
     assert "its evidence proves it" in proven and "does not list it" in unlisted

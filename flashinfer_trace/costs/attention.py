@@ -122,7 +122,18 @@ def sparse(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     slots = slots.view(sizes["num_pages"], sizes["page_size"])
     key_dim = sizes["head_dim_ckv"] + sizes["head_dim_kpe"]
     count = operations(sizes, int(real.sum()), key_dim, sizes["head_dim_ckv"])
-    return Work(count, {"ckv_cache": slots, "kpe_cache": slots})
+    return Work(count, {name: slots for name in ("ckv_cache", "kpe_cache", "kv_cache") if name in inputs})
+
+
+def indexer(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
+    """A product for each head of each pair of a token and a key that it sees; its maximum with 0, weighed and added."""
+    start, end = (inputs[name].long().cpu() for name in ("k_start", "k_end"))
+    key = torch.arange(sizes["num_keys"])
+    seen = ((key >= start[:, None]) & (key < end[:, None])).any(dim=0)
+    pairs, seeing = int((end - start).clamp_min(0).sum()), end > start
+    each = sizes["num_heads"] * pairs
+    count = {"float8_e4m3fn": 2 * each * sizes["head_dim"], CUDA_CORES: 3 * each + pairs}
+    return Work(count, {"q": seeing, "weights": seeing, "k": seen, "k_scale": seen})
 
 
 def ragged(score: str, value: str) -> CostFunction:
@@ -141,16 +152,18 @@ def ragged(score: str, value: str) -> CostFunction:
 
 
 def extend(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
-    """Attention of new tokens to themselves and to cached ones in the slots before them."""
+    """Attention of new tokens to themselves and to cached ones in the slots before them, as far as a window reaches."""
     starts, asked, cached = inputs["kv_indptr"].tolist(), lengths(inputs["qo_indptr"]), lengths(inputs["kv_indptr"])
     indices = inputs["kv_indices"].long().cpu()
     slots, entries = (torch.zeros(count, dtype=torch.bool) for count in (sizes["num_slots"], len(indices)))
     pairs = 0
     for start, queries, length in zip(starts[:-1], asked, cached, strict=True):
-        pairs += Request(queries, length + queries).pairs
+        request = Request(queries, length + queries, sizes.get("window_size"))
+        pairs += request.pairs
         if queries:
-            entries[start : start + length] = True
-            slots[indices[start : start + length]] = True
+            first = start + min(request.seen.start, length)
+            entries[first : start + length] = True
+            slots[indices[first : start + length]] = True
     count = operations(sizes, pairs, sizes["qk_dim"], sizes["vo_dim"])
     return Work(count, {"k_buffer": slots, "v_buffer": slots, "kv_indices": entries})
 
@@ -166,18 +179,21 @@ COSTS: dict[str, CostFunction] = {
         for kind in _KINDS
         for variant in ("_ps1", *_VARIANTS)
     },
+    "gqa_paged_decode_fp8_cache": paged_attention(("k_cache", "v_cache"), ("head_dim",), "head_dim"),
     **{
         f"mla_paged_{kind}{suffix}": paged_attention(("ckv_cache", "kpe_cache"), _LATENT, "head_dim_ckv")
         for kind in _KINDS
         for suffix in ("", "_ps1")
     },
     "mla_paged_decode_page_table": page_table,
+    "fp8_mqa_logits": indexer,
     "dsa_sparse_attention": sparse,
+    "dsa_sparse_attention_fp8_cache": sparse,
     **{
         f"gqa_ragged_prefill_causal{variant}": ragged("head_dim", "head_dim")
         for variant in _VARIANTS
         if "sinks" not in variant
     },
-    "gqa_extend_causal": extend,
+    **{f"gqa_extend_causal{variant}": extend for variant in _VARIANTS},
     "mla_ragged_prefill_causal": ragged("qk_dim", "vo_dim"),
 }

@@ -60,6 +60,12 @@ def rope(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     return Work({CUDA_CORES: count}, reads={"cos_sin_cache": angles})
 
 
+def rope_of_rows(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
+    """Each token has its own cosines and sines."""
+    heads = sizes["num_qo_heads"] + sizes["num_kv_heads"]
+    return Work({CUDA_CORES: ROTATE * sizes["num_tokens"] * heads * sizes["head_size"]})
+
+
 def rope_and_quantise(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     """Rotation of the rope parts; a product and a conversion of every element."""
     heads = sizes["num_qo_heads"] + 1
@@ -99,9 +105,10 @@ COSTS: dict[str, CostFunction] = {
     },
     "gemma_rmsnorm": each(RMSNORM, *_HIDDEN),
     "gemma_fused_add_rmsnorm": each(RMSNORM + 1, *_HIDDEN),
-    "fused_qknorm": qknorm,
+    **{f"fused_qknorm{suffix}": qknorm for suffix in ("", "_eps1e5")},
     **{f"layernorm{suffix}": each(LAYERNORM, *_HIDDEN) for suffix in ("", "_eps1e5")},
     "silu_and_mul": each(SILU, "num_tokens", "intermediate_size"),
+    "silu_and_mul_per_token_group_quant_fp8": each(SILU + QUANTISE, "num_tokens", "intermediate_size"),
     "gelu_and_mul": each(GELU, "num_tokens", "intermediate_size"),
     "gelu_tanh_and_mul": each(GELU_TANH, "num_tokens", "intermediate_size"),
     "concat_mla_absorb_q": each(0),
@@ -114,12 +121,14 @@ COSTS: dict[str, CostFunction] = {
         name: each(QUANTISE, *_TOKENS)
         for name in (
             "per_token_quant_fp8",
+            "per_token_quant_int8",
             "per_token_group_quant_fp8",
             "per_token_group_quant_fp8_ue8m0",
             "per_token_group_quant_int8",
         )
     },
     **{f"rope_with_cos_sin_cache_{style}": rope for style in ("neox_style", "neox_style_any_heads", "gptj_style")},
+    "rope_with_cos_sin": rope_of_rows,
     "mla_rope_quantize_fp8": rope_and_quantise,
     "softmax_temperature": each(SOFTMAX, *_VOCABULARY),
     "hadamard_transform": hadamard,

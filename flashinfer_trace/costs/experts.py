@@ -104,6 +104,26 @@ def grouped_product(dtype: str, scales: tuple[str, ...]) -> CostFunction:
     return work
 
 
+def gathered_product(activation: int) -> CostFunction:
+    """The product of each expert with the rows of tokens that chose it, and operations for each feature of a result."""
+
+    def work(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
+        hit, results = inputs["expert_counts"] > 0, sizes["num_rows"] * sizes["n"]
+        tokens = rows_named(inputs["row_tokens"], sizes["num_tokens"])
+        reads: dict[str, Elements] = {"x": tokens, "weights": hit}
+        reads |= dict.fromkeys({"bias", "weights_scale"} & inputs.keys(), hit)
+        return Work({"bfloat16": 2 * results * sizes["k"], CUDA_CORES: activation * results}, reads)
+
+    return work
+
+
+def scattered_product(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
+    """The product of each expert with its rows, times their weights, and their sum: with biases, 3 operations each."""
+    hit, results = inputs["expert_counts"] > 0, sizes["num_rows"] * sizes["n"]
+    reads: dict[str, Elements] = dict.fromkeys({"weights", "bias", "weights_scale"} & inputs.keys(), hit)
+    return Work({"bfloat16": 2 * results * sizes["k"], CUDA_CORES: (3 if "bias" in inputs else 2) * results}, reads)
+
+
 def rows_between(offsets: torch.Tensor, rows: int) -> torch.Tensor:
     """Which of so many rows lie between the first offset and the last."""
     place = torch.arange(rows, device=offsets.device)
@@ -131,6 +151,14 @@ def shuffled_sum(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     return Work({CUDA_CORES: count}, {"hidden_states": rows_named(inputs["permutation"], sizes["num_rows"])})
 
 
+def reordered_sum(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
+    """A product and an addition for each feature of each pair that is on this rank; others are not looked at."""
+    here = inputs["topk_ids"] >= 0
+    rows = rows_named(inputs["src2dst"][here], sizes["num_rows"])
+    count = 2 * int(here.sum()) * sizes["hidden_size"]
+    return Work({CUDA_CORES: count}, {"hidden_states": rows, "src2dst": here, "topk_weights": here})
+
+
 def shuffle(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     """Copies of rows."""
     return Work({}, {"input": rows_named(inputs["dst2src_map"], sizes["num_rows"])})
@@ -146,6 +174,7 @@ _NVFP4_SCALES = (
     "output2_scale_scalar",
 )
 
+_ROUTERS = ("softmax", "softmax_sorted", "sigmoid", "deepseek", "deepseek_shared_experts")
 COSTS: dict[str, CostFunction] = {
     "moe_bf16_ds_routing": whole_experts(deepseek_experts, "bfloat16"),
     "moe_bf16_softmax_routing": whole_experts(softmax_experts, "bfloat16"),
@@ -158,13 +187,18 @@ COSTS: dict[str, CostFunction] = {
     "moe_nvfp4_ds_routing": whole_experts(deepseek_experts, FLOAT4, "rows", _NVFP4_SCALES, NVFP4),
     "moe_bf16_expert_gemm": chosen_product("bfloat16", False),
     "moe_fp8_block_scale_expert_gemm": chosen_product("float8_e4m3fn", True),
+    "moe_bf16_gather_gemm": gathered_product(0),
+    **{f"moe_{weights}_gather_gemm_swiglu": gathered_product(1 + SILU) for weights in ("bf16", "mxfp4")},
+    "moe_bf16_scatter_gemm": scattered_product,
+    **{f"moe_{weights}_scatter_gemm_bias": scattered_product for weights in ("bf16", "mxfp4")},
     "moe_fp8_block_scale_grouped_gemm": grouped_product("float8_e4m3fn", ("a_scale", "b_scale")),
     "moe_w4a8_grouped_gemm": grouped_product("float8_e4m3fn", ("b_scale",)),
     "moe_nvfp4_grouped_gemm": grouped_product(FLOAT4, ("a_scale", "b_scale", "alphas")),
     "moe_nvfp4_experts_quant": quantise,
-    **{f"moe_topk_{kind}": router() for kind in ("softmax", "sigmoid", "deepseek", "deepseek_shared_experts")},
+    **{f"moe_topk_{kind}": router() for kind in _ROUTERS},
     **dict.fromkeys(("moe_align_block_size", "moe_prepare_input", "moe_w4a8_problem_sizes"), sorting),
     "moe_sum_reduce": sum_reduce,
     "moe_apply_shuffle_mul_sum": shuffled_sum,
+    "moe_post_reorder": reordered_sum,
     **{f"moe_shuffle_rows{suffix}": shuffle for suffix in ("", "_fp8", "_fp32")},
 }

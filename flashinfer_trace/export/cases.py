@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
+from flashinfer_trace.costs.shapes import without_features
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.export.sources import Source, source
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.inputs import Draws, torch_dtype
+from flashinfer_trace.harness.real_size import input_bytes
 from flashinfer_trace.traffic import Workload, WorkloadError, digest, workloads
 
 __all__ = ["Case", "Unsuitable", "cases"]
@@ -51,6 +53,8 @@ _FRACTIONS = ("bfloat", "float")
 _INDICES = frozenset({"kv_indices", "kv_indptr", "kv_last_page_len", "page_table", "qo_indptr", "seq_lens"})
 #: Most bytes of the tensors of one workload.
 _MOST_STORED = 16 << 20
+#: Bytes of inputs that are made to see a number among them.
+_MOST_MADE = 1 << 28
 #: What the sampling evaluator of flashinfer-bench 0.1.2 does, and how many rows it manages in its 300 seconds.
 _DRAWS = 500_000
 _MOST_ROWS = 4
@@ -110,13 +114,15 @@ def _structure(workload: Workload, names: Collection[str], numbers: Collection[s
     """Offsets, pages and routes without gigabytes of elements.
 
     Numbers do not depend on the traffic, but may depend on the features: those of the family's usual case are right.
+    Where that has gigabytes of weights, it is made at the sizes of the twin: no number depends on those of experts.
     """
     definition = workload.definition
     found = workload.structure(elements=not {*names} - {*numbers} <= _INDICES)
     shapes = definition.input_shapes(workload.axes)
     assert all(shapes[name] in (None, tuple(found[name].shape)) for name in names if name not in numbers)
     fractions = [name for name in numbers if isinstance(found[name], float)]
-    usual = family_of(definition).inputs_for_axes(definition, {}, 0, "cpu") if fractions else {}
+    small = definition if input_bytes(definition) <= _MOST_MADE else without_features(definition)
+    usual = family_of(definition).inputs_for_axes(small, {}, 0, "cpu") if fractions else {}
     return {**found, **{name: usual[name] for name in fractions}}
 
 

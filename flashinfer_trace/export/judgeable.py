@@ -28,7 +28,11 @@ _ROUNDED: Mapping[str, str] = {
     "moe_bf16_*_routing": "kernels round the results of the first product and the activation to bfloat16",
     "moe_fp8_block_scale_*_routing": "kernels requantise the activation to fp8",
     "moe_fp8_block_scale_expert_gemm": "kernels quantise their bfloat16 rows to fp8",
+    "moe_post_reorder": "kernels add up in bfloat16",
+    "gqa_paged_decode_fp8_cache": "kernels round the weights of the values to fp8",
 }
+#: Name of a family -> which elements of its results are infinite.
+_INFINITE: Mapping[str, str] = {"fp8_mqa_logits": "the scores of keys that a token does not see"}
 
 
 def unjudged(definition: Definition, family: Family) -> str | None:
@@ -52,6 +56,8 @@ def incomparable(definition: Definition, family: Family) -> str | None:
     for pattern, what in _ROUNDED.items():
         if fnmatch.fnmatchcase(family.name, pattern):
             return f"right elements differ by more than 1e-2, the tolerance: {what}"
+    if family.name in _INFINITE:
+        return f"elements must be finite, and {_INFINITE[family.name]} are not"
     if found := _free_output(definition, family, None):
         return found
     reasons = [incomparable_kernel(definition, family, kernel) for kernel in family.kernels_of(definition)]

@@ -55,14 +55,15 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """More tokens than one block of the reference; logits whose spread exceeds float32's range; on a CPU only."""
+    """More tokens than a block of a reference; a slot in any place; logits beyond float32's range; on a CPU only."""
     if request.large:
         return []
     options = request.options_of(SparseOptions)
     usual = {"num_tokens": 70, "num_pages": 9, "choice": "any", "logits": "normal", "unused": "nan"}
     usual["nothing"] = NOTHING[1] if options.any_negative else NOTHING[0]
-    few = {**usual, "num_tokens": 3}
-    return [usual, {**few, "logits": "spread"}, *([{**few, "choice": "some"}] if options.keyless else [])]
+    few = {**usual, "num_tokens": 5}
+    without = [{**few, "choice": "some"}] if options.keyless else []
+    return [usual, {**few, "num_tokens": 8, "choice": "one"}, *without, {**few, "logits": "spread"}]
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:

@@ -7,6 +7,7 @@ fused_add_rmsnorm, which follow flashinfer-bench's dataset, leave it out.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping
 
 import torch
@@ -21,9 +22,10 @@ from flashinfer_trace.harness.compare import (
     summation_error,
     unit_roundoff,
 )
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
 
+SGLANG = "sglang.srt.layers.layernorm"
 ROUNDINGS = 8  # a root and its square, the mean's division, + eps, rsqrt (2 ulp), two products
 
 
@@ -135,6 +137,24 @@ def run_sgl_fused(eps: float, definition: Definition, inputs: Inputs, outputs: O
     return fused_outputs(definition, inputs)
 
 
+def run_batch_invariant(eps: float, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """SGLang's norm in deterministic mode: PyTorch step by step, with a Triton kernel for the mean."""
+    from sglang.srt.batch_invariant_ops import disable_batch_invariant_mode, enable_batch_invariant_mode
+    from sglang.srt.layers.layernorm import RMSNorm
+
+    norm = RMSNorm(definition.const_axes["hidden_size"], eps)
+    norm.weight = torch.nn.Parameter(inputs["weight"], requires_grad=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch tells of every operator that the mode replaces.
+        enable_batch_invariant_mode(enable_bmm=False)
+        try:
+            output, residual = norm.forward_native(inputs["hidden_states"], inputs["residual"])
+        finally:
+            disable_batch_invariant_mode()
+    written = {"output": output, "residual_out": residual}
+    return {name: written[name] for name in definition.outputs}
+
+
 # No kernel launches for zero rows: an empty grid is an error in CUDA.
 LAUNCHABLE = {"batch_size": (1, 1 << 20)}
 
@@ -151,8 +171,27 @@ FUSED: Adapters = {
 }
 
 
+def sglang_norm(name: str, call: KernelCall, variant: str) -> Kernel:
+    """A norm of SGLang that is written in PyTorch."""
+    return Kernel(
+        f"{SGLANG}.{name}",
+        "sglang",
+        call,
+        variant=variant,
+        min_capability=(8, 0),
+        limits=LAUNCHABLE,
+        modules=(SGLANG,),
+        optional=True,
+    )
+
+
 def norm_family(
-    name: str, eps: float, compare: Mapping[str, Policy], adapters: Adapters, in_place: tuple[str, ...] = ()
+    name: str,
+    eps: float,
+    compare: Mapping[str, Policy],
+    adapters: Adapters,
+    in_place: tuple[str, ...] = (),
+    more: tuple[Kernel, ...] = (),
 ) -> Family:
     return Family(
         name=name,
@@ -164,11 +203,22 @@ def norm_family(
         make_inputs=make_inputs,
         oracle=functools.partial(oracle, eps),
         compare=compare,
-        kernels=tuple(
-            Kernel(path, library, functools.partial(adapter, eps), limits=LAUNCHABLE, in_place=in_place)
-            for (path, library), adapter in adapters.items()
+        kernels=(
+            *(
+                Kernel(path, library, functools.partial(adapter, eps), limits=LAUNCHABLE, in_place=in_place)
+                for (path, library), adapter in adapters.items()
+            ),
+            *more,
         ),
     )
+
+
+def batch_invariant(name: str, eps: float) -> tuple[Kernel, ...]:
+    """SGLang's deterministic norm, which returns the sum."""
+    if "residual_out" not in name:
+        return ()
+    call = functools.partial(run_batch_invariant, eps)
+    return (sglang_norm("RMSNorm", call, "forward_native in batch-invariant mode"),)
 
 
 EPSILONS = {"": 1e-6, "_eps1e5": 1e-5}
@@ -176,7 +226,14 @@ EPSILONS = {"": 1e-6, "_eps1e5": 1e-5}
 FAMILIES = (
     *(norm_family(f"rmsnorm{suffix}", eps, {"output": NORMALISED}, NORM) for suffix, eps in EPSILONS.items()),
     *(
-        norm_family(f"{name}{suffix}", eps, compare, FUSED, in_place=("hidden_states", "residual"))
+        norm_family(
+            f"{name}{suffix}",
+            eps,
+            compare,
+            FUSED,
+            in_place=("hidden_states", "residual"),
+            more=batch_invariant(name, eps),
+        )
         for name, compare in (
             ("fused_add_rmsnorm", {"output": NORMALISED}),
             ("fused_add_rmsnorm_residual_out", {"output": NORMALISED, "residual_out": RESIDUAL}),

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import torch
 from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.rmsnorm import CORNER_WEIGHTS, NORMALISED, normalise
+from flashinfer_trace.families.rmsnorm import CORNER_WEIGHTS, EPSILONS, NORMALISED, normalise
 from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
 
-EPS = 1e-6
 MODULE = "sglang.jit_kernel.norm"
 HEAD_DIMS = (64, 128, 256, 512, 1024)
 
@@ -52,19 +52,19 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     return inputs
 
 
-def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+def oracle(eps: float, definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     outputs = {}
     for name in ("q", "k"):
         heads = inputs[name].double().flatten(0, 1)
-        normal = normalise(heads, inputs[f"{name}_weight"], EPS)
+        normal = normalise(heads, inputs[f"{name}_weight"], eps)
         outputs[f"{name}_out"] = Expected(normal.value.view(inputs[name].shape), normal.parts)
     return outputs
 
 
-def run_sglang(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+def run_sglang(eps: float, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     from sglang.jit_kernel.norm import fused_inplace_qknorm
 
-    fused_inplace_qknorm(inputs["q"], inputs["k"], inputs["q_weight"], inputs["k_weight"], EPS)
+    fused_inplace_qknorm(inputs["q"], inputs["k"], inputs["q_weight"], inputs["k_weight"], eps)
     return {"q_out": inputs["q"], "k_out": inputs["k"]}
 
 
@@ -72,22 +72,23 @@ def compiled_dim(definition: Definition) -> str | None:
     return None if definition.const_axes["head_dim"] in HEAD_DIMS else f"needs head_dim in {HEAD_DIMS}"
 
 
-FAMILIES = (
-    Family(
-        name="fused_qknorm",
+def family(suffix: str, eps: float) -> Family:
+    """The record of one epsilon."""
+    return Family(
+        name=f"fused_qknorm{suffix}",
         op_type="rmsnorm",
         twin={"num_qo_heads": 4, "num_kv_heads": 2, "head_dim": 64},
         plans=plans,
         corners=corners,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
-        oracle=oracle,
+        oracle=functools.partial(oracle, eps),
         compare={"q_out": NORMALISED, "k_out": NORMALISED},
         kernels=(
             Kernel(
                 f"{MODULE}.fused_inplace_qknorm",
                 "sglang",
-                run_sglang,
+                functools.partial(run_sglang, eps),
                 min_capability=(8, 0),
                 limits={"num_tokens": (1, 1 << 20)},
                 supports=compiled_dim,
@@ -96,5 +97,7 @@ FAMILIES = (
                 optional=True,
             ),
         ),
-    ),
-)
+    )
+
+
+FAMILIES = tuple(family(suffix, eps) for suffix, eps in EPSILONS.items())

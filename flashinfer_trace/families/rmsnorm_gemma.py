@@ -67,9 +67,19 @@ def run_sgl(name: str, definition: Definition, inputs: Inputs, outputs: Outputs)
     return outputs
 
 
+def run_gemma3(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """SGLang's norm of Gemma 3: PyTorch step by step."""
+    from sglang.srt.layers.layernorm import Gemma3RMSNorm
+
+    norm = Gemma3RMSNorm(definition.const_axes["hidden_size"], EPS)
+    norm.weight = torch.nn.Parameter(inputs["weight"], requires_grad=False)
+    return {"output": norm.forward_native(inputs["hidden_states"])}
+
+
 def gemma_family(name: str, compare: Mapping[str, Policy], in_place: tuple[str, ...] = ()) -> Family:
     kernel = functools.partial(Kernel, limits=rmsnorm.LAUNCHABLE, in_place=in_place)
     plain = rmsnorm.norm_family(name, EPS, compare, {})
+    eager = rmsnorm.sglang_norm("Gemma3RMSNorm", run_gemma3, "forward_native")
     return replace(
         plain,
         make_inputs=make_inputs,
@@ -77,6 +87,7 @@ def gemma_family(name: str, compare: Mapping[str, Policy], in_place: tuple[str, 
         kernels=(
             kernel(f"flashinfer.norm.{name}", "flashinfer-python", functools.partial(run_flashinfer, name)),
             kernel(f"torch.ops.sgl_kernel.{name}", "sglang-kernel", functools.partial(run_sgl, name)),
+            *(() if in_place else (eager,)),
         ),
     )
 

@@ -17,6 +17,7 @@ from flashinfer_trace.harness.inputs import clone_inputs, torch_dtype
 from flashinfer_trace.harness.outputs import misfits, numbers_as_tensors
 from flashinfer_trace.isolation.ownership import aliased, not_owned
 from flashinfer_trace.isolation.worker import ReferenceWorker
+from flashinfer_trace.precision import full_precision_products
 
 __all__ = [
     "CaseResult",
@@ -163,7 +164,7 @@ def judge_reference(
 def reference_outputs(
     definition: Definition, inputs: Mapping[str, Any], seed: int, worker: ReferenceWorker | None = None
 ) -> Outputs:
-    """The embedded reference's outputs, in full float32 products; a sampler draws from a generator seeded here.
+    """The embedded reference's outputs, with full-precision products; a sampler draws from a generator seeded here.
 
     It runs in `worker`, which takes inputs on the CPU. Without one it runs in this process, which is for references
     that were read by somebody, and for those on a GPU.
@@ -356,14 +357,3 @@ def deterministic_draws(seed: int) -> Iterator[None]:
     finally:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
-
-
-@contextmanager
-def full_precision_products() -> Iterator[None]:
-    """float32 products in float32 on a GPU, never TF32, whatever the process was set to."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

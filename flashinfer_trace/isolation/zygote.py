@@ -7,7 +7,9 @@ started it: then its pipe closes.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import gc
 import os
 import platform
@@ -16,6 +18,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
 
 __all__ = ["COMMAND", "FORK", "KILL", "REAP", "REPLY", "main"]
 
@@ -43,8 +46,16 @@ def main(descriptor: int) -> None:
     _keep_freed_memory()
     gc.freeze()  # a collection in a worker would touch, and so copy, all memory that it shares
     control = socket.socket(fileno=descriptor)
-    control.sendall(REPLY.pack(os.getpid()))
     workers: set[int] = set()
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # who asked has ended, as after an interrupt
+        control.sendall(REPLY.pack(os.getpid()))
+        _answer(control, workers, functools.partial(serve, baseline=baseline))
+    for pid in workers:
+        _end(pid, 0.0)
+
+
+def _answer(control: socket.socket, workers: set[int], serve: Callable[[int, int, int, int], None]) -> None:
+    """Forks and ends workers as it is told, until the pipe is closed; those that run are in `workers`."""
     while True:
         data, descriptors, _, _ = socket.recv_fds(control, COMMAND.size, 1)
         if len(data) < COMMAND.size:
@@ -53,7 +64,7 @@ def main(descriptor: int) -> None:
         if command == FORK:
             pid = os.fork()
             if pid == 0:
-                serve(descriptors[0], memory, output, threads, baseline)
+                serve(descriptors[0], memory, output, threads)
                 os._exit(1)
             os.close(descriptors[0])
             workers.add(pid)
@@ -61,8 +72,6 @@ def main(descriptor: int) -> None:
         else:
             control.sendall(REPLY.pack(_end(pid, GRACE if command == REAP else 0.0)))
             workers.discard(pid)
-    for pid in workers:
-        _end(pid, 0.0)
 
 
 def _end(pid: int, grace: float) -> int:

@@ -24,7 +24,9 @@ OF_REQUESTS = ("sampling", "renorm", "speculative")
 #: Copies of each row that DeepSeek-V3's routing makes: those of its eight experts.
 COPIES = 8
 #: Families whose builders draw each token's choice among all slots by itself, which takes long for many tokens.
-MOST_TOKENS = {"dsa_sparse_attention": 512}
+MOST_TOKENS = {"dsa_sparse_attention": 512, "dsa_sparse_attention_fp8_cache": 512}
+#: Keys of the indexer, in decode of all requests together; in prefill as many as there are tokens.
+LEAST_KEYS = 2048
 #: Pages in a cache for each page in use: an eighth is free, as in a server that is not full.
 FREE = 8
 
@@ -64,6 +66,8 @@ def planned(definition: Definition, traffic: Traffic, seed: int) -> Plan:
 
 def _axes(definition: Definition, traffic: Traffic) -> dict[str, int]:
     """The number of tokens, where the family's plan has it; lengths come afterwards."""
+    if "k_start" in definition.inputs:
+        return {"num_tokens": traffic.count, "num_keys": max(traffic.count, LEAST_KEYS)}
     if {"len_indptr", "mask_size", "num_keys"} & set(definition.var_axes):
         return {}
     axis = next(axis for axis in TOKEN_AXES if axis in definition.var_axes)

@@ -7,7 +7,7 @@ the key up-projection absorbed into q_nope). sm_scale is that of the heads befor
 
 sparse_indices[t] has the slots of token t: page * PAGE_SIZE + place in the page. Negative ones, anywhere in the row,
 choose nothing. Slots that no token chooses are never read, so they may hold NaN. A token that chooses nothing has
-output 0 and lse -inf. The cache has at least one page. Tokens are computed in blocks, whose keys take 300 MB.
+output 0 and lse -inf. The cache has at least one page. Tokens are computed in blocks whose keys stay in a CPU's cache.
 All arithmetic is in float32. The output is rounded once, at the end, to the dtype of q_nope.
 """
 
@@ -20,7 +20,7 @@ HEAD_DIM_CKV = 512
 HEAD_DIM_KPE = 64
 PAGE_SIZE = 1
 TOPK = 2048
-BLOCK = 64
+BLOCK = 2
 
 
 def run(
@@ -44,14 +44,15 @@ def run(
     lse = torch.zeros_like(q_nope[:, :, 0], dtype=torch.float32)
     for own in torch.arange(q_nope.shape[0], device=q_nope.device).split(BLOCK):
         slots = sparse_indices[own]
-        nothing = (slots < 0).unsqueeze(1)
-        # What is not chosen is replaced: it may hold NaN, and 0 * NaN is NaN.
-        ckv = ckv_cache.flatten(0, 1)[slots.clamp_min(0)].float().masked_fill(nothing.mT, 0.0)
-        kpe = kpe_cache.flatten(0, 1)[slots.clamp_min(0)].float()
+        nothing = slots < 0
+        # A slot that is not chosen may hold NaN, and 0 * NaN is NaN: the keys of another one stand in for it.
+        largest = slots.amax(dim=1, keepdim=True)
+        read = torch.where(nothing, largest, slots).clamp_min(0)
+        ckv = ckv_cache.flatten(0, 1).index_select(0, read.flatten()).unflatten(0, read.shape).float()
+        kpe = kpe_cache.flatten(0, 1).index_select(0, read.flatten()).unflatten(0, read.shape).float()
         logits = (q_nope[own].float() @ ckv.mT + q_pe[own].float() @ kpe.mT) * sm_scale
-        logits = logits.masked_fill(nothing, -math.inf)
+        logits = logits.masked_fill(nothing.unsqueeze(1), -math.inf)
         # The softmax of a row without keys is NaN.
-        weights = torch.softmax(logits, dim=-1).masked_fill(nothing, 0.0)
-        output[own] = (weights @ ckv).to(output.dtype)
+        output[own] = (torch.softmax(logits, dim=-1) @ ckv).masked_fill(largest.unsqueeze(2) < 0, 0.0).to(output.dtype)
         lse[own] = torch.logsumexp(logits, dim=-1) * math.log2(math.e)
     return output, lse

@@ -13,21 +13,47 @@ def gather(cache: torch.Tensor, pages: torch.Tensor, kv_len: int) -> torch.Tenso
     return cache.index_select(0, pages).flatten(0, 1)[:kv_len].transpose(0, 1).float()
 
 
+def extended(buffer: torch.Tensor, slots: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """A request's cached tokens, in these slots of [num_slots, heads, dim], then its new ones [tokens, heads, dim].
+
+    Returns float32 [heads, kv_len, dim].
+    """
+    return torch.cat((buffer.index_select(0, slots), new)).transpose(0, 1).float()
+
+
 def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    sm_scale: float,
-    last_key: torch.Tensor | None = None,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float, last_key: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of the queries q [queries, num_qo_heads, dim] of a request to its k and v [num_kv_heads, kv_len, dim].
+    """Causal attention of the queries q [queries, num_qo_heads, dim] to k and v [num_kv_heads, kv_len, dim].
 
     The query heads of a group are rows of one product with the key-value head that they share. last_key [queries] is
-    the last key that each query may attend to (negative: no key); with None, every query attends to every key.
-    kv_len >= 1. Returns output [queries, num_qo_heads, dim] and lse [queries, num_qo_heads], base 2, both float32.
+    the last key that each query may attend to (negative: no key). kv_len >= 1.
+    Returns output [queries, num_qo_heads, dim] and lse [queries, num_qo_heads], base 2, both float32.
     """
-    logits = logits_of(q, k, sm_scale)
-    return weighted(logits if last_key is None else causal(logits, last_key), v, q.shape[0])
+    return weighted(causal(logits_of(q, k, sm_scale), last_key), v, q.shape[0])
+
+
+def decode_logits(q: torch.Tensor, k: torch.Tensor, sm_scale: float) -> torch.Tensor:
+    """One query q [num_qo_heads, dim], k [num_kv_heads, kv_len, dim] -> logits [num_kv_heads, group, kv_len]."""
+    return q.float().unflatten(0, (k.shape[0], -1)) @ k.mT * sm_scale
+
+
+def decoded(logits: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """One query's logits [num_kv_heads, group, kv_len], and v [num_kv_heads, kv_len, dim].
+
+    kv_len >= 1. Returns output [num_qo_heads, dim] and lse [num_qo_heads], base 2, both float32.
+    """
+    output = torch.softmax(logits, dim=-1) @ v
+    lse = torch.logsumexp(logits, dim=-1) * math.log2(math.e)
+    return output.flatten(0, 1), lse.flatten()
+
+
+def decoded_with_sinks(logits: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `decoded`, with one logit more in each row, of a key whose value is zero: sinks [num_qo_heads]."""
+    logits = torch.cat((logits, sinks.view(v.shape[0], -1, 1)), dim=-1)
+    output = torch.softmax(logits, dim=-1)[:, :, :-1] @ v
+    lse = torch.logsumexp(logits, dim=-1) * math.log2(math.e)
+    return output.flatten(0, 1), lse.flatten()
 
 
 def logits_of(q: torch.Tensor, k: torch.Tensor, sm_scale: float) -> torch.Tensor:

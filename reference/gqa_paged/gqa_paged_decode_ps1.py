@@ -14,7 +14,7 @@ import math
 
 import torch
 
-from ._shared import attend, gather
+from ._shared import decode_logits, decoded, gather
 
 NUM_QO_HEADS = 32
 NUM_KV_HEADS = 8
@@ -43,7 +43,5 @@ def run(
         if kv_len == 0:
             continue
         k, v = gather(k_cache, own_pages, kv_len), gather(v_cache, own_pages, kv_len)
-        own_output, own_lse = attend(q[b : b + 1], k, v, sm_scale)
-        output[b : b + 1] = own_output.to(output.dtype)
-        lse[b : b + 1] = own_lse
+        output[b], lse[b] = decoded(decode_logits(q[b], k, sm_scale), v)
     return output, lse

@@ -18,7 +18,7 @@ import math
 
 import torch
 
-from ._shared import gather, logits_of, requests_with_keys, weighted_with_sinks
+from ._shared import decode_logits, decoded_with_sinks, gather, requests_with_keys
 
 NUM_QO_HEADS = 64
 NUM_KV_HEADS = 8
@@ -49,8 +49,6 @@ def run(
     for b, first_page, end, kv_len in requests_with_keys(kv_indptr, kv_last_page_len, PAGE_SIZE):
         own_pages = kv_indices[first_page:end]
         k, v = gather(k_cache, own_pages, kv_len), gather(v_cache, own_pages, kv_len)
-        logits = logits_of(q[b : b + 1], k, sm_scale)
-        own_output, own_lse = weighted_with_sinks(logits, v, sinks, 1)
-        output[b : b + 1] = own_output.to(output.dtype)
-        lse[b : b + 1] = own_lse
+        logits = decode_logits(q[b], k, sm_scale)
+        output[b], lse[b] = decoded_with_sinks(logits, v, sinks)
     return output, lse

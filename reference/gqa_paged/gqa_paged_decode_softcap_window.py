@@ -18,7 +18,7 @@ import math
 
 import torch
 
-from ._shared import capped, gather, logits_of, requests_with_keys, weighted
+from ._shared import capped, decode_logits, decoded, gather, requests_with_keys
 
 NUM_QO_HEADS = 8
 NUM_KV_HEADS = 4
@@ -47,9 +47,6 @@ def run(
         own_pages = kv_indices[first_page:end]
         k, v = gather(k_cache, own_pages, kv_len), gather(v_cache, own_pages, kv_len)
         k, v = k[:, -WINDOW_SIZE:], v[:, -WINDOW_SIZE:]
-        logits = logits_of(q[b : b + 1], k, sm_scale)
-        logits = capped(logits, LOGITS_SOFT_CAP)
-        own_output, own_lse = weighted(logits, v, 1)
-        output[b : b + 1] = own_output.to(output.dtype)
-        lse[b : b + 1] = own_lse
+        logits = capped(decode_logits(q[b], k, sm_scale), LOGITS_SOFT_CAP)
+        output[b], lse[b] = decoded(logits, v)
     return output, lse

@@ -17,7 +17,7 @@ import math
 
 import torch
 
-from ._shared import gather, logits_of, requests_with_keys, weighted
+from ._shared import decode_logits, decoded, gather, requests_with_keys
 
 NUM_QO_HEADS = 32
 NUM_KV_HEADS = 8
@@ -45,8 +45,6 @@ def run(
         own_pages = kv_indices[first_page:end]
         k, v = gather(k_cache, own_pages, kv_len), gather(v_cache, own_pages, kv_len)
         k, v = k[:, -WINDOW_SIZE:], v[:, -WINDOW_SIZE:]
-        logits = logits_of(q[b : b + 1], k, sm_scale)
-        own_output, own_lse = weighted(logits, v, 1)
-        output[b : b + 1] = own_output.to(output.dtype)
-        lse[b : b + 1] = own_lse
+        logits = decode_logits(q[b], k, sm_scale)
+        output[b], lse[b] = decoded(logits, v)
     return output, lse

@@ -17,7 +17,7 @@ import math
 
 import torch
 
-from ._shared import attend, gather
+from ._shared import decode_logits, decoded, gather
 
 NUM_QO_HEADS = 16
 HEAD_DIM_CKV = 512
@@ -50,7 +50,5 @@ def run(
             continue
         kv_len = (own_pages.shape[0] - 1) * PAGE_SIZE + last_page_len[b]
         ckv, kpe = gather(ckv_cache, own_pages, kv_len), gather(kpe_cache, own_pages, kv_len)
-        own_output, own_lse = attend(q_nope[b : b + 1], q_pe[b : b + 1], ckv, kpe, sm_scale)
-        output[b : b + 1] = own_output.to(output.dtype)
-        lse[b : b + 1] = own_lse
+        output[b], lse[b] = decoded(decode_logits(q_nope[b], q_pe[b], ckv, kpe, sm_scale), ckv)
     return output, lse

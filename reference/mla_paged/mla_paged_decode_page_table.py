@@ -15,7 +15,7 @@ import math
 
 import torch
 
-from ._shared import attend, gather
+from ._shared import decode_logits, gather
 
 NUM_QO_HEADS = 128
 HEAD_DIM_CKV = 512
@@ -45,6 +45,6 @@ def run(
             continue
         pages = page_table[b, : math.ceil(kv_len / PAGE_SIZE)]
         ckv, kpe = gather(kv_cache, pages, kv_len).split((HEAD_DIM_CKV, HEAD_DIM_KPE), dim=1)
-        own_output, _ = attend(q_nope[b : b + 1], q_pe[b : b + 1], ckv, kpe, sm_scale)
-        output[b : b + 1] = own_output.to(output.dtype)
+        logits = decode_logits(q_nope[b], q_pe[b], ckv, kpe, sm_scale)
+        output[b] = torch.softmax(logits, dim=-1) @ ckv
     return output

@@ -66,3 +66,38 @@ def dequantise_fp4(codes: torch.Tensor, scales: torch.Tensor, block: int) -> tor
     pair = torch.stack([byte & 15, byte >> 4], dim=2)
     values = levels[pair & 7] * (1 - (pair >> 3) * 2)
     return (values.view(-1, scales.shape[1], block) * scales.float().unsqueeze(2)).flatten(1)
+
+
+def rows_of_experts(expert_counts: torch.Tensor) -> list[tuple[int, int, int]]:
+    """Of rows that are sorted by expert: each expert with rows, its first row, and the end of its rows."""
+    found, first = [], 0
+    for expert, count in enumerate(expert_counts.tolist()):
+        if count:
+            found.append((expert, first, first + count))
+        first += count
+    return found
+
+
+def sorted_products(rows: torch.Tensor, weights: torch.Tensor, expert_counts: torch.Tensor) -> torch.Tensor:
+    """rows [num_rows, k], sorted by expert, times the weights [num_experts, k, n] of their experts, in float32.
+
+    One expert at a time, and only those that have rows: all of them in float32 would take up to 8 GB.
+    """
+    output = torch.zeros(rows.shape[0], weights.shape[2], device=rows.device)
+    for expert, first, end in rows_of_experts(expert_counts):
+        output[first:end] = rows[first:end].float() @ weights[expert].float()
+    return output
+
+
+def sorted_mxfp4_products(
+    rows: torch.Tensor, weights: torch.Tensor, weights_scale: torch.Tensor, expert_counts: torch.Tensor, block: int
+) -> torch.Tensor:
+    """As `sorted_products`, with weights [num_experts, n, k / 2] of two e2m1 codes a byte, and their e8m0 scales.
+
+    A scale's byte b means 2^(b - 127): for `block` features, weights_scale [num_experts, n, k / block].
+    """
+    output = torch.zeros(rows.shape[0], weights.shape[1], device=rows.device)
+    for expert, first, end in rows_of_experts(expert_counts):
+        scales = torch.exp2((weights_scale[expert].int() & 255) - 127)
+        output[first:end] = rows[first:end].float() @ dequantise_fp4(weights[expert], scales, block).T
+    return output

@@ -17,9 +17,9 @@ def run(hidden_states: torch.Tensor, residual: torch.Tensor, weight: torch.Tenso
     assert hidden_states.shape[-1] == HIDDEN_SIZE
     assert residual.shape[-1] == HIDDEN_SIZE
     assert weight.shape == (HIDDEN_SIZE,)
-    x = hidden_states.float() + residual.float()
+    x = hidden_states.float() + residual
     residual_out = x.to(residual.dtype)
     mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / HIDDEN_SIZE
     # In place on the sum: allocating memory for each step would take most of the time.
-    output = x.mul_(torch.rsqrt(mean_square + EPS)).mul_(weight.float()).to(hidden_states.dtype)
+    output = x.mul_(torch.rsqrt(mean_square + EPS)).mul_(weight).to(hidden_states.dtype)
     return output, residual_out

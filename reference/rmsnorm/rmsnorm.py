@@ -16,4 +16,4 @@ def run(hidden_states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     x = hidden_states.to(torch.float32, copy=True)
     mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / HIDDEN_SIZE
     # In place on the float32 copy: allocating memory for each step would take most of the time.
-    return x.mul_(torch.rsqrt(mean_square + EPS)).mul_(weight.float()).to(hidden_states.dtype)
+    return x.mul_(torch.rsqrt(mean_square + EPS)).mul_(weight).to(hidden_states.dtype)

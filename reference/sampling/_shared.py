@@ -28,13 +28,15 @@ def nucleus_threshold(probs: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
 
     In descending order this is the value that reaches the limit. All values equal to it have the same mass above them.
     """
-    for part in (64, 8, 1):  # a nucleus is usually small: look at all values only if fewer do not reach the limit
-        descending = largest_values(probs, -(-probs.shape[-1] // part))
+    threshold = torch.zeros_like(limit, dtype=probs.dtype)
+    rows = torch.arange(probs.shape[0], device=probs.device)
+    for part in (64, 8, 1):  # a nucleus is usually small: look at more values only of rows where it may be larger
+        descending = largest_values(probs[rows], -(-probs.shape[-1] // part))
         mass = descending.cumsum(dim=-1, dtype=torch.float64)
-        if bool((mass[:, -1:] >= limit).all()):
-            break
-    above = torch.nn.functional.pad(mass[:, :-1], (1, 0))
-    return torch.where(above < limit, descending, torch.inf).amin(dim=-1, keepdim=True)
+        above = torch.nn.functional.pad(mass[:, :-1], (1, 0))
+        threshold[rows] = torch.where(above < limit[rows], descending, torch.inf).amin(dim=-1, keepdim=True)
+        rows = rows[mass[:, -1] <= limit[rows, 0]]
+    return threshold
 
 
 def kept_mass(probs: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:

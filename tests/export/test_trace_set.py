@@ -66,6 +66,8 @@ def test_most_families_can_be_judged(exported: Exported, one_each: dict[str, Def
         ("per_token_quant_fp8_*", "isinf is not implemented"),
         ("moe_fp8_block_scale_ds_routing_*", "differ by more than 1e-2"),
         ("moe_nvfp4_grouped_gemm_*", "no kernel has proven it"),
+        ("gqa_paged_decode_fp8_cache_*", "differ by more than 1e-2"),
+        ("fp8_mqa_logits_*", "elements must be finite"),
     ],
 )
 def test_what_its_evaluators_cannot_judge_is_left_out(name: str, reason: str):

@@ -137,7 +137,7 @@ def bf16_weights(logits, weights, ids):
 
 @pytest.mark.parametrize("routing", ["random", "peaked", "ties", "one_expert", "equal"])
 def test_the_router_kernel_is_within_its_bound(sgl_kernel, routing):
-    (kernel,) = ROUTER_FAMILY.kernels
+    kernel = ROUTER_FAMILY.kernels[0]
     for count in (1, 80):
         plan = {"seq_len": count, "routing": routing, "rank": 77, "norm": count == 1}
         result = run_case(ROUTER, ROUTER_FAMILY, plan, 3, "cpu", kernel)
@@ -161,7 +161,7 @@ def test_a_wrong_router_is_rejected(sgl_kernel, monkeypatch, mistake):
 
 
 def test_other_numbers_of_experts_have_no_router_kernel():
-    (kernel,) = ROUTER_FAMILY.kernels
+    kernel = ROUTER_FAMILY.kernels[0]
     for number, fits in ((8, True), (256, True), (60, False), (512, False)):
         definition = ROUTER.with_const_axes({"num_experts": number})
         assert (kernel.unsupported(definition) is None) is fits

@@ -23,7 +23,13 @@ FIRST = {
     for definition in flashinfer_trace.definitions("moe")
     if family_of(definition).name in NAMES
 }
-PAIRS = [pytest.param(family, kernel, id=kernel.label) for family in RECORDS for kernel in family.kernels]
+#: Functions in PyTorch are called in test_sglang_steps.
+PAIRS = [
+    pytest.param(family, kernel, id=kernel.label)
+    for family in RECORDS
+    for kernel in family.kernels
+    if kernel.variant != "eager"
+]
 #: Kernels for one group, which the twin with four groups does not fit.
 ONE_GROUP = {
     "sgl_kernel.kimi_k2_moe_fused_gate": "moe_topk_deepseek_topk8_ng1_kg1_e384",

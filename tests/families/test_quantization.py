@@ -54,6 +54,15 @@ def test_int8_codes_lose_their_fraction(codes, passes):
     assert CODES_INT8.compare(torch.tensor([codes], dtype=torch.int8), Expected(quotients)).passed == passes
 
 
+def test_int8_codes_of_tokens_are_rounded_with_halves_away_from_zero():
+    """With a maximum of 254, odd numbers are halves."""
+    x = torch.tensor([[254.0, 3.0, -3.0, 4.0, 1.0, -1.0]], dtype=torch.bfloat16)
+    definition = flashinfer_trace.load("per_token_quant_int8_h4096").with_const_axes({"hidden_size": 6})
+    outputs = definition.name_outputs(definition.run(x=x))
+    assert outputs["codes"].tolist() == [[127, 2, -2, 2, 1, -1]]
+    assert outputs["scales"].tolist() == [2.0]
+
+
 def test_groups_of_zeros_and_of_vanishing_values():
     x = torch.zeros(2, 64, dtype=torch.bfloat16)
     x[1, 32:] = 1e-11
@@ -115,6 +124,13 @@ def jit_per_group(input, output_q, output_s, group_size, eps, fp8_min, fp8_max, 
     per_group(input, output_q, output_s, group_size, eps, fp8_min, fp8_max, scale_ue8m0)
 
 
+def triton_per_token_int8(x):
+    """CUDA's round() takes halves away from zero."""
+    largest = x.float().abs().amax(dim=-1, keepdim=True).clamp_min(1e-10)
+    quotients = x.float() * (127 / largest)
+    return (quotients.abs() + 0.5).floor().copysign(quotients).to(torch.int8), largest / 127
+
+
 FAKES = {
     "sgl_kernel.sgl_per_token_quant_fp8": per_token,
     "sgl_kernel.sgl_per_token_group_quant_fp8": per_group,
@@ -123,6 +139,7 @@ FAKES = {
     "sglang.jit_kernel.per_token_group_quant_8bit.per_token_group_quant_8bit": jit_per_group,
     "sglang.srt.layers.quantization.fp8_kernel.per_token_group_quant_8bit": triton_per_group,
     "sglang.srt.layers.quantization.int8_kernel.per_token_group_quant_int8": triton_per_group_int8,
+    "sglang.srt.layers.quantization.int8_kernel.per_token_quant_int8": triton_per_token_int8,
 }
 
 
@@ -130,6 +147,7 @@ FAKES = {
     "name",
     [
         "per_token_quant_fp8_h512",
+        "per_token_quant_int8_h4096",
         "per_token_group_quant_fp8_h512_g128",
         "per_token_group_quant_int8_h1536_g128",
         "per_token_group_quant_fp8_ue8m0_h512_g128",

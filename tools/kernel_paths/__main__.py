@@ -24,7 +24,14 @@ from tools.kernel_paths.resolve import callers_of_ops, exists, public_names
 from tools.shared.source_packages import package_version
 
 #: Packages whose modules are listed whole -> the part of the path that their modules share.
-LISTED = {"flashinfer": "flashinfer", "sgl_kernel": "", "sglang": "sglang.jit_kernel"}
+LISTED = {
+    "flashinfer": "flashinfer",
+    "sgl_kernel": "",
+    "sglang": "sglang.jit_kernel",
+    "triton_kernels": "triton_kernels.matmul_ogs",
+}
+#: Packages inside a wheel -> the package that names its version.
+BUNDLED = {"triton_kernels": "sgl_kernel"}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -58,9 +65,9 @@ def main(arguments: list[str] | None = None) -> int:
 def source_of(name: str, package: Mapping[str, str], directories: Sequence[Path]) -> Path | None:
     """The directory that has the package at the pinned version."""
     for directory in directories:
-        if (directory / name).is_dir() and package_version(directory / name, package["distribution"]) == package[
-            "version"
-        ]:
+        # A package inside another one's wheel has no version of its own.
+        versioned = directory / BUNDLED.get(name, name)
+        if (directory / name).is_dir() and package_version(versioned, package["distribution"]) == package["version"]:
             return directory
     return None
 

@@ -11,6 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from flashinfer_trace import Definition, TensorSpec
 from flashinfer_trace.kernel_coverage import LAUNCHED_BY
+from tools.runtime_tracing.attention_calls import SETTING_AXES, merges_parts, read_inputs, same_attention
+from tools.runtime_tracing.composed_calls import COMPOSED, same_inputs
+from tools.runtime_tracing.expert_calls import same_experts, sums_rows
 from tools.runtime_tracing.recording import PREPARING, RecordedCall
 
 #: PyTorch functions that compute a plain matrix product, for which evidence names ``torch.matmul``.
@@ -26,11 +29,13 @@ _EXPERTS = re.compile(r"(?<=num_experts): (\d+)")
 #: Some kernels can also write what they compute to a cache.
 _CACHES = re.compile(r"\bv_cache: ")
 _EPS = re.compile(r"^EPS = (\S+)$", re.MULTILINE)
-#: Settings of kernels -> the only value that Definitions describe: no cap, no window, top-k before top-p.
-DESCRIBED = {"logits_soft_cap": "0.0", "window_left": "-1", "filter_apply_order": "'top_k_first'"}
+#: Compiled functions have no names of parameters: among their numbers only an epsilon has a negative exponent.
+_UNNAMED_EPS = re.compile(r"\b\d+: ([\d.]+e-\d+)(?=, |$)")
+#: Settings of kernels -> the only value that Definitions describe: top-k before top-p, scales of any value.
+DESCRIBED = {"filter_apply_order": "'top_k_first'", "SCALE_UE8M0": "False"}
 
 Shape = tuple[int, ...]
-#: Library and last part of a dotted path: function, or class.
+#: Library and last part of a dotted path: function, or class. The whole path, of a function that calls several kernels.
 Key = tuple[str, str]
 
 
@@ -55,24 +60,33 @@ class Evidence:
         for definition in definitions:
             for path in sorted(set(runs.get(definition.name, ()))):
                 self._known[_parts(path)[0], _parts(path)[-1]].append(definition)
+                self._known[COMPOSED, path].append(definition)
 
-    def of(self, call: RecordedCall) -> tuple[Standing, tuple[str, ...]]:
-        """What the dataset says of a call, and the names of the Definitions that it computes."""
+    def of(self, call: RecordedCall, window: int | None = None) -> tuple[Standing, tuple[str, ...]]:
+        """What the dataset says of a call, and the names of the Definitions that it computes.
+
+        `window` is the number of keys that a query of the model sees in layers with a window, if it has any.
+        """
         definitions = [one for key in _keys(call) for one in self._known.get(key, ())]
-        found = tuple(dict.fromkeys(one.name for one in definitions if computes(call, one)))
+        found = tuple(dict.fromkeys(one.name for one in definitions if computes(call, one, window)))
         if found:
             return Standing.VERIFIED, found
         return (Standing.OTHER_SIZES if definitions else Standing.UNKNOWN), ()
 
 
-def computes(call: RecordedCall, definition: Definition) -> bool:
+def computes(call: RecordedCall, definition: Definition, window: int | None = None) -> bool:
     """Whether a call of one of the Definition's kernels has the sizes and the settings of that Definition."""
     arguments = call.arguments
+    if not same_attention(call, definition, window):
+        return False
+    if not same_experts(call, definition) or not same_inputs(call, definition):
+        return False
     if call.kernel.endswith(".moe_align_block_size"):
         arguments = _EXPERTS.sub(lambda count: f": {int(count[1]) - 1}", arguments)
     settings = dict(_SETTING.findall(call.arguments))
-    eps = _EPS.search(definition.reference)
-    if eps and "eps" in settings and float(settings["eps"]) != float(eps[1]):
+    eps, unnamed = _EPS.search(definition.reference), _UNNAMED_EPS.search(arguments)
+    given_eps = settings.get("eps", unnamed[1] if unnamed else None)
+    if eps and given_eps and float(given_eps) != float(eps[1]):
         return False
     if _CACHES.search(arguments) and "v_cache" not in definition.inputs:
         return False
@@ -84,14 +98,16 @@ def computes(call: RecordedCall, definition: Definition) -> bool:
     if "out_dtype" in settings and settings["out_dtype"] not in {one.dtype for one in definition.outputs.values()}:
         return False
     const = {name: axis.value for name, axis in definition.axes.items() if axis.value is not None}
-    inputs = [one for one in definition.inputs.values() if _is_sized(one, const)]
+    only_output = merges_parts(call) or sums_rows(call)
+    taken = [definition.outputs["output"]] if only_output else read_inputs(call, definition.inputs)
+    inputs = [one for one in taken if _is_sized(one, const)]
     given = tensors(call.arguments)
     # A size that no input has, such as the number of chosen experts, is one of an output, or a number.
     named = {axis for one in inputs for axis in one.shape or ()}
     named |= {name for name in const for rule in definition.constraints if rule.startswith(f"{name} ==")}
-    elsewhere = {value for name, value in const.items() if name not in named}
+    elsewhere = {value for name, value in const.items() if name not in named | SETTING_AXES}
     numbers = {size for _, shape in given for size in shape} | set(map(int, _INTEGER.findall(arguments)))
-    if not elsewhere <= numbers | {1}:
+    if not only_output and not elsewhere <= numbers | {1}:
         return False
     codes = next((one.dtype for one in inputs if one.dtype.startswith("float8")), None)
     # Kernels take scales after the codes that they belong to, or after all codes.
@@ -182,6 +198,8 @@ def _fits(
 
 
 def _keys(call: RecordedCall) -> list[Key]:
+    if call.library == COMPOSED:
+        return [(COMPOSED, call.kernel)]
     if call.library == "torch":
         given = tensors(call.arguments)
         if call.kernel in PRODUCTS and len(given) == 2 and given[0][0] != "float32":

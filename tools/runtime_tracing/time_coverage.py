@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flashinfer_trace import Definition
+from tools.runtime_tracing.composed_calls import composed
 from tools.runtime_tracing.matching import Evidence, Standing
 from tools.runtime_tracing.recording import RecordedCall, Recording
 from tools.shared.markdown import code, table
@@ -22,14 +23,19 @@ weights. A prefill takes a batch of prompts, a decode step adds a token to each;
 is what the kernels, copies and fills of one step take on the GPU, for the whole model: the time within a layer counts
 as often as the model has layers like it. Time in which the GPU waits does not count.
 
-A call counts as *verified* if evidence names its kernel (the library, and the function or class) for a Definition
-whose constant sizes, dtypes and settings are those of the recorded arguments. The settings are eps, causality, the
-dtype of the output, a cap of the logits, a window, and whether top-k comes before top-p. A tag that names a kernel
-without evidence from it does not count. For products of two bfloat16 matrices the kernel is `torch.matmul` (cuBLAS);
-products with a bias, of float32 matrices and of batches are other functions. A Definition that quantises its
-activations itself also covers the product that its kernel launches with the quantised ones. *Other sizes* is the time
-in kernels that have evidence, but only for other sizes or settings. Kernels that SGLang compiles by itself
-(`sglang.jit_kernel`) are not those of sgl-kernel that have the same name.
+A call counts as *verified* if evidence names its kernel (the library, and the function or class) for a Definition whose
+constant sizes, dtypes and settings are those of the recorded arguments. The settings are eps, causality, the dtype of
+the output, a cap of the logits, a window, and whether top-k comes before top-p. A tag that names a kernel without
+evidence from it does not count. For products of two bfloat16 matrices the kernel is `torch.matmul` (cuBLAS); products
+with a bias, of float32 matrices and of batches are other functions. A Definition that quantises its activations itself
+also covers the product that its kernel launches with the quantised ones. The window of a Triton kernel is that of the
+model, because the call does not say it; a cache may have any size and dtype if the call reads nothing from it; launches
+that only merge or sum what another launch computed count by the sizes of their outputs. Norms, routers, a rotary
+embedding and samplers that SGLang computes step by step in PyTorch count as one call of their function, with its
+inputs, if all their steps are those that the function is known to take (`tools/runtime_tracing/composed_calls.py`);
+single casts and copies do not count. *Other sizes* is the time in kernels that have evidence, but only for other sizes
+or settings. Kernels that SGLang compiles by itself (`sglang.jit_kernel`) are not those of sgl-kernel that have the same
+name.
 
 Two kinds of runs have no row: those with stand-ins for kernels, and those with CUDA graphs, where no single call
 launches a kernel. The mean is over configurations, each of which counts once.
@@ -63,11 +69,12 @@ def step_times(run: Recording, evidence: Evidence) -> list[StepTime]:
     if run.stand_ins or any(not call.kernel for call in run.calls):
         return []
     found = {phase: StepTime(run.name, phase) for phase in PHASES}
-    for call in run.calls:
+    window = run.document.get("model_config", {}).get("sliding_window")
+    for call in composed(run.calls):
         step = found.get(call.phase)
         if step is None or not call.launches:
             continue
-        standing, _ = evidence.of(call)
+        standing, _ = evidence.of(call, window)
         time = sum(one.microseconds * run.weight(one.layer) for one in call.launches)
         step.microseconds += time
         step.standing[standing] += time

@@ -15,6 +15,7 @@ from flashinfer_trace.definition import Definition
 from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, summation_error
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, sizes
+from flashinfer_trace.precision import float32_sums
 
 KINDS = ("normal", "integers", "large", "tiny", "positive")
 
@@ -83,14 +84,8 @@ def run_cublas(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outp
 
 
 def run_cublas_float16(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    """The product with float32 sums throughout: by default torch lets cuBLAS add parts of a split sum in float16."""
-    options = torch.backends.cuda.matmul
-    before = options.allow_fp16_reduced_precision_reduction
-    options.allow_fp16_reduced_precision_reduction = False
-    try:
+    with float32_sums():
         return run_cublas(definition, inputs, outputs)
-    finally:
-        options.allow_fp16_reduced_precision_reduction = before
 
 
 def run_fused_a(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:

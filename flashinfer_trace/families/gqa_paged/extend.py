@@ -164,6 +164,11 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 
 
 def run_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    return call_triton(inputs, outputs)
+
+
+def call_triton(inputs: Inputs, outputs: Outputs, **options: Any) -> Outputs:
+    """Calls the kernel with `options` for the logits, as SGLang names them."""
     from sglang.srt.layers.attention.triton_ops.extend_attention import extend_attention_fwd
 
     names = ("q", "k", "v", "k_buffer", "v_buffer")
@@ -186,6 +191,7 @@ def run_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outp
         1.0,
         1.0,
         sm_scale=float(inputs["sm_scale"]),
+        **options,
     )
     return outputs
 

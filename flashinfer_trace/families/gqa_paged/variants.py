@@ -36,6 +36,7 @@ from flashinfer_trace.families.attention.policies import kernel_policies
 from flashinfer_trace.families.attention.variants import SINKS_NEED_KEYS, TWINS, expected_of_variant, variant_family
 from flashinfer_trace.families.gqa_paged.inputs import memory
 from flashinfer_trace.families.gqa_paged.kernels import last_page_len, sizes
+from flashinfer_trace.families.gqa_paged.triton_variants import decode_kernel, with_cap
 from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs
 
@@ -112,16 +113,20 @@ def for_any_head(kernel: Kernel) -> Kernel:
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    """Expected output and lse."""
+    """Expected output and lse; where logits are capped, their parts have the cap as well."""
     page_size = definition.const_axes["page_size"]
-    return expected_of_variant(definition, inputs, memory(inputs, page_size), "qo_indptr" in inputs)
+    found = expected_of_variant(definition, inputs, memory(inputs, page_size), "qo_indptr" in inputs)
+    return with_cap(definition, found)
 
 
 def family(plain: Family, variant: str) -> Family:
     """The record of one variant, which has one family for all page sizes."""
     decode = plain.name == DECODE
     kernels = sink_kernels(decode) if "sinks" in variant else tuple(map(for_any_head, plain.kernels))
-    return variant_family(plain, variant, kernels, oracle)
+    found = variant_family(plain, variant, kernels, oracle)
+    if decode and variant in ("softcap", "sinks"):
+        found = replace(found, kernels=(*found.kernels, decode_kernel(variant)))
+    return found
 
 
 FAMILIES = tuple(

@@ -16,6 +16,7 @@ U32 = unit_roundoff(torch.float32)
 #: Roundings of a weight besides those of an exponent: exponentials (2 ulp, 4 of these) and reciprocals of two sigmoids,
 #: a sum of up to 8, a division, and the products with the factor.
 SINGLE_ROUNDINGS = 32
+TOPK = "sglang.srt.layers.moe.topk"
 ONE_GROUP = "sglang.jit_kernel.grouped_topk"
 #: flashinfer compiles with -use_fast_math, which turns tanhf into tanh.approx.f32: its relative error is up to 2^-11
 #: (PTX ISA, "tanh"), and half of a tanh of at most 1 is a part of the score.
@@ -140,6 +141,27 @@ def run_kimi_k2(definition: Definition, inputs: Inputs, outputs: Outputs) -> Out
     return {"topk_weights": weights, "topk_ids": ids}
 
 
+def run_biased_topk(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """SGLang's function without its decorator torch.compile."""
+    from sglang.srt.layers.moe.topk import biased_grouped_topk_impl
+
+    axes, logits = definition.const_axes, inputs["routing_logits"]
+    with torch.compiler.set_stance("force_eager"):
+        weights, ids = biased_grouped_topk_impl(
+            logits,
+            logits,
+            inputs["routing_bias"],
+            axes["top_k"],
+            True,
+            axes["n_group"],
+            axes["topk_group"],
+            axes["num_fused_shared_experts"],
+            float(inputs["routed_scaling_factor"]),
+            bool(inputs["apply_routed_scaling_factor_on_output"]),
+        )
+    return {"topk_weights": weights, "topk_ids": ids}
+
+
 def several_groups(definition: Definition) -> str | None:
     """Why SGLang's grouped_topk does not route this Definition, or None."""
     axes = definition.const_axes
@@ -215,7 +237,24 @@ DEEPSEEK = (
         compare={"topk_weights": FAST_EXP},
     ),
 )
-SHARED = (FUSED_GATE,)
+SHARED = (
+    FUSED_GATE,
+    Kernel(
+        f"{TOPK}.biased_grouped_topk_impl",
+        "sglang",
+        run_biased_topk,
+        variant="eager",
+        min_capability=(8, 0),
+        limits=LAUNCHABLE,
+        # torch.topk chooses any of equal ones.
+        plan_options=RouterOptions(ties=False),
+        # It appends only one: of several it would choose one at random.
+        const_axes={"num_fused_shared_experts": 1},
+        modules=(TOPK,),
+        optional=True,
+        compare={"topk_weights": FLOAT32},
+    ),
+)
 SIGMOID = (
     Kernel(
         "sgl_kernel.topk_sigmoid",

@@ -18,6 +18,9 @@ KINDS = ("normal", "integers", "large", "tiny", "positive")
 FACTORS = (1.0, 2.5, 0.75)
 #: Which row each place of a copy takes: ``repeated`` takes few rows many times, ``reversed`` each once.
 MAPS = ("random", "repeated", "reversed")
+FUSED_MOE = "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe"
+#: With more tokens SGLang calls sgl_kernel.moe_sum_reduce.
+MOST_TORCH_TOKENS = 32
 TRITON_MODULE = "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe_triton_kernels"
 
 
@@ -112,6 +115,12 @@ SUM = ErrorBound(
 )
 
 
+STEPWISE = ErrorBound(
+    lambda expected: sum_bound(expected) + rounding_error(expected.value, torch.bfloat16) * (1 + 2**-8),
+    f"{SUM.reason}; the sum is rounded to bf16 once more, before it is multiplied by the factor",
+)
+
+
 def run_sum_reduce(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     import sgl_kernel
 
@@ -124,6 +133,15 @@ def run_triton_sum_reduce(definition: Definition, inputs: Inputs, outputs: Outpu
     from sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe_triton_kernels import moe_sum_reduce_triton
 
     moe_sum_reduce_triton(inputs["hidden_states"], outputs["output"], float(inputs["routed_scaling_factor"]))
+    return outputs
+
+
+def run_torch_sum_reduce(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """What SGLang calls for up to 32 tokens, without its decorator torch.compile."""
+    from sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe import moe_sum_reduce_torch_compile
+
+    with torch.compiler.set_stance("force_eager"):
+        moe_sum_reduce_torch_compile(inputs["hidden_states"], outputs["output"], float(inputs["routed_scaling_factor"]))
     return outputs
 
 
@@ -236,6 +254,17 @@ FAMILIES = (
                 run_triton_sum_reduce,
                 limits=LAUNCHABLE,
                 modules=(TRITON_MODULE,),
+                optional=True,
+            ),
+            Kernel(
+                f"{FUSED_MOE}.moe_sum_reduce_torch_compile",
+                "sglang",
+                run_torch_sum_reduce,
+                variant="eager",
+                min_capability=(8, 0),
+                limits={"seq_len": (1, MOST_TORCH_TOKENS)},
+                compare={"output": STEPWISE},
+                modules=(FUSED_MOE,),
                 optional=True,
             ),
         ),

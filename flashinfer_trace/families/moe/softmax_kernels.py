@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 
@@ -21,6 +22,7 @@ from flashinfer_trace.families.moe.triton_experts import FUSED_EXPERTS, fused_ex
 from flashinfer_trace.harness.compare import CONFIDENCE, ErrorBound, Exact, Expected, rounding_error, unit_roundoff
 from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
 
+TOPK = "sglang.srt.layers.moe.topk"
 U32 = unit_roundoff(torch.float32)
 #: Roundings of one weight besides those of its exponent and of sums: exponential (2 ulp, 4 of these), reciprocal, two
 #: products, and for norm_topk_prob a sum of up to 8 and a division.
@@ -28,6 +30,18 @@ SINGLE_ROUNDINGS = 24
 #: Tensor cores add to a float32 accumulator in steps of 16 products and may drop what does not fit: at most 2^10 steps,
 #: each of which drops less than one unit, 2^-23 of the sum; in up, gate and down.
 BF16_TRUNCATION_GAIN = 3 * 2.0**-13
+
+
+@dataclass(frozen=True)
+class SoftmaxOptions:
+    """What a router takes.
+
+    Attributes:
+        exact: equal logits, of which it prefers the lower index, any others that float32 tells apart, and
+            norm_topk_prob; otherwise only logits whose probabilities differ in bf16.
+    """
+
+    exact: bool = True
 
 
 def topk_weights_bound(expected: Expected) -> torch.Tensor:
@@ -50,6 +64,10 @@ TOPK_WEIGHTS = ErrorBound(
 TOPK_WEIGHTS_REFERENCE = ErrorBound(
     lambda expected: rounding_error(expected.value, torch.float32) * (1 + 2**-20),
     "one float32 rounding of a float64 softmax",
+)
+BF16_WEIGHTS = ErrorBound(
+    lambda expected: topk_weights_bound(expected) + rounding_error(expected.value, torch.bfloat16) * (1 + 2**-8),
+    f"one bf16 rounding, u = 2^-8, of {TOPK_WEIGHTS.reason}",
 )
 TOPK_IDS = Exact(
     "best first, the lower index first among equal logits; logits too close for float32 to distinguish are not drawn"
@@ -119,6 +137,18 @@ def run_fp8_trtllm_gen(definition: Definition, inputs: Inputs, outputs: Outputs)
     )
 
 
+def run_grouped_topk(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """SGLang's function without its decorator torch.compile, for one group. It lists chosen experts in any order."""
+    from sglang.srt.layers.moe.topk import grouped_topk_gpu
+
+    logits = inputs["routing_logits"]
+    top_k, norm = definition.const_axes["top_k"], bool(inputs["norm_topk_prob"])
+    with torch.compiler.set_stance("force_eager"):
+        weights, ids = grouped_topk_gpu(logits, logits, top_k, norm, num_expert_group=1, topk_group=1)
+    order = weights.argsort(dim=1, descending=True)
+    return {"topk_weights": weights.gather(1, order), "topk_ids": ids.gather(1, order)}
+
+
 def unsupported_by_topk_softmax(definition: Definition) -> str | None:
     """Why sgl_kernel.topk_softmax may choose other experts than the reference, or None. The tie order was measured."""
     experts = definition.const_axes["num_experts"]
@@ -135,6 +165,18 @@ TOPK_SOFTMAX = (
         limits=LAUNCHABLE,
         supports=unsupported_by_topk_softmax,
         compare={"topk_weights": TOPK_WEIGHTS},
+    ),
+    Kernel(
+        f"{TOPK}.grouped_topk_gpu",
+        "sglang",
+        run_grouped_topk,
+        variant="eager, one group",
+        min_capability=(8, 0),
+        limits=LAUNCHABLE,
+        plan_options=SoftmaxOptions(exact=False),
+        modules=(TOPK,),
+        optional=True,
+        compare={"topk_weights": BF16_WEIGHTS},
     ),
 )
 BF16_KERNELS = (

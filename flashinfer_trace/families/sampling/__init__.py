@@ -13,6 +13,7 @@ from flashinfer_trace.families.sampling.distribution import Distribution
 from flashinfer_trace.families.sampling.exact_draws import wrong_draws
 from flashinfer_trace.families.sampling.faults import sampling_faults
 from flashinfer_trace.families.sampling.oracles import sampling_oracle
+from flashinfer_trace.families.sampling.pytorch import joint_kernels
 from flashinfer_trace.families.sampling.rows import make_inputs, plan_for_axes, sampling_plans
 from flashinfer_trace.harness.compare import Policy, unit_roundoff
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs, SeededCall
@@ -84,9 +85,13 @@ def sampling_family(
     kernel: Policy,
     function: str = "",
     variant: str = "",
+    more: tuple[Kernel, ...] = (),
     **options: Any,
 ) -> Family:
-    """The family of a function of flashinfer.sampling, that of the same name by default, with these options."""
+    """The family of a function of flashinfer.sampling, that of the same name by default, with these options.
+
+    `more` are kernels beside it.
+    """
     path = f"flashinfer.sampling.{function or name}"
     draw = sampler(function or name, **options)
     return row_family(
@@ -108,6 +113,7 @@ def sampling_family(
                 compare={"samples": kernel},
                 seeded=draw,
             ),
+            *more,
         ),
     )
 
@@ -130,6 +136,7 @@ FAMILIES = (
         TOP_P_SUPPORT,
         "top_k_top_p_sampling_from_probs",
         "joint",
+        joint_kernels({"samples": TOP_P_SUPPORT}, with_own_seed),
         filter_apply_order="joint",
     ),
     sampling_family("min_p_sampling_from_probs", ("min_p",), EXACT_SUPPORT, EXACT_SUPPORT),

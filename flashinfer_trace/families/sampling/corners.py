@@ -89,8 +89,9 @@ def row_specs(request: PlanRequest) -> list[list[dict[str, Any]]]:
 
 def sampling_corners(request: PlanRequest) -> Sequence[Plan]:
     """As many draws as in `sampling_plans`, shared by the rows; and a batch of one."""
-    total = draw_count(request)
-    plans = [{"rows": len(specs), "draws": max(1, total // len(specs)), "specs": specs} for specs in row_specs(request)]
+    total, options = draw_count(request), request.options_of(SamplingOptions)
+    taken = ([one for one in specs if options.takes(one)] for specs in row_specs(request))
+    plans = [{"rows": len(each), "draws": max(1, total // len(each)), "specs": each} for each in taken if each]
     return [*plans, {"rows": 1, "draws": 1, "specs": [spec(request, "short")]}]
 
 

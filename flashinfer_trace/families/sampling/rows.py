@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,8 @@ __all__ = [
 #: tokens that sum to exactly SMALLEST_SUM.
 ORDINARY = ("normal", "peaked", "zipf", "few_valued", "dyadic")
 KINDS = (*ORDINARY, "uniform", "one_hot", "zero")
+#: Kinds whose tokens have different probabilities, but for those that are hardly ever drawn.
+UNTIED = ("normal", "peaked", "zipf", "one_hot", "short", "trailing")
 UNIT = 2.0**-20
 #: A renormalised row is scaled only if its sum is larger.
 SMALLEST_SUM = 1e-8
@@ -60,16 +62,26 @@ class SamplingOptions:
         highest_p: largest p of top-p.
         sums_to_one: only rows that sum to 1.
         boundaries: p of top-p at a cumulative mass of the row, or next to one.
+        untied: only rows without ties, of which something is kept.
     """
 
     lowest_k: int = -1
     highest_p: float = math.inf
     sums_to_one: bool = False
     boundaries: bool = True
+    untied: bool = False
 
     def takes_p(self, p: float | str) -> bool:
         """Whether a p of top-p, a number or a name in `BESIDE`, may be drawn."""
-        return self.boundaries if isinstance(p, str) else p <= self.highest_p
+        return self.boundaries if isinstance(p, str) else p <= self.highest_p and not (self.untied and p <= 0)
+
+    def kinds(self, given: Sequence[str]) -> list[str]:
+        """Those of these kinds of rows that the kernel takes."""
+        return [kind for kind in given if not self.untied or kind in UNTIED]
+
+    def takes(self, spec: Mapping[str, Any]) -> bool:
+        """Whether the kernel takes a row of these parameters."""
+        return bool(self.kinds([spec["row"]])) and self.takes_p(spec.get("top_p", 1.0))
 
 
 def is_joint(definition: Definition) -> bool:
@@ -98,7 +110,7 @@ def row_specs(draw: st.DrawFn, request: PlanRequest, ordinary: bool) -> dict[str
     definition = request.definition
     vocab_size = definition.const_axes["vocab_size"]
     options = request.options_of(SamplingOptions)
-    spec: dict[str, Any] = {"row": draw(st.sampled_from(ORDINARY if ordinary else KINDS))}
+    spec: dict[str, Any] = {"row": draw(st.sampled_from(options.kinds(ORDINARY if ordinary else KINDS)))}
     spec["sum"] = 1.0 if options.sums_to_one else draw(st.sampled_from((1.0, 1.0, 1.0, 0.5, 2.0)))
     if "top_k" in definition.inputs:
         small = st.integers(2, vocab_size // 4) if vocab_size <= 1024 else st.integers(2, 200)

@@ -1,0 +1,129 @@
+"""SGLang's Triton attention for decode with capped logits or sinks, and how far its caps and sinks may be off.
+
+`attention.triton` and `gqa_paged.extend` say what these kernels do otherwise. From their source (SGLang 0.5.11,
+triton_ops/decode_attention.py and extend_attention.py):
+
+- tanh x is 2 sigmoid(2 x) - 1, so that its error does not become smaller with x: see `CAP_ERROR`.
+- A sink adds exp(sink - m) to the denominator, where m is the largest logit of a key, or the largest lse of a part.
+  Where that exceeds float32's range, the output is 0: see `FLUSHED`.
+- SGLang passes sinks in bf16, the dtype of its models; kernels widen them to float32.
+- A window is none of the decode kernel's business: SGLang gives it the slots of the keys in the window only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.attention import triton
+from flashinfer_trace.families.attention.rounding import FLOAT32, LOG2_E
+from flashinfer_trace.harness.compare import ErrorBound, Expected, Policy, host_figures
+from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
+
+__all__ = ["decode_kernel", "with_cap", "with_cap_error", "with_flushed_outputs"]
+
+#: Absolute error of a capped logit, as a multiple of the cap. Each of these is a bound in units of 2^-24: the quotient
+#: logit / cap is within 2 ulp, 4 |x|, of which tanh leaves less than 2; sigmoid(y) = 1 / (1 + exp(-y)) is within
+#: (4 + 2 |y|) s (1 - s) < 1.5 from exp, 1 from the sum and 4 from the quotient, all of it doubled; and 1 from the
+#: difference with 1. The product with the cap is among the roundings that the oracle counts.
+CAP_ERROR = 16 * FLOAT32
+#: float32's smallest normal number, for values below 2^7: what a quotient below it may be flushed by.
+FLUSHED = 2.0**-119
+
+
+def with_cap(definition: Definition, expected: dict[str, Expected]) -> dict[str, Expected]:
+    """Expected outputs whose parts have the cap of the logits, where a Definition has one."""
+    cap = definition.const_axes.get("logits_soft_cap")
+    if cap is None:
+        return expected
+    return {
+        name: replace(one, parts={**one.parts, "cap": one.value.new_tensor(float(cap))})
+        for name, one in expected.items()
+    }
+
+
+def cap_error(expected: Expected) -> torch.Tensor:
+    """What errors d of the capped logits do to an output o: at most the sum of p |d| |v - o|."""
+    return (expected.parts["weighted"] + expected.value.abs()) * (expected.parts["cap"] * CAP_ERROR)
+
+
+def with_cap_error(policy: ErrorBound) -> ErrorBound:
+    """A policy of outputs whose bound, and whose gain, allow for `cap_error`."""
+
+    def bound(expected: Expected) -> torch.Tensor:
+        return policy.bound(expected) + cap_error(expected)
+
+    def gain(expected: Expected) -> float:
+        assert policy.gain is not None
+        (moved,) = host_figures((expected.value.abs() * cap_error(expected)).sum() / expected.parts["gain_size"])
+        return policy.gain(expected) + moved
+
+    return ErrorBound(bound, f"{policy.reason}; {CAPPED}", gain)
+
+
+CAPPED = "tanh(x) as 2 sigmoid(2 x) - 1 is within 2^-20, times the cap"
+
+
+def with_cap_error_of_lse(policy: ErrorBound) -> ErrorBound:
+    """A policy of a base-2 lse that allows for errors of the capped logits."""
+
+    def bound(expected: Expected) -> torch.Tensor:
+        return policy.bound(expected) + LOG2_E * CAP_ERROR * expected.parts["cap"]
+
+    return ErrorBound(bound, f"{policy.reason}; {CAPPED}")
+
+
+def with_flushed_outputs(policy: ErrorBound) -> ErrorBound:
+    """A policy that lets outputs near float32's smallest normal number be 0: those beside a sink that outweighs all."""
+
+    def bound(expected: Expected) -> torch.Tensor:
+        return policy.bound(expected) + FLUSHED
+
+    return ErrorBound(bound, f"{policy.reason}; weights below 2^-126 may be 0", policy.gain)
+
+
+def run_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """The lse comes from those of the parts and from the sinks: parts without keys keep -inf."""
+    from sglang.srt.layers.attention.triton_ops.decode_attention import decode_attention_fwd
+
+    q, sinks = inputs["q"], inputs.get("sinks")
+    keys, values = (inputs[name].flatten(0, 1) for name in ("k_cache", "v_cache"))
+    shape = (*q.shape[:2], triton.SPLITS)
+    parts = torch.empty(*shape, values.shape[-1], dtype=torch.float32, device=q.device)
+    lse = torch.full(shape, -torch.inf, dtype=torch.float32, device=q.device)
+    decode_attention_fwd(
+        q,
+        keys,
+        values,
+        outputs["output"],
+        inputs["kv_indptr"],
+        inputs["kv_indices"].long(),
+        parts,
+        lse,
+        torch.full((len(q),), triton.SPLITS, dtype=torch.int32, device=q.device),
+        triton.SPLITS,
+        float(inputs["sm_scale"]),
+        1.0,
+        1.0,
+        logit_cap=float(definition.const_axes.get("logits_soft_cap", 0)),
+        sinks=sinks,
+    )
+    if sinks is not None:
+        lse = torch.cat((lse, sinks[None, :, None].expand(len(q), -1, -1)), dim=-1)
+    return {"output": outputs["output"], "lse": torch.logsumexp(lse, dim=-1) * LOG2_E}
+
+
+def decode_kernel(variant: str) -> Kernel:
+    """The kernel of one variant without a window."""
+    kernel = triton.decode_kernel(run_triton)
+    output, lse = (kernel.compare[name] for name in ("output", "lse"))
+    assert isinstance(output, ErrorBound)
+    assert isinstance(lse, ErrorBound)
+    if variant == "softcap":
+        output, lse = with_cap_error(output), with_cap_error_of_lse(lse)
+    if variant == "sinks":
+        output = with_flushed_outputs(output)
+    policies: dict[str, Policy] = {"output": output, "lse": lse}
+    return replace(kernel, compare=policies)

@@ -1,0 +1,248 @@
+"""Both products of a mixture of experts over rows that are sorted by expert, with bf16 or mxfp4 weights.
+
+The first one gathers the rows of tokens; the second one multiplies rows by routing weights and sums those of a token.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.moe import ogs_kernels as kernels
+from flashinfer_trace.families.moe.expert_gemm import drawn_activations
+from flashinfer_trace.families.moe.grouped_gemm import GROUPS, group_lengths
+from flashinfer_trace.families.moe.products import PRODUCT, TERM_ROUNDINGS, U32, products, reshaped
+from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, summation_error
+from flashinfer_trace.harness.family import Family, Inputs, Plan, PlanRequest
+from flashinfer_trace.harness.inputs import Draws, sizes
+
+__all__ = ["FAMILIES"]
+
+#: ``integers``: sums are exact in float32.
+KINDS = ("normal", "large", "tiny", "positive", "integers")
+#: Of gpt-oss.
+ALPHA, LIMIT = 1.702, 7.0
+#: Root mean square of random e2m1 codes.
+MXFP4_SIGMA = 2.9
+#: The derivative of g sigmoid(alpha g) is at most 1.0998, for any alpha.
+STEEPEST = 1.1
+#: float32's smallest normal number times (LIMIT + 1) 2^3: sigmoids below it may be flushed.
+FLUSHED = 2.0**-120
+
+
+def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    most = 200 if request.large else 16
+    choices = request.range("top_k", 1, 8, 8) if "gammas" in request.definition.inputs else (1, 8)
+    return st.fixed_dictionaries(
+        {
+            "num_tokens": sizes(*request.range("num_tokens", 0, 16, most)),
+            "top_k": st.integers(*choices),
+            "groups": st.sampled_from(GROUPS),
+            "values": st.sampled_from(KINDS),
+            "zero_row": st.booleans(),
+        }
+    )
+
+
+def corners(request: PlanRequest) -> list[Plan]:
+    """One token with one choice; many choices of one expert; values beyond float16's range, on a CPU only."""
+    one = {"num_tokens": 1, "top_k": 1, "groups": "one", "values": "normal", "zero_row": False}
+    many = {**one, "num_tokens": 40, "top_k": 7}
+    return [many] if request.large else [one, many, {**one, "num_tokens": 5, "top_k": 3, "values": "huge"}]
+
+
+def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    top_k = axes.get("top_k", 4)
+    tokens = axes.get("num_tokens", -(-axes.get("num_rows", 16) // top_k))
+    if tokens and "num_rows" in axes:
+        top_k = axes["num_rows"] // tokens
+    return {"num_tokens": tokens, "top_k": top_k, "groups": "even", "values": "normal", "zero_row": False}
+
+
+def rows_of_choices(plan: Plan, draws: Draws) -> torch.Tensor:
+    """A permutation of all rows, int32 [num_tokens, top_k]: where each choice of each token is among sorted rows."""
+    tokens, choices = plan["num_tokens"], plan["top_k"]
+    return draws.uniform([tokens * choices], 0.0, 1.0).argsort().int().view(tokens, choices)
+
+
+def drawn_weights(definition: Definition, scale: float, kind: str, draws: Draws) -> Inputs:
+    """Weights of about this size; mxfp4 ones are random bytes, with scales that differ by powers of two.
+
+    Large ones have scales above 1, whose bytes are above 127.
+    """
+    axes, whole = definition.const_axes, kind == "integers"
+    experts, n, k = axes["num_experts"], axes["n"], axes["k"]
+    if "weights_scale" not in definition.inputs:
+        return {"weights": draws.values([experts, k, n], torch.bfloat16, "integers" if whole else "normal", scale)}
+    typical = 130 if kind == "large" else 127 + round(math.log2(scale / MXFP4_SIGMA))
+    return {
+        "weights": draws.integers([experts, n, axes["k_bytes"]], -128, 127, torch.int8),
+        "weights_scale": draws.integers([experts, n, axes["num_k_blocks"]], typical - 1, typical + 1).to(torch.int8),
+    }
+
+
+def weights_of(inputs: Inputs, expert: int) -> torch.Tensor:
+    """float64 [n, k]. A code c of exponent e and mantissa m is 2^(e - 1) (1 + m / 2), or m / 2 where e is 0."""
+    own: torch.Tensor = inputs["weights"][expert].double()
+    if "weights_scale" not in inputs:
+        return own.T
+    byte = own % 256
+    code = torch.stack([byte % 16, (byte / 16).floor()], dim=-1).flatten(-2)
+    exponent, mantissa = (code % 8 / 2).floor(), code % 2 / 2
+    magnitude = torch.where(exponent == 0, mantissa, torch.exp2(exponent - 1) * (1 + mantissa))
+    values = torch.where(code >= 8, -magnitude, magnitude)
+    scales: torch.Tensor = torch.exp2(inputs["weights_scale"][expert].double() % 256 - 127)
+    return values * scales.repeat_interleave(values.shape[1] // scales.shape[1], dim=1)
+
+
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """Gates and linear features of a clamped SwiGLU exceed its limit in some elements."""
+    axes, kind = definition.const_axes, plan["values"]
+    experts, n, k = axes["num_experts"], axes["n"], axes["k"]
+    positions = rows_of_choices(plan, draws)
+    rows = positions.numel()
+    counts = group_lengths(rows, experts, plan["groups"], draws)
+    whole = kind == "integers"
+    gammas = draws.uniform([rows], 0.05, 2.5)
+    gammas = torch.exp2(draws.integers([rows], -3, 1).float()) if whole else gammas
+    scale = k**-0.5 * (4.0 if "limit" in definition.inputs else 1.0)
+    # A token's rows are those at its positions, so that rows in order name tokens in the order of the positions.
+    owners = positions.flatten().argsort() // plan["top_k"]
+    height = rows if "gammas" in definition.inputs else plan["num_tokens"]
+    known: Inputs = {
+        "x": drawn_activations([height, k], kind, plan["zero_row"], draws),
+        **drawn_weights(definition, scale, kind, draws),
+        "bias": draws.normal([experts, n], scale=2.0).round() if whole else draws.normal([experts, n], scale=2.0),
+        "expert_counts": torch.tensor(counts, dtype=torch.int32, device=draws.device),
+        "row_tokens": owners.int(),
+        "gammas": gammas.to(torch.bfloat16),
+        "positions": positions,
+        "alpha": ALPHA,
+        "limit": LIMIT,
+    }
+    return {name: known[name] for name in definition.inputs}
+
+
+def expected_rows(inputs: Inputs) -> Expected:
+    """x weights + bias of each row, with the parts of `products` and ``inside``, the error of the float32 sums."""
+    counts = inputs["expert_counts"].tolist()
+    rows = inputs["x"].double()
+    source = inputs.get("row_tokens", torch.arange(len(rows), device=rows.device)).long()
+    groups, first = [], 0
+    for expert, count in enumerate(counts):
+        if count:
+            own = torch.arange(first, first + count, device=rows.device)
+            groups.append((expert, own, source[own]))
+        first += count
+    n = inputs["weights"].shape[1 if "weights_scale" in inputs else 2]
+    found = products(rows, groups, functools.partial(weights_of, inputs), (first, n))
+    value, magnitude = found.value, found.parts["magnitude"]
+    if "bias" in inputs:
+        bias = inputs["bias"].double()
+        owner = torch.arange(len(counts), device=rows.device).repeat_interleave(inputs["expert_counts"].long())
+        value, magnitude = value + bias[owner], magnitude + bias[owner].abs()
+    inside = summation_error(magnitude, rows.shape[1]) + TERM_ROUNDINGS * U32 * magnitude
+    return Expected(value, {**found.parts, "magnitude": magnitude, "inside": inside})
+
+
+def gather_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """Small integers have exact sums."""
+    found = expected_rows(inputs)
+    x, weights = inputs["x"].float(), inputs["weights"][:1].float()
+    whole = bool((x == x.round()).all()) and bool((weights == weights.round()).all())
+    exact = whole and x.numel() > 0 and float(x.abs().max()) * 4 * x.shape[1] < 2**24
+    return {"output": reshaped(found, tuple(found.value.shape), exact and found.value.numel() > 0)}
+
+
+def clamped_error(value: torch.Tensor, error: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """How far clamping may move a value that is off by `error`: nothing where both ends of the error are cut off."""
+    middle = value.clamp(low, high)
+    return torch.maximum((value + error).clamp(low, high) - middle, middle - (value - error).clamp(low, high))
+
+
+def swiglu_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """Errors of the two sums move the output by the slopes of both factors."""
+    found = expected_rows(inputs)
+    alpha, limit = float(inputs["alpha"]), float(inputs["limit"])
+    gate, linear, of_gate, of_linear = (
+        each[:, odd::2] for each in (found.value, found.parts["inside"]) for odd in (0, 1)
+    )
+    of_gate = clamped_error(gate, of_gate, -torch.inf, limit)
+    of_linear = clamped_error(linear, of_linear, -limit, limit)
+    gate, linear = gate.clamp_max(limit), linear.clamp(-limit, limit)
+    share = torch.sigmoid(alpha * gate)
+    swish = gate * share
+    # The slope s (1 + alpha x (1 - s)) at x is at most s (1 + alpha |x|), at the ends of the error.
+    steepest = torch.sigmoid(alpha * (gate + of_gate)) * (1 + alpha * (gate.abs() + of_gate))
+    # exp(-alpha g) is off by its argument's roundings and 4 of its own, of which the quotient leaves 1 - share.
+    roundings = 2 * alpha * gate.abs() * (1 - share) + 12
+    inside = (linear + 1).abs() * (steepest.clamp_max(STEEPEST) * of_gate + roundings * U32 * swish.abs())
+    inside += swish.abs() * (of_linear + 2 * U32 * (linear.abs() + 1)) + FLUSHED
+    return {"output": Expected(swish * (linear + 1), {"inside": inside})}
+
+
+def scatter_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """Part ``rows``: the sum of the absolute values of the rows that are added."""
+    found, positions = expected_rows(inputs), inputs["positions"].long()
+    gammas = inputs["gammas"].double().unsqueeze(1)
+    weighed = found.value * gammas
+    inside = found.parts["inside"] * gammas + 2 * U32 * weighed.abs()
+    rows = weighed.abs()[positions].sum(dim=1)
+    sums = {"inside": inside[positions].sum(dim=1) + positions.shape[1] * U32 * rows, "rows": rows}
+    return {"output": Expected(weighed[positions].sum(dim=1), sums)}
+
+
+def inside_and_rounding(expected: Expected) -> torch.Tensor:
+    inside = expected.parts["inside"]
+    return rounding_error(expected.value.abs() + inside, torch.bfloat16) + inside
+
+
+SWIGLU = ErrorBound(
+    inside_and_rounding,
+    "one bf16 rounding, u = 2^-8; the float32 sums of gate and linear feature, (8 sqrt(k) + 6) 2^-24 of the terms, "
+    "times the slopes of the other factor; exp, quotient and product",
+)
+SUM = ErrorBound(
+    inside_and_rounding,
+    "one bf16 rounding, u = 2^-8, of float32 sums: (8 sqrt(k) + 6) 2^-24 of the terms of each row, and 2 + top_k "
+    "roundings of the rows",
+)
+
+#: (definition, inputs) -> expected outputs.
+Oracle = Callable[[Definition, Inputs], dict[str, Expected]]
+TWIN = {"num_experts": 5, "n": 24, "k": 80}
+#: More than half as many as models have, so that it would show if only half of them were summed.
+MANY_FEATURES = {"n": 1448}
+MXFP4 = {"k": 96, "k_bytes": 48, "num_k_blocks": 3}
+
+
+def family(name: str, oracle: Oracle, policy: ErrorBound, more: Mapping[str, int] | None = None) -> Family:
+    """The record of one family."""
+    gather = "gather" in name
+    return Family(
+        name=name,
+        op_type="moe",
+        twin={**TWIN, **(more or {})},
+        plans=plans,
+        corners=corners,
+        plan_for_axes=plan_for_axes,
+        make_inputs=make_inputs,
+        oracle=oracle,
+        compare={"output": policy},
+        kernels=(kernels.kernel(gather, policy if gather else kernels.rounded_rows(policy)),),
+    )
+
+
+FAMILIES = (
+    family("moe_bf16_gather_gemm", gather_oracle, PRODUCT),
+    family("moe_bf16_gather_gemm_swiglu", swiglu_oracle, SWIGLU, {"half_n": 12}),
+    family("moe_bf16_scatter_gemm", scatter_oracle, SUM, MANY_FEATURES),
+    family("moe_bf16_scatter_gemm_bias", scatter_oracle, SUM, MANY_FEATURES),
+    family("moe_mxfp4_gather_gemm_swiglu", swiglu_oracle, SWIGLU, {**MXFP4, "half_n": 12}),
+    family("moe_mxfp4_scatter_gemm_bias", scatter_oracle, SUM, {**MXFP4, **MANY_FEATURES}),
+)

@@ -1,0 +1,190 @@
+"""The end of a mixture of experts: weighted sums of rows that lie sorted by expert.
+
+SGLang's Triton kernel (0.5.11, srt/layers/moe/ep_moe/kernels.py) rounds weights, products and every partial sum to
+bf16. It skips ids that are not positive, so that it leaves out expert 0 as well: its cases do not choose that expert.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.moe.kernels import LAUNCHABLE
+from flashinfer_trace.families.moe.rows import KINDS, SUM, drawn_rows
+from flashinfer_trace.harness.compare import (
+    CONFIDENCE,
+    ErrorBound,
+    Expected,
+    host_figures,
+    rounding_error,
+    unit_roundoff,
+)
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
+from flashinfer_trace.harness.faults import with_inputs
+from flashinfer_trace.harness.inputs import Draws, sizes
+
+__all__ = ["FAMILIES"]
+
+MODULE = "sglang.srt.layers.moe.ep_moe.kernels"
+BFLOAT16 = unit_roundoff(torch.bfloat16)
+#: Which of a token's experts are on this rank: all, any number of them, or none for every other token.
+CHOICES = ("all", "any", "some")
+EXPERTS = 256
+
+
+@dataclass(frozen=True)
+class ReorderOptions:
+    """What a kernel takes. Attributes: first_expert: tokens that chose expert 0."""
+
+    first_expert: bool = True
+
+
+def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    return st.fixed_dictionaries(
+        {
+            "seq_len": sizes(*request.range("seq_len", 0, 40, 600)),
+            "values": st.sampled_from(KINDS),
+            "choice": st.sampled_from(CHOICES),
+            "lowest_id": st.just(0 if request.options_of(ReorderOptions).first_expert else 1),
+        }
+    )
+
+
+def corners(request: PlanRequest) -> list[Plan]:
+    """Expert 0 alone, tokens without experts, and values beyond float16's range; on a CPU only."""
+    if request.large:
+        return []
+    first = request.options_of(ReorderOptions).first_expert
+    usual = {"seq_len": 5, "values": "normal", "choice": "some", "lowest_id": 0 if first else 1}
+    return [usual, {**usual, "values": "huge", "choice": "any"}, *([{**usual, "choice": "first"}] if first else [])]
+
+
+def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    return {"seq_len": axes.get("seq_len", 8), "values": "normal", "choice": "all", "lowest_id": 0}
+
+
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """Rows sorted by expert, twice as many as pairs at least; those that no token names are NaN.
+
+    With ``integers``, the weights are powers of two. The place of a pair elsewhere is beyond the rows.
+    """
+    axes, count = definition.const_axes, plan["seq_len"]
+    shape = [count, axes["top_k"]]
+    rows = 2 * count * axes["top_k"] + 1
+    ids = draws.integers(shape, plan["lowest_id"], EXPERTS - 1)
+    if plan["choice"] == "any":
+        ids = ids.masked_fill(draws.uniform(shape) < 0.4, -1)
+    elif plan["choice"] == "some":
+        ids[::2] = -1
+    elif plan["choice"] == "first":
+        ids.zero_()
+    weights = draws.uniform(shape, 0.1, 1.0)
+    if plan["values"] == "integers":
+        weights = torch.exp2(draws.integers(shape, -2, 2).float())
+    places = draws.permutation(rows)[: count * axes["top_k"]].view(shape)
+    values = drawn_rows([rows, axes["hidden_size"]], plan["values"], draws)
+    unnamed = torch.ones(rows, dtype=torch.bool, device=draws.device).index_fill(0, places[ids >= 0], False)
+    return {
+        "hidden_states": values.masked_fill(unnamed.unsqueeze(1), torch.nan),
+        "src2dst": places.masked_fill(ids < 0, rows + 7).to(torch.int32),
+        "topk_ids": ids.to(torch.int32),
+        "topk_weights": weights,
+    }
+
+
+def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """All terms at once. Parts: ``magnitude``, the sum of their sizes; ``steps``, that of the partial sums' sizes.
+
+    ``gain_variance`` is that of the errors along the output, which roundings to bf16 make: of each product and partial
+    sum, and of a weight, whose error a token's features share.
+    """
+    here = (inputs["topk_ids"] >= 0).unsqueeze(2)
+    rows = inputs["hidden_states"].double()
+    places = inputs["src2dst"].long().clamp_max(len(rows) - 1)
+    terms = torch.where(here, rows[places] * inputs["topk_weights"].double().unsqueeze(2), 0.0)
+    value, steps = terms.sum(dim=1), terms.cumsum(dim=1)
+    single = (terms.square().sum(dim=1) + steps.square().sum(dim=1)) * value.square()
+    shared = (terms * value.unsqueeze(1)).sum(dim=2).square()
+    parts = {
+        "magnitude": terms.abs().sum(dim=1),
+        "length": torch.tensor(float(terms.shape[1] + 1)),
+        "steps": steps.abs().sum(dim=1),
+        "gain_variance": (single.sum() + shared.sum()) * (BFLOAT16**2 / 3),
+    }
+    return {"output": Expected(value, parts)}
+
+
+def stepwise_bound(expected: Expected) -> torch.Tensor:
+    inside = 2 * expected.parts["magnitude"] + expected.parts["steps"]
+    return rounding_error(expected.value, torch.bfloat16) + inside * (BFLOAT16 * (1 + 2**-6))
+
+
+def stepwise_gain(expected: Expected) -> float:
+    """The relative error of the output along itself, at 8 standard deviations."""
+    size, variance = host_figures(expected.value.square().sum(), expected.parts["gain_variance"])
+    return CONFIDENCE * math.sqrt(variance) / size if size else 0.0
+
+
+STEPWISE = ErrorBound(
+    stepwise_bound,
+    "weights, products and partial sums are rounded to bf16, u = 2^-8: u (2 sum |terms| + sum |partial sums|); their "
+    "gain within 8 standard deviations",
+    stepwise_gain,
+)
+
+
+def run_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """As SGLang launches it."""
+    from sglang.srt.layers.moe.ep_moe.kernels import post_reorder_triton_kernel
+
+    axes, places = definition.const_axes, inputs["src2dst"]
+    post_reorder_triton_kernel[(len(places),)](
+        inputs["hidden_states"],
+        outputs["output"],
+        places.flatten(),
+        inputs["topk_ids"],
+        inputs["topk_weights"],
+        axes["top_k"],
+        axes["hidden_size"],
+        BLOCK_SIZE=512,
+    )
+    return outputs
+
+
+FAMILIES = (
+    Family(
+        name="moe_post_reorder",
+        op_type="moe",
+        twin={"top_k": 5, "hidden_size": 24},
+        plans=plans,
+        corners=corners,
+        plan_for_axes=plan_for_axes,
+        make_inputs=make_inputs,
+        oracle=oracle,
+        compare={"output": SUM},
+        kernels=(
+            Kernel(
+                f"{MODULE}.post_reorder_triton_kernel",
+                "sglang",
+                run_triton,
+                min_capability=(8, 0),
+                limits=LAUNCHABLE,
+                plan_options=ReorderOptions(first_expert=False),
+                compare={"output": STEPWISE},
+                modules=(MODULE,),
+                optional=True,
+            ),
+        ),
+        faults=(
+            with_inputs(
+                "weights of other experts",
+                lambda inputs, trial: {**inputs, "topk_weights": inputs["topk_weights"].roll(1, dims=1)},
+            ),
+        ),
+    ),
+)

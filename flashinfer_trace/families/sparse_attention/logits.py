@@ -1,0 +1,187 @@
+"""The scores of DeepSeek's indexer: weighted sums over heads of fp8 products, of which negative ones do not count.
+
+DeepGEMM's kernel (sm90_fp8_mqa_logits.cuh) multiplies codes on fp8 tensor cores, one head's 128 features in one
+accumulator (see `gemm.truncation` for what they lose), then weighs, adds up and scales in float32. It writes what it
+computes with a token's neighbours, too: the adapter replaces scores of keys that a token does not see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.gemm.truncation import KEPT_BITS, OTHERS, STEP, truncated_product
+from flashinfer_trace.harness.compare import CONFIDENCE, ErrorBound, Expected, summation_error
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
+from flashinfer_trace.harness.faults import with_inputs
+from flashinfer_trace.harness.inputs import Draws, sizes
+
+__all__ = ["FAMILIES"]
+
+#: Standard deviation of the codes. ``positive``: no product is negative, so that all terms lose in one direction;
+#: ``small``: codes below 1; ``integers``: small ones, and weights that are powers of two.
+VALUES = {"normal": 100.0, "positive": 100.0, "small": 0.25, "integers": 0.0}
+#: Keys of a token: those before it, those of its own sequence, any, or none for every other token.
+RANGES = ("causal", "ragged", "any", "some")
+
+
+def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    return st.fixed_dictionaries(
+        {
+            "num_tokens": sizes(*request.range("num_tokens", 0, 12, 64)),
+            "num_keys": sizes(*request.range("num_keys", 1, 40, 2000)),
+            "values": st.sampled_from(tuple(VALUES)),
+            "ranges": st.sampled_from(RANGES),
+        }
+    )
+
+
+def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    return {
+        "num_tokens": axes.get("num_tokens", 8),
+        "num_keys": axes.get("num_keys", 64),
+        "values": "normal",
+        "ranges": "causal",
+    }
+
+
+def corners(request: PlanRequest) -> list[Plan]:
+    """One token and one key; on a CPU also tokens that see nothing beside those that see all."""
+    one = {"num_tokens": 1, "num_keys": 1, "values": "normal", "ranges": "causal"}
+    return [one] if request.large else [one, {**one, "num_tokens": 6, "num_keys": 30, "ranges": "some"}]
+
+
+def drawn_ranges(plan: Plan, draws: Draws) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first key of each token, and the one after its last, int32 [num_tokens]."""
+    tokens, keys, kind = plan["num_tokens"], plan["num_keys"], plan["ranges"]
+    token = torch.arange(tokens, device=draws.device)
+    start, end = torch.zeros_like(token), torch.full_like(token, keys)
+    if kind == "causal":
+        end = (keys - tokens + 1 + token).clamp_min(1)
+    elif kind == "ragged":
+        cut, first = keys // 2, tokens // 2
+        start, end = torch.where(token < first, 0, cut), torch.where(token < first, max(cut, 1), keys)
+    elif kind == "any":
+        ends = draws.integers([2, tokens], 0, keys)
+        start, end = ends.amin(dim=0), ends.amax(dim=0)
+    else:
+        end = torch.where(token % 2 == 1, 0, end)
+    return start.to(torch.int32), end.to(torch.int32)
+
+
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """Codes and scales of the planned kind; keys that no token sees are NaN."""
+    heads, dim = (definition.const_axes[axis] for axis in ("num_heads", "head_dim"))
+    tokens, keys, kind = plan["num_tokens"], plan["num_keys"], plan["values"]
+    shapes = {"q": [tokens, heads, dim], "k": [keys, dim]}
+    whole = kind == "integers"
+    codes = {
+        name: draws.integers(shape, -4, 4).float() if whole else draws.normal(shape, scale=VALUES[kind])
+        for name, shape in shapes.items()
+    }
+    weights, scale = draws.normal([tokens, heads], scale=0.05), torch.exp2(draws.uniform([keys], -4.0, -3.0))
+    if kind == "positive":
+        codes, weights = {name: value.abs() for name, value in codes.items()}, weights.abs()
+    if whole:
+        weights, scale = (torch.exp2(draws.integers(each.shape, -2, 2).float()) for each in (weights, scale))
+    start, end = drawn_ranges(plan, draws)
+    key = torch.arange(keys, device=draws.device)
+    unseen = ~((key >= start[:, None]) & (key < end[:, None])).any(dim=0)
+    rounded = {name: value.clamp(-448, 448).to(torch.float8_e4m3fn) for name, value in codes.items()}
+    bytes_of_k = rounded["k"].view(torch.uint8).masked_fill(unseen[:, None], 0x7F)
+    return {
+        "q": rounded["q"],
+        "k": bytes_of_k.view(torch.float8_e4m3fn),
+        "k_scale": scale,
+        "weights": weights,
+        "k_start": start,
+        "k_end": end,
+    }
+
+
+def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """All heads at once.
+
+    Parts: ``magnitude``, the sum of all products' sizes; ``shift``, the mean of what fp8 tensor cores lose of the heads
+    that count, and ``deviation``, the root of its variance.
+    """
+    q = inputs["q"].double().transpose(0, 1)
+    k = inputs["k"].double()
+    key = torch.arange(len(k), device=k.device)
+    seen = (key >= inputs["k_start"][:, None]) & (key < inputs["k_end"][:, None])
+    k = torch.where(seen.any(dim=0)[:, None], k, 0.0)
+    loss = truncated_product(q, k.expand(len(q), *k.shape))
+    unit = 2.0**-KEPT_BITS
+    deviation = (loss.squares.double() * ((STEP + OTHERS) / 4)).sqrt() * unit
+    shift = loss.signed.double() / 2 * unit
+    counts = loss.product > -(shift.abs() + CONFIDENCE * deviation)
+    weights, scale = inputs["weights"].double().T.unsqueeze(2), inputs["k_scale"].double()
+    value = (weights * loss.product.clamp_min(0)).sum(dim=0) * scale
+    parts = {
+        "magnitude": (weights.abs() * (q.abs() @ k.abs().T)).sum(dim=0) * scale,
+        "shift": (weights * shift * counts).sum(dim=0).abs() * scale,
+        "deviation": (weights * deviation * counts).square().sum(dim=0).sqrt() * scale,
+        "length": torch.tensor(float(q.shape[2] + len(q))),
+    }
+    return {"logits": Expected(torch.where(seen, value, -torch.inf), parts)}
+
+
+def float32_bound(expected: Expected) -> torch.Tensor:
+    return summation_error(expected.parts["magnitude"], int(expected.parts["length"]))
+
+
+REFERENCE = ErrorBound(
+    float32_bound, "float32 sums over features and heads: 8 sqrt(head_dim + num_heads) 2^-24 of the products' sizes"
+)
+KERNEL = ErrorBound(
+    lambda expected: float32_bound(expected) + expected.parts["shift"] + CONFIDENCE * expected.parts["deviation"],
+    f"{REFERENCE.reason}; fp8 tensor core: each of 34 terms of an instruction loses up to 2^-13 of the largest, "
+    "towards zero: the mean of it, and 8 standard deviations of its weighted sum over heads",
+)
+
+
+def run_deep_gemm(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """As SGLang calls it: what a token does not see is not cleaned."""
+    import deep_gemm
+
+    ends = inputs["k_start"], inputs["k_end"]
+    keys = (inputs["k"], inputs["k_scale"])
+    logits = deep_gemm.fp8_mqa_logits(inputs["q"], keys, inputs["weights"], *ends, clean_logits=False)
+    key = torch.arange(logits.shape[1], device=logits.device)
+    seen = (key >= ends[0][:, None]) & (key < ends[1][:, None])
+    return {"logits": torch.where(seen, logits, -torch.inf)}
+
+
+FAMILIES = (
+    Family(
+        name="fp8_mqa_logits",
+        op_type="sparse_attention",
+        twin={"num_heads": 8, "head_dim": 64},
+        plans=plans,
+        corners=corners,
+        plan_for_axes=plan_for_axes,
+        make_inputs=make_inputs,
+        oracle=oracle,
+        compare={"logits": REFERENCE},
+        kernels=(
+            Kernel(
+                "deep_gemm.fp8_mqa_logits",
+                "sglang-kernel",
+                run_deep_gemm,
+                min_capability=(9, 0),
+                max_capability=(9, 0),
+                limits={"num_tokens": (1, 1 << 20), "num_keys": (1, 1 << 30)},
+                const_axes={"num_heads": 64, "head_dim": 128},
+                compare={"logits": KERNEL},
+                modules=("deep_gemm",),
+                optional=True,
+            ),
+        ),
+        faults=(
+            with_inputs("scales of other keys", lambda inputs, trial: {**inputs, "k_scale": inputs["k_scale"].roll(1)}),
+        ),
+    ),
+)

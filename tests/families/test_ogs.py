@@ -1,0 +1,271 @@
+"""Products of experts over sorted rows: oracle and reference against loops, bounds, and how the kernel is called."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+import flashinfer_trace
+from flashinfer_trace.families import family_of
+from flashinfer_trace.harness.case import evaluate, reference_outputs
+from flashinfer_trace.harness.verify import Job, prepare, verify
+
+NAMES = (
+    "moe_bf16_gather_gemm_e128_n1536_k2048",
+    "moe_bf16_gather_gemm_swiglu_e128_n5760_k2880",
+    "moe_bf16_scatter_gemm_e128_n2048_k768",
+    "moe_bf16_scatter_gemm_bias_e128_n2880_k2880",
+    "moe_mxfp4_scatter_gemm_bias_e128_n2880_k2880",
+    "moe_mxfp4_gather_gemm_swiglu_e128_n5760_k2880",
+)
+LEVELS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
+SWIGLU = NAMES[1]
+
+
+def case(name, values="normal", **plan):
+    definition = flashinfer_trace.load(name)
+    family = family_of(definition)
+    twin = prepare(definition, family, "cpu", full=False)
+    given = {"num_tokens": 9, "top_k": 3, "groups": "uneven", "values": values, "zero_row": False, **plan}
+    return family, twin, family.inputs(twin, given, 3, "cpu")
+
+
+def widened(codes, scales):
+    """Bytes uint8 [k / 2, n] and [k / 32, n] -> float32 [k, n]."""
+    pairs = torch.stack([codes & 15, codes >> 4], dim=1).flatten(0, 1)
+    return LEVELS[pairs.long()] * torch.exp2(scales.float() - 127).repeat_interleave(32, dim=0)
+
+
+def weights_of(inputs, expert):
+    if "weights_scale" not in inputs:
+        return inputs["weights"][expert].double()
+    return widened(*(inputs[name][expert].view(torch.uint8).mT for name in ("weights", "weights_scale"))).double()
+
+
+def by_loops(inputs):
+    """A row at a time, in float64."""
+    experts = torch.arange(len(inputs["weights"])).repeat_interleave(inputs["expert_counts"].long())
+    rows = []
+    for row, expert in enumerate(experts.tolist()):
+        x = inputs["x"][inputs["row_tokens"][row] if "row_tokens" in inputs else row].double()
+        y = x @ weights_of(inputs, expert)
+        if "bias" in inputs:
+            y = y + inputs["bias"][expert].double()
+        if "limit" in inputs:
+            pairs = y.view(-1, 2)
+            gate = pairs[:, 0].clamp(max=inputs["limit"])
+            linear = pairs[:, 1].clamp(-inputs["limit"], inputs["limit"])
+            y = gate / (1 + torch.exp(-inputs["alpha"] * gate)) * (linear + 1)
+        rows.append(y * inputs["gammas"][row].double() if "gammas" in inputs else y)
+    if "positions" not in inputs:
+        return torch.stack(rows)
+    return torch.stack([sum(rows[row] for row in own) for own in inputs["positions"].tolist()])
+
+
+@pytest.mark.parametrize("values", ["normal", "large", "integers"])
+@pytest.mark.parametrize("name", NAMES)
+def test_oracle_and_reference_are_what_loops_give(name, values):
+    family, definition, inputs = case(name, values)
+    expected = family.oracle(definition, inputs)
+    torch.testing.assert_close(expected["output"].value, by_loops(inputs), rtol=1e-10, atol=1e-12)
+    comparisons = evaluate(family.policies(), reference_outputs(definition, inputs, 3), expected)
+    assert comparisons["output"].passed
+
+
+@pytest.mark.parametrize("change", ["alpha", "limit"])
+def test_another_activation_is_rejected(change):
+    family, definition, inputs = case(SWIGLU)
+    expected = family.oracle(definition, inputs)
+    found = by_loops({**inputs, change: inputs[change] * 1.02}).bfloat16()
+    (kernel,) = family.kernels
+    assert not evaluate(family.policies(kernel), {"output": found}, expected)["output"].passed
+
+
+@pytest.mark.parametrize("name", NAMES[2:5])
+def test_rows_may_be_rounded_before_their_sum_but_not_twice_as_coarsely(name):
+    family, definition, inputs = case(name, top_k=4)
+    expected, (kernel,) = family.oracle(definition, inputs), family.kernels
+    assert "rows" in expected["output"].parts
+    off = expected["output"].parts["rows"] * torch.linspace(-1, 1, expected["output"].value.shape[1]).sign()
+    for units, accepted in ((2.0**-8, True), (2.0**-6, False)):
+        found = {"output": (expected["output"].value + off * units).bfloat16()}
+        assert evaluate(family.policies(kernel), found, expected)["output"].passed is accepted
+    assert evaluate(family.policies(), {"output": expected["output"].value.bfloat16()}, expected)["output"].passed
+
+
+def test_gates_are_cut_off_above_and_linear_features_on_both_sides():
+    definition = flashinfer_trace.load(SWIGLU)
+    small = definition.with_const_axes({"num_experts": 1, "n": 6, "half_n": 3, "k": 1})
+    inputs = {
+        "x": torch.ones(1, 1, dtype=torch.bfloat16),
+        # Gate and linear feature: 100 and 1; -100 and 1; 1 and -100.
+        "weights": torch.tensor([[[100.0, 1.0, -100.0, 1.0, 1.0, -100.0]]], dtype=torch.bfloat16),
+        "bias": torch.zeros(1, 6),
+        "expert_counts": torch.tensor([1], dtype=torch.int32),
+        "row_tokens": torch.tensor([0], dtype=torch.int32),
+        "alpha": 1.0,
+        "limit": 7.0,
+    }
+    output = small.name_outputs(small.run(**inputs))["output"]
+    expected = [14 / (1 + math.exp(-7)), 0.0, -6 / (1 + math.exp(-1))]
+    torch.testing.assert_close(output[0].float(), torch.tensor(expected), rtol=2**-8, atol=1e-30)
+
+
+@dataclass
+class FakeIndx:
+    src_indx: torch.Tensor
+    dst_indx: torch.Tensor
+
+
+@dataclass
+class FakeRouting:
+    gate_scal: object
+    expt_hist: torch.Tensor
+    n_expts_tot: int
+    n_expts_act: int
+    expt_data: object
+
+
+@dataclass
+class FakeFn:
+    name: str
+    fn: object
+    fn_arg_names: tuple
+
+
+@dataclass
+class FakeActivation:
+    specs: FakeFn
+    fn_args: tuple
+    reduction_n: int
+
+
+def fake_swiglu(y, alpha, limit):
+    gate, linear = y[:, ::2].clamp(max=limit), y[:, 1::2].clamp(-limit, limit)
+    share = gate / (1 + torch.exp(-alpha * gate))
+    return share * linear + share
+
+
+@dataclass
+class FakeTensor:
+    storage: SimpleNamespace
+    dtype: object
+    layout: object = None
+
+
+def fake_convert(tensor, layout, **options):
+    assert options == ({"mx_axis": 1, "num_warps": 8} if layout == "scales" else {"mx_axis": 1})
+    assert (tensor.dtype == "fp4") == (layout == "values")
+    return FakeTensor(SimpleNamespace(data=tensor.storage.data.clone()), tensor.dtype, layout)
+
+
+CONSTRAINTS: dict[str, int] = {}
+
+
+def dense(w, precision_config):
+    """Weights [experts, k, n]."""
+    if precision_config is None:
+        assert not CONSTRAINTS
+        return w
+    scale = precision_config.weight_scale
+    assert CONSTRAINTS == {"split_k": 1}
+    assert (w.layout, scale.layout) == ("values", "scales")
+    data = scale.storage.data
+    behind = torch.empty(0, dtype=torch.uint8).set_(data.untyped_storage())[data.numel() :]
+    assert len(behind) >= 64
+    assert not behind.any()
+    return torch.stack([widened(*each).bfloat16() for each in zip(w.storage.data, data, strict=True)])
+
+
+def fake_matmul(
+    x,
+    w,
+    bias,
+    routing,
+    gather_indx=None,
+    scatter_indx=None,
+    gammas=None,
+    y=None,
+    fused_activation=None,
+    precision_config=None,
+):
+    """Rows in float32, rounded; rows of a token are summed after that."""
+    w = dense(w, precision_config)
+    assert x.dtype == w.dtype == y.dtype == torch.bfloat16
+    assert bias is None or bias.dtype == torch.float32
+    assert routing.expt_data == ("data", routing.n_expts_tot, int(routing.expt_hist.sum()))
+    for indices in (gather_indx, scatter_indx):
+        if indices is not None:
+            assert indices.src_indx.dtype == indices.dst_indx.dtype == torch.int32
+    rows = x.float() if gather_indx is None else x[gather_indx.src_indx // routing.n_expts_act].float()
+    experts = torch.arange(len(w)).repeat_interleave(routing.expt_hist.long())
+    out = torch.stack([row @ w[expert].float() for row, expert in zip(rows, experts, strict=True)])
+    if bias is not None:
+        out = out + bias[experts]
+    if fused_activation is not None:
+        assert fused_activation.reduction_n == 2
+        out = fused_activation.specs.fn(out, *fused_activation.fn_args)
+    if gammas is not None:
+        out = out * gammas.float().unsqueeze(1)
+    out = out.bfloat16()
+    if scatter_indx is not None:
+        assert torch.equal(scatter_indx.dst_indx[scatter_indx.src_indx.long()], torch.arange(len(rows)).int())
+        out = out[scatter_indx.src_indx.view(-1, routing.n_expts_act).long()].float().sum(dim=1).bfloat16()
+    assert y.shape == (1, *out.shape)
+    y.copy_(out)
+
+
+@pytest.fixture
+def library(monkeypatch):
+    functions = {
+        "matmul_ogs": {
+            "matmul_ogs": fake_matmul,
+            "FnSpecs": FakeFn,
+            "FusedActivation": FakeActivation,
+            "PrecisionConfig": SimpleNamespace,
+        },
+        "matmul_ogs_details": {
+            "opt_flags": SimpleNamespace(
+                update_opt_flags_constraints=CONSTRAINTS.update, reset_opt_flags_constraints=CONSTRAINTS.clear
+            )
+        },
+        "tensor": {
+            "FP4": "fp4",
+            "wrap_torch_tensor": lambda tensor, dtype=None: FakeTensor(SimpleNamespace(data=tensor), dtype),
+            "convert_layout": fake_convert,
+        },
+        "tensor_details": {
+            "layout": SimpleNamespace(
+                make_default_matmul_mxfp4_w_layout=lambda **options: ("values", options),
+                make_default_matmul_mxfp4_w_scale_layout=lambda **options: ("scales", options),
+            )
+        },
+        "routing": {
+            "GatherIndx": FakeIndx,
+            "ScatterIndx": FakeIndx,
+            "RoutingData": FakeRouting,
+            "compute_expt_data": lambda hist, experts, rows: ("data", experts, rows),
+        },
+        "swiglu": {"swiglu_fn": fake_swiglu},
+    }
+    monkeypatch.setitem(sys.modules, "triton_kernels", ModuleType("triton_kernels"))
+    for name, members in functions.items():
+        module = ModuleType(f"triton_kernels.{name}")
+        for member, value in members.items():
+            setattr(module, member, value)
+        monkeypatch.setitem(sys.modules, f"triton_kernels.{name}", module)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_kernel_is_called_as_its_library_wants(name, library):
+    definition = flashinfer_trace.load(name)
+    family = family_of(definition)
+    (kernel,) = family.kernels
+    report = verify(Job(definition, family, kernel), examples=30)
+    assert report.status == "passed", report.message
+    assert report.cases >= 30

@@ -1,0 +1,37 @@
+"""What recorded arguments of triton_kernels' products of experts say, apart from sizes."""
+
+from __future__ import annotations
+
+import re
+
+from flashinfer_trace import Definition
+from flashinfer_trace.kernel_coverage import LAUNCHED_BY, MATMUL_OGS
+from tools.runtime_tracing.recording import RecordedCall
+
+__all__ = ["same_experts", "sums_rows"]
+
+#: Arguments of the launch -> inputs of the Definitions that it computes.
+_TAKEN = {
+    "B": "bias",
+    "WMxScale": "weights_scale",
+    "GatherIndx": "row_tokens",
+    "ScatterSrcIndx": "positions",
+    "alpha": "alpha",
+    "limit": "limit",
+}
+_SUM = "._reduce_grouped"
+
+
+def sums_rows(call: RecordedCall) -> bool:
+    """Whether a call sums the rows of each token, which another launch computed."""
+    return LAUNCHED_BY.get(call.kernel) == MATMUL_OGS and call.kernel.endswith(_SUM)
+
+
+def same_experts(call: RecordedCall, definition: Definition) -> bool:
+    """Whether a launch of matmul_ogs takes what a Definition takes: biases, an activation, rows to gather or to sum."""
+    if LAUNCHED_BY.get(call.kernel) != MATMUL_OGS:
+        return True
+    if sums_rows(call):
+        return "positions" in definition.inputs
+    given = set(re.findall(r"\b(\w+): ", call.arguments))
+    return all((argument in given) == (name in definition.inputs) for argument, name in _TAKEN.items())
