@@ -7,6 +7,8 @@ From its source (SGLang 0.5.11, srt/layers/attention/triton_ops/decode_attention
 - Weights are summed in float32 and rounded to bf16 for the product with the values.
 - Slots after the last key of a request are masked when they are loaded, so NaN in other slots does not leak.
 - A request without keys divides 0 by 0. SGLang never has one, so plans do not draw any.
+- With one query head for each key head (MHA), another kernel runs. It multiplies q and k, and sums the products, in
+  bf16, which float32 cannot bound: see docs/kernel_findings.md. No Definition names it.
 """
 
 from __future__ import annotations
@@ -56,8 +58,13 @@ def attend(
     return {"output": output, "lse": torch.logsumexp(lse, dim=-1) * LOG2_E}
 
 
-def one_token_pages(definition: Definition) -> str | None:
-    return None if definition.const_axes["page_size"] == 1 else "takes slots: needs page_size 1"
+def grouped_heads_in_slots(definition: Definition) -> str | None:
+    axes = definition.const_axes
+    if axes["page_size"] != 1:
+        return "takes slots: needs page_size 1"
+    if axes.get("num_kv_heads") == axes["num_qo_heads"]:
+        return "sums logits in bf16 where each query head has a key head of its own"
+    return None
 
 
 def decode_kernel(call: KernelCall) -> Kernel:
@@ -69,7 +76,7 @@ def decode_kernel(call: KernelCall) -> Kernel:
         min_capability=(8, 0),
         limits={**BATCHES, **PAGES},
         plan_options=WITH_KEYS,
-        supports=one_token_pages,
+        supports=grouped_heads_in_slots,
         compare=kernel_policies(ROUNDING),
         modules=(MODULE,),
         optional=True,
