@@ -6,8 +6,12 @@ import platform
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-__all__ = ["Clocks", "Environment", "clocks", "environment"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Clocks", "Environment", "clocks", "environment", "name_of"]
 
 #: Reasons for which a GPU lowers its clocks, by bit, as NVML documents them. An idle GPU is none.
 REASONS = {
@@ -56,10 +60,23 @@ def _run(command: Sequence[str]) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
 
 
-def clocks(index: int, run: Run = _run) -> Clocks | str:
-    """The state of a GPU now, or why nothing is known about it."""
+def name_of(device: torch.device) -> str:
+    """The name by which nvidia-smi knows a GPU.
+
+    Its number there is another than in torch where CUDA_VISIBLE_DEVICES chooses some, or where CUDA puts the fastest
+    first; a UUID is the same everywhere. What torch does not tell is taken to be the number.
+    """
+    import torch
+
+    index = torch.cuda.current_device() if device.index is None else device.index
+    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    return str(index) if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}"
+
+
+def clocks(gpu: str, run: Run = _run) -> Clocks | str:
+    """The state of a GPU now, by its name for nvidia-smi, or why nothing is known about it."""
     try:
-        line = run(["nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits", f"--id={index}"])
+        line = run(["nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits", f"--id={gpu}"])
     except (OSError, subprocess.SubprocessError) as error:
         return f"nvidia-smi cannot be run: {type(error).__name__}"
     try:
@@ -78,9 +95,9 @@ def environment(device: str, run: Run = _run) -> Environment:
     kind = torch.device(device)
     if kind.type != "cuda":
         return Environment(platform.machine(), "", "", "", torch.__version__, platform.python_version())
-    index = kind.index or 0
     try:
-        driver = run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", f"--id={index}"]).strip()
+        query = ["--query-gpu=driver_version", "--format=csv,noheader", f"--id={name_of(kind)}"]
+        driver = run(["nvidia-smi", *query]).strip()
     except (OSError, subprocess.SubprocessError):
         driver = "unknown"
     major, minor = torch.cuda.get_device_capability(kind)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from flashinfer_trace import dataset
-from flashinfer_trace.benching.environment import clocks, environment
+from flashinfer_trace.benching.environment import clocks, environment, name_of
 from flashinfer_trace.benching.report import Measured, Report, Timetable
 from flashinfer_trace.benching.statistics import Policy, Series, summary
 from flashinfer_trace.costs import Cost, cost_of
@@ -57,6 +57,8 @@ class _Contender:
         try:
             yield
         except Failed as failed:
+            if self.process is not None:
+                self.process.end()  # no other kernel is run where one went wrong
             self.failure, self.process = Failure(failed.kind, failed.message), None
 
     def result(self) -> Measured:
@@ -207,7 +209,7 @@ class _Bout:
 
     def _filled(self, empty: Timetable, cost: Cost, running: Sequence[_Contender]) -> Timetable:
         gpu = self._device.type == "cuda"
-        state = clocks(self._device.index or 0) if gpu else "the clocks of a CPU are not read"
+        state = clocks(name_of(self._device)) if gpu else "the clocks of a CPU are not read"
         failed = [one for one in self._contenders if one.process is None and one not in running]
         return Timetable(
             *(empty.workload, empty.axes, empty.seed, cost.bytes, dict(cost.operations), self._least(cost)),

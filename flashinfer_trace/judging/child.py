@@ -7,6 +7,7 @@ oracle, bound or earlier case is in this process. The inputs of one call are all
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.abc
 import os
 import socket
@@ -54,15 +55,20 @@ class _Session:
         self._arena: Arena | None = None
         self._on_device: torch.Tensor | None = None
         self._slots: Mapping[str, Any] = {}
+        self._stopwatch: Stopwatch | None = None
 
     def answer_all(self) -> None:
-        request = protocol.read_header(self._read)
-        self._device, self._inputs, self._outputs = request["device"], request["inputs"], request["outputs"]
         before = tampering.watched()
-        self._stopwatch = Stopwatch(self._device)
-        submitted = self._answer(lambda: {"loaded": True}, lambda: self._load(request["submission"]))
+        submitted: Submitted | None = None
         while True:
             request = protocol.read_header(self._read)
+            if "submission" in request:  # another one only after a known kernel, if at all
+                submitted = self._answer(lambda: {"loaded": True}, functools.partial(self._load, request))
+                continue
+            if "rest" in request:
+                submitted = None
+                self._answer(dict, self._rest)
+                continue
             if "arena" in request:
                 self._receive_arena(request["arena"])
             assert submitted is not None  # the judge calls nothing that was not loaded
@@ -80,15 +86,29 @@ class _Session:
         return found
 
     def _load(self, request: Mapping[str, Any]) -> Submitted:
+        self._device, self._inputs, self._outputs = request["device"], request["inputs"], request["outputs"]
+        if self._stopwatch is None:
+            self._stopwatch = Stopwatch(self._device)
+        submission = request["submission"]
         if self._device != "cpu":
             torch.cuda.set_device(torch.device(self._device).index or 0)
-        if request["kind"] == "forked":
+        if submission["kind"] == "forked":
             return bound(self._kernel, self._device, self._inputs, self._outputs)
-        if request["kind"] == "known":
-            self._stopwatch.watch_phases(request["kernel"].partition("[")[0])
+        if submission["kind"] == "known":
+            self._stopwatch.watch_phases(submission["kernel"].partition("[")[0])
         else:
             _hide_package()
-        return load(request, self._device, self._inputs, self._outputs)
+        return load(submission, self._device, self._inputs, self._outputs)
+
+    def _rest(self) -> None:
+        """Gives back all memory until there is another known kernel."""
+        assert self._stopwatch is not None
+        self._stopwatch.watch_no_phases()
+        self._arena, self._on_device, self._slots = None, None, {}
+        gc.collect()
+        if self._device != "cpu":
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
 
     def _call(self, submitted: Submitted, request: Mapping[str, Any]) -> dict[str, Any]:
         """One call. What is returned is copied into the memory of the outputs at once, on the stream of the call."""
@@ -116,7 +136,7 @@ class _Session:
 
         The judge says when the calls begin, and is told when they have ended, so that its own clock can run meanwhile.
         """
-        assert self._arena is not None
+        assert self._arena is not None and self._stopwatch is not None
         size, timing = request["size"], request["timing"]
         host = self._arena.memory[:size]
         self._call_again(submitted, request)

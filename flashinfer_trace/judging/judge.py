@@ -185,6 +185,8 @@ class _Court:
             with self._server.start(request, inputs, outputs, job.device, self._limits) as process:
                 run = _Run(job, process, known.in_place if known else (), left, verdict)
                 verdict.failure = run.all(self._examples, self._seed)
+                if verdict.failure is not None:
+                    process.end()  # no other kernel is run where one went wrong
         except Failed as failed:
             verdict.failure = Failure(failed.kind, failed.message)
         return _graded(verdict, left)

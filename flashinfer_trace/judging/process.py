@@ -11,14 +11,10 @@ import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,9 +32,11 @@ from flashinfer_trace.judging.answers import (
     times_of,
 )
 from flashinfer_trace.judging.arena import Arena, Filled
+from flashinfer_trace.judging.idle import Idle, Waiting, library_of
+from flashinfer_trace.judging.spawning import available, forked, spawned
 from flashinfer_trace.judging.submission import SubmissionError
 
-__all__ = ["Answer", "Failed", "Limits", "Server", "SubmissionProcess", "Timed", "Timing", "available"]
+__all__ = ["Answer", "Failed", "Limits", "Server", "SubmissionProcess", "Timed", "Timing"]
 
 #: Seconds that it may take to import torch, on a busy machine with cold disks.
 START_SECONDS = 300.0
@@ -46,31 +44,16 @@ START_SECONDS = 300.0
 #: Longest header of an answer, in bytes.
 MAX_ANSWER = 64 << 10
 
-#: Environment variables that a submission gets, and prefixes of them: what compilers and CUDA need, no credentials.
-ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "PATH", "PYTHONPATH", "TMPDIR", "USER", "VIRTUAL_ENV", "XDG_CACHE_HOME")
-PREFIXES = (
-    "CC",
-    "CUDA_",
-    "CXX",
-    "DG_JIT_",
-    "DYLD_LIBRARY_",
-    "FLASHINFER_",
-    "LD_LIBRARY_",
-    "NVIDIA_",
-    "PYTORCH_",
-    "SGLANG_JIT_",
-    "TORCH_",
-    "TRITON_",
-)
-
-
-def available() -> bool:
-    """Whether this platform can fork processes (Windows cannot)."""
-    return hasattr(os, "fork") and hasattr(socket, "send_fds")
+#: Has a process give back its memory.
+REST = {"rest": True}
 
 
 class Server:
     """The process that submissions' processes are forked from.
+
+    One that ran known kernels, and failed in nothing, waits for the next known kernel: importing the libraries of
+    kernels takes seconds, and no kernel of the dataset's own records has to be kept from what came before it. Anybody
+    else's kernel has a process of its own.
 
     Args:
         fork: copy this process, which takes milliseconds and must have one thread, and not have touched CUDA; otherwise
@@ -86,11 +69,12 @@ class Server:
             raise SubmissionError("the judge needs os.fork and Unix sockets, which this platform has not")
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = None if fork else _spawn(theirs)
-            self._pid = self._process.pid if self._process is not None else _fork(theirs, kernel)
+            self._process = None if fork else spawned(theirs)
+            self._pid = self._process.pid if self._process is not None else forked(theirs, kernel)
         ours.settimeout(START_SECONDS)
         self._control = ours
         self.alive = True
+        self._waiting = Waiting()
         try:
             self._reply()
         except BaseException:
@@ -127,22 +111,32 @@ class Server:
         Raises:
             Failed: an earlier one ended this server.
         """
+        names = {"inputs": list(inputs), "outputs": list(outputs)}
+        told = {"submission": dict(request), "device": device, **names}
+        library = library_of(request)
+        idle = self._waiting.take(library, device)
+        if idle is not None:
+            with contextlib.suppress(Failed):  # it ended while it waited
+                again = SubmissionProcess(self, idle.pipe, idle.pid, limits)
+                again.ask(REST, limits.call, "raised")
+                return again.started(told, idle.libraries | {library})
+        return self._forked(limits).started(told, frozenset({library} - {""}))
+
+    def keep(self, idle: Idle) -> None:
+        """Has a process wait for the next known kernel."""
+        self._waiting.keep(idle)
+
+    def _forked(self, limits: Limits) -> SubmissionProcess:
+        """A new process."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
                 socket.send_fds(self._control, [server.COMMAND.pack(server.FORK, 0)], [theirs.fileno()])
-                process = SubmissionProcess(self, ours, self._reply(), limits)
+                return SubmissionProcess(self, ours, self._reply(), limits)
         except (OSError, RuntimeError) as error:
             self.alive = False
             ours.close()
             raise Failed("died", "the process that submissions are forked from was ended") from error
-        names = {"inputs": list(inputs), "outputs": list(outputs)}
-        try:
-            process.tell({"submission": dict(request), "device": device, **names}, limits.load)
-        except BaseException:
-            process.close()
-            raise
-        return process
 
     def end(self, pid: int, *, reap: bool) -> int:
         """Ends a process: its status as `os.waitpid` gives it, or -1 if this call ended it or it is out of reach."""
@@ -155,6 +149,7 @@ class Server:
 
     def close(self) -> None:
         """Ends all processes."""
+        self._waiting.close()
         self._control.close()
         if self._process is not None:
             self._process.wait(timeout=30)
@@ -177,6 +172,8 @@ class SubmissionProcess:
         self._arena: Arena | None = None
         self._calls = 0
         self._ended = False
+        self._asked = False
+        self._device, self._libraries = "", frozenset[str]()
         self._seconds = self._deadline = 0.0
 
     def __enter__(self) -> SubmissionProcess:
@@ -185,7 +182,34 @@ class SubmissionProcess:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def started(self, told: Mapping[str, Any], libraries: frozenset[str]) -> SubmissionProcess:
+        """Itself, after it was told what to load.
+
+        Args:
+            told: what, and for which device.
+            libraries: that it will have imported; none if it runs anybody else's kernel, and is not used again.
+
+        Raises:
+            Failed: it has ended.
+        """
+        self._device, self._libraries = str(told["device"]), libraries
+        try:
+            self.tell(told, self._limits.load)
+        except BaseException:
+            self.end()
+            raise
+        return self
+
     def close(self) -> None:
+        """Ends the process, and what it started; after a known kernel that failed in nothing, it waits for the next."""
+        if self._libraries and not (self._ended or self._asked):
+            with contextlib.suppress(Failed):
+                self.ask(REST, self._limits.call, "raised")
+                self._ended = True  # to this object, which no longer has it
+                self._server.keep(Idle(self._pipe, self._pid, self._device, self._libraries))
+        self.end()
+
+    def end(self) -> None:
         """Ends the process, and what it started."""
         self._end(reap=False)
         if self._arena is not None:
@@ -275,6 +299,7 @@ class SubmissionProcess:
         if select.select([self._pipe], [], [], 0)[0] and self._pipe.recv(1, socket.MSG_PEEK):
             raise Failed("protocol", "its process sent an answer that nobody had asked for")
         self._seconds, self._deadline = seconds, time.monotonic() + seconds
+        self._asked = True
         with self._failures():
             self._pipe.settimeout(seconds)
             self._pipe.sendall(protocol.pack_header(request))
@@ -292,6 +317,7 @@ class SubmissionProcess:
             answer = protocol.read_header(self._read, MAX_ANSWER)
         if "failed" in answer:
             raise Failed(kind, str(answer["failed"]))
+        self._asked = False
         return answer
 
     @contextmanager
@@ -357,42 +383,3 @@ class SubmissionProcess:
         self._ended = True
         self._pipe.close()
         return self._server.end(self._pid, reap=reap)
-
-
-def passed_on(name: str) -> bool:
-    """Whether a submission gets an environment variable."""
-    return name in ENVIRONMENT or name.startswith(PREFIXES)
-
-
-def _spawn(pipe: socket.socket) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", server.__name__, str(pipe.fileno())],
-        cwd=Path(__file__).resolve().parents[2],  # `-m` looks there first: the same package as this one
-        env={name: os.environ[name] for name in os.environ if passed_on(name)} | {"OMP_NUM_THREADS": "1"},
-        pass_fds=[pipe.fileno()],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is for this process, which then ends the others
-    )
-
-
-def _fork(pipe: socket.socket, kernel: object | None) -> int:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # idle threads of OpenBLAS, which end before a fork
-        pid = os.fork()
-    if pid:
-        return pid
-    try:
-        os.setsid()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
-        for name in list(os.environ):
-            if not passed_on(name):
-                del os.environ[name]
-        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-        # Above all this process's own end of the pipe: a copy of it here would keep the pipe open for ever.
-        os.closerange(3, pipe.fileno())
-        os.closerange(pipe.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
-        server.main(pipe, kernel)
-    finally:
-        os._exit(0)

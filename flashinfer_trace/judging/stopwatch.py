@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ class Stopwatch:
         self._event: Callable[..., Any] = torch._C._CudaEventBase if self._on_gpu else object
         self._spin: Callable[[int], Any] = torch._C._cuda_sleep if self._on_gpu else int
         self._phases: dict[str, list[tuple[Mark, Mark]]] = {}
+        self._restored: Callable[[], None] = lambda: None
         self.stream: Any = None
 
     def hold(self) -> None:
@@ -68,8 +69,15 @@ class Stopwatch:
         except ImportError:  # of an operator that torch looks up by itself, such as those in torch.ops
             return
         if isinstance(found, type) and hasattr(found, "plan") and hasattr(found, "run"):
+            own = {phase: vars(found)[phase] for phase in ("plan", "run") if phase in vars(found)}
             for phase in ("plan", "run"):
                 setattr(found, phase, self._watched(phase, getattr(found, phase)))
+            self._restored = functools.partial(_restore, found, own)
+
+    def watch_no_phases(self) -> None:
+        """Undoes `watch_phases`: the methods of a class may be those of another one, whose calls are timed next."""
+        self._restored()
+        self._restored = lambda: None
 
     def take_phases(self) -> dict[str, list[tuple[Mark, Mark]]]:
         """The phases since the last time, by name."""
@@ -87,3 +95,12 @@ class Stopwatch:
             return result
 
         return timed
+
+
+def _restore(found: type, own: Mapping[str, Any]) -> None:
+    """Gives a class the methods that it had; those that it inherited come from its base again."""
+    for phase in ("plan", "run"):
+        if phase in own:
+            setattr(found, phase, own[phase])
+        else:
+            delattr(found, phase)

@@ -6,8 +6,9 @@ import subprocess
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
-from flashinfer_trace.benching.environment import Clocks, Environment, clocks
+from flashinfer_trace.benching.environment import Clocks, Environment, clocks, name_of
 from flashinfer_trace.benching.figure import points, roofline_svg
 from flashinfer_trace.benching.report import Measured, Report, Timetable
 from flashinfer_trace.benching.statistics import Policy, Series, summary
@@ -70,10 +71,11 @@ def test_times_that_are_none_are_refused(times):
 
 
 def test_clocks_are_read_from_nvidia_smi_and_missing_ones_are_said_to_be():
-    found = clocks(0, lambda command: "1755, 1980, 3201, 41, 312.50, 0x0000000000000005\n")
+    found = clocks("0", lambda command: "1755, 1980, 3201, 41, 312.50, 0x0000000000000005\n")
     assert found == Clocks(1755, 1980, 3201, 41, 312.5, ("power cap",))
     assert (
-        clocks(0, lambda command: "[N/A], 1980, 1, 1, 1, 0x0") == "nvidia-smi does not say: '[N/A], 1980, 1, 1, 1, 0x0'"
+        clocks("0", lambda command: "[N/A], 1980, 1, 1, 1, 0x0")
+        == "nvidia-smi does not say: '[N/A], 1980, 1, 1, 1, 0x0'"
     )
 
     def missing(command):
@@ -82,8 +84,16 @@ def test_clocks_are_read_from_nvidia_smi_and_missing_ones_are_said_to_be():
     def broken(command):
         raise subprocess.CalledProcessError(9, command)
 
-    assert clocks(0, missing) == "nvidia-smi cannot be run: FileNotFoundError"
-    assert clocks(0, broken) == "nvidia-smi cannot be run: CalledProcessError"
+    assert clocks("0", missing) == "nvidia-smi cannot be run: FileNotFoundError"
+    assert clocks("0", broken) == "nvidia-smi cannot be run: CalledProcessError"
+
+
+def test_a_gpu_has_the_same_name_whichever_are_visible(monkeypatch):
+    """nvidia-smi counts all GPUs, and torch those that CUDA_VISIBLE_DEVICES names."""
+    known = [type("Properties", (), {"uuid": "0b1c"}), type("Properties", (), {})]
+    monkeypatch.setattr("torch.cuda.get_device_properties", known.__getitem__)
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 1)
+    assert name_of(torch.device("cuda:0")) == "GPU-0b1c" and name_of(torch.device("cuda")) == "1"
 
 
 MACHINE = Environment("NVIDIA H200", "9.0", "580.1", "13.0", "2.11.0", "3.12.3")

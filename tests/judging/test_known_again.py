@@ -1,0 +1,138 @@
+"""A process that ran a known kernel runs the next one; after a failure, or anybody else's kernel, it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+
+import pytest
+import torch
+
+import flashinfer_trace
+from flashinfer_trace.families import family_of
+from flashinfer_trace.harness.case import poisoned_outputs
+from flashinfer_trace.judging.idle import Idle, Waiting, library_of
+from flashinfer_trace.judging.process import Failed, Limits, Server
+from flashinfer_trace.judging.stopwatch import Stopwatch
+from flashinfer_trace.judging.submission import from_path, known
+
+#: Kernels of torch, which run on a CPU.
+GEMM = ("gemm_n128_k2048", "torch.matmul[cuBLAS, float32 sums]")
+SOFTMAX = ("softmax_temperature_v128256", "torch.softmax")
+
+
+@pytest.fixture
+def own_server():
+    with Server(fork=True) as started:
+        yield started
+
+
+def begun(server, name, label):
+    definition = flashinfer_trace.load(name)
+    request = known(definition, label).request
+    return server.start(request, list(definition.inputs), list(definition.outputs), "cpu", Limits())
+
+
+def called(process, name):
+    """Calls a kernel on a few rows; what it should have given lies close to what it gave."""
+    definition = flashinfer_trace.load(name)
+    inputs = family_of(definition).inputs_for_axes(definition, dict.fromkeys(definition.var_axes, 2), 1, "cpu")
+    answer = process.call(inputs, poisoned_outputs(definition, inputs), 0)
+    for output, value in definition.name_outputs(definition.run(**inputs)).items():
+        torch.testing.assert_close(answer.outputs[output].float(), value.float(), atol=1e-2, rtol=1e-2)
+
+
+def test_the_next_known_kernel_runs_in_the_same_process(own_server):
+    pids = []
+    for name, label in (GEMM, SOFTMAX, GEMM):
+        with begun(own_server, name, label) as process:
+            pids.append(process._pid)
+            called(process, name)
+    assert len(set(pids)) == 1
+
+
+def test_two_at_a_time_have_two_processes(own_server):
+    with begun(own_server, *GEMM) as first, begun(own_server, *SOFTMAX) as second:
+        assert first._pid != second._pid
+        called(first, GEMM[0])
+        called(second, SOFTMAX[0])
+
+
+def test_no_other_kernel_follows_a_failure_or_one_that_was_ended(own_server):
+    with begun(own_server, *GEMM) as first, pytest.raises(Failed):
+        first.call({"A": torch.ones(2, 3)}, {"C": torch.ones(2, 2)}, 0)
+    with begun(own_server, *GEMM) as second:
+        assert second._pid != first._pid
+        second.end()
+    with begun(own_server, *GEMM) as third:
+        assert third._pid != second._pid
+
+
+def test_one_that_ended_while_it_waited_is_replaced(own_server):
+    with begun(own_server, *GEMM) as first:
+        pass
+    os.kill(first._pid, signal.SIGKILL)
+    with begun(own_server, *GEMM) as second:
+        assert second._pid != first._pid
+        called(second, GEMM[0])
+
+
+def test_a_submission_gets_a_process_of_its_own(own_server, tmp_path):
+    (tmp_path / "mine.py").write_text("def run(x, w):\n    return x\n")
+    mine = from_path(str(tmp_path / "mine.py")).request
+    pids = []
+    with begun(own_server, *GEMM) as process:
+        pids.append(process._pid)
+    for _ in range(2):
+        with own_server.start(mine, ["x", "w"], ["y"], "cpu", Limits()) as process:
+            pids.append(process._pid)
+    with begun(own_server, *GEMM) as process:
+        assert process._pid == pids[0]
+    assert len(set(pids)) == 3
+
+
+def test_one_that_has_imported_the_library_is_preferred():
+    pipes = socket.socketpair()
+    both = [
+        Idle(pipe, number, "cuda", frozenset({name}))
+        for number, (pipe, name) in enumerate(zip(pipes, "ab", strict=True))
+    ]
+    for wanted, found in (("a", 0), ("b", 1)):
+        waiting = Waiting()
+        for one in both:
+            waiting.keep(one)
+        assert waiting.take(wanted, "cpu") is None and waiting.take("", "cuda") is None
+        assert waiting.take(wanted, "cuda") is both[found]
+        assert waiting.take("c", "cuda") is both[1 - found] and waiting.take("c", "cuda") is None
+    for pipe in pipes:
+        pipe.close()
+    assert library_of({"kind": "known", "kernel": "sglang.srt.a[b.c]"}) == "sglang"
+    assert library_of({"kind": "file", "kernel": "sglang.srt.a"}) == ""
+
+
+class Base:
+    def plan(self):
+        return "plan"
+
+    def run(self):
+        return "run"
+
+
+class Derived(Base):
+    def run(self):
+        return f"derived {super().run()}"
+
+
+def test_phases_are_those_of_one_class_only():
+    """A class that inherits its methods, after its base was watched, must not have them timed twice."""
+    own = dict(vars(Base)), dict(vars(Derived))
+    watch = Stopwatch("cpu")
+    for name in ("Base", "Derived"):
+        watch.watch_phases(f"{__name__}.{name}")
+        found = globals()[name]()
+        watch.take_phases()
+        assert found.plan() == "plan" and found.run().endswith("run")
+        assert {phase: len(marks) for phase, marks in watch.take_phases().items()} == {"plan": 1, "run": 1}
+        watch.watch_no_phases()
+    assert (dict(vars(Base)), dict(vars(Derived))) == own
