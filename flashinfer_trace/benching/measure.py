@@ -86,6 +86,7 @@ def bench(
     examples: int = 20,
     seed: int | None = None,
     server: Server | None = None,
+    limits: Limits | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Report:
     """Judges a kernel, then times it and the real kernels of its Definition.
@@ -99,6 +100,7 @@ def bench(
         against: labels of real kernels; by default all that can run here.
         examples, seed: of the judgement.
         server: where processes are forked from; by default one for all of this process.
+        limits: how long a kernel may take before it counts as one that hangs.
         progress: called with a line for each step.
 
     Raises:
@@ -114,7 +116,14 @@ def bench(
             submission = as_submission(kernel, device)
             progress(f"judging {submission.label}")
             report.verdict = judge(
-                submission, loaded, device=device, examples=examples, seed=seed, twin=False, server=server
+                submission,
+                loaded,
+                device=device,
+                examples=examples,
+                seed=seed,
+                twin=False,
+                server=server,
+                limits=limits,
             )
             contenders = [_Contender(submission, None)] if report.verdict.passed else []
         if contenders or kernel is None:
@@ -122,7 +131,7 @@ def bench(
             contenders += [_Contender(known(loaded, one.label), one) for one in chosen]
         if contenders:
             progress(f"loading {', '.join(one.submission.label for one in contenders)}")
-            _start(contenders, loaded, device, server or shared_server(), stack)
+            _start(contenders, loaded, device, limits or Limits(), server or shared_server(), stack)
             bout = _Bout(loaded, device, policy, contenders)
             for workload in workloads:
                 progress(f"timing {workload.name}")
@@ -153,7 +162,12 @@ def _real(definition: Definition, device: str, against: Sequence[str] | None) ->
 
 
 def _start(
-    contenders: Sequence[_Contender], definition: Definition, device: str, server: Server, stack: contextlib.ExitStack
+    contenders: Sequence[_Contender],
+    definition: Definition,
+    device: str,
+    limits: Limits,
+    server: Server,
+    stack: contextlib.ExitStack,
 ) -> None:
     """A process for each contender. They load at the same time: most of it is importing, which takes seconds each.
 
@@ -163,7 +177,7 @@ def _start(
     for one in contenders:
         request = stack.enter_context(one.submission.on_disk())
         with one.failing():
-            process = server.begin(request, list(definition.inputs), list(definition.outputs), device, Limits())
+            process = server.begin(request, list(definition.inputs), list(definition.outputs), device, limits)
             one.process = stack.enter_context(process)
     for one in contenders:
         if one.process is not None:

@@ -15,6 +15,7 @@ from flashinfer_trace.benching.report import Measured, Report, Timetable
 from flashinfer_trace.benching.statistics import Series, summary
 from flashinfer_trace.cli import main
 from flashinfer_trace.judging.judge import shared_server
+from flashinfer_trace.judging.process import Limits
 from flashinfer_trace.judging.submission import SubmissionError, from_path
 from flashinfer_trace.traffic import Workload, workloads
 
@@ -191,7 +192,7 @@ def test_kernels_of_a_definition_load_at_the_same_time(tmp_path):
         (tmp_path / f"{name}.py").write_text(text)
         contenders.append(_Contender(from_path(str(tmp_path / f"{name}.py")), None))
     with contextlib.ExitStack() as stack:
-        _start(contenders, dataset.load(NAMES[0]), "cpu", shared_server(), stack)
+        _start(contenders, dataset.load(NAMES[0]), "cpu", Limits(), shared_server(), stack)
     assert [one.failure and one.failure.kind for one in contenders] == [None, None, "not-loaded", None]
 
 
