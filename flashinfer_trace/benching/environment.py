@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import subprocess
 from collections.abc import Callable, Sequence
@@ -88,6 +89,15 @@ def clocks(gpu: str, run: Run = _run) -> Clocks | str:
         return f"nvidia-smi does not say: {line.strip()!r}"
 
 
+@functools.cache
+def _driver(gpu: str, run: Run) -> str:
+    """The version of a GPU's driver, which does not change while a process runs."""
+    try:
+        return run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", f"--id={gpu}"]).strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
 def environment(device: str, run: Run = _run) -> Environment:
     """The machine and its software; a CPU has no driver."""
     import torch
@@ -95,11 +105,7 @@ def environment(device: str, run: Run = _run) -> Environment:
     kind = torch.device(device)
     if kind.type != "cuda":
         return Environment(platform.machine(), "", "", "", torch.__version__, platform.python_version())
-    try:
-        query = ["--query-gpu=driver_version", "--format=csv,noheader", f"--id={name_of(kind)}"]
-        driver = run(["nvidia-smi", *query]).strip()
-    except (OSError, subprocess.SubprocessError):
-        driver = "unknown"
+    driver = _driver(name_of(kind), run)
     major, minor = torch.cuda.get_device_capability(kind)
     name, cuda = torch.cuda.get_device_name(kind), torch.version.cuda or ""
     return Environment(name, f"{major}.{minor}", driver, cuda, torch.__version__, platform.python_version())
