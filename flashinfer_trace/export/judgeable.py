@@ -29,6 +29,7 @@ _ROUNDED: Mapping[str, str] = {
     "moe_fp8_block_scale_*_routing": "kernels requantise the activation to fp8",
     "moe_fp8_block_scale_expert_gemm": "kernels quantise their bfloat16 rows to fp8",
     "moe_post_reorder": "kernels add up in bfloat16",
+    "moe_*_scatter_gemm*": "kernels round each row to bfloat16 before they add up",
     "gqa_paged_decode_fp8_cache": "kernels round the weights of the values to fp8",
 }
 #: Name of a family -> which elements of its results are infinite.

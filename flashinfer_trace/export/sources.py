@@ -18,6 +18,8 @@ __all__ = ["Probabilities", "Random", "Scales", "Source", "source"]
 
 #: 16-bit and 8-bit inputs that have structure: scales, zero points, sums, and scores without ties.
 _STRUCTURED = frozenset({"a_scales", "a_sums", "routing_logits", "scales", "w_scales", "w_szeros", "zeros"})
+#: 8-bit inputs whose bytes are no codes: exponents; and codes, float32 scales and bfloat16 features side by side.
+_NO_CODES = frozenset({"kv_cache", "weights_scale"})
 #: float32 inputs that may be anything: matrices, weights, rotations, and logarithms of sums.
 _ANY_FLOAT32 = frozenset(
     {"A", "B", "bias", "cos_sin_cache", "input", "logits", "s_a", "s_b", "sinks", "topk_weights", "weight"}
@@ -104,6 +106,8 @@ def source(definition: Definition, name: str, shape: tuple[int, ...] | None) -> 
 def _may_be_anything(name: str, dtype: str, dimensions: int) -> bool:
     if dtype == "float32":
         return name in _ANY_FLOAT32
+    if name in _NO_CODES and torch_dtype(dtype).itemsize == 1:
+        return False
     if dtype == "int8":
         return dimensions > 1 and name not in _STRUCTURED
     return dtype.startswith(("bfloat", "float")) and name not in _STRUCTURED
