@@ -2,9 +2,10 @@
 
 python tests/judging/compare_with_flashinfer_bench.py             # all; pip install --no-deps flashinfer-bench==0.1.2
 python tests/judging/compare_with_flashinfer_bench.py --missing   # those without a result
+python tests/judging/compare_with_flashinfer_bench.py --gpu       # those without one that need a GPU, on one
 
 Each kernel runs in a process of its own, with valid inputs of ours and the default configuration. It is the check of
-correctness alone, on the CPU, where waiting for CUDA is replaced by nothing.
+correctness alone; on the CPU, waiting for CUDA is replaced by nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +29,23 @@ from cheating_kernels import (  # noqa: E402
     GEMM,
     NORM,
     ROTATION,
+    SAMPLER,
     SILU,
     Cheat,
 )
 
 RESULTS = HERE / "flashinfer_bench.json"
-#: Definition -> values of its variable axes. Not here: the sampler, for which its evaluator draws too much for a CPU,
-#: and the quantiser, whose fp8 outputs it cannot look at on one.
+#: Definition -> values of its variable axes. Not here: the quantiser, whose fp8 outputs its evaluator cannot look at.
 AXES: dict[str, dict[str, int]] = {
     **{NORM: {"batch_size": 64}, GEMM: {"M": 64}, SILU: {"num_tokens": 64}},
     **{ATTENTION: {}, EXPERTS: {"seq_len": 16}},
     ROTATION: {"num_tokens": 16, "max_seq_len": 64},
 }
+#: For these its evaluator draws too much for a CPU.
+ON_A_GPU: dict[str, dict[str, int]] = {SAMPLER: {"batch_size": 1}}
 SECONDS = 120
+#: Processes that share a GPU.
+AT_ONCE = 4
 
 
 def solution(cheat: Cheat) -> dict[str, Any]:
@@ -57,7 +63,7 @@ def solution(cheat: Cheat) -> dict[str, Any]:
     }
 
 
-def status(cheat: Cheat) -> str:
+def status(cheat: Cheat, device: str) -> str:
     """What flashinfer-bench says, in this process."""
     import torch
     from bench_support import Bench, inputs_of
@@ -68,26 +74,27 @@ def status(cheat: Cheat) -> str:
 
     import flashinfer_trace
 
-    torch.cuda.synchronize = lambda *device: None
+    if device == "cpu":
+        torch.cuda.synchronize = lambda *device: None
     ours = flashinfer_trace.load(cheat.definition)
     config = BenchmarkConfig(profile_baseline=False)
     with tempfile.TemporaryDirectory() as directory:
         bench = Bench(Path(directory))
         definition = Definition(**bench.document(ours))
-        workload = bench.workload(definition, inputs_of(ours, AXES[cheat.definition]))
+        workload = bench.workload(definition, inputs_of(ours, {**AXES, **ON_A_GPU}[cheat.definition]))
         evaluator = resolve_evaluator(definition)
-        baseline = evaluator.build_baseline(definition, workload, config, "cpu", Path(directory))
+        baseline = evaluator.build_baseline(definition, workload, config, device, Path(directory))
         runnable = BuilderRegistry.get_instance().build(definition, Solution(**solution(cheat)))
         _, evaluation = evaluator.check_correctness(
-            definition, runnable, baseline.inputs, baseline.outputs, config, "", "cpu"
+            definition, runnable, baseline.inputs, baseline.outputs, config, "", device
         )
     return "PASSED" if evaluation is None else str(evaluation.status.value)
 
 
-def judged_apart(cheat: Cheat) -> str:
+def judged_apart(cheat: Cheat, device: str = "cpu") -> str:
     """What flashinfer-bench says, in a process of its own."""
     # The shell is there for a kernel that ends its parent.
-    command = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, __file__, "--one", cheat.function]
+    command = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, __file__, "--one", cheat.function, device]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
@@ -99,13 +106,20 @@ def judged_apart(cheat: Cheat) -> str:
 def main() -> None:
     if sys.argv[1:2] == ["--one"]:
         (cheat,) = (one for one in ALL if one.function == sys.argv[2])
-        print("\n" + status(cheat))
+        print("\n" + status(cheat, sys.argv[3]))
         return
-    found = json.loads(RESULTS.read_text()) if sys.argv[1:] == ["--missing"] else {}
-    for cheat in ALL:
-        if cheat.cpu and cheat.definition in AXES and cheat.function not in found:
-            found[cheat.function] = judged_apart(cheat)
-            print(cheat.function, found[cheat.function], flush=True)
+    found = json.loads(RESULTS.read_text()) if sys.argv[1:] else {}
+    if sys.argv[1:] == ["--gpu"]:
+        wanted = [one for one in ALL if one.gpu and one.definition in {**AXES, **ON_A_GPU}]
+        device, at_once = "cuda:0", AT_ONCE
+    else:
+        wanted = [one for one in ALL if one.cpu and one.definition in AXES]
+        device, at_once = "cpu", 1
+    with ThreadPoolExecutor(at_once) as threads:
+        left = [one for one in wanted if one.function not in found]
+        for cheat, said in zip(left, threads.map(lambda one: judged_apart(one, device), left), strict=True):
+            found[cheat.function] = said
+            print(cheat.function, said, flush=True)
     RESULTS.write_text(json.dumps(found, indent=2) + "\n")
 
 
