@@ -22,6 +22,7 @@ import torch
 from flashinfer_trace import Definition, definitions, load
 from flashinfer_trace.benching import Policy, Report, bench, results
 from flashinfer_trace.benching.environment import environment
+from flashinfer_trace.cli.options import counted
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.real_size import input_bytes
 from flashinfer_trace.judging.process import Limits, Server
@@ -255,7 +256,9 @@ def _both(items: Sequence[Item], root: Path, device: str, policy: Policy, left: 
     gpu, failed = environment(device).gpu, []
     for choose in (without_time, second_runs):
         now = choose(items, root, gpu)
-        print(f"{choose.__name__.replace('_', ' ')}: {len(now)} Definitions, {left():.0f} s left", flush=True)
+        print(
+            f"{choose.__name__.replace('_', ' ')}: {counted(len(now), 'Definition')}, {left():.0f} s left", flush=True
+        )
         with Server() as server:
 
             def measure(item: Item, server: Server = server) -> Report:

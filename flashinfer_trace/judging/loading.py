@@ -121,22 +121,29 @@ def _found(module: ModuleType, name: str | None) -> Any:
     """The function, class or module object that is judged."""
     if name is not None:
         if not hasattr(module, name):
-            raise LoadError(f"{module.__name__} has no {name}")
+            raise LoadError(
+                f"{module.__name__} has no {name}; its functions are {_public(module)}: FILE:FUNCTION names one"
+            )
         return getattr(module, name)
     usual = [one for one in USUAL_NAMES if hasattr(module, one)]
     if usual:
         return getattr(module, usual[0])
-    own = {
-        key: value
-        for key, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and not key.startswith("_")
-    }
+    own = _public(module)
     if len(own) == 1:
-        return next(iter(own.values()))
+        return getattr(module, own[0])
     raise LoadError(
-        f"none of {', '.join(USUAL_NAMES)} is defined, and of the functions {list(own)} none is the only one; "
+        f"none of {', '.join(USUAL_NAMES)} is defined, and of the functions {own} none is the only one; "
         f"name the one to judge: FILE:FUNCTION"
     )
+
+
+def _public(module: ModuleType) -> list[str]:
+    """Names of the functions that a module defines itself for others."""
+    return [
+        key
+        for key, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not key.startswith("_")
+    ]
 
 
 def _known(request: Mapping[str, Any]) -> Submitted:

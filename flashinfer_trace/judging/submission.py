@@ -123,7 +123,9 @@ def _solution(path: Path) -> Submission:
         given = (language, entry, name, definition, *files, *files.values())
         if not all(isinstance(one, str) for one in given):
             raise TypeError("names, paths and contents are strings")
-    except (KeyError, TypeError, AttributeError) as error:
+    except KeyError as error:
+        raise SubmissionError(f"{path}: not a Solution of flashinfer-bench: it has no entry {error}") from error
+    except (TypeError, AttributeError) as error:
         raise SubmissionError(f"{path}: not a Solution of flashinfer-bench: {error!r}") from error
     if language not in LANGUAGES:
         raise SubmissionError(f"{path}: a Solution in {language}; those in {' and '.join(LANGUAGES)} can be judged")

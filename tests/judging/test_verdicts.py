@@ -147,6 +147,17 @@ def test_a_hostile_solution_is_refused_or_read(where, data, tmp_path):
         assert str(path) in str(error) or "cannot be written" in str(error)
 
 
+def test_what_is_missing_is_named(tmp_path, kernel, server):
+    path = tmp_path / "solution.json"
+    path.write_text(json.dumps({"name": "mine"}))
+    with pytest.raises(
+        SubmissionError, match=r"solution\.json: not a Solution of flashinfer-bench: it has no entry 'spec'"
+    ):
+        from_path(str(path))
+    verdict = judge(f"{kernel('def run(x, w): return norm(x, w)')}:norms", NAME, server=server)
+    assert "my_kernel has no norms; its functions are ['norm', 'run']: FILE:FUNCTION" in verdict.failure.message
+
+
 def test_a_source_outside_of_the_solution_is_refused(tmp_path):
     data = solution("def main(): ...")
     data["sources"].append({"path": "../outside.py", "content": "x = 1"})
