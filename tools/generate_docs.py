@@ -39,7 +39,7 @@ from tools.mutate.__main__ import harness_power
 from tools.op_tracing.definitions import covered, definitions_of
 from tools.op_tracing.kernel_coverage import kernel_coverage, without_definition
 from tools.op_tracing.render import render
-from tools.performance import performance
+from tools.performance import performance_documents
 from tools.runtime_tracing.recording import RecordingError, read_all
 from tools.runtime_tracing.time_coverage import time_coverage
 from tools.shared.markdown import table
@@ -156,7 +156,7 @@ def documents(root: Path) -> dict[Path, str]:
     return {
         root / "docs" / "verification.md": verification(root),
         root / "docs" / "accuracy.md": accuracy(root),
-        root / "docs" / "performance.md": performance(root, dataset),
+        **performance_documents(root, dataset),
         root / "docs" / "harness_power.md": harness_power(),
         root / "docs" / "hostile_files.md": fuzz.document(_trace(fuzz.RESULTS)),
         root / "docs" / "coverage.md": kernel_coverage(traces, dataset, runs)

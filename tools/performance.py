@@ -11,9 +11,10 @@ from typing import Any
 from flashinfer_trace.benching import results
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families import family_of
+from tools.performance_figure import fractions_svg
 from tools.shared.markdown import code, table
 
-__all__ = ["performance", "plot"]
+__all__ = ["performance", "performance_documents", "plot"]
 
 #: Times above which two runs are compared, in seconds; and by how much their medians may differ, as a fraction.
 COMPARED, AGREED = 20e-6, 0.03
@@ -35,6 +36,7 @@ No time is recorded yet. On a machine with a GPU and the real kernels (`pip inst
 
 ```console
 $ flashinfer-trace bench -d rmsnorm_h7168 --workloads full --record results
+$ python -m tools.record_times --record results            # or one Definition of each family
 $ python -m tools.generate_docs
 ```
 """
@@ -56,17 +58,42 @@ Record = Mapping[str, Any]
 Runs = dict[tuple[str, str, str], dict[str, list[Record]]]
 
 
-def performance(root: Path, dataset: Iterable[Definition]) -> str:
-    """The text of docs/performance.md."""
+def performance_documents(root: Path, dataset: Iterable[Definition]) -> dict[Path, str]:
+    """docs/performance.md with a picture for each GPU, by path."""
     known = {one.name: one for one in dataset}
     runs = _runs(results.read(root / "results"), known)
+    docs = root / "docs"
+    pictures = {docs / _picture(gpu): _figure(gpu, runs, known) for gpu in sorted({gpu for gpu, _, _ in runs})}
+    return {docs / "performance.md": _text(runs, known), **pictures}
+
+
+def performance(root: Path, dataset: Iterable[Definition]) -> str:
+    """The text of docs/performance.md."""
+    return performance_documents(root, dataset)[root / "docs" / "performance.md"]
+
+
+def _picture(gpu: str) -> str:
+    return f"performance_{gpu}.svg"
+
+
+def _figure(gpu: str, runs: Runs, known: Mapping[str, Definition]) -> str:
+    """The picture of a GPU."""
+    fractions: dict[str, list[float]] = {}
+    for (one, name, _), kernels in runs.items():
+        best = min((records[-1] for records in kernels.values()), key=_seconds)
+        if one == gpu and best["least_seconds"] is not None:
+            fractions.setdefault(family_of(known[name]).name, []).append(best["least_seconds"] / _seconds(best))
+    return fractions_svg(gpu, fractions)
+
+
+def _text(runs: Runs, known: Mapping[str, Definition]) -> str:
     if not runs:
         return HEAD + NOTHING
     lines = [HEAD]
     for gpu in sorted({gpu for gpu, _, _ in runs}):
         of_gpu = {(name, workload): kernels for (one, name, workload), kernels in runs.items() if one == gpu}
         first = next(iter(next(iter(of_gpu.values())).values()))[-1]
-        lines += [f"## {first['environment']['gpu']}", "", *_repeatability(of_gpu)]
+        lines += [f"## {first['environment']['gpu']}", "", *_overview(gpu), *_repeatability(of_gpu)]
         families: dict[str, list[list[str]]] = {}
         for (name, workload), kernels in sorted(of_gpu.items()):
             families.setdefault(family_of(known[name]).name, []).append(_row(name, workload, kernels))
@@ -74,6 +101,15 @@ def performance(root: Path, dataset: Iterable[Definition]) -> str:
             headings = ["Definition", "Workload", "Fastest kernel", "Time", "Again", "Roofline", "", "Next"]
             lines += [f"### {family}", "", *table(headings, rows, "lllrrrll"), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _overview(gpu: str) -> list[str]:
+    return [
+        f"![The fraction of the roofline that each family reaches]({_picture(gpu)})",
+        "",
+        "A bar is the highest fraction that the fastest kernel of a family reaches; marks are other workloads.",
+        "",
+    ]
 
 
 def _runs(records: Iterable[Record], known: Mapping[str, Definition]) -> Runs:

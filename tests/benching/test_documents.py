@@ -3,6 +3,7 @@
 import re
 import shutil
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
@@ -13,7 +14,8 @@ from flashinfer_trace.benching.environment import Environment
 from flashinfer_trace.benching.report import Measured, Report, Timetable
 from flashinfer_trace.benching.statistics import Series, summary
 from flashinfer_trace.cli import main
-from tools.performance import performance, plot
+from tools.performance import performance, performance_documents, plot
+from tools.performance_figure import fractions_svg
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "benchmarking.md").read_text(encoding="utf-8")
@@ -133,3 +135,28 @@ def test_the_walk_through_on_a_gpu(tmp_path, monkeypatch, cuda_device):
     lines = [line for line in result.output.splitlines() if line.startswith("prefill-2048")]
     assert any("my_norm.py" in line and "%" in line for line in lines), result.output
     assert (tmp_path / "roofline.svg").read_text().count("<circle") > 2
+
+
+def test_the_picture_has_a_bar_for_each_family(tmp_path):
+    record(tmp_path, "slow", 4e-5)
+    record(tmp_path, "fast", 2e-5)
+    documents = performance_documents(tmp_path, [dataset.load("rmsnorm_h3072")])
+    text, picture = (documents[tmp_path / "docs" / name] for name in ("performance.md", "performance_nvidia_h200.svg"))
+    assert "](performance_nvidia_h200.svg)" in text
+    tree = ElementTree.fromstring(picture)
+    bars = [one for one in tree.iter() if one.tag.endswith("rect")]
+    assert [one[0].text for one in bars] == ["rmsnorm: 50 %"] and bars[0].get("width") == "210.0"
+
+
+def test_the_highest_fractions_come_first_and_none_leaves_the_picture():
+    picture = fractions_svg("A <GPU>", {"b": [0.2], "a": [0.5, 1.4, 0.1], "c & d": [0.3]})
+    tree = ElementTree.fromstring(picture)
+    bars = [one for one in tree.iter() if one.tag.endswith("rect")]
+    assert [one[0].text for one in bars] == ["a: 140 %, 50 %, 10 %", "c & d: 30 %", "b: 20 %"]
+    assert [float(one.get("width")) for one in bars] == [420.0, 126.0, 84.0]
+    marks = [one for one in tree.iter() if one.get("stroke") == "#d55e00"]
+    assert [float(one.get("x1")) for one in marks] == [330 + 210, 330 + 42]
+
+
+def test_without_times_there_is_no_picture(tmp_path):
+    assert performance_documents(tmp_path, []).keys() == {tmp_path / "docs" / "performance.md"}
