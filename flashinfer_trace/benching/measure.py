@@ -31,6 +31,7 @@ from flashinfer_trace.judging.standards import Standard, Trial, standards
 from flashinfer_trace.judging.submission import Submission, known
 from flashinfer_trace.judging.verdict import Failure
 from flashinfer_trace.traffic import Workload
+from flashinfer_trace.traffic.taken import unfit
 
 __all__ = ["bench"]
 
@@ -69,10 +70,9 @@ class _Contender:
         label = self.kernel.label if self.kernel else self.submission.label
         return Measured(label, library, version, found, self.failure)
 
-    def takes(self, axes: Mapping[str, int]) -> bool:
-        """Whether the kernel takes inputs of these sizes."""
-        limits = self.kernel.limits if self.kernel else {}
-        return all(low <= axes[axis] <= high for axis, (low, high) in limits.items() if axis in axes)
+    def unfit(self, workload: Workload) -> str | None:
+        """Why a real kernel does not take a workload, or None."""
+        return unfit(self.kernel, workload.axes) if self.kernel else None
 
 
 def bench(
@@ -132,12 +132,17 @@ def bench(
         if contenders:
             progress(f"loading {', '.join(one.submission.label for one in contenders)}")
             _start(contenders, loaded, device, limits or Limits(), server or shared_server(), stack)
-            bout = _Bout(loaded, device, policy, contenders)
-            for workload in workloads:
-                progress(f"timing {workload.name}")
-                report.timetables.append(bout.timetable(workload))
+            _time(_Bout(loaded, device, policy, contenders), workloads, report, progress)
         report.seconds = time.perf_counter() - started
     return report
+
+
+def _time(bout: _Bout, workloads: Sequence[Workload], report: Report, progress: Callable[[str], None]) -> None:
+    """Adds the timetables of workloads to a report, and which kernels do not take which of them."""
+    for workload in workloads:
+        progress(f"timing {workload.name}")
+        report.timetables.append(bout.timetable(workload))
+        report.left_out |= bout.left_out(workload)
 
 
 def _real(definition: Definition, device: str, against: Sequence[str] | None) -> tuple[list[Kernel], dict[str, str]]:
@@ -204,7 +209,7 @@ class _Bout:
     def timetable(self, workload: Workload) -> Timetable:
         """Times every kernel that takes it and has not failed."""
         torch.cuda.empty_cache()  # kernels share this memory
-        running = [one for one in self._contenders if one.process is not None and one.takes(workload.axes)]
+        running = [one for one in self._contenders if one.process is not None and one.unfit(workload) is None]
         for one in running:
             one.series, one.left = [], standards(Trial(self._job, self._family.kernels_of(self._definition)))
         found = Timetable(workload.name, workload.axes, workload.seed)
@@ -220,6 +225,11 @@ class _Bout:
         except torch.OutOfMemoryError:
             return Timetable(workload.name, workload.axes, workload.seed, skipped="it does not fit into the memory")
         return self._filled(found, cost, running)
+
+    def left_out(self, workload: Workload) -> dict[str, str]:
+        """The kernels that do not take a workload, and why."""
+        reasons = ((one.submission.label, one.unfit(workload)) for one in self._contenders)
+        return {f"{label} on {workload.name}": why for label, why in reasons if why is not None}
 
     def _filled(self, empty: Timetable, cost: Cost, running: Sequence[_Contender]) -> Timetable:
         gpu = self._device.type == "cuda"

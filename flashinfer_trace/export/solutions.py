@@ -11,7 +11,7 @@ from flashinfer_trace.definition import Definition, TensorSpec
 from flashinfer_trace.export.standalone import Slice, SliceError
 from flashinfer_trace.harness.family import Family, Kernel
 
-__all__ = ["AUTHOR", "main_source", "solution", "unfit"]
+__all__ = ["AUTHOR", "main_source", "solution"]
 
 #: The author under which flashinfer-bench's validator looks for the solutions of a dataset itself.
 AUTHOR = "baseline"
@@ -52,19 +52,6 @@ def _description(kernel: Kernel) -> str:
     gpus = f"compute capability {low} and later" if kernel.max_capability[0] == 99 else f"{low} to {high}"
     over = f" It overwrites {' and '.join(kernel.in_place)}." if kernel.in_place else ""
     return f"{kernel.label} of {kernel.library}, for GPUs of {gpus}.{over}"
-
-
-def unfit(kernel: Kernel, axes: Mapping[str, int]) -> str | None:
-    """Why a kernel does not take a workload with these axes, or None."""
-    for axis, (low, high) in kernel.limits.items():
-        if not low <= axes.get(axis, low) <= high:
-            return f"takes {axis} from {low} to {high}, and a workload has {axes[axis]}"
-    options = kernel.plan_options
-    if getattr(options, "bfloat16_cache", False):
-        return "reads cosines and sines as bfloat16, and those of the workloads are float32"
-    if error := getattr(options, "score_error", 0.0):
-        return f"computes scores with an error of {error:.1e}, and those of the workloads may be closer than that"
-    return None
 
 
 def main_source(definition: Definition, family: Family, kernel: Kernel) -> str:

@@ -15,12 +15,13 @@ from flashinfer_trace.definition import Definition
 from flashinfer_trace.export.card import Card, write_card
 from flashinfer_trace.export.cases import Case, cases
 from flashinfer_trace.export.judgeable import incomparable_kernel, unjudged
-from flashinfer_trace.export.solutions import AUTHOR, solution, unfit
+from flashinfer_trace.export.solutions import AUTHOR, solution
 from flashinfer_trace.export.sources import Probabilities, Random, Scales
 from flashinfer_trace.export.summary import Summary
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.family import Family, Kernel
 from flashinfer_trace.ledger import RECORDED_ON
+from flashinfer_trace.traffic.taken import unfit
 
 __all__ = ["write_trace_set"]
 
