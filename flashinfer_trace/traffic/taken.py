@@ -17,6 +17,8 @@ def unfit(kernel: Kernel, axes: Mapping[str, int]) -> str | None:
     options = kernel.plan_options
     if getattr(options, "bfloat16_cache", False):
         return "reads cosines and sines as bfloat16, and those of the workloads are float32"
+    if not getattr(options, "first_expert", True):
+        return "loses what expert 0 computed, and tokens of the workloads choose any expert"
     if error := getattr(options, "score_error", 0.0):
         return f"computes scores with an error of {error:.1e}, and those of the workloads may be closer than that"
     return None

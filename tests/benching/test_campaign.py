@@ -14,6 +14,7 @@ from flashinfer_trace.benching.measure import _Contender, _start
 from flashinfer_trace.benching.report import Measured, Report, Timetable
 from flashinfer_trace.benching.statistics import Series, summary
 from flashinfer_trace.cli import main
+from flashinfer_trace.families import family_of
 from flashinfer_trace.judging.judge import shared_server
 from flashinfer_trace.judging.process import Limits
 from flashinfer_trace.judging.submission import SubmissionError, from_path
@@ -206,6 +207,18 @@ def test_inputs_are_drawn_for_nobody_who_has_failed(tmp_path, monkeypatch):
     monkeypatch.setattr(Workload, "inputs", lambda *given: drawn.append(given) or inputs(*given))
     found = bench(path, NAMES[0], [workload], device="cpu", policy=Policy(least=3))
     assert not found.passed and len(drawn) == 1
+
+
+def test_what_a_kernel_does_not_take_is_left_out_with_the_reason(monkeypatch):
+    """A kernel of torch, which would run on a CPU."""
+    definition = dataset.load("softmax_temperature_v128256")
+    kernels = [one for one in family_of(definition).kernels_of(definition) if one.library == "torch"]
+    monkeypatch.setattr(measure, "_real", lambda *given: (kernels, {}))
+    (workload,) = (one for one in workloads(definition) if one.name == "decode-1")
+    monkeypatch.setattr(measure, "unfit", lambda kernel, axes: f"takes no {axes}")
+    found = bench(None, definition, [workload], device="cpu", policy=Policy(fresh=1, least=1))
+    assert found.left_out == {"torch.softmax on decode-1": "takes no {'batch_size': 1}"}
+    assert not found.timed and found.timetables[0].kernels == []
 
 
 class _Passed:

@@ -13,6 +13,7 @@ from flashinfer_trace import dataset
 from flashinfer_trace.families import all_families, family_of
 from flashinfer_trace.traffic import WorkloadError, digest, digests, drawn
 from flashinfer_trace.traffic.profiles import Profile, Traffic, TrafficError, load_traffic, quantile
+from flashinfer_trace.traffic.taken import unfit
 from tools import traffic_statistics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,6 +97,23 @@ def test_files_that_cannot_be_workloads_are_refused(root):
     (root / "workloads" / "traffic.json").write_text("{}", encoding="utf-8")
     with pytest.raises(TrafficError, match=r"traffic\.json: 'profiles'"):
         load_traffic(root)
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "axes", "reason"),
+    [
+        ("moe_topk_deepseek_topk8_ng8_kg4_e256", "flashinfer.fused_moe.fused_topk_deepseek", {}, "an error of 2.4e-04"),
+        ("moe_post_reorder_topk9_h7168", "", {}, "loses what expert 0 computed"),
+        ("rope_with_cos_sin_cache_neox_style_d128_rd64", "torch.ops.sgl_kernel.rotary_embedding", {}, "as bfloat16"),
+        ("rmsnorm_h512", "flashinfer.norm.rmsnorm", {"batch_size": 0}, "takes batch_size from 1 to"),
+        ("rmsnorm_h512", "flashinfer.norm.rmsnorm", {"batch_size": 64}, None),
+    ],
+)
+def test_a_kernel_does_not_take_every_workload(name, label, axes, reason):
+    definition = dataset.load(name)
+    kernels = {one.label: one for one in family_of(definition).kernels_of(definition)}
+    found = unfit(kernels.get(label) or next(iter(kernels.values())), axes)
+    assert found is None if reason is None else reason in found
 
 
 def test_variants_have_other_elements_and_the_same_axes():
