@@ -65,9 +65,9 @@ class _Session:
             if "submission" in request:  # another one only after a known kernel, if at all
                 submitted = self._answer(lambda: {"loaded": True}, functools.partial(self._load, request))
                 continue
-            if "rest" in request:
+            if "rest" in request or "awake" in request:
                 submitted = None
-                self._answer(dict, self._rest)
+                self._answer(dict, self._rest if "rest" in request else dict)
                 continue
             if "arena" in request:
                 self._receive_arena(request["arena"])
@@ -105,7 +105,7 @@ class _Session:
         assert self._stopwatch is not None
         self._stopwatch.watch_no_phases()
         self._arena, self._on_device, self._slots = None, None, {}
-        gc.collect()
+        gc.collect(1)  # what the last kernel left; all that libraries have made would take half a second
         if self._device != "cpu":
             torch.cuda.synchronize()
             torch.cuda.empty_cache()

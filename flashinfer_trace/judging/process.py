@@ -44,8 +44,8 @@ START_SECONDS = 300.0
 #: Longest header of an answer, in bytes.
 MAX_ANSWER = 64 << 10
 
-#: Has a process give back its memory.
-REST = {"rest": True}
+#: Asks a process whether it is there, and has it give back its memory.
+AWAKE, REST = {"awake": True}, {"rest": True}
 
 
 class Server:
@@ -118,7 +118,7 @@ class Server:
         if idle is not None:
             with contextlib.suppress(Failed):  # it ended while it waited
                 again = SubmissionProcess(self, idle.pipe, idle.pid, limits)
-                again.ask(REST, limits.call, "raised")
+                again.ask(AWAKE, limits.call, "raised")
                 return again.started(told, idle.libraries | {library})
         return self._forked(limits).started(told, frozenset({library} - {""}))
 
