@@ -40,7 +40,9 @@ LARGE, LARGEST = 400 << 20, 1 << 30
 #: compared, and seconds besides; and what a Definition takes. They only order what is timed.
 BYTES_PER_SECOND, PER_INPUTS, PER_DEFINITION = 1 << 30, 0.05, 1.5
 #: A kernel that takes longer hangs, and gets no more of the budget.
-LIMITS = Limits(load=120.0, first_call=60.0, call=10.0)
+LIMITS = Limits(load=120.0, first_call=90.0, call=10.0)
+#: Characters of what went wrong that are shown.
+MOST_TEXT = 300
 #: Threads that copy and compare inputs here, while no kernel runs.
 THREADS = 8
 
@@ -191,7 +193,7 @@ def record(
         } | {f"{each.workload}: {each.skipped}" for each in report.timetables if each.skipped}
         say(f"{name}: {_summary(report)}; {started - left():.1f} s, expected {item.seconds:.1f}")
         for line in sorted(wrong):
-            say(f"not timed: {name}: {line}")
+            say(f"not timed: {name}: {line[:MOST_TEXT]}")
         if wrong or not report.timed:
             failed.append(name)
     if no_turn:
@@ -259,6 +261,8 @@ def _both(items: Sequence[Item], root: Path, device: str, policy: Policy, left: 
         print(
             f"{choose.__name__.replace('_', ' ')}: {counted(len(now), 'Definition')}, {left():.0f} s left", flush=True
         )
+        if not now:
+            continue
         with Server() as server:
 
             def measure(item: Item, server: Server = server) -> Report:
