@@ -12,6 +12,7 @@ from release import ROOT, SOURCES, needs_sources
 
 from flashinfer_trace import definitions
 from tools.kernel_tracing.configuration.listed import configurations
+from tools.kernel_tracing.configuration.requested import ConfigurationError, check_fields
 from tools.kernel_tracing.report import merge, render
 from tools.kernel_tracing.report.again import compared
 from tools.kernel_tracing.report.arguments import chosen
@@ -91,6 +92,19 @@ def test_the_committed_op_trace_is_what_the_sources_give(evaluations: list[Evalu
     of_model = [one for one in evaluations if one.configuration.name in names]
     again = "write it again: python -m tools.op_tracing --traces traces/kernel_traces.json"
     assert dumps_ops(trace(of_model, find_sources(SOURCES), merge.PLATFORM, MODEL)) == OP_TRACES.read_text(), again
+
+
+@needs_sources
+def test_server_arguments_are_those_of_the_release() -> None:
+    sources = find_sources(SOURCES)
+    for one in configurations().values():
+        check_fields(one.server, sources)
+    with pytest.raises(
+        ConfigurationError, match=r"atention_backend: .* no such field; did you mean attention_backend\?"
+    ):
+        check_fields(["atention_backend"], sources)
+    with pytest.raises(ConfigurationError, match=r"server_args of these sources has no such field$"):
+        check_fields(["zzz"], sources)
 
 
 @needs_sources
