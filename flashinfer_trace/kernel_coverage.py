@@ -7,8 +7,10 @@ has it.
 
 from __future__ import annotations
 
+import enum
+import functools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,21 @@ from typing import Any
 from flashinfer_trace.dataset import DatasetError, definitions
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.json_source import JsonSourceError, load_object
-from flashinfer_trace.kernel_paths import KINDS, load_kernel_paths
-from flashinfer_trace.ledger import proofs
+from flashinfer_trace.kernel_paths import KINDS, RUN, load_kernel_paths
+from flashinfer_trace.ledger import RECORDED_ON, proofs
 from flashinfer_trace.naming import family_name, load_naming
 from flashinfer_trace.records import load_records
 
-__all__ = ["LAUNCHED_BY", "KernelCoverage", "definitions_by_kernel", "kernel_coverages", "kernel_table", "reasons"]
+__all__ = [
+    "LAUNCHED_BY",
+    "KernelCoverage",
+    "Standing",
+    "definitions_by_kernel",
+    "kernel_coverages",
+    "kernel_table",
+    "keys_of",
+    "reasons",
+]
 
 TRITON_OPS = "sglang.srt.layers.attention.triton_ops"
 EP_MOE = "sglang.srt.layers.moe.ep_moe.kernels"
@@ -40,6 +51,10 @@ LAUNCHED_BY = {
         "sglang.srt.layers.quantization.int8_kernel.per_token_quant_int8"
     ),
     f"{EP_MOE}._silu_and_mul_post_quant_kernel": f"{EP_MOE}.silu_and_mul_masked_post_quant_fwd",
+    # What sglang.jit_kernel compiles has other names than the functions that call it.
+    "sglang.jit_kernel.activation.run_activation": "sglang.jit_kernel.activation.silu_and_mul",
+    "sglang.jit_kernel.norm.qknorm": "sglang.jit_kernel.norm.fused_inplace_qknorm",
+    "sglang.jit_kernel.rope.run_rope": "sglang.jit_kernel.rope.apply_rope_with_cos_sin_cache_inplace",
     "deep_gemm.m_grouped_fp8_gemm_nt_masked": "deep_gemm.fp8_m_grouped_gemm_nt_masked",
     # triton_kernels makes a module for each activation and each epilogue.
     "matmul_ogs_dflt_dflt._p_matmul_ogs": MATMUL_OGS,
@@ -62,6 +77,14 @@ SOURCES = {
 LISTED = "traces/kernels_without_definition.json"
 NOT_YET = "nobody has written a Definition yet"
 MOST_NAMES = 3
+
+
+class Standing(enum.Enum):
+    """Which kernels of a Definition count."""
+
+    ANY = "all that its tags or its record name"
+    RUNS = "those that its record runs on the GPUs of the evidence"
+    NAMED = "those that nobody runs for it"
 
 
 @dataclass(frozen=True)
@@ -91,29 +114,49 @@ def key_of(path: str) -> str:
     return f"{source}:{path.rpartition('.')[2]}" if source else ""
 
 
-def definitions_by_kernel(root: Path, dataset: Iterable[Definition]) -> dict[str, list[str]]:
-    """``source:name`` of each kernel -> sorted names of its Definitions.
+def keys_of(root: Path) -> Callable[[str], frozenset[str]]:
+    """Says which kernels a dotted path stands for, as ``source:name``.
 
-    An exported function and the op that it calls are one kernel, and so are a function and the Triton kernels that it
-    launches.
+    An exported function and the op that it calls are one kernel; so are a function and the kernels that it launches.
     """
-    naming, records, exported = load_naming(root), load_records(root), load_kernel_paths(root).ops
     also: dict[str, set[str]] = defaultdict(set)
-    for op, functions in exported.items():
+    for op, functions in load_kernel_paths(root).ops.items():
         for function in functions:
             also[function].add(op)
             also[op].add(function)
     for kernel, function in LAUNCHED_BY.items():
         also[function].add(kernel)
+
+    @functools.cache
+    def keys(path: str) -> frozenset[str]:
+        return frozenset(filter(None, map(key_of, (path, *also.get(path, ())))))
+
+    return keys
+
+
+def definitions_by_kernel(
+    root: Path, dataset: Iterable[Definition], standing: Standing = Standing.ANY
+) -> dict[str, list[str]]:
+    """``source:name`` of each kernel -> sorted names of its Definitions.
+
+    Args:
+        root: the dataset root.
+        dataset: the Definitions.
+        standing: which of their kernels count.
+    """
+    naming, records, keys = load_naming(root), load_records(root), keys_of(root)
     found: dict[str, set[str]] = defaultdict(set)
     for definition in dataset:
-        paths = {tag.partition(":")[2] for tag in definition.tags if tag.partition(":")[0] in KINDS}
         family = family_name(definition, naming)
-        if family is not None:
-            paths |= {kernel.path for kernel in records.kernels_of(family, definition.name).values()}
-        for path in paths | {other for one in paths for other in also.get(one, ())}:
-            found[key_of(path)].add(definition.name)
-    return {key: sorted(names) for key, names in found.items() if key}
+        kernels = records.kernels_of(family, definition.name).values() if family is not None else ()
+        tagged = [tag.partition(":")[::2] for tag in definition.tags if tag.partition(":")[0] in KINDS]
+        running = {path for namespace, path in tagged if namespace in RUN}
+        running |= {kernel.path for kernel in kernels if kernel.runs_on(RECORDED_ON)}
+        run = {key for path in running for key in keys(path)}
+        every = {key for path in (*(path for _, path in tagged), *(one.path for one in kernels)) for key in keys(path)}
+        for key in {Standing.ANY: every, Standing.RUNS: run, Standing.NAMED: every - run}[standing]:
+            found[key].add(definition.name)
+    return {key: sorted(names) for key, names in found.items()}
 
 
 def kernel_coverages(root: Path, needed: Mapping[str, Any]) -> list[KernelCoverage]:
@@ -127,7 +170,7 @@ def kernel_coverages(root: Path, needed: Mapping[str, Any]) -> list[KernelCovera
         DatasetError: the document has no kernels, or the list of reasons cannot be read.
     """
     known = {one.name: one for one in definitions(root=root)}
-    by_kernel, why = definitions_by_kernel(root, known.values()), reasons(root)
+    by_kernel, why, keys = definitions_by_kernel(root, known.values()), reasons(root), keys_of(root)
     tag = f"model:{needed['model']}"
     if "kernels" not in needed:
         raise DatasetError(
@@ -139,7 +182,7 @@ def kernel_coverages(root: Path, needed: Mapping[str, Any]) -> list[KernelCovera
         terminal = kernel.partition(".")[0]  # a method is covered if its class is
         names = by_kernel.get(terminal, [])
         own = [name for name in names if tag in known[name].tags]
-        proven = [name for name in names if any(key_of(run.path) == terminal for run in proofs(root, known[name]))]
+        proven = [name for name in names if any(terminal in keys(run.path) for run in proofs(root, known[name]))]
         ordered = (*own, *(name for name in names if name not in own))
         reason = "" if names else why.get(kernel, "")
         found.append(KernelCoverage(kernel, tuple(entry["ops"]), ordered, len(own), tuple(proven), reason))
