@@ -23,7 +23,7 @@ from tools.kernel_tracing.source.sources import find_sources
 from tools.kernel_tracing.verify.check import check
 from tools.op_tracing.__main__ import MODEL
 from tools.op_tracing.__main__ import dumps as dumps_ops
-from tools.op_tracing.definitions import covered, definitions_of
+from tools.op_tracing.definitions import covered, page_cover
 from tools.op_tracing.trace import trace
 from tools.runtime_tracing.compare import marked
 from tools.runtime_tracing.recording import read_all
@@ -66,14 +66,14 @@ def test_the_committed_files_are_small() -> None:
 def test_the_committed_pages_are_those_of_the_committed_trace(committed: dict[str, Any]) -> None:
     known = covered(definitions())
     directory = ROOT / "traces" / "kernels"
-    pages = render.pages(committed, lambda kernel: definitions_of(kernel, known))
+    pages = render.pages(committed, page_cover(definitions(), known))
     assert {path.name for path in directory.iterdir()} == set(pages)
     for name, text in pages.items():
         assert (directory / name).read_text() == text, "write them again: python -m tools.generate_docs"
 
 
 def test_the_index_counts_the_chains_of_each_entry_point(committed: dict[str, Any]) -> None:
-    _, _, section = render.pages(committed, lambda kernel: ())[render.INDEX].partition("## Entry points\n")
+    _, _, section = render.pages(committed, render.Cover())[render.INDEX].partition("## Entry points\n")
     rows = [line.split("|") for line in section.partition("\n## ")[0].splitlines() if line.startswith("| `")]
     assert len(rows) >= 5 and rows[0][1].startswith(" `ModelRunner.forward`")
     assert sum(int(cells[2]) for cells in rows) == sum(len(kernel["chains"]) for kernel in committed["kernels"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -22,20 +23,33 @@ REPOSITORIES = {
 }
 
 
-def pages(trace: Mapping[str, Any], definitions: Callable[[Kernel], Sequence[str]]) -> dict[str, str]:
+@dataclass(frozen=True)
+class Cover:
+    """What a dataset says about kernels.
+
+    Attributes:
+        definitions: the names of the Definitions that cover a kernel.
+        function: what a covered kernel computes, in a sentence; "" for others.
+    """
+
+    definitions: Callable[[Kernel], Sequence[str]] = lambda kernel: ()
+    function: Callable[[Kernel], str] = lambda kernel: ""
+
+
+def pages(trace: Mapping[str, Any], cover: Cover) -> dict[str, str]:
     """File name -> page: the index, and one page per category.
 
     Args:
         trace: a document, as `trace_files.load_traces` returns it.
-        definitions: the names of the Definitions that cover a kernel.
+        cover: what the dataset says about its kernels.
     """
     anchors = _anchors(trace["kernels"])
     categories: dict[str, list[tuple[Kernel, str]]] = {}
     for kernel, anchor in zip(trace["kernels"], anchors, strict=True):
         categories.setdefault(kernel["category"], []).append((kernel, anchor))
-    found = {INDEX: _index(trace, categories, definitions)}
+    found = {INDEX: _index(trace, categories, cover.definitions)}
     for category, kernels in categories.items():
-        found[f"{slug(category)}.md"] = _page(trace, category, kernels, definitions)
+        found[f"{slug(category)}.md"] = _page(trace, category, kernels, cover)
     return found
 
 
@@ -43,7 +57,7 @@ def kernel_text(trace: Mapping[str, Any], name: str) -> str:
     """The kernels of a name as one page; "" if there are none."""
     chosen = [one for one in trace["kernels"] if name in (one["name"], one["name"].rpartition(".")[2])]
     kernels = [(kernel, slug(kernel["name"])) for kernel in chosen]
-    return _page(trace, name, kernels, lambda kernel: ()) if kernels else ""
+    return _page(trace, name, kernels, Cover()) if kernels else ""
 
 
 def _index(
@@ -144,7 +158,7 @@ def _page(
     trace: Mapping[str, Any],
     category: str,
     kernels: Sequence[tuple[Kernel, str]],
-    definitions: Callable[[Kernel], Sequence[str]],
+    cover: Cover,
 ) -> str:
     places = Places(lambda file, line: address(trace, file, line))
     trees = {anchor: merge((chain["frames"], _when(chain)) for chain in one["chains"][1:]) for one, anchor in kernels}
@@ -160,7 +174,7 @@ def _page(
     ]
     for kernel, anchor in kernels:
         lines += ["", f'<a id="{anchor}"></a>', "", f"## {escape(kernel['name'])}", ""]
-        lines += _facts(kernel, definitions(kernel), places)
+        lines += _facts(kernel, cover, places)
         lines += ["", *_first(kernel["chains"][0], places)]
         if trees[anchor]:
             lines += ["", f"{len(kernel['chains']) - 1} other chains:"]
@@ -169,13 +183,15 @@ def _page(
     return "\n".join([*lines, "", *places.lines()]) + "\n"
 
 
-def _facts(kernel: Kernel, names: Sequence[str], places: Places) -> list[str]:
+def _facts(kernel: Kernel, cover: Cover, places: Places) -> list[str]:
     file, line = kernel["definition"]["file"], kernel["definition"]["line"]
     defined = places.link(f"{file}:{line}", file, line) if file else "native"
+    function = cover.function(kernel)
     return [
+        *([f"Computes: {escape(function)}\\"] if function else []),
         f"Source: {escape(kernel['source'])}, {defined}\\",
         f"Ops: {', '.join(code(op) for op in kernel['ops'])}\\",
-        f"Definitions: {_names(names)}",
+        f"Definitions: {_names(cover.definitions(kernel))}",
     ]
 
 
