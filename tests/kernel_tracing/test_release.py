@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -11,6 +12,7 @@ import pytest
 from release import ROOT, SOURCES, needs_sources
 
 from flashinfer_trace import definitions
+from tools.kernel_tracing.__main__ import main
 from tools.kernel_tracing.configuration.listed import configurations
 from tools.kernel_tracing.configuration.requested import ConfigurationError, check_fields
 from tools.kernel_tracing.report import merge, render
@@ -27,6 +29,7 @@ from tools.op_tracing.definitions import covered, page_cover
 from tools.op_tracing.trace import trace
 from tools.runtime_tracing.compare import marked
 from tools.runtime_tracing.recording import read_all
+from tools.shared.markdown import escape
 
 TRACES = ROOT / "traces" / "kernel_traces.json"
 OP_TRACES = ROOT / "traces" / "op_traces.json"
@@ -92,6 +95,18 @@ def test_the_committed_op_trace_is_what_the_sources_give(evaluations: list[Evalu
     of_model = [one for one in evaluations if one.configuration.name in names]
     again = "write it again: python -m tools.op_tracing --traces traces/kernel_traces.json"
     assert dumps_ops(trace(of_model, find_sources(SOURCES), merge.PLATFORM, MODEL)) == OP_TRACES.read_text(), again
+
+
+@needs_sources
+def test_the_report_of_one_model_leaves_the_committed_trace_alone(tmp_path: Path) -> None:
+    before, report, data = TRACES.read_bytes(), tmp_path / "glm.md", tmp_path / "glm.json"
+    for written in (["--out", str(report)], ["--out", str(report), "--json", str(data)]):
+        assert main(["--model", "glm4_9b", "--sources", str(SOURCES), *written]) == 0
+    text = report.read_text(encoding="utf-8")
+    kernels = [kernel["name"] for kernel in load_traces(data)["kernels"]]
+    assert len(kernels) > 10 and all(f"\n## {escape(name)}\n" in text for name in kernels)
+    assert "do not edit" not in text and "Definitions:" not in text
+    assert TRACES.read_bytes() == before
 
 
 @needs_sources
