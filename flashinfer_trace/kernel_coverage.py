@@ -7,8 +7,6 @@ has it.
 
 from __future__ import annotations
 
-import enum
-import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -26,17 +24,20 @@ from flashinfer_trace.records import load_records
 __all__ = [
     "LAUNCHED_BY",
     "KernelCoverage",
-    "Standing",
     "definitions_by_kernel",
+    "definitions_with_evidence",
+    "definitions_with_kernel",
     "kernel_coverages",
     "kernel_table",
-    "keys_of",
+    "key_of_traced",
     "reasons",
 ]
 
 TRITON_OPS = "sglang.srt.layers.attention.triton_ops"
 EP_MOE = "sglang.srt.layers.moe.ep_moe.kernels"
 MATMUL_OGS = "triton_kernels.matmul_ogs.matmul_ogs"
+JIT = "sglang.jit_kernel"
+ACTIVATIONS = ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul")
 #: Kernels -> the function, named by evidence, that launches them, or that is another name of them.
 LAUNCHED_BY = {
     f"{TRITON_OPS}.decode_attention._fwd_kernel_stage1": f"{TRITON_OPS}.decode_attention.decode_attention_fwd",
@@ -51,10 +52,6 @@ LAUNCHED_BY = {
         "sglang.srt.layers.quantization.int8_kernel.per_token_quant_int8"
     ),
     f"{EP_MOE}._silu_and_mul_post_quant_kernel": f"{EP_MOE}.silu_and_mul_masked_post_quant_fwd",
-    # What sglang.jit_kernel compiles has other names than the functions that call it.
-    "sglang.jit_kernel.activation.run_activation": "sglang.jit_kernel.activation.silu_and_mul",
-    "sglang.jit_kernel.norm.qknorm": "sglang.jit_kernel.norm.fused_inplace_qknorm",
-    "sglang.jit_kernel.rope.run_rope": "sglang.jit_kernel.rope.apply_rope_with_cos_sin_cache_inplace",
     "deep_gemm.m_grouped_fp8_gemm_nt_masked": "deep_gemm.fp8_m_grouped_gemm_nt_masked",
     # triton_kernels makes a module for each activation and each epilogue.
     "matmul_ogs_dflt_dflt._p_matmul_ogs": MATMUL_OGS,
@@ -62,7 +59,14 @@ LAUNCHED_BY = {
     "matmul_ogs_swiglu_dflt._p_matmul_ogs": MATMUL_OGS,
     "matmul_ogs_swiglu_dflt._matmul_ogs": MATMUL_OGS,
     "matmul_ogs_dflt_dflt._reduce_grouped": MATMUL_OGS,
+    f"{JIT}.rope.run_rope": f"{JIT}.rope.apply_rope_with_cos_sin_cache_inplace",
+    f"{JIT}.norm.qknorm": f"{JIT}.norm.fused_inplace_qknorm",
+    "sglang.srt.layers.attention.utils.concat_and_cast_mha_k_kernel": (
+        "sglang.srt.layers.attention.utils.concat_and_cast_mha_k_triton"
+    ),
 }
+#: Functions -> the kernel that launches what each of them asks for.
+LAUNCHES = {f"{JIT}.activation.{name}": f"{JIT}.activation.run_activation" for name in ACTIVATIONS}
 #: How the paths of a source begin. The traces call everything else in SGLang a Triton kernel.
 SOURCES = {
     "torch.ops.sgl_kernel.": "sgl-kernel",
@@ -77,14 +81,6 @@ SOURCES = {
 LISTED = "traces/kernels_without_definition.json"
 NOT_YET = "nobody has written a Definition yet"
 MOST_NAMES = 3
-
-
-class Standing(enum.Enum):
-    """Which kernels of a Definition count."""
-
-    ANY = "all that its tags or its record name"
-    RUNS = "those that its record runs on the GPUs of the evidence"
-    NAMED = "those that nobody runs for it"
 
 
 @dataclass(frozen=True)
@@ -114,49 +110,65 @@ def key_of(path: str) -> str:
     return f"{source}:{path.rpartition('.')[2]}" if source else ""
 
 
-def keys_of(root: Path) -> Callable[[str], frozenset[str]]:
-    """Says which kernels a dotted path stands for, as ``source:name``.
+def key_of_traced(kernel: Mapping[str, Any]) -> str:
+    """``source:name`` of a kernel in a trace. A method (`Wrapper.run`) counts as its class."""
+    return f"{kernel['source']}:{str(kernel['name']).partition('.')[0]}"
 
-    An exported function and the op that it calls are one kernel; so are a function and the kernels that it launches.
+
+def definitions_by_kernel(root: Path, dataset: Iterable[Definition]) -> dict[str, list[str]]:
+    """``source:name`` of each kernel -> sorted names of the Definitions whose tags or whose family's record name it.
+
+    An exported function and the op that it calls are one kernel, and so are a function and the Triton kernels that it
+    launches.
     """
+    records = _recorded_paths(root)
+    return _by_kernel(root, dataset, lambda one: _tagged(one, KINDS) | records(one, False))
+
+
+def definitions_with_kernel(root: Path, dataset: Iterable[Definition]) -> dict[str, list[str]]:
+    """The same without those that only say that libraries or models call the kernel, or whose GPU is another one."""
+    records = _recorded_paths(root)
+    return _by_kernel(root, dataset, lambda one: _tagged(one, RUN) | records(one, True))
+
+
+def definitions_with_evidence(root: Path, dataset: Iterable[Definition]) -> dict[str, list[str]]:
+    """The same for Definitions that have evidence from the kernel."""
+    return _by_kernel(root, dataset, lambda one: {run.path for run in proofs(root, one)})
+
+
+def _tagged(definition: Definition, namespaces: Iterable[str]) -> set[str]:
+    tags = (tag.partition(":") for tag in definition.tags)
+    return {path for namespace, _, path in tags if namespace in set(namespaces)}
+
+
+def _recorded_paths(root: Path) -> Callable[[Definition, bool], set[str]]:
+    """(definition, whether only kernels that ran where evidence is recorded) -> paths of its family's record."""
+    naming, records = load_naming(root), load_records(root)
+
+    def paths(definition: Definition, here: bool) -> set[str]:
+        family = family_name(definition, naming)
+        kernels = records.kernels_of(family, definition.name).values() if family is not None else ()
+        return {kernel.path for kernel in kernels if not here or kernel.runs_on(RECORDED_ON)}
+
+    return paths
+
+
+def _by_kernel(
+    root: Path, dataset: Iterable[Definition], paths_of: Callable[[Definition], set[str]]
+) -> dict[str, list[str]]:
     also: dict[str, set[str]] = defaultdict(set)
     for op, functions in load_kernel_paths(root).ops.items():
         for function in functions:
             also[function].add(op)
             also[op].add(function)
-    for kernel, function in LAUNCHED_BY.items():
+    for kernel, function in (*LAUNCHED_BY.items(), *((kernel, function) for function, kernel in LAUNCHES.items())):
         also[function].add(kernel)
-
-    @functools.cache
-    def keys(path: str) -> frozenset[str]:
-        return frozenset(filter(None, map(key_of, (path, *also.get(path, ())))))
-
-    return keys
-
-
-def definitions_by_kernel(
-    root: Path, dataset: Iterable[Definition], standing: Standing = Standing.ANY
-) -> dict[str, list[str]]:
-    """``source:name`` of each kernel -> sorted names of its Definitions.
-
-    Args:
-        root: the dataset root.
-        dataset: the Definitions.
-        standing: which of their kernels count.
-    """
-    naming, records, keys = load_naming(root), load_records(root), keys_of(root)
     found: dict[str, set[str]] = defaultdict(set)
     for definition in dataset:
-        family = family_name(definition, naming)
-        kernels = records.kernels_of(family, definition.name).values() if family is not None else ()
-        tagged = [tag.partition(":")[::2] for tag in definition.tags if tag.partition(":")[0] in KINDS]
-        running = {path for namespace, path in tagged if namespace in RUN}
-        running |= {kernel.path for kernel in kernels if kernel.runs_on(RECORDED_ON)}
-        run = {key for path in running for key in keys(path)}
-        every = {key for path in (*(path for _, path in tagged), *(one.path for one in kernels)) for key in keys(path)}
-        for key in {Standing.ANY: every, Standing.RUNS: run, Standing.NAMED: every - run}[standing]:
-            found[key].add(definition.name)
-    return {key: sorted(names) for key, names in found.items()}
+        paths = paths_of(definition)
+        for path in paths | {other for one in paths for other in also.get(one, ())}:
+            found[key_of(path)].add(definition.name)
+    return {key: sorted(names) for key, names in found.items() if key}
 
 
 def kernel_coverages(root: Path, needed: Mapping[str, Any]) -> list[KernelCoverage]:
@@ -170,7 +182,8 @@ def kernel_coverages(root: Path, needed: Mapping[str, Any]) -> list[KernelCovera
         DatasetError: the document has no kernels, or the list of reasons cannot be read.
     """
     known = {one.name: one for one in definitions(root=root)}
-    by_kernel, why, keys = definitions_by_kernel(root, known.values()), reasons(root), keys_of(root)
+    by_kernel, why = definitions_by_kernel(root, known.values()), reasons(root)
+    with_evidence = definitions_with_evidence(root, known.values())
     tag = f"model:{needed['model']}"
     if "kernels" not in needed:
         raise DatasetError(
@@ -182,7 +195,7 @@ def kernel_coverages(root: Path, needed: Mapping[str, Any]) -> list[KernelCovera
         terminal = kernel.partition(".")[0]  # a method is covered if its class is
         names = by_kernel.get(terminal, [])
         own = [name for name in names if tag in known[name].tags]
-        proven = [name for name in names if any(terminal in keys(run.path) for run in proofs(root, known[name]))]
+        proven = with_evidence.get(terminal, [])
         ordered = (*own, *(name for name in names if name not in own))
         reason = "" if names else why.get(kernel, "")
         found.append(KernelCoverage(kernel, tuple(entry["ops"]), ordered, len(own), tuple(proven), reason))

@@ -159,7 +159,7 @@ def documents(root: Path) -> dict[Path, str]:
         root / "docs" / "performance.md": performance(root, dataset),
         root / "docs" / "harness_power.md": harness_power(),
         root / "docs" / "hostile_files.md": fuzz.document(_trace(fuzz.RESULTS)),
-        root / "docs" / "coverage.md": kernel_coverage(traces, dataset, runs)
+        root / "docs" / "coverage.md": kernel_coverage(root, traces, dataset)
         + without_definition(_trace(root / "traces" / "kernels_without_definition.json"))
         + time_coverage(read_all(root / "traces" / "runtime"), dataset, runs)
         + model_coverage(root, dataset),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import flashinfer_findings
 import moe_findings
+import sglang_findings
 import sparse_findings
 import torch
 
@@ -151,6 +152,7 @@ FINDINGS = (
     *(Finding(name, SGL, SGL_VERSION, probe) for name, probe in moe_findings.PROBES),
     *(Finding(name, SGL, SGL_VERSION, probe, kills) for name, probe, kills in sparse_findings.PROBES),
     *(Finding(name, "flashinfer-python", "0.6.12", probe) for name, probe in flashinfer_findings.PROBES),
+    *(Finding(name, "sglang", "0.5.11", probe) for name, probe in sglang_findings.PROBES),
 )
 
 

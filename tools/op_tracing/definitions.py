@@ -1,39 +1,31 @@
-"""Which Definitions cover a traced kernel: those whose record runs it, apart from those that only name it."""
+"""Which Definitions cover a kernel of a trace: those for which it runs. Those that only name it do not."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flashinfer_trace import Definition, find_root
-from flashinfer_trace.kernel_coverage import Standing, definitions_by_kernel
+from flashinfer_trace.kernel_coverage import definitions_with_kernel, key_of_traced
 from flashinfer_trace.naming import family_name, load_naming
 from tools.kernel_tracing.report.render import Cover
 
-#: `source:name` of a kernel -> sorted names of Definitions.
-Covered = Mapping[str, list[str]]
+__all__ = ["Covered", "covered", "definitions_of", "first_sentence", "functions", "page_cover"]
+
+#: ``source:name`` of a kernel -> names of Definitions.
+Covered = Mapping[str, Sequence[str]]
 
 
 def covered(definitions: Iterable[Definition]) -> Covered:
-    """The Definitions for which a kernel runs."""
-    return definitions_by_kernel(find_root(), definitions, Standing.RUNS)
+    """The Definitions that cover each kernel."""
+    return definitions_with_kernel(find_root(), definitions)
 
 
-def only_named(definitions: Iterable[Definition]) -> Covered:
-    """The Definitions that name a kernel that nobody runs for them."""
-    return definitions_by_kernel(find_root(), definitions, Standing.NAMED)
-
-
-def kernel_key(kernel: Mapping[str, Any]) -> str:
-    """`source:name` of a traced kernel. A method (`Wrapper.run`) is covered if its class is."""
-    return f"{kernel['source']}:{kernel['name'].partition('.')[0]}"
-
-
-def definitions_of(kernel: Mapping[str, Any], known: Covered) -> list[str]:
+def definitions_of(kernel: Mapping[str, Any], known: Covered) -> Sequence[str]:
     """Names of the Definitions of a traced kernel."""
-    return known.get(kernel_key(kernel), [])
+    return known.get(key_of_traced(kernel), ())
 
 
 def functions(definitions: Iterable[Definition], known: Covered) -> dict[str, str]:
@@ -47,7 +39,7 @@ def functions(definitions: Iterable[Definition], known: Covered) -> dict[str, st
         for name in names:
             families.setdefault(family_name(dataset[name], naming), dataset[name])
         simplest = min(families.values(), key=lambda one: len(one.inputs))
-        others = f" (and {len(families) - 1} other families)" if len(families) > 1 else ""
+        others = f" (and functions of {len(families) - 1} other families)" if len(families) > 1 else ""
         found[key] = first_sentence(simplest) + others
     return found
 
@@ -55,7 +47,7 @@ def functions(definitions: Iterable[Definition], known: Covered) -> dict[str, st
 def page_cover(definitions: Iterable[Definition], known: Covered) -> Cover:
     """What the pages of a kernel trace say about kernels that have Definitions."""
     computed = functions(definitions, known)
-    return Cover(lambda kernel: definitions_of(kernel, known), lambda kernel: computed.get(kernel_key(kernel), ""))
+    return Cover(lambda kernel: definitions_of(kernel, known), lambda kernel: computed.get(key_of_traced(kernel), ""))
 
 
 def first_sentence(definition: Definition) -> str:
