@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from flashinfer_trace.json_source import TRACES, JsonSourceError, load_object
@@ -28,11 +28,13 @@ class ModelClaims:
         models: the models that have constants in models/.
         needed: Definition -> the models that need it.
         curated: (names or globs, models) of models/curated/claims.json.
+        titles: the name of each model as its authors write it -> the model.
     """
 
     models: frozenset[str]
     needed: Mapping[str, frozenset[str]]
     curated: tuple[tuple[tuple[str, ...], frozenset[str]], ...]
+    titles: Mapping[str, str] = field(default_factory=dict)
 
     def allows(self, definition: str, model: str) -> bool:
         """Whether a Definition may carry ``model:<model>``."""
@@ -67,7 +69,11 @@ def load_model_claims(root: Path) -> ModelClaims | None:
                 for names in op["definitions"].values():
                     for name in names:
                         needed.setdefault(name, set()).add(document["model"])
+        titles = {}
+        for path in sorted((root / "models").glob("*.json")):
+            if title := load_object(path).get("title"):
+                titles[str(title)] = path.stem
     except (JsonSourceError, KeyError, TypeError, AttributeError) as error:
         raise ModelClaimsError(f"{path.relative_to(root)}: malformed ({error!r})") from None
     models = frozenset(one.stem for one in (root / "models").glob("*.json"))
-    return ModelClaims(models, {name: frozenset(found) for name, found in needed.items()}, curated)
+    return ModelClaims(models, {name: frozenset(found) for name, found in needed.items()}, curated, titles)

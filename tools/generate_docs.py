@@ -36,7 +36,7 @@ from tools.fuzz import summary as fuzz
 from tools.kernel_tracing.report.render import pages
 from tools.kernel_tracing.report.trace_files import load_traces, restricted
 from tools.mutate.__main__ import harness_power
-from tools.op_tracing.definitions import covered, definitions_of
+from tools.op_tracing.definitions import covered, page_cover
 from tools.op_tracing.kernel_coverage import kernel_coverage, without_definition
 from tools.op_tracing.render import render
 from tools.performance import performance_documents
@@ -166,8 +166,7 @@ def documents(root: Path) -> dict[Path, str]:
         **compatibility_document(root, dataset),
         root / "traces" / "op_traces.md": render(ops, restricted(traces, names, ops["model"]), known),
         **{
-            root / "traces" / "kernels" / name: text
-            for name, text in pages(traces, lambda kernel: definitions_of(kernel, known)).items()
+            root / "traces" / "kernels" / name: text for name, text in pages(traces, page_cover(dataset, known)).items()
         },
         **model_needs.documents(root),
     }

@@ -21,7 +21,7 @@ from flashinfer_trace.validation.candidate import Candidate
 from flashinfer_trace.validation.claim_rules import check_claims
 from flashinfer_trace.validation.evidence_rules import check_evidence_file, check_verified
 from flashinfer_trace.validation.files import DatasetFiles
-from flashinfer_trace.validation.meaning_rules import check_meaning
+from flashinfer_trace.validation.meaning_rules import check_meaning, check_tag_meanings
 from flashinfer_trace.validation.model_rules import check_models, check_numbers
 from flashinfer_trace.validation.problems import Findings, Result, quote
 from flashinfer_trace.validation.reference_memo import ReferenceMemo
@@ -140,6 +140,7 @@ class _DatasetCheck:
         if self.naming is not None:
             family = definition_rules.check_name(candidate, self.naming, findings)
             definition_rules.check_tags(candidate, self.naming, findings)
+        check_tag_meanings(candidate, findings)
         reference = self.references.parse(candidate, findings)
         constants = [name for name, _, _ in reference.constants] if reference else []
         definition_rules.check_axes(candidate, family, constants, findings)

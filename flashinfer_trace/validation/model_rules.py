@@ -1,8 +1,9 @@
-"""Rules on what a Definition says about models and sizes: model: tags, and the numbers of its description."""
+"""Rules on what a Definition says about models and sizes: model: tags, and models and numbers of its description."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import operator
 import re
@@ -16,15 +17,25 @@ __all__ = ["check_models", "check_numbers"]
 
 #: Integers of two digits or more, and not a part of a word, a decimal number or a version.
 _NUMBER = re.compile(r"(?<![\w.,^-])\d{2,}(?![\w^]|[.,]\d)")
+#: Commas between thousands, which `_NUMBER` would take for a list or the end of a clause.
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+#: Small numbers, such as the epsilon of a norm.
+_SMALL = re.compile(r"(?<![\w.-])\d+(?:\.\d+)?e-\d+(?!\w)|(?<![\w.-])0\.0\d*(?!\w)")
+_DECIMAL = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e-?\d+)?(?!\w)")
+#: Docstrings and comments of a reference, which may speak of other sizes.
+_PROSE = re.compile(r"(?s)\"{3}.*?\"{3}|#[^\n]*")
+#: Names of 16-bit formats in prose -> dtype.
+_FORMATS = {"bf16": "bfloat16", "fp16": "float16", "float16": "float16"}
 #: Words that end in digits or begin with them: names of models, dtypes, formats, Definitions; blocks such as 128x128.
 _WORD = re.compile(r"[A-Za-z][\w.-]*\d[\w.-]*|\d+x\d+")
 _PARENTHESES = re.compile(r"\((?:[^()]|\([^()]*\))*\)")
-#: Factors between sizes: halves of a pair, and parallel sizes.
-_FACTORS = (1, 2, 3, 4, 8)
+#: What a size may be divided by: halves of a pair, and parallel sizes.
+_DIVISORS = (1, 2, 3, 4, 8)
 
 
 def check_models(candidate: Candidate, claims: ModelClaims, findings: Findings) -> None:
-    """Each model: tag follows from models/ or is curated with a source."""
+    """Each model: tag follows from models/ or is curated with a source; the description names no other models."""
+    _check_described(candidate, claims, findings)
     for index, tag in candidate.tags:
         namespace, _, model = tag.partition(":")
         if namespace != "model" or claims.allows(str(candidate.name), model):
@@ -37,30 +48,70 @@ def check_models(candidate: Candidate, claims: ModelClaims, findings: Findings) 
         findings.add("tag-model", message, hint, pointer_of("tags", index))
 
 
-def check_numbers(candidate: Candidate, findings: Findings) -> None:
-    """Sizes in the description are those of the Definition.
+def _check_described(candidate: Candidate, claims: ModelClaims, findings: Findings) -> None:
+    """Without model: tags, a description may still say whose sizes these are."""
+    text = candidate.data.get("description")
+    tagged = {tag.partition(":")[2] for _, tag in candidate.tags if tag.startswith("model:")}
+    if not isinstance(text, str) or not tagged or not claims.titles:
+        return
+    described = {claims.titles[title]: title for title in _titles(tuple(claims.titles)).findall(text)}
+    for model, title in sorted(described.items()):
+        if model not in tagged:
+            message = f"the description names {title}, but there is no tag model:{model}"
+            findings.add("description-model", message, "correct the description, or add the tag", "/description")
 
-    A number may be a const axis, a sum, difference, product or quotient of two, or a number of the reference, the
+
+@functools.cache
+def _titles(titles: tuple[str, ...]) -> re.Pattern[str]:
+    """Finds the longest title at each place: no part of a longer name."""
+    longest_first = "|".join(re.escape(title) for title in sorted(titles, key=len, reverse=True))
+    return re.compile(rf"(?<![\w.-])(?:{longest_first})(?![\w-]|\.\d)")
+
+
+def check_numbers(candidate: Candidate, findings: Findings) -> None:
+    """Sizes, small numbers and 16-bit formats in the description are those of the Definition.
+
+    A size may be a const axis, a sum, difference, product or quotient of two, or a number of the reference, the
     constraints or a tag. In parentheses, arithmetic whose result is such a number may have any operands.
     """
     text = candidate.data.get("description")
-    if not isinstance(text, str) or not candidate.const_axes or len(candidate.const_axes) > 32:
+    if not isinstance(text, str):
+        return
+    _check_formats(text, candidate, findings)
+    if not candidate.const_axes or len(candidate.const_axes) > 32:
         return
     own = set(_own_numbers(candidate))
-    text = _PARENTHESES.sub(lambda match: "" if _value(match[0]) in own else match[0], text)
-    wrong = sorted({int(number) for number in _NUMBER.findall(_WORD.sub(" ", text))} - own)
+    text = _THOUSANDS.sub("", text)
+    sizes = _PARENTHESES.sub(lambda match: "" if _value(match[0]) in own else match[0], text)
+    wrong: list[float] = sorted({int(number) for number in _NUMBER.findall(_WORD.sub(" ", sizes))} - own)
+    if candidate.reference is not None:
+        known = {float(number) for number in _DECIMAL.findall(_PROSE.sub("", candidate.reference))}
+        wrong += sorted({float(number) for number in _SMALL.findall(text)} - known)
     if wrong:
         sizes = ", ".join(f"{axis} {value}" for axis, value in candidate.const_axes.items())
         message = f"the description says {', '.join(map(str, wrong[:5]))}, but the sizes are {sizes}"
+        if isinstance(wrong[-1], float):
+            message += "; the reference has no such small number"
         findings.add("description-number", message, "correct the description", "/description")
+
+
+def _check_formats(text: str, candidate: Candidate, findings: Findings) -> None:
+    dtypes = {tensor.dtype for tensor in (*candidate.inputs.values(), *candidate.outputs.values())}
+    for word, dtype in _FORMATS.items() if candidate.has_all_tensors else ():
+        if dtype not in dtypes and re.search(rf"\b{word}\b", text):
+            message = f"the description says {word}, but no input or output is {dtype}"
+            findings.add("description-number", message, "correct the description", "/description")
 
 
 def _own_numbers(candidate: Candidate) -> Iterator[int]:
     sizes = sorted(set(candidate.const_axes.values()))
-    for a, b in itertools.product(sizes, [*sizes, *_FACTORS]):
-        yield from (a, a * b, a + b, abs(a - b))
+    yield from sizes
+    for a, b in itertools.combinations(candidate.const_axes.values(), 2):
+        yield from (a * b, a + b, abs(a - b))
+    for a, b in itertools.product(sizes, [*sizes, *_DIVISORS]):
         if a % b == 0:
             yield a // b
+    yield from (a - 1 for a in sizes)  # without a shared expert
     others = [candidate.reference or "", *(text for _, text in candidate.constraints)]
     others += [tag.replace(":", " ") for _, tag in candidate.tags]
     yield from (int(number) for text in others for number in re.findall(r"(?<![\w.])\d{1,9}(?![\w.])", text))

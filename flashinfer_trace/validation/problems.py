@@ -43,7 +43,8 @@ RULES: dict[str, str] = {
     "name-identifier": "Axes, inputs and outputs are Python identifiers, not keywords or names the reference needs.",
     "name-overlap": "No input has the name of an output or an axis.",
     "description-trivial": "A description says more than blanks, the name or TODO.",
-    "description-number": "Sizes that a description mentions are those of the Definition.",
+    "description-number": "Numbers that a description mentions, and 16-bit formats, are those of the Definition.",
+    "description-model": "A Definition with model: tags describes no model of models/ that is not tagged.",
     # Axes
     "axis-undeclared": "Every axis in a shape is declared.",
     "axis-unused": "Every axis is used by a shape, a constraint, the name or the reference.",
@@ -51,6 +52,7 @@ RULES: dict[str, str] = {
     # Tags
     "tag-unknown": "A tag's namespace, or the flag, is in schema/naming.json.",
     "tag-value": "A tag's value is one that its namespace allows.",
+    "tag-meaning": "What causal, paged, quantization: and routing: say of a Definition shows in its name and tensors.",
     "tag-duplicate": "No tag appears twice.",
     "tag-claim": "A tag names a kernel that runs here by fi_api:, sgl_api: or triton_api:, any other by called_as:.",
     "tag-path": "A kernel that a tag names exists in the pinned package (schema/kernel_paths.json).",

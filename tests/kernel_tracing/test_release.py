@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -11,7 +12,9 @@ import pytest
 from release import ROOT, SOURCES, needs_sources
 
 from flashinfer_trace import definitions
+from tools.kernel_tracing.__main__ import main
 from tools.kernel_tracing.configuration.listed import configurations
+from tools.kernel_tracing.configuration.requested import ConfigurationError, check_fields
 from tools.kernel_tracing.report import merge, render
 from tools.kernel_tracing.report.again import compared
 from tools.kernel_tracing.report.arguments import chosen
@@ -22,10 +25,11 @@ from tools.kernel_tracing.source.sources import find_sources
 from tools.kernel_tracing.verify.check import check
 from tools.op_tracing.__main__ import MODEL
 from tools.op_tracing.__main__ import dumps as dumps_ops
-from tools.op_tracing.definitions import covered, definitions_of
+from tools.op_tracing.definitions import covered, page_cover
 from tools.op_tracing.trace import trace
 from tools.runtime_tracing.compare import marked
 from tools.runtime_tracing.recording import read_all
+from tools.shared.markdown import escape
 
 TRACES = ROOT / "traces" / "kernel_traces.json"
 OP_TRACES = ROOT / "traces" / "op_traces.json"
@@ -65,14 +69,14 @@ def test_the_committed_files_are_small() -> None:
 def test_the_committed_pages_are_those_of_the_committed_trace(committed: dict[str, Any]) -> None:
     known = covered(definitions())
     directory = ROOT / "traces" / "kernels"
-    pages = render.pages(committed, lambda kernel: definitions_of(kernel, known))
+    pages = render.pages(committed, page_cover(definitions(), known))
     assert {path.name for path in directory.iterdir()} == set(pages)
     for name, text in pages.items():
         assert (directory / name).read_text() == text, "write them again: python -m tools.generate_docs"
 
 
 def test_the_index_counts_the_chains_of_each_entry_point(committed: dict[str, Any]) -> None:
-    _, _, section = render.pages(committed, lambda kernel: ())[render.INDEX].partition("## Entry points\n")
+    _, _, section = render.pages(committed, render.Cover())[render.INDEX].partition("## Entry points\n")
     rows = [line.split("|") for line in section.partition("\n## ")[0].splitlines() if line.startswith("| `")]
     assert len(rows) >= 5 and rows[0][1].startswith(" `ModelRunner.forward`")
     assert sum(int(cells[2]) for cells in rows) == sum(len(kernel["chains"]) for kernel in committed["kernels"])
@@ -91,6 +95,31 @@ def test_the_committed_op_trace_is_what_the_sources_give(evaluations: list[Evalu
     of_model = [one for one in evaluations if one.configuration.name in names]
     again = "write it again: python -m tools.op_tracing --traces traces/kernel_traces.json"
     assert dumps_ops(trace(of_model, find_sources(SOURCES), merge.PLATFORM, MODEL)) == OP_TRACES.read_text(), again
+
+
+@needs_sources
+def test_the_report_of_one_model_leaves_the_committed_trace_alone(tmp_path: Path) -> None:
+    before, report, data = TRACES.read_bytes(), tmp_path / "glm.md", tmp_path / "glm.json"
+    for written in (["--out", str(report)], ["--out", str(report), "--json", str(data)]):
+        assert main(["--model", "glm4_9b", "--sources", str(SOURCES), *written]) == 0
+    text = report.read_text(encoding="utf-8")
+    kernels = [kernel["name"] for kernel in load_traces(data)["kernels"]]
+    assert len(kernels) > 10 and all(f"\n## {escape(name)}\n" in text for name in kernels)
+    assert "do not edit" not in text and "Definitions:" not in text
+    assert TRACES.read_bytes() == before
+
+
+@needs_sources
+def test_server_arguments_are_those_of_the_release() -> None:
+    sources = find_sources(SOURCES)
+    for one in configurations().values():
+        check_fields(one.server, sources)
+    with pytest.raises(
+        ConfigurationError, match=r"atention_backend: .* no such field; did you mean attention_backend\?"
+    ):
+        check_fields(["atention_backend"], sources)
+    with pytest.raises(ConfigurationError, match=r"server_args of these sources has no such field$"):
+        check_fields(["zzz"], sources)
 
 
 @needs_sources

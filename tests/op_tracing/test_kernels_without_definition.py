@@ -10,6 +10,7 @@ from flashinfer_trace import definitions, find_root
 from flashinfer_trace.cli import main
 from flashinfer_trace.kernel_coverage import NOT_YET, definitions_by_kernel, kernel_coverages
 from flashinfer_trace.model_coverage import load_needs
+from tools.op_tracing.definitions import covered, functions
 from tools.op_tracing.kernel_coverage import without_definition
 
 LISTED = json.loads((find_root() / "traces" / "kernels_without_definition.json").read_text(encoding="utf-8"))
@@ -50,6 +51,29 @@ def test_a_kernel_has_the_definitions_that_tags_and_records_name():
         "moe_nvfp4_ds_routing_topk8_ng8_kg4_e32_h7168_i2048",
     ]
     assert "" not in known
+
+
+def test_kernels_that_run_are_apart_from_those_that_are_only_named():
+    dataset = list(definitions())
+    runs, every = covered(dataset), definitions_by_kernel(find_root(), dataset)
+    # Of each library: by a tag, by a record alone, and by the function that launches it.
+    assert "store_cache_d1024" in runs["jit:store_cache"]
+    assert runs["deep-gemm:fp8_mqa_logits"] == ["fp8_mqa_logits_h64_d128"]
+    assert "moe_topk_softmax_sorted_topk4_e128" in runs["triton-kernels:routing"]
+    assert "gqa_extend_causal_h32_kv4_qk128_vo128" in runs["triton:_fwd_kernel"]
+    assert "silu_and_mul_i1024" in runs["jit:run_activation"]
+    assert "sgl-kernel:flash_attn_with_kvcache" in every and "sgl-kernel:flash_attn_with_kvcache" not in runs
+
+
+def test_a_reference_says_what_a_kernel_computes():
+    dataset = list(definitions())
+    found = functions(dataset, covered(dataset))
+    assert (
+        found["jit:hadamard_transform"] == "Walsh-Hadamard transform of each row, times a scale: output = scale * x H."
+    )
+    # A router is a step of a whole layer, too; it is the router that describes it.
+    assert "expert router" in found["sgl-kernel:moe_fused_gate"]
+    assert all(text.partition(" (and ")[0].endswith(".") for text in found.values())
 
 
 def test_the_command_lists_kernels_definitions_and_evidence():

@@ -62,3 +62,26 @@ def test_what_needs_more_memory_than_is_free_waits(tmp_path: Path):
 def test_nothing_starts_when_the_time_is_used_up(tmp_path: Path):
     lines = drive([Configuration("late", MODEL)], tmp_path, Machine(1, 100, LAST_START - 1), COMMAND)
     assert lines == ["late: not started, the time was used up"]
+
+
+#: What hangs in a collective call, as far as a signal can tell: rank 0, and rank 1, which has a log of its own.
+HANGS = """
+import pathlib, sys, time
+from tools.runtime_tracing.record import dump_stacks_when_terminated
+path = pathlib.Path(sys.argv[3])
+path.with_suffix(".rank1.log").write_text("the cause on rank 1")
+def waits_for_another_rank():
+    time.sleep(60)
+dump_stacks_when_terminated()
+waits_for_another_rank()
+"""
+
+
+def test_a_late_run_tells_where_each_rank_hangs(tmp_path: Path):
+    began = time.monotonic()
+    two = Configuration("hang-tp2", MODEL, gpus=2, limit_s=3)
+    (line,) = drive([two], tmp_path, Machine(1, 100, LAST_START + 30), [sys.executable, "-c", HANGS])
+    assert line.startswith("hang-tp2: ended at its limit after 3 s")
+    assert "in waits_for_another_rank" in line and "of the next rank:\n    the cause on rank 1" in line
+    assert time.monotonic() - began < 20
+    assert (tmp_path / "summary.txt").read_text() == f"{line}\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -68,3 +69,23 @@ def test_every_gpu_has_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert module.record(two, tmp_path / "other.json", rank=1, port=4242) == 0  # starts none, writes nothing
     assert ranks == [0, 1] and not (tmp_path / "other.json").exists()
     assert len(seen.read_text().splitlines()) == 1
+
+
+#: Rank 0 waits for a rank whose process ends at once.
+ALONE = """
+import sys, time, pathlib
+from tools.kernel_tracing.configuration.listed import Configuration, Model
+from tools.runtime_tracing import record
+def run(*_):
+    print("rank 0 waits", flush=True)
+    time.sleep(60)
+record.sglang_runner.run, record.LAST_WORDS, sys.executable = run, 0.2, "false"
+record.record(Configuration("toy-tp2", Model("toy", {}, (1,)), gpus=2), pathlib.Path(sys.argv[1]))
+"""
+
+
+def test_a_rank_does_not_wait_for_one_that_failed(tmp_path: Path):
+    path = tmp_path / "toy-tp2.json"
+    ended = subprocess.run([sys.executable, "-c", ALONE, path], capture_output=True, text=True, timeout=50)
+    assert (ended.returncode, path.exists()) == (1, False), ended.stderr
+    assert ended.stdout.splitlines() == ["rank 0 waits", "rank 1 failed with status 1; its log says why"]

@@ -81,10 +81,17 @@ def test_a_malformed_curated_file_is_reported(dataset: Dataset, minimal: dict[st
     [
         ("RMSNorm over 8 features.", []),
         ("RMSNorm over 7168 features.", ["description-number"]),
-        ("Norm over 16 = 2 x 8 features, eps 1e-5, for Qwen3-30B-A3B and a 128x128 block at 2.5 GHz.", []),
+        ("RMSNorm over 7,168 features.", ["description-number"]),
+        ("RMSNorm over 16 features.", ["description-number"]),
+        ("Norm over 8 features (2 x 4 = 8), for Qwen3-30B-A3B and a 128x128 block at 2.5 GHz.", []),
+        ("RMSNorm over 8 features, eps 1e-6 (0.000001).", []),
+        ("RMSNorm over 8 features, eps 1e-9.", ["description-number"]),
+        ("RMSNorm over 8 features, eps 0.000000001.", ["description-number"]),
+        ("RMSNorm over 8 features in bf16.", []),
+        ("RMSNorm over 8 features in fp16.", ["description-number"]),
         ("Norm over 8 features at TP 8 (4 heads x 2).", []),
         ("Norm over 8 features at TP 8 (40 heads x 20).", ["description-number"]),
-        ("Norm of half of them, 4, or 64 in all.", []),
+        ("Norm of 8 features, in halves of 4.", []),
     ],
 )
 def test_numbers_of_a_description(text: str, expected: list[str], minimal: dict[str, Any]) -> None:

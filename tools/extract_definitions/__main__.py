@@ -4,6 +4,7 @@ python -m tools.extract_definitions --model-name deepseek_v3                 # w
 python -m tools.extract_definitions --model-name llama-3.1-8b qwen3-8b --dry-run
 python -m tools.extract_definitions --all-models
 python -m tools.extract_definitions --model-name my-llama --config config.json --tp 1 2
+python -m tools.extract_definitions --model-name qwen3-8b --server attention_backend=flashinfer,gpu=sm90,tp=2
 
 The kernels come from the trace of the model's code, the sizes from models/<name>.json or --config. No existing
 Definition is replaced. If it describes the same kernel, it only gains tags; if it describes another kernel under the
@@ -19,6 +20,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from flashinfer_trace.dataset import DatasetError, find_root
@@ -32,10 +34,19 @@ from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.models import Model, available, load_config, load_model
 from tools.extract_definitions.needs import Options, Request
 from tools.extract_definitions.plan import CONFLICT, CREATED, TAGGED, Plan, Planner
-from tools.extract_definitions.traces import STAGES, TRACING, Usage, usage_of
+from tools.extract_definitions.traces import STAGES, TRACING, Usage, usage_of, usage_of_server
+from tools.kernel_tracing.configuration.requested import ConfigurationError, Server, parse_server
 from tools.kernel_tracing.report.messages import progress
 
 SOURCES = Path(".sources-0.5.8")
+PAGE_SIZES = (1, 64)
+#: Server arguments that change the sizes or numbers of a model in ways that no recipe follows -> what to do instead.
+NOT_OF_A_SERVER = {
+    "quantization": "say how the weights are stored in the config.json that --config names",
+    "dp_size": "no recipe knows how ranks share attention; leave it out and give --tp",
+    "enable_dp_attention": "no recipe knows how ranks share attention; leave it out and give --tp",
+    "pp_size": "no size depends on it; leave it out",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,7 +95,7 @@ def requests(root: Path, options: argparse.Namespace) -> list[Request]:
     Raises:
         ExtractionError: a model is unknown, its configuration is unusable, or its kernels are not known.
     """
-    if options.sources != SOURCES and not options.sources.is_dir():
+    if options.server is None and options.sources != SOURCES and not options.sources.is_dir():
         print(f"note: {options.sources}: no such directory; using the committed traces", file=sys.stderr)
     names = available(root) if options.all_models else options.model_name
     if options.config is None:
@@ -93,15 +104,38 @@ def requests(root: Path, options: argparse.Namespace) -> list[Request]:
         models = [load_config(root, options.config, names[0])]
     else:
         raise ExtractionError("--config gives the constants of one model; name it with --model-name NAME")
+    models = list({one.name: one for one in models}.values())
     chosen = Options(
         stages=tuple(stage for stage in STAGES if stage in options.execution_modes),
         tensor_parallel=_distinct(options.tp),
         expert_parallel=_distinct(options.ep),
-        page_sizes=_distinct(options.page_sizes) or (),
+        page_sizes=_distinct(options.page_sizes) or PAGE_SIZES,
         quantized=options.include_quantized,
     )
+    if options.server is not None:
+        return [_served(model, options, chosen) for model in models]
     usages = _usages(models, options.sources)
-    return [Request(model, usages[model.architecture], chosen) for model in {one.name: one for one in models}.values()]
+    return [Request(model, usages[model.architecture], chosen) for model in models]
+
+
+def _served(model: Model, options: argparse.Namespace, chosen: Options) -> Request:
+    """The request for a model that is served in one way, which also decides the sizes that no option gives."""
+    usage, evaluation = usage_of_server(model.architecture, options.sources, model.config, options.server)
+    for problem in evaluation.problems:
+        print(f"not evaluated: {problem}", file=sys.stderr)
+    resolved = evaluation.resolved
+    ranks = resolved.get("tp_size", 1), resolved.get("ep_size", 1)
+    return Request(
+        model,
+        usage,
+        replace(
+            chosen,
+            tensor_parallel=chosen.tensor_parallel or ranks[:1],
+            expert_parallel=chosen.expert_parallel or ranks[1:],
+            page_sizes=_distinct(options.page_sizes) or (resolved.get("page_size", 1),),
+            ranks=ranks,
+        ),
+    )
 
 
 def _usages(models: Sequence[Model], sources: Path) -> dict[str, Usage]:
@@ -144,6 +178,17 @@ def _distinct(values: Sequence[int] | None) -> tuple[int, ...] | None:
     return None if values is None else tuple(sorted(set(values)))
 
 
+def _server(text: str) -> Server:
+    try:
+        server = parse_server(text)
+    except ConfigurationError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    for name, instead in NOT_OF_A_SERVER.items():
+        if name in server.settings:
+            raise argparse.ArgumentTypeError(f"{name}: {instead}")
+    return server
+
+
 def _size(text: str) -> int:
     value = int(text) if text.isascii() and text.isdecimal() else 0
     if not 1 <= value <= 9999:
@@ -170,12 +215,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--execution-modes", nargs="+", choices=STAGES, default=list(STAGES), help="serving stages (default: both)"
     )
-    for option, default, text in (
-        ("--tp", None, "tensor-parallel sizes (default: those that each family documents)"),
-        ("--ep", None, "expert-parallel sizes (default: those that each family documents)"),
-        ("--page-sizes", [1, 64], "tokens per page (default: 1 64)"),
+    for option, text in (
+        ("--tp", "tensor-parallel sizes (default: those that each family documents)"),
+        ("--ep", "expert-parallel sizes (default: those that each family documents)"),
+        ("--page-sizes", "tokens per page (default: 1 64)"),
     ):
-        parser.add_argument(option, nargs="+", type=_size, metavar="N", default=default, help=text)
+        parser.add_argument(option, nargs="+", type=_size, metavar="N", help=text)
+    parser.add_argument(
+        "--server",
+        type=_server,
+        metavar="SETTINGS",
+        help="only the kernels of one way to serve the model: fields of ServerArgs, tp, ep, gpu=sm90, environment "
+        "variables; separated by commas (default: the kernels of all listed ways)",
+    )
     flag = argparse.BooleanOptionalAction
     parser.add_argument("--include-quantized", action=flag, default=True, help="extract kernels with quantised weights")
     parser.add_argument(

@@ -21,6 +21,7 @@ class Options:
         expert_parallel: expert-parallel sizes; None as above.
         page_sizes: tokens per page of the key-value cache.
         quantized: whether to extract kernels with quantised weights.
+        ranks: the tensor- and the expert-parallel size of the one way to serve that is extracted; None for several.
     """
 
     stages: tuple[str, ...] = STAGES
@@ -28,6 +29,12 @@ class Options:
     expert_parallel: tuple[int, ...] | None = None
     page_sizes: tuple[int, ...] = (1, 64)
     quantized: bool = True
+    ranks: tuple[int, int] | None = None
+
+    @property
+    def splits_each_expert(self) -> bool | None:
+        """Whether ranks share the features of each expert; None if both ways to split a layer are extracted."""
+        return None if self.ranks is None else self.ranks[0] > self.ranks[1]
 
 
 @dataclass(frozen=True)

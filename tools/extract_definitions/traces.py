@@ -29,8 +29,8 @@ from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.model_code import MODELS, ModelCode, code_from, read_code
 from tools.kernel_tracing.configuration.listed import Configuration, configurations
 from tools.kernel_tracing.configuration.listed import Model as ListedModel
-from tools.kernel_tracing.configuration.requested import shortened
-from tools.kernel_tracing.report.evaluation import Progress, evaluate
+from tools.kernel_tracing.configuration.requested import ConfigurationError, Server, check_fields, shortened
+from tools.kernel_tracing.report.evaluation import Evaluation, Progress, evaluate
 from tools.kernel_tracing.report.merge import PLATFORM
 from tools.kernel_tracing.source.index import Index
 from tools.kernel_tracing.source.sources import SourcesError, SourceTree, find_sources
@@ -52,6 +52,8 @@ VARIANTS: tuple[tuple[Mapping[str, Any], str], ...] = (
     ({"attention_backend": "triton"}, "sm90"),
     ({}, "sm100"),
 )
+#: The files that start a server; what they raise is an answer to its arguments.
+STARTING = ("sglang/srt/server_args.py", "sglang/srt/model_executor/model_runner.py")
 #: Phases of a trace -> stages. An extend step is a prefill of which a part is cached; both stages may sample by min-p.
 _STAGES = {"prefill": ("prefill",), "extend": ("prefill",), "decode": ("decode",), "min_p": STAGES}
 #: The same for the forward of a model: what a CUDA graph captures while the server starts, each decode replays.
@@ -125,6 +127,35 @@ def usage_of(
         progress(f"{TRACING} {architecture}", 0, 1)
     code = code_of(architecture, tree)
     return usage_from(digest(architecture, Index(tree), config), code)
+
+
+def usage_of_server(
+    architecture: str, sources: Path, config: Mapping[str, Any], server: Server
+) -> tuple[Usage, Evaluation]:
+    """What a model calls where it is served in one way, and the evaluation from which that follows.
+
+    Args:
+        sources: the directory of the sources, without which nothing can be evaluated.
+        config: the model's configuration.
+
+    Raises:
+        ExtractionError: the sources are missing, lack the architecture, or do not have these server arguments; or the
+            model cannot be served so.
+    """
+    try:
+        tree = find_sources(sources)
+        check_fields(server.settings, tree)
+    except (SourcesError, ConfigurationError) as error:
+        raise ExtractionError(str(error)) from error
+    code = code_of(architecture, tree)
+    model = ListedModel(architecture, shortened({"architectures": [architecture], **config}), (1, 1))
+    one = Configuration(architecture, model, server.settings, server.environment, server.gpu)
+    (evaluation,) = evaluate([one], Index(tree))
+    stops = [text for text in evaluation.problems if " raises " in text and text.startswith(STARTING)]
+    if stops or not evaluation.kernels:
+        raise ExtractionError(f"SGLang does not serve {architecture} so: {'; '.join(stops or evaluation.problems)}")
+    data = condense(architecture, trace([evaluation], tree, PLATFORM, architecture))
+    return usage_from(data, code), evaluation
 
 
 def code_of(architecture: str, tree: SourceTree) -> ModelCode:

@@ -1,7 +1,7 @@
 """Finds the kernels that SGLang calls, by evaluating the sources that `python -m tools.fetch_sources` fetches.
 
 python -m tools.kernel_tracing                                       # all that are listed -> traces/kernel_traces.json
-python -m tools.kernel_tracing --model llama --json llama.json       # those of some models
+python -m tools.kernel_tracing --model llama --out llama.md --json llama.json   # those of some models
 python -m tools.kernel_tracing --kernel rmsnorm                      # one kernel of the committed trace
 python -m tools.kernel_tracing --config model=deepseek-v3,attention_backend=flashinfer   # what one configuration runs
 python -m tools.kernel_tracing --verify traces/kernel_traces.json    # check a trace against the sources
@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.kernel_tracing.configuration.requested import ConfigurationError, parse
+from tools.kernel_tracing.configuration.requested import ConfigurationError, check_fields, parse
 from tools.kernel_tracing.evaluator.serving import Serving
 from tools.kernel_tracing.report.again import differences
 from tools.kernel_tracing.report.arguments import ALL, chosen, model_arguments
@@ -28,11 +28,11 @@ from tools.kernel_tracing.report.evaluation import evaluate_all
 from tools.kernel_tracing.report.merge import PLATFORM, merged
 from tools.kernel_tracing.report.messages import notice, progress
 from tools.kernel_tracing.report.model_files import tried
-from tools.kernel_tracing.report.render import kernel_text
+from tools.kernel_tracing.report.render import kernel_text, trace_text
 from tools.kernel_tracing.report.step import PHASES
 from tools.kernel_tracing.report.step import document as step_document
 from tools.kernel_tracing.report.step import text as step_text
-from tools.kernel_tracing.report.trace_files import TRACES, check_writable, dumps, load, load_traces, write
+from tools.kernel_tracing.report.trace_files import TRACES, check_writable, completed, dumps, load, load_traces, write
 from tools.kernel_tracing.source.index import Index
 from tools.kernel_tracing.source.sources import SourcesError, find_sources
 from tools.kernel_tracing.verify.check import check
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.kernel_tracing", description=(__doc__ or "").split("\n")[0])
-    model_arguments(parser, "kernel_traces", ALL)
+    model_arguments(parser, f"{TRACES}/kernel_traces.json", ALL)
     parser.add_argument("--traces", type=Path, default=TRACES / "kernel_traces.json", help="what --kernel reads")
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--kernel", metavar="NAME", help="print the chains of one kernel of a trace")
@@ -81,8 +81,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _trace(options: argparse.Namespace) -> int:
-    data = options.json or TRACES / "kernel_traces.json"
-    check_writable(data)
+    out, data = options.out, options.json
+    if out is data is None:
+        data = TRACES / "kernel_traces.json"
+    check_writable(out, data)
     configurations = chosen(options.model, options.list)
     sources = find_sources(options.sources)
     notice(options.sources, sources)
@@ -92,10 +94,14 @@ def _trace(options: argparse.Namespace) -> int:
     if not document["kernels"]:
         print(f"error: no call of any kernel was found for {options.model}", file=sys.stderr)
         return 1
-    write(data, dumps(document))
+    if data is not None:
+        write(data, dumps(document))
+    if out is not None:
+        write(out, trace_text(completed(document)))
     chains = sum(len(kernel["chains"]) for kernel in document["kernels"])
     counts = f"{len(document['kernels'])} kernels, {chains} chains, {len(configurations)} configurations"
-    print(f"{counts}; mark what was seen: python -m tools.runtime_tracing --mark {data}", file=sys.stderr)
+    mark = f"; mark what was seen: python -m tools.runtime_tracing --mark {data}" if data is not None else ""
+    print(f"{counts}{mark}", file=sys.stderr)
     return 0
 
 
@@ -113,6 +119,7 @@ def _step(options: argparse.Namespace) -> int:
     configuration = parse(options.config)
     sources = find_sources(options.sources)
     notice(options.sources, sources)
+    check_fields(configuration.settings, sources)
     step = Serving(Index(sources), configuration, PLATFORM).run()
     found = step_document(step, sources)
     if options.json is not None:

@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.op_tracing", description=(__doc__ or "").split("\n")[0])
-    model_arguments(parser, "op_traces", MODEL)
+    model_arguments(parser, f"{TRACES}/op_traces.md and .json", MODEL)
     parser.add_argument(
         "--traces", type=Path, metavar="FILE", help="kernel traces of the model to check against (default: trace again)"
     )

@@ -75,7 +75,7 @@ def _settings(text: str) -> dict[str, Any]:
 
 
 def _record(options: argparse.Namespace) -> int:
-    from tools.runtime_tracing.record import end, record
+    from tools.runtime_tracing.record import dump_stacks_when_terminated, end, record
 
     if options.configuration is not None:
         known = configurations()
@@ -84,6 +84,7 @@ def _record(options: argparse.Namespace) -> int:
         chosen = known[options.configuration]
     else:
         chosen = made(options.model, options.config)
+    dump_stacks_when_terminated()
     status = record(chosen, options.out or Path(f"{chosen.name}.json"), options.rank, options.port)
     end(status)
     return status

@@ -16,8 +16,10 @@ from tools.kernel_tracing.configuration.listed import Configuration
 
 #: Seconds before the end of the whole drive within which nothing is started.
 LAST_START = 45.0
-#: Lines of a failed run's output that the summary shows.
+#: Lines of a failed run's output that the summary shows, of each rank.
 TAIL = 12
+#: Seconds that a late run has to write where it hangs, before it is killed.
+GRACE = 3.0
 
 
 @dataclass
@@ -96,16 +98,31 @@ def _start(configuration: Configuration, out: Path, end: float, command: Sequenc
 
 def _ended(one: _Running, out: Path) -> str:
     late = one.process.poll() is None
-    with contextlib.suppress(ProcessLookupError):  # nothing of it is left
-        os.killpg(one.process.pid, signal.SIGKILL)
+    if late:
+        _signal(one, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            one.process.wait(GRACE)
+    _signal(one, signal.SIGKILL)
     status = one.process.wait()
     name, seconds = one.configuration.name, time.monotonic() - one.began
     path = out / f"{name}.json"
     if status == 0 and path.exists():
         return f"{name}: recorded in {seconds:.0f} s, {path.stat().st_size // 1024} KiB"
-    text = (out / f"{name}.log").read_text(encoding="utf-8", errors="replace")
-    tail = "".join(f"\n    {line[:300]}" for line in text.splitlines()[-TAIL:])
-    return f"{name}: {'ended at its limit' if late else f'failed with status {status}'} after {seconds:.0f} s{tail}"
+    how = "ended at its limit" if late else f"failed with status {status}"
+    others = range(1, one.configuration.gpus)
+    tails = [_tail(out / f"{name}.log"), *(_tail(out / f"{name}.rank{rank}.log") for rank in others)]
+    return f"{name}: {how} after {seconds:.0f} s" + "\n    of the next rank:".join(tails)
+
+
+def _signal(one: _Running, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # nothing of it is left
+        os.killpg(one.process.pid, number)
+
+
+def _tail(log: Path) -> str:
+    """The end of a log, indented below a line of the summary."""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else "no output"
+    return "".join(f"\n    {line[:300]}" for line in text.splitlines()[-TAIL:])
 
 
 def recorder() -> list[str]:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import random
+import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tools.kernel_tracing.configuration.listed import Configuration
 from tools.runtime_tracing import recording, sglang_runner
+
+#: Seconds that a rank has, after another one failed, to fail as well and to say why.
+LAST_WORDS = 5.0
 
 
 def record(configuration: Configuration, path: Path, rank: int = 0, port: int | None = None) -> int:
@@ -60,25 +66,45 @@ def about(configuration: Configuration, outcome: sglang_runner.Outcome) -> dict[
     }
 
 
+def dump_stacks_when_terminated() -> None:
+    """Makes SIGTERM write what each thread was doing before it ends the process, also while a collective call hangs."""
+    faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
+
+
 @contextmanager
 def _other_ranks(configuration: Configuration | None, path: Path, port: int) -> Iterator[None]:
     """The processes of ranks 1 and up, ended with this one; none if there is no configuration."""
-    started = []
+    started: list[subprocess.Popen[bytes]] = []
     if configuration is not None:
         for rank in range(1, configuration.gpus):
             command = [sys.executable, "-m", "tools.runtime_tracing", *sys.argv[1:], "--rank", str(rank)]
-            log = path.with_suffix(f".rank{rank}.log").open("w")
-            started.append(subprocess.Popen([*command, "--port", str(port)], stdout=log, stderr=subprocess.STDOUT))
-            log.close()
+            with path.with_suffix(f".rank{rank}.log").open("wb") as log:
+                process = subprocess.Popen([*command, "--port", str(port)], stdout=log, stderr=subprocess.STDOUT)
+            started.append(process)
+    finished = threading.Event()
+    if started:
+        threading.Thread(target=_end_with, args=(started, finished), daemon=True).start()
     try:
         yield
     finally:
+        finished.set()
         for process in started:
             try:
                 process.wait(timeout=10)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _end_with(others: Sequence[subprocess.Popen[bytes]], finished: threading.Event) -> None:
+    """Ends this process soon after another rank has failed, without which it would wait in its next collective call."""
+    while not finished.wait(0.2):
+        failed = [rank for rank, process in enumerate(others, 1) if process.poll()]
+        if failed and not finished.wait(LAST_WORDS):
+            for process in others:
+                process.kill()
+            print(f"rank {failed[0]} failed with status {others[failed[0] - 1].returncode}; its log says why")
+            end(1)
 
 
 def end(status: int) -> None:

@@ -50,6 +50,8 @@ def needs(request: Request) -> Iterator[Need]:
         reason = "no family covers sigmoid routing without fp8 block scales"
     elif not request.options.quantized:
         reason = "its experts are quantised (--include-quantized)"
+    elif request.options.splits_each_expert:
+        reason = "no family covers sigmoid routing with experts whose features are split over ranks"
     elif experts & (experts - 1) or experts > MAX_GROUP * model.size("n_group"):
         groups = f"{experts} experts in {plural(model.size('n_group'), 'group')}"
         reason = f"the family's router takes powers of two, at most {MAX_GROUP} per group, not {groups}"

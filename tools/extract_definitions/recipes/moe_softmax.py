@@ -88,9 +88,13 @@ def _grouped(model: Model) -> str:
 
 def _places(request: Request, experts: int) -> Iterator[Use]:
     """One use for each way to split the experts over ranks."""
-    for size in request.tensor_parallel(TENSOR_PARALLEL):
+    ranks, splits_each = request.options.ranks, request.options.splits_each_expert
+    if ranks is not None and splits_each and ranks[1] > 1:
+        request.left_out[f"experts over EP {ranks[1]} whose features are split over TP {ranks[0]}"] = None
+        return
+    for size in request.tensor_parallel(TENSOR_PARALLEL) if ranks is None or ranks[1] == 1 else ():
         yield Use(request.model, routed.TOPK, tp=size)
-    for size in request.options.expert_parallel or EXPERT_PARALLEL:
+    for size in () if splits_each or ranks == (1, 1) else request.options.expert_parallel or EXPERT_PARALLEL:
         if routed.divides(request, experts, size):
             yield Use(request.model, routed.TOPK, ep=size)
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tools.kernel_tracing.evaluator.serving import Configuration
 from tools.kernel_tracing.rules import environments, serving_steps
+from tools.kernel_tracing.source.sources import SourceTree
 
 MODELS = Path("models")
 # Short names of parallel sizes.
@@ -30,24 +34,81 @@ def parse(text: str, models: Path = MODELS) -> Configuration:
 
     Raises: ConfigurationError.
     """
+    parts = _parts(text)
+    if "model" not in parts:
+        raise ConfigurationError(f"{text!r} names no model; add model=NAME (see {models}) or model=PATH/config.json")
+    model = model_config(parts.pop("model"), models)
+    if parts.get("quantization") == "none":
+        del parts["quantization"]
+        model.pop("quantization_config", None)
+    server = _server(parts)
+    settings = serving_steps.SETTINGS | dict(server.settings)
+    return Configuration(model, settings, server.gpu, serving_steps.ENVIRONMENT | dict(server.environment), text)
+
+
+@dataclass(frozen=True)
+class Server:
+    """How a model is served.
+
+    Attributes:
+        settings: fields of ServerArgs.
+        gpu: the generation of the GPU.
+        environment: environment variables.
+    """
+
+    settings: Mapping[str, Any]
+    gpu: str
+    environment: Mapping[str, str]
+
+
+def parse_server(text: str) -> Server:
+    """The part of a configuration that is not the model: `attention_backend=flashinfer,gpu=sm90,tp=8`.
+
+    Raises: ConfigurationError, also for a model.
+    """
+    parts = _parts(text)
+    if "model" in parts:
+        raise ConfigurationError(f"{text!r} names a model, which is given elsewhere; leave out model={parts['model']}")
+    return _server(parts)
+
+
+def check_fields(settings: Iterable[str], sources: SourceTree) -> None:
+    """Checks that the ServerArgs of a release have these fields; those that every configuration sets are left out.
+
+    Raises: ConfigurationError.
+    """
+    module = serving_steps.SERVER_ARGS.rpartition(".")[0]
+    body = sources.tree(module).body if module in sources.modules else []
+    declared = [
+        line.target.id
+        for node in body
+        if isinstance(node, ast.ClassDef) and node.name == serving_steps.SERVER_ARGS.rpartition(".")[2]
+        for line in node.body
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+    ]
+    for name in sorted(set(settings) - {*declared, *serving_steps.SETTINGS}) if declared else ():
+        close = difflib.get_close_matches(name, declared, 1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ConfigurationError(f"{name}: {module} of these sources has no such field{hint}")
+
+
+def _parts(text: str) -> dict[str, str]:
     parts: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = part.partition("=")
         if not equals or not value:
             raise ConfigurationError(f"{part!r} is not name=value; separate several settings by commas")
         parts[_SHORT.get(name, name)] = value
-    if "model" not in parts:
-        raise ConfigurationError(f"{text!r} names no model; add model=NAME (see {models}) or model=PATH/config.json")
-    gpu = parts.pop("gpu", "sm90")
+    return parts
+
+
+def _server(parts: Mapping[str, str]) -> Server:
+    gpu = parts.get("gpu", "sm90")
     if gpu not in environments.CAPABILITIES:
         raise ConfigurationError(f"gpu={gpu} is not known; choose one of {', '.join(environments.CAPABILITIES)}")
-    model = model_config(parts.pop("model"), models)
-    environment = {name: parts.pop(name) for name in list(parts) if name.isupper()}
-    if parts.get("quantization") == "none":
-        del parts["quantization"]
-        model.pop("quantization_config", None)
-    settings = serving_steps.SETTINGS | {name: _value(value) for name, value in parts.items()}
-    return Configuration(model, settings, gpu, serving_steps.ENVIRONMENT | environment, text)
+    environment = {name: value for name, value in parts.items() if name.isupper()}
+    settings = {name: _value(value) for name, value in parts.items() if name != "gpu" and name not in environment}
+    return Server(settings, gpu, environment)
 
 
 def model_config(name: str, models: Path = MODELS) -> dict[str, Any]:

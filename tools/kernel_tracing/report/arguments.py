@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 from tools.kernel_tracing.configuration.listed import PATH, Configuration, configurations, select
-from tools.kernel_tracing.report.trace_files import TRACES
 
 #: Stands for the models of all configurations.
 ALL = "all"
@@ -19,7 +18,7 @@ def model_arguments(parser: argparse.ArgumentParser, name: str, model: str) -> N
     """Adds arguments for what to trace and where to write it.
 
     Args:
-        name: the default file name, without suffix.
+        name: what is written if neither file is given.
         model: the default of --model.
     """
     parser.add_argument(
@@ -28,8 +27,8 @@ def model_arguments(parser: argparse.ArgumentParser, name: str, model: str) -> N
     parser.add_argument("--sources", type=Path, default=Path(".sources"), metavar="DIR", help="where the sources are")
     parser.add_argument("--list", type=Path, default=PATH, metavar="FILE", help="the list of configurations")
     parser.add_argument("--jobs", type=int, default=JOBS, metavar="N", help="processes that evaluate configurations")
-    parser.add_argument("--out", type=Path, metavar="FILE", help=f"the report (default: {TRACES}/{name}.md)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help=f"the data (default: {TRACES}/{name}.json)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the report")
+    parser.add_argument("--json", type=Path, metavar="FILE", help=f"write the data; with neither file, {name}")
 
 
 def chosen(model: str, path: Path = PATH) -> list[Configuration]:

@@ -117,7 +117,7 @@ class Forest:
                 continue
             for number, caller in reversed(list(enumerate(callers, 1))):
                 last = number == len(callers)
-                below = indent + (GAP * 4 if last else f"│{GAP * 3}")
+                below = indent + (GAP * 2 if last else f"│{GAP}")
                 stack.append((caller, f"{indent}{'└─>' if last else '├─>'}{GAP}", below))
         # A backslash at the end of a line is a line break within a paragraph.
         return [f"{line}\\" for line in lines[:-1]] + lines[-1:]

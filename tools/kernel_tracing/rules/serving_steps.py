@@ -72,6 +72,7 @@ def cached_requests():
             req.set_extend_input_len(n - cached)
     return reqs
 """
+SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
 # Settings of ServerArgs without which a step cannot be evaluated, or is evaluated needlessly long.
 SETTINGS: dict[str, Any] = {
     "model_path": "/model",
