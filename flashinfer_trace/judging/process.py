@@ -183,7 +183,7 @@ class SubmissionProcess:
         self.close()
 
     def started(self, told: Mapping[str, Any], libraries: frozenset[str]) -> SubmissionProcess:
-        """Itself, after it was told what to load.
+        """Tells the process what to load, and returns this object.
 
         Args:
             told: what, and for which device.

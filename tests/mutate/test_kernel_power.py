@@ -24,15 +24,18 @@ RECORD = {
 
 
 def test_the_tables_show_the_slowest_rejection_and_what_is_not_rejected():
-    text = render_power([RECORD], {"toy": {"y: two rows exchanged": "Rows are in any order."}})
+    kernels = [("toy", "library.toy"), ("toy", "library.other")]
+    text = render_power([RECORD], {"toy": {"y: two rows exchanged": "Rows are in any order."}}, kernels)
     row = next(line for line in text.splitlines() if line.startswith("| `toy` | –"))
     cells = dict(zip(COLUMNS.values(), [cell.strip() for cell in row.split("|")[2:]], strict=False))
     assert (cells["Stale row"], cells["Zero column"], cells["Rows exchanged"]) == ("5", "–", "no")
     assert "| `toy` | k - 1 | 4 |" in text
     assert "Rows are in any order.\n\n- `toy`, y: two rows exchanged: `library.toy`" in text
     assert "Not explained yet" not in text
-    assert "Not explained yet" in render_power([RECORD], {})
-    assert "No GPU run is recorded yet." in render_power([], {})
+    assert "for 1 of 2 kernels.\n\nThese have no record yet:\n\n- `toy`: `library.other`\n\n|" in text
+    assert "for 1 of 1 kernels.\n\n|" in render_power([RECORD], {}, kernels[:1])
+    assert "Not explained yet" in render_power([RECORD], {}, kernels)
+    assert "No GPU run is recorded yet." in render_power([], {}, kernels)
 
 
 def test_records_are_read_in_order(tmp_path):

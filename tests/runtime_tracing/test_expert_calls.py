@@ -1,4 +1,4 @@
-"""Launches of triton_kernels' products of experts are told apart by what they take besides tensors of given sizes."""
+"""Which product of the experts a launch of triton_kernels' matmul_ogs computes, from its arguments."""
 
 from __future__ import annotations
 

@@ -22,10 +22,12 @@ from typing import Any
 
 import click
 
-from flashinfer_trace import find_root
+from flashinfer_trace import definitions, find_root
 from flashinfer_trace.cli.verification import missing_packages
+from flashinfer_trace.families import family_of
 from flashinfer_trace.files import write_json, write_text
 from flashinfer_trace.harness.family import Family
+from flashinfer_trace.ledger import RECORDED_ON
 from tools.mutate.campaign import Judging, run_campaign
 from tools.mutate.cases import known_families, representative
 from tools.mutate.kernel_power import load_power, render_power
@@ -142,7 +144,17 @@ def document(summaries: dict[str, Any], kept: list[Reason]) -> str:
         name: {fault: family.why_unseen(fault) for record in records for fault in record["faults"]}
         for name, family in families.items()
     }
-    return render(summaries, kept) + render_power(records, unseen)
+    return render(summaries, kept) + render_power(records, unseen, recordable())
+
+
+def recordable() -> set[tuple[str, str]]:
+    """Family and label of each kernel that computes a Definition on the GPUs of the evidence."""
+    return {
+        (family_of(definition).name, kernel.label)
+        for definition in definitions()
+        for kernel in family_of(definition).kernels_of(definition)
+        if kernel.unavailable(RECORDED_ON) is None
+    }
 
 
 def harness_power() -> str:

@@ -15,7 +15,7 @@ RECORDS = Path(__file__).with_name("power")
 HEADER = """
 ## Faulty kernels
 
-The outputs of every real kernel are spoiled on a GPU, at real sizes, or the kernel is called with other inputs than
+The outputs of real kernels are spoiled on a GPU, at real sizes, or the kernel is called with other inputs than
 those that it was given, and a verification judges it: `pytest -m gpu_harness tests/test_mutants.py --record-power
 tools/mutate/power`. A fault is as small as faults of kernels are: one element, row, tile or column, drawn uniformly in
 each case, or a parameter that is off by a little. The tables show the number of cases, corners included, until the
@@ -48,13 +48,19 @@ def load_power(directory: Path = RECORDS) -> list[dict[str, Any]]:
     return sorted(records, key=lambda record: (record["family"], record["kernel"]))
 
 
-def render_power(records: Iterable[Mapping[str, Any]], unseen: Mapping[str, Mapping[str, str]]) -> str:
+def render_power(
+    records: Iterable[Mapping[str, Any]], unseen: Mapping[str, Mapping[str, str]], kernels: Iterable[tuple[str, str]]
+) -> str:
     """The section of the document.
 
     Args:
         records: of kernels.
         unseen: family -> fault -> the declared reason why it is not rejected.
+        kernels: family and label of each kernel that ought to have a record.
     """
+    records, without = list(records), set(kernels)
+    complete = len(without)
+    without -= {(record["family"], record["kernel"]) for record in records}
     families: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
     names: dict[tuple[str, str], list[str]] = {}
     gpus = set()
@@ -67,7 +73,11 @@ def render_power(records: Iterable[Mapping[str, Any]], unseen: Mapping[str, Mapp
     lines = [HEADER]
     if not families:
         return "\n".join([*lines, "No GPU run is recorded yet.", ""])
-    lines += [f"Recorded on {' and '.join(sorted(gpus))}.", ""]
+    lines += [f"Recorded on {' and '.join(sorted(gpus))}, for {complete - len(without)} of {complete} kernels."]
+    if without:
+        lines += ["", "These have no record yet:", ""]
+        lines += [f"- `{family}`: `{kernel}`" for family, kernel in sorted(without)]
+    lines.append("")
     lines += ["| Family | " + " | ".join(COLUMNS.values()) + " |", "|---|" + "---:|" * len(COLUMNS)]
     for family, faults in sorted(families.items()):
         lines.append(f"| `{family}` | " + " | ".join(cell(faults.get(fault, [])) for fault in COLUMNS) + " |")
