@@ -1,4 +1,4 @@
-"""Brings Definitions up to date with ``reference/`` and ``evidence/``, and changes nothing else in their files."""
+"""Brings Definitions up to date with ``reference/``, ``evidence/`` and ``models/``, and changes nothing else in them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from flashinfer_trace.dataset import definition_paths
 from flashinfer_trace.definition import Definition, InputError
 from flashinfer_trace.files import json_text, sweep, write_text
 from flashinfer_trace.kernel_paths import KernelPathsError, proven_paths, with_claims
-from flashinfer_trace.naming import Naming, NamingError, family_name, load_naming
+from flashinfer_trace.model_claims import ModelClaims, ModelClaimsError, load_model_claims
+from flashinfer_trace.naming import Naming, NamingError, family_name, load_naming, ordered
 from flashinfer_trace.records import RecordsError
 from flashinfer_trace.reference import ReferenceSourceError, render, source_path
 
@@ -36,7 +37,9 @@ class _Embedded:
 
 
 def embed_all(root: Path, write: bool, names: Sequence[str] = ()) -> list[tuple[Path, str]]:
-    """Renders the references of Definitions and sets their status by the evidence and their kernels by the record.
+    """Renders the references of Definitions, and sets their status by the evidence and the other tags by models/.
+
+    The tags of a family that models/curated/family_tags.json lacks stay, each kernel in the namespace of its state.
 
     Nothing is written unless all of them are valid afterwards.
 
@@ -58,12 +61,14 @@ def embed_all(root: Path, write: bool, names: Sequence[str] = ()) -> list[tuple[
     paths = _selected(root, names)
     try:
         naming = load_naming(root)
-        embedded = [_embed(root, path, naming) for path in paths]
+        claims = load_model_claims(root)
+        embedded = [_embed(root, path, naming, claims) for path in paths]
     except (
         ReferenceSourceError,
         NamingError,
         RecordsError,
         KernelPathsError,
+        ModelClaimsError,
         InputError,
         ledger.LedgerError,
     ) as error:
@@ -125,7 +130,7 @@ def _selected(root: Path, names: Sequence[str]) -> list[Path]:
     return list(selected) if names else paths
 
 
-def _embed(root: Path, path: Path, naming: Naming) -> _Embedded:
+def _embed(root: Path, path: Path, naming: Naming, claims: ModelClaims | None) -> _Embedded:
     data = _read(path)
     definition = Definition.from_dict(data, path)
     family = family_name(definition, naming)
@@ -146,10 +151,21 @@ def _embed(root: Path, path: Path, naming: Naming) -> _Embedded:
         if own != tags:
             changes.append(status)
             loses_verified = ledger.VERIFIED in tags
-        data["tags"] = with_claims(own, proven_paths(root, data), naming)
+        proven = proven_paths(root, data)
+        shared = claims.shares(definition.name, family, proven) if claims else None
+        if claims is None or shared is None:
+            data["tags"] = with_claims(own, proven, naming)
+        elif set(own) != (wanted := {status, *claims.calls(definition.name), *shared}):
+            data["tags"] = ordered(wanted, naming)
         if data["tags"] != own:
-            changes.append("kernels")
+            changes.append(_difference(own, data["tags"]))
     return _Embedded(path, json_text(data), " and ".join(changes), loses_verified)
+
+
+def _difference(old: list[str], new: list[str]) -> str:
+    """What changes in tags, for a person."""
+    signed = [f"-{tag}" for tag in old if tag not in new] + [f"+{tag}" for tag in new if tag not in old]
+    return f"tags ({' '.join(signed)})"
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -31,6 +31,7 @@ __all__ = [
     "kernel_paths_path",
     "load_kernel_paths",
     "proven_paths",
+    "tag_of_kernel",
     "with_claims",
 ]
 
@@ -90,12 +91,13 @@ def _retagged(tag: str, proven: set[str]) -> str:
     namespace, _, path = tag.partition(":")
     if namespace not in KINDS:
         return tag
-    if path not in proven:
-        return f"{CALLED}:{path}"
-    if namespace in RUN:
-        return tag
-    fitting = [name for name, beginnings in RUN.items() if path.startswith(beginnings)]
-    return f"{fitting[0]}:{path}" if fitting else tag
+    return tag if path in proven and namespace in RUN else tag_of_kernel(path, proven)
+
+
+def tag_of_kernel(path: str, proven: set[str]) -> str:
+    """The tag of a kernel: in the namespace of its library if it runs, otherwise `CALLED`."""
+    fitting = [name for name, beginnings in RUN.items() if path in proven and path.startswith(beginnings)]
+    return f"{(*fitting, CALLED)[0]}:{path}"
 
 
 def proven_paths(root: Path, data: Mapping[str, object]) -> set[str]:

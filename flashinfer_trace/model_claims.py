@@ -1,23 +1,51 @@
-"""Which models a Definition may be tagged with: those that need it, and those that somebody named with a source.
+"""The tags that follow from models/: which models call a Definition, at which sizes, and what its family shares.
 
 ``models/needs/<model>.json`` is derived from traces and ``models/``. ``models/curated/claims.json`` holds what people
-found elsewhere: Definitions, the models that call them, and where that can be seen. Nothing here imports torch.
+found elsewhere: Definitions, the models and parallel sizes that they are for, and where that can be seen.
+``models/curated/family_tags.json`` holds the kernels and the other tags of each family. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from flashinfer_trace.json_source import TRACES, JsonSourceError, load_object
+from flashinfer_trace.kernel_paths import tag_of_kernel
 
-__all__ = ["ModelClaims", "ModelClaimsError", "curated_path", "load_model_claims"]
+__all__ = ["FamilyTags", "ModelClaims", "ModelClaimsError", "curated_path", "family_tags_path", "load_model_claims", "missing_files"]
 
 
 class ModelClaimsError(ValueError):
-    """A file under models/ is malformed. The message names it."""
+    """A file under models/ is malformed: `path`, which the message names relative to the dataset root."""
+
+    def __init__(self, path: Path, root: Path, message: str) -> None:
+        super().__init__(f"{path.relative_to(root).as_posix()}: {message}")
+        self.path = path
+
+
+@dataclass(frozen=True)
+class FamilyTags:
+    """Kernels and tags that some Definitions of a family share.
+
+    Attributes:
+        kernels: dotted paths of kernels.
+        tags: other tags.
+        only: names or globs of the Definitions that have them; empty for all.
+        without: names or globs of Definitions that do not.
+    """
+
+    kernels: frozenset[str]
+    tags: frozenset[str]
+    only: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+
+    def covers(self, definition: str) -> bool:
+        """Whether a Definition of the family has them."""
+        return (not self.only or _matches(definition, self.only)) and not _matches(definition, self.without)
 
 
 @dataclass(frozen=True)
@@ -26,22 +54,47 @@ class ModelClaims:
 
     Attributes:
         models: the models that have constants in models/.
-        needed: Definition -> the models that need it.
-        curated: (names or globs, models) of models/curated/claims.json.
+        needed: Definition -> tags (model:, tp:, ep:) of the models that need it.
+        curated: (names or globs, tags) of models/curated/claims.json.
         titles: the name of each model as its authors write it -> the model.
+        families: family -> what its Definitions share.
     """
 
     models: frozenset[str]
     needed: Mapping[str, frozenset[str]]
     curated: tuple[tuple[tuple[str, ...], frozenset[str]], ...]
     titles: Mapping[str, str] = field(default_factory=dict)
+    families: Mapping[str, tuple[FamilyTags, ...]] = field(default_factory=dict)
+
+    def calls(self, definition: str) -> set[str]:
+        """The tags (model:, tp:, ep:) that say which models call a Definition, and at which sizes."""
+        found = set(self.needed.get(definition, ()))
+        for names, tags in self.curated:
+            if _matches(definition, names):
+                found |= tags
+        return found
 
     def allows(self, definition: str, model: str) -> bool:
         """Whether a Definition may carry ``model:<model>``."""
-        return model in self.needed.get(definition, ()) or any(
-            model in models and any(fnmatch.fnmatchcase(definition, name) for name in names)
-            for names, models in self.curated
-        )
+        return f"model:{model}" in self.calls(definition)
+
+    def shares(self, definition: str, family: str, proven: set[str]) -> set[str] | None:
+        """The other tags of a Definition but its status, which follow from its family; None if nothing is known of it.
+
+        Args:
+            definition: its name.
+            family: its family.
+            proven: the kernels that run for it (`flashinfer_trace.kernel_paths.proven_paths`).
+        """
+        if family not in self.families:
+            return None
+        shared = [one for one in self.families[family] if one.covers(definition)]
+        kernels = {tag_of_kernel(path, proven) for one in shared for path in one.kernels}
+        return kernels.union(*(one.tags for one in shared))
+
+
+def _matches(definition: str, names: Iterable[str]) -> bool:
+    return any(definition == name or fnmatch.fnmatchcase(definition, name) for name in names)
 
 
 def curated_path(root: Path) -> Path:
@@ -49,31 +102,76 @@ def curated_path(root: Path) -> Path:
     return root / "models" / "curated" / "claims.json"
 
 
+def family_tags_path(root: Path) -> Path:
+    """Where the kernels and tags of families lie."""
+    return root / "models" / "curated" / "family_tags.json"
+
+
 def load_model_claims(root: Path) -> ModelClaims | None:
-    """What models/ says; None if the root has no models/needs/, and so nothing to derive claims from.
+    """What models/ says; None if the root has no models/, and so nothing to derive claims from.
 
     Raises:
-        ModelClaimsError: a file cannot be read or is malformed.
+        ModelClaimsError: a file is missing, cannot be read or is malformed.
     """
+    constants = sorted((root / "models").glob("*.json"))
     needs = sorted((root / "models" / "needs").glob("*.json"))
-    if not needs:
+    if not constants and not needs:
         return None
-    needed: dict[str, set[str]] = {}
+    models = frozenset(one.stem for one in constants)
     path = curated_path(root)
     try:
         marks = load_object(path)["claims"] if path.exists() else []
-        curated = tuple((tuple(mark["definitions"]), frozenset(mark["models"])) for mark in marks)
+        curated = tuple((tuple(mark["definitions"]), frozenset(_claimed(mark))) for mark in marks)
+        needed: dict[str, set[str]] = {}
         for path in needs:
-            document = load_object(path, TRACES)
-            for op in document["ops"]:
-                for names in op["definitions"].values():
-                    for name in names:
-                        needed.setdefault(name, set()).add(document["model"])
+            for definition, tag in _needed(load_object(path, TRACES)):
+                needed.setdefault(definition, set()).add(tag)
         titles = {}
-        for path in sorted((root / "models").glob("*.json")):
+        for path in constants:
             if title := load_object(path).get("title"):
                 titles[str(title)] = path.stem
-    except (JsonSourceError, KeyError, TypeError, AttributeError) as error:
-        raise ModelClaimsError(f"{path.relative_to(root)}: malformed ({error!r})") from None
-    models = frozenset(one.stem for one in (root / "models").glob("*.json"))
-    return ModelClaims(models, {name: frozenset(found) for name, found in needed.items()}, curated, titles)
+        path = family_tags_path(root)
+        families = load_object(path)["families"] if path.exists() else {}
+        shared = {name: _shared(groups) for name, groups in families.items()}
+    except (JsonSourceError, KeyError, TypeError, AttributeError, ValueError) as error:
+        reason = f"{error}" if isinstance(error, JsonSourceError) else f"malformed ({error!r})"
+        raise ModelClaimsError(path, root, reason) from None
+    return ModelClaims(models, {name: frozenset(tags) for name, tags in needed.items()}, curated, titles, shared)
+
+
+def missing_files(root: Path) -> list[tuple[Path, str]]:
+    """The files that belong to those in models/ and are missing, each relative to the root and with what brings it."""
+    constants = {one.stem for one in (root / "models").glob("*.json")}
+    needs = {one.stem for one in (root / "models" / "needs").glob("*.json")}
+    derive, restore = "run `python -m tools.generate_docs` in a checkout", "restore it from version control"
+    missing = [(root / "models" / "needs" / f"{name}.json", derive) for name in constants - needs]
+    missing += [(root / "models" / f"{name}.json", restore) for name in needs - constants]
+    if constants:
+        missing += [(path, restore) for path in (curated_path(root), family_tags_path(root)) if not path.exists()]
+    return sorted(missing)
+
+
+def _claimed(mark: Mapping[str, Any]) -> Iterable[str]:
+    yield from (f"model:{name}" for name in mark.get("models", ()))
+    yield from mark.get("tags", ())
+
+
+def _needed(document: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """Pairs of a Definition and a tag, from one file of models/needs/."""
+    for op in document["ops"]:
+        for names in op["definitions"].values():
+            yield from ((name, f"model:{document['model']}") for name in names)
+    for size in document["sizes"]:
+        yield from ((name, size["tag"]) for name in size["definitions"])
+
+
+def _shared(groups: Iterable[Mapping[str, Any]]) -> tuple[FamilyTags, ...]:
+    return tuple(
+        FamilyTags(
+            frozenset(group.get("kernels", ())),
+            frozenset(group.get("tags", ())),
+            tuple(group.get("only", ())),
+            tuple(group.get("without", ())),
+        )
+        for group in groups
+    )

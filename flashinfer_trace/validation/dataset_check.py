@@ -11,9 +11,9 @@ from typing import Any
 from flashinfer_trace.ecosystem import EcosystemError, compatibility_path, load_compatibility
 from flashinfer_trace.files import UnreadableFile, read_bytes
 from flashinfer_trace.json_source import JsonDocument, JsonSourceError, load, parse
-from flashinfer_trace.kernel_paths import KINDS, KernelPathsError, kernel_paths_path, load_kernel_paths
+from flashinfer_trace.kernel_paths import KernelPathsError, claimable, kernel_paths_path, load_kernel_paths
 from flashinfer_trace.ledger import Ledger, file_in
-from flashinfer_trace.model_claims import ModelClaims, ModelClaimsError, curated_path, load_model_claims
+from flashinfer_trace.model_claims import ModelClaims, ModelClaimsError, load_model_claims, missing_files
 from flashinfer_trace.naming import NamePattern, Naming, NamingError, load_naming
 from flashinfer_trace.records import RecordsError, load_records, records_path
 from flashinfer_trace.validation import definition_rules, reference_rules
@@ -26,6 +26,7 @@ from flashinfer_trace.validation.model_rules import check_models, check_numbers
 from flashinfer_trace.validation.problems import Findings, Result, quote
 from flashinfer_trace.validation.reference_memo import ReferenceMemo
 from flashinfer_trace.validation.schemas import SchemaFileError, Schemas, check_schema
+from flashinfer_trace.validation.tag_rules import check_calls, check_family_tags
 
 __all__ = ["validate_paths"]
 
@@ -82,6 +83,8 @@ class _DatasetCheck:
         if path == self.root:
             self._check_conventions()
             self._check_records()
+            for missing, fix in missing_files(self.root):
+                self.findings_of(missing).add("dataset-schema", "the file is missing", fix)
             self._queue(self.files.definitions, self.definition_paths)
             if self.files.evidence.exists():
                 self._queue(self.files.evidence, self.context_paths)
@@ -135,6 +138,7 @@ class _DatasetCheck:
         check_numbers(candidate, findings)
         if self.model_claims is not None:
             check_models(candidate, self.model_claims, findings)
+            check_calls(candidate, self.model_claims, findings)
         definition_rules.check_constraints(candidate, findings)
         family = None
         if self.naming is not None:
@@ -161,11 +165,16 @@ class _DatasetCheck:
             self._report_records(error)
 
     def _check_claims(self, candidate: Candidate, family: NamePattern | None, findings: Findings) -> None:
-        if family is None or not any(tag.partition(":")[0] in KINDS for _, tag in candidate.tags):
+        if family is None or self.naming is None:
             return
+        claims = self.model_claims
         try:
-            kernels = load_records(self.root).kernels_of(family.name, str(candidate.name))
-            check_claims(candidate, load_kernel_paths(self.root), kernels.values(), findings)
+            kernels = load_records(self.root).kernels_of(family.name, str(candidate.name)).values()
+            known = load_kernel_paths(self.root)
+            check_claims(candidate, known, kernels, findings)
+            if claims is not None and claims.families:
+                proven = claimable(known, kernels)
+                check_family_tags(candidate, family.name, claims, proven, known, self.naming, findings)
         except RecordsError as error:
             self._report_records(error)
         except KernelPathsError as error:
@@ -231,8 +240,8 @@ class _DatasetCheck:
         try:
             return load_model_claims(self.root)
         except ModelClaimsError as error:
-            path = curated_path(self.root)
-            self.findings_of(path).add("dataset-schema", str(error), "see schema/curated_claims.schema.json")
+            hint = "restore it from version control, or run `python -m tools.generate_docs` for models/needs/"
+            self.findings_of(error.path).add("dataset-schema", str(error), hint)
             return None
 
     @cached_property

@@ -22,8 +22,8 @@ def problems_of(rows: Sequence[Row], root: Path) -> list[Problem]:
         if not any(Path(directory).iterdir()):
             return []
         problems = validate_paths([Path(directory)], root).problems
-        # models/needs/, from which the claims about models follow, is generated after the extraction.
-        return [one for one in problems if one.rule != "tag-model"]
+        # models/needs/, from which the tags follow, is generated after the extraction.
+        return [one for one in problems if one.rule not in ("tag-model", "tag-missing", "tag-unfounded")]
 
 
 def write(rows: Sequence[Row], definitions: Path) -> int:

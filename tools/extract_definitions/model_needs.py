@@ -74,9 +74,23 @@ def _document(planner: Planner, request: Request) -> dict[str, Any]:
         "model": request.model.name,
         "sources": {name: source["version"] for name, source in request.usage.sources.items()},
         "ops": [{"name": op, "definitions": _by_op_type(names)} for op, names in sorted(ops.items())],
+        "sizes": _sizes(planner, request),
         "unsupported": [{"name": op, "reason": reason} for op, reason in sorted(unsupported.items())],
         "kernels": _kernels(request.usage),
     }
+
+
+def _sizes(planner: Planner, request: Request) -> list[dict[str, Any]]:
+    """The parallel sizes at which the model calls Definitions; for the others, they make no difference."""
+    found: dict[tuple[str, int], set[str]] = defaultdict(set)
+    for _, need in planner.needs(request):
+        for namespace, size in (("tp", need.use.tp), ("ep", need.use.ep)):
+            if size is not None:
+                found[namespace, size].add(planner.name_of(need))
+    return [
+        {"tag": f"{namespace}:{size}", "definitions": sorted(names)}
+        for (namespace, size), names in sorted(found.items())
+    ]
 
 
 def _kernels(usage: Usage) -> list[dict[str, Any]]:
@@ -104,6 +118,6 @@ def _lines(path: tuple[str, ...], value: Any) -> Lines | None:
     match path:
         case ():
             return Lines(2, closing=0)
-        case ("ops",) | ("unsupported",) | ("kernels",):
+        case ("ops",) | ("sizes",) | ("unsupported",) | ("kernels",):
             return Lines(4, closing=2)
     return None

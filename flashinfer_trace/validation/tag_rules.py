@@ -1,0 +1,93 @@
+"""Rules on tags that follow from models/: none is missing, and none is there that nothing gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from flashinfer_trace.kernel_paths import KINDS, KernelPaths
+from flashinfer_trace.model_claims import ModelClaims
+from flashinfer_trace.naming import Naming
+from flashinfer_trace.validation.candidate import Candidate
+from flashinfer_trace.validation.problems import Findings, pointer_of, quote
+
+__all__ = ["check_calls", "check_family_tags"]
+
+_CALLS = ("model", "tp", "ep")
+_CURATED = "models/curated/claims.json"
+_SHARED = "models/curated/family_tags.json"
+
+
+def check_calls(candidate: Candidate, claims: ModelClaims, findings: Findings) -> None:
+    """The model:, tp: and ep: tags are those of the models that call the Definition, and of the claims about it.
+
+    A model: tag that nothing gives breaks the rule tag-model (`model_rules.check_models`).
+    """
+    given = claims.calls(str(candidate.name))
+    of_calls = [(index, tag) for index, tag in candidate.tags if tag.partition(":")[0] in _CALLS]
+    for index, tag in of_calls:
+        if not tag.startswith("model:") and tag not in given:
+            namespace = tag.partition(":")[0]
+            known = _listed(one for one in given if one.startswith(f"{namespace}:"))
+            message = f"nothing in models/ gives the tag {quote(tag)}, only {known}"
+            hint = f"run `{_embed(candidate)}`, or claim it with its source in {_CURATED}"
+            findings.add("tag-unfounded", message, hint, pointer_of("tags", index))
+    _check_missing(candidate, given - {tag for _, tag in of_calls}, "models/needs/ or " + _CURATED, findings)
+
+
+def check_family_tags(
+    candidate: Candidate,
+    family: str,
+    claims: ModelClaims,
+    proven: set[str],
+    known: KernelPaths,
+    naming: Naming,
+    findings: Findings,
+) -> None:
+    """The kernels and the other tags, but for the status, are those of the family.
+
+    Args:
+        candidate: the Definition.
+        family: its family.
+        claims: what models/ says of families.
+        proven: the kernels that run for the Definition.
+        known: what exists in the pinned packages: the rule tag-path reports other paths.
+        naming: the namespaces and flags: the rule tag-unknown reports others.
+        findings: where problems go.
+    """
+    given = claims.shares(str(candidate.name), family, proven)
+    if given is None:
+        message = f"{_SHARED} has no family {family}"
+        hint = "run `python -m tools.family_tags` in a checkout, which adds it from the tags of its Definitions"
+        findings.add("tag-unfounded", message, hint, "/tags")
+        return
+    # The rule tag-claim reports a kernel in the wrong namespace, so that paths alone are compared.
+    paths = {tag.partition(":")[2] for tag in given if tag.partition(":")[0] in KINDS}
+    present: set[str] = set()
+    for index, tag in candidate.tags:
+        namespace, colon, value = tag.partition(":")
+        if namespace in ("status", *_CALLS) or not (namespace in naming.namespaces if colon else tag in naming.flags):
+            continue
+        is_kernel = namespace in KINDS
+        present.add(value if is_kernel else tag)
+        unknown = is_kernel and value.partition(".")[0] in known.versions and value not in known.paths
+        if not unknown and (value not in paths if is_kernel else tag not in given):
+            message = f"{_SHARED} does not give the tag {quote(tag)} to this Definition of the family {family}"
+            hint = f"run `{_embed(candidate)}`, or add it to the family there"
+            findings.add("tag-unfounded", message, hint, pointer_of("tags", index))
+    missing = {tag for tag in given if (tag.partition(":")[2] if tag.partition(":")[0] in KINDS else tag) not in present}
+    _check_missing(candidate, missing, _SHARED, findings)
+
+
+def _check_missing(candidate: Candidate, tags: Iterable[str], source: str, findings: Findings) -> None:
+    if isinstance(candidate.data.get("tags"), list):
+        for tag in sorted(tags):
+            message = f"the tag {quote(tag)} is missing, which {source} gives to this Definition"
+            findings.add("tag-missing", message, f"run `{_embed(candidate)}`, or correct that file", "/tags")
+
+
+def _embed(candidate: Candidate) -> str:
+    return f"flashinfer-trace embed {candidate.name}"
+
+
+def _listed(tags: Iterable[str]) -> str:
+    return ", ".join(sorted(tags, key=lambda tag: (len(tag), tag))) or "none"
