@@ -1,4 +1,4 @@
-"""Brings Definitions up to date with ``reference/``, ``evidence/`` and ``models/``, and changes nothing else in them."""
+"""Brings Definitions up to date with ``reference/``, ``evidence/`` and ``models/``; nothing else in them changes."""
 
 from __future__ import annotations
 

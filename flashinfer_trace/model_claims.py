@@ -8,6 +8,8 @@ found elsewhere: Definitions, the models and parallel sizes that they are for, a
 from __future__ import annotations
 
 import fnmatch
+import functools
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +18,15 @@ from typing import Any
 from flashinfer_trace.json_source import TRACES, JsonSourceError, load_object
 from flashinfer_trace.kernel_paths import tag_of_kernel
 
-__all__ = ["FamilyTags", "ModelClaims", "ModelClaimsError", "curated_path", "family_tags_path", "load_model_claims", "missing_files"]
+__all__ = [
+    "FamilyTags",
+    "ModelClaims",
+    "ModelClaimsError",
+    "curated_path",
+    "family_tags_path",
+    "load_model_claims",
+    "missing_files",
+]
 
 
 class ModelClaimsError(ValueError):
@@ -45,7 +55,8 @@ class FamilyTags:
 
     def covers(self, definition: str) -> bool:
         """Whether a Definition of the family has them."""
-        return (not self.only or _matches(definition, self.only)) and not _matches(definition, self.without)
+        chosen = not self.only or _pattern(self.only).fullmatch(definition)
+        return bool(chosen) and not (self.without and _pattern(self.without).fullmatch(definition))
 
 
 @dataclass(frozen=True)
@@ -70,7 +81,7 @@ class ModelClaims:
         """The tags (model:, tp:, ep:) that say which models call a Definition, and at which sizes."""
         found = set(self.needed.get(definition, ()))
         for names, tags in self.curated:
-            if _matches(definition, names):
+            if _pattern(names).fullmatch(definition):
                 found |= tags
         return found
 
@@ -93,8 +104,10 @@ class ModelClaims:
         return kernels.union(*(one.tags for one in shared))
 
 
-def _matches(definition: str, names: Iterable[str]) -> bool:
-    return any(definition == name or fnmatch.fnmatchcase(definition, name) for name in names)
+@functools.lru_cache(maxsize=1024)
+def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
+    """Finds these names and globs."""
+    return re.compile("|".join(map(fnmatch.translate, names)))
 
 
 def curated_path(root: Path) -> Path:
@@ -108,14 +121,14 @@ def family_tags_path(root: Path) -> Path:
 
 
 def load_model_claims(root: Path) -> ModelClaims | None:
-    """What models/ says; None if the root has no models/, and so nothing to derive claims from.
+    """What models/ says; None if the root has no models/needs/, and so nothing to derive claims from.
 
     Raises:
         ModelClaimsError: a file is missing, cannot be read or is malformed.
     """
     constants = sorted((root / "models").glob("*.json"))
     needs = sorted((root / "models" / "needs").glob("*.json"))
-    if not constants and not needs:
+    if not needs:
         return None
     models = frozenset(one.stem for one in constants)
     path = curated_path(root)

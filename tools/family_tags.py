@@ -13,7 +13,6 @@ import argparse
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import DatasetError, Definition, InputError, definitions, find_root
@@ -61,8 +60,8 @@ def groups(members: Sequence[Definition], naming: Naming) -> list[dict[str, Any]
     for (key, value), names in having.items():
         parts[frozenset(names)][key].append(value)
     found = []
-    for names, part in sorted(parts.items(), key=lambda item: (-len(item[0]), sorted(item[0]))):
-        group: dict[str, Any] = {} if len(names) == len(members) else {"only": sorted(names)}
+    for sharing, part in sorted(parts.items(), key=lambda item: (-len(item[0]), sorted(item[0]))):
+        group: dict[str, Any] = {} if len(sharing) == len(members) else {"only": sorted(sharing)}
         group |= {key: sorted(part[key]) if key == "kernels" else ordered(part[key], naming) for key in sorted(part)}
         found.append(group)
     return found

@@ -45,10 +45,10 @@ def validate(paths: tuple[Path, ...], release: bool, output_format: str) -> None
 @click.option("--check", is_flag=True, help="Change nothing; exit 1 if a Definition is out of date.")
 @format_option
 def embed(names: tuple[str, ...], check: bool, output_format: str) -> None:
-    """Bring Definitions (names or globs; default: all) in line with reference/ and evidence/.
+    """Bring Definitions (names or globs; default: all) in line with reference/, evidence/ and models/.
 
-    Writes each family's reference into its Definitions, and sets status:verified where evidence/ proves exactly that
-    reference, status:unverified elsewhere.
+    Writes each family's reference into its Definitions, sets status:verified where evidence/ proves exactly that
+    reference, status:unverified elsewhere, and the other tags as they follow from models/.
 
     Exit status: 0 done, 1 a file cannot be embedded or, with --check, is out of date, 2 wrong usage, 130 interrupted.
     """

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
 
-from flashinfer_trace.kernel_paths import CALLED, KINDS, KernelPaths, claimable
-from flashinfer_trace.records import KernelFacts
+from flashinfer_trace.kernel_paths import CALLED, KINDS, KernelPaths
 from flashinfer_trace.validation.candidate import Candidate
 from flashinfer_trace.validation.problems import Findings, pointer_of, quote
 
@@ -15,16 +13,15 @@ __all__ = ["check_claims"]
 _EMBED = "run `flashinfer-trace embed`"
 
 
-def check_claims(candidate: Candidate, known: KernelPaths, kernels: Iterable[KernelFacts], findings: Findings) -> None:
+def check_claims(candidate: Candidate, known: KernelPaths, proven: set[str], findings: Findings) -> None:
     """Checks that each kernel that a tag names exists, and is in the namespace that its state demands.
 
     Args:
         candidate: the Definition.
         known: what exists in the pinned packages.
-        kernels: the kernels of the family's record that compute the Definition.
+        proven: the kernels that run for the Definition (`flashinfer_trace.kernel_paths.claimable`).
         findings: where problems go.
     """
-    proven = claimable(known, kernels)
     for index, tag in candidate.tags:
         namespace, _, path = tag.partition(":")
         if namespace not in KINDS or "." not in path:

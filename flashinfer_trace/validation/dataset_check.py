@@ -169,11 +169,11 @@ class _DatasetCheck:
             return
         claims = self.model_claims
         try:
-            kernels = load_records(self.root).kernels_of(family.name, str(candidate.name)).values()
             known = load_kernel_paths(self.root)
-            check_claims(candidate, known, kernels, findings)
+            kernels = load_records(self.root).kernels_of(family.name, str(candidate.name))
+            proven = claimable(known, kernels.values())
+            check_claims(candidate, known, proven, findings)
             if claims is not None and claims.families:
-                proven = claimable(known, kernels)
                 check_family_tags(candidate, family.name, claims, proven, known, self.naming, findings)
         except RecordsError as error:
             self._report_records(error)
@@ -240,7 +240,9 @@ class _DatasetCheck:
         try:
             return load_model_claims(self.root)
         except ModelClaimsError as error:
-            hint = "restore it from version control, or run `python -m tools.generate_docs` for models/needs/"
+            hint = (
+                "restore it from version control; in a checkout, `python -m tools.generate_docs` writes models/needs/"
+            )
             self.findings_of(error.path).add("dataset-schema", str(error), hint)
             return None
 

@@ -60,22 +60,26 @@ def check_family_tags(
         hint = "run `python -m tools.family_tags` in a checkout, which adds it from the tags of its Definitions"
         findings.add("tag-unfounded", message, hint, "/tags")
         return
-    # The rule tag-claim reports a kernel in the wrong namespace, so that paths alone are compared.
-    paths = {tag.partition(":")[2] for tag in given if tag.partition(":")[0] in KINDS}
-    present: set[str] = set()
+    expected = {_plain(tag) for tag in given}
+    present = set()
     for index, tag in candidate.tags:
         namespace, colon, value = tag.partition(":")
         if namespace in ("status", *_CALLS) or not (namespace in naming.namespaces if colon else tag in naming.flags):
             continue
-        is_kernel = namespace in KINDS
-        present.add(value if is_kernel else tag)
-        unknown = is_kernel and value.partition(".")[0] in known.versions and value not in known.paths
-        if not unknown and (value not in paths if is_kernel else tag not in given):
+        present.add(plain := _plain(tag))
+        invented = namespace in KINDS and value.partition(".")[0] in known.versions and value not in known.paths
+        if plain not in expected and not invented:
             message = f"{_SHARED} does not give the tag {quote(tag)} to this Definition of the family {family}"
             hint = f"run `{_embed(candidate)}`, or add it to the family there"
             findings.add("tag-unfounded", message, hint, pointer_of("tags", index))
-    missing = {tag for tag in given if (tag.partition(":")[2] if tag.partition(":")[0] in KINDS else tag) not in present}
-    _check_missing(candidate, missing, _SHARED, findings)
+    if expected - present:
+        _check_missing(candidate, (tag for tag in given if _plain(tag) not in present), _SHARED, findings)
+
+
+def _plain(tag: str) -> str:
+    """A kernel without its namespace, which the rule tag-claim checks; any other tag as it is."""
+    namespace, _, value = tag.partition(":")
+    return value if namespace in KINDS else tag
 
 
 def _check_missing(candidate: Candidate, tags: Iterable[str], source: str, findings: Findings) -> None:

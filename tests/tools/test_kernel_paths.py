@@ -196,4 +196,4 @@ def test_the_places_that_curated_claims_name_exist() -> None:
             assert not name or re.search(rf"\b(def|class) {last}\b|self\.{last} =", text), (file, name)
             assert claim.get("kernel", "") in text, (file, claim["kernel"])
             checked += 1
-    assert checked >= len(claims) - 1
+    assert checked >= sum("models" in claim for claim in claims) - 1

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 import pytest
 
 from flashinfer_trace.dataset import definition_paths
-from flashinfer_trace.kernel_paths import CALLED, RUN, load_kernel_paths
+from flashinfer_trace.kernel_paths import CALLED, RUN, claimable, load_kernel_paths
 from flashinfer_trace.naming import family_name, load_naming
 from flashinfer_trace.records import load_records
 from flashinfer_trace.validation import validate_paths
@@ -36,8 +36,9 @@ def claims(data: dict[str, object]) -> list[str]:
     findings = Findings(REPOSITORY / "x.json", REPOSITORY)
     family = family_name(data, load_naming(REPOSITORY))
     assert family is not None
+    known = load_kernel_paths(REPOSITORY)
     kernels = load_records(REPOSITORY).kernels_of(family, str(data["name"]))
-    check_claims(Candidate(data), load_kernel_paths(REPOSITORY), kernels.values(), findings)
+    check_claims(Candidate(data), known, claimable(known, kernels.values()), findings)
     return [problem.rule for problem in findings.problems]
 
 

@@ -140,6 +140,7 @@ def next_steps(root: Path, family: str, op_type: str, files: list[Path], name: s
         else f"write the recipe {recipes / op_type}.py, and add it to RECIPES in __init__.py there"
     )
     steps += [
+        "python -m tools.family_tags",
         f"flashinfer-trace embed {name} && flashinfer-trace validate && flashinfer-trace verify {name}",
         f"flashinfer-trace verify '{family}*' --examples 100 && pytest tests/test_mutants.py -k {family}",
         f"python -m tools.mutate {family}",

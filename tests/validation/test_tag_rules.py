@@ -1,0 +1,182 @@
+"""The tags of Definitions follow from models/: what the dataset says is refused as soon as one of them is another."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from flashinfer_trace import definitions
+from flashinfer_trace.dataset import definition_paths
+from flashinfer_trace.embedding import embed_all
+from flashinfer_trace.model_claims import curated_path, family_tags_path, load_model_claims, missing_files
+from flashinfer_trace.naming import family_name, load_naming
+from flashinfer_trace.validation import Problem, validate_paths
+
+from .conftest import REPOSITORY
+
+PATHS = {path.stem: path for path in definition_paths(REPOSITORY)}
+#: A Definition that models need, one that people wrote for models, and one that nobody needs.
+NEEDED, CLAIMED, OTHER = (
+    "gqa_paged_decode_h8_kv1_d128_ps1",
+    "mla_rope_quantize_fp8_h16_ckv512_kpe64",
+    "gemm_n6144_k4096",
+)
+EXPERTS = "moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048"
+KERNEL = "called_as:sgl_kernel.flash_attn.flash_attn_with_kvcache"
+
+
+def tags_of(name: str) -> list[str]:
+    tags: list[str] = json.loads(PATHS[name].read_text(encoding="utf-8"))["tags"]
+    return tags
+
+
+def problems(name: str, tags: list[str]) -> list[Problem]:
+    """What `validate` says of a committed Definition with other tags."""
+    data = {**json.loads(PATHS[name].read_text(encoding="utf-8")), "tags": tags}
+    return validate_paths([PATHS[name]], REPOSITORY, {PATHS[name]: json.dumps(data, indent=2)}).problems
+
+
+FALSIFIED = [
+    (NEEDED, KERNEL, "called_as:sgl_kernel.flash_attn.flash_attn_varlen_func"),
+    (NEEDED, "tp:8", "tp:16"),
+    (NEEDED, "stage:decode", "stage:prefill"),
+    (EXPERTS, "ep:8", "ep:4"),
+    (EXPERTS, "routing:deepseek-v3", "routing:renormalize"),
+    (EXPERTS, "quantization:fp8_block_scale", "quantization:int8"),
+    (CLAIMED, "tp:8", "tp:1"),
+]
+
+
+@pytest.mark.parametrize(("name", "tag", "other"), FALSIFIED)
+def test_another_value_is_refused(name: str, tag: str, other: str) -> None:
+    tags = tags_of(name)
+    found = problems(name, [other if one == tag else one for one in tags])
+    assert [problem.rule for problem in found] == ["tag-missing", "tag-unfounded"]
+    missing, unfounded = found
+    assert json.dumps(tag) in missing.message and json.dumps(other) in unfounded.message
+    assert unfounded.pointer == f"/tags/{tags.index(tag)}"
+    for problem in found:
+        assert problem.file.endswith(f"{name}.json") and f"flashinfer-trace embed {name}" in problem.hint
+
+
+@pytest.mark.parametrize("name", [NEEDED, EXPERTS, CLAIMED, OTHER])
+def test_each_tag_that_is_lost_is_missed(name: str) -> None:
+    tags = tags_of(name)
+    assert problems(name, tags) == []
+    for tag in tags:
+        if not tag.startswith("status:"):
+            found = problems(name, [one for one in tags if one != tag])
+            # Without its tag, a model that the description names is reported there too.
+            assert {problem.rule for problem in found} - {"description-model"} == {"tag-missing"}
+            assert sum(json.dumps(tag)[:50] in problem.message for problem in found) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "tag", "rule"),
+    [
+        (OTHER, "tp:1", "tag-unfounded"),
+        (OTHER, "model:llama-3.1-8b", "tag-model"),
+        (OTHER, "called_as:sgl_kernel.fp8_blockwise_scaled_mm", "tag-unfounded"),
+        (OTHER, "fused", "tag-unfounded"),
+        (NEEDED, "ep:8", "tag-unfounded"),
+        (NEEDED, "called_as:sgl_kernel.no_such_function", "tag-path"),
+    ],
+)
+def test_one_tag_more_is_refused_once(name: str, tag: str, rule: str) -> None:
+    assert [problem.rule for problem in problems(name, [*tags_of(name), tag])] == [rule]
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A dataset with the real models/ and schema/, and a handful of Definitions."""
+    root = tmp_path / "dataset"
+    for directory in ("schema", "models", "reference"):
+        shutil.copytree(REPOSITORY / directory, root / directory)
+    for name in (NEEDED, EXPERTS, CLAIMED, OTHER):
+        for directory in ("definitions", "evidence"):
+            source = REPOSITORY / directory / PATHS[name].parent.name / f"{name}.json"
+            if source.exists():
+                target = root / source.relative_to(REPOSITORY)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(source, target)
+    return root
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    data = json.loads(path.read_text(encoding="utf-8"))
+    change(data)
+    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def in_any_order(path: Path) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return {**data, "tags": sorted(data["tags"])}
+
+
+def test_embed_writes_the_tags_that_follow(copy: Path) -> None:
+    assert embed_all(copy, write=True) == []
+    originals = {path: in_any_order(path) for path in definition_paths(copy)}
+    for path in originals:
+        edit(path, lambda data: data.update(tags=[*data["tags"][:1], "tp:64", "called_as:sgl_kernel.silu_and_mul"]))
+    changes = dict(embed_all(copy, write=True))
+    assert set(changes) == set(originals) and all("-tp:64" in change for change in changes.values())
+    assert {path: in_any_order(path) for path in originals} == originals
+    assert validate_paths([], copy).problems == []
+
+
+def test_a_claim_or_a_family_that_changes_is_noticed_in_its_definitions(copy: Path) -> None:
+    def other_size(data: dict[str, Any]) -> None:
+        claim = next(one for one in data["claims"] if "mla_rope_quantize_fp8_h16_*" in one["definitions"])
+        claim["tags"] = ["tp:4"]
+
+    def other_kernel(data: dict[str, Any]) -> None:
+        data["families"]["gemm"].append({"kernels": ["sgl_kernel.fp8_scaled_mm"]})
+
+    edit(curated_path(copy), other_size)
+    edit(family_tags_path(copy), other_kernel)
+    found = {(Path(problem.file).stem, problem.rule) for problem in validate_paths([], copy).problems}
+    assert found == {(CLAIMED, "tag-missing"), (CLAIMED, "tag-unfounded"), (OTHER, "tag-missing")}
+
+
+@pytest.mark.parametrize(
+    ("lost", "hint"),
+    [
+        ("models/needs/llama-3.1-8b.json", "tools.generate_docs"),
+        ("models/qwen3-8b.json", "version control"),
+        ("models/curated/claims.json", "version control"),
+        ("models/curated/family_tags.json", "version control"),
+    ],
+)
+def test_a_file_from_which_tags_follow_cannot_be_lost(copy: Path, lost: str, hint: str) -> None:
+    assert missing_files(copy) == []
+    (copy / lost).unlink()
+    found = [problem for problem in validate_paths([], copy).problems if problem.rule == "dataset-schema"]
+    assert [problem.file for problem in found] == [lost] and hint in found[0].hint
+
+
+def test_every_family_and_every_group_is_of_some_definition() -> None:
+    schema = json.loads((REPOSITORY / "schema" / "family_tags.schema.json").read_text(encoding="utf-8"))
+    document = json.loads(family_tags_path(REPOSITORY).read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(schema).validate(document)
+    naming, claims = load_naming(REPOSITORY), load_model_claims(REPOSITORY)
+    assert claims is not None
+    members: dict[str, list[str]] = {}
+    for one in definitions(root=REPOSITORY):
+        members.setdefault(str(family_name(one, naming)), []).append(one.name)
+    assert set(claims.families) == set(members)
+    covered = {
+        name: [sum(group.covers(one) for one in members[name]) for group in groups]
+        for name, groups in claims.families.items()
+    }
+    assert {name: counts for name, counts in covered.items() if not all(counts)} == {}
+    partial = [group for groups in claims.families.values() for group in groups if group.only or group.without]
+    patterns = [pattern for group in partial for pattern in (*group.only, *group.without)]
+    assert len(patterns) > 20
+    lonely = [one for one in patterns if "*" not in one and one not in PATHS]
+    assert lonely == []
