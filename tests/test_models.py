@@ -123,6 +123,34 @@ def test_a_model_says_how_it_was_checked(name):
     assert "All fields agree with" in checked or "All fields, also" in checked or "by hand" in checked
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_is_published_under_its_name(name):
+    model = MODELS[name]
+    title, repository = (plain(text) for text in (model["title"], model["source"]["repository"]))
+    assert plain(name) == title and title in repository
+
+
+def plain(text):
+    return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
+#: What runs with few layers have otherwise: the kinds of layers, and formats of weights that they leave or write out.
+OF_RUNS = {"architectures", "first_k_dense_replace", "layer_types", "quantization_config"}
+
+
+def test_recorded_runs_have_the_same_constants():
+    """The runs in traces/runtime/ say with which constants SGLang built the model."""
+    models = {plain(name): model for name, model in MODELS.items()}
+    compared = set()
+    for path in sorted((ROOT / "traces" / "runtime").glob("*.json")):
+        run = json.loads(path.read_text(encoding="utf-8"))
+        if model := models.get(plain(run["model"])):
+            own = {field: value for field, value in model["config"].items() if field not in OF_RUNS}
+            assert own == {field: run["model_config"].get(field) for field in own}, (path.name, model["name"])
+            compared.add(model["name"])
+    assert len(compared) > 10
+
+
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_transformers_has_the_same_defaults(name):
     pytest.importorskip("transformers", reason="pip install transformers (it does not bring torch)")

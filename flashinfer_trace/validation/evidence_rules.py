@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from flashinfer_trace.definition import Definition, InputError
+from flashinfer_trace.json_source import JsonSourceError, load_object
 from flashinfer_trace.ledger import (
     VERIFIED,
     Ledger,
@@ -65,7 +68,39 @@ def check_evidence_file(path: Path, root: Path, data: Any, schema: Any, findings
         if entry.kernel_label != kernel_label(entry.path, entry.variant):
             message = f"the label is {quote(entry.kernel_label)}, but path and variant give another"
             findings.add("evidence-invalid", message, _RECORD, pointer_of("entries", index, "kernel", "label"))
+    try:
+        table = root / "schema" / "gpus.json"
+        gpus = _capabilities(table, table.stat().st_mtime_ns) if table.exists() else {}
+    except (JsonSourceError, KeyError, TypeError, AttributeError) as error:
+        findings.add("dataset-schema", f"schema/gpus.json: malformed ({error!r})", "see schema/gpus.schema.json")
+        return None
+    for index, run in enumerate(data["entries"]):
+        for place, message in _contradictions(run["kernel"], run["environment"], gpus):
+            findings.add("evidence-invalid", message, _RECORD, pointer_of("entries", index, *place))
     return ledger if len(findings.problems) == before else None
+
+
+def _contradictions(
+    kernel: Mapping[str, str], environment: Mapping[str, Any], gpus: Mapping[str, str]
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Place and text of what cannot be of one machine: figures that were edited, or copied from another run."""
+    library, version, gpu = kernel["library"], kernel["version"], environment["gpu"]
+    installed = environment["libraries"].get(library, version)
+    if installed != version:
+        yield ("kernel", "version"), f"{library} is {quote(version)}, but the environment has {quote(installed)}"
+    capability = gpus.get(gpu["name"], gpu["compute_capability"])
+    if capability != gpu["compute_capability"]:
+        message = f"{gpu['name']} has compute capability {capability}, not {quote(gpu['compute_capability'])}"
+        yield ("environment", "gpu", "compute_capability"), message
+    build = environment["torch"].partition("+cu")[2]
+    if build.isdecimal() and build != environment["cuda"].replace(".", ""):
+        yield ("environment", "cuda"), f"torch {environment['torch']} is not for CUDA {quote(environment['cuda'])}"
+
+
+@functools.lru_cache(maxsize=8)
+def _capabilities(path: Path, _modified: int) -> dict[str, str]:
+    """The compute capability of each GPU that schema/gpus.json names."""
+    return {name: gpu["compute_capability"] for gpu in load_object(path)["gpus"].values() for name in gpu["names"]}
 
 
 def check_verified(

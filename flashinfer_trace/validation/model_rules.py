@@ -29,6 +29,8 @@ _FORMATS = {"bf16": "bfloat16", "fp16": "float16", "float16": "float16"}
 #: Words that end in digits or begin with them: names of models, dtypes, formats, Definitions; blocks such as 128x128.
 _WORD = re.compile(r"[A-Za-z][\w.-]*\d[\w.-]*|\d+x\d+")
 _PARENTHESES = re.compile(r"\((?:[^()]|\([^()]*\))*\)")
+#: Parallel sizes of a description, such as ``TP 1, 2 and 4``.
+_PARALLEL = re.compile(r"\b(TP|EP) (\d+(?:, \d+)*(?: and \d+)?)")
 #: What a size may be divided by: halves of a pair, and parallel sizes.
 _DIVISORS = (1, 2, 3, 4, 8)
 
@@ -78,6 +80,7 @@ def check_numbers(candidate: Candidate, findings: Findings) -> None:
     if not isinstance(text, str):
         return
     _check_formats(text, candidate, findings)
+    _check_parallel(text, candidate, findings)
     if not candidate.const_axes or len(candidate.const_axes) > 32:
         return
     own = set(_own_numbers(candidate))
@@ -93,6 +96,16 @@ def check_numbers(candidate: Candidate, findings: Findings) -> None:
         if isinstance(wrong[-1], float):
             message += "; the reference has no such small number"
         findings.add("description-number", message, "correct the description", "/description")
+
+
+def _check_parallel(text: str, candidate: Candidate, findings: Findings) -> None:
+    """Where tags give parallel sizes, the description gives no others."""
+    tagged = {tag for _, tag in candidate.tags if tag.startswith(("tp:", "ep:"))}
+    for name, sizes in _PARALLEL.findall(text) if tagged else ():
+        wrong = [size for size in re.findall(r"\d+", sizes) if f"{name.lower()}:{size}" not in tagged]
+        if wrong:
+            message = f"the description says {name} {', '.join(wrong)}, but there is no tag {name.lower()}:{wrong[0]}"
+            findings.add("description-number", message, "correct the description", "/description")
 
 
 def _check_formats(text: str, candidate: Candidate, findings: Findings) -> None:

@@ -43,7 +43,7 @@ RULES: dict[str, str] = {
     "name-identifier": "Axes, inputs and outputs are Python identifiers, not keywords or names the reference needs.",
     "name-overlap": "No input has the name of an output or an axis.",
     "description-trivial": "A description says more than blanks, the name or TODO.",
-    "description-number": "Numbers that a description mentions, and 16-bit formats, are those of the Definition.",
+    "description-number": "Numbers and 16-bit formats in a description are those of the Definition and its tags.",
     "description-model": "A Definition with model: tags describes no model of models/ that is not tagged.",
     # Axes
     "axis-undeclared": "Every axis in a shape is declared.",

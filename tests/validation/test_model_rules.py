@@ -50,6 +50,27 @@ def test_curated_claims_name_what_exists_and_is_claimed() -> None:
             assert any(fnmatchcase(one, pattern) for one in names), f"nothing has this name: {pattern}"
 
 
+def test_the_sources_of_parallel_sizes_say_what_the_models_have() -> None:
+    """Fields in parentheses are the models', and numbers are their constants or a rank's part of one."""
+    checked = 0
+    for claim in CLAIMS:
+        files = re.findall(r"models/([\w.-]+)\.json", claim["source"])
+        if not claim["source"].startswith("models/"):
+            continue
+        text = claim["source"].partition(": ")[2]
+        sizes = {1, *(int(tag.partition(":")[2]) for tag in claim["tags"])}
+        for name in files:
+            config = json.loads((REPOSITORY / "models" / f"{name}.json").read_text(encoding="utf-8"))["config"]
+            known = {value // size for value in config.values() if type(value) is int for size in sizes} | sizes
+            head = config["hidden_size"] // config["num_attention_heads"]
+            numbers = {int(number) for number in re.findall(r"(?<![\w.])\d+(?![\w.])", text)}
+            assert numbers <= {*known, head}, (claim, name)
+            fields = re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", " ".join(re.findall(r"\(([^)]*)\)", text)))
+            assert set(fields) <= config.keys(), (claim, name)
+            checked += 1
+    assert checked > 20
+
+
 def test_a_description_says_that_a_model_uses_it_only_where_its_tag_does() -> None:
     """For example: nobody publishes Mixtral in fp8 blocks, and 8 ranks cannot share the 28 heads of Qwen2-57B-A14B."""
     files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(REPOSITORY.glob("models/*.json"))]
