@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
 import digests
 import jsonschema
 import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 import flashinfer_trace
 from flashinfer_trace.kernel_paths import CALLED, KINDS, RUN, claimable, load_kernel_paths, with_claims
@@ -74,6 +80,18 @@ def test_the_committed_paths_are_those_of_the_sources(package):
         assert KNOWN.ops == {op: tuple(sorted(names)) for op, names in callers_of_ops(directory, package).items()}
         assert not exists(directory, "sgl_kernel.apply_rope_with_cos_sin_cache_inplace")
         assert not exists(directory, "sgl_kernel.top_k_renorm_probs")
+
+
+def test_the_pinned_versions_are_those_of_the_release_and_of_the_evidence():
+    """Under another version, the test of the paths would find no sources and be skipped."""
+    releases = tomllib.loads((ROOT / "tools" / "sources.toml").read_text(encoding="utf-8"))["releases"]
+    pinned = {(one["distribution"], one["version"]) for one in PACKAGES.values()}
+    for one in PACKAGES.values():
+        fetched = {(part["distribution"], part["version"]) for part in releases[one["release"]].values()}
+        assert (one["distribution"], one["version"]) in fetched
+    ran = {(entry.library, entry.version) for one in flashinfer_trace.definitions() for entry in proofs(ROOT, one)}
+    distributions = {distribution for distribution, _ in pinned}
+    assert {one for one in ran if one[0] in distributions} == pinned
 
 
 def test_verified_definitions_claim_runs_that_their_evidence_has():
