@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace.benching import results
+from flashinfer_trace.benching.statistics import IN_TIME
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families import family_of
 from tools.performance_figure import fractions_svg
@@ -125,10 +126,11 @@ def _runs(records: Iterable[Record], known: Mapping[str, Definition]) -> Runs:
 
 @dataclass(frozen=True)
 class _Pair:
-    """The times of a kernel in its last two runs, in seconds."""
+    """The times of a kernel in its last two runs, in seconds; and whether the processor had a part in one of them."""
 
     before: float
     last: float
+    waited: bool
 
     @property
     def difference(self) -> float:
@@ -136,11 +138,17 @@ class _Pair:
         return max(self.before, self.last) / min(self.before, self.last) - 1
 
 
+#: Two runs of a kernel, with the names of its Definition and workload, and its label.
+_Named = tuple[_Pair, str, str, str]
+
+
 def _pair(records: Sequence[Record]) -> _Pair | None:
     """The last run and the one before of the same versions on the same inputs; None if there is no other."""
     *others, last = records
     alike = [one for one in others if all(one[key] == last[key] for key in ("version", "environment", "seed", "axes"))]
-    return _Pair(_seconds(alike[-1]), _seconds(last)) if alike else None
+    if not alike:
+        return None
+    return _Pair(_seconds(alike[-1]), _seconds(last), min(alike[-1]["ahead"], last["ahead"]) < IN_TIME)
 
 
 def _repeatability(of_gpu: Mapping[tuple[str, str], Mapping[str, Sequence[Record]]]) -> list[str]:
@@ -154,12 +162,29 @@ def _repeatability(of_gpu: Mapping[tuple[str, str], Mapping[str, Sequence[Record
     lines = ["### Two runs", ""]
     if not pairs:
         return [*lines, f"No kernel that takes over {COMPARED * 1e6:.0f} us was timed in two runs yet. {AGAIN}"]
-    differences = sorted(pair.difference for pair, *_ in pairs)
-    apart = sorted((one for one in pairs if one[0].difference >= AGREED), key=lambda one: -one[0].difference)
+    alone = [one for one in pairs if not one[0].waited]
+    waited = [one for one in pairs if one[0].waited]
     lines += [
-        f"Kernels that take over {COMPARED * 1e6:.0f} us, each on one workload, and were timed in two runs: "
-        f"{len(pairs)}. Their medians differ by {_percent(statistics.median(differences))} in the middle, and by "
-        f"{_percent(differences[-1])} at most; {len(apart)} of them by {_percent(AGREED, 0)} or more"
+        f"Kernels that take over {COMPARED * 1e6:.0f} us, and were timed in two runs on a workload: {len(pairs)}.",
+        "",
+    ]
+    lines += _alone(alone) if alone else []
+    if waited:
+        lines += [
+            f"Of the other {len(waited)}, the GPU waits for the processor during a call, because the function reads a "
+            f"result on the host before it goes on. Their medians differ by {_spread(waited)}: they are times of this "
+            "processor, too.",
+            "",
+        ]
+    return [*lines, AGAIN]
+
+
+def _alone(pairs: Sequence[_Named]) -> list[str]:
+    """How far the runs differ if the processor has no part in them, and a table of those that differ too much."""
+    apart = sorted((one for one in pairs if one[0].difference >= AGREED), key=lambda one: -one[0].difference)
+    lines = [
+        f"The GPU alone decides the time of those that were launched before it began them. They are {len(pairs)}. "
+        f"Their medians differ by {_spread(pairs)}; {len(apart)} of them by {_percent(AGREED, 0)} or more"
         + (":" if apart else "."),
         "",
     ]
@@ -168,7 +193,12 @@ def _repeatability(of_gpu: Mapping[tuple[str, str], Mapping[str, Sequence[Record
         for pair, name, workload, label in apart
     ]
     headings = ["Definition", "Workload", "Kernel", "Before", "Last", "Difference"]
-    return [*lines, *([*table(headings, rows, "lllrrr"), ""] if rows else []), AGAIN]
+    return [*lines, *([*table(headings, rows, "lllrrr"), ""] if rows else [])]
+
+
+def _spread(pairs: Sequence[_Named]) -> str:
+    differences = [pair.difference for pair, *_ in pairs]
+    return f"{_percent(statistics.median(differences))} in the middle, and by {_percent(max(differences))} at most"
 
 
 def _time(seconds: float) -> str:

@@ -28,6 +28,7 @@ from flashinfer_trace.harness.verify import Job
 from flashinfer_trace.judging.judge import as_submission, checked, judge, shared_server
 from flashinfer_trace.judging.process import Failed, Limits, Server, SubmissionProcess, Timing
 from flashinfer_trace.judging.standards import Standard, Trial, standards
+from flashinfer_trace.judging.stopwatch import Stopwatch
 from flashinfer_trace.judging.submission import Submission, known
 from flashinfer_trace.judging.verdict import Failure
 from flashinfer_trace.traffic import Workload
@@ -203,7 +204,9 @@ class _Bout:
         self._family: Family = family_of(definition)
         self._job = Job(definition, self._family, None, device, full=True)
         self._gpus = load_gpus(definition.root or dataset.find_root())
-        self._timing = self._how()
+        self._timing, self._stopwatch = self._how(), Stopwatch(self._device.type)
+        # Real kernels alone are timed on the same inputs in every run; a submission must not know them beforehand.
+        self._secret = any(one.kernel is None for one in contenders)
 
     @torch.no_grad()
     def timetable(self, workload: Workload) -> Timetable:
@@ -219,7 +222,7 @@ class _Bout:
             cost = cost_of(self._definition, {name: _on_cpu(value) for name, value in inputs.items()})
             self._all(running, inputs, timed=False)  # compiles, and chooses among variants of itself
             while any(one.process for one in running) and self._policy.goes_on(done, time.perf_counter() - started):
-                inputs = workload.inputs(self._device, 1 + secrets.randbits(30))
+                inputs = workload.inputs(self._device, 1 + (secrets.randbits(30) if self._secret else done))
                 self._all(running, inputs, timed=True)
                 done += 1
         except torch.OutOfMemoryError:
@@ -244,7 +247,7 @@ class _Bout:
     def _all(self, running: Sequence[_Contender], inputs: Inputs, timed: bool) -> None:
         """One set of inputs for every kernel, judged; those that fail take no more."""
         expected = self._family.expected(self._definition, inputs)
-        aside = self._aside(inputs) if timed else 0.0
+        aside, held = (self._aside(inputs), self._held()) if timed else (0.0, 0.0)
         for one in running:
             if one.process is None:
                 continue
@@ -253,7 +256,7 @@ class _Bout:
                 if timed:
                     found = one.process.timed(inputs, poisoned, seed, self._timing)
                     self._judge(one, found.answers, inputs, expected)
-                    one.series.append(Series(found.calls, found.outside, aside))
+                    one.series.append(Series(found.calls, found.outside, aside, held))
                 else:
                     self._judge(one, [one.process.call(inputs, poisoned, seed)], inputs, expected)
 
@@ -277,11 +280,22 @@ class _Bout:
         """Seconds that this process's GPU needs to write as much as is written between two calls."""
         size = sum(value.nbytes for value in inputs.values() if isinstance(value, torch.Tensor))
         memory = torch.empty(self._timing.flush + 2 * size, dtype=torch.uint8, device=self._device)
+        return self._quickest(memory.zero_)
+
+    def _held(self) -> float:
+        """Seconds for which it is held before a call."""
+        if self._device.type == "cpu":
+            return 0.0
+        with torch.cuda.device(self._device):
+            return self._quickest(self._stopwatch.hold)
+
+    def _quickest(self, work: Callable[[], Any]) -> float:
+        """The least of three times of some work."""
         times = []
         for _ in range(3):
             started = time.perf_counter()
-            memory.zero_()
-            if memory.is_cuda:
+            work()
+            if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
             times.append(time.perf_counter() - started)
         return min(times)

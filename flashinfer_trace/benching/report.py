@@ -141,6 +141,8 @@ def _row(each: Timetable, one: Measured) -> list[str]:
         remarks.append(f"plan {_time(found.plan)}, run {_time(found.run)}, together {_time(found.seconds)}")
     if found.remembers:
         remarks.append(f"faster on inputs that it saw before, {_time(found.again or 0)}; first calls count")
+    if found.waited:
+        remarks.append("the GPU waited for the processor")
     if found.disputed:
         remarks.append("took much longer by the judge's clock")
     if one.failure is not None:

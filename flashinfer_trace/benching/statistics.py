@@ -14,6 +14,10 @@ REMEMBERED, REMEMBERED_SECONDS = 0.2, 5e-6
 #: What one call costs beside its work, at most, by a clock outside of its process, in seconds; and how many times its
 #: work it may seem to take, because a processor and not the GPU is waited for.
 OVERHEAD, PATIENCE = 8e-4, 3.0
+#: How many times as long as in the judge's process a GPU may be held, because its clocks are lower.
+HELD = 1.25
+#: The part of the calls that must be launched ahead of the GPU for it alone to decide their median and quartiles.
+IN_TIME = 0.75
 
 
 @dataclass(frozen=True)
@@ -46,20 +50,23 @@ class Series:
     """Calls on one set of inputs.
 
     Attributes:
-        calls: seconds by phase, ``total`` and perhaps ``plan`` and ``run``; the first call sees the inputs first.
+        calls: as `judging.answers.Timed` has them; the first one sees the inputs first.
         outside: seconds of all of them by the judge's clock.
         aside: seconds that the judge's own GPU needs to restore memory and to flush the cache once.
+        held: seconds for which it is held before a call, and before run() of a kernel that plans.
     """
 
     calls: Sequence[Mapping[str, float]]
     outside: float
     aside: float = 0.0
+    held: float = 0.0
 
     @property
     def disputed(self) -> bool:
         """Whether the judge's clock measured much longer for the calls than the submission's process reported."""
         said = sum(call["total"] for call in self.calls)
-        return self.outside > PATIENCE * said + len(self.calls) * (2 * self.aside + OVERHEAD)
+        held = HELD * self.held * sum(1 + ("run" in call) for call in self.calls)
+        return self.outside > PATIENCE * said + held + len(self.calls) * (2 * self.aside + OVERHEAD)
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,8 @@ class Summary:
         first, again: medians of the calls that saw inputs for the first time, and of others.
         plan, run: medians of the phases, of a kernel that has both.
         calls, inputs: how many.
+        ahead: the part of the calls that was launched before the GPU began them. The time of others has gaps, in which
+            the GPU waited for the processor.
         remembers: it is faster on inputs that it has seen before.
         disputed: it took much longer by the judge's clock.
     """
@@ -85,6 +94,7 @@ class Summary:
     run: float | None
     calls: int
     inputs: int
+    ahead: float
     remembers: bool
     disputed: bool
 
@@ -92,6 +102,11 @@ class Summary:
     def spread(self) -> float:
         """The distance of the quartiles, as a fraction of the median."""
         return (self.high - self.low) / self.seconds
+
+    @property
+    def waited(self) -> bool:
+        """Whether the processor has a part in the time, because the GPU waited for it in many calls."""
+        return self.ahead < IN_TIME
 
     @property
     def served(self) -> float:
@@ -118,6 +133,7 @@ def summary(series: Sequence[Series]) -> Summary:
         run=_phase(calls, "run"),
         calls=len(calls),
         inputs=len(series),
+        ahead=statistics.fmean(call["ahead"] for call in calls),
         remembers=remembers,
         disputed=sum(each.disputed for each in series) > len(series) / 2,
     )

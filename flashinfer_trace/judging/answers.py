@@ -81,7 +81,8 @@ class Timed:
 
     Attributes:
         answers: of each call.
-        calls: seconds of each call by phase: ``total``, and ``plan`` and ``run`` of a kernel that has both.
+        calls: seconds of each call by phase: ``total``, and ``plan`` and ``run`` of a kernel that has both; and
+            ``ahead``: 1 if all of it was launched before the GPU began it, else 0.
         outside: seconds of all of them together, flushes included, by the judge's clock.
     """
 
@@ -112,6 +113,7 @@ def times_of(answer: Mapping[str, Any], repeats: int) -> list[dict[str, float]]:
         found = [{str(name): float(value) for name, value in call.items()} for call in times or []]
     except (TypeError, ValueError, AttributeError) as error:
         raise Failed("protocol", "its process answered times that are none") from error
-    if len(found) != repeats or not all(0 < call.get("total", 0) < float("inf") for call in found):
+    right = all(0 < call.get("total", 0) < float("inf") and call.get("ahead") in (0, 1) for call in found)
+    if len(found) != repeats or not right:
         raise Failed("protocol", f"its process answered {len(found)} times of {repeats}, or one that is not positive")
     return found

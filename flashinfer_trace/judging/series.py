@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from flashinfer_trace.judging.loading import Submitted
-from flashinfer_trace.judging.stopwatch import Mark, Stopwatch
+from flashinfer_trace.judging.stopwatch import Stopwatch
 
 __all__ = ["Series", "seed_all"]
 
@@ -37,7 +38,7 @@ class Series:
         self._original = memory.clone()
         self._cache = torch.empty(timing["flush"], dtype=torch.uint8, device=memory.device)
         self.snapshots = torch.empty(timing["repeats"], len(memory) - first, dtype=torch.uint8, device=memory.device)
-        self._marks: list[tuple[Mark, Mark, dict[str, list[tuple[Mark, Mark]]]]] = []
+        self._found: list[tuple[bool, Callable[[], float], dict[str, list[Callable[[], float]]]]] = []
 
     def prepare(self, submitted: Submitted, inputs: dict[str, Any], outputs: dict[str, torch.Tensor]) -> None:
         """Captures the call if it is to be replayed, and lets clocks rise."""
@@ -73,27 +74,26 @@ class Series:
             start = watch.mark()
             returned = self._call()
             end = watch.mark()
+            late = watch.late(start)
             watch.stream = None
             if stream is not None:
                 torch.cuda.set_stream(stream)  # the submission may have left another one
             described = {} if returned is None else store(returned, self._outputs)
             self.snapshots[number].copy_(self._memory[self._first :])
-            self._marks.append((start, end, watch.take_phases()))
+            phases, late_phase = watch.take_phases()
+            self._found.append((late_phase if phases else late, functools.partial(watch.seconds, start, end), phases))
         watch.stream = stream
         watch.wait(watch.mark())
         watch.stream = None
         return described
 
     def times(self) -> list[dict[str, float]]:
-        """Seconds of each call by phase."""
-        seconds = self._stopwatch.seconds
-        return [
-            {
-                "total": seconds(start, end),
-                **{name: sum(seconds(*pair) for pair in pairs) for name, pairs in phases.items()},
-            }
-            for start, end, phases in self._marks
-        ]
+        """Seconds of each call by phase, and ``ahead``: 1 if the GPU did not begin it before all of it was launched."""
+        found = []
+        for late, total, phases in self._found:
+            seconds = {name: sum(each() for each in calls) for name, calls in phases.items()}
+            found.append({"total": sum(seconds.values()) or total(), **seconds, "ahead": float(not late)})
+        return found
 
 
 def seed_all(seed: int) -> None:

@@ -20,8 +20,9 @@ __all__ = ["Stopwatch"]
 #: A point in time: an event on a GPU's stream, or nanoseconds.
 Mark = Any
 
-#: Cycles, about a quarter of a millisecond, in which a GPU waits for what is launched next.
-HEAD_START = 500_000
+#: Cycles, about four milliseconds, in which a GPU waits for what is launched next: twice what a processor takes to
+#: launch the longest eager function that is known.
+HEAD_START = 8_000_000
 
 
 class Stopwatch:
@@ -36,7 +37,8 @@ class Stopwatch:
         self._now = time.perf_counter_ns
         self._event: Callable[..., Any] = torch._C._CudaEventBase if self._on_gpu else object
         self._spin: Callable[[int], Any] = torch._C._cuda_sleep if self._on_gpu else int
-        self._phases: dict[str, list[tuple[Mark, Mark]]] = {}
+        self._phases: dict[str, list[Callable[[], float]]] = {}
+        self._late = False
         self._restored: Callable[[], None] = lambda: None
         self.stream: Any = None
 
@@ -57,9 +59,13 @@ class Stopwatch:
         if self._on_gpu:
             mark.synchronize()
 
+    def late(self, mark: Mark) -> bool:
+        """Whether a GPU has reached a point already, so that it may have waited for what was launched behind it."""
+        return self._on_gpu and bool(mark.query())
+
     def seconds(self, start: Mark, end: Mark) -> float:
         """From one point to another; both were reached."""
-        return float(start.elapsed_time(end)) * 1e-3 if self._on_gpu else (end - start) * 1e-9
+        return float(start.elapsed_time(end)) * 1e-3 if self._on_gpu else _nanoseconds(start, end)
 
     def watch_phases(self, path: str) -> None:
         """Times plan() and run() apart if a dotted path is that of a class that has both, as flashinfer's wrappers."""
@@ -70,8 +76,8 @@ class Stopwatch:
             return
         if isinstance(found, type) and hasattr(found, "plan") and hasattr(found, "run"):
             own = {phase: vars(found)[phase] for phase in ("plan", "run") if phase in vars(found)}
-            for phase in ("plan", "run"):
-                setattr(found, phase, self._watched(phase, getattr(found, phase)))
+            for phase, timed_by in (("plan", self._planned), ("run", self._run)):
+                setattr(found, phase, self._watched(timed_by, getattr(found, phase)))
             self._restored = functools.partial(_restore, found, own)
 
     def watch_no_phases(self) -> None:
@@ -79,22 +85,43 @@ class Stopwatch:
         self._restored()
         self._restored = lambda: None
 
-    def take_phases(self) -> dict[str, list[tuple[Mark, Mark]]]:
-        """The phases since the last time, by name."""
-        found, self._phases = self._phases, {}
+    def take_phases(self) -> tuple[dict[str, list[Callable[[], float]]], bool]:
+        """What gives the seconds of the phases since the last time, by name; and whether one was launched late."""
+        found = self._phases, self._late
+        self._phases, self._late = {}, False
         return found
 
-    def _watched(self, phase: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _watched(self, timed_by: Callable[..., Any], method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
         def timed(*arguments: Any, **options: Any) -> Any:
-            if self.stream is None and self._on_gpu:  # not a timed call
-                return method(*arguments, **options)
-            start = self.mark()
-            result = method(*arguments, **options)
-            self._phases.setdefault(phase, []).append((start, self.mark()))
-            return result
+            call = functools.partial(method, *arguments, **options)
+            # Not a timed call where there is no stream.
+            return call() if self.stream is None and self._on_gpu else timed_by(call)
 
         return timed
+
+    def _planned(self, call: Callable[[], Any]) -> Any:
+        """Planning is work of the processor, which its clock times until the GPU has what was planned."""
+        self.wait(self.mark())
+        start = self._now()
+        result = call()
+        self.wait(self.mark())
+        self._phases.setdefault("plan", []).append(functools.partial(_nanoseconds, start, self._now()))
+        return result
+
+    def _run(self, call: Callable[[], Any]) -> Any:
+        """The GPU is held again, because planning waited for it."""
+        self.hold()
+        start = self.mark()
+        result = call()
+        end = self.mark()
+        self._late = self._late or self.late(start)
+        self._phases.setdefault("run", []).append(functools.partial(self.seconds, start, end))
+        return result
+
+
+def _nanoseconds(start: int, end: int) -> float:
+    return (end - start) * 1e-9
 
 
 def _restore(found: type, own: Mapping[str, Any]) -> None:

@@ -19,6 +19,8 @@ def unfit(kernel: Kernel, axes: Mapping[str, int]) -> str | None:
         return "reads cosines and sines as bfloat16, and those of the workloads are float32"
     if not getattr(options, "first_expert", True):
         return "loses what expert 0 computed, and tokens of the workloads choose any expert"
+    if not getattr(options, "exact", True):
+        return "computes probabilities in bfloat16, which does not tell apart what the logits of the workloads do"
     if error := getattr(options, "score_error", 0.0):
         return f"computes scores with an error of {error:.1e}, and those of the workloads may be closer than that"
     return None

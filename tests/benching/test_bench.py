@@ -93,7 +93,7 @@ def test_a_forged_time_is_disputed(tmp_path, server, monkeypatch):
     monkeypatch.setattr("flashinfer_trace.benching.measure.judge", _passed)
     forged = (
         "import gc\ndef run(x, w):\n    for one in gc.get_objects():\n        if type(one).__name__ == 'Series':\n"
-        "            type(one).times = lambda self: [{'total': 1e-6}] * len(self._marks)\n"
+        "            type(one).times = lambda self: [{'total': 1e-6, 'ahead': 1}] * len(self._found)\n"
         "    return honest(x, w)\n"
     )
     (mine,) = timed(tmp_path, server, SLOW.replace("def run", "def honest") + forged).timetables[0].kernels
@@ -134,7 +134,7 @@ MACHINE = Environment("NVIDIA H200", "9.0", "580.1", "13.0", "2.11.0", "3.12.3")
 
 
 def recorded(tmp_path, warm=False):
-    found = summary([Series([{"total": 2e-5, "plan": 1e-5, "run": 1e-5}] * 2, 0.0)])
+    found = summary([Series([{"total": 2e-5, "plan": 1e-5, "run": 1e-5, "ahead": 1.0}] * 2, 0.0)])
     kernels = [
         Measured("mine.py", summary=found),
         Measured("flashinfer.norm.rmsnorm", "flashinfer-python", "0.6", found),

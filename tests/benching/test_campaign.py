@@ -25,7 +25,7 @@ MACHINE = Environment("NVIDIA H200", "9.0", "580.1", "13.0", "2.11.0", "3.12.3")
 
 
 def report(name, *, failure=None, seconds=3e-5):
-    found = summary([Series([{"total": seconds}] * 3, 0.0)])
+    found = summary([Series([{"total": seconds, "ahead": 1.0}] * 3, 0.0)])
     mine = Measured("mine.py", failure=failure)
     real = Measured("flashinfer.norm.rmsnorm", "flashinfer-python", "0.6.12", found)
     table = Timetable("decode-8", {"batch_size": 8}, 3, 100, {"float32": 9}, 1e-6, [mine, real] if failure else [real])

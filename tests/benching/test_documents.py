@@ -52,9 +52,9 @@ def test_every_option_of_the_table_exists():
     assert len(used) >= 6 and all(word in printed for word in used)
 
 
-def record(root, kernel, seconds, reference=None, version="0.6.12"):
+def record(root, kernel, seconds, reference=None, version="0.6.12", ahead=1.0):
     definition = dataset.load("rmsnorm_h3072")
-    found = summary([Series([{"total": seconds}] * 3, 0.0)])
+    found = summary([Series([{"total": seconds, "ahead": ahead}] * 3, 0.0)])
     kernels = [Measured(kernel, "flashinfer-python", version, found)]
     table = Timetable("decode-8", {"batch_size": 8}, 3, 100, {"float32": 9}, 1e-5, kernels)
     (path,) = results.append(
@@ -94,7 +94,8 @@ def test_two_runs_that_agree(tmp_path):
         record(tmp_path, "one", seconds)
     text, (cells,) = rows(tmp_path)
     assert cells[3:5] == ["40.4 us", "1.0 %"]
-    assert "timed in two runs: 1. Their medians differ by 1.0 % in the middle, and by 1.0 % at most; 0 of them" in text
+    assert "They are 1. Their medians differ by 1.0 % in the middle, and by 1.0 % at most; 0 of them by 3 %" in text
+    assert "Of the other" not in text
 
 
 def test_two_runs_that_differ_are_listed(tmp_path):
@@ -108,7 +109,17 @@ def test_two_runs_that_differ_are_listed(tmp_path):
         "42.0 us",
         "5.0 %",
     ]
-    assert "two runs: 3. Their medians differ by 5.0 % in the middle, and by 25.0 % at most; 2 of them by 3 %" in text
+    assert "They are 3. Their medians differ by 5.0 % in the middle, and by 25.0 % at most; 2 of them by 3 %" in text
+
+
+def test_times_in_which_the_gpu_waited_are_told_apart(tmp_path):
+    for label, times, ahead in (("one", (4e-5, 4.04e-5), 1.0), ("two", (5e-5, 4e-5), 0.0)):
+        for seconds in times:
+            record(tmp_path, label, seconds, ahead=ahead)
+    text, _ = rows(tmp_path)
+    assert "They are 1. Their medians differ by 1.0 % in the middle, and by 1.0 % at most; 0 of them" in text
+    assert "Of the other 1, the GPU waits for the processor" in text and "differ by 25.0 % in the middle" in text
+    assert "| 25.0 % |" not in text.split("### rmsnorm")[0], "only what the GPU alone decides is listed"
 
 
 def test_short_times_and_those_of_another_version_are_not_compared(tmp_path):

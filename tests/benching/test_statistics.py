@@ -17,8 +17,8 @@ from flashinfer_trace.judging.answers import Failed, times_of
 from flashinfer_trace.judging.verdict import Failure
 
 
-def series(*seconds, outside=0.0, aside=0.0):
-    return Series([{"total": each} for each in seconds], outside, aside)
+def series(*seconds, outside=0.0, aside=0.0, held=0.0, ahead=1.0):
+    return Series([{"total": each, "ahead": ahead} for each in seconds], outside, aside, held)
 
 
 def test_inputs_are_drawn_until_the_time_is_over_but_never_too_few():
@@ -48,10 +48,10 @@ def test_of_a_kernel_that_remembers_its_inputs_only_first_calls_count():
 
 
 def test_phases_are_apart_where_every_call_has_them():
-    calls = [{"total": 50e-6, "plan": 30e-6, "run": 20e-6}] * 3
+    calls = [{"total": 50e-6, "plan": 30e-6, "run": 20e-6, "ahead": 1.0}] * 3
     found = summary([Series(calls, 0.0)])
     assert (found.plan, found.run, found.served, found.seconds) == (30e-6, 20e-6, 20e-6, 50e-6)
-    assert summary([Series([*calls, {"total": 1e-6}], 0.0)]).run is None
+    assert summary([Series([*calls, {"total": 1e-6, "ahead": 1.0}], 0.0)]).run is None
 
 
 def test_calls_that_take_much_longer_outside_than_they_say_are_disputed():
@@ -61,13 +61,39 @@ def test_calls_that_take_much_longer_outside_than_they_say_are_disputed():
     assert summary([forged, forged, honest]).disputed and not summary([honest, honest, forged]).disputed
 
 
+def test_the_time_for_which_a_gpu_is_held_is_not_disputed():
+    spent = 2 * (100e-6 + 4e-3)
+    assert not series(100e-6, 100e-6, outside=spent, held=4e-3).disputed
+    assert series(100e-6, 100e-6, outside=spent, held=1e-3).disputed
+    planned = [{"total": 150e-6, "plan": 50e-6, "run": 100e-6, "ahead": 1.0}] * 2
+    assert not Series(planned, 2 * (150e-6 + 2 * 4e-3), held=4e-3).disputed
+
+
+def test_a_time_in_which_the_gpu_waited_is_said_to_be_the_processors_too():
+    assert not summary([series(1e-5, 1e-5, 1e-5), series(3e-5, ahead=0.0)]).waited
+    assert summary([series(1e-5, 1e-5), series(3e-5, ahead=0.0)]).waited
+
+
 @pytest.mark.parametrize(
-    "times", [None, [], [{}], [{"total": 0}], [{"total": -1.0}], [{"total": "x"}], [{"total": float("nan")}], ["x"], 3]
+    "times",
+    [
+        *(
+            None,
+            [],
+            [{}],
+            ["x"],
+            3,
+            [{"total": 1e-6}],
+            [{"total": 1e-6, "ahead": 0.5}],
+            [{"total": 1e-6, "ahead": None}],
+        ),
+        *([{"total": total, "ahead": 1}] for total in (0, -1.0, "x", float("nan"))),
+    ],
 )
 def test_times_that_are_none_are_refused(times):
     with pytest.raises(Failed, match="times"):
         times_of({"times": times}, 1)
-    assert times_of({"times": [{"total": 1e-6}]}, 1) == [{"total": 1e-6}]
+    assert times_of({"times": [{"total": 1e-6, "ahead": 1}]}, 1) == [{"total": 1e-6, "ahead": 1.0}]
 
 
 def test_clocks_are_read_from_nvidia_smi_and_missing_ones_are_said_to_be():

@@ -19,8 +19,9 @@ from flashinfer_trace.families import family_of
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
 RECORDED = json.loads(RESULTS.read_text())
 REJECTED = "fp8_scaled_mm_n3072_k1536"
-#: Of the 64 of its first workload.
-ROWS = 24
+REJECTED_ATTENTION = "dsa_sparse_attention_fp8_cache_h128_ckv512_kpe64_topk2048_ps64"
+#: Of the 64 of their first workloads.
+ROWS, TOKENS = 24, 4
 
 
 def rows(heading: str) -> list[list[str]]:
@@ -49,8 +50,8 @@ def test_the_rejected_are_those_of_the_file():
         ]
         for one in RECORDED["rejected"]
     ]
-    assert rows("| Solution | Axes ") == wanted and len(wanted) == 2
-    assert all(found[0].startswith(f"`{REJECTED}__") for found in wanted)
+    assert rows("| Solution | Axes ") == wanted
+    assert {found[0].strip("`").partition("__")[0] for found in wanted} == {REJECTED, REJECTED_ATTENTION}
 
 
 def test_the_definitions_of_the_file_exist():
@@ -103,4 +104,39 @@ def test_a_right_kernel_is_rejected_for_a_few_elements_that_cancel():
     family = family_of(definition)
     (real,) = family.kernels_of(definition)
     comparison = real.compare["C"].compare(kernel, family.oracle(definition, inputs)["C"])
+    assert comparison.ratio <= 1, comparison
+
+
+def rounded_keys(kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values [slots, ckv] and rotary features [slots, kpe] as FlashMLA reads them: scales and products in bfloat16."""
+    rows = kv_cache.flatten(0, 1).view(torch.uint8)
+    codes, scales, rotary = (part.contiguous() for part in rows.tensor_split((512, 528), dim=1))
+    groups = codes.view(torch.float8_e4m3fn).float().view(len(rows), 4, 128)
+    values = groups * scales.view(torch.float32).bfloat16().float().unsqueeze(2)
+    return values.bfloat16().float().flatten(1), rotary.view(torch.bfloat16).float()
+
+
+def test_a_right_kernel_is_rejected_for_keys_in_bfloat16():
+    """FlashMLA's roundings, emulated: flashinfer-bench rejects them, and each element is within its derived bound."""
+    bench = pytest.importorskip("flashinfer_bench.bench", reason="pip install --no-deps flashinfer-bench==0.1.2")
+    from flashinfer_bench.bench.utils import compute_error_stats
+
+    definition = flashinfer_trace.load(REJECTED_ATTENTION)
+    given = next(one for one in cases(definition) if isinstance(one, Case)).inputs
+    generator = torch.Generator().manual_seed(3)
+    inputs = {name: given[name] for name in ("kv_cache", "sparse_indices", "sm_scale")}
+    inputs["sparse_indices"] = inputs["sparse_indices"][:TOKENS]
+    for name, size in (("q_nope", 512), ("q_pe", 64)):  # as flashinfer-bench draws them
+        inputs[name] = torch.randn([TOKENS, 128, size], generator=generator).to(torch.bfloat16)
+    values, rotary = (part[inputs["sparse_indices"].long()] for part in rounded_keys(inputs["kv_cache"]))
+    logits = inputs["q_nope"].float() @ values.mT + inputs["q_pe"].float() @ rotary.mT
+    weights = torch.softmax(logits * inputs["sm_scale"], dim=-1)
+    kernel = (weights.bfloat16().float() @ values).to(torch.bfloat16)
+    reference, _ = definition.run(*(inputs[name] for name in definition.inputs))
+    *_, rejected, matched = compute_error_stats(kernel, reference, bench.BenchmarkConfig())
+    assert rejected and 0.999 < matched < 1
+
+    family = family_of(definition)
+    (real,) = family.kernels_of(definition)
+    comparison = real.compare["output"].compare(kernel, family.expected(definition, inputs)["output"])
     assert comparison.ratio <= 1, comparison

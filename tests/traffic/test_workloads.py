@@ -103,6 +103,12 @@ def test_files_that_cannot_be_workloads_are_refused(root):
     ("name", "label", "axes", "reason"),
     [
         ("moe_topk_deepseek_topk8_ng8_kg4_e256", "flashinfer.fused_moe.fused_topk_deepseek", {}, "an error of 2.4e-04"),
+        (
+            "moe_topk_softmax_topk8_e64",
+            "sglang.srt.layers.moe.topk.grouped_topk_gpu[eager, one group]",
+            {},
+            "probabilities in bfloat16",
+        ),
         ("moe_post_reorder_topk9_h7168", "", {}, "loses what expert 0 computed"),
         ("rope_with_cos_sin_cache_neox_style_d128_rd64", "torch.ops.sgl_kernel.rotary_embedding", {}, "as bfloat16"),
         ("rmsnorm_h512", "flashinfer.norm.rmsnorm", {"batch_size": 0}, "takes batch_size from 1 to"),
