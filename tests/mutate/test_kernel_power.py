@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
-from flashinfer_trace import definitions
+from flashinfer_trace import definitions, find_root
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.power import faults_of
+from flashinfer_trace.json_source import load_object
 from tools.mutate.kernel_power import COLUMNS, load_power, render_power
 
+EVIDENCE = find_root() / "evidence"
 RECORD = {
     "family": "toy",
     "kernel": "library.toy",
@@ -56,6 +58,18 @@ def test_committed_records_are_of_todays_kernels_and_faults():
             if power["applied"] and power["cases"] is None and not family.why_unseen(fault)
         ]
         assert not unexplained, f"{record['kernel']}: {unexplained}"
+
+
+def test_committed_records_are_of_a_definition_and_a_machine_that_there_are():
+    """The environment is one of those in which evidence was recorded; what was rejected, was applied."""
+    kernels = {one.name: {kernel.label for kernel in family_of(one).kernels_of(one)} for one in definitions()}
+    entries = [entry for path in EVIDENCE.glob("*/*.json") for entry in load_object(path)["entries"]]
+    machines = {(one["environment"]["gpu"]["name"], one["environment"]["torch"]) for one in entries}
+    for record in load_power():
+        assert record["kernel"] in kernels.get(record["definition"], ()), record["definition"]
+        assert (record["gpu"], record["torch"]) in machines, (record["kernel"], record["gpu"])
+        rejected = [power for power in record["faults"].values() if power["cases"] is not None]
+        assert all(power["cases"] >= 1 and power["applied"] >= 1 for power in rejected), record["kernel"]
 
 
 def test_every_generic_fault_has_a_column():

@@ -62,6 +62,13 @@ def test_the_committed_scores_are_above_their_floors():
     assert answering >= 3500  # those that raise an error on valid inputs are easily rejected
 
 
+def test_the_committed_results_add_up():
+    for family, summary in SUMMARIES.items():
+        counts = summary["counts"]
+        assert sum(counts.values()) == summary["mutants"], family
+        assert counts.get("survived", 0) == len(summary["survivors"]), family
+
+
 def test_the_results_and_the_document_are_up_to_date():
     """That the results are for today's mutants, the sample of each family shows."""
     assert other_families(FAMILIES, SUMMARIES) == []
