@@ -36,7 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         members: dict[str, list[Definition]] = defaultdict(list)
         for one in definitions(root=root):
             members[family_name(one, naming) or ""].append(one)
-    except (DatasetError, InputError, JsonSourceError, NamingError) as error:
+    except JsonSourceError as error:
+        print(f"{path}: {error}; restore it from version control", file=sys.stderr)
+        return 2
+    except (DatasetError, InputError, NamingError) as error:
         print(error, file=sys.stderr)
         return 2
     known = document["families"]

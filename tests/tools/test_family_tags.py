@@ -1,0 +1,51 @@
+"""python -m tools.family_tags adds the families that models/curated/family_tags.json lacks, and changes no other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+import flashinfer_trace
+from flashinfer_trace.model_claims import family_tags_path
+from tools import family_tags
+
+ROOT = flashinfer_trace.find_root()
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """A dataset of two families with all their Definitions."""
+    for place in ("schema", "models", "definitions/merge_state", "definitions/layernorm"):
+        shutil.copytree(ROOT / place, tmp_path / place)
+    monkeypatch.setattr(family_tags, "find_root", lambda: tmp_path)
+    return tmp_path
+
+
+def test_what_is_there_stays_byte_for_byte(root, capsys):
+    before = family_tags_path(root).read_bytes()
+    assert family_tags.main([]) == 0
+    assert family_tags_path(root).read_bytes() == before
+    assert "no family added" in capsys.readouterr().out
+
+
+def test_a_family_is_added_from_the_tags_of_its_definitions(root, capsys):
+    path = family_tags_path(root)
+    document = json.loads(path.read_text())
+    gone = {name: document["families"].pop(name) for name in ("layernorm", "merge_state")}
+    path.write_text(json.dumps(document))
+    assert family_tags.main([]) == 0
+    assert "layernorm, merge_state added" in capsys.readouterr().out
+    families = json.loads(path.read_text())["families"]
+    assert families["layernorm"] == gone["layernorm"]
+    shared, prefill, decode = families["merge_state"]
+    assert shared == {"kernels": ["flashinfer.cascade.merge_state"]}
+    assert prefill["tags"] == ["stage:prefill"] and len(prefill["only"]) == 3
+    assert decode == {"only": ["merge_state_h16_d512"], "tags": ["stage:decode"]}
+
+
+def test_an_unusable_file_is_named(root, capsys):
+    family_tags_path(root).write_text("{")
+    assert family_tags.main([]) == 2
+    assert str(family_tags_path(root)) in capsys.readouterr().err
