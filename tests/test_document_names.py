@@ -14,6 +14,8 @@ from flashinfer_trace.naming import load_naming
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = {path.relative_to(ROOT).as_posix(): path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"))}
 NAMES = frozenset(one.name for one in definitions(root=ROOT))
+#: Definitions that CONTRIBUTING.md adds.
+EXAMPLES = frozenset({"rmsnorm_h6656"})
 #: Places in the repository that documents name in backticks.
 DIRECTORIES = "definitions|docs|evidence|flashinfer_trace|models|reference|schema|tests|tools|traces|workloads"
 PLACE = re.compile(rf"`((?:{DIRECTORIES})/[\w./-]*)`")
@@ -32,10 +34,6 @@ def test_what_a_document_names_exists(document: str) -> None:
     ] == []
     arguments = [word for _, rest in COMMAND.findall(text) for word in rest.partition("#")[0].split()]
     assert [word for word in arguments if is_definition(word) and word not in NAMES | EXAMPLES] == []
-
-
-#: Definitions that CONTRIBUTING.md adds.
-EXAMPLES = frozenset({"rmsnorm_h6656"})
 
 
 def is_definition(word: str) -> bool:
