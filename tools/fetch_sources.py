@@ -14,6 +14,7 @@ same command again: finished libraries are kept; a half-fetched wheel is recogni
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import json
 import os
@@ -367,11 +368,10 @@ def remove(path: Path) -> None:
 def _size(directory: Path) -> int:
     """The size in bytes of a directory to which another process is writing."""
     total = 0
-    for path in directory.rglob("*"):
-        try:
-            total += path.stat().st_size
-        except FileNotFoundError:  # renamed in the meantime
-            continue
+    for parent, _, files in os.walk(directory):  # passes over a directory that is gone when its turn comes
+        for name in files:
+            with contextlib.suppress(FileNotFoundError):  # renamed in the meantime
+                total += Path(parent, name).stat().st_size
     return total
 
 

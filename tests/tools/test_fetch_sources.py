@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import stat
 import zipfile
@@ -153,6 +154,22 @@ def test_what_differs_from_the_manifest_is_fetched_again(tmp_path, index, pins, 
         (dest / "manifest.json").write_text(json.dumps(manifest))
     assert fetch(dest, pins=pins) == (ALL if damage == "manifest" else ["sglang"])
     assert tree(dest) == UNPACKED
+
+
+def test_the_size_of_a_directory_is_told_while_pip_removes_another_in_it(tmp_path, monkeypatch):
+    gone = tmp_path / "pip-unpack"
+    gone.mkdir()
+    (tmp_path / "wheel").write_bytes(b"12345")
+    scan = os.scandir
+
+    def removing(path):
+        if Path(path) == gone:
+            monkeypatch.undo()
+            gone.rmdir()
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", removing)
+    assert fetch_sources._size(tmp_path) == 5 and not gone.exists()
 
 
 def test_an_interrupted_fetch_goes_on(tmp_path, index, pins, monkeypatch):
