@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import secrets
 import time
@@ -70,6 +71,10 @@ class _Contender:
         found = summary(self.series) if self.series and self.failure is None else None
         label = self.kernel.label if self.kernel else self.submission.label
         return Measured(label, library, version, found, self.failure)
+
+    def counted(self, calls: Sequence[Mapping[str, float]]) -> Sequence[Mapping[str, float]]:
+        """What counts of reported times: only real kernels have phases, by one of which a submission might be timed."""
+        return calls if self.kernel else [{name: call[name] for name in ("total", "ahead")} for call in calls]
 
     def unfit(self, workload: Workload) -> str | None:
         """Why a real kernel does not take a workload, or None."""
@@ -247,7 +252,7 @@ class _Bout:
     def _all(self, running: Sequence[_Contender], inputs: Inputs, timed: bool) -> None:
         """One set of inputs for every kernel, judged; those that fail take no more."""
         expected = self._family.expected(self._definition, inputs)
-        aside, held = (self._aside(inputs), self._held()) if timed else (0.0, 0.0)
+        aside = self._aside(inputs) if timed else 0.0
         for one in running:
             if one.process is None:
                 continue
@@ -256,7 +261,7 @@ class _Bout:
                 if timed:
                     found = one.process.timed(inputs, poisoned, seed, self._timing)
                     self._judge(one, found.answers, inputs, expected)
-                    one.series.append(Series(found.calls, found.outside, aside, held))
+                    one.series.append(Series(one.counted(found.calls), found.outside, aside, self._held))
                 else:
                     self._judge(one, [one.process.call(inputs, poisoned, seed)], inputs, expected)
 
@@ -282,6 +287,7 @@ class _Bout:
         memory = torch.empty(self._timing.flush + 2 * size, dtype=torch.uint8, device=self._device)
         return self._quickest(memory.zero_)
 
+    @functools.cached_property
     def _held(self) -> float:
         """Seconds for which it is held before a call."""
         if self._device.type == "cpu":

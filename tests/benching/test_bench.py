@@ -100,6 +100,18 @@ def test_a_forged_time_is_disputed(tmp_path, server, monkeypatch):
     assert mine.summary.seconds == 1e-6 and mine.summary.disputed
 
 
+def test_a_submission_has_no_phases(tmp_path, server, monkeypatch):
+    """It could report an honest total, and a short run() that would count instead."""
+    monkeypatch.setattr("flashinfer_trace.benching.measure.judge", _passed)
+    forged = (
+        "import gc\ndef run(x, w):\n    for one in gc.get_objects():\n        if type(one).__name__ == 'Series':\n"
+        "            type(one).times = lambda self: [{'total': 1.0, 'run': 1e-9, 'ahead': 1}] * len(self._found)\n"
+        "    return honest(x, w)\n"
+    )
+    (mine,) = timed(tmp_path, server, SLOW.replace("def run", "def honest") + forged).timetables[0].kernels
+    assert mine.summary.run is None and mine.summary.served == 1.0
+
+
 def test_a_kernel_that_remembers_its_inputs_is_found(tmp_path, server, monkeypatch):
     monkeypatch.setattr("flashinfer_trace.benching.measure.judge", _passed)
     text = (
