@@ -64,7 +64,10 @@ def members(group: int) -> list[str]:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes through /proc")
 def test_an_interrupt_ends_all_processes(tmp_path):
-    command = [sys.executable, "-c", "from flashinfer_trace.cli import main; main()", "verify", "--jobs", "2"]
+    # A shell without job control has what it starts in the background ignore interrupts, these tests among them.
+    heeding = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    program = f"{heeding}; from flashinfer_trace.cli import main; main()"
+    command = [sys.executable, "-c", program, "verify", "--jobs", "2"]
     with (tmp_path / "log").open("w") as log:
         running = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     deadline = time.monotonic() + 60
