@@ -83,6 +83,7 @@ def renorm_family(name: str, parameter: str, kernels: tuple[Kernel, ...]) -> Fam
 # beyond the vocabulary, negative, or beyond the number of positive values; its top-p takes p as absolute mass. On rows
 # that sum to 1, with k > 0, both agree with the newer one.
 SUMS_TO_ONE = SamplingOptions(sums_to_one=True)
+WITH_TOKENS = dataclasses.replace(SUMS_TO_ONE, lowest_k=1)
 
 # A defect of flashinfer 0.6.12; its own search below 2048 tokens and sgl-kernel do not have it. If the radix search of
 # include/flashinfer/air_top_p.cuh does not reach its target, it leaves the loop over groups of 32 bins with the last
@@ -104,6 +105,7 @@ FAMILIES = (
                 "flashinfer.sampling.top_k_renorm_probs",
                 "flashinfer-python",
                 renormaliser("top_k_renorm_probs"),
+                common=WITH_TOKENS,
                 supports=within_bounds,
                 compare={"renorm_probs": RENORM_TOP_K},
             ),
@@ -111,7 +113,7 @@ FAMILIES = (
                 "torch.ops.sgl_kernel.top_k_renorm_probs",
                 "sglang-kernel",
                 sgl_renormaliser("top_k_renorm_probs"),
-                plan_options=dataclasses.replace(SUMS_TO_ONE, lowest_k=1),
+                plan_options=WITH_TOKENS,
                 supports=within_bounds,
                 compare={"renorm_probs": RENORM_TOP_K},
             ),

@@ -44,6 +44,9 @@ class RopeOptions:
     whole_groups: bool = False
 
 
+#: Of a kernel that rounds each product, with a cache in the dtype of its heads.
+BFLOAT16_CACHE = RopeOptions(bfloat16_cache=True, whole_groups=True)
+
 #: Axis of the numbers of heads -> the numbers that are drawn where it is a variable one, on a CPU and on a GPU.
 HEADS = {"num_qo_heads": ((1, 4), (1, 6, 48)), "num_kv_heads": ((1, 2), (1, 8))}
 
@@ -299,6 +302,7 @@ def rope_family(style: str, suffix: str = "", heads: Mapping[str, int] = TWIN_HE
                 "flashinfer-python",
                 run_flashinfer(half_split),
                 limits=LAUNCHABLE,
+                common=BFLOAT16_CACHE,
                 supports=known_head_size,
             ),
             Kernel(
@@ -306,6 +310,7 @@ def rope_family(style: str, suffix: str = "", heads: Mapping[str, int] = TWIN_HE
                 "flashinfer-python",
                 run_flashinfer_inplace(half_split),
                 limits=LAUNCHABLE,
+                common=BFLOAT16_CACHE,
                 supports=known_head_size,
                 in_place=IN_PLACE,
             ),
@@ -315,6 +320,7 @@ def rope_family(style: str, suffix: str = "", heads: Mapping[str, int] = TWIN_HE
                 run_sglang(half_split),
                 min_capability=(8, 0),
                 limits=LAUNCHABLE,
+                common=BFLOAT16_CACHE,
                 supports=known_rotary_dim,
                 in_place=IN_PLACE,
                 modules=(JIT,),
@@ -325,7 +331,7 @@ def rope_family(style: str, suffix: str = "", heads: Mapping[str, int] = TWIN_HE
                 "sglang-kernel",
                 run_sgl(half_split),
                 limits=LAUNCHABLE,
-                plan_options=RopeOptions(bfloat16_cache=True, whole_groups=True),
+                plan_options=BFLOAT16_CACHE,
                 in_place=IN_PLACE,
                 compare=stepwise,
             ),
