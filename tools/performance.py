@@ -171,8 +171,8 @@ def _repeatability(of_gpu: Mapping[tuple[str, str], Mapping[str, Sequence[Record
     lines += _alone(alone) if alone else []
     if waited:
         lines += [
-            f"In calls of {len(waited)}, the GPU waits for the processor: the function reads a result on the host before "
-            "it goes on, or takes longer to launch than the GPU is held. Their medians differ by "
+            f"In calls of {len(waited)}, the GPU waits for the processor: the function reads a result on the host "
+            "before it goes on, or takes longer to launch than the GPU is held. Their medians differ by "
             f"{_spread(waited)}: they are times of this processor, too.",
             "",
         ]
