@@ -29,6 +29,7 @@ from flashinfer_trace.ledger import VERIFIED, LedgerError, proofs
 from flashinfer_trace.model_coverage import matrix, model_coverages, op_table
 from flashinfer_trace.naming import NamingError
 from flashinfer_trace.records import RecordsError, records_path
+from flashinfer_trace.validation.contract_rules import contract_of
 from tools.compatibility.page import compatibility
 from tools.extract_definitions import model_needs
 from tools.fuzz import summary as fuzz
@@ -150,6 +151,7 @@ def record_facts(root: Path) -> str:
     families = {
         family.name: {
             "module": module_of(family),
+            **common_contract(of_family.get(family.name, [])),
             "policies": {output: policy.reason for output, policy in family.compare.items()},
             "kernels": [
                 {
@@ -168,6 +170,22 @@ def record_facts(root: Path) -> str:
         for family in all_families()
     }
     return json_text({"$schema": "records.schema.json", "families": families})
+
+
+def common_contract(members: list[Definition]) -> dict[str, Any]:
+    """The entry ``contract`` of a family in schema/records.json, which all of its Definitions must have.
+
+    Raises:
+        DatasetError: two of them have another contract.
+    """
+    contracts = {one.name: contract_of(one) for one in members}
+    for name, contract in contracts.items():
+        if contract != contracts[members[0].name]:
+            raise DatasetError(
+                f"{name} and {members[0].name} are of one family, but their axes, tensors or constraints differ; "
+                "`flashinfer-trace validate` shows where"
+            )
+    return {"contract": contracts[members[0].name]} if members else {}
 
 
 def model_coverage(root: Path, dataset: list[Definition]) -> str:
