@@ -53,10 +53,12 @@ class Records:
     Attributes:
         families: family -> its kernels by label.
         modules: family -> the module that has its record, relative to the package.
+        contracts: family -> what all of its Definitions have in common; none of a family without Definitions.
     """
 
     families: Mapping[str, Mapping[str, KernelFacts]]
     modules: Mapping[str, str]
+    contracts: Mapping[str, Mapping[str, Any]]
 
     def kernels_of(self, family: str, definition: str) -> dict[str, KernelFacts]:
         """The kernels that compute a Definition, by label; none if the family has no record."""
@@ -91,6 +93,7 @@ def _load(path: Path, _modified: int) -> Records:
         return Records(
             {name: _kernels(family) for name, family in families.items()},
             {name: str(family["module"]) for name, family in families.items()},
+            {name: dict(family["contract"]) for name, family in families.items() if "contract" in family},
         )
     except json_source.JsonSourceError as error:
         raise RecordsError(f"{path}: {error}; in a checkout, run python -m tools.generate_docs") from None

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from gpu_libraries import skip_unusable
@@ -14,6 +19,12 @@ from flashinfer_trace.harness.evidence import record
 from flashinfer_trace.harness.family import Kernel
 from flashinfer_trace.harness.verify import Job, Report, verify_together
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
 PAIRS = [
     # The pairs of a Definition share its cases. They are neighbours, which worksteal leaves on one worker.
     pytest.param(definition, kernel, id=f"{definition.name}-{kernel.label}")
@@ -72,6 +83,37 @@ def test_reference_and_kernel_meet_their_bounds(definition, kernel, cuda_device,
     directory = request.config.getoption("--record-evidence")
     if directory:
         record(directory, definition, kernel, report)
+
+
+def of_extra(project: dict, *extras: str) -> set[str]:
+    """The distributions that these extras name, without versions."""
+    named = [each for extra in extras for each in project["optional-dependencies"][extra]]
+    return {re.split(r"[^\w.-]", each)[0] for each in named}
+
+
+def test_gpu_tests_are_collected_with_the_packages_of_the_extra_alone(tmp_path):
+    """A GPU runner installs `gpu`, not `test`: pytest stops if a single file cannot be imported."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    missing = of_extra(project, "test") - of_extra(project, "gpu", "verify")
+    modules = {name for name, owners in importlib.metadata.packages_distributions().items() if missing & {*owners}}
+    assert {"grimp", "safetensors", "selenium"} <= modules
+    (tmp_path / "absent.py").write_text(
+        "import sys\n\nclass Absent:\n    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name.split('.')[0] in {modules}:\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n\n"
+        "sys.meta_path.insert(0, Absent())\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "absent", "--collect-only", "-q", "-m", "gpu"]
+    found = subprocess.run(
+        [*command, "-p", "no:cacheprovider"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert found.returncode == 0, found.stdout[-3000:]
+    assert found.stdout.count("test_reference_and_kernel_meet_their_bounds") == len(PAIRS)
 
 
 def test_every_definition_has_a_real_kernel():

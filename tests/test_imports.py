@@ -9,8 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import grimp
 import pytest
+
+grimp = pytest.importorskip("grimp", reason="pip install 'flashinfer-trace[test]'")
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("flashinfer_trace", "tools")

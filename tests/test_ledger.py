@@ -17,7 +17,7 @@ from flashinfer_trace.embedding import embed_all
 from flashinfer_trace.families import all_families, family_of
 from flashinfer_trace.files import write_json
 from flashinfer_trace.validation import validate_paths
-from tools import generate_docs
+from tools import generate_docs, verification
 
 HOPPER = (9, 0)
 ROOT = flashinfer_trace.find_root()
@@ -95,9 +95,9 @@ def test_stale_documents_are_noticed(dataset):
     assert generate_docs.main(["--check"]) == 1
     assert generate_docs.main([]) == 0
     assert generate_docs.main(["--check"]) == 0
-    verification = dataset / "docs" / "verification.md"
-    assert f"`{NAME}`" in verification.read_text()
-    verification.write_text(verification.read_text() + "\n")
+    page = dataset / "docs" / "verification" / "rmsnorm.md"
+    assert f"`{NAME}`" in page.read_text()
+    page.write_text(page.read_text() + "\n")
     assert generate_docs.main(["--check"]) == 1
     assert {path: path.read_bytes() for path in (ROOT / "traces").rglob("*.md")} == pages
 
@@ -199,15 +199,23 @@ def test_a_symbolic_link_is_no_evidence(dataset):
         ledger.read(dataset, DEFINITIONS[NAME])
 
 
+def summary_of(root):
+    """The text of docs/verification.md."""
+    return verification.verification_documents(root)[root / "docs" / "verification.md"]
+
+
 def test_the_verification_document_counts_what_older_code_judged(dataset):
-    assert generate_docs.stale(dataset) == []
+    assert verification.stale(dataset) == []
     path = ledger.evidence_path(dataset, DEFINITIONS[NAME])
     document = json.loads(path.read_text())
     for entry in document["entries"]:
         entry["digests"]["harness"] = "0" * 64
     write_json(path, document)
-    assert generate_docs.stale(dataset) == [["`rmsnorm`", "harness", str(len(document["entries"]))]]
-    assert "| `rmsnorm` | harness | 2 |" in generate_docs.verification(dataset)
+    assert verification.stale(dataset) == [["`rmsnorm`", "harness", str(len(document["entries"]))]]
+    assert "| `rmsnorm` | harness | 2 |" in summary_of(dataset)
+    definition = next(dataset.glob("definitions/*/*.json"))
+    definition.write_text(definition.read_text().replace(ledger.VERIFIED, ledger.UNVERIFIED))
+    assert verification.stale(dataset) == [], "a run of an unverified Definition is not released"
 
 
 def test_an_unverified_definition_is_valid_and_listed_as_awaiting_a_run(dataset):
@@ -215,7 +223,7 @@ def test_an_unverified_definition_is_valid_and_listed_as_awaiting_a_run(dataset)
     assert [changes for _, changes in embed_all(dataset, write=True)] == [ledger.UNVERIFIED]
     assert not validate_paths([dataset], dataset).problems
     assert not embed_all(dataset, write=True)
-    text = generate_docs.verification(dataset)
+    text = summary_of(dataset)
     assert f"## Definitions that await a GPU run\n\nThese are `{ledger.UNVERIFIED}`" in text
     assert f"\n- `{NAME}`\n" in text
     assert f"| `{NAME}` | `flashinfer.norm.rmsnorm` | awaits a GPU run |" in text

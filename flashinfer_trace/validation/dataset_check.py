@@ -19,6 +19,7 @@ from flashinfer_trace.records import RecordsError, load_records, records_path
 from flashinfer_trace.validation import definition_rules, reference_rules
 from flashinfer_trace.validation.candidate import Candidate
 from flashinfer_trace.validation.claim_rules import check_claims
+from flashinfer_trace.validation.contract_rules import check_contract
 from flashinfer_trace.validation.evidence_rules import check_evidence_file, check_verified
 from flashinfer_trace.validation.files import DatasetFiles
 from flashinfer_trace.validation.meaning_rules import check_meaning, check_tag_meanings
@@ -169,8 +170,11 @@ class _DatasetCheck:
             return
         claims = self.model_claims
         try:
+            records = load_records(self.root)
+            if contract := records.contracts.get(family.name):
+                check_contract(candidate, contract, findings)
             known = load_kernel_paths(self.root)
-            kernels = load_records(self.root).kernels_of(family.name, str(candidate.name))
+            kernels = records.kernels_of(family.name, str(candidate.name))
             proven = claimable(known, kernels.values())
             check_claims(candidate, known, proven, findings)
             if claims is not None and claims.families:

@@ -49,6 +49,8 @@ RULES: dict[str, str] = {
     "axis-undeclared": "Every axis in a shape is declared.",
     "axis-unused": "Every axis is used by a shape, a constraint, the name or the reference.",
     "axis-unbound": "Every var axis is in an input's shape, or determined by a constraint.",
+    # Contracts
+    "contract-family": "Definitions of a family differ in the values of their const axes, and in no axis or tensor.",
     # Tags
     "tag-unknown": "A tag's namespace, or the flag, is in schema/naming.json.",
     "tag-value": "A tag's value is one that its namespace allows.",

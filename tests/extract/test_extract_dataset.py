@@ -131,8 +131,8 @@ def test_models_have_the_definitions_that_they_are_known_to_need(extracted):
 
 def test_the_sizes_that_the_documents_say_were_run():
     """docs/verification.md: the table is derived; each Definition of the dataset is in it, and is verified or named."""
-    generate_docs = pytest.importorskip("tools.generate_docs")
-    rows = {row[0].strip("`"): row[1:] for row in generate_docs.sizes(ROOT)}
+    verification = pytest.importorskip("tools.verification")
+    rows = {row[0].strip("`"): row[1:] for row in verification.sizes(ROOT)}
     assert {op_type for op_type, row in rows.items() if row[0] == "1, 2, 4, 8"} == {
         *("activation", "gqa_paged", "gqa_ragged", "mla_ragged", "rmsnorm", "rope"),
     }

@@ -76,7 +76,7 @@ def without_definition(reasons: Mapping[str, Any]) -> str:
         reasons: traces/kernels_without_definition.json: dotted paths of kernels, each with the reason.
     """
     rows = [(code(path), escape(reason)) for path, reason in sorted(reasons["kernels"].items())]
-    text = "Of these nothing can be said that is true, testable and of use to whoever writes or compares a kernel."
+    text = "Nothing can be said of these that is true, testable and useful to anyone who writes or compares kernels."
     return "\n".join(["", "## Kernels without a Definition", "", text, "", *table(("Kernel", "Reason"), rows)]) + "\n"
 
 

@@ -144,7 +144,7 @@ def _percent(share: float) -> str:
 
 
 def _missing(steps: Sequence[StepTime]) -> list[str]:
-    """What misses most: the mean share of each kernel that is not verified, over all configurations."""
+    """The largest gaps: the mean share of each kernel that is not verified, over all configurations."""
     shares: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     runs: dict[str, set[str]] = defaultdict(set)
     for step in steps:
@@ -162,6 +162,6 @@ def _missing(steps: Sequence[StepTime]) -> list[str]:
         for kernel in ordered[:MOST]
     ]
     heading = ["Kernel (library)", *(f"Mean share of a {phase} step" for phase in PHASES), "Configurations"]
-    lines = ["### What misses most, by time", "", *table(heading, rows, "lrrr")]
+    lines = ["### Largest gaps, by time", "", *table(heading, rows, "lrrr")]
     rest = len(ordered) - len(rows)
     return [*lines, "", f"{rest} more kernels are omitted for brevity."] if rest > 0 else lines
