@@ -11,7 +11,8 @@ from drawn_plans import drawn_plans
 import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.families.sampling.exact_draws import wrong_draws
-from flashinfer_trace.families.sampling.rows import SamplingOptions, make_row
+from flashinfer_trace.families.sampling.inputs import make_rows
+from flashinfer_trace.families.sampling.rows import SamplingOptions
 from flashinfer_trace.harness.family import PlanRequest
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.verify import prepare
@@ -49,7 +50,7 @@ def test_sums_around_the_smallest_one_are_corners_of_references_alone():
     small = [spec["sum"] for spec in specs("top_k_renorm_probs") if spec["sum"] < 1e-7]
     assert min(small) < 1e-8 < max(small)
     assert "smallest" in {spec["row"] for spec in specs("top_k_renorm_probs")}
-    exactly = make_row("smallest", 64, Draws(0, "cpu"))
+    exactly = make_rows("smallest", 1, 64, Draws(0, "cpu"))
     assert exactly.sum(dtype=torch.float64) == 1e-8
     assert not [spec for spec in specs("top_k_renorm_probs", large=True) if spec["sum"] < 1e-7]
 
