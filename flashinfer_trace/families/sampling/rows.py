@@ -59,7 +59,7 @@ class SamplingOptions:
         lowest_k: smallest k; -1 for a k of any sign.
         highest_p: largest p of top-p.
         sums_to_one: only rows that sum to 1.
-        boundaries: p of top-p at a cumulative mass of the row, or next to one.
+        boundaries: p of top-p at a cumulative mass of the row, or the float32 number next to one.
         untied: only rows without ties, of which something is kept.
     """
 
@@ -70,8 +70,10 @@ class SamplingOptions:
     untied: bool = False
 
     def takes_p(self, p: float | str) -> bool:
-        """Whether a p of top-p, a number or a name in `BESIDE`, may be drawn."""
-        return self.boundaries if isinstance(p, str) else p <= self.highest_p and not (self.untied and p <= 0)
+        """Whether a p of top-p, a number or a name in `BESIDE` or `NEAR`, may be drawn."""
+        if isinstance(p, str):
+            return self.boundaries or p in NEAR
+        return p <= self.highest_p and not (self.untied and p <= 0)
 
     def kinds(self, given: Sequence[str]) -> list[str]:
         """Those of these kinds of rows that the kernel takes."""
