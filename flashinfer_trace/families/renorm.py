@@ -15,9 +15,9 @@ import torch
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.sampling import FLOAT64, SUM, U, row_family, within_bounds
 from flashinfer_trace.families.sampling.corners import renorm_corners
-from flashinfer_trace.families.sampling.distribution import Renormalised
 from flashinfer_trace.families.sampling.faults import renorm_faults
 from flashinfer_trace.families.sampling.oracles import renorm_oracle
+from flashinfer_trace.families.sampling.renormalised import Renormalised
 from flashinfer_trace.families.sampling.rows import SamplingOptions, renorm_plans
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs
 
