@@ -123,14 +123,12 @@ _SERVERS: list[Server] = []
 
 def replay(submission: Submission, verdict: Verdict, examples: int) -> str:
     """What repeats a verdict: a command, or a call where the submission is no file."""
-    path, function = submission.request.get("path"), submission.request.get("name")
-    if path is None or submission.sources:
-        what = "SOLUTION.json" if submission.sources else "kernel"
+    if not submission.file:
         return (
-            f"flashinfer_trace.judge({what}, {verdict.definition!r}, device={verdict.device!r}, examples={examples}, "
+            f"flashinfer_trace.judge(kernel, {verdict.definition!r}, device={verdict.device!r}, examples={examples}, "
             f"seed={verdict.seed}, twin={verdict.sizes == 'twin'})"
         )
-    file = os.path.relpath(path) + (f":{function}" if function else "")
+    file = os.path.relpath(submission.file) + (f":{submission.function}" if submission.function else "")
     size = " --twin" if verdict.sizes == "twin" else ""
     return (
         f"flashinfer-trace check {shlex.quote(file)} -d {verdict.definition} --device {verdict.device}"
@@ -195,7 +193,7 @@ class _Court:
 def _graded(verdict: Verdict, left: list[Standard]) -> Verdict:
     """The verdict with its grade: of the standards that were never failed, the reference's, or those of kernels."""
     if verdict.failure is not None:
-        verdict.grade = Grade.WRONG
+        verdict.grade = Grade.UNJUDGED if verdict.failure.kind == "not-loaded" else Grade.WRONG
         return verdict
     best = left[0]
     verdict.cases, verdict.vacuous, verdict.outputs = best.cases, best.vacuous, best.figures

@@ -70,6 +70,8 @@ def bound(
     def call(given: dict[str, Any], poisoned: dict[str, Any]) -> Any:
         values = {**given, **poisoned} if writes else given
         returned = found(**values) if by_name else found(*values.values())
+        if returned is None and not writes:
+            raise LoadError(f"it returned None; it must return {', '.join(outputs)}, or take and fill them")
         return None if writes else returned
 
     return call

@@ -18,6 +18,8 @@ class Grade:
     WRONG = "wrong"
     #: Every case was empty, or one that zeros would pass.
     UNPROVEN = "unproven"
+    #: It could not be loaded: nothing is known of what it computes.
+    UNJUDGED = "not judged"
 
 
 @dataclass(frozen=True)

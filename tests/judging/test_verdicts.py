@@ -198,11 +198,17 @@ def test_a_callable_cannot_be_judged_on_a_gpu():
         ("raise SystemExit(0)", "SystemExit"),
     ],
 )
-def test_a_kernel_that_cannot_be_loaded_is_wrong(text, message, kernel, server):
+def test_a_kernel_that_cannot_be_loaded_is_not_judged(text, message, kernel, server):
     verdict = judge(kernel(text), NAME, server=server)
-    assert verdict.grade == Grade.WRONG
+    assert verdict.grade == Grade.UNJUDGED and not verdict.passed
     assert verdict.failure.kind == "not-loaded"
     assert re.search(message, verdict.failure.message), verdict.failure.message
+
+
+def test_a_kernel_that_returns_nothing_is_told_what_to_return(kernel, server):
+    verdict = judge(kernel("def run(x, w):\n  norm(x, w)"), NAME, server=server)
+    assert verdict.grade == Grade.WRONG
+    assert verdict.failure.message == "it returned None; it must return output, or take and fill them"
 
 
 def test_the_worst_element_is_named(kernel, server):
