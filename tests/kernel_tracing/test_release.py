@@ -25,6 +25,7 @@ from tools.kernel_tracing.source.sources import find_sources
 from tools.kernel_tracing.verify.check import check
 from tools.op_tracing.__main__ import MODEL
 from tools.op_tracing.__main__ import dumps as dumps_ops
+from tools.op_tracing.check import check as check_ops
 from tools.op_tracing.definitions import covered, page_cover
 from tools.op_tracing.trace import trace
 from tools.runtime_tracing.compare import marked
@@ -95,6 +96,13 @@ def test_the_committed_op_trace_is_what_the_sources_give(evaluations: list[Evalu
     of_model = [one for one in evaluations if one.configuration.name in names]
     again = "write it again: python -m tools.op_tracing --traces traces/kernel_traces.json"
     assert dumps_ops(trace(of_model, find_sources(SOURCES), merge.PLATFORM, MODEL)) == OP_TRACES.read_text(), again
+
+
+@needs_sources
+def test_every_listed_model_is_in_execution_order(committed: dict[str, Any], evaluations: list[Evaluation]) -> None:
+    """The order of one graph for all configurations is that of each, so it is also that of a graph for fewer."""
+    ops = trace(evaluations, find_sources(SOURCES), merge.PLATFORM, committed["model"])
+    assert not [text for text in check_ops(ops, committed, evaluations) if text.startswith("graph: ")]
 
 
 @needs_sources
