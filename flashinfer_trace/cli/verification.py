@@ -64,7 +64,7 @@ def parse_axes(context: click.Context, parameter: click.Parameter, text: str | N
     show_default=True,
     help="What the reference is compared with.",
 )
-@click.option("--kernel", "kernel_label", help="Run only this kernel (implies --against kernel).")
+@click.option("--kernel", "kernel_label", help="Run only this kernel, by label or path (implies --against kernel).")
 @click.option(
     "--examples",
     type=click.IntRange(min=1),

@@ -123,8 +123,13 @@ def test_a_kernel_that_remembers_its_inputs_is_found(tmp_path, server, monkeypat
 
 
 def test_an_unknown_baseline_is_named(tmp_path, server):
-    with pytest.raises(dataset.DatasetError, match=r"no kernel \['nobody'\]; it has \['flashinfer\.norm\.rmsnorm'"):
+    with pytest.raises(dataset.DatasetError, match=r"no kernel 'nobody'; there are flashinfer\.norm\.rmsnorm"):
         bench(None, NORM, [], device="cpu", against=["nobody"], server=server)
+
+
+def test_a_baseline_goes_by_the_path_of_its_tag(server):
+    report = bench(None, NORM, [], device="cpu", against=["sgl_kernel.rmsnorm"], server=server)
+    assert report.left_out == {"torch.ops.sgl_kernel.rmsnorm": "needs a GPU"}
 
 
 def test_the_command_without_a_gpu_says_so_in_one_line():

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 import flashinfer_trace
 from flashinfer_trace.cli.group import echo_json
 from flashinfer_trace.cli.options import text_table
+from flashinfer_trace.ledger import proofs
 
 
 def test_references_are_embedded_and_statuses_match_the_evidence(invoke):
@@ -60,6 +61,19 @@ def test_list_and_show(invoke):
     assert "hidden_size" in shown
 
 
+def test_show_lists_the_runs_of_kernels_before_those_that_only_tags_name(invoke):
+    """Also where no tag names the kernels that ran, or all that tags name was never run."""
+    for name in ("mla_paged_decode_page_table_h128_ckv512_kpe64_ps64", "gemm_bf16_n4096_k4096", "rmsnorm_h512"):
+        definition = flashinfer_trace.load(name)
+        shown = [line for line in invoke("show", name).output.splitlines() if line.startswith("  kernel  ")]
+        runs = proofs(flashinfer_trace.find_root(), definition)
+        for line, run in zip(shown, runs, strict=False):
+            ran = f"ran, {run.library} {run.version} on {run.gpu}, {run.cases} cases"
+            assert line == f"  kernel  {run.kernel_label}: {ran}"
+        called = [tag.partition(":")[2] for tag in definition.tags if tag.startswith("called_as:")]
+        assert runs and [line.split()[1].rstrip(":") for line in shown[len(runs) :]] == called
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -81,7 +95,8 @@ def test_list_and_show(invoke):
         (["verify", "rmsnorm_h512", "--axes", "rows=3"], "['rows'] are not variable axes"),
         (["verify", "rmsnorm_h512", "--plan", "{"], "--plan is not JSON"),
         (["verify", "rmsnorm_h512", "--axes", "batch_size=1", "--plan", "{}"], "give one of them"),
-        (["verify", "rmsnorm_h512", "--kernel", "nobody"], "it has flashinfer.norm.rmsnorm"),
+        (["verify", "rmsnorm_h512", "--kernel", "nobody"], "there are flashinfer.norm.rmsnorm"),
+        (["verify", "rmsnorm_h512", "--kernel", "rmsnrm"], "did you mean flashinfer.norm.rmsnorm"),
         (["verify", "rmsnorm_h*", "--kernel", "flashinfer.norm.rmsnor"], "did you mean flashinfer.norm.rmsnorm"),
     ],
 )
