@@ -15,7 +15,7 @@ from flashinfer_trace import definitions
 from tools.kernel_tracing.__main__ import main
 from tools.kernel_tracing.configuration.listed import configurations
 from tools.kernel_tracing.configuration.requested import ConfigurationError, check_fields
-from tools.kernel_tracing.report import merge, render
+from tools.kernel_tracing.report import by_model, merge, render
 from tools.kernel_tracing.report.again import compared
 from tools.kernel_tracing.report.arguments import chosen
 from tools.kernel_tracing.report.evaluation import Evaluation, evaluate_all
@@ -81,6 +81,27 @@ def test_the_index_counts_the_chains_of_each_entry_point(committed: dict[str, An
     rows = [line.split("|") for line in section.partition("\n## ")[0].splitlines() if line.startswith("| `")]
     assert len(rows) >= 5 and rows[0][1].startswith(" `ModelRunner.forward`")
     assert sum(int(cells[2]) for cells in rows) == sum(len(kernel["chains"]) for kernel in committed["kernels"])
+
+
+def test_the_page_of_models_lists_the_kernels_of_each(committed: dict[str, Any]) -> None:
+    """Qwen3's norm of queries and keys, which Qwen2.5 lacks, and what only its mixture of experts calls."""
+    page = (ROOT / "traces" / "kernels" / by_model.PAGE).read_text()
+    found = {}
+    for section in page.split("\n## ")[1:]:
+        rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| [")]
+        found[section.partition("\n")[0]] = {row[0].removeprefix("| [").partition("]")[0]: row[3] for row in rows}
+    assert set(found) == {one["model"] for one in committed["configurations"]}
+    assert found["qwen3_8b"]["qknorm"] == "sampling_backend=flashinfer" and "qknorm" not in found["qwen2.5_7b"]
+    assert found["qwen3_8b"]["run_rope"] == "always"
+    assert "topk_softmax" in found["qwen3_30b_a3b"] and "topk_softmax" not in found["qwen3_8b"]
+    of = {one["name"]: one["model"] for one in committed["configurations"]}
+    uses = {
+        (of[name], kernel["source"], kernel["definition"]["file"], kernel["definition"]["line"], kernel["name"])
+        for kernel in committed["kernels"]
+        for chain in kernel["chains"]
+        for name in chain["configurations"]
+    }
+    assert page.count("\n| [") == len(uses)
 
 
 @needs_sources
