@@ -52,7 +52,8 @@ def test_experts_are_split_as_that_server_splits_them(root, extract, server, loc
     ("server", "message"),
     [
         ("atention_backend=triton", "has no such field; did you mean attention_backend?"),
-        ("attention_backend=tritn", "SGLang does not serve LlamaForCausalLM so: "),
+        ("attention_backend=tritn", "attention_backend=tritn: choose one of triton, "),
+        ("attention_backend=trtllm_mla", "SGLang does not serve LlamaForCausalLM so: "),
     ],
 )
 def test_what_sglang_refuses(extract, snapshot, server, message):

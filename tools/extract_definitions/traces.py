@@ -29,9 +29,10 @@ from flashinfer_trace.json_source import TRACES, load_object
 from tools.extract_definitions import model_code
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.model_code import MODELS, ModelCode, code_from, read_code
+from tools.kernel_tracing.configuration.checks import check_settings
 from tools.kernel_tracing.configuration.listed import Configuration, configurations
 from tools.kernel_tracing.configuration.listed import Model as ListedModel
-from tools.kernel_tracing.configuration.requested import ConfigurationError, Server, check_fields, shortened
+from tools.kernel_tracing.configuration.requested import ConfigurationError, Server, shortened
 from tools.kernel_tracing.report.evaluation import Evaluation, Progress, evaluate
 from tools.kernel_tracing.report.merge import PLATFORM
 from tools.kernel_tracing.source.index import Index
@@ -147,7 +148,7 @@ def usage_of_server(
     """
     try:
         tree = find_sources(sources, release=RELEASE)
-        check_fields(server.settings, tree)
+        check_settings(server.settings, tree)
     except (SourcesError, ConfigurationError) as error:
         raise ExtractionError(str(error)) from error
     code = code_of(architecture, tree)
