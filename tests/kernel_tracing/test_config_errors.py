@@ -10,6 +10,7 @@ from release import SOURCES, needs_sources
 from tools.kernel_tracing.__main__ import main
 from tools.kernel_tracing.configuration.checks import misfit
 from tools.kernel_tracing.configuration.requested import ConfigurationError, model_config, parse
+from tools.kernel_tracing.report.step import text as step_text
 
 
 def refused(capsys, config):
@@ -67,6 +68,12 @@ def test_constants_of_a_model(tmp_path, fields, message):
 @pytest.mark.parametrize("name", ["qwen3_8b", "Qwen3-8B", "qwen3-8b"])
 def test_spellings_of_a_name(name):
     assert model_config(name)["architectures"] == ["Qwen3ForCausalLM"]
+
+
+def test_the_output_says_what_it_omits():
+    empty = {"configuration": "model=m", "gpu": "sm90", "sources": {"sglang": {"version": "1"}}, "frames": []}
+    lines = step_text({**empty, "prefill": [], "decode": []}).splitlines()
+    assert lines[-1] == "not listed: products by cuBLAS and other plain torch calls"
 
 
 def test_heads_are_divided_or_copied():
