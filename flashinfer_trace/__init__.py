@@ -11,6 +11,7 @@ Importing the package does not import torch; only `make_inputs`, `judge`, `workl
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,13 @@ __all__ = [
     "make_inputs",
     "workloads",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The module `costs`, imported on first use because it imports torch."""
+    if name == "costs":
+        return importlib.import_module("flashinfer_trace.costs")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def make_inputs(
