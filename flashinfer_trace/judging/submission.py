@@ -43,6 +43,7 @@ class Submission:
         request: what its process is told: the kind (``file``, ``package``, ``known`` or ``forked``), and where it lies.
         kernel: a callable of this process, of the kind ``forked``.
         sources: files of a Solution by path, which are written before its process starts.
+        file: the file that a user named; empty if there is none.
         definition: the name of the Definition that it says it computes; empty if it does not say so.
     """
 
@@ -51,6 +52,7 @@ class Submission:
     kernel: Callable[..., Any] | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     definition: str = ""
+    file: str = ""
 
     @contextmanager
     def on_disk(self) -> Iterator[dict[str, Any]]:
@@ -95,7 +97,7 @@ def from_path(text: str) -> Submission:
     if path.suffix != ".py":
         raise SubmissionError(f"{path}: not a Python file, nor a Solution of flashinfer-bench (.json)")
     label = f"{path.name}:{name}" if name else path.name
-    return Submission(label, {"kind": "file", "path": str(path.absolute()), "name": name})
+    return Submission(label, {"kind": "file", "path": str(path.absolute()), "name": name}, file=str(path.absolute()))
 
 
 def from_callable(kernel: Callable[..., Any]) -> Submission:
@@ -138,4 +140,4 @@ def _solution(path: Path) -> Submission:
         if not PurePosixPath(one).name or not one.isprintable() or len(one) > MAX_PATH:
             raise SubmissionError(f"{path}: {one[:MAX_PATH]!r} is no path of a source")
     request = {"kind": "package", "path": file, "name": function, "destination": bool(destination)}
-    return Submission(printable(name), request, None, files, definition)
+    return Submission(printable(name), request, None, files, definition, str(path.absolute()))
