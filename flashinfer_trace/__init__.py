@@ -49,7 +49,7 @@ def __getattr__(name: str) -> Any:
 
 
 def make_inputs(
-    definition: Definition,
+    definition: Definition | str,
     axes: Mapping[str, int] | None = None,
     seed: int = 0,
     device: str | torch.device = "cpu",
@@ -60,7 +60,7 @@ def make_inputs(
     is neither read nor changed. CPU and CUDA use different generators, so their elements differ.
 
     Args:
-        definition: a Definition of a known family.
+        definition: of a known family, or its name.
         axes: values of variable axes; the family chooses the others (and the index structure) from the seed.
         seed: any integer from 0 to 2**63 - 1.
         device: the device on which the tensors are created.
@@ -69,12 +69,16 @@ def make_inputs(
         Tensors with the declared shapes and dtypes, and Python numbers for scalars. They satisfy every constraint.
 
     Raises:
-        InputError: an axis is unknown, or no valid inputs have the given value.
+        DatasetError: there is no such Definition.
+        InputError: an axis is unknown, no valid inputs have the given value, or there is no such device here.
         ImportError: torch is not installed (``pip install flashinfer-trace[verify]``).
     """
+    from flashinfer_trace.devices import check_visible
     from flashinfer_trace.families import family_of
 
-    return family_of(definition).inputs_for_axes(definition, axes or {}, seed, device)
+    check_visible(device)
+    loaded = load(definition) if isinstance(definition, str) else definition
+    return family_of(loaded).inputs_for_axes(loaded, axes or {}, seed, device)
 
 
 def judge(

@@ -68,7 +68,7 @@ def test_a_cost_as_text_and_as_json():
 )
 def test_wrong_usage(arguments, message):
     result = invoke(*arguments)
-    assert result.exit_code != 0
+    assert result.exit_code == 2
     assert message in result.output
 
 
