@@ -98,8 +98,11 @@ def bench(
     Of several Definitions, each is printed and recorded as soon as it is timed. One that cannot be is reported, and the
     others go on.
 
-    Exit status: 0 timed, 1 wrong, 2 wrong usage, 3 no GPU or nothing that could be timed, 130 interrupted.
+    Exit status: 0 timed, 1 wrong or not judged, 2 wrong usage, 3 no GPU or nothing that could be timed,
+    130 interrupted.
     """
+    if device.partition(":")[0] == "cpu":
+        raise click.UsageError(f"--device {device}: bench runs on cuda or cuda:N; the times of a CPU say nothing")
     root = dataset_root()
     submission = _submission(kernel)
     definitions = _definitions(names or ((submission.definition,) if submission else ()), root)
@@ -113,7 +116,7 @@ def bench(
         from flashinfer_trace import benching
         from flashinfer_trace.benching import results
         from flashinfer_trace.benching.environment import environment
-    if device != "cpu" and not torch.cuda.is_available():
+    if not torch.cuda.is_available():
         click.echo("no GPU: torch sees no CUDA device here, and times of anything else say nothing", err=True)
         sys.exit(NOTHING_VERIFIED)
     check_device(device, torch)

@@ -7,7 +7,7 @@ import functools
 import itertools
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from flashinfer_trace.model_claims import ModelClaims
 from flashinfer_trace.validation.candidate import Candidate
@@ -116,16 +116,22 @@ def check_numbers(candidate: Candidate, findings: Findings) -> None:
     own = set(_own_numbers(candidate))
     text = _THOUSANDS.sub("", text)
     sizes = _PARENTHESES.sub(lambda match: "" if _value(match[0]) in own else match[0], text)
-    wrong: list[float] = sorted({int(number) for number in _NUMBER.findall(_WORD.sub(" ", sizes))} - own)
+    wrong = sorted({int(number) for number in _NUMBER.findall(_WORD.sub(" ", sizes))} - own)
+    small: list[float] = []
     if candidate.reference is not None:
         known = {float(number) for number in _DECIMAL.findall(_PROSE.sub("", candidate.reference))}
-        wrong += sorted({float(number) for number in _SMALL.findall(text)} - known)
+        small = sorted({float(number) for number in _SMALL.findall(text)} - known)
     if wrong:
         sizes = ", ".join(f"{axis} {value}" for axis, value in candidate.const_axes.items())
-        message = f"the description says {', '.join(map(str, wrong[:5]))}, but the sizes are {sizes}"
-        if isinstance(wrong[-1], float):
-            message += "; the reference has no such small number"
+        message = f"the description mentions numbers that do not follow from the sizes ({sizes}): {_numbers(wrong)}"
         findings.add("description-number", message, "correct the description", "/description")
+    if small:
+        message = f"the description mentions numbers that the reference does not use: {_numbers(small)}"
+        findings.add("description-number", message, "correct the description", "/description")
+
+
+def _numbers(found: Sequence[float]) -> str:
+    return ", ".join(map(str, found[:5]))
 
 
 def _check_parallel(text: str, candidate: Candidate, findings: Findings) -> None:
