@@ -136,4 +136,7 @@ def _kernel_coverage(root: Path, needs: Mapping[str, Mapping[str, Any]], output_
         return
     click.echo(text_table(kernel_table(found)))
     defined, proven = sum(bool(one.definitions) for one in found), sum(bool(one.evidence) for one in found)
-    click.echo(f"\n{len(found)} kernels, {defined} with Definitions, {proven} with evidence from the kernel")
+    for one in needs.values():
+        versions = ", ".join(f"{name} {version}" for name, version in one.get("kernel_sources", {}).items())
+        click.echo(f"\nthe kernels of {one['model']} in {versions}")
+    click.echo(f"{len(found)} kernels, {defined} with Definitions, {proven} with evidence from the kernel")

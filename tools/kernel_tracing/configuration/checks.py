@@ -44,7 +44,7 @@ def check_settings(settings: Mapping[str, Any], sources: SourceTree) -> None:
         allowed, words = _TYPES.get(plain, ((object,), ""))
         if not isinstance(value, allowed) or (isinstance(value, bool) and words and bool not in allowed):
             raise ConfigurationError(f"{name}={text}: must be {words}")
-        if name in _RANKS and isinstance(value, int) and value < 1:
+        if name in _RANKS and settings[name] < 1:
             raise ConfigurationError(f"{name}={text}: must be a positive integer")
         if name in choices and value not in choices[name]:
             raise ConfigurationError(f"{name}={text}: choose one of {', '.join(map(str, choices[name]))}")
