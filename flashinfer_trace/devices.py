@@ -23,5 +23,5 @@ def check_visible(device: str | torch.device) -> None:
         return
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if (parsed.index or 0) >= count:
-        seen = f"only {count}, counted from 0" if count else "none"
-        raise InputError(f"device {str(device)!r}: of CUDA devices torch sees {seen} here; cpu works everywhere")
+        seen = f"only {count} CUDA devices, counted from 0" if count else "no CUDA device"
+        raise InputError(f"device {str(device)!r}: torch sees {seen} here; use device='cpu', or another machine")

@@ -111,8 +111,7 @@ def bench(
         progress: called with a line for each step.
 
     Raises:
-        SubmissionError: what is given is no submission.
-        DatasetError: a name of `against` stands for no kernel.
+        SubmissionError, DatasetError: what is given is no submission; a name of `against` stands for no kernel.
     """
     started = time.perf_counter()
     loaded = dataset.load(definition) if isinstance(definition, str) else definition
