@@ -11,6 +11,7 @@ Importing the package does not import torch; only `make_inputs`, `judge`, `workl
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,8 +41,15 @@ __all__ = [
 ]
 
 
+def __getattr__(name: str) -> Any:
+    """The module `costs`, imported on first use because it imports torch."""
+    if name == "costs":
+        return importlib.import_module("flashinfer_trace.costs")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def make_inputs(
-    definition: Definition,
+    definition: Definition | str,
     axes: Mapping[str, int] | None = None,
     seed: int = 0,
     device: str | torch.device = "cpu",
@@ -52,7 +60,7 @@ def make_inputs(
     is neither read nor changed. CPU and CUDA use different generators, so their elements differ.
 
     Args:
-        definition: a Definition of a known family.
+        definition: of a known family, or its name.
         axes: values of variable axes; the family chooses the others (and the index structure) from the seed.
         seed: any integer from 0 to 2**63 - 1.
         device: the device on which the tensors are created.
@@ -61,12 +69,16 @@ def make_inputs(
         Tensors with the declared shapes and dtypes, and Python numbers for scalars. They satisfy every constraint.
 
     Raises:
-        InputError: an axis is unknown, or no valid inputs have the given value.
+        DatasetError: there is no such Definition.
+        InputError: an axis is unknown, no valid inputs have the given value, or there is no such device here.
         ImportError: torch is not installed (``pip install flashinfer-trace[verify]``).
     """
+    from flashinfer_trace.devices import check_visible
     from flashinfer_trace.families import family_of
 
-    return family_of(definition).inputs_for_axes(definition, axes or {}, seed, device)
+    check_visible(device)
+    loaded = load(definition) if isinstance(definition, str) else definition
+    return family_of(loaded).inputs_for_axes(loaded, axes or {}, seed, device)
 
 
 def judge(

@@ -110,7 +110,14 @@ def definitions(op_type: str | None = None, tag: str | None = None, root: Path |
     Args:
         op_type: only this op_type, for example ``gemm``.
         tag: only Definitions that carry this tag, for example ``status:verified``.
+
+    Raises:
+        DatasetError: no Definition has this op_type; the message suggests the closest ones.
     """
+    root = root or find_root()
+    if op_type is not None and not (root / "definitions" / op_type).is_dir():
+        known = sorted(path.name for path in (root / "definitions").iterdir() if path.is_dir())
+        raise DatasetError(f"no op_type {op_type!r}; {closest(op_type, known) or 'there are ' + ', '.join(known)}")
     for path in definition_paths(root, op_type):
         definition = _read(path, path.stat().st_mtime_ns)
         if tag is None or tag in definition.tags:

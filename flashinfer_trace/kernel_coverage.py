@@ -1,8 +1,8 @@
 """Which Definitions and which evidence there are for the kernels that a model's code calls. Imports no torch.
 
 The kernels of a model are in ``models/needs/<model>.json``, as ``source:name``, which `python -m tools.generate_docs`
-derives from the traces of its code. A kernel has the Definitions whose tags name it, and those whose family's record
-has it.
+derives from traces/kernel_traces.json. A kernel has the Definitions for which it runs where evidence is recorded,
+according to their tags or the record of their family; those that only name it do not count.
 """
 
 from __future__ import annotations
@@ -182,7 +182,8 @@ def kernel_coverages(root: Path, needed: Mapping[str, Any]) -> list[KernelCovera
         DatasetError: the document has no kernels, or the list of reasons cannot be read.
     """
     known = {one.name: one for one in definitions(root=root)}
-    by_kernel, why = definitions_by_kernel(root, known.values()), reasons(root)
+    by_kernel, why = definitions_with_kernel(root, known.values()), reasons(root)
+    named = definitions_by_kernel(root, known.values())
     with_evidence = definitions_with_evidence(root, known.values())
     tag = f"model:{needed['model']}"
     if "kernels" not in needed:
@@ -198,6 +199,8 @@ def kernel_coverages(root: Path, needed: Mapping[str, Any]) -> list[KernelCovera
         proven = with_evidence.get(terminal, [])
         ordered = (*own, *(name for name in names if name not in own))
         reason = "" if names else why.get(kernel, "")
+        if not names and terminal in named:
+            reason = f"none yet; it did not run for the {len(named[terminal])} that name it"
         found.append(KernelCoverage(kernel, tuple(entry["ops"]), ordered, len(own), tuple(proven), reason))
     return found
 

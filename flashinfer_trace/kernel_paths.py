@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from flashinfer_trace.json_source import JsonSourceError, load_object
 from flashinfer_trace.ledger import RECORDED_ON
@@ -25,11 +26,13 @@ __all__ = [
     "CALLED",
     "KINDS",
     "RUN",
+    "HasPath",
     "KernelPaths",
     "KernelPathsError",
     "claimable",
     "kernel_paths_path",
     "load_kernel_paths",
+    "paths_of_tags",
     "proven_paths",
     "tag_of_kernel",
     "with_claims",
@@ -44,6 +47,16 @@ RUN = {
 #: Namespace of a kernel that nobody ran for the Definition.
 CALLED = "called_as"
 KINDS = (*RUN, CALLED)
+
+
+class HasPath(Protocol):
+    """A kernel of a record, or a run of one."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def variant(self) -> str: ...
 
 
 class KernelPathsError(ValueError):
@@ -70,14 +83,15 @@ def claimable(known: KernelPaths, kernels: Iterable[KernelFacts]) -> set[str]:
 
     An op stands for the functions that call it; a pipeline, for the functions of sgl-kernel that its variant lists.
     """
-    found = set[str]()
-    for kernel in kernels:
-        if not kernel.runs_on(RECORDED_ON):
-            continue
-        found |= set(known.ops.get(kernel.path, (kernel.path,)))
-        if kernel.variant.startswith("pipeline"):
-            parts = {f"sgl_kernel.{word}" for word in re.findall(r"\w+", kernel.variant.partition(":")[2])}
-            found |= parts & known.paths
+    return {path for one in kernels if one.runs_on(RECORDED_ON) for path in paths_of_tags(known, one)}
+
+
+def paths_of_tags(known: KernelPaths, kernel: HasPath) -> set[str]:
+    """The paths by which tags name one kernel, on whatever GPU it runs (see `claimable`)."""
+    found = set(known.ops.get(kernel.path, (kernel.path,)))
+    if kernel.variant.startswith("pipeline"):
+        parts = {f"sgl_kernel.{word}" for word in re.findall(r"\w+", kernel.variant.partition(":")[2])}
+        found |= parts & known.paths
     return found
 
 

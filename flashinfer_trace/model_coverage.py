@@ -19,7 +19,7 @@ from flashinfer_trace.json_source import JsonSourceError, load_object
 from flashinfer_trace.ledger import VERIFIED
 from flashinfer_trace.naming import MAX_NAME
 
-__all__ = ["ModelCoverage", "OpCoverage", "load_needs", "matrix", "model_coverages", "op_table"]
+__all__ = ["ModelCoverage", "OpCoverage", "load_needs", "matrix", "model_coverages", "op_table", "plain_name"]
 
 
 #: Longest reason why no family covers an op: it lists the kernels.
@@ -115,12 +115,12 @@ def load_needs(root: Path, model: str | None = None) -> dict[str, dict[str, Any]
     if not paths:
         raise DatasetError(f"no model needs in {directory}; in a checkout, `python -m tools.generate_docs` writes them")
     if model is not None:
-        names = {_plain(name): name for name in paths}
-        if _plain(model) not in names:
-            close = difflib.get_close_matches(_plain(model), names, n=1, cutoff=0.3)
+        names = {plain_name(name): name for name in paths}
+        if plain_name(model) not in names:
+            close = difflib.get_close_matches(plain_name(model), names, n=1, cutoff=0.3)
             hint = f"; did you mean {names[close[0]]}?" if close else "."
             raise DatasetError(f"no model named {model!r} in {directory}{hint} Available: {', '.join(paths)}")
-        name = names[_plain(model)]
+        name = names[plain_name(model)]
         paths = {name: paths[name]}
     try:
         return {name: load_object(path) for name, path in paths.items()}
@@ -148,7 +148,8 @@ def op_table(one: ModelCoverage) -> list[list[str]]:
     return rows
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """The name of a model without what people write differently: `qwen3_8b`, `Qwen3-8B` and `qwen3-8b` are one."""
     return re.sub(r"[-_.\s]", "", name).lower()
 
 

@@ -139,3 +139,20 @@ def test_every_definition_loads_in_flashinfer_bench():
 )
 def test_code_quality(command):
     run(sys.executable, "-m", *command)
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "gpu"])
+def test_a_device_that_is_not_here_is_named(device):
+    with pytest.raises(flashinfer_trace.InputError, match=f"^device '{device}': "):
+        flashinfer_trace.make_inputs("rmsnorm_h512", device=device)
+    with pytest.raises(flashinfer_trace.InputError, match=f"^device '{device}': "):
+        flashinfer_trace.workloads("rmsnorm_h512")[0].inputs(device)
+
+
+def test_inputs_are_made_for_a_name_too():
+    assert flashinfer_trace.make_inputs("rmsnorm_h512", {"batch_size": 2})["hidden_states"].shape == (2, 512)
+
+
+def test_an_unknown_op_type_is_an_error_with_a_suggestion():
+    with pytest.raises(flashinfer_trace.DatasetError, match="no op_type 'gem'; did you mean gemm"):
+        list(flashinfer_trace.definitions(op_type="gem"))

@@ -32,6 +32,7 @@ from flashinfer_trace.judging.standards import Standard, Trial, standards
 from flashinfer_trace.judging.stopwatch import Stopwatch
 from flashinfer_trace.judging.submission import Submission, known
 from flashinfer_trace.judging.verdict import Failure
+from flashinfer_trace.kernel_names import kernels_named, no_kernel_named
 from flashinfer_trace.traffic import Workload
 from flashinfer_trace.traffic.taken import unfit
 
@@ -103,21 +104,21 @@ def bench(
         workloads: of that Definition.
         device: ``cuda``, ``cuda:N``, or ``cpu``, whose times say little.
         policy: how calls are timed.
-        against: labels of real kernels; by default all that can run here.
+        against: real kernels, by label, path or tag (see `kernels_named`); by default all that can run here.
         examples, seed: of the judgement.
         server: where processes are forked from; by default one for all of this process.
         limits: how long a kernel may take before it counts as one that hangs.
         progress: called with a line for each step.
 
     Raises:
-        SubmissionError: what is given is no submission, or a label names no kernel.
+        SubmissionError, DatasetError: what is given is no submission; a name of `against` stands for no kernel.
     """
     started = time.perf_counter()
     loaded = dataset.load(definition) if isinstance(definition, str) else definition
     policy = policy or Policy()
     with contextlib.ExitStack() as stack:
         report = Report(loaded.name, None, environment(device), policy.warm, policy.graph)
-        contenders = []
+        contenders, wanted = [], _wanted(loaded, against)
         if kernel is not None:
             submission = as_submission(kernel, device)
             progress(f"judging {submission.label}")
@@ -133,7 +134,7 @@ def bench(
             )
             contenders = [_Contender(submission, None)] if report.verdict.passed else []
         if contenders or kernel is None:
-            chosen, report.left_out = _real(loaded, device, against)
+            chosen, report.left_out = _real(wanted, device)
             contenders += [_Contender(known(loaded, one.label), one) for one in chosen]
         if contenders:
             progress(f"loading {', '.join(one.submission.label for one in contenders)}")
@@ -151,18 +152,26 @@ def _time(bout: _Bout, workloads: Sequence[Workload], report: Report, progress: 
         report.left_out |= bout.left_out(workload)
 
 
-def _real(definition: Definition, device: str, against: Sequence[str] | None) -> tuple[list[Kernel], dict[str, str]]:
-    """The real kernels that can run on this device, and why others cannot."""
+def _wanted(definition: Definition, against: Sequence[str] | None) -> list[Kernel]:
+    """The real kernels that are named, or all of them."""
     every = family_of(definition).kernels_of(definition)
-    labels = [one.label for one in every]
-    unknown = [label for label in against or () if label not in labels]
-    if unknown:
-        raise dataset.DatasetError(f"{definition.name} has no kernel {unknown}; it has {labels}")
+    if against is None:
+        return list(every)
+    root = definition.root or dataset.find_root()
+    found: list[Kernel] = []
+    for name in against:
+        named = kernels_named(name, every, root)
+        if not named:
+            raise dataset.DatasetError(no_kernel_named(name, f"{definition.name} has", every, root, [definition]))
+        found += [one for one in named if one not in found]
+    return found
+
+
+def _real(wanted: Sequence[Kernel], device: str) -> tuple[list[Kernel], dict[str, str]]:
+    """The real kernels that can run on this device, and why others cannot."""
     chosen, left_out = [], {}
     on_gpu = torch.device(device).type == "cuda"
-    for one in every:
-        if against is not None and one.label not in against:
-            continue
+    for one in wanted:
         why = "needs a GPU" if not on_gpu else one.unavailable(torch.cuda.get_device_capability(device))
         why = why or one.missing()
         if why is None:

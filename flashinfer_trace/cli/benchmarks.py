@@ -98,7 +98,8 @@ def bench(
     Of several Definitions, each is printed and recorded as soon as it is timed. One that cannot be is reported, and the
     others go on.
 
-    Exit status: 0 timed, 1 wrong, 2 wrong usage, 3 no GPU or nothing that could be timed, 130 interrupted.
+    Exit status: 0 timed, 1 wrong or not judged, 2 wrong usage, 3 no GPU or nothing that could be timed,
+    130 interrupted.
     """
     root = dataset_root()
     submission = _submission(kernel)
@@ -113,9 +114,7 @@ def bench(
         from flashinfer_trace import benching
         from flashinfer_trace.benching import results
         from flashinfer_trace.benching.environment import environment
-    if device != "cpu" and not torch.cuda.is_available():
-        click.echo("no GPU: torch sees no CUDA device here, and times of anything else say nothing", err=True)
-        sys.exit(NOTHING_VERIFIED)
+    _check_gpu(device, torch)
     check_device(device, torch)
     if missing and record is not None:
         there = results.timed(record, environment(device).gpu, definitions)
@@ -144,6 +143,15 @@ def bench(
         echo_json(found.to_dict())
     _tell(found, budget)
     sys.exit(FAILED if not found.passed else 0 if found.timed else NOTHING_VERIFIED)
+
+
+def _check_gpu(device: str, torch: Any) -> None:
+    """Refuses to time a CPU, or without a GPU."""
+    if device.partition(":")[0] == "cpu":
+        raise click.UsageError(f"--device {device}: bench runs on cuda or cuda:N; the times of a CPU say nothing")
+    if not torch.cuda.is_available():
+        click.echo("no GPU: torch sees no CUDA device here, and times of anything else say nothing", err=True)
+        sys.exit(NOTHING_VERIFIED)
 
 
 @dataclass

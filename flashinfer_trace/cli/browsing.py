@@ -12,10 +12,10 @@ import click
 from flashinfer_trace import dataset
 from flashinfer_trace.cli import completion
 from flashinfer_trace.cli.group import echo_json
-from flashinfer_trace.cli.options import dataset_root, format_option, text_table
+from flashinfer_trace.cli.options import counted, dataset_root, format_option, text_table
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.kernel_paths import CALLED, KINDS, load_kernel_paths
-from flashinfer_trace.ledger import VERIFIED, proofs
+from flashinfer_trace.kernel_paths import CALLED, KINDS, load_kernel_paths, paths_of_tags
+from flashinfer_trace.ledger import proofs
 from flashinfer_trace.naming import load_naming
 
 __all__ = ["coverage", "list_definitions", "show"]
@@ -58,7 +58,7 @@ def _check_filters(every: list[Definition], root: Path, op_type: str | None, tag
 @click.argument("name", shell_complete=completion.names)
 @format_option
 def show(name: str, output_format: str) -> None:
-    """Print one Definition: axes, inputs, outputs, constraints and the reference."""
+    """Print one Definition: axes, inputs, outputs, constraints, the kernels that ran, and the reference."""
     definition = dataset.load(name, dataset_root())
     if output_format == "json":
         echo_json(definition.to_dict())
@@ -75,25 +75,25 @@ def show(name: str, output_format: str) -> None:
     for constraint in definition.constraints:
         click.echo(f"  where   {constraint}")
     own = [tag for tag in definition.tags if tag.partition(":")[0] not in KINDS]
-    for state, path in kernel_states(definition, dataset_root()):
-        click.echo(f"  kernel  {path}: {state}")
+    for kernel, state in kernel_states(definition, dataset_root()):
+        click.echo(f"  kernel  {kernel}: {state}")
     click.echo(f"  tags    {' '.join(own)}\n\n{definition.reference}")
 
 
 def kernel_states(definition: Definition, root: Path) -> list[tuple[str, str]]:
-    """What is known of each kernel that the tags name, and its path."""
-    runs = {entry.path: entry for entry in proofs(root, definition)}
+    """Each kernel and what is known of it: the recorded runs first, then kernels that only tags name."""
     known = load_kernel_paths(root)
-    by_path = {path: entry for run, entry in runs.items() for path in known.ops.get(run, (run,))}
-    states = []
+    states, ran = [], set[str]()
+    for entry in proofs(root, definition):
+        where = f"ran, {entry.library} {entry.version} on {entry.gpu}, {counted(entry.cases, 'case')}"
+        states.append((entry.kernel_label, where))
+        ran |= paths_of_tags(known, entry)
     for tag in definition.tags:
         namespace, _, path = tag.partition(":")
         if namespace == CALLED:
-            states.append(("called by libraries or models; nobody ran it for this Definition", path))
-        elif namespace in KINDS and (entry := by_path.get(path)) is not None:
-            states.append((f"ran, {entry.library} {entry.version} on {entry.gpu}", path))
-        elif namespace in KINDS:
-            states.append(("ran as a part of a pipeline" if VERIFIED in definition.tags else "awaits its run", path))
+            states.append((path, "called by libraries or models; nobody ran it for this Definition"))
+        elif namespace in KINDS and path not in ran:
+            states.append((path, "awaits its run"))
     return states
 
 
@@ -136,4 +136,7 @@ def _kernel_coverage(root: Path, needs: Mapping[str, Mapping[str, Any]], output_
         return
     click.echo(text_table(kernel_table(found)))
     defined, proven = sum(bool(one.definitions) for one in found), sum(bool(one.evidence) for one in found)
-    click.echo(f"\n{len(found)} kernels, {defined} with Definitions, {proven} with evidence from the kernel")
+    for one in needs.values():
+        versions = ", ".join(f"{name} {version}" for name, version in one.get("kernel_sources", {}).items())
+        click.echo(f"\nthe kernels of {one['model']} in {versions}")
+    click.echo(f"{len(found)} kernels, {defined} with Definitions, {proven} with evidence from the kernel")

@@ -9,6 +9,7 @@ from flashinfer_trace.cli import completion
 from flashinfer_trace.cli.group import echo_json
 from flashinfer_trace.cli.options import dataset_root, format_option, text_table
 from flashinfer_trace.cli.verification import missing_packages, parse_axes
+from flashinfer_trace.definition import InputError
 
 __all__ = ["cost"]
 
@@ -29,7 +30,10 @@ def cost(name: str, axes: dict[str, int] | None, seed: int, output_format: str) 
     with missing_packages():
         from flashinfer_trace.costs.roofline import load_gpus, roofline
         from flashinfer_trace.costs.shapes import cost_at
-    found, actual = cost_at(definition, axes or {}, seed)
+    try:
+        found, actual = cost_at(definition, axes or {}, seed)
+    except InputError as error:
+        raise click.UsageError(str(error)) from error
     times = {gpu: roofline(found, each) for gpu, each in load_gpus(root).items()}
     if output_format == "json":
         echo_json(

@@ -48,6 +48,9 @@ def export(form: str, out: Path, names: tuple[str, ...], extent: str, output_for
                 summary = write_trace_set(directory, chosen, lambda name: advance(name, True), extent == "full")
             else:
                 summary = write_problems(directory, chosen, lambda name: advance(name, True))
+            if not summary.definitions:
+                reasons = "; ".join(f"{counted(count, 'Definition')}: {reason}" for count, reason in summary.reasons)
+                raise ExportError(f"nothing was exported, because nothing that was chosen can be: {reasons}")
     except ExportError as error:
         raise click.UsageError(str(error)) from error
     if output_format == "json":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,9 +13,14 @@ from flashinfer_trace.cli.group import FAILED, NOTHING_VERIFIED, echo_json
 from flashinfer_trace.cli.options import ORACLE_EXAMPLES, dataset_root, format_option
 from flashinfer_trace.cli.verification import check_device, missing_packages
 from flashinfer_trace.judging.submission import SubmissionError, from_path
-from flashinfer_trace.judging.verdict import Grade
+
+if TYPE_CHECKING:
+    from flashinfer_trace.judging.verdict import Verdict
 
 __all__ = ["check"]
+
+#: The exit status of wrong usage, as which a kernel counts that cannot be loaded.
+NOT_JUDGED = 2
 
 
 @click.command()
@@ -49,8 +55,8 @@ def check(
     as well and writes into them. It runs in a process of its own, with your rights: do not judge code that you would
     not run.
 
-    Exit status: 0 reference-grade or kernel-grade, 1 wrong, 2 wrong usage, 3 not judged, because the kernel could not
-    be loaded or no case could have failed, 130 interrupted.
+    Exit status: 0 reference-grade or kernel-grade, 1 wrong, 2 wrong usage, or a kernel that could not be loaded or that
+    imports a missing package, 3 no case could have failed, 130 interrupted.
     """
     root = dataset_root()
     try:
@@ -93,4 +99,12 @@ def check(
         echo_json(verdict.to_dict())
     else:
         click.echo(str(verdict))
-    sys.exit(0 if verdict.passed else FAILED if verdict.grade == Grade.WRONG else NOTHING_VERIFIED)
+    sys.exit(_status(verdict))
+
+
+def _status(verdict: Verdict) -> int:
+    from flashinfer_trace.judging.verdict import Grade
+
+    if verdict.grade == Grade.NOT_JUDGED:
+        return NOT_JUDGED
+    return 0 if verdict.passed else FAILED if verdict.failure else NOTHING_VERIFIED

@@ -13,6 +13,12 @@ from flashinfer_trace.cli.options import counted, dataset_root, format_option, m
 
 __all__ = ["embed", "validate"]
 
+#: Directories of JSON files that are neither Definitions nor evidence, what they have, and what checks it.
+OTHER_FILES = (
+    ("models", "the constants of a model", "pytest tests/test_models.py"),
+    ("workloads", "recorded traffic", "pytest tests/traffic"),
+)
+
 
 @click.command()
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
@@ -29,6 +35,8 @@ def validate(paths: tuple[Path, ...], release: bool, output_format: str) -> None
     missing = [path for path in paths if not path.exists() and not path.is_symlink()]
     if missing:
         raise click.UsageError(f"no such file or directory: {missing[0]}")
+    for path in paths:
+        _refuse_other_files(path, root)
     result = validate_paths(list(paths) or [root], root, release=release)
     if output_format == "json":
         echo_json_text(format_json(result))
@@ -36,8 +44,23 @@ def validate(paths: tuple[Path, ...], release: bool, output_format: str) -> None
         if result.problems:
             click.echo(format_text(result))
         verdict = counted(len(result.problems), "problem") if result.problems else "no problems"
-        click.echo(f"{counted(result.checked, 'Definition')} checked, {verdict}; dataset: {root}")
+        if paths and not result.checked:
+            what = "no Definition among these files; what they say was checked"
+            click.echo(f"{what}, {verdict}; `flashinfer-trace validate` checks the dataset, {root}")
+        else:
+            click.echo(f"{counted(result.checked, 'Definition')} checked, {verdict}; dataset: {root}")
     sys.exit(FAILED if result.problems else 0)
+
+
+def _refuse_other_files(path: Path, root: Path) -> None:
+    """Raises a usage error for a file of the dataset that is of another kind, with what checks that."""
+    try:
+        directory = path.resolve().relative_to(root.resolve()).parts[:1]
+    except (ValueError, OSError):
+        return
+    for name, what, check in OTHER_FILES:
+        if directory == (name,):
+            raise click.UsageError(f"{path} is not a Definition but {what}; in a checkout, `{check}` checks it")
 
 
 @click.command()

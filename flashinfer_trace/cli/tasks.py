@@ -11,13 +11,13 @@ from pathlib import Path
 import click
 import torch
 
-from flashinfer_trace import dataset
 from flashinfer_trace.cli.reports import error_line
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.embedding import outdated_reference
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.family import Family, Kernel
 from flashinfer_trace.harness.verify import Report
+from flashinfer_trace.kernel_names import kernels_named, no_kernel_named
 
 __all__ = ["Task", "find_tasks"]
 
@@ -77,13 +77,9 @@ def find_tasks(definitions: Sequence[Definition], root: Path, against: str, kern
     """
     tasks = [task for definition in definitions for task in _tasks_of(definition, root, against, kernel_label)]
     if kernel_label and not tasks:
-        labels = dict.fromkeys(kernel.label for each in definitions for kernel in family_of(each).kernels_of(each))
-        one = len(definitions) == 1
-        hint = (
-            dataset.closest(kernel_label, labels) or f"{'it has' if one else 'they have'} {', '.join(labels) or 'none'}"
-        )
-        who = f"{definitions[0].name} has" if one else "the chosen Definitions have"
-        raise click.UsageError(f"{who} no kernel {kernel_label!r}; {hint}")
+        kernels = [kernel for each in definitions for kernel in family_of(each).kernels_of(each)]
+        who = f"{definitions[0].name} has" if len(definitions) == 1 else "the chosen Definitions have"
+        raise click.UsageError(no_kernel_named(kernel_label, who, kernels, root, definitions))
     return tasks
 
 
@@ -100,9 +96,9 @@ def _tasks_of(definition: Definition, root: Path, against: str, kernel_label: st
     if against in ("oracle", "all"):
         tasks.append(Task(definition, family, "oracle", stale=stale))
     if against in ("kernel", "all"):
-        kernels = [
-            kernel for kernel in family.kernels_of(definition) if kernel_label in (None, kernel.label, kernel.path)
-        ]
+        kernels: Sequence[Kernel] = family.kernels_of(definition)
+        if kernel_label is not None:
+            kernels = kernels_named(kernel_label, kernels, root)
         tasks += [Task(definition, family, kernel.label, kernel, stale=stale) for kernel in kernels]
     return tasks
 

@@ -64,7 +64,7 @@ def parse_axes(context: click.Context, parameter: click.Parameter, text: str | N
     show_default=True,
     help="What the reference is compared with.",
 )
-@click.option("--kernel", "kernel_label", help="Run only this kernel (implies --against kernel).")
+@click.option("--kernel", "kernel_label", help="Run only this kernel, by label or path (implies --against kernel).")
 @click.option(
     "--examples",
     type=click.IntRange(min=1),
@@ -222,9 +222,9 @@ def check_device(device: str, torch: Any, elsewhere: bool = False) -> None:
     try:
         parsed = torch.device(device)
     except RuntimeError as error:
-        raise click.UsageError(f"--device {device}: {str(error).splitlines()[0]}") from error
+        raise click.UsageError(f"--device {device}: there is no such device; give cpu, cuda or cuda:N") from error
     if parsed.type not in ("cpu", "cuda"):
-        raise click.UsageError(f"--device {device}: verify runs on cpu, cuda or cuda:N")
+        raise click.UsageError(f"--device {device}: the command runs on cpu, cuda or cuda:N")
     if elsewhere:
         return
     if parsed.type == "cuda" and not torch.cuda.is_available():

@@ -128,7 +128,8 @@ def replay(submission: Submission, verdict: Verdict, examples: int) -> str:
             f"flashinfer_trace.judge(kernel, {verdict.definition!r}, device={verdict.device!r}, examples={examples}, "
             f"seed={verdict.seed}, twin={verdict.sizes == 'twin'})"
         )
-    file = os.path.relpath(submission.file) + (f":{submission.function}" if submission.function else "")
+    function = None if submission.sources else submission.request.get("name")
+    file = os.path.relpath(submission.file) + (f":{function}" if function else "")
     size = " --twin" if verdict.sizes == "twin" else ""
     return (
         f"flashinfer-trace check {shlex.quote(file)} -d {verdict.definition} --device {verdict.device}"
@@ -156,7 +157,7 @@ class _Court:
         known = self._known(job)
         every = [limited(job, [known])] if known else trials(job)
         first = self._on(every[0], known)
-        if known or first.failure is None or first.failure.kind not in OF_INPUTS:
+        if known or first.failure is None or first.grade == Grade.NOT_JUDGED or first.failure.kind not in OF_INPUTS:
             return first
         wrong = [first]
         for trial in every[1:]:
@@ -193,7 +194,7 @@ class _Court:
 def _graded(verdict: Verdict, left: list[Standard]) -> Verdict:
     """The verdict with its grade: of the standards that were never failed, the reference's, or those of kernels."""
     if verdict.failure is not None:
-        verdict.grade = Grade.UNJUDGED if verdict.failure.kind == "not-loaded" else Grade.WRONG
+        verdict.grade = Grade.NOT_JUDGED if verdict.failure.unjudged else Grade.WRONG
         return verdict
     best = left[0]
     verdict.cases, verdict.vacuous, verdict.outputs = best.cases, best.vacuous, best.figures
@@ -328,6 +329,8 @@ def _stand_in(described: Any) -> Any:
     """Something of the form that was described, for the message about what does not fit."""
     if not isinstance(described, dict):
         return None
+    if described.get("type") == "NoneType":
+        return None
     if "number" in described:
         return described["number"]
     try:
@@ -338,5 +341,8 @@ def _stand_in(described: Any) -> Any:
 
 
 def _misfit(definition: Definition, axes: Mapping[str, int], outputs: Outputs, inputs: Inputs) -> Failure | None:
+    if outputs and all(value is None for value in outputs.values()):
+        names = ", ".join(f"`{name}`" for name in definition.outputs)
+        return Failure("outputs", f"returned None; it must return {names}, or take it to write into")
     lines = misfits(definition, axes, outputs, device_of(inputs))
     return Failure("outputs", printable("; ".join(lines))) if lines else None

@@ -43,8 +43,8 @@ class Submission:
         request: what its process is told: the kind (``file``, ``package``, ``known`` or ``forked``), and where it lies.
         kernel: a callable of this process, of the kind ``forked``.
         sources: files of a Solution by path, which are written before its process starts.
+        file: the file that a user named; empty if there is none.
         definition: the name of the Definition that it says it computes; empty if it does not say so.
-        file, function: what the user named; empty if there is no file, or no function was named.
     """
 
     label: str
@@ -53,7 +53,6 @@ class Submission:
     sources: Mapping[str, str] = field(default_factory=dict)
     definition: str = ""
     file: str = ""
-    function: str = ""
 
     @contextmanager
     def on_disk(self) -> Iterator[dict[str, Any]]:
@@ -98,8 +97,7 @@ def from_path(text: str) -> Submission:
     if path.suffix != ".py":
         raise SubmissionError(f"{path}: not a Python file, nor a Solution of flashinfer-bench (.json)")
     label = f"{path.name}:{name}" if name else path.name
-    request = {"kind": "file", "path": str(path.absolute()), "name": name}
-    return Submission(label, request, file=str(path.absolute()), function=name or "")
+    return Submission(label, {"kind": "file", "path": str(path.absolute()), "name": name}, file=str(path.absolute()))
 
 
 def from_callable(kernel: Callable[..., Any]) -> Submission:

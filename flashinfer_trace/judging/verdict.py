@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +19,12 @@ class Grade:
     WRONG = "wrong"
     #: Every case was empty, or one that zeros would pass.
     UNPROVEN = "unproven"
-    #: It could not be loaded: nothing is known of what it computes.
-    UNJUDGED = "not judged"
+    #: It could not be loaded, or a package that it imports is missing: nothing is known of what it computes.
+    NOT_JUDGED = "not judged"
+
+
+#: What a process says if an import fails while the kernel runs. This package, which is kept from it, is not missing.
+_MISSING = re.compile(r"(ModuleNotFoundError: No module named|ImportError:) ")
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,17 @@ class Failure:
     plan: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
 
+    @property
+    def missing(self) -> str:
+        """The package that was not found here; empty if none is missing."""
+        found = re.search(r"ModuleNotFoundError: No module named '([^'.]+)", self.message)
+        return found[1] if found and self.kind in ("not-loaded", "raised") else ""
+
+    @property
+    def unjudged(self) -> bool:
+        """Whether it says nothing of what the kernel computes."""
+        return self.kind == "not-loaded" or (self.kind == "raised" and bool(_MISSING.match(self.message)))
+
     def at(self, axes: dict[str, int], plan: dict[str, Any], seed: int) -> Failure:
         """The failure, of this case."""
         return dataclasses.replace(self, axes=axes, plan=plan, seed=seed)
@@ -75,7 +91,7 @@ class Verdict:
         alike: known kernels whose stated bounds it stays within; of a reference-grade submission all of them.
         limited_to: the inputs that it was graded on, if it failed on others; empty for all valid inputs.
         beyond: what it did on those others.
-        failure: why it is wrong.
+        failure: why it is wrong, or why it was not judged.
         calls: how often the submission was called.
         cases, vacuous: calls that count, and those that could not fail; of a right submission.
         corners: how many of the cases the family names.
@@ -130,6 +146,8 @@ class Verdict:
             f"{self.cases} cases count, {self.corners} of them corners, {self.repeated} repeated with other elements"
         )
         shown = f"in call {self.calls}" if self.failure else f"{counts}; {self.vacuous} vacuous"
+        if self.failure and not self.calls:
+            shown = "it was not called"
         size = ", at the sizes of the small twin" if self.sizes == "twin" else ""
         lines.append(f"  {shown}{size}; {self.seconds:.1f} s; seed {self.seed}")
         lines.append(f"  repeat: {self.replay}")
@@ -138,6 +156,8 @@ class Verdict:
 
 def _reasons(failure: Failure) -> list[str]:
     lines = [f"  {failure.kind}: {failure.message}"]
+    if failure.missing:
+        lines.append(f"  the package {failure.missing} is not installed here: install it, then judge the kernel again")
     if failure.standard:
         lines.append(f"  it came closest to the bounds of {failure.standard}")
     if failure.axes:

@@ -21,6 +21,7 @@ import torch
 from flashinfer_trace import dataset
 from flashinfer_trace.costs.shapes import without_features
 from flashinfer_trace.definition import Definition
+from flashinfer_trace.devices import check_visible
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.family import Plan
 from flashinfer_trace.harness.inputs import Draws, torch_dtype
@@ -82,6 +83,7 @@ class Workload:
             WorkloadError: they are not those of the file, or do not have its axes.
             InputError: they do not fit the Definition.
         """
+        check_visible(device)
         found, axes = _inputs(self.definition, self.plan, self.seed + (variant << 32), device)
         if axes != self.axes:
             raise self._error(f"its axes are {axes}, and the file says {dict(self.axes)}")

@@ -7,13 +7,13 @@ import functools
 import itertools
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from flashinfer_trace.model_claims import ModelClaims
 from flashinfer_trace.validation.candidate import Candidate
 from flashinfer_trace.validation.problems import Findings, pointer_of, quote
 
-__all__ = ["check_models", "check_numbers"]
+__all__ = ["check_models", "check_numbers", "untagged_models", "untagged_sizes"]
 
 #: Integers of two digits or more, and not a part of a word, a decimal number or a version.
 _NUMBER = re.compile(r"(?<![\w.,^-])\d{2,}(?![\w^]|[.,]\d)")
@@ -50,17 +50,47 @@ def check_models(candidate: Candidate, claims: ModelClaims, findings: Findings) 
         findings.add("tag-model", message, hint, pointer_of("tags", index))
 
 
+def untagged_models(text: str, tags: Iterable[str], titles: Mapping[str, str]) -> dict[str, str]:
+    """The models, each with its title, that a description names although they are not among the model: tags.
+
+    None without model: tags: then a description may still say whose sizes these are.
+
+    Args:
+        text: the description.
+        tags: the tags of the Definition.
+        titles: the name of each model as its authors write it -> the model.
+    """
+    tagged = {tag.partition(":")[2] for tag in tags if tag.startswith("model:")}
+    if not tagged or not titles:
+        return {}
+    described = {titles[title]: title for title in _titles(tuple(titles)).findall(text)}
+    return {model: title for model, title in sorted(described.items()) if model not in tagged}
+
+
+def untagged_sizes(text: str, tags: Iterable[str]) -> list[tuple[str, list[str]]]:
+    """The parallel sizes of a description, as ``("TP", ["8"])``, that are not among the tp: and ep: tags.
+
+    None without such tags.
+    """
+    tagged = {tag for tag in tags if tag.startswith(("tp:", "ep:"))}
+    found = []
+    for name, sizes in _PARALLEL.findall(text) if tagged else ():
+        if wrong := [size for size in re.findall(r"\d+", sizes) if f"{name.lower()}:{size}" not in tagged]:
+            found.append((name, wrong))
+    return found
+
+
 def _check_described(candidate: Candidate, claims: ModelClaims, findings: Findings) -> None:
-    """Without model: tags, a description may still say whose sizes these are."""
     text = candidate.data.get("description")
-    tagged = {tag.partition(":")[2] for _, tag in candidate.tags if tag.startswith("model:")}
-    if not isinstance(text, str) or not tagged or not claims.titles:
+    if not isinstance(text, str):
         return
-    described = {claims.titles[title]: title for title in _titles(tuple(claims.titles)).findall(text)}
-    for model, title in sorted(described.items()):
-        if model not in tagged:
-            message = f"the description names {title}, but there is no tag model:{model}"
-            findings.add("description-model", message, "correct the description, or add the tag", "/description")
+    for model, title in untagged_models(text, _tags(candidate), claims.titles).items():
+        message = f"the description names {title}, but there is no tag model:{model}"
+        findings.add("description-model", message, "correct the description, or add the tag", "/description")
+
+
+def _tags(candidate: Candidate) -> list[str]:
+    return [tag for _, tag in candidate.tags]
 
 
 @functools.cache
@@ -86,26 +116,29 @@ def check_numbers(candidate: Candidate, findings: Findings) -> None:
     own = set(_own_numbers(candidate))
     text = _THOUSANDS.sub("", text)
     sizes = _PARENTHESES.sub(lambda match: "" if _value(match[0]) in own else match[0], text)
-    wrong: list[float] = sorted({int(number) for number in _NUMBER.findall(_WORD.sub(" ", sizes))} - own)
+    wrong = sorted({int(number) for number in _NUMBER.findall(_WORD.sub(" ", sizes))} - own)
+    small: list[float] = []
     if candidate.reference is not None:
         known = {float(number) for number in _DECIMAL.findall(_PROSE.sub("", candidate.reference))}
-        wrong += sorted({float(number) for number in _SMALL.findall(text)} - known)
+        small = sorted({float(number) for number in _SMALL.findall(text)} - known)
     if wrong:
         sizes = ", ".join(f"{axis} {value}" for axis, value in candidate.const_axes.items())
-        message = f"the description says {', '.join(map(str, wrong[:5]))}, but the sizes are {sizes}"
-        if isinstance(wrong[-1], float):
-            message += "; the reference has no such small number"
+        message = f"the description mentions numbers that do not follow from the sizes ({sizes}): {_numbers(wrong)}"
         findings.add("description-number", message, "correct the description", "/description")
+    if small:
+        message = f"the description mentions numbers that the reference does not use: {_numbers(small)}"
+        findings.add("description-number", message, "correct the description", "/description")
+
+
+def _numbers(found: Sequence[float]) -> str:
+    return ", ".join(map(str, found[:5]))
 
 
 def _check_parallel(text: str, candidate: Candidate, findings: Findings) -> None:
     """Where tags give parallel sizes, the description gives no others."""
-    tagged = {tag for _, tag in candidate.tags if tag.startswith(("tp:", "ep:"))}
-    for name, sizes in _PARALLEL.findall(text) if tagged else ():
-        wrong = [size for size in re.findall(r"\d+", sizes) if f"{name.lower()}:{size}" not in tagged]
-        if wrong:
-            message = f"the description says {name} {', '.join(wrong)}, but there is no tag {name.lower()}:{wrong[0]}"
-            findings.add("description-number", message, "correct the description", "/description")
+    for name, wrong in untagged_sizes(text, _tags(candidate)):
+        message = f"the description says {name} {', '.join(wrong)}, but there is no tag {name.lower()}:{wrong[0]}"
+        findings.add("description-number", message, "correct the description", "/description")
 
 
 def _check_formats(text: str, candidate: Candidate, findings: Findings) -> None:

@@ -28,7 +28,8 @@ def check_calls(candidate: Candidate, claims: ModelClaims, findings: Findings) -
         if not tag.startswith("model:") and tag not in given:
             namespace = tag.partition(":")[0]
             known = _listed(one for one in given if one.startswith(f"{namespace}:"))
-            message = f"nothing in models/ gives the tag {quote(tag)}, only {known}"
+            others = f"the {namespace}: tags that follow from it are {known}" if known else f"no {namespace}: tag does"
+            message = f"the tag {quote(tag)} does not follow from models/; {others}"
             hint = f"run `{_embed(candidate)}`, or claim it with its source in {_CURATED}"
             findings.add("tag-unfounded", message, hint, pointer_of("tags", index))
     _check_missing(candidate, given - {tag for _, tag in of_calls}, "models/needs/ or " + _CURATED, findings)
@@ -94,4 +95,4 @@ def _embed(candidate: Candidate) -> str:
 
 
 def _listed(tags: Iterable[str]) -> str:
-    return ", ".join(sorted(tags, key=lambda tag: (len(tag), tag))) or "none"
+    return ", ".join(sorted(tags, key=lambda tag: (len(tag), tag)))

@@ -2,6 +2,7 @@
 
 import json
 
+import click
 import jsonschema
 import pytest
 from click.testing import CliRunner
@@ -13,6 +14,7 @@ from flashinfer_trace.benching.environment import Clocks, Environment
 from flashinfer_trace.benching.report import Measured, Report, Timetable
 from flashinfer_trace.benching.statistics import Series, summary
 from flashinfer_trace.cli import main
+from flashinfer_trace.cli.benchmarks import _chosen
 from flashinfer_trace.judging.process import Server
 
 NORM = "rmsnorm_h512"
@@ -123,8 +125,13 @@ def test_a_kernel_that_remembers_its_inputs_is_found(tmp_path, server, monkeypat
 
 
 def test_an_unknown_baseline_is_named(tmp_path, server):
-    with pytest.raises(dataset.DatasetError, match=r"no kernel \['nobody'\]; it has \['flashinfer\.norm\.rmsnorm'"):
+    with pytest.raises(dataset.DatasetError, match=r"no kernel 'nobody'; there are flashinfer\.norm\.rmsnorm"):
         bench(None, NORM, [], device="cpu", against=["nobody"], server=server)
+
+
+def test_a_baseline_goes_by_the_path_of_its_tag(server):
+    report = bench(None, NORM, [], device="cpu", against=["sgl_kernel.rmsnorm"], server=server)
+    assert report.left_out == {"torch.ops.sgl_kernel.rmsnorm": "needs a GPU"}
 
 
 def test_the_command_without_a_gpu_says_so_in_one_line():
@@ -135,11 +142,14 @@ def test_the_command_without_a_gpu_says_so_in_one_line():
     assert CliRunner().invoke(main, ["bench"]).exit_code == 2
 
 
-def test_the_command_on_a_cpu_names_workloads(tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_text(GOOD + "def run(x, w):\n    return good(x, w)\n")
-    wrong = CliRunner().invoke(main, ["bench", str(path), "-d", NORM, "--device", "cpu", "--workloads", "decode-3"])
-    assert wrong.exit_code == 2 and "no workload ['decode-3']; there are decode-1, decode-8" in wrong.output
+def test_an_unknown_workload_is_named():
+    with pytest.raises(click.UsageError, match=r"no workload \['decode-3'\]; there are decode-1, decode-8"):
+        _chosen(flashinfer_trace.workloads(NORM), "decode-3")
+
+
+def test_the_command_does_not_time_a_cpu():
+    result = CliRunner().invoke(main, ["bench", "-d", NORM, "--device", "cpu"])
+    assert result.exit_code == 2 and "bench runs on cuda or cuda:N; the times of a CPU say nothing" in result.output
 
 
 MACHINE = Environment("NVIDIA H200", "9.0", "580.1", "13.0", "2.11.0", "3.12.3")

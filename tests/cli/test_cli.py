@@ -13,6 +13,9 @@ from click.testing import CliRunner
 import flashinfer_trace
 from flashinfer_trace.cli.group import echo_json
 from flashinfer_trace.cli.options import text_table
+from flashinfer_trace.ledger import proofs
+
+MODEL = str(flashinfer_trace.find_root() / "models" / "llama-3.1-8b.json")
 
 
 def test_references_are_embedded_and_statuses_match_the_evidence(invoke):
@@ -60,6 +63,19 @@ def test_list_and_show(invoke):
     assert "hidden_size" in shown
 
 
+def test_show_lists_the_runs_of_kernels_before_those_that_only_tags_name(invoke):
+    """Also where no tag names the kernels that ran, or all that tags name was never run."""
+    for name in ("mla_paged_decode_page_table_h128_ckv512_kpe64_ps64", "gemm_bf16_n4096_k4096", "rmsnorm_h512"):
+        definition = flashinfer_trace.load(name)
+        shown = [line for line in invoke("show", name).output.splitlines() if line.startswith("  kernel  ")]
+        runs = proofs(flashinfer_trace.find_root(), definition)
+        for line, run in zip(shown, runs, strict=False):
+            ran = f"ran, {run.library} {run.version} on {run.gpu}, {run.cases} cases"
+            assert line == f"  kernel  {run.kernel_label}: {ran}"
+        called = [tag.partition(":")[2] for tag in definition.tags if tag.startswith("called_as:")]
+        assert runs and [line.split()[1].rstrip(":") for line in shown[len(runs) :]] == called
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -74,14 +90,20 @@ def test_list_and_show(invoke):
         ),
         (["list", "--tag", "nosuch:x"], "no Definition has the tag 'nosuch:x'; tags begin with status:"),
         (["verify", "nothing*"], "no Definition matches 'nothing*'"),
-        (["verify", "rmsnorm_h512", "--device", "abacus"], "--device abacus"),
-        (["verify", "rmsnorm_h512", "--device", "meta"], "verify runs on cpu, cuda or cuda:N"),
+        (
+            ["verify", "rmsnorm_h512", "--device", "abacus"],
+            "--device abacus: there is no such device; give cpu, cuda",
+        ),
+        (["verify", "rmsnorm_h512", "--device", "meta"], "runs on cpu, cuda or cuda:N"),
         (["verify", "rmsnorm_h512", "--record"], "--record needs --device cuda"),
         (["verify", "rmsnorm_h512", "--axes", "batch_size"], "--axes takes k=v"),
         (["verify", "rmsnorm_h512", "--axes", "rows=3"], "['rows'] are not variable axes"),
         (["verify", "rmsnorm_h512", "--plan", "{"], "--plan is not JSON"),
         (["verify", "rmsnorm_h512", "--axes", "batch_size=1", "--plan", "{}"], "give one of them"),
-        (["verify", "rmsnorm_h512", "--kernel", "nobody"], "it has flashinfer.norm.rmsnorm"),
+        (["verify", "rmsnorm_h512", "--kernel", "nobody"], "there are flashinfer.norm.rmsnorm"),
+        (["validate", MODEL], "is not a Definition but the constants of a model"),
+        (["validate", MODEL], "pytest tests/test_models.py"),
+        (["verify", "rmsnorm_h512", "--kernel", "rmsnrm"], "did you mean flashinfer.norm.rmsnorm"),
         (["verify", "rmsnorm_h*", "--kernel", "flashinfer.norm.rmsnor"], "did you mean flashinfer.norm.rmsnorm"),
     ],
 )
@@ -193,3 +215,9 @@ def test_infinities_are_null_in_json():
         [None, 1.5],
         {"a": None},
     ]
+
+
+def test_the_conventions_are_not_reported_as_no_definitions(invoke):
+    result = invoke("validate", str(flashinfer_trace.find_root() / "schema" / "naming.json"))
+    assert result.exit_code == 0 and "0 Definitions" not in result.output
+    assert "no Definition" in result.output and "`flashinfer-trace validate` checks the dataset" in result.output

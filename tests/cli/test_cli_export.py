@@ -53,6 +53,13 @@ def test_an_empty_directory_is_filled(tmp_path: Path):
     assert (tmp_path / "README.md").is_file()
 
 
+def test_nothing_that_can_be_exported_is_no_success(tmp_path: Path):
+    result = CliRunner().invoke(main, ["export", "fib", str(tmp_path / "out"), "min_p_sampling_from_probs_v32000"])
+    assert result.exit_code == 2
+    assert "nothing was exported" in result.output and "1 Definition: " in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_error_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def fail(*given: object) -> None:
         raise OSError(28, "No space left on device")

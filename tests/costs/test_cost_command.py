@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import jsonschema
 import pytest
@@ -21,6 +23,18 @@ ROOT = flashinfer_trace.find_root()
 
 def invoke(*arguments: str):
     return CliRunner().invoke(main, ["cost", *arguments])
+
+
+def test_costs_are_there_after_the_package_is_imported_and_torch_only_then():
+    """As docs/costs.md writes it."""
+    code = (
+        "import sys, flashinfer_trace\n"
+        "assert 'torch' not in sys.modules\n"
+        "definition = flashinfer_trace.load('rmsnorm_h512')\n"
+        "inputs = flashinfer_trace.make_inputs(definition, {'batch_size': 2})\n"
+        "print(flashinfer_trace.costs.cost_of(definition, inputs).bytes)"
+    )
+    assert int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout) > 0
 
 
 def test_the_table_of_gpus_follows_its_schema():
@@ -54,7 +68,7 @@ def test_a_cost_as_text_and_as_json():
 )
 def test_wrong_usage(arguments, message):
     result = invoke(*arguments)
-    assert result.exit_code != 0
+    assert result.exit_code == 2
     assert message in result.output
 
 

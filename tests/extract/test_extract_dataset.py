@@ -6,6 +6,7 @@ Definitions that no model needs are curated: people write them, and the document
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections import defaultdict
 
@@ -74,6 +75,25 @@ def test_extracting_into_the_dataset_changes_nothing(capsys):
     assert main(["--all-models", "--sources", "absent", "--dry-run"]) == 0
     totals = capsys.readouterr().out.splitlines()[-1]
     assert totals.startswith("0 created, 0 tagged, ") and " 0 conflict" in totals
+
+
+def test_the_first_model_tag_replaces_a_description_that_names_other_models(tmp_path):
+    """Without model: tags, a description may say whose sizes these are; with them, `validate` refuses other models."""
+    name = "gemm_bf16_n4096_k7168"
+    before = json.loads(COMMITTED[name].read_text())
+    assert "DeepSeek-V3" in before["description"] and not [tag for tag in before["tags"] if tag.startswith("model:")]
+    copy = tmp_path / "definitions" / "gemm" / f"{name}.json"
+    copy.parent.mkdir(parents=True)
+    shutil.copy(COMMITTED[name], copy)
+    arguments = ["--model-name", "llama-3.1-8b", "--tp", "1", "2", "--sources", "absent"]
+    assert main([*arguments, "--definitions", str(copy.parents[1])]) == 0
+    after = json.loads(copy.read_text())
+    assert after["description"].endswith("In Llama-3.1-8B: down_proj at TP 2.")
+    assert {"model:llama-3.1-8b", "tp:2"} < set(after["tags"])
+    changed = ("description", "tags")
+    assert {key: after[key] for key in after if key not in changed} == {
+        key: before[key] for key in before if key not in changed
+    }
 
 
 def test_models_one_by_one_give_the_same_but_for_descriptions(extracted, tmp_path):

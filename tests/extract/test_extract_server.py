@@ -52,7 +52,8 @@ def test_experts_are_split_as_that_server_splits_them(root, extract, server, loc
     ("server", "message"),
     [
         ("atention_backend=triton", "has no such field; did you mean attention_backend?"),
-        ("attention_backend=tritn", "SGLang does not serve LlamaForCausalLM so: "),
+        ("attention_backend=tritn", "attention_backend=tritn: choose one of triton, "),
+        ("attention_backend=trtllm_mla", "SGLang does not serve LlamaForCausalLM so: "),
     ],
 )
 def test_what_sglang_refuses(extract, snapshot, server, message):
@@ -78,3 +79,10 @@ def test_settings_that_cannot_be_used(extract, server, message):
 def test_one_server_needs_the_sources(extract, tmp_path):
     status, _, err = extract("--model-name", "tiny", "--sources", tmp_path / "none", "--server", "tp=1")
     assert status == 2 and "no such directory; fetch them with" in err
+
+
+def test_missing_sources_are_fetched_by_the_command_of_the_hint(extract):
+    """The default release of `fetch_sources` is another one."""
+    status, _, err = extract("--model-name", "tiny", "--server", "tp=2")
+    assert status == 2
+    assert "`python -m tools.fetch_sources --release 0.5.8 --dest .sources-0.5.8`" in err

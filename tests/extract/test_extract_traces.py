@@ -122,12 +122,6 @@ def rmsnorm(input, weight):
 """
 
 
-def test_writing_digests_needs_sources(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert traces.main([]) == 2
-    assert "fetch them with" in capsys.readouterr().err
-
-
 @needs_sources
 def test_digests_are_of_the_pinned_release():
     described = find_sources(SOURCES).describe()
@@ -200,3 +194,13 @@ def test_what_the_code_of_a_model_passes(tmp_path):
         "norm": ("self.norm(self.attn(x, sinks=self.sinks))",),
     }
     assert code.reads == {"cap": ("0.0",), "factor": ("hasattr",), "hidden_size": (), "normed": ()}
+
+
+def test_writing_digests_says_how_to_fetch_their_release_and_helps_without_sources(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = "python -m tools.fetch_sources --release 0.5.8 --dest .sources-0.5.8"
+    assert traces.main([]) == 2
+    assert f"`{command}`" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="0"):
+        traces.main(["--help"])
+    assert command in capsys.readouterr().out

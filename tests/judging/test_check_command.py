@@ -58,6 +58,8 @@ def test_a_solution_names_its_definition(tmp_path):
     result = invoke(str(path), "--examples", "2")
     assert result.exit_code == 0, result.output
     assert result.output.startswith(f"mine for {NORM} on cpu: reference-grade")
+    (repeated,) = (line.split()[2:] for line in result.output.splitlines() if line.startswith("  repeat: "))
+    assert repeated[0] == "check" and invoke(*repeated[1:]).exit_code == 0
     assert invoke(str(path), "-d", "rmsnorm_h128").exit_code == 2
 
 
@@ -76,6 +78,17 @@ def test_wrong_usage_exits_with_2(arguments, message):
     result = invoke(*arguments)
     assert result.exit_code == 2, result.output
     assert message in result.output
+
+
+@pytest.mark.parametrize("text", ["import no_such_package", "def run(x, w:", "def run(x): return x"])
+def test_a_kernel_that_is_not_judged_exits_with_2(text, tmp_path):
+    path = tmp_path / "broken.py"
+    path.write_text(text)
+    result = invoke(str(path), "-d", NORM, "--format", "json")
+    assert result.exit_code == 2, result.output
+    verdict = json.loads(result.stdout)
+    VALID.validate(verdict)
+    assert verdict["grade"] == "not judged" and verdict["failure"]["kind"] == "not-loaded"
 
 
 def test_one_call_may_take_so_long(tmp_path):

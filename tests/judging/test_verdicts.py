@@ -200,15 +200,26 @@ def test_a_callable_cannot_be_judged_on_a_gpu():
 )
 def test_a_kernel_that_cannot_be_loaded_is_not_judged(text, message, kernel, server):
     verdict = judge(kernel(text), NAME, server=server)
-    assert verdict.grade == Grade.UNJUDGED and not verdict.passed
+    assert verdict.grade == Grade.NOT_JUDGED
     assert verdict.failure.kind == "not-loaded"
     assert re.search(message, verdict.failure.message), verdict.failure.message
 
 
+def test_a_package_that_is_missing_when_the_kernel_runs_is_named(kernel, server):
+    verdict = judge(kernel("def run(x, w):\n  import no_such_package.kernels\n  return x"), NAME, server=server)
+    assert verdict.grade == Grade.NOT_JUDGED
+    assert "the package no_such_package is not installed here" in str(verdict)
+
+
+def test_this_package_is_not_missing_but_refused(kernel, server):
+    verdict = judge(kernel("def run(x, w):\n  import flashinfer_trace\n  return x"), NAME, server=server)
+    assert verdict.grade == Grade.WRONG and not verdict.failure.missing
+
+
 def test_a_kernel_that_returns_nothing_is_told_what_to_return(kernel, server):
     verdict = judge(kernel("def run(x, w):\n  norm(x, w)"), NAME, server=server)
-    assert verdict.grade == Grade.WRONG
-    assert verdict.failure.message == "it returned None; it must return output, or take and fill them"
+    assert verdict.grade == Grade.WRONG and verdict.failure.kind == "outputs"
+    assert verdict.failure.message.startswith("returned None; it must return `output`")
 
 
 def test_the_worst_element_is_named(kernel, server):

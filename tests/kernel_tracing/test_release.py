@@ -15,7 +15,7 @@ from flashinfer_trace import definitions
 from tools.kernel_tracing.__main__ import main
 from tools.kernel_tracing.configuration.listed import configurations
 from tools.kernel_tracing.configuration.requested import ConfigurationError, check_fields
-from tools.kernel_tracing.report import merge, render
+from tools.kernel_tracing.report import by_model, merge, render
 from tools.kernel_tracing.report.again import compared
 from tools.kernel_tracing.report.arguments import chosen
 from tools.kernel_tracing.report.evaluation import Evaluation, evaluate_all
@@ -25,6 +25,7 @@ from tools.kernel_tracing.source.sources import find_sources
 from tools.kernel_tracing.verify.check import check
 from tools.op_tracing.__main__ import MODEL
 from tools.op_tracing.__main__ import dumps as dumps_ops
+from tools.op_tracing.check import check as check_ops
 from tools.op_tracing.definitions import covered, page_cover
 from tools.op_tracing.trace import trace
 from tools.runtime_tracing.compare import marked
@@ -82,6 +83,27 @@ def test_the_index_counts_the_chains_of_each_entry_point(committed: dict[str, An
     assert sum(int(cells[2]) for cells in rows) == sum(len(kernel["chains"]) for kernel in committed["kernels"])
 
 
+def test_the_page_of_models_lists_the_kernels_of_each(committed: dict[str, Any]) -> None:
+    """Qwen3's norm of queries and keys, which Qwen2.5 lacks, and what only its mixture of experts calls."""
+    page = (ROOT / "traces" / "kernels" / by_model.PAGE).read_text()
+    found = {}
+    for section in page.split("\n## ")[1:]:
+        rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| [")]
+        found[section.partition("\n")[0]] = {row[0].removeprefix("| [").partition("]")[0]: row[3] for row in rows}
+    assert set(found) == {one["model"] for one in committed["configurations"]}
+    assert found["qwen3_8b"]["qknorm"] == "sampling_backend=flashinfer" and "qknorm" not in found["qwen2.5_7b"]
+    assert found["qwen3_8b"]["run_rope"] == "always"
+    assert "topk_softmax" in found["qwen3_30b_a3b"] and "topk_softmax" not in found["qwen3_8b"]
+    of = {one["name"]: one["model"] for one in committed["configurations"]}
+    uses = {
+        (of[name], kernel["source"], kernel["definition"]["file"], kernel["definition"]["line"], kernel["name"])
+        for kernel in committed["kernels"]
+        for chain in kernel["chains"]
+        for name in chain["configurations"]
+    }
+    assert page.count("\n| [") == len(uses)
+
+
 @needs_sources
 def test_the_committed_trace_is_what_the_sources_give(committed: dict[str, Any], again: dict[str, Any]) -> None:
     assert list(compared(committed, again)) == [], AGAIN  # what differs, one line each
@@ -95,6 +117,13 @@ def test_the_committed_op_trace_is_what_the_sources_give(evaluations: list[Evalu
     of_model = [one for one in evaluations if one.configuration.name in names]
     again = "write it again: python -m tools.op_tracing --traces traces/kernel_traces.json"
     assert dumps_ops(trace(of_model, find_sources(SOURCES), merge.PLATFORM, MODEL)) == OP_TRACES.read_text(), again
+
+
+@needs_sources
+def test_every_listed_model_is_in_execution_order(committed: dict[str, Any], evaluations: list[Evaluation]) -> None:
+    """The order of one graph for all configurations is that of each, so it is also that of a graph for fewer."""
+    ops = trace(evaluations, find_sources(SOURCES), merge.PLATFORM, committed["model"])
+    assert not [text for text in check_ops(ops, committed, evaluations) if text.startswith("graph: ")]
 
 
 @needs_sources

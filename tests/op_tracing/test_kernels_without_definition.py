@@ -93,6 +93,25 @@ def test_the_command_lists_kernels_definitions_and_evidence():
     assert "--model NAME" in refused.output
 
 
+def test_the_command_agrees_with_the_pages_of_kernels():
+    """Of the same release, and only with Definitions for which a kernel ran."""
+    runs = covered(definitions())
+    for needed in load_needs(find_root()).values():
+        assert needed["kernel_sources"]["sglang"] == "0.5.11"
+        for one in kernel_coverages(find_root(), needed):
+            assert sorted(one.definitions) == list(runs.get(one.kernel.partition(".")[0], ())), one.kernel
+    result = CliRunner().invoke(main, ["coverage", "--model", "llama-3.1-8b", "--kernels"])
+    lines = {line.split()[0]: line for line in result.output.splitlines() if line}
+    assert "it did not run for the" in lines["sgl-kernel:flash_attn_with_kvcache"]
+    for kernel in (
+        "jit:run_rope",
+        "flashinfer:top_k_top_p_sampling_from_probs",
+        "flashinfer:min_p_sampling_from_probs",
+    ):
+        assert lines[kernel].split()[1] != "0"
+    assert "the kernels of llama-3.1-8b in sglang 0.5.11, " in result.output
+
+
 def test_the_document_gives_the_reasons():
     text = (find_root() / "docs" / "coverage.md").read_text(encoding="utf-8")
     assert without_definition(LISTED) in text

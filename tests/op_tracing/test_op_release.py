@@ -100,6 +100,29 @@ def test_what_deepseek_is_known_for_is_in_its_graph(committed: dict[str, Any]) -
     assert "sampler" in {op["name"] for op in committed["non_model_ops"] if op["group"] == "sampling"}
 
 
+def test_what_deepseek_calls_is_in_execution_order(committed: dict[str, Any]) -> None:
+    """Read from the sources: a dense layer, and attention over chunks of the cached prefix."""
+    called = {
+        node["function"]: [child["name"] for child in node["children"]]
+        for node in _nodes(committed["graph"])
+        if node["kind"] == "container" and node["name"] != MODEL
+    }
+    assert list(dict.fromkeys(called["DeepseekV2MLP.forward"])) == ["gate_up_proj", "act_fn", "down_proj"]
+    assert list(dict.fromkeys(called["DeepseekMHAForwardMixin.forward_normal_chunked_kv_core"])) == [
+        "prepare_chunked_prefix_cache_info",
+        "attn_mha",
+        "_chunked_prefix_attn_mha",
+        "o_proj",
+    ]
+    assert list(dict.fromkeys(called["DeepseekV2DecoderLayer.forward"])) == [
+        "prepare_attn",
+        "self_attn",
+        "prepare_mlp",
+        "mlp",
+        "postprocess_layer",
+    ]
+
+
 @needs_digest_sources
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_an_architecture_has_its_digest(architecture: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from flashinfer_trace import definitions
+from flashinfer_trace import definitions, load
 from flashinfer_trace.model_claims import ModelClaims, curated_path, load_model_claims
 from flashinfer_trace.validation.candidate import Candidate
 from flashinfer_trace.validation.model_rules import _value, check_models, check_numbers
@@ -135,3 +135,17 @@ def test_numbers_of_a_description(text: str, expected: list[str], minimal: dict[
 )
 def test_arithmetic_in_parentheses(text: str, value: int | None) -> None:
     assert _value(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("RMSNorm over 4097 features.", "numbers that do not follow from the sizes (hidden_size 512): 4097"),
+        ("RMSNorm with an epsilon of 1e-05.", "numbers that the reference does not use: 1e-05"),
+    ],
+)
+def test_a_wrong_number_is_named_with_what_it_was_compared_with(text: str, message: str) -> None:
+    definition = {**load("rmsnorm_h512", REPOSITORY).to_dict(), "description": text}
+    findings = Findings(REPOSITORY / "x.json", REPOSITORY)
+    check_numbers(Candidate(definition), findings)
+    assert [one.message for one in findings.problems] == [f"the description mentions {message}"]

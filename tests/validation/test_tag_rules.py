@@ -80,6 +80,11 @@ def test_each_tag_that_is_lost_is_missed(name: str) -> None:
             assert found.rule == "tag-missing" and json.dumps(tag)[:50] in found.message
 
 
+def test_a_tag_of_no_model_is_named_with_those_that_follow() -> None:
+    (found,) = problems(NEEDED, [*tags_of(NEEDED), "ep:8"])
+    assert found.message.startswith('the tag "ep:8" does not follow from models/; ')
+
+
 @pytest.mark.parametrize(
     ("name", "tag", "rule"),
     [

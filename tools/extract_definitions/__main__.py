@@ -25,6 +25,7 @@ from pathlib import Path
 
 from flashinfer_trace.dataset import DatasetError, find_root
 from flashinfer_trace.ledger import LedgerError
+from flashinfer_trace.model_claims import ModelClaimsError
 from flashinfer_trace.naming import NamingError
 from flashinfer_trace.records import RecordsError
 from flashinfer_trace.reference import ReferenceSourceError
@@ -40,6 +41,16 @@ from tools.kernel_tracing.report.messages import progress
 
 SOURCES = Path(".sources-0.5.8")
 PAGE_SIZES = (1, 64)
+#: What a model, a dataset or its records may raise; each message names the file.
+UNUSABLE = (
+    ExtractionError,
+    DatasetError,
+    LedgerError,
+    ModelClaimsError,
+    NamingError,
+    RecordsError,
+    ReferenceSourceError,
+)
 #: Server arguments that change the sizes or numbers of a model in ways that no recipe follows -> what to do instead.
 NOT_OF_A_SERVER = {
     "quantization": "say how the weights are stored in the config.json that --config names",
@@ -78,7 +89,7 @@ def _run(options: argparse.Namespace) -> int:
             )
         planner = Planner(root, definitions, options.deduplicate, options.refresh)
         plan = planner.plan(requests(root, options))
-    except (ExtractionError, DatasetError, LedgerError, NamingError, RecordsError, ReferenceSourceError) as error:
+    except UNUSABLE as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     problems = apply.problems_of(plan.rows, root)

@@ -10,20 +10,23 @@ from typing import Any
 
 from flashinfer_trace import Definition
 from flashinfer_trace.files import Lines, laid_out
-from tools.extract_definitions.models import available, load_model
+from flashinfer_trace.json_source import TRACES, load_object
+from flashinfer_trace.model_coverage import plain_name
+from tools.extract_definitions.models import Model, available, load_model
 from tools.extract_definitions.needs import Options, Request
 from tools.extract_definitions.plan import Planner
-from tools.extract_definitions.traces import TORCH, Usage, usage_of
+from tools.extract_definitions.traces import usage_of
 
 
 def documents(root: Path) -> dict[Path, str]:
     """The file of every model under `models/`, from the committed digests."""
     planner = Planner(root, root / "definitions")
+    trace = load_object(root / "traces" / "kernel_traces.json", TRACES)
     found = {}
     for name in available(root):
         model = load_model(root, name)
         request = Request(model, usage_of(model.architecture, None), Options())
-        found[root / "models" / "needs" / f"{name}.json"] = dumps(_document(planner, request))
+        found[root / "models" / "needs" / f"{name}.json"] = dumps(_document(planner, request, trace))
     return found
 
 
@@ -67,7 +70,7 @@ def parallel_sizes(root: Path) -> dict[str, Sizes]:
     return found
 
 
-def _document(planner: Planner, request: Request) -> dict[str, Any]:
+def _document(planner: Planner, request: Request, trace: Mapping[str, Any]) -> dict[str, Any]:
     ops, unsupported = planner.needs_of(request)
     return {
         "$schema": "../../schema/model_needs.schema.json",
@@ -76,7 +79,8 @@ def _document(planner: Planner, request: Request) -> dict[str, Any]:
         "ops": [{"name": op, "definitions": _by_op_type(names)} for op, names in sorted(ops.items())],
         "sizes": _sizes(planner, request),
         "unsupported": [{"name": op, "reason": reason} for op, reason in sorted(unsupported.items())],
-        "kernels": _kernels(request.usage),
+        "kernels": _kernels(request.model, trace),
+        "kernel_sources": {name: source["version"] for name, source in trace["sources"].items()},
     }
 
 
@@ -93,12 +97,19 @@ def _sizes(planner: Planner, request: Request) -> list[dict[str, Any]]:
     ]
 
 
-def _kernels(usage: Usage) -> list[dict[str, Any]]:
-    """All kernels that the code calls, each with its ops; PyTorch itself is none."""
+def _kernels(model: Model, trace: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All kernels that the code calls in the listed configurations, each with its ops.
+
+    The configurations are those of the model's architecture; if the list has none, those of the model itself.
+    """
+    listed = trace["configurations"]
+    own = {n for n, one in enumerate(listed) if one["architecture"] == model.architecture}
+    own = own or {n for n, one in enumerate(listed) if plain_name(one["model"]) == plain_name(model.name)}
     ops: dict[str, set[str]] = defaultdict(set)
-    for op in usage.ops:
-        for kernel in op.kernels.keys() - {TORCH}:
-            ops[kernel].add(op.name)
+    for kernel in trace["kernels"]:
+        for chain in kernel["chains"]:
+            if any(own.intersection(numbers) for _, numbers in trace["uses"][chain["uses"]]):
+                ops[f"{kernel['source']}:{kernel['name']}"].add(chain["op"])
     return [{"kernel": kernel, "ops": sorted(names)} for kernel, names in sorted(ops.items())]
 
 

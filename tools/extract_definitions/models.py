@@ -11,6 +11,7 @@ from reprlib import repr as shown
 from typing import Any
 
 from flashinfer_trace.json_source import JsonSourceError, load_object
+from flashinfer_trace.model_coverage import plain_name
 from flashinfer_trace.naming import MAX_NAME
 from tools.extract_definitions.errors import ExtractionError
 
@@ -155,13 +156,13 @@ def load_model(root: Path, name: str) -> Model:
         ExtractionError: there is no such model (the message lists those there are), or its file is malformed.
     """
     names = available(root)
-    known = {_plain(one): one for one in names}
-    if _plain(name) not in known:
-        close = difflib.get_close_matches(_plain(name), known, n=1, cutoff=0.3)
+    known = {plain_name(one): one for one in names}
+    if plain_name(name) not in known:
+        close = difflib.get_close_matches(plain_name(name), known, n=1, cutoff=0.3)
         hint = f"; did you mean {known[close[0]]}?" if close else "."
         listed = ", ".join(names) or f"none, {root / 'models'} is empty"
         raise ExtractionError(f"no model named {name!r}{hint} Available: {listed}")
-    path = root / "models" / f"{known[_plain(name)]}.json"
+    path = root / "models" / f"{known[plain_name(name)]}.json"
     data = _read(path)
     config, title = data.get("config"), data.get("title")
     if not isinstance(config, dict) or not isinstance(title, str):
@@ -179,8 +180,8 @@ def load_config(root: Path, path: Path, name: str) -> Model:
     Raises:
         ExtractionError: the file is missing or is not a configuration, or `name` cannot be a tag.
     """
-    plain = {_plain(one): one for one in available(root)}
-    tag = plain.get(_plain(name), name.lower().replace("_", "-"))
+    plain = {plain_name(one): one for one in available(root)}
+    tag = plain.get(plain_name(name), name.lower().replace("_", "-"))
     if not TAG.fullmatch(tag):
         raise ExtractionError(
             f"--model-name {name!r}: cannot be the value of a model: tag; use letters, digits, - and ."
@@ -196,7 +197,3 @@ def _read(path: Path) -> dict[str, Any]:
         return load_object(path)
     except JsonSourceError as error:
         raise ExtractionError(f"{path}: {error}") from error
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[-_.\s]", "", name).lower()

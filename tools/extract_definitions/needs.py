@@ -9,6 +9,7 @@ from typing import Any
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.models import Model
 from tools.extract_definitions.traces import STAGES, Usage
+from tools.kernel_tracing.configuration.checks import misfit
 
 
 @dataclass(frozen=True)
@@ -138,11 +139,7 @@ class Request:
     def _misfit(self, size: int) -> str:
         """Why this model's heads cannot be divided over this many ranks; "" if they can."""
         heads, kv_heads = self.model.size("num_attention_heads"), self.model.size("num_key_value_heads")
-        if heads % size:
-            return f"TP {size} does not divide the {heads} query heads (num_attention_heads) of {self.model.name}"
-        if not self.model.is_latent and kv_heads % size and size % kv_heads:
-            return f"TP {size} does not fit the {kv_heads} key-value heads (num_key_value_heads) of {self.model.name}"
-        return ""
+        return misfit(heads, None if self.model.is_latent else kv_heads, size, self.model.name)
 
     def divides(self, width: int, size: int, what: str) -> bool:
         """Whether a tensor-parallel size divides `width`. If it does not, a note in `left_out` says so."""

@@ -17,8 +17,10 @@ from flashinfer_trace.files import json_text
 from flashinfer_trace.json_source import load_object
 from flashinfer_trace.kernel_coverage import definitions_by_kernel
 from flashinfer_trace.kernel_paths import proven_paths, with_claims
+from flashinfer_trace.model_claims import load_model_claims
 from flashinfer_trace.naming import Naming, derive_name, load_naming, ordered
 from flashinfer_trace.reference import render
+from flashinfer_trace.validation.model_rules import untagged_models, untagged_sizes
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.needs import Need, Recipe, Request, kernel_name
 from tools.extract_definitions.recipes import RECIPES
@@ -83,6 +85,8 @@ class Planner:
         self.root, self.definitions, self.deduplicate, self.refresh = root, definitions, deduplicate, refresh
         self.naming: Naming = load_naming(root)
         self.existing = {path.stem: path for path in sorted(definitions.glob("*/*.json"))}
+        claims = load_model_claims(root)
+        self.titles: Mapping[str, str] = claims.titles if claims else {}
 
     def plan(self, requests: Sequence[Request]) -> Plan:
         """The plan for several models, which may share kernels.
@@ -189,16 +193,30 @@ class Planner:
         tags = merged(list(existing["tags"]), data["tags"], self.naming)
         added = [tag for tag in tags if tag not in existing["tags"]]
         status = self._status(data)
+        described = self._described(existing["description"], tags)
+        note = "" if described else "; describes it again, as its description named other models or sizes"
         if self.refresh:
-            data["description"] = existing["description"]
+            if described:
+                data["description"] = existing["description"]
             own = [tag for tag in tags if not tag.startswith("status:")]
             data["tags"] = ordered([status, *own], self.naming)
             if json_text(data) != path.read_text(encoding="utf-8"):
-                return Row(TAGGED, name, models, f"refreshed {' '.join(added)}".rstrip(), path, json_text(data))
+                detail = f"refreshed {' '.join(added)}".rstrip() + note
+                return Row(TAGGED, name, models, detail, path, json_text(data))
         elif added:
+            if not described:
+                existing["description"] = data["description"]
             existing["tags"] = [status if tag.startswith("status:") else tag for tag in tags]
-            return Row(TAGGED, name, models, f"adds {' '.join(added)}", path, json_text(existing))
+            return Row(TAGGED, name, models, f"adds {' '.join(added)}{note}", path, json_text(existing))
         return Row(SKIPPED, name, models, "exists")
+
+    def _described(self, text: str, tags: list[str]) -> bool:
+        """Whether a description may stay beside these tags.
+
+        Without model: tags, people may name any model whose sizes these are. The first model: tag says who calls the
+        kernel, and then the description must say the same.
+        """
+        return not untagged_models(text, tags, self.titles) and not untagged_sizes(text, tags)
 
     def _conflict(self, path: Path, data: dict[str, Any], models: tuple[str, ...], reason: str) -> Row:
         """A file for review next to the existing one; an identical one that is already there is kept."""

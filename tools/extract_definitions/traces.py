@@ -9,12 +9,14 @@ the given sources differ from those of the digest, or if an architecture has no 
 The digests are of sglang 0.5.8, whose code the recipes understand. Beside each digest lies what the code passes
 (`traces/model_code/`, see model_code.py).
 
+python -m tools.fetch_sources --release 0.5.8 --dest .sources-0.5.8      # the sources, if they are not there yet
 python -m tools.extract_definitions.traces [ARCHITECTURE ...]     # write both from .sources-0.5.8 (default: all)
 python -m tools.extract_definitions.traces --code                 # only traces/model_code/, which needs no tracing
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,20 +29,22 @@ from flashinfer_trace.json_source import TRACES, load_object
 from tools.extract_definitions import model_code
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.model_code import MODELS, ModelCode, code_from, read_code
+from tools.kernel_tracing.configuration.checks import check_settings
 from tools.kernel_tracing.configuration.listed import Configuration, configurations
 from tools.kernel_tracing.configuration.listed import Model as ListedModel
-from tools.kernel_tracing.configuration.requested import ConfigurationError, Server, check_fields, shortened
+from tools.kernel_tracing.configuration.requested import ConfigurationError, Server, shortened
 from tools.kernel_tracing.report.evaluation import Evaluation, Progress, evaluate
 from tools.kernel_tracing.report.merge import PLATFORM
 from tools.kernel_tracing.source.index import Index
-from tools.kernel_tracing.source.sources import SourcesError, SourceTree, find_sources
+from tools.kernel_tracing.source.sources import SourcesError, SourceTree, fetching, find_sources
 from tools.op_tracing.trace import trace
 
 STAGES = ("prefill", "decode")
 #: Stands among the kernels of an op for PyTorch itself.
 TORCH = "torch:matmul"
-#: Where the sources of the digests' release are.
-SOURCES = Path(".sources-0.5.8")
+#: The release of the digests, and where its sources are.
+RELEASE = "0.5.8"
+SOURCES = Path(f".sources-{RELEASE}")
 #: How the phase of a trace begins, in calls of `Progress`.
 TRACING = "tracing"
 COMMITTED = Path(__file__).resolve().parents[2] / "traces" / "digests"
@@ -114,11 +118,11 @@ def usage_of(
             known = ", ".join(sorted(one.stem for one in COMMITTED.glob("*.json")))
             raise ExtractionError(
                 f"no trace of the architecture {architecture}; there are {known}. To trace it, get the sources: "
-                f"python -m tools.fetch_sources --release 0.5.8 --dest {SOURCES}"
+                f"{fetching(SOURCES, RELEASE)}"
             )
         return committed
     try:
-        tree = find_sources(sources)
+        tree = find_sources(sources, release=RELEASE)
     except SourcesError as error:
         raise ExtractionError(str(error)) from error
     if committed is not None and committed.sources == tree.describe():
@@ -143,8 +147,8 @@ def usage_of_server(
             model cannot be served so.
     """
     try:
-        tree = find_sources(sources)
-        check_fields(server.settings, tree)
+        tree = find_sources(sources, release=RELEASE)
+        check_settings(server.settings, tree)
     except (SourcesError, ConfigurationError) as error:
         raise ExtractionError(str(error)) from error
     code = code_of(architecture, tree)
@@ -296,12 +300,20 @@ def _read(architecture: str) -> Usage:
 
 def main(arguments: Sequence[str]) -> int:
     """Writes the digests of the given architectures, by default of all that have one."""
-    names = [one for one in arguments if one != "--code"] or sorted(path.stem for path in COMMITTED.glob("*.json"))
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.extract_definitions.traces",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("architectures", nargs="*", metavar="ARCHITECTURE", help="a model class of SGLang")
+    parser.add_argument("--code", action="store_true", help="write only traces/model_code/")
+    options = parser.parse_args(arguments)
+    names = options.architectures or sorted(path.stem for path in COMMITTED.glob("*.json"))
     try:
-        tree = find_sources(SOURCES)
+        tree = find_sources(SOURCES, release=RELEASE)
         index = Index(tree)
         for name in names:
-            if "--code" not in arguments:
+            if not options.code:
                 write_text(COMMITTED / f"{name}.json", dumps(digest(name, index)))
                 print(f"{COMMITTED / name}.json written", file=sys.stderr)
             write_text(CODE / f"{name}.json", model_code.dumps(code_of(name, tree)))

@@ -19,7 +19,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.kernel_tracing.configuration.requested import ConfigurationError, check_fields, parse
+from tools.kernel_tracing.configuration.checks import check_model, check_settings
+from tools.kernel_tracing.configuration.requested import ConfigurationError, parse
 from tools.kernel_tracing.evaluator.serving import Serving
 from tools.kernel_tracing.report.again import differences
 from tools.kernel_tracing.report.arguments import ALL, chosen, model_arguments
@@ -119,7 +120,8 @@ def _step(options: argparse.Namespace) -> int:
     configuration = parse(options.config)
     sources = find_sources(options.sources)
     notice(options.sources, sources)
-    check_fields(configuration.settings, sources)
+    check_settings(configuration.settings, sources)
+    check_model(configuration.model, configuration.settings, sources)
     step = Serving(Index(sources), configuration, PLATFORM).run()
     found = step_document(step, sources)
     if options.json is not None:

@@ -1,4 +1,4 @@
-"""Lists a model's ops in the order of a real step, each with the kernels that can implement it.
+"""Lists a model's ops in execution order, each with the kernels that can implement it.
 
 python -m tools.op_tracing --traces traces/kernel_traces.json     # DeepSeek -> traces/op_traces.md and .json
 python -m tools.op_tracing --model llama --out llama.md --json llama.json
@@ -75,7 +75,7 @@ def _trace(options: argparse.Namespace) -> int:
         evaluations = evaluate_all(configurations, options.sources, options.jobs, report)
     ops = trace(evaluations, sources, PLATFORM, options.model)
     kernels = given or completed(merged(evaluations, sources, PLATFORM, options.model))
-    violations = check(ops, kernels)
+    violations = check(ops, kernels, evaluations)
     for violation in violations:
         print(violation, file=sys.stderr)
     if violations:

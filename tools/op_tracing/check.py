@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
+from tools.kernel_tracing.report.evaluation import Evaluation
+from tools.op_tracing.graph import NodeKey, paths
+from tools.op_tracing.order import Moment
+
+#: From the model's entry to a call.
+Path = tuple[NodeKey, ...]
 Key = tuple[str, str, str, int]
 Pairs = dict[Key, set[str]]
 
 
-def check(ops: dict[str, Any], kernels: dict[str, Any]) -> list[str]:
-    """Every disagreement between the two documents; each line says which trace to look at."""
+def check(ops: dict[str, Any], kernels: dict[str, Any], evaluations: Iterable[Evaluation] = ()) -> list[str]:
+    """Every disagreement between the two documents; each line says which trace to look at.
+
+    Args:
+        evaluations: configurations, whose calls must be in the order of the graph. The documents do not say when each
+            configuration makes a call.
+    """
     return [
         *_same_sources(ops, kernels),
         *_same_pairs(ops, kernels),
         *_same_counts(ops, kernels),
         *_sound_graph(ops),
         *_pairs_have_chains(ops, kernels),
+        *_in_order(ops["graph"], evaluations),
     ]
 
 
@@ -87,6 +100,43 @@ def _sound_graph(ops: dict[str, Any]) -> Iterator[str]:
             yield f"graph: {path} is an empty container; see its call sites in the op trace"
     for name in sorted(named - reached):
         yield f"op {name}: it is not in the graph; see its call sites in the op trace"
+
+
+def _in_order(root: dict[str, Any], evaluations: Iterable[Evaluation]) -> Iterator[str]:
+    """What stands in the graph before a sibling that a configuration runs earlier, each pair once."""
+    place = {path: number for number, path in enumerate(_paths(root))}
+    found: set[tuple[Path, Path]] = set()
+    for one in evaluations:
+        for (phase, _), moments in _made(one).items():
+            made = [path for path in sorted(moments, key=lambda path: moments[path]) if path in place]
+            for first, second in pairwise(made):
+                if place[first] > place[second] and (first, second) not in found:
+                    found.add((first, second))
+                    names = " > ".join([root["name"], *(name for _, name, _ in second)])
+                    step = f"the {phase} of {one.configuration.name}"
+                    yield f"graph: {names} stands before {first[-1][1]}, but {step} runs it later"
+
+
+def _paths(root: dict[str, Any]) -> Iterator[Path]:
+    """The path of each node, in the order of the graph."""
+    pending: list[tuple[dict[str, Any], Path]] = [(child, ()) for child in reversed(root["children"])]
+    while pending:
+        node, above = pending.pop()
+        path = (*above, (node["kind"], node["name"], "" if node["kind"] == "op" else node.get("function", "")))
+        yield path
+        pending += [(child, path) for child in reversed(node["children"])]
+
+
+def _made(evaluation: Evaluation) -> Mapping[tuple[str, Path], dict[Path, Moment]]:
+    """For each phase and each function on the way to an op, the calls that it makes, and when it first makes each."""
+    found: dict[tuple[str, Path], dict[Path, Moment]] = defaultdict(dict)
+    for phase, entries in paths(evaluation):
+        path: Path = ()
+        for entry in entries:
+            moments = found[phase, path]
+            path = (*path, entry.key)
+            moments[path] = min(entry.moment, moments.get(path, entry.moment))
+    return found
 
 
 def _pairs_have_chains(ops: dict[str, Any], kernels: dict[str, Any]) -> Iterator[str]:

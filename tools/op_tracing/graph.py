@@ -1,4 +1,4 @@
-"""The execution graph: what the model's forward calls, in the order of a real step, down to its ops.
+"""The execution graph: what the model's forward calls, in the order in which it does so, down to its ops.
 
 A call that enters the model's own code is a container. A call that leaves it for code that runs kernels is an op. A
 module that runs no kernels is plain torch. The graph merges all configurations: what only some of them call says which.
@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tools.kernel_tracing.configuration.needs import Settings, needs
 from tools.kernel_tracing.report.evaluation import Call, Evaluation, Frame
 from tools.kernel_tracing.report.ops import in_model
+from tools.op_tracing.order import Moment, Step, in_order
 
 #: The phases of a step that runs the model, in the order in which a request meets them.
 PHASES = ("prefill", "decode", "extend")
-Key = tuple[str, str, str]
+#: Kind, name and function.
+NodeKey = tuple[str, str, str]
 Site = tuple[str, int, str]
 
 
@@ -27,6 +29,7 @@ class Node:
     Attributes:
         name, kind, function: as in schema/op_traces.schema.json.
         uses: configuration -> the phases in which it makes the call.
+        moments: when each step makes the call first.
         sites: call site -> the configurations that use it.
         children: what it calls.
     """
@@ -35,61 +38,78 @@ class Node:
     kind: str
     function: str = ""
     uses: dict[str, set[str]] = field(default_factory=dict)
+    moments: dict[Step, Moment] = field(default_factory=dict)
     sites: dict[Site, set[str]] = field(default_factory=dict)
     children: list[Node] = field(default_factory=list)
 
-    def child(self, key: Key, after: Node | None) -> Node:
-        """The child of this kind, name and function.
-
-        A new one stands last while only one configuration is known, whose calls come in order; then behind another.
-        """
+    def child(self, key: NodeKey) -> Node:
+        """The child of this kind, name and function; the last one if it is new."""
         for known in self.children:
-            if (known.kind, known.name, known.function) == key:
+            if known.key == key:
                 return known
-        new = Node(key[1], key[0], key[2])
-        behind = self.children.index(after) + 1 if after is not None else 0
-        self.children.insert(len(self.children) if len(self.uses) <= 1 else behind, new)
-        return new
+        self.children.append(Node(key[1], key[0], key[2]))
+        return self.children[-1]
+
+    @property
+    def key(self) -> NodeKey:
+        """What distinguishes the children of a node."""
+        return (self.kind, self.name, self.function)
+
+
+class Entry(NamedTuple):
+    """One call on the way from the model's entry to an op; `frame` makes it, and is None for the entry itself."""
+
+    key: NodeKey
+    frame: Frame | None
+    moment: Moment
 
 
 def build(evaluations: Sequence[Evaluation], model: str) -> Node:
     """The graph of several configurations. Its root is named after the model; the root's children are entry classes."""
     root = Node(model, "container")
     for one in evaluations:
-        for phase in PHASES:
-            last: dict[int, Node] = {}
-            calls = [call for call in (*one.kernels, *one.modules) if call.phase == phase and not call.group]
-            for call in sorted(calls, key=lambda call: (call.order, call.source != "torch")):
-                _insert(root, call, one.configuration.name, last)
+        for phase, path in paths(one):
+            _insert(root, path, (one.configuration.name, phase))
+    for node in nodes(root):
+        node.children = [node.children[index] for index in in_order([child.moments for child in node.children])]
     return root
 
 
-def _insert(root: Node, call: Call, configuration: str, last: dict[int, Node]) -> None:
+def paths(evaluation: Evaluation) -> Iterator[tuple[str, list[Entry]]]:
+    """The ops and the plain modules that a configuration runs: the phase, and the calls that lead there."""
+    for call in (*evaluation.kernels, *evaluation.modules):
+        if call.phase in PHASES and not call.group:
+            yield call.phase, list(_path(call))
+
+
+def _insert(root: Node, path: Iterable[Entry], step: Step) -> None:
     node = root
-    root.uses.setdefault(configuration, set()).add(call.phase)
-    for key, frame in _path(call):
-        child = node.child(key, last.get(id(node)))
-        last[id(node)] = child
-        child.uses.setdefault(configuration, set()).add(call.phase)
+    configuration, phase = step
+    root.uses.setdefault(configuration, set()).add(phase)
+    for key, frame, moment in path:
+        node = node.child(key)
+        node.uses.setdefault(configuration, set()).add(phase)
+        node.moments[step] = min(moment, node.moments.get(step, moment))
         if frame is not None:
-            child.sites.setdefault((frame.file, frame.line, frame.function), set()).add(configuration)
-        node = child
+            node.sites.setdefault((frame.file, frame.line, frame.function), set()).add(configuration)
 
 
-def _path(call: Call) -> Iterator[tuple[Key, Frame | None]]:
+def _path(call: Call) -> Iterator[Entry]:
     """From the model's entry to the op (or the plain module): kind, name and function of each node, and its call."""
-    end = 0 if call.source == "torch" else call.position
+    plain = call.source == "torch"
+    end = 0 if plain else call.position
     at = [index for index, frame in enumerate(call.frames) if in_model(frame.file) and index >= end]
     entry = call.frames[at[-1]].function
-    yield ("container", entry.partition(".")[0], entry), None
+    yield Entry(("container", entry.partition(".")[0], entry), None, Moment((0, 0), call.order, plain))
     for index in reversed(at):
+        moment = Moment(call.places[index], call.order, plain)
         if index == at[0]:
-            kind = "torch" if call.source == "torch" else "op"
-            name = call.called[index] if kind == "torch" else call.op
-            yield (kind, name, f"{call.name}.forward" if kind == "torch" else ""), call.frames[index]
+            name = call.called[index] if plain else call.op
+            key = ("torch", name, f"{call.name}.forward") if plain else ("op", name, "")
         else:
             inner = at[at.index(index) - 1]
-            yield ("container", call.called[index], call.frames[inner].function), call.frames[index]
+            key = ("container", call.called[index], call.frames[inner].function)
+        yield Entry(key, call.frames[index], moment)
 
 
 def document(root: Node, settings: Mapping[str, Settings]) -> dict[str, Any]:
@@ -105,7 +125,7 @@ def _document(node: Node, parent: Node, settings: Mapping[str, Settings]) -> dic
     sites = [
         {"file": file, "line": line, "function": function}
         | ({"annotation": text} if (text := needs(uses, _of(node.uses, settings))) else {})
-        for (file, line, function), uses in node.sites.items()
+        for (file, line, function), uses in sorted(node.sites.items())
     ]
     return {
         "name": node.name,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flashinfer_trace.model_coverage import plain_name
 from tools.kernel_tracing.evaluator.serving import Configuration
 from tools.kernel_tracing.rules import environments, serving_steps
 from tools.kernel_tracing.source.sources import SourceTree
@@ -17,6 +18,19 @@ from tools.kernel_tracing.source.sources import SourceTree
 MODELS = Path("models")
 # Short names of parallel sizes.
 _SHORT = {"tp": "tp_size", "ep": "ep_size", "dp": "dp_size", "pp": "pp_size"}
+
+
+# Fields of a model's configuration that are sizes or numbers of something, or absent.
+_SIZES = (
+    *("hidden_size", "intermediate_size", "moe_intermediate_size", "vocab_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "kv_lora_rank", "q_lora_rank"),
+    *("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+)
+# The same where 0 says that the model has none.
+_COUNTS = (
+    *("first_k_dense_replace", "n_routed_experts", "num_experts", "num_local_experts", "n_shared_experts"),
+    *("num_experts_per_tok", "n_group", "topk_group"),
+)
 
 
 class ConfigurationError(ValueError):
@@ -27,9 +41,10 @@ def parse(text: str, models: Path = MODELS) -> Configuration:
     """The configuration that `model=deepseek-v3,attention_backend=flashinfer,gpu=sm90,tp=8` describes.
 
     Args:
-        text: `name=value` parts, separated by commas. `model` is a file of models/ (without `.json`) or the path of a
-            Hugging Face config.json, `gpu` a generation; names in capitals are environment variables, all others are
-            fields of ServerArgs. `quantization=none` removes the quantisation of the model's own configuration.
+        text: `name=value` parts, separated by commas. `model` is a file of models/ (without `.json`; capitals, `_`,
+            `.` and `-` make no difference) or the path of a Hugging Face config.json, `gpu` a generation; names in
+            capitals are environment variables, all others are fields of ServerArgs. `quantization=none` removes the
+            quantisation of the model's own configuration.
         models: the directory of the models.
 
     Raises: ConfigurationError.
@@ -116,18 +131,32 @@ def model_config(name: str, models: Path = MODELS) -> dict[str, Any]:
 
     Raises: ConfigurationError for a file that does not exist or describes no model.
     """
-    path = Path(name) if name.endswith(".json") else models / f"{name}.json"
+    known = {plain_name(file.stem): file for file in models.glob("*.json")}
+    path = Path(name) if name.endswith(".json") else known.get(plain_name(name), models / f"{name}.json")
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
-        known = ", ".join(sorted(file.stem for file in models.glob("*.json")))
-        raise ConfigurationError(f"{path}: no such file; name a config.json, or one of {known}") from None
+        names = ", ".join(sorted(file.stem for file in known.values()))
+        raise ConfigurationError(f"{path}: no such file; name a config.json, or one of {names}") from None
     except ValueError as error:
         raise ConfigurationError(f"{path}: not JSON ({error})") from None
     config = document.get("config", document) if isinstance(document, dict) else {}
     if not isinstance(config, dict) or not config.get("architectures"):
         raise ConfigurationError(f"{path}: names no architectures; give the config.json of a model")
+    _check_constants(path, config)
     return shortened(config)
+
+
+def _check_constants(path: Path, config: Mapping[str, Any]) -> None:
+    named = config["architectures"]
+    if not (isinstance(named, list) and isinstance(named[0], str)):
+        raise ConfigurationError(f"{path}: the field 'architectures' is {named!r}; it must list one class")
+    for field in (*_SIZES, *_COUNTS):
+        value = config.get(field)
+        least = 0 if field in _COUNTS else 1
+        if value is not None and (type(value) is not int or value < least):
+            kind = "an integer that is not negative" if field in _COUNTS else "a positive integer"
+            raise ConfigurationError(f"{path}: the field {field!r} is {value!r}; it must be {kind}")
 
 
 def shortened(config: dict[str, Any]) -> dict[str, Any]:

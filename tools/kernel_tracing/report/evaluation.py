@@ -24,6 +24,8 @@ MAX_CALL = 70
 #: Configurations that a process evaluates before it takes the next ones: those of one model share parsed files.
 CHUNK = 2
 Progress = Callable[[str, int, int], None]
+#: Line and column, in bytes.
+Place = tuple[int, int]
 
 
 class Frame(NamedTuple):
@@ -46,6 +48,8 @@ class Call:
         op, position, group, when: see `ops.Use`.
         undecided: the tests along the chain that the configuration does not decide.
         called: for each frame, the last name of what it calls.
+        places: for each frame, where its call ends: line and column. Python evaluates the calls of a function's text in
+            the order of their ends, because a call follows its arguments.
         order: grows with time.
     """
 
@@ -61,6 +65,7 @@ class Call:
     when: str
     undecided: tuple[str, ...]
     called: tuple[str, ...] = ()
+    places: tuple[Place, ...] = ()
     order: int = 0
 
 
@@ -152,7 +157,13 @@ def _call(event: Event, texts: Texts) -> Call | None:
     where = (event.phase, event.name, event.source, event.file, event.line)
     called = tuple(called_name(hop.call) if hop.call is not None else hop.function for hop in chain)
     use_of = (found.op, found.position, found.group, found.when)
-    return Call(*where, frames, *use_of, tuple(dict.fromkeys(undecided)), called, event.order)
+    places = tuple(_place(hop) for hop in chain)
+    return Call(*where, frames, *use_of, tuple(dict.fromkeys(undecided)), called, places, event.order)
+
+
+def _place(hop: Hop) -> Place:
+    node = hop.call
+    return (getattr(node, "end_lineno", None) or hop.line, getattr(node, "end_col_offset", None) or 0)
 
 
 def test_text(test: ast.expr, negated: bool) -> str:

@@ -1,4 +1,4 @@
-"""Pages of a kernel trace: an index of all kernels, and for each category the kernels with all their chains."""
+"""Pages of a kernel trace: an index, the kernels of each category with all their chains, the kernels of each model."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from tools.kernel_tracing.report import by_model
 from tools.kernel_tracing.report.ops import in_model
 from tools.kernel_tracing.report.trees import Forest, Places, frame_key, merge
 from tools.shared.markdown import code, escape, link, slug, table
@@ -39,7 +40,7 @@ class Cover:
 
 
 def pages(trace: Mapping[str, Any], cover: Cover) -> dict[str, str]:
-    """File name -> page: the index, and one page per category.
+    """File name -> page: the index, one page per category, and one of all models.
 
     Args:
         trace: a document, as `trace_files.load_traces` returns it.
@@ -49,7 +50,9 @@ def pages(trace: Mapping[str, Any], cover: Cover) -> dict[str, str]:
     categories: dict[str, list[tuple[Kernel, str]]] = {}
     for kernel, anchor in zip(trace["kernels"], anchors, strict=True):
         categories.setdefault(kernel["category"], []).append((kernel, anchor))
-    found = {INDEX: _index(trace, categories, cover.definitions or (lambda kernel: ()))}
+    models = by_model.models(trace, anchors)
+    found = {INDEX: _index(trace, categories, cover.definitions or (lambda kernel: ()), by_model.section(models))}
+    found[by_model.PAGE] = by_model.page(models, trace["sources"]["sglang"]["version"], HEAD)
     for category, kernels in categories.items():
         found[f"{slug(category)}.md"] = _page(trace, category, kernels, cover, HEAD)
     return found
@@ -71,6 +74,7 @@ def _index(
     trace: Mapping[str, Any],
     categories: Mapping[str, Sequence[tuple[Kernel, str]]],
     definitions: Callable[[Kernel], Sequence[str]],
+    models: Sequence[str],
 ) -> str:
     seen = sum(bool(chain["seen"]) for kernel in trace["kernels"] for chain in kernel["chains"])
     chains = sum(len(kernel["chains"]) for kernel in trace["kernels"])
@@ -84,6 +88,8 @@ def _index(
         "",
         f"{len(trace['configurations'])} configurations call {len(trace['kernels'])} kernels through {chains} chains; "
         f"{seen} of these chains were seen in a recorded run ([traces/runtime](../runtime)).",
+        "",
+        *models,
     ]
     for category, kernels in categories.items():
         rows = [_row(kernel, anchor, definitions(kernel)) for kernel, anchor in kernels]

@@ -92,13 +92,21 @@ class SourceTree:
         return described
 
 
-def find_sources(root: Path, packages: Sequence[str] | None = None) -> SourceTree:
+def fetching(root: Path, release: str) -> str:
+    """The command that brings the sources of one release of sglang to `root`."""
+    return f"python -m tools.fetch_sources --release {release} --dest {root}"
+
+
+def find_sources(root: Path, packages: Sequence[str] | None = None, release: str | None = None) -> SourceTree:
     """The source tree below `root`.
 
     Raises SourcesError if the directory, the sglang package or an essential part of a package is missing.
-    `packages` names other top-level packages to trace instead (tests use it).
+    `packages` names other top-level packages to trace instead (tests use it). `release` is the release of sglang that
+    the caller needs, for the hint of that error; None for the default one.
     """
     hint = "fetch them with `python -m tools.fetch_sources --dest DIR`, then pass --sources DIR"
+    if release is not None:
+        hint = f"fetch them with `{fetching(root, release)}`"
     if not root.is_dir():
         raise SourcesError(f"{root}: no such directory; {hint}")
     if packages is not None:
