@@ -90,27 +90,26 @@ def test_a_replaced_clock_changes_no_time(tmp_path, server, monkeypatch):
     assert mine.failure.kind == "tampered" and "time.perf_counter" in mine.failure.message
 
 
-def test_a_forged_time_is_disputed(tmp_path, server, monkeypatch):
-    """A submission may take its own process apart; the judge's clock still runs."""
-    monkeypatch.setattr("flashinfer_trace.benching.measure.judge", _passed)
-    forged = (
+def forging(times):
+    """A slow kernel that takes its own process apart, so that it reports these times of each call."""
+    return SLOW.replace("def run", "def honest") + (
         "import gc\ndef run(x, w):\n    for one in gc.get_objects():\n        if type(one).__name__ == 'Series':\n"
-        "            type(one).times = lambda self: [{'total': 1e-6, 'ahead': 1}] * len(self._found)\n"
+        f"            type(one).times = lambda self: [{times}] * len(self._found)\n"
         "    return honest(x, w)\n"
     )
-    (mine,) = timed(tmp_path, server, SLOW.replace("def run", "def honest") + forged).timetables[0].kernels
+
+
+def test_a_forged_time_is_disputed(tmp_path, server, monkeypatch):
+    """The judge's clock still runs."""
+    monkeypatch.setattr("flashinfer_trace.benching.measure.judge", _passed)
+    (mine,) = timed(tmp_path, server, forging({"total": 1e-6, "ahead": 1})).timetables[0].kernels
     assert mine.summary.seconds == 1e-6 and mine.summary.disputed
 
 
 def test_a_submission_has_no_phases(tmp_path, server, monkeypatch):
     """It could report an honest total, and a short run() that would count instead."""
     monkeypatch.setattr("flashinfer_trace.benching.measure.judge", _passed)
-    forged = (
-        "import gc\ndef run(x, w):\n    for one in gc.get_objects():\n        if type(one).__name__ == 'Series':\n"
-        "            type(one).times = lambda self: [{'total': 1.0, 'run': 1e-9, 'ahead': 1}] * len(self._found)\n"
-        "    return honest(x, w)\n"
-    )
-    (mine,) = timed(tmp_path, server, SLOW.replace("def run", "def honest") + forged).timetables[0].kernels
+    (mine,) = timed(tmp_path, server, forging({"total": 1.0, "run": 1e-9, "ahead": 1})).timetables[0].kernels
     assert mine.summary.run is None and mine.summary.served == 1.0
 
 
