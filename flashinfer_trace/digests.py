@@ -1,5 +1,7 @@
 """Digests that evidence is bound to: of a Definition's contract, and of the code that judged. Imports no torch.
 
+`content_sha256` is that of data whose numbers nobody can compute again from what is kept here: an edit is noticed.
+
 The reference's own digest is `reference.sha256`. A digest of code covers the text of source files under their names in
 the package, with line breaks normalised: it is the same for a checkout, a wheel and any path.
 """
@@ -10,14 +12,14 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flashinfer_trace.definition import Definition
 
-__all__ = ["CodeDigests", "contract_sha256", "current"]
+__all__ = ["CodeDigests", "content_sha256", "contract_sha256", "current", "lengths_sha256"]
 
 PACKAGE = Path(__file__).resolve().parent
 #: Where the harness begins, and the modules outside of it that bind inputs and run a reference.
@@ -49,6 +51,17 @@ def contract_sha256(definition: Definition) -> str:
         "outputs": [[one.name, one.shape, one.dtype] for one in definition.outputs.values()],
     }
     return hashlib.sha256(json.dumps(contract, sort_keys=True).encode()).hexdigest()
+
+
+def content_sha256(data: Mapping[str, Any], *without: str) -> str:
+    """SHA-256 of a JSON object but for some of its fields, such as the one that holds this digest."""
+    content = {name: value for name, value in data.items() if name not in without}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def lengths_sha256(profile: Mapping[str, Any]) -> str:
+    """SHA-256 of all that a profile of workloads/traffic.json says, but for this digest itself."""
+    return content_sha256(profile, "lengths_sha256")
 
 
 class CodeDigests:

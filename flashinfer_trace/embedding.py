@@ -153,6 +153,7 @@ def _embed(root: Path, path: Path, naming: Naming, claims: ModelClaims | None) -
             loses_verified = ledger.VERIFIED in tags
         proven = proven_paths(root, data)
         shared = claims.shares(definition.name, family, proven) if claims else None
+        data["tags"] = own
         if claims is None or shared is None:
             data["tags"] = with_claims(own, proven, naming)
         elif set(own) != (wanted := {status, *claims.calls(definition.name), *shared}):

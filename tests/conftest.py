@@ -11,7 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import hypothesis
 import pytest
 
-from flashinfer_trace.ledger import DRAWN_CASES
+from flashinfer_trace.ledger import DRAWN_CASES, SEED
 
 #: Cases for each (Definition, kernel) on a GPU; also hypothesis's max_examples elsewhere.
 PROFILES = {"ci": DRAWN_CASES, "dev": 20, "nightly": 400}
@@ -27,9 +27,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("real kernels")
     group.addoption("--require-gpu", action="store_true", help="fail instead of skipping if there is no GPU")
     group.addoption("--examples", type=int, help="real cases for each (Definition, kernel); default: the profile's")
-    group.addoption("--seed", type=int, default=0, help="seed of the GPU cases")
+    group.addoption("--seed", type=int, default=SEED, help="seed of the GPU cases")
     group.addoption("--record-evidence", type=Path, metavar="DIR", help="record evidence of what passes in DIR")
     group.addoption("--record-power", type=Path, metavar="DIR", help="record after how many cases faults are found")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuses to record what `flashinfer-trace validate` would refuse."""
+    if config.getoption("--record-evidence") and config.getoption("--seed") != SEED:
+        raise pytest.UsageError(f"--record-evidence needs --seed {SEED}: a run with a chosen seed is not evidence")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 from made_up_evidence import small_dataset
@@ -129,6 +130,17 @@ def test_what_awaits_a_run_stays_unverified(dataset):
     assert [(path.stem, what) for path, what in embed_all(dataset, write=True)] == [("rmsnorm_h512", ledger.UNVERIFIED)]
     assert ledger.UNVERIFIED in tags_of(dataset, "rmsnorm_h512")
     assert embed_all(dataset, write=True) == []
+
+
+@pytest.mark.parametrize("models", [False, True])
+def test_a_recorded_run_gives_the_status_and_nothing_else(dataset, models):
+    """Also where all other tags follow from models/ and are right already."""
+    if models:
+        shutil.copytree(ROOT / "models", dataset / "models")
+    verified = tags_of(dataset, "rmsnorm_h512")
+    edit(dataset, "rmsnorm_h512", tags=[ledger.UNVERIFIED if tag == ledger.VERIFIED else tag for tag in verified])
+    assert [(path.stem, what) for path, what in embed_all(dataset, write=True)] == [("rmsnorm_h512", ledger.VERIFIED)]
+    assert tags_of(dataset, "rmsnorm_h512") == verified
 
 
 def test_an_older_embedded_reference_is_told(dataset):

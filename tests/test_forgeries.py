@@ -61,6 +61,12 @@ def kernel_facts(change: Callable[[Json], object]) -> Callable[[Path], None]:
     return lambda root: edit(root, RECORDS, lambda document: change(document["families"][FAMILY]["kernels"][0]))
 
 
+@entry
+def another_library(data: Json) -> None:
+    data["kernel"]["library"] = "torch"
+    data["environment"]["libraries"]["torch"] = data["kernel"]["version"]
+
+
 def copy_of_another(root: Path) -> None:
     shutil.copy(root / "evidence" / OP_TYPE / f"{OTHER}.json", root / EVIDENCE)
 
@@ -148,7 +154,7 @@ FORGERIES: dict[str, tuple[Callable[[Path], object], str]] = {
         "no kernel of this",
     ),
     "a label of another kernel": (entry(lambda e: e["kernel"].update(path="a.b")), "path and variant give another"),
-    "another library": (entry(lambda e: e["kernel"].update(library="torch")), "library is 'torch', but"),
+    "another library": (another_library, "library is 'torch', but"),
     "a GPU that cannot run the kernel": (
         entry(lambda e: e["environment"]["gpu"].update(compute_capability="5.0")),
         "does not run on compute capability 5.0",
@@ -174,6 +180,7 @@ FORGERIES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a negative count": (entry(lambda e: e.update(cases=-57)), "cases is -57, violates minimum"),
     "a negative count of vacuous cases": (entry(lambda e: e.update(vacuous=-1)), "vacuous is -1, violates minimum"),
     "a count that is true": (entry(lambda e: e.update(cases=True)), "cases is boolean"),
+    "a chosen seed": (entry(lambda e: e.update(seed=7)), "the seed is 7, not 0"),
     "a failed run": (entry(lambda e: e.update(result="failed")), "the run failed"),
     "another result": (entry(lambda e: e.update(result="PASSED")), 'result is "PASSED"'),
     "a kernel beyond its bound": (output(kernel_worst=1.5), "kernel_worst is 1.5, violates maximum"),

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import gc
 import importlib.metadata
 import os
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from gpu_libraries import skip_unusable
+from gpu_sharing import SharedGpu
 
 import flashinfer_trace
 from flashinfer_trace.definition import Definition
@@ -18,6 +24,7 @@ from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.evidence import record
 from flashinfer_trace.harness.family import Kernel
 from flashinfer_trace.harness.verify import Job, Report, verify_together
+from flashinfer_trace.ledger import SEED
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -25,6 +32,8 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
+#: What CUDA, torch and the libraries say if the GPU has no memory left.
+OUT_OF_MEMORY = "out of memory"
 PAIRS = [
     # The pairs of a Definition share its cases. They are neighbours, which worksteal leaves on one worker.
     pytest.param(definition, kernel, id=f"{definition.name}-{kernel.label}")
@@ -56,9 +65,35 @@ def chosen_kernels(request: pytest.FixtureRequest, definition: Definition) -> li
     return [kernel for kernel in kernels if kernel.unavailable(capability) is None and kernel.missing() is None]
 
 
+@pytest.fixture(scope="session")
+def shared_gpu(cuda_device, tmp_path_factory) -> SharedGpu | None:
+    """The GPU of this worker, if it may have others on it; the temporary directories of all workers lie in one."""
+    workers = "PYTEST_XDIST_WORKER" in os.environ
+    return SharedGpu(tmp_path_factory.getbasetemp().parent, cuda_device) if workers else None
+
+
+def verified(jobs: Sequence[Job], gpu: SharedGpu | None, **options: int) -> list[Report]:
+    """The reports of a Definition's jobs; if memory ran out on a shared GPU, those of a second run, alone on it."""
+    import torch
+
+    if gpu is None:
+        return verify_together(jobs, **options)
+    for turn in (gpu.together, gpu.alone):
+        with turn():
+            found = verify_together(jobs, **options)
+            with contextlib.suppress(RuntimeError):  # of an unusable context, which the caller finds out
+                torch.cuda.empty_cache()
+        if not any(OUT_OF_MEMORY in report.message for report in found):
+            break
+        gc.collect()
+    return found
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("definition", "kernel"), PAIRS)
-def test_reference_and_kernel_meet_their_bounds(definition, kernel, cuda_device, examples, reports, poisoned, request):
+def test_reference_and_kernel_meet_their_bounds(
+    definition, kernel, cuda_device, shared_gpu, examples, reports, poisoned, request
+):
     """The first pair of a Definition verifies all of its kernels on shared cases; the others read their reports."""
     import torch
 
@@ -69,11 +104,9 @@ def test_reference_and_kernel_meet_their_bounds(definition, kernel, cuda_device,
             pytest.fail(f"not run: the CUDA context is unusable since {poisoned[0]}")
         family = family_of(definition)
         jobs = [Job(definition, family, each, cuda_device) for each in chosen_kernels(request, definition)]
-        found = verify_together(jobs, examples=examples, seed=request.config.getoption("--seed"))
+        found = verified(jobs, shared_gpu, examples=examples, seed=request.config.getoption("--seed"))
         reports |= {(definition.name, report.target): report for report in found}
         try:
-            if "PYTEST_XDIST_WORKER" in os.environ:
-                torch.cuda.empty_cache()  # workers that share a GPU share its memory
             torch.cuda.synchronize()
         except RuntimeError:
             poisoned.append(request.node.name)
@@ -114,6 +147,79 @@ def test_gpu_tests_are_collected_with_the_packages_of_the_extra_alone(tmp_path):
     )
     assert found.returncode == 0, found.stdout[-3000:]
     assert found.stdout.count("test_reference_and_kernel_meet_their_bounds") == len(PAIRS)
+
+
+@pytest.mark.parametrize(
+    ("messages", "runs"),
+    [
+        (["CUDA out of memory", ""], 2),
+        (["CUDA out of memory"] * 3, 2),
+        (["worst error is 2 x its bound"], 1),
+        ([""], 1),
+    ],
+)
+def test_a_worker_that_ran_out_of_memory_tries_again_alone(tmp_path, monkeypatch, messages, runs):
+    turns = []
+
+    def made_up(jobs, **options):
+        turns.append(beside(tmp_path))
+        message = messages[len(turns) - 1]
+        return [
+            Report("rmsnorm_h512", "toy.kernel", "cuda:0", status="failed" if message else "passed", message=message)
+        ]
+
+    monkeypatch.setattr(f"{__name__}.verify_together", made_up)
+    (report,) = verified([], SharedGpu(tmp_path, "cuda:0"), examples=1)
+    assert report.message == messages[runs - 1] and turns == [True, False][:runs]
+
+
+def beside(directory: Path) -> bool:
+    """Whether another worker can have a turn on the GPU now."""
+    with (directory / "cuda0.turn").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def test_a_worker_alone_waits_for_the_others_and_keeps_them_waiting(tmp_path):
+    gpu, order = SharedGpu(tmp_path, "cuda:0"), []
+    begun, ended = threading.Event(), threading.Event()
+
+    def alone():
+        with gpu.alone():
+            order.append("alone")
+            begun.set()
+            ended.wait(10)
+            order.append("alone ended")
+
+    def together():
+        with gpu.together():
+            order.append("later")
+
+    threads = [threading.Thread(target=alone), threading.Thread(target=together)]
+    with gpu.together():
+        threads[0].start()
+        assert not begun.wait(0.2)
+        order.append("first")
+    assert begun.wait(10)
+    threads[1].start()
+    threads[1].join(0.2)
+    ended.set()
+    for thread in threads:
+        thread.join(10)
+    assert order == ["first", "alone", "alone ended", "later"]
+
+
+def test_a_run_with_a_chosen_seed_is_not_recorded(pytestconfig, monkeypatch, tmp_path):
+    configure = pytestconfig.pluginmanager.get_plugin(str(ROOT / "tests" / "conftest.py")).pytest_configure
+    monkeypatch.setattr(pytestconfig.option, "record_evidence", tmp_path)
+    monkeypatch.setattr(pytestconfig.option, "seed", SEED)
+    configure(pytestconfig)
+    monkeypatch.setattr(pytestconfig.option, "seed", 7)
+    with pytest.raises(pytest.UsageError, match="--record-evidence needs --seed 0"):
+        configure(pytestconfig)
 
 
 def test_every_definition_has_a_real_kernel():

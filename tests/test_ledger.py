@@ -132,6 +132,7 @@ def verdicts(root):
         ({"cases": ledger.REQUIRED_CASES - 1, "vacuous": 0}, False),
         ({"cases": ledger.REQUIRED_CASES - 1, "vacuous": 1000}, False),
         ({"result": "failed"}, False),
+        ({"seed": ledger.SEED + 1}, False),
         ({"outputs": {"kernel_worst": 1.0, "reference_worst": 1.0}}, True),
         ({"recorded_at": "2999-01-01T00:00:00Z"}, False),
     ],

@@ -25,6 +25,7 @@ from flashinfer_trace.families import FamilyError, all_families, family_of, modu
 from flashinfer_trace.files import UnreadableFile, json_text, read_text, write_text
 from flashinfer_trace.harness.family import Family, Kernel
 from flashinfer_trace.json_source import TRACES, JsonSourceError, load_object
+from flashinfer_trace.kernel_paths import KernelPathsError
 from flashinfer_trace.ledger import VERIFIED, LedgerError, proofs
 from flashinfer_trace.model_coverage import matrix, model_coverages, op_table
 from flashinfer_trace.naming import NamingError
@@ -33,6 +34,7 @@ from flashinfer_trace.validation.contract_rules import contract_of
 from tools.compatibility.page import compatibility
 from tools.extract_definitions import model_needs
 from tools.fuzz import summary as fuzz
+from tools.kernel_tracing.configuration.requested import ConfigurationError
 from tools.kernel_tracing.report.render import pages
 from tools.kernel_tracing.report.trace_files import load_traces, restricted
 from tools.mutate.__main__ import harness_power
@@ -40,7 +42,8 @@ from tools.op_tracing.definitions import covered, page_cover
 from tools.op_tracing.kernel_coverage import kernel_coverage, without_definition
 from tools.op_tracing.render import render
 from tools.performance import performance_documents
-from tools.runtime_tracing.recording import RecordingError, read_all
+from tools.runtime_tracing.consistency import consistent
+from tools.runtime_tracing.recording import RecordingError
 from tools.runtime_tracing.time_coverage import time_coverage
 from tools.shared.markdown import table
 from tools.verification import verification_documents
@@ -87,10 +90,12 @@ def main(arguments: list[str] | None = None) -> int:
             if options.check and outdated:
                 break  # the other documents are judged by records that are up to date
     except (
+        ConfigurationError,
         DatasetError,
         EcosystemError,
         FamilyError,
         InputError,
+        KernelPathsError,
         LedgerError,
         NamingError,
         RecordingError,
@@ -126,7 +131,7 @@ def documents(root: Path) -> dict[Path, str]:
         root / "docs" / "hostile_files.md": fuzz.document(_trace(fuzz.RESULTS)),
         root / "docs" / "coverage.md": kernel_coverage(root, traces, dataset)
         + without_definition(_trace(root / "traces" / "kernels_without_definition.json"))
-        + time_coverage(read_all(root / "traces" / "runtime"), dataset, runs)
+        + time_coverage(consistent(root / "traces" / "runtime", root), dataset, runs)
         + model_coverage(root, dataset),
         **compatibility_document(root, dataset),
         root / "traces" / "op_traces.md": render(ops, restricted(traces, names, ops["model"]), known),

@@ -1,16 +1,25 @@
 """Computes the length statistics in workloads/traffic.json from published traces, which are not kept here.
 
 python -m tools.traffic_statistics AzureLLMInferenceTrace_conv.csv     # or Mooncake's conversation_trace.jsonl
+
+It finds the profile whose trace_sha256 is that of the file, and prints it with the statistics and their digest. Exit
+status: 0 they are those of workloads/traffic.json, 1 they are others, 2 no profile is of this file.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import hashlib
 import itertools
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+from flashinfer_trace import find_root
+from flashinfer_trace.digests import lengths_sha256
+from flashinfer_trace.json_source import load_object
 
 __all__ = ["main", "profile"]
 
@@ -62,12 +71,23 @@ def profile(pairs: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path, help="a trace of Azure (.csv) or Mooncake (.jsonl)")
-    print(json.dumps(profile(requests(parser.parse_args(arguments).trace))))
+    trace = parser.parse_args(arguments).trace
+    path = find_root() / "workloads" / "traffic.json"
+    sha256 = hashlib.sha256(trace.read_bytes()).hexdigest()
+    profiles = load_object(path)["profiles"].values()
+    recorded = next((one for one in profiles if one.get("trace_sha256") == sha256), None)
+    if recorded is None:
+        print(f"{path}: no profile has the trace_sha256 {sha256} of {trace}; write it there first", file=sys.stderr)
+        return 2
+    found = {**recorded, **profile(requests(trace))}
+    found["lengths_sha256"] = lengths_sha256(found)
+    print(json.dumps(found))
+    return int(found != recorded)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -12,9 +12,10 @@ import click
 
 from flashinfer_trace import dataset
 from flashinfer_trace.cli import completion
-from flashinfer_trace.cli.group import FAILED, NOTHING_VERIFIED, echo_json
+from flashinfer_trace.cli.group import FAILED, NOT_JUDGED, NOTHING_VERIFIED, echo_json
 from flashinfer_trace.cli.options import (
     ORACLE_EXAMPLES,
+    chosen_workloads,
     counted,
     dataset_root,
     format_option,
@@ -98,7 +99,7 @@ def bench(
     Of several Definitions, each is printed and recorded as soon as it is timed. One that cannot be is reported, and the
     others go on.
 
-    Exit status: 0 timed, 1 wrong or not judged, 2 wrong usage, 3 no GPU or nothing that could be timed,
+    Exit status: 0 timed, 1 wrong, 2 wrong usage or not judged, 3 no GPU or nothing that could be timed,
     130 interrupted.
     """
     root = dataset_root()
@@ -142,7 +143,15 @@ def bench(
     if output_format == "json":
         echo_json(found.to_dict())
     _tell(found, budget)
-    sys.exit(FAILED if not found.passed else 0 if found.timed else NOTHING_VERIFIED)
+    sys.exit(_status(found))
+
+
+def _status(found: Campaign) -> int:
+    from flashinfer_trace.judging.verdict import Grade
+
+    if any(one.verdict is not None and one.verdict.grade == Grade.NOT_JUDGED for one in found.reports):
+        return NOT_JUDGED
+    return FAILED if not found.passed else 0 if found.timed else NOTHING_VERIFIED
 
 
 def _check_gpu(device: str, torch: Any) -> None:
@@ -169,7 +178,7 @@ class _Request:
 
     def report(self, definition: Definition) -> Report:
         """Benchmarks one Definition."""
-        from flashinfer_trace import benching, traffic
+        from flashinfer_trace import benching
 
         self.done += 1
         if self.count > 1:
@@ -177,7 +186,7 @@ class _Request:
         return benching.bench(
             self.submission,
             definition,
-            _chosen(traffic.workloads(definition), self.chosen),
+            _chosen(definition, self.chosen),
             device=self.device,
             policy=self.policy,
             against=self.against or None,
@@ -210,19 +219,18 @@ def _submission(kernel: str | None) -> Submission | None:
         raise click.UsageError(str(error)) from error
 
 
-def _chosen(every: tuple[Workload, ...], chosen: str) -> list[Workload]:
+def _chosen(definition: Definition, chosen: str) -> list[Workload]:
     """The workloads that were asked for: quick ones, all, or those of a list or a file of names."""
+    from flashinfer_trace.traffic import workloads
+
     if chosen == "full":
-        return list(every)
+        return list(workloads(definition))
     if chosen == "quick":
+        every = workloads(definition)
         return [one for one in every if one.quick] or list(every[:2])
     path = Path(chosen)
     names = path.read_text(encoding="utf-8").split() if path.is_file() else chosen.split(",")
-    known = [one.name for one in every]
-    unknown = [one for one in names if one not in known]
-    if unknown or not names:
-        raise click.UsageError(f"--workloads {chosen}: no workload {unknown}; there are {', '.join(known)}")
-    return [one for one in every if one.name in names]
+    return chosen_workloads(definition, names, f"--workloads {chosen}")
 
 
 def _draw(report: Report, root: Path, path: Path) -> None:

@@ -7,7 +7,7 @@ import click
 from flashinfer_trace import dataset
 from flashinfer_trace.cli import completion
 from flashinfer_trace.cli.group import echo_json
-from flashinfer_trace.cli.options import dataset_root, format_option, text_table
+from flashinfer_trace.cli.options import chosen_workloads, dataset_root, format_option, text_table
 from flashinfer_trace.cli.verification import missing_packages, parse_axes
 from flashinfer_trace.definition import InputError
 
@@ -17,9 +17,10 @@ __all__ = ["cost"]
 @click.command()
 @click.argument("name", shell_complete=completion.names)
 @click.option("--axes", callback=parse_axes, help="Values of variable axes: k=v,k=v; the family chooses the others.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of routing and lengths.")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of routing and lengths [0].")
+@click.option("--workload", metavar="NAME", help="At these inputs of docs/workloads.md, as decode-64, instead of axes.")
 @format_option
-def cost(name: str, axes: dict[str, int] | None, seed: int, output_format: str) -> None:
+def cost(name: str, axes: dict[str, int] | None, seed: int | None, workload: str | None, output_format: str) -> None:
     """Print what a Definition has to move and compute, and the least time that takes on some GPUs.
 
     Bytes are those of the elements that the result depends on, each read once, and of the result: pages, rows and
@@ -30,10 +31,16 @@ def cost(name: str, axes: dict[str, int] | None, seed: int, output_format: str) 
     with missing_packages():
         from flashinfer_trace.costs.roofline import load_gpus, roofline
         from flashinfer_trace.costs.shapes import cost_at
-    try:
-        found, actual = cost_at(definition, axes or {}, seed)
-    except InputError as error:
-        raise click.UsageError(str(error)) from error
+    if workload is None:
+        try:
+            found, actual = cost_at(definition, axes or {}, seed or 0)
+        except InputError as error:
+            raise click.UsageError(str(error)) from error
+    elif axes or seed is not None:
+        raise click.UsageError(f"--workload {workload} has axes and a seed of its own; leave out --axes and --seed")
+    else:
+        (chosen,) = chosen_workloads(definition, [workload], "--workload")
+        found, actual = chosen.cost(), dict(chosen.axes)
     times = {gpu: roofline(found, each) for gpu, each in load_gpus(root).items()}
     if output_format == "json":
         echo_json(
@@ -45,7 +52,8 @@ def cost(name: str, axes: dict[str, int] | None, seed: int, output_format: str) 
             }
         )
         return
-    click.echo(f"{name} at {', '.join(f'{axis} = {value}' for axis, value in actual.items())}")
+    at = ", ".join(f"{axis} = {value}" for axis, value in actual.items())
+    click.echo(f"{name} at {f'{workload}: ' if workload else ''}{at}")
     click.echo(f"  reads {found.bytes_read:,} bytes, writes {found.bytes_written:,}")
     operations = ", ".join(f"{count:,} in {dtype}" for dtype, count in found.operations.items())
     click.echo(f"  operations: {operations or 'none'}; {found.intensity:.3g} per byte")

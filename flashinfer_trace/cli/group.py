@@ -11,10 +11,20 @@ import click
 
 from flashinfer_trace.dataset import DatasetError
 
-__all__ = ["FAILED", "INTERRUPTED", "NOTHING_VERIFIED", "CommandGroup", "echo_json", "echo_json_text", "is_ours"]
+__all__ = [
+    "FAILED",
+    "INTERRUPTED",
+    "NOTHING_VERIFIED",
+    "NOT_JUDGED",
+    "CommandGroup",
+    "echo_json",
+    "echo_json_text",
+    "is_ours",
+]
 
-#: Exit statuses. 0 means success, and click exits with 2 for wrong usage.
+#: Exit statuses. 0 means success, and click exits with 2 for wrong usage, also of a kernel that cannot be loaded.
 FAILED = 1
+NOT_JUDGED = 2
 NOTHING_VERIFIED = 3
 INTERRUPTED = 130
 

@@ -9,7 +9,7 @@ import click
 
 from flashinfer_trace import dataset
 from flashinfer_trace.cli import completion
-from flashinfer_trace.cli.group import FAILED, NOTHING_VERIFIED, echo_json
+from flashinfer_trace.cli.group import FAILED, NOT_JUDGED, NOTHING_VERIFIED, echo_json
 from flashinfer_trace.cli.options import ORACLE_EXAMPLES, dataset_root, format_option
 from flashinfer_trace.cli.verification import check_device, missing_packages
 from flashinfer_trace.judging.submission import SubmissionError, from_path
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from flashinfer_trace.judging.verdict import Verdict
 
 __all__ = ["check"]
-
-#: The exit status of wrong usage, as which a kernel counts that cannot be loaded.
-NOT_JUDGED = 2
 
 
 @click.command()

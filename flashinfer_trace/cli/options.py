@@ -5,12 +5,25 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from flashinfer_trace import dataset
 
-__all__ = ["ORACLE_EXAMPLES", "counted", "dataset_root", "format_option", "matching_names", "text_table"]
+if TYPE_CHECKING:
+    from flashinfer_trace.definition import Definition
+    from flashinfer_trace.traffic import Workload
+
+__all__ = [
+    "ORACLE_EXAMPLES",
+    "chosen_workloads",
+    "counted",
+    "dataset_root",
+    "format_option",
+    "matching_names",
+    "text_table",
+]
 
 #: Default number of real cases in which a reference is compared with its oracle.
 ORACLE_EXAMPLES = 20
@@ -51,6 +64,17 @@ def matching_names(patterns: Sequence[str], root: Path) -> list[str]:
             raise click.UsageError(f"no Definition matches {pattern!r} in {root / 'definitions'}; {hint}")
         chosen += matches
     return list(dict.fromkeys(chosen)) if patterns else stems
+
+
+def chosen_workloads(definition: Definition, names: Sequence[str], option: str) -> list[Workload]:
+    """The workloads of a Definition with these names; another name is a usage error of `option`."""
+    from flashinfer_trace.traffic import workloads
+
+    every = {one.name: one for one in workloads(definition)}
+    unknown = [name for name in names if name not in every]
+    if unknown or not names:
+        raise click.UsageError(f"{option}: {definition.name} has no workload {unknown}; it has {', '.join(every)}")
+    return [one for name, one in every.items() if name in names]
 
 
 def counted(number: int, noun: str) -> str:

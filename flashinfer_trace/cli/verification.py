@@ -16,7 +16,7 @@ from flashinfer_trace import dataset
 from flashinfer_trace.cli import completion
 from flashinfer_trace.cli.group import FAILED, INTERRUPTED, NOTHING_VERIFIED
 from flashinfer_trace.cli.options import ORACLE_EXAMPLES, counted, dataset_root, format_option, matching_names
-from flashinfer_trace.ledger import DRAWN_CASES, REQUIRED_CASES
+from flashinfer_trace.ledger import DRAWN_CASES, REQUIRED_CASES, SEED
 
 if TYPE_CHECKING:
     from flashinfer_trace.cli.runs import Settings
@@ -70,7 +70,7 @@ def parse_axes(context: click.Context, parameter: click.Parameter, text: str | N
     type=click.IntRange(min=1),
     help=f"Number of real cases per target [{ORACLE_EXAMPLES}; kernels: {DRAWN_CASES}].",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of all draws.")
+@click.option("--seed", type=click.IntRange(min=0), default=SEED, show_default=True, help="Seed of all draws.")
 @click.option("--axes", callback=parse_axes, help="Run one case with these variable axes: k=v,k=v.")
 @click.option("--plan", callback=_parse_plan, help="Run one case with this plan (JSON), as a failure prints it.")
 @click.option("--full", is_flag=True, help="Use real sizes on the CPU too, instead of the family's small twin.")
@@ -136,6 +136,8 @@ def verify(
         raise click.UsageError("--record needs --device cuda: only a run of the real kernel is evidence")
     if record and (examples or DRAWN_CASES) < REQUIRED_CASES:
         raise click.UsageError(f"--record needs --examples {REQUIRED_CASES} or more: fewer are not evidence")
+    if record and seed != SEED:
+        raise click.UsageError(f"--record needs --seed {SEED}: a run with a chosen seed is not evidence")
     if device == "cpu" and not full:
         torch.set_num_threads(1)  # twins are small: more threads would only wait for each other
     # Before harness and families are imported, because a fork of this process must not contain the oracles.

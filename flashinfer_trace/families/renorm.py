@@ -15,9 +15,9 @@ import torch
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.sampling import FLOAT64, SUM, U, row_family, within_bounds
 from flashinfer_trace.families.sampling.corners import renorm_corners
-from flashinfer_trace.families.sampling.distribution import Renormalised
 from flashinfer_trace.families.sampling.faults import renorm_faults
 from flashinfer_trace.families.sampling.oracles import renorm_oracle
+from flashinfer_trace.families.sampling.renormalised import Renormalised
 from flashinfer_trace.families.sampling.rows import SamplingOptions, renorm_plans
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs
 
@@ -83,6 +83,7 @@ def renorm_family(name: str, parameter: str, kernels: tuple[Kernel, ...]) -> Fam
 # beyond the vocabulary, negative, or beyond the number of positive values; its top-p takes p as absolute mass. On rows
 # that sum to 1, with k > 0, both agree with the newer one.
 SUMS_TO_ONE = SamplingOptions(sums_to_one=True)
+WITH_TOKENS = dataclasses.replace(SUMS_TO_ONE, lowest_k=1)
 
 # A defect of flashinfer 0.6.12; its own search below 2048 tokens and sgl-kernel do not have it. If the radix search of
 # include/flashinfer/air_top_p.cuh does not reach its target, it leaves the loop over groups of 32 bins with the last
@@ -104,6 +105,7 @@ FAMILIES = (
                 "flashinfer.sampling.top_k_renorm_probs",
                 "flashinfer-python",
                 renormaliser("top_k_renorm_probs"),
+                common=WITH_TOKENS,
                 supports=within_bounds,
                 compare={"renorm_probs": RENORM_TOP_K},
             ),
@@ -111,7 +113,7 @@ FAMILIES = (
                 "torch.ops.sgl_kernel.top_k_renorm_probs",
                 "sglang-kernel",
                 sgl_renormaliser("top_k_renorm_probs"),
-                plan_options=dataclasses.replace(SUMS_TO_ONE, lowest_k=1),
+                plan_options=WITH_TOKENS,
                 supports=within_bounds,
                 compare={"renorm_probs": RENORM_TOP_K},
             ),

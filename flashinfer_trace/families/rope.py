@@ -44,6 +44,9 @@ class RopeOptions:
     whole_groups: bool = False
 
 
+#: Of a kernel that rounds each product, with a cache in the dtype of its heads.
+BFLOAT16_CACHE = RopeOptions(bfloat16_cache=True, whole_groups=True)
+
 #: Axis of the numbers of heads -> the numbers that are drawn where it is a variable one, on a CPU and on a GPU.
 HEADS = {"num_qo_heads": ((1, 4), (1, 6, 48)), "num_kv_heads": ((1, 2), (1, 8))}
 
@@ -58,14 +61,10 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
     axes = request.definition.const_axes
     options = request.options_of(RopeOptions)
     variable = {axis: counts[request.large] for axis, counts in HEADS.items() if axis not in axes}
-    # flashinfer launches another kernel where the blocks of tokens alone fill an H200: from 16896 tokens with head size
-    # 128, and from 33792 with head size 64. An intermediate result has at most 1 GB of float64.
-    width = sum(variable[axis][-1] if axis in variable else axes[axis] for axis in HEADS) * axes["head_size"]
-    most = max(1024, min(40960, 2**27 // width))
     return st.fixed_dictionaries(
         {
             **{axis: st.sampled_from(counts) for axis, counts in variable.items()},
-            "num_tokens": sizes(*request.range("num_tokens", 0, 24, most)),
+            "num_tokens": sizes(*request.range("num_tokens", 0, 24, most_tokens(request.definition))),
             "max_seq_len": st.sampled_from((1, 2, 64, 131072 if request.large else 4096)),
             "values": st.sampled_from(VALUE_KINDS),
             "cache": st.sampled_from(CACHES),
@@ -75,6 +74,17 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
             "bfloat16_cache": st.just(True) if options.bfloat16_cache else st.booleans(),
         }
     ).map(lambda plan: in_groups(plan) if variable and options.whole_groups else plan)
+
+
+def most_tokens(definition: Definition) -> int:
+    """The largest number of tokens on a GPU: an intermediate result has at most 1 GB of float64.
+
+    flashinfer launches another kernel where the blocks of tokens alone fill an H200: from 16896 tokens with head size
+    128, and from 33792 with head size 64.
+    """
+    axes = definition.const_axes
+    width = sum(axes.get(axis, counts[True][-1]) for axis, counts in HEADS.items()) * axes["head_size"]
+    return max(1024, min(40960, 2**27 // width))
 
 
 def in_groups(plan: Plan) -> Plan:
@@ -97,13 +107,14 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """States at the ends of float16's range."""
+    """States at the ends of float16's range; on a GPU, as many tokens as may be drawn."""
     low, high = request.range("num_tokens", 0, 24, 1024)
     usual = plan_for_axes(
         request.definition, {"num_tokens": max(low, min(5, high)), "max_seq_len": 64}, Draws(0, "cpu")
     )
     cache = {"bfloat16_cache": request.options_of(RopeOptions).bfloat16_cache}
-    return [{**usual, **cache, "values": values} for values in ("huge", "minute")]
+    extreme = [{**usual, **cache, "values": values} for values in ("huge", "minute")]
+    return [*extreme, {**usual, **cache, "num_tokens": most_tokens(request.definition)}] if request.large else extreme
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -299,6 +310,7 @@ def rope_family(style: str, suffix: str = "", heads: Mapping[str, int] = TWIN_HE
                 "flashinfer-python",
                 run_flashinfer(half_split),
                 limits=LAUNCHABLE,
+                common=BFLOAT16_CACHE,
                 supports=known_head_size,
             ),
             Kernel(
@@ -306,6 +318,7 @@ def rope_family(style: str, suffix: str = "", heads: Mapping[str, int] = TWIN_HE
                 "flashinfer-python",
                 run_flashinfer_inplace(half_split),
                 limits=LAUNCHABLE,
+                common=BFLOAT16_CACHE,
                 supports=known_head_size,
                 in_place=IN_PLACE,
             ),
@@ -315,6 +328,7 @@ def rope_family(style: str, suffix: str = "", heads: Mapping[str, int] = TWIN_HE
                 run_sglang(half_split),
                 min_capability=(8, 0),
                 limits=LAUNCHABLE,
+                common=BFLOAT16_CACHE,
                 supports=known_rotary_dim,
                 in_place=IN_PLACE,
                 modules=(JIT,),
@@ -325,7 +339,7 @@ def rope_family(style: str, suffix: str = "", heads: Mapping[str, int] = TWIN_HE
                 "sglang-kernel",
                 run_sgl(half_split),
                 limits=LAUNCHABLE,
-                plan_options=RopeOptions(bfloat16_cache=True, whole_groups=True),
+                plan_options=BFLOAT16_CACHE,
                 in_place=IN_PLACE,
                 compare=stepwise,
             ),

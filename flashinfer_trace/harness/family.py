@@ -98,6 +98,8 @@ class Kernel:
         min_capability, max_capability: inclusive range of CUDA compute capabilities.
         limits: inclusive limits of variable axes.
         plan_options: what it takes beyond them, as a frozen dataclass of its family (see `PlanRequest.options_of`).
+        common: the `plan_options` of other kernels with the same limits, which take less: it shares their cases, before
+            it has some of its own.
         const_axes: the only sizes it is built for; empty for any.
         supports: (definition) -> why it does not compute that one, or None.
         in_place: inputs that it overwrites; every other input must come out unchanged.
@@ -116,6 +118,7 @@ class Kernel:
     max_capability: tuple[int, int] = (99, 9)
     limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     plan_options: object | None = None
+    common: object | None = None
     const_axes: Mapping[str, int] = field(default_factory=dict)
     supports: Callable[[Definition], str | None] = lambda definition: None
     in_place: tuple[str, ...] = ()

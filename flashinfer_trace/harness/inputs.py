@@ -34,7 +34,7 @@ class Draws:
     def normal(self, shape: Sequence[int], dtype: torch.dtype = torch.float32, scale: float = 1.0) -> torch.Tensor:
         """Normal values with standard deviation `scale`, rounded to `dtype`."""
         values = torch.randn(tuple(shape), generator=self.generator, device=self.device)
-        return values.mul_(scale).to(dtype)
+        return (values if scale == 1 else values.mul_(scale)).to(dtype)
 
     def uniform(self, shape: Sequence[int], low: float = 0.0, high: float = 1.0) -> torch.Tensor:
         """float32 values, uniform in [low, high)."""

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-import json
-import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import hypothesis
-import torch
 from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.harness.case import CaseResult, SharedCase, reference_outputs, shared_case
-from flashinfer_trace.harness.family import Family, FamilyError, Kernel, Plan, PlanRequest
+from flashinfer_trace.harness.family import FamilyError, Plan
+from flashinfer_trace.harness.job import Job, prepare, rounds
 from flashinfer_trace.harness.refusals import accepted_wrong_sizes
 from flashinfer_trace.harness.report import OutputSummary, Report
-from flashinfer_trace.isolation.worker import ReferenceFailed, ReferenceWorker
+from flashinfer_trace.isolation.worker import ReferenceFailed
 
 __all__ = ["Job", "OutputSummary", "Report", "prepare", "verify", "verify_together"]
 
@@ -30,80 +26,6 @@ BATCH = 8
 
 #: Two right draws of this many rows agree with a probability below 1e-9 if none has a token of more than 0.7.
 SEEDED_ROWS = 64
-
-
-def prepare(definition: Definition, family: Family, device: str, full: bool) -> Definition:
-    """The Definition at the sizes to run: the family's small twin on a CPU, unless `full`."""
-    if full or torch.device(device).type == "cuda":
-        return definition
-    return definition.with_const_axes(family.twin)
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is verified, where, and at which sizes.
-
-    Attributes:
-        definition: as loaded (real sizes).
-        family: its record.
-        kernel: compare this kernel too; otherwise the reference against the oracle only.
-        device: ``cpu``, ``cuda`` or ``cuda:1``.
-        full: real sizes on a CPU too.
-        worker: where the reference runs on a CPU; in this process if there is none, and on a GPU.
-    """
-
-    definition: Definition
-    family: Family
-    kernel: Kernel | None = None
-    device: str = "cpu"
-    full: bool = False
-    worker: ReferenceWorker | None = field(default=None, compare=False)
-
-    @functools.cached_property
-    def sized(self) -> Definition:
-        """The Definition at the sizes to run."""
-        return prepare(self.definition, self.family, self.device, self.full)
-
-    @property
-    def target(self) -> str:
-        """``oracle``, or the kernel's label."""
-        return self.kernel.label if self.kernel else "oracle"
-
-    @property
-    def large(self) -> bool:
-        """Whether cases may have sizes for a GPU."""
-        return torch.device(self.device).type == "cuda"
-
-    @property
-    def plans(self) -> st.SearchStrategy[Plan]:
-        """The plans that may be drawn."""
-        return self.family.plans(self.request)
-
-    @property
-    def corners(self) -> Sequence[Plan]:
-        """The plans that run before any is drawn."""
-        return self.family.corners(self.request)
-
-    @property
-    def request(self) -> PlanRequest:
-        """What plans are made for."""
-        limits, options = self.drawing
-        return PlanRequest(self.sized, limits, self.large, options)
-
-    @property
-    def drawing(self) -> tuple[Mapping[str, tuple[int, int]], object | None]:
-        """What its kernel asks of plans: limits of variable axes, and options."""
-        return (self.kernel.limits, self.kernel.plan_options) if self.kernel else ({}, None)
-
-    def line(self, plan: Plan, seed: int) -> str:
-        """The command that repeats a case."""
-        target = f"--kernel {shlex.quote(self.target)}" if self.kernel else "--against oracle"
-        size = " --full" if self.full and self.kernel is None else ""
-        text = shlex.quote(json.dumps(plan, separators=(",", ":"), sort_keys=True))
-        return (
-            f"flashinfer-trace verify {self.definition.name} {target} --device {self.device}{size} "
-            f"--plan {text} --seed {seed}"
-        )
 
 
 class CaseFailure(AssertionError):
@@ -132,9 +54,9 @@ def verify_together(
 ) -> list[Report]:
     """Runs the family's corners, then cases until `examples` real ones have passed, one failed, or draws are used up.
 
-    Jobs for which the same plans may be drawn share their cases: inputs, reference and oracle are computed once. One
-    that fails does not stop the others. Of a reference on a CPU it also checks that inputs of a wrong size are refused,
-    and the family's own `checks`.
+    Jobs for which the same plans may be drawn share their cases (see `rounds`): inputs, reference and oracle are
+    computed once. One that fails does not stop the others. Of a reference on a CPU it also checks that inputs of a
+    wrong size are refused, and the family's own `checks`.
 
     Args:
         jobs: targets of one Definition, on one device and at the same sizes.
@@ -147,37 +69,33 @@ def verify_together(
         A Report of each job in turn; failures are in it, not raised. Unexpected errors of a kernel or a reference are
         failures as well.
     """
-    reports: dict[int, Report] = {}
-    for group in sharing(jobs):
+    targets = [_Target(job, Report(job.definition.name, job.target, job.device, seed=seed)) for job in jobs]
+    for each in rounds(jobs, examples):
+        running = [targets[number] for number in each.numbers if targets[number].report.status == "passed"]
+        if not running:
+            continue
         started = time.perf_counter()
-        found = _Cases([jobs[number] for number in group], seed, on_case).verified(examples, plan)
-        seconds = (time.perf_counter() - started) / len(group)
-        for number, report in zip(group, found, strict=True):
-            reports[number] = replace(report, seconds=seconds)
-    return [reports[number] for number in range(len(jobs))]
-
-
-def sharing(jobs: Sequence[Job]) -> list[list[int]]:
-    """The numbers of the jobs that share their cases: their kernels have the same limits and options of plans."""
-    groups: list[tuple[Job, list[int]]] = []
-    for number, job in enumerate(jobs):
-        for first, group in groups:
-            if job.drawing == first.drawing and (job.kernel is None) == (first.kernel is None):
-                group.append(number)
-                break
-        else:
-            groups.append((job, [number]))
-    return [group for _, group in groups]
+        _Cases(jobs[each.numbers[0]], running, seed, on_case).verify(each.examples, plan)
+        seconds = (time.perf_counter() - started) / len(running)
+        for target in running:
+            target.report.seconds += seconds
+    return [target.report for target in targets]
 
 
 @dataclass
 class _Target:
-    """One job of those that share their cases, with what was found of it so far."""
+    """One job, with what was found of it so far.
+
+    Attributes:
+        passed: the cases that it has passed.
+        required, before: real cases that it needs by the end of a round, and those that it had before cases were drawn.
+    """
 
     job: Job
     report: Report
+    passed: set[str] = field(default_factory=set)
     required: int = 0
-    real_corners: int = 0
+    before: int = 0
 
     def fail(self, message: str) -> None:
         self.report.status, self.report.message = "failed", message
@@ -202,13 +120,11 @@ class _Target:
             if kernel.ignores_seed(job.sized, job.family.inputs_for_axes(job.sized, rows, 0, job.device)):
                 self.fail(f"{kernel.label} draws the same with two seeds, {SEEDED_ROWS} rows each")
 
-    def judge(self, corners: int) -> None:
-        """Fails if corners are missing, or cases."""
+    def judge(self) -> None:
+        """Fails if cases are missing."""
         report = self.report
-        if report.corners != corners:
-            self.fail(f"only {report.corners} of {corners} corners ran; each must, and must differ from others")
-        elif report.cases < self.required:
-            drawn = f"{report.cases - self.real_corners} of {self.required - self.real_corners}"
+        if report.cases < self.required:
+            drawn = f"{report.cases - self.before} of {self.required - self.before}"
             self.fail(
                 f"only {drawn} cases prove something ({report.vacuous} vacuous); "
                 f"make the family's plans draw fewer empty or zero cases"
@@ -218,16 +134,17 @@ class _Target:
 class _Cases:
     """Runs the cases that some jobs share, each once, and counts them in their reports."""
 
-    def __init__(self, jobs: Sequence[Job], seed: int, on_case: Callable[[CaseResult], None] | None) -> None:
-        self._job, self._seed, self._on_case = jobs[0], seed, on_case
-        self._targets = [_Target(job, Report(job.definition.name, job.target, job.device, seed=seed)) for job in jobs]
-        self._running = list(self._targets)
-        self._passed: set[str] = set()
+    def __init__(
+        self, job: Job, targets: Sequence[_Target], seed: int, on_case: Callable[[CaseResult], None] | None
+    ) -> None:
+        """`job` is what plans are drawn for; it may have failed already, and so not be one of the targets."""
+        self._job, self._seed, self._on_case = job, seed, on_case
+        self._running = list(targets)
         self._real: tuple[Plan, int] | None = None
         self._broken: CaseFailure | None = None
 
-    def verified(self, examples: int, plan: Plan | None) -> list[Report]:
-        """The reports of the jobs, in their order: see `verify_together`."""
+    def verify(self, examples: int, plan: Plan | None) -> None:
+        """Runs the corners and `examples` cases, or the one of this plan: see `verify_together`."""
         try:
             self._check_records()
             if plan is not None:
@@ -235,12 +152,19 @@ class _Cases:
             elif self._running:
                 self._all(examples)
         except (CaseFailure, FamilyError) as failure:
-            for target in self._running:
-                target.fail(str(failure))
-        return [target.report for target in self._targets]
+            self._fail(str(failure))
+        except hypothesis.errors.FlakyFailure as flaky:
+            lines = "\n  ".join(str(failure) for failure in flaky.exceptions)
+            self._fail(
+                f"failed once, and passed when the same case was run again: results change by themselves\n  {lines}"
+            )
+
+    def _fail(self, message: str) -> None:
+        for target in self._running:
+            target.fail(message)
 
     def _check_records(self) -> None:
-        for target in self._targets:
+        for target in list(self._running):
             try:
                 target.job.family.check(target.job.definition, target.job.kernel)
             except FamilyError as error:
@@ -248,21 +172,20 @@ class _Cases:
                 self._running.remove(target)
 
     def _all(self, examples: int) -> None:
-        corners = self._job.corners
-        for number, plan in enumerate(corners):
+        for number, plan in enumerate(self._job.corners):
             # Its number is the seed of its elements.
             if self.run(plan, number):
                 for target in self._running:
                     target.report.corners += 1
         for target in self._running:
-            target.real_corners = target.report.cases
-            target.required = examples + target.real_corners
+            target.before = target.report.cases
+            target.required = target.before + examples
         self.draw()
         if self._job.kernel is None and not self._job.large:
             self.check_reference()
         for target in self._running:
             target.judge_seeds()
-            target.judge(len(corners))
+            target.judge()
 
     def check_reference(self) -> None:
         """Raises CaseFailure if a reference takes inputs of a wrong size, or a check of its family has lines to say."""
@@ -314,7 +237,7 @@ class _Cases:
     def run(self, plan: Plan, seed: int) -> bool:
         """Runs one case, unless it has passed before; returns whether it ran. Raises CaseFailure if no job passed."""
         key = repr((sorted(plan.items()), seed))
-        if key in self._passed:
+        if all(key in target.passed for target in self._running):
             return False
         if self._broken is not None:
             raise self._broken
@@ -335,7 +258,8 @@ class _Cases:
                 raise CaseFailure(message)
             target.fail(message)
             self._running.remove(target)
-        self._passed.add(key)
+        for target in self._running:
+            target.passed.add(key)
         return True
 
     def _failure(self, target: _Target, shared: SharedCase | Exception, plan: Plan, seed: int) -> str:

@@ -19,7 +19,9 @@ from typing import Any
 import torch
 
 from flashinfer_trace import dataset
+from flashinfer_trace.costs import Cost, work_of
 from flashinfer_trace.costs.shapes import without_features
+from flashinfer_trace.costs.work import cost
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.devices import check_visible
 from flashinfer_trace.families import family_of
@@ -90,6 +92,14 @@ class Workload:
         if self.digests and variant == 0:
             self._check(digests(found))
         return found
+
+    def cost(self) -> Cost:
+        """What the Definition moves and computes at these inputs; its features are not made for that.
+
+        Raises:
+            CostError: the Definition's family has no cost.
+        """
+        return cost(self.definition, self.axes, work_of(self.definition, self.structure(), self.axes))
 
     def structure(self, elements: bool = True) -> dict[str, Any]:
         """The inputs at the sizes of the family's twin: those that do not depend on these are the same, bit by bit.

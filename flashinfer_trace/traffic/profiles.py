@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flashinfer_trace.digests import lengths_sha256
 from flashinfer_trace.json_source import JsonSourceError, load_object
 
 __all__ = ["Batch", "Profile", "Traffic", "TrafficError", "load_traffic"]
@@ -55,6 +56,8 @@ class Profile:
         prefix: first tokens that all requests share.
         lengths: the prompts of a recorded run, which are taken as they are.
         chunked: whether prompts are usually longer than a chunk of prefill.
+        trace_sha256: SHA-256 of the trace that the quantiles are of; "" if they are of none.
+        lengths_sha256: SHA-256 of all other fields (`flashinfer_trace.digests.lengths_sha256`).
     """
 
     source: str
@@ -64,6 +67,8 @@ class Profile:
     prefix: int = 0
     lengths: Sequence[int] = ()
     chunked: bool = False
+    trace_sha256: str = ""
+    lengths_sha256: str = ""
 
     def decode(self, count: int, bits: Bits) -> Batch:
         """A batch of `count` requests, each with one new token."""
@@ -122,11 +127,15 @@ def load_traffic(root: Path) -> dict[str, list[Traffic]]:
     """Traffic by what a Definition tells apart: ``tokens`` (their number alone) and ``requests`` (their lengths).
 
     Raises:
-        TrafficError: workloads/traffic.json cannot be read.
+        TrafficError: workloads/traffic.json cannot be read, or has other lengths than those that its digests are of.
     """
     path = root / "workloads" / "traffic.json"
     try:
         data = load_object(path)
+        for name, entry in data["profiles"].items():
+            if entry["lengths_sha256"] != lengths_sha256(entry):
+                fix = "restore it, or compute it again in a checkout: python -m tools.traffic_statistics TRACE"
+                raise TrafficError(f"{path}: profiles.{name}: its lengths_sha256 is of other lengths; {fix}")
         profiles = {name: Profile(**entry) for name, entry in data["profiles"].items()}
         return {kind: [_traffic(entry, profiles) for entry in data[kind]] for kind in ("tokens", "requests")}
     except (JsonSourceError, KeyError, TypeError, AttributeError) as error:

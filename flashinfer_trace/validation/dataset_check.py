@@ -13,21 +13,29 @@ from flashinfer_trace.files import UnreadableFile, read_bytes
 from flashinfer_trace.json_source import JsonDocument, JsonSourceError, load, parse
 from flashinfer_trace.kernel_paths import KernelPathsError, claimable, kernel_paths_path, load_kernel_paths
 from flashinfer_trace.ledger import Ledger, file_in
-from flashinfer_trace.model_claims import ModelClaims, ModelClaimsError, load_model_claims, missing_files
+from flashinfer_trace.model_claims import (
+    ModelClaims,
+    ModelClaimsError,
+    family_tags_path,
+    load_model_claims,
+    missing_files,
+)
 from flashinfer_trace.naming import NamePattern, Naming, NamingError, load_naming
 from flashinfer_trace.records import RecordsError, load_records, records_path
 from flashinfer_trace.validation import definition_rules, reference_rules
 from flashinfer_trace.validation.candidate import Candidate
 from flashinfer_trace.validation.claim_rules import check_claims
 from flashinfer_trace.validation.contract_rules import check_contract
-from flashinfer_trace.validation.evidence_rules import check_evidence_file, check_verified
+from flashinfer_trace.validation.evidence_rules import check_evidence_file, check_machines, check_verified
 from flashinfer_trace.validation.files import DatasetFiles
+from flashinfer_trace.validation.machine_rules import Machines
 from flashinfer_trace.validation.meaning_rules import check_meaning, check_tag_meanings
 from flashinfer_trace.validation.model_rules import check_models, check_numbers
 from flashinfer_trace.validation.problems import Findings, Result, quote
 from flashinfer_trace.validation.reference_memo import ReferenceMemo
 from flashinfer_trace.validation.schemas import SchemaFileError, Schemas, check_schema
-from flashinfer_trace.validation.tag_rules import check_calls, check_family_tags
+from flashinfer_trace.validation.tag_rules import check_calls, check_family_file, check_family_tags
+from flashinfer_trace.validation.traffic_rules import check_traffic
 
 __all__ = ["validate_paths"]
 
@@ -70,6 +78,7 @@ class _DatasetCheck:
         self.context_paths: dict[Path, None] = {}  # evidence that nobody named: checked, but not counted
         self.first_of_name: dict[str, Path] = {}
         self.evidence: dict[Path, Ledger | None] = {}
+        self.machines = Machines()
         self.references = ReferenceMemo()
 
     def findings_of(self, path: Path) -> Findings:
@@ -84,6 +93,8 @@ class _DatasetCheck:
         if path == self.root:
             self._check_conventions()
             self._check_records()
+            self._check_family_file()
+            self._check_traffic()
             for missing, fix in missing_files(self.root):
                 self.findings_of(missing).add("dataset-schema", "the file is missing", fix)
             self._queue(self.files.definitions, self.definition_paths)
@@ -105,6 +116,8 @@ class _DatasetCheck:
             self._check_definition(path)
         for path in (*self.evidence_paths, *self.context_paths):
             self._evidence_of(path)
+        if self.context_paths:  # one run stands out among all, not among the few of some files
+            check_machines(self.machines, self.findings_of)
         problems = sorted(problem for findings in self.findings.values() for problem in findings.problems)
         return Result(len(self.definition_paths | self.evidence_paths), problems)
 
@@ -182,9 +195,22 @@ class _DatasetCheck:
         except RecordsError as error:
             self._report_records(error)
         except KernelPathsError as error:
-            message = str(error).replace(f"{self.root}/", "")
-            path = kernel_paths_path(self.root)
-            self.findings_of(path).add("dataset-schema", message, "see schema/kernel_paths.schema.json")
+            self._report_kernel_paths(error)
+
+    def _check_family_file(self) -> None:
+        """Checks what models/ says of families, if it says anything."""
+        path = family_tags_path(self.root)
+        if self.model_claims is None or self.naming is None or not path.exists():
+            return
+        document = self._load(path)
+        try:
+            if document is not None:
+                known, records = load_kernel_paths(self.root), load_records(self.root)
+                check_family_file(document.data, known, records, self.naming, self.findings_of(path))
+        except RecordsError as error:
+            self._report_records(error)
+        except KernelPathsError as error:
+            self._report_kernel_paths(error)
 
     def _check_meaning(self, candidate: Candidate, findings: Findings) -> None:
         try:
@@ -195,6 +221,19 @@ class _DatasetCheck:
             return
         if known is not None:
             check_meaning(candidate, known, findings)
+
+    def _check_traffic(self) -> None:
+        """Checks workloads/traffic.json, if it is there."""
+        path = self.root / "workloads" / "traffic.json"
+        if path.exists():
+            document, schema = self._load(path), self._schema("traffic")
+            if document is not None and schema is not None:
+                check_traffic(document.data, schema, self.findings_of(path))
+
+    def _report_kernel_paths(self, error: KernelPathsError) -> None:
+        message = str(error).replace(f"{self.root}/", "")
+        path = kernel_paths_path(self.root)
+        self.findings_of(path).add("dataset-schema", message, "see schema/kernel_paths.schema.json")
 
     def _report_records(self, error: RecordsError) -> None:
         path = records_path(self.root)
@@ -226,7 +265,9 @@ class _DatasetCheck:
             document, schema = self._load(path) if files else None, self._schema("evidence")
             if document is not None and schema is not None:
                 findings = self.findings_of(path)
-                self.evidence[path] = check_evidence_file(path, self.root, document.data, schema, findings)
+                self.evidence[path] = check_evidence_file(
+                    path, self.root, document.data, schema, self.machines, findings
+                )
         return self.evidence[path]
 
     def _schema(self, name: str) -> Any:

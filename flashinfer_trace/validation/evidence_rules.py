@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from flashinfer_trace.definition import Definition, InputError
-from flashinfer_trace.json_source import JsonSourceError, load_object
+from flashinfer_trace.json_source import JsonSourceError
+from flashinfer_trace.kernel_paths import KernelPathsError
 from flashinfer_trace.ledger import (
     VERIFIED,
     Ledger,
     LedgerError,
-    implausible,
     kernel_label,
     kernels_today,
     module_today,
 )
+from flashinfer_trace.ledger_entry import chosen_seed, implausible
 from flashinfer_trace.validation.candidate import Candidate
+from flashinfer_trace.validation.machine_rules import Machines, known_facts
 from flashinfer_trace.validation.problems import Findings, pointer_of, quote
 from flashinfer_trace.validation.schemas import check_schema
 
-__all__ = ["check_evidence_file", "check_verified"]
+__all__ = ["check_evidence_file", "check_machines", "check_verified"]
 
 #: Most objections to the evidence of one Definition that are reported.
 MAX_OBJECTIONS = 10
@@ -31,7 +32,9 @@ _RECORD = "record it again; do not edit it by hand"
 _FIX = "record it with `flashinfer-trace verify --record` on a GPU, or tag it status:unverified"
 
 
-def check_evidence_file(path: Path, root: Path, data: Any, schema: Any, findings: Findings) -> Ledger | None:
+def check_evidence_file(
+    path: Path, root: Path, data: Any, schema: Any, machines: Machines, findings: Findings
+) -> Ledger | None:
     """Checks one evidence file by itself; None if it does not follow the schema or cannot have been recorded.
 
     Args:
@@ -39,6 +42,7 @@ def check_evidence_file(path: Path, root: Path, data: Any, schema: Any, findings
         root: the dataset root.
         data: its JSON.
         schema: the compiled evidence schema.
+        machines: takes in the runs of a file without problems.
         findings: where problems go.
     """
     try:
@@ -63,44 +67,33 @@ def check_evidence_file(path: Path, root: Path, data: Any, schema: Any, findings
     for repeated in ledger.repeated():
         findings.add("evidence-invalid", f"the run of {repeated} is there twice", _RECORD, "/entries")
     for index, entry in enumerate(ledger.entries):
-        if (reason := implausible(entry.recorded_at)) is not None:
-            findings.add("evidence-invalid", reason, _RECORD, pointer_of("entries", index, "recorded_at"))
+        for field, reason in (("recorded_at", implausible(entry.recorded_at)), ("seed", chosen_seed(entry.seed))):
+            if reason is not None:
+                findings.add("evidence-invalid", reason, _RECORD, pointer_of("entries", index, field))
         if entry.kernel_label != kernel_label(entry.path, entry.variant):
             message = f"the label is {quote(entry.kernel_label)}, but path and variant give another"
             findings.add("evidence-invalid", message, _RECORD, pointer_of("entries", index, "kernel", "label"))
     try:
-        table = root / "schema" / "gpus.json"
-        gpus = _capabilities(table, table.stat().st_mtime_ns) if table.exists() else {}
+        known = known_facts(root)
+    except KernelPathsError as error:
+        findings.add("dataset-schema", str(error).replace(f"{root}/", ""), "see schema/kernel_paths.schema.json")
+        return None
     except (JsonSourceError, KeyError, TypeError, AttributeError) as error:
         findings.add("dataset-schema", f"schema/gpus.json: malformed ({error!r})", "see schema/gpus.schema.json")
         return None
     for index, run in enumerate(data["entries"]):
-        for place, message in _contradictions(run["kernel"], run["environment"], gpus):
+        for place, message in known.contradictions(run):
             findings.add("evidence-invalid", message, _RECORD, pointer_of("entries", index, *place))
-    return ledger if len(findings.problems) == before else None
+    if len(findings.problems) > before:
+        return None
+    machines.add(path, data["entries"])
+    return ledger
 
 
-def _contradictions(
-    kernel: Mapping[str, str], environment: Mapping[str, Any], gpus: Mapping[str, str]
-) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Place and text of what cannot be of one machine: figures that were edited, or copied from another run."""
-    library, version, gpu = kernel["library"], kernel["version"], environment["gpu"]
-    installed = environment["libraries"].get(library, version)
-    if installed != version:
-        yield ("kernel", "version"), f"{library} is {quote(version)}, but the environment has {quote(installed)}"
-    capability = gpus.get(gpu["name"], gpu["compute_capability"])
-    if capability != gpu["compute_capability"]:
-        message = f"{gpu['name']} has compute capability {capability}, not {quote(gpu['compute_capability'])}"
-        yield ("environment", "gpu", "compute_capability"), message
-    build = environment["torch"].partition("+cu")[2]
-    if build.isdecimal() and build != environment["cuda"].replace(".", ""):
-        yield ("environment", "cuda"), f"torch {environment['torch']} is not for CUDA {quote(environment['cuda'])}"
-
-
-@functools.lru_cache(maxsize=8)
-def _capabilities(path: Path, _modified: int) -> dict[str, str]:
-    """The compute capability of each GPU that schema/gpus.json names."""
-    return {name: gpu["compute_capability"] for gpu in load_object(path)["gpus"].values() for name in gpu["names"]}
+def check_machines(machines: Machines, findings_of: Callable[[Path], Findings]) -> None:
+    """Compares the machines of all evidence, which `check_evidence_file` has accepted file by file."""
+    for path, index, place, message in machines.odd_ones():
+        findings_of(path).add("evidence-invalid", message, _RECORD, pointer_of("entries", index, *place))
 
 
 def check_verified(

@@ -92,6 +92,8 @@ RULES: dict[str, str] = {
     "evidence-failed": "Every run in the evidence of a verified Definition passed, with at least 50 real cases.",
     "evidence-stale": "At a release, today's harness and records have judged all evidence.",
     "evidence-orphan": "Every evidence file belongs to a Definition.",
+    # Traffic
+    "traffic-invalid": "workloads/traffic.json follows its schema, and its lengths are those that its digests are of.",
 }
 
 

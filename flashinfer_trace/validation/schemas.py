@@ -53,6 +53,11 @@ class Schemas:
         """Validator of schema/records.json."""
         return self._compile("records.schema.json")
 
+    @cached_property
+    def traffic(self) -> Any:
+        """Validator of workloads/traffic.json."""
+        return self._compile("traffic.schema.json")
+
     def _compile(self, name: str) -> Any:
         from jsonschema import Draft202012Validator, validators
 

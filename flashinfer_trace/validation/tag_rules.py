@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from flashinfer_trace.kernel_paths import KINDS, KernelPaths
+from flashinfer_trace.kernel_paths import KINDS, KernelPaths, paths_of_tags
 from flashinfer_trace.model_claims import ModelClaims
 from flashinfer_trace.naming import Naming
+from flashinfer_trace.records import Records
 from flashinfer_trace.validation.candidate import Candidate
 from flashinfer_trace.validation.problems import Findings, pointer_of, quote
 
-__all__ = ["check_calls", "check_family_tags"]
+__all__ = ["check_calls", "check_family_file", "check_family_tags"]
 
 _CALLS = ("model", "tp", "ep")
 _CURATED = "models/curated/claims.json"
@@ -75,6 +77,36 @@ def check_family_tags(
             findings.add("tag-unfounded", message, hint, pointer_of("tags", index))
     if expected - present:
         _check_missing(candidate, (tag for tag in given if _plain(tag) not in present), _SHARED, findings)
+
+
+def check_family_file(
+    data: Mapping[str, Any], known: KernelPaths, records: Records, naming: Naming, findings: Findings
+) -> None:
+    """Checks models/curated/family_tags.json by itself: each kernel is one that exists, each family a known one.
+
+    Args:
+        data: its JSON, which `flashinfer_trace.model_claims.load_model_claims` has accepted.
+        known: what exists in the pinned packages.
+        records: the kernels that the families' records run, which may be of other packages.
+        naming: the families.
+        findings: those of the file.
+    """
+    for family, groups in data["families"].items():
+        if family not in naming.families:
+            message = f"schema/naming.json has no family {quote(family)}"
+            findings.add("tag-unfounded", message, "remove it, or correct its name", pointer_of("families", family))
+        kernels = records.families.get(family, {}).values()
+        run = {path for kernel in kernels for path in paths_of_tags(known, kernel)}
+        for index, group in enumerate(groups):
+            for place, path in enumerate(group.get("kernels", ())):
+                if path in known.paths or path in run:
+                    continue
+                package = known.versions.get(path.partition(".")[0])
+                where = f"{package} has no {quote(path)}" if package else f"no pinned package has {quote(path)}"
+                message = f"{where}, and no kernel of the record of {family} is it"
+                hint = "name what the library exports; see schema/kernel_paths.json"
+                pointer = pointer_of("families", family, index, "kernels", place)
+                findings.add("tag-path", message, hint, pointer)
 
 
 def _plain(tag: str) -> str:

@@ -142,8 +142,8 @@ def test_the_command_without_a_gpu_says_so_in_one_line():
 
 
 def test_an_unknown_workload_is_named():
-    with pytest.raises(click.UsageError, match=r"no workload \['decode-3'\]; there are decode-1, decode-8"):
-        _chosen(flashinfer_trace.workloads(NORM), "decode-3")
+    with pytest.raises(click.UsageError, match=r"no workload \['decode-3'\]; it has decode-1, decode-8"):
+        _chosen(flashinfer_trace.load(NORM), "decode-3")
 
 
 def test_the_command_does_not_time_a_cpu():

@@ -1,6 +1,7 @@
 """Benchmarks of many Definitions: budgets, failures, what is recorded when, and kernels that load at the same time."""
 
 import contextlib
+import dataclasses
 import json
 import threading
 
@@ -18,6 +19,7 @@ from flashinfer_trace.families import family_of
 from flashinfer_trace.judging.judge import shared_server
 from flashinfer_trace.judging.process import Limits
 from flashinfer_trace.judging.submission import SubmissionError, from_path
+from flashinfer_trace.judging.verdict import Grade, Verdict
 from flashinfer_trace.traffic import Workload, workloads
 
 NAMES = ("rmsnorm_h1536", "rmsnorm_h3072", "rmsnorm_h512")
@@ -94,6 +96,13 @@ def invoke(monkeypatch):
         return CliRunner().invoke(main, ["bench", "--device", "cpu", *arguments]), seen
 
     return run
+
+
+@pytest.mark.parametrize(("grade", "status"), [(Grade.NOT_JUDGED, 2), (Grade.WRONG, 1), (Grade.REFERENCE, 0)])
+def test_the_exit_status_tells_what_is_wrong_from_what_was_not_judged(invoke, grade, status):
+    verdict = Verdict(NAMES[0], "mine.py", "cuda", "own", grade=grade)
+    result, _ = invoke("-d", NAMES[0], made_up=lambda one: dataclasses.replace(report(one.name), verdict=verdict))
+    assert result.exit_code == status, result.output
 
 
 def recorded(root):

@@ -238,6 +238,13 @@ def test_evidence_that_cannot_be_written_is_a_failure(invoke, monkeypatch):
     assert "PermissionError" in result.stdout and "evidence/rmsnorm/rmsnorm_h512.json" in result.stdout
 
 
+def test_a_run_with_a_chosen_seed_is_not_recorded(invoke, monkeypatch):
+    monkeypatch.setattr("flashinfer_trace.cli.verification.check_device", lambda device, torch, elsewhere: None)
+    result = invoke("verify", "rmsnorm_h512", "--device", "cuda", "--record", "--seed", "7")
+    assert result.exit_code == 2
+    assert "--record needs --seed 0: a run with a chosen seed is not evidence" in result.stderr
+
+
 def test_off_a_terminal_there_is_no_progress_bar_and_no_colour():
     code = "from flashinfer_trace.cli import main; main(['verify', 'rmsnorm_h512', '--examples', '5'])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

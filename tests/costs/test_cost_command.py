@@ -64,12 +64,38 @@ def test_a_cost_as_text_and_as_json():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(("rmsnorm_h7168", "--axes", "tokens=3"), "not variable axes"), (("rmsnorm_h7169",), "rmsnorm_h7168")],
+    [
+        (("rmsnorm_h7168", "--axes", "tokens=3"), "not variable axes"),
+        (("rmsnorm_h7169",), "rmsnorm_h7168"),
+        (("rmsnorm_h7168", "--workload", "decode-63"), "rmsnorm_h7168 has no workload ['decode-63']; it has decode-1,"),
+        (("rmsnorm_h7168", "--workload", "decode-64", "--seed", "0"), "leave out --axes and --seed"),
+    ],
 )
 def test_wrong_usage(arguments, message):
     result = invoke(*arguments)
     assert result.exit_code == 2
     assert message in result.output
+
+
+@pytest.mark.parametrize(
+    ("name", "workload"),
+    [
+        ("rmsnorm_h512", "decode-64"),
+        ("gqa_paged_decode_h40_kv8_d128_ps64", "chat-decode-64"),
+        ("moe_topk_softmax_topk8_e128", "prefill-512"),
+    ],
+)
+def test_the_cost_of_a_workload_is_that_of_its_inputs(name, workload):
+    definition = flashinfer_trace.load(name)
+    (chosen,) = [one for one in flashinfer_trace.workloads(definition) if one.name == workload]
+    data = json.loads(invoke(name, "--workload", workload, "--format", "json").stdout)
+    cost = cost_of(definition, chosen.inputs())
+    assert (data["bytes_read"], data["bytes_written"], data["axes"]) == (
+        cost.bytes_read,
+        cost.bytes_written,
+        chosen.axes,
+    )
+    assert data["operations"] == cost.operations
 
 
 def test_thin_inputs_have_the_cost_of_whole_ones(monkeypatch):

@@ -94,7 +94,8 @@ def test_chunks_of_latent_attention_are_those_of_its_plan(count):
             absolute, squared = absolute.maximum(partial.abs().sum(0)), squared.maximum(partial.square().sum(0))
     counts = torch.tensor([count, 32, max(1, count // 2)])
     padded = p.expand(3, *p.shape) * (torch.arange(count) < counts.view(-1, 1, 1, 1))
-    found = latent.planned_chunks(padded, values.expand(3, *values.shape), counts)
+    every = padded.flatten(0, 1), values.expand(6, -1, -1)
+    found = (each.unflatten(0, (3, -1)) for each in latent.planned_chunks(*every, counts))
     for bound, expected in zip(found, (absolute, squared), strict=True):
         torch.testing.assert_close(bound[0], expected)
         assert not bound[1].any(), "32 keys are one chunk, whatever they are padded to"

@@ -42,7 +42,7 @@ def test_the_bound_of_partial_outputs_holds_for_every_chunk_length(count, page_s
     p = torch.softmax(3 * torch.randn(2, 3, count, generator=generator, dtype=torch.float64), -1)
     values = torch.randn(2, count, 4, generator=generator, dtype=torch.float64)
     values = values.abs() if positive else values
-    (bound,) = partial_outputs(p.unsqueeze(0), values.unsqueeze(0), torch.tensor([count]), page_size)
+    bound = partial_outputs(p, values, torch.tensor([count]), page_size)
     assert (bound <= p @ values.abs() + 1e-12).all()
     chunks = zip(p.split(chunk, -1), values.split(chunk, 1), strict=True)
     partial = torch.stack([part @ own for part, own in chunks]).abs().sum(0)
@@ -51,8 +51,8 @@ def test_the_bound_of_partial_outputs_holds_for_every_chunk_length(count, page_s
 
 
 def test_pages_sharpen_the_bound_of_partial_outputs():
-    p = torch.full((1, 1, 1, 2048), 1 / 2048, dtype=torch.float64)
-    values = torch.randn(1, 1, 2048, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    p = torch.full((1, 1, 2048), 1 / 2048, dtype=torch.float64)
+    values = torch.randn(1, 2048, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     by_token, by_page = (partial_outputs(p, values, torch.tensor([2048]), page_size) for page_size in (1, 64))
     assert (by_page < by_token).all()
     assert by_page.mean() < 0.2 * (p @ values.abs()).mean()

@@ -116,6 +116,20 @@ def test_gates_are_cut_off_above_and_linear_features_on_both_sides():
     torch.testing.assert_close(output[0].float(), torch.tensor(expected), rtol=2**-8, atol=1e-30)
 
 
+@pytest.mark.parametrize(("gate", "accepted"), [(-51.4, True), (-48.0, False)])
+def test_only_a_sigmoid_below_the_smallest_normal_number_may_be_flushed(gate, accepted):
+    """Of a gate of -51.4, the sigmoid is 1e-38, and the output 4e-36, because gates have no lower limit."""
+    family, definition, inputs = case(SWIGLU)
+    pairs = torch.tensor([gate, 7.0]).repeat(inputs["bias"].shape[1] // 2)
+    inputs |= {"x": torch.zeros_like(inputs["x"]), "bias": pairs.expand_as(inputs["bias"]).contiguous()}
+    expected = family.oracle(definition, inputs)
+    right = expected["output"].value.bfloat16()
+    assert right.count_nonzero() == right.numel()
+    (kernel,) = family.kernels
+    for found, passes in ((right, True), (torch.zeros_like(right), accepted)):
+        assert evaluate(family.policies(kernel), {"output": found}, expected)["output"].passed is passes
+
+
 @dataclass
 class FakeIndx:
     src_indx: torch.Tensor

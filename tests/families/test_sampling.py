@@ -17,8 +17,9 @@ import flashinfer_trace
 from flashinfer_trace.families import renorm, sampling
 from flashinfer_trace.families.renorm import RENORM_ATOMIC
 from flashinfer_trace.families.sampling import EXACT_SUPPORT
+from flashinfer_trace.families.sampling.inputs import make_rows
 from flashinfer_trace.families.sampling.oracles import renorm_oracle, sampling_oracle
-from flashinfer_trace.families.sampling.rows import KINDS, make_row
+from flashinfer_trace.families.sampling.rows import KINDS
 from flashinfer_trace.harness.case import reference_outputs, run_case, vacuity
 from flashinfer_trace.harness.compare import Policy
 from flashinfer_trace.harness.family import Family, PlanRequest
@@ -54,7 +55,7 @@ def test_oracle_agrees_with_exact_fractions(family: Family, seed: int) -> None:
     """Dyadic rows of 32 tokens with ties and parameters that hit cumulative masses exactly."""
     definition = definition_of(family, 32)
     draws = Draws(seed, "cpu")
-    row = make_row("dyadic", 32, draws)
+    row = make_rows("dyadic", 1, 32, draws)[0]
     ordered = row.sort(descending=True).values.cumsum(0)
     choices = {"top_k": 1 + seed, "top_p": float(ordered[seed]), "min_p": [0.0625, 0.5, 0.01][seed % 3]}
     parameters = {name: choices[name] for name in definition.inputs if name in choices}
@@ -239,7 +240,7 @@ def test_options_of_sgl_kernel_reach_its_plans(family: Family) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_sum_to_one_and_repeat(kind: str) -> None:
-    row, again, other = (make_row(kind, 640, Draws(seed, "cpu")) for seed in (1, 1, 2))
+    row, again, other = (make_rows(kind, 1, 640, Draws(seed, "cpu"))[0] for seed in (1, 1, 2))
     assert torch.equal(row, again)
     assert float(row.double().sum()) == pytest.approx(0.0 if kind == "zero" else 1.0, abs=1e-6)
     assert kind in ("uniform", "zero") or not torch.equal(row, other)

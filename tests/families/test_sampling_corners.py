@@ -11,7 +11,9 @@ from drawn_plans import drawn_plans
 import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.families.sampling.exact_draws import wrong_draws
-from flashinfer_trace.families.sampling.rows import SamplingOptions, make_row
+from flashinfer_trace.families.sampling.inputs import make_rows
+from flashinfer_trace.families.sampling.rows import NEAR, SamplingOptions
+from flashinfer_trace.harness.case import reference_outputs, run_case
 from flashinfer_trace.harness.family import PlanRequest
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.verify import prepare
@@ -49,7 +51,7 @@ def test_sums_around_the_smallest_one_are_corners_of_references_alone():
     small = [spec["sum"] for spec in specs("top_k_renorm_probs") if spec["sum"] < 1e-7]
     assert min(small) < 1e-8 < max(small)
     assert "smallest" in {spec["row"] for spec in specs("top_k_renorm_probs")}
-    exactly = make_row("smallest", 64, Draws(0, "cpu"))
+    exactly = make_rows("smallest", 1, 64, Draws(0, "cpu"))
     assert exactly.sum(dtype=torch.float64) == 1e-8
     assert not [spec for spec in specs("top_k_renorm_probs", large=True) if spec["sum"] < 1e-7]
 
@@ -75,8 +77,38 @@ def test_a_kernel_that_cannot_take_cumulative_masses_is_given_none():
         drawn = [spec for plan in plans for spec in plan["specs"]]
         found = {spec["top_p"] for spec in (*drawn, *specs("top_p_renorm_probs", True, kernel.plan_options))}
         names = {p for p in found if isinstance(p, str)}
-        assert bool(names) == (kernel.library != "flashinfer-python"), kernel.label
+        assert names >= NEAR.keys(), kernel.label
+        assert bool(names - NEAR.keys()) == (kernel.library != "flashinfer-python"), kernel.label
         assert len(found - names) > 3
+
+
+JOINT = "top_k_top_p_joint_sampling_from_probs"
+SGLANG = [kernel for kernel in family_of(TWINS[JOINT]).kernels_of(LOADED[JOINT]) if kernel.library == "sglang"]
+
+
+@pytest.mark.parametrize("kernel", SGLANG, ids=lambda kernel: kernel.label)
+@pytest.mark.parametrize("factor", [0.98, 1.0, 1.02])
+def test_sglangs_sampler_is_rejected_if_its_p_is_two_per_cent_off(kernel, factor):
+    """By a corner whose p is one per cent beyond a cumulative mass in one row, and as far short of one in another."""
+    family, twin = family_of(TWINS[JOINT]), TWINS[JOINT]
+
+    def off(definition, inputs, outputs):
+        return reference_outputs(definition, {**inputs, "top_p": inputs["top_p"] * factor}, 1)
+
+    plans = family.corners(PlanRequest(twin, kernel.limits, False, kernel.plan_options))
+    (near,) = (plan for plan in plans if {spec["top_p"] for spec in plan["specs"]} & NEAR.keys())
+    faulty = dataclasses.replace(kernel, call=off)
+    for seed in range(5):
+        result = run_case(twin, family, near, seed, "cpu", faulty)
+        assert all(comparison.passed for comparison in result.reference.values())
+        assert bool(result.failures) == (factor != 1.0), result.failures
+        assert not result.vacuous
+
+
+@pytest.mark.parametrize("kernel", SGLANG, ids=lambda kernel: kernel.label)
+def test_sglangs_sampler_has_that_corner_at_real_sizes(kernel):
+    found = {spec["top_p"] for spec in specs(JOINT, large=True, options=kernel.plan_options)}
+    assert {p for p in found if isinstance(p, str)} == NEAR.keys()
 
 
 def test_a_batch_of_one_is_a_corner():

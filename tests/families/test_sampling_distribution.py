@@ -7,15 +7,11 @@ import math
 import pytest
 import torch
 
-from flashinfer_trace.families.sampling.distribution import (
-    MAX_BINS,
-    MIN_EXPECTED,
-    Distribution,
-    Renormalised,
-    chi_square_critical,
-    descending_bins,
-    signed_margin,
-)
+from flashinfer_trace.families.sampling.distribution import Distribution, chi_square_critical, chi_square_tail
+from flashinfer_trace.families.sampling.oracles import signed_margin
+from flashinfer_trace.families.sampling.renormalised import Renormalised
+from flashinfer_trace.families.sampling.sums import PART, running_sums
+from flashinfer_trace.families.sampling.support import MAX_BINS, MIN_EXPECTED, Support
 from flashinfer_trace.harness.compare import Expected
 
 POLICY = Distribution("test")
@@ -56,6 +52,13 @@ def test_critical_values_are_those_of_the_tables(degrees: int, alpha: float, cri
     assert chi_square_critical(degrees, alpha) == pytest.approx(critical, abs=1e-3)
 
 
+@pytest.mark.parametrize("degrees", [1, 2, 3, 8, 15, 60, 127, 240, 4001])
+@pytest.mark.parametrize("value", [0.01, 1.0, 30.0, 200.0, 500.0, 4000.0])
+def test_the_tail_of_chi_square_is_the_incomplete_gamma_function(degrees: int, value: float) -> None:
+    half = torch.tensor([degrees / 2, value / 2], dtype=torch.float64)
+    assert chi_square_tail(degrees, value) == pytest.approx(float(torch.special.gammaincc(*half)), rel=1e-9)
+
+
 @pytest.mark.parametrize("alpha", [1e-2, 1e-6, 1e-9, 1e-12])
 def test_critical_value_of_two_degrees_is_exact(alpha: float) -> None:
     assert chi_square_critical(2, alpha) == pytest.approx(-2 * math.log(alpha), rel=1e-9)
@@ -63,17 +66,32 @@ def test_critical_value_of_two_degrees_is_exact(alpha: float) -> None:
 
 def test_bins_are_large_enough_and_hold_descending_tokens() -> None:
     weight = torch.stack([normal_row(500, seeded(row)) for row in range(6)])
-    draws = torch.tensor([10, 45, 200, 400, 2048, 100_000])
-    bins, share = descending_bins(weight, draws)
-    assert torch.allclose(share.sum(dim=-1), torch.ones(6, dtype=torch.float64))
-    used = (share > 0).sum(dim=-1)
-    assert used.tolist()[0] == 1 and used.max() <= MAX_BINS and used[4] > 10
-    expected = share * draws.unsqueeze(-1)
-    assert bool((expected[1:][share[1:] > 0] >= MIN_EXPECTED).all())
-    for row in range(6):
-        ordered = bins[row][weight[row].argsort(descending=True)]
-        assert bool((ordered.diff() >= 0).all())
-        assert torch.allclose(torch.zeros(MAX_BINS).double().scatter_add(0, bins[row], weight[row]), share[row])
+    draws = [10, 45, 200, 400, 2048, 100_000]
+    group = torch.arange(6).repeat_interleave(torch.tensor(draws))
+    support = Support.of(Expected(weight, {"group": group, "margin": torch.full_like(weight, math.inf)}), 0.0)
+    used = [len(bins.share) for bins in support.bins]
+    assert support.draws == draws
+    assert used[0] == 1 and max(used) <= MAX_BINS and used[4] > 10
+    for row, bins in enumerate(support.bins):
+        assert math.fsum(bins.share) == pytest.approx(1, rel=1e-12)
+        assert row == 0 or min(bins.share) * draws[row] >= MIN_EXPECTED
+        joined = torch.tensor(bins.joined)[support.parts[row]]
+        assert bool((joined[weight[row].argsort(descending=True)].diff() >= 0).all())
+        share = torch.zeros(len(bins.share)).double().scatter_add(0, joined, weight[row])
+        assert torch.allclose(share, torch.tensor(bins.share).double())
+        score = torch.zeros_like(share).scatter_add(0, joined, weight[row] * weight[row].log()) / share
+        mean = (weight[row] * weight[row].log()).sum()
+        assert bins.score == pytest.approx((score - mean).tolist(), abs=1e-12)
+
+
+@pytest.mark.parametrize("length", [1, PART - 1, PART, 3 * PART + 7])
+def test_running_sums_are_those_of_all_elements_before(length: int) -> None:
+    values = torch.rand(2, length, generator=seeded(1))
+    wanted = torch.nn.functional.pad(values.double().cumsum(dim=-1), (1, 0))
+    found = running_sums(values)
+    assert (found.dtype, found.shape) == (torch.float64, (2, length + 1))
+    assert torch.allclose(found, wanted, rtol=1e-15, atol=0)
+    assert bool((found.diff(dim=-1) >= 0).all())
 
 
 def test_a_right_sampler_fails_no_more_often_than_alpha() -> None:

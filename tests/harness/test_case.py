@@ -14,7 +14,8 @@ from flashinfer_trace.cli import main
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import run_case
 from flashinfer_trace.harness.family import Kernel
-from flashinfer_trace.harness.verify import Job, prepare, verify, verify_together
+from flashinfer_trace.harness.job import BEYOND
+from flashinfer_trace.harness.verify import BATCH, Job, prepare, verify, verify_together
 
 PLAN = {"batch_size": 4, "values": "normal", "zero_row": False}
 LOADED = flashinfer_trace.load("rmsnorm_h512")
@@ -260,6 +261,68 @@ def test_kernels_share_their_cases_and_one_that_fails_does_not_stop_the_others()
     assert ran.count("oracle") == shared + limited.cases + limited.vacuous
     alone = verify(Job(LOADED, FAMILY, kernels[0]), examples=25, seed=4)
     assert dataclasses.replace(alone, seconds=0.0) == dataclasses.replace(first, seconds=0.0)
+
+
+def test_a_kernel_that_takes_more_shares_the_cases_of_others_and_has_some_of_its_own():
+    """Here the narrow kernel wants no rows of zeros. Only the wide one has the corner with one."""
+    ran = []
+    family = dataclasses.replace(
+        counted_family(ran),
+        plans=lambda request: FAMILY.plans(request).filter(lambda plan: request.plan_options is None or wide(plan)),
+        corners=lambda request: [PLAN] if request.plan_options else [PLAN, CORNER],
+    )
+
+    def wide(plan):
+        return not plan["zero_row"]
+
+    seen = {"narrow": [], "wide": []}
+
+    def noting(name):
+        def call(definition, inputs, outputs):
+            seen[name].append(bool((inputs["hidden_states"] == 0).all(dim=1).any()))
+            return honest(definition, inputs, outputs)
+
+        return call
+
+    kernels = [named("wide", noting("wide"), common="narrow"), named("narrow", noting("narrow"), plan_options="narrow")]
+    reports = verify_together([Job(LOADED, family, each) for each in kernels], examples=30, seed=4)
+    assert [(report.status, report.corners) for report in reports] == [("passed", 2), ("passed", 1)]
+    shared = reports[1].cases + reports[1].vacuous
+    assert shared == len(seen["narrow"]) >= 31 and ran.count("oracle") == len(seen["wide"])
+    assert not any(seen["narrow"]) and any(seen["wide"][shared:])
+    assert reports[0].cases >= reports[1].cases + BEYOND
+    alone = verify(Job(LOADED, family, kernels[0]), examples=30, seed=4)
+    assert alone.corners == 2 and 32 <= alone.cases < 32 + BATCH
+
+
+def test_what_the_wide_kernel_fails_alone_is_no_failure_of_the_narrow_one():
+    family = dataclasses.replace(FAMILY, corners=lambda request: [PLAN] if request.plan_options else [PLAN, CORNER])
+
+    def fails_where_a_row_is_zero(definition, inputs, outputs):
+        assert not (inputs["hidden_states"] == 0).all(dim=1).any(), "a row of zeros"
+        return honest(definition, inputs, outputs)
+
+    kernels = [
+        named("wide", fails_where_a_row_is_zero, common="narrow"),
+        named("narrow", honest, plan_options="narrow"),
+    ]
+    reports = verify_together([Job(LOADED, family, each) for each in kernels], examples=1, seed=0)
+    assert [report.status for report in reports] == ["failed", "passed"]
+    assert "a row of zeros" in reports[0].message and "--kernel toy.wide" in reports[0].message
+
+
+def test_a_kernel_that_fails_only_sometimes_is_told_apart():
+    ran = []
+
+    def fails_once(definition, inputs, outputs):
+        ran.append(definition)
+        assert len(ran) != 9, "a race"
+        return honest(definition, inputs, outputs)
+
+    report = verify(Job(LOADED, FAMILY, kernel(fails_once)), examples=20)
+    assert report.status == "failed"
+    assert "passed when the same case was run again" in report.message and "a race" in report.message
+    assert "repeat: flashinfer-trace verify rmsnorm_h512" in report.message
 
 
 def test_a_reference_that_fails_fails_every_kernel():

@@ -33,6 +33,7 @@ REPORT = Report(
 def gpu(monkeypatch):
     properties = SimpleNamespace(name="Test GPU", major=9, minor=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
 
 
 def entries(path):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import textwrap
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 from check_package import FILES, LINEAR, make_trace, write
 
+from tools.kernel_tracing.verify import check_files
 from tools.kernel_tracing.verify.check import check
+from tools.kernel_tracing.verify.check_source import SourceFile, read
 
 SERVED = "sglang/srt/served.py"
 #: More places than the checker follows from one call.
@@ -156,3 +159,24 @@ def test_evidence_is_found(sources: Path, case: str) -> None:
 def test_what_has_no_evidence_is_reported(sources: Path, case: str) -> None:
     (problem,) = check(make_trace(sources, WRONG[case]), sources)
     assert f"no evidence that `{WRONG[case][-1]['call']}`" in problem
+
+
+def test_files_that_are_searched_in_vain_are_parsed_once_and_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Syntax trees are most of the memory that a check takes. These files only mention what is searched."""
+    readers = {f"sglang/srt/reader{number}.py": "def read(x):\n    return x.model.made\n" for number in range(40)}
+    write(tmp_path, FILES | {SERVED: SERVED_TEXT} | readers)
+    parsed: list[tuple[str, weakref.ref[SourceFile]]] = []
+    kept: set[str] = set()
+
+    def noted(name: str, text: str) -> SourceFile:
+        kept.update(file for file, reference in parsed if reference() is not None)
+        source = read(name, text)
+        parsed.append((name, weakref.ref(source)))
+        return source
+
+    monkeypatch.setattr(check_files, "read", noted)
+    assert check(make_trace(tmp_path, *RIGHT.values()), tmp_path) == []
+    assert sorted(file for file, _ in parsed if file in readers) == sorted(readers)
+    assert SERVED in kept and not kept & set(readers)

@@ -8,7 +8,7 @@ import pytest
 from release import SOURCES, needs_sources
 
 from tools.kernel_tracing.__main__ import main
-from tools.kernel_tracing.configuration.checks import misfit
+from tools.kernel_tracing.configuration.checks import check_experts, expert_misfit, misfit
 from tools.kernel_tracing.configuration.requested import ConfigurationError, model_config, parse
 from tools.kernel_tracing.report.step import text as step_text
 
@@ -38,6 +38,37 @@ def refused(capsys, config):
 )
 def test_values_that_no_server_takes(capsys, settings, message):
     assert message in refused(capsys, f"model=qwen3-8b,{settings}")
+
+
+@needs_sources
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("deepseek-v3,tp=8,ep=3", "ep_size=3: EP 3 does not divide tp_size=8; choose from 1, 2, 4, 8"),
+        ("deepseek-v3,ep=8", "ep_size=8: EP 8 does not divide tp_size=1; choose from 1"),
+        (
+            "mixtral-8x7b,tp=16,ep=16",
+            "ep_size=16: EP 16 does not divide the 8 experts of MixtralForCausalLM; choose from 1",
+        ),
+        (
+            "deepseek-v3,tp=8,ep=8,ep_num_redundant_experts=4",
+            "ep_size=8: EP 8 does not divide the 260 experts of DeepseekV3ForCausalLM; choose from 1, 2, 4, 5, 10, ",
+        ),
+        ("qwen3-8b,tp=2,ep=2", "ep_size=2: Qwen3ForCausalLM has no experts; leave it out"),
+    ],
+)
+def test_experts_that_cannot_be_divided(capsys, config, message):
+    assert message in refused(capsys, f"model={config}")
+
+
+def test_experts_are_divided_over_ranks():
+    settings = {"tp_size": 8, "ep_size": 8}
+    check_experts({"n_routed_experts": 256}, settings, "m")
+    check_experts({"num_experts": 60}, settings | {"ep_num_redundant_experts": 4}, "m")
+    check_experts({}, {"tp_size": 8}, "m")
+    assert expert_misfit(60, 8, "m") == (
+        "EP 8 does not divide the 60 experts of m; choose from 1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 60"
+    )
 
 
 @needs_sources

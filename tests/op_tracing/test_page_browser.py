@@ -190,14 +190,6 @@ def test_the_keyboard_goes_into_the_op_and_back(browser):
     assert browser.find("#subject") == [] and "#" not in browser.driver.current_url
 
 
-def test_again_jumps_to_the_first_occurrence(browser):
-    browser.click("#collapse")
-    browser.choose("SmallForCausalLM")
-    browser.choose("draft()")
-    assert browser.focused() == "layer()"
-    assert browser.find("#subject") == []
-
-
 def test_search_keeps_matches_and_their_way(browser):
     k = keys()
     before = browser.names()

@@ -40,6 +40,14 @@ def test_a_configuration_is_made_from_settings():
     assert one.model.config["quantization_config"] == FP8_BLOCKS and one.gpus == 2
 
 
+def test_experts_that_cannot_be_divided_are_refused(capsys: pytest.CaptureFixture[str]):
+    assert made("deepseek_v3", {"tp_size": 8, "ep_size": 8}).gpus == 8
+    assert command.main(["--model", "deepseek_v3", "--config", "tp_size=3,ep_size=3"]) == 2
+    assert (
+        "ep_size=3: EP 3 does not divide the 256 experts of deepseek_v3; choose from 1, 2, 4" in capsys.readouterr().err
+    )
+
+
 def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(ConfigurationError, match=r"no model 'gpt9'; it has .*llama_3\.1_8b"):
         made("gpt9", {})

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tools.kernel_tracing.configuration.listed import Configuration, Model
+from tools.runtime_tracing import __main__ as command
 from tools.runtime_tracing import record as module
 from tools.runtime_tracing import timeline
 from tools.runtime_tracing.recording import read
@@ -37,6 +38,26 @@ def test_a_run_becomes_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert (recorded.document["layers"], recorded.document["versions"]) == ([3], {"sglang": "0.5.11"})
     output = capsys.readouterr().out
     assert "not wrapped: deep_gemm: is missing" in output and "RESULT toy-bf16 rank 0: recorded after" in output
+
+
+RECORDING = (
+    ["--configuration", "llama_3.1_8b-bf16-flashinfer"],
+    ["--model", "llama_3.1_8b", "--config", "attention_backend=triton"],
+    ["--all", "--only", "llama"],
+)
+
+
+@pytest.mark.parametrize("arguments", RECORDING)
+def test_a_machine_without_sglang_is_told_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+):
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None if name.startswith("sgl") else name)
+    assert command.main([*arguments, "--out", str(tmp_path / "run")]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(
+        "recording needs sgl_kernel, sglang, which cannot be imported; docs/runtime_tracing.md"
+    )
+    assert captured.err.count("\n") == 1 and not captured.out and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("error", [RuntimeError("only on compute capability 10.0"), SystemExit(3)])

@@ -86,8 +86,8 @@ def documents():
         sites=[site(90, "Model.forward")],
         annotation="for i in range(len(self.layers))",
     )
-    again = node("draft", "again", function="Layer.forward", sites=[site(95, "Model.forward")])
-    model = node("SmallForCausalLM", "container", layer, again, function="Model.forward")
+    draft = node("draft", "torch", sites=[site(95, "Model.forward")], phases=["prefill"])
+    model = node("SmallForCausalLM", "container", layer, draft, function="Model.forward")
     ops = {
         **HEAD,
         "ops": [

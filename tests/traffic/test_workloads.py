@@ -1,5 +1,6 @@
 """Workloads: the same bits as recorded, for every family; and what is refused."""
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -170,6 +171,33 @@ def test_quantiles_count_each_token_of_a_running_request():
     assert found["running"] == expected
     assert found["prompts"][0] == 5 and found["prompts"][-1] == 20
     assert found["positions"][-1] == 19
+
+
+def test_the_statistics_of_a_trace_are_compared_with_those_that_are_recorded(tmp_path, monkeypatch, capsys):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n0,10,2\n1,20,100\n")
+    monkeypatch.setattr(traffic_statistics, "find_root", lambda: tmp_path)
+    (tmp_path / "workloads").mkdir()
+
+    def run(profile):
+        (tmp_path / "workloads" / "traffic.json").write_text(json.dumps({"profiles": {"one": profile}}))
+        return traffic_statistics.main([str(trace)]), capsys.readouterr()
+
+    status, printed = run({"source": "here", "trace_sha256": "0" * 64})
+    assert status == 2 and "no profile has the trace_sha256" in printed.err
+    profile = {"source": "here", "trace_sha256": hashlib.sha256(trace.read_bytes()).hexdigest()}
+    status, printed = run(profile)
+    found = json.loads(printed.out)
+    assert status == 1 and (found["prompts"][0], found["prompts"][-1]) == (10, 20)
+    assert run(found)[0] == 0
+    found["running"][7] += 1
+    assert run(found)[0] == 1
+
+
+def test_recorded_lengths_are_the_prompts_of_recorded_runs():
+    lengths = json.loads((ROOT / "workloads" / "traffic.json").read_text())["profiles"]["recorded"]["lengths"]
+    runs = [json.loads(path.read_text()) for path in (ROOT / "traces" / "runtime").glob("*.json")]
+    assert runs and lengths in [run["prompts"] for run in runs]
 
 
 def test_quantiles_are_linear_in_between():

@@ -26,6 +26,7 @@ RULES_WITH_OWN_TEST = {
     "record-unfinished": "test_dataset_check.py::test_a_record_with_something_left_to_be_written",
     "dataset-schema": "test_dataset_check.py::test_broken_naming",
     "evidence-stale": "../test_forgeries.py::test_older_code_is_stale_and_refused_at_a_release",
+    "traffic-invalid": "test_traffic_rules.py::test_an_edited_file_is_refused",
     "evidence-orphan": "test_dataset_check.py::test_orphaned_evidence",
 }
 

@@ -14,8 +14,10 @@ import pytest
 from flashinfer_trace import definitions
 from flashinfer_trace.dataset import definition_paths
 from flashinfer_trace.embedding import embed_all
+from flashinfer_trace.kernel_paths import load_kernel_paths
 from flashinfer_trace.model_claims import curated_path, family_tags_path, load_model_claims, missing_files
 from flashinfer_trace.naming import family_name, load_naming
+from flashinfer_trace.records import load_records
 from flashinfer_trace.validation import Problem, validate_paths
 
 from .conftest import REPOSITORY
@@ -165,6 +167,39 @@ def test_a_claim_or_a_family_that_changes_is_noticed_in_its_definitions(copy: Pa
     edit(family_tags_path(copy), other_kernel)
     found = {(Path(problem.file).stem, problem.rule) for problem in validate_paths([], copy).problems}
     assert found == {(CLAIMED, "tag-missing"), (CLAIMED, "tag-unfounded"), (OTHER, "tag-missing")}
+
+
+@pytest.mark.parametrize(
+    ("family", "kernel", "message"),
+    [
+        ("gemm", "vllm.no_such_kernel", 'no pinned package has "vllm.no_such_kernel"'),
+        ("gemm", "sgl_kernel.no_such_kernel", 'sglang-kernel 0.4.2 has no "sgl_kernel.no_such_kernel"'),
+        ("gemm", "torch.mm", 'no pinned package has "torch.mm", and no kernel of the record of gemm is it'),
+    ],
+)
+def test_a_kernel_of_a_family_that_nobody_ships_is_refused(copy: Path, family: str, kernel: str, message: str) -> None:
+    """Also if no Definition of the dataset has the tag: the group is of other Definitions."""
+    groups = json.loads(family_tags_path(copy).read_text(encoding="utf-8"))["families"][family]
+    group = {"only": ["nothing"], "kernels": ["sgl_kernel.fp8_scaled_mm", kernel]}
+    edit(family_tags_path(copy), lambda data: data["families"][family].append(group))
+    (problem,) = validate_paths([], copy).problems
+    assert (problem.rule, problem.file) == ("tag-path", "models/curated/family_tags.json")
+    assert problem.pointer == f"/families/{family}/{len(groups)}/kernels/1" and message in problem.message
+    assert "schema/kernel_paths.json" in problem.hint
+
+
+def test_a_kernel_that_the_record_runs_need_not_be_of_a_pinned_package(copy: Path) -> None:
+    path = next(iter(load_records(copy).families["gemm"].values())).path
+    assert path.partition(".")[0] not in load_kernel_paths(copy).versions
+    edit(family_tags_path(copy), lambda data: data["families"]["gemm"].append({"only": ["x"], "kernels": [path]}))
+    assert validate_paths([], copy).problems == []
+
+
+def test_a_family_that_is_none_is_refused(copy: Path) -> None:
+    edit(family_tags_path(copy), lambda data: data["families"].update(no_such_family=[]))
+    (problem,) = validate_paths([], copy).problems
+    assert (problem.rule, problem.pointer) == ("tag-unfounded", "/families/no_such_family")
+    assert problem.message == 'schema/naming.json has no family "no_such_family"'
 
 
 @pytest.mark.parametrize(

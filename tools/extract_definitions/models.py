@@ -14,6 +14,7 @@ from flashinfer_trace.json_source import JsonSourceError, load_object
 from flashinfer_trace.model_coverage import plain_name
 from flashinfer_trace.naming import MAX_NAME
 from tools.extract_definitions.errors import ExtractionError
+from tools.kernel_tracing.configuration.checks import EXPERTS
 
 TAG = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*")
 
@@ -123,7 +124,7 @@ class Model:
     @property
     def experts(self) -> int | None:
         """Experts that routing chooses from; None for a dense model."""
-        for field in ("n_routed_experts", "num_experts", "num_local_experts"):
+        for field in EXPERTS:
             if self.count(field):
                 return self.size(field)
         return None

@@ -33,7 +33,16 @@ from tools.kernel_tracing.report.render import kernel_text, trace_text
 from tools.kernel_tracing.report.step import PHASES
 from tools.kernel_tracing.report.step import document as step_document
 from tools.kernel_tracing.report.step import text as step_text
-from tools.kernel_tracing.report.trace_files import TRACES, check_writable, completed, dumps, load, load_traces, write
+from tools.kernel_tracing.report.trace_files import (
+    TRACES,
+    check_writable,
+    completed,
+    dumps,
+    load,
+    load_traces,
+    unpacked,
+    write,
+)
 from tools.kernel_tracing.source.index import Index
 from tools.kernel_tracing.source.sources import SourcesError, find_sources
 from tools.kernel_tracing.verify.check import check
@@ -137,9 +146,10 @@ def _step(options: argparse.Namespace) -> int:
 
 def _verify(options: argparse.Namespace) -> int:
     find_sources(options.sources)  # report a missing tree as such, not as one problem per frame
-    problems = check(load(options.verify), options.sources)
-    if not problems:
-        problems = differences(load_traces(options.verify), options.sources, options.list, options.jobs)
+    trace = load(options.verify)
+    problems = check(trace, options.sources)
+    if not problems:  # so the trace follows its schema
+        problems = differences(unpacked(trace), options.sources, options.list, options.jobs)
     for problem in problems:
         print(problem)
     found = f"{len(problems)} problems" if problems else "every frame and every condition is correct"

@@ -93,9 +93,7 @@ def _node(node: Mapping[str, Any], trace: Mapping[str, Any]) -> list[str]:
         text += f" **{escape(node['annotation'])}**"
     if node["kind"] == "torch":
         text += " *plain torch*"
-    if node["kind"] == "again":
-        text += " *as above*"
-    if node["kind"] in ("container", "again"):
+    if node["kind"] == "container":
         return [text]
     sites = [_site(site, trace) for site in node["call_sites"]]
     return [f"{text} {sites[0]}"] if len(sites) == 1 else [text, *(f"  - {site}" for site in sites)]

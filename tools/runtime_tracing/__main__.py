@@ -5,7 +5,8 @@ python -m tools.runtime_tracing --configuration NAME        # one of configurati
 python -m tools.runtime_tracing --all --out DIR             # all of them, several at a time
 python -m tools.runtime_tracing --compare [TRACE]           # recorded runs with the static trace; needs no SGLang
 
-Recording needs a CUDA GPU, SGLang and its kernel libraries.
+Recording needs a CUDA GPU, SGLang and its kernel libraries. Exit status: 0 recorded, or nothing is missing; 1 a run
+failed, or something is missing; 2 wrong input, or a machine that cannot record; 3 nothing could be compared.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _settings(text: str) -> dict[str, Any]:
 
 
 def _record(options: argparse.Namespace) -> int:
-    from tools.runtime_tracing.record import dump_stacks_when_terminated, end, record
+    from tools.runtime_tracing.record import check_packages, dump_stacks_when_terminated, end, record
 
     if options.configuration is not None:
         known = configurations()
@@ -84,6 +85,7 @@ def _record(options: argparse.Namespace) -> int:
         chosen = known[options.configuration]
     else:
         chosen = made(options.model, options.config)
+    check_packages()
     dump_stacks_when_terminated()
     status = record(chosen, options.out or Path(f"{chosen.name}.json"), options.rank, options.port)
     end(status)
@@ -92,10 +94,12 @@ def _record(options: argparse.Namespace) -> int:
 
 def _drive(options: argparse.Namespace) -> int:
     from tools.runtime_tracing.drive import Machine, drive, recorder
+    from tools.runtime_tracing.record import check_packages
 
     chosen = [one for one in configurations().values() if one.gpus == options.gpus]
     if options.only:
         chosen = [one for one in chosen if any(text in one.name for text in options.only)]
+    check_packages()
     machine = Machine(options.jobs, options.memory, options.budget)
     lines = drive(chosen, options.out or find_root() / "traces" / "runtime", machine, recorder())
     print("\n".join(line.partition("\n")[0] for line in lines))

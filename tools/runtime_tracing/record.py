@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import importlib.util
 import os
 import random
 import signal
@@ -21,6 +22,22 @@ from tools.runtime_tracing import recording, sglang_runner
 
 #: Seconds that a rank has, after another one failed, to fail as well and to say why.
 LAST_WORDS = 5.0
+
+
+#: Packages without which SGLang runs no kernel; what else it needs depends on the configuration.
+REQUIRED = ("torch", "sgl_kernel", "sglang")
+
+
+def check_packages() -> None:
+    """Checks that what records is installed. It imports nothing: a run sets environment variables before it does.
+
+    Raises:
+        RecordingError: a package is missing. The message says which, and what to do.
+    """
+    missing = [name for name in REQUIRED if importlib.util.find_spec(name) is None]
+    if missing:
+        instead = "docs/runtime_tracing.md says what to install; --compare reads recorded runs and needs none of it"
+        raise recording.RecordingError(f"recording needs {', '.join(missing)}, which cannot be imported; {instead}")
 
 
 def record(configuration: Configuration, path: Path, rank: int = 0, port: int | None = None) -> int:

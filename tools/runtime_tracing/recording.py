@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import files, json_source
+from flashinfer_trace.digests import content_sha256
 from tools.runtime_tracing import frames
 from tools.runtime_tracing.call_log import CallLog, LoggedCall
 from tools.runtime_tracing.timeline import Launch
@@ -203,7 +204,8 @@ def write(path: Path, about: Mapping[str, Any], calls: Sequence[RecordedCall]) -
     """
     tables = {name: _Table() for name in TABLES}
     rows = [_row(call, tables) for call in calls]
-    document = {"$schema": SCHEMA, **about, **{name: table.values for name, table in tables.items()}, "calls": rows}
+    content = {**about, **{name: table.values for name, table in tables.items()}, "calls": rows}
+    document = {"$schema": SCHEMA, "sha256": content_sha256(content), **content}
     files.write_text(path, files.laid_out(document, _layout, files.COMPACT))
 
 
@@ -229,10 +231,12 @@ def read(path: Path) -> Recording:
     """Reads a recorded run.
 
     Raises:
-        RecordingError: it cannot be read, or its tables do not fit together.
+        RecordingError: it cannot be read, is not what its digest is of, or its tables do not fit together.
     """
     try:
         document = json_source.load_object(path, json_source.TRACES)
+        if document["sha256"] != content_sha256(document, "$schema", "sha256"):
+            raise ValueError("its sha256 is of another content: it was edited")
         return Recording(document, tuple(_calls(document)))
     except (json_source.JsonSourceError, KeyError, IndexError, TypeError, ValueError) as error:
         raise RecordingError(f"{path}: {error!r}; record it again: python -m tools.runtime_tracing") from None

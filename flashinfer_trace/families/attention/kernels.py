@@ -45,6 +45,7 @@ __all__ = [
     "QUERIES",
     "SEEING",
     "SOME_KEYS",
+    "WITH_KEYS",
     "Backend",
     "flashinfer_kernels",
     "masking",
@@ -57,10 +58,11 @@ WORKSPACE_BYTES = 512 * 2**20
 BATCHES = {"len_indptr": (2, 1 << 20)}
 QUERIES = {"total_q": (1, 1 << 30)}
 PAGES = {"num_pages": (1, 1 << 30)}
-#: For kernels that need a key in the batch, and for kernels that also cannot compute a row without keys unless its
-#: request has none.
+#: For kernels that need a key in the batch; for those that also cannot compute a row without keys unless its request
+#: has none; and for those that need a key in every request with a query.
 SOME_KEYS = AttentionOptions(keyless=False)
 SEEING = AttentionOptions(keyless=False, unseeing_rows=False)
+WITH_KEYS = AttentionOptions(keyless=False, keyless_requests=False)
 #: The lse of a row without keys, if it is not -inf: in a skipped tile, and in a tile that was computed and masked.
 EMPTY = (-5e4, -5e4)
 MASKED = (-5e4, -5e4 + 32)
@@ -100,6 +102,7 @@ def flashinfer_kernels(
     limits: Mapping[str, tuple[int, int]],
     const_axes: Mapping[str, int],
     plan_options: AttentionOptions = SOME_KEYS,
+    common: AttentionOptions | None = None,
     supports: Callable[[Definition], str | None] = lambda definition: None,
 ) -> tuple[Kernel, ...]:
     """One kernel per backend of the wrapper at `path`; `Kernel` documents the other arguments."""
@@ -113,6 +116,7 @@ def flashinfer_kernels(
             max_capability=backend.max_capability,
             limits=limits,
             plan_options=plan_options,
+            common=common,
             const_axes=const_axes,
             supports=supports,
             compare=kernel_policies(backend.rounding, backend.lse_of_nothing),

@@ -87,12 +87,21 @@ def page_table(definition: Definition, plan: Plan, draws: Draws) -> PageTable:
 
 def index_inputs(table: PageTable, plan: Plan, device: torch.device) -> Inputs:
     """The inputs that locate the queries and keys of each request."""
-    return {
-        "qo_indptr": indptr(query_lengths(plan), device),
-        "kv_indptr": table.indptr(device),
-        "kv_indices": table.indices(device),
-        "kv_last_page_len": table.last_page_len(device),
+    host = {
+        "qo_indptr": indptr(query_lengths(plan), "cpu"),
+        "kv_indptr": table.indptr("cpu"),
+        "kv_indices": table.indices("cpu"),
+        "kv_last_page_len": table.last_page_len("cpu"),
     }
+    # Each in memory of its own, as a kernel expects it.
+    return {name: part.clone() for name, part in together(host, device).items()}
+
+
+def together(tensors: Mapping[str, torch.Tensor], device: str | torch.device) -> dict[str, torch.Tensor]:
+    """Vectors of one dtype on another device, in one transfer: each waits for all that a GPU has been given to do."""
+    sent = torch.cat(list(tensors.values())).to(device)
+    parts = torch.split(sent, [len(tensor) for tensor in tensors.values()])
+    return dict(zip(tensors, parts, strict=True))
 
 
 def kv_lengths(inputs: Inputs, page_size: int) -> torch.Tensor:
@@ -108,12 +117,11 @@ def paged_memory(inputs: Inputs, keys: torch.Tensor, values: torch.Tensor, page_
     Args:
         keys, values: those of all slots, [num_pages * page_size, num_kv_heads, dim].
     """
-    first_pages, indices, kv_lens = inputs["kv_indptr"], inputs["kv_indices"], kv_lengths(inputs, page_size)
-    if "qo_indptr" in inputs:
-        numbers = torch.cat([kv_lens, inputs["qo_indptr"]]).tolist()
-        lengths, queries = numbers[: len(kv_lens)], numbers[len(kv_lens) :]
-    else:
-        lengths, queries = kv_lens.tolist(), list(range(len(kv_lens) + 1))
+    first_pages, indices = inputs["kv_indptr"], inputs["kv_indices"]
+    names = ("kv_indptr", "kv_last_page_len", "qo_indptr")
+    host = together({name: inputs[name] for name in names if name in inputs}, "cpu")
+    lengths = kv_lengths(host, page_size).tolist()
+    queries = host["qo_indptr"].tolist() if "qo_indptr" in host else list(range(len(first_pages)))
 
     def slots(request: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         pages: torch.Tensor = indices[first_pages[request] + position // page_size].long()

@@ -124,7 +124,8 @@ def kernel_output_bound(rounding: Rounding) -> Callable[[Expected], torch.Tensor
             if rounding.times[name]:
                 total = total.add(expected.parts[name], alpha=rounding.times[name] * BFLOAT16 * HIGHER_ORDERS)
         if rounding.sum:
-            total = total.add(expected.once(denominator_error), alpha=BFLOAT16 * HIGHER_ORDERS)
+            size, denominator = expected.once(magnitude_of), expected.once(rounded_sum)
+            total = total.addcmul(size, denominator, value=BFLOAT16 * HIGHER_ORDERS)
         return total
 
     return bound
@@ -132,14 +133,8 @@ def kernel_output_bound(rounding: Rounding) -> Callable[[Expected], torch.Tensor
 
 def shared_bound(expected: Expected) -> torch.Tensor:
     """The part of a kernel's bound that does not depend on what it rounds."""
-    parts = expected.parts
-    size = parts["weighted"] + expected.once(magnitude_of)
-    return torch.addcmul(expected.once(output_bound), exponent_error(parts), size)
-
-
-def denominator_error(expected: Expected) -> torch.Tensor:
-    """The effect on an output of relative errors of at most 1 in the weights that the denominator sums."""
-    return expected.once(magnitude_of) * rounded_sum(expected.parts)
+    size = expected.parts["weighted"] + expected.once(magnitude_of)
+    return torch.addcmul(expected.once(output_bound), expected.once(exponent_error), size)
 
 
 def kernel_lse_bound(rounding: Rounding) -> Callable[[Expected], torch.Tensor]:
@@ -149,20 +144,20 @@ def kernel_lse_bound(rounding: Rounding) -> Callable[[Expected], torch.Tensor]:
         shared = expected.once(shared_lse_bound)
         if not rounding.sum:
             return shared
-        return shared.add(rounded_sum(expected.parts), alpha=LOG2_E * BFLOAT16 * HIGHER_ORDERS)
+        return shared.add(expected.once(rounded_sum), alpha=LOG2_E * BFLOAT16 * HIGHER_ORDERS)
 
     return bound
 
 
 def shared_lse_bound(expected: Expected) -> torch.Tensor:
     """The part of a kernel's bound on the lse that does not depend on what it rounds."""
-    return expected.once(lse_bound).add(exponent_error(expected.parts), alpha=LOG2_E)
+    return expected.once(lse_bound).add(expected.once(exponent_error), alpha=LOG2_E)
 
 
 def gain_figures(expected: Expected) -> dict[str, float]:
     """The oracle's sums for the gain, without their prefix, and the largest ``exponent_error``."""
     sums = {name.removeprefix("gain_"): total for name, total in expected.parts.items() if name.startswith("gain_")}
-    sums["exponent_error"] = exponent_error(expected.parts).max()
+    sums["exponent_error"] = expected.once(exponent_error).max()
     return dict(zip(sums, host_figures(*sums.values()), strict=True))
 
 

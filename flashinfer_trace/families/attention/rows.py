@@ -13,12 +13,12 @@ __all__ = ["CAPPED", "ELEMENTS", "ROUNDED", "ROWS", "expected"]
 #: logits, and *rest* the weights without the largest: sum p v, sum p |v|, sum p^2 e^2 v^2, sum rest |v|,
 #: sum rest^2 v^2, and what `Split` gives.
 ELEMENTS = ("value", "weighted", "squared_logit", "rest", "squared_rest", "partial", "squared_partial")
-#: And per row, with o for the output: visible keys, the largest logit and the largest weight; the root of sum p^2 e^2;
-#: sum rest and the root of sum rest^2; the root of sum (p e <v, o>)^2; sum p |<v, o>|; sum of the moves, rest times the
-#: larger of |<v, o>| and |<v - o, o>|, and the root of the sum of their squares.
+#: And per row, with o for the output: visible keys, the largest logit and the largest weight; sum p^2 e^2; sum rest and
+#: sum rest^2; <o, o>; the root of sum (p e <v, o>)^2; sum p |<v, o>|; sum of the moves, rest times the larger of
+#: |<v, o>| and |<v - o, o>|, and the root of the sum of their squares.
 ROWS = (
-    *("length", "top", "largest", "lse_logit", "others", "norm_of_others"),
-    *("gain_logit", "gain_keys", "gain_moves", "norm_of_moves"),
+    *("length", "top", "largest", "squared_lse_logit", "others", "squared_others"),
+    *("size", "gain_logit", "gain_keys", "gain_moves", "norm_of_moves"),
 )
 #: Where logits c are capped: sum p |c| |v| per element, and sum p |c| per row.
 CAPPED = "capped"
@@ -48,19 +48,19 @@ def expected(element: dict[str, torch.Tensor], row: dict[str, torch.Tensor]) -> 
     """
     # The largest weight is exp(top - lse); where there is no key, it is 0, and the lse -inf as the largest logit is.
     smallest = torch.finfo(torch.float64).tiny
-    lse = (row["top"] - row["largest"].clamp_min(smallest).log()) * LOG2_E
+    lse = (row["top"] - row["largest"].clamp_min(smallest).log_()).mul_(LOG2_E)
     parts = {
         "lse": lse.nan_to_num(neginf=0.0),
         "length": row["length"],
-        "lse_logit": row["lse_logit"],
+        "lse_logit": row["squared_lse_logit"].sqrt(),
         "others": row["others"],
-        "squared_others": row["norm_of_others"].square(),
+        "squared_others": row["squared_others"],
     }
     value, size = element["value"], element["value"].abs()
     output = {
         "weighted": element["weighted"],
-        "logit": torch.addcmul(element["squared_logit"].sqrt(), size, row["lse_logit"].unsqueeze(-1)),
-        "weights": element["rest"].minimum(element["squared_rest"].sqrt() * CONFIDENCE),
+        "logit": torch.addcmul(element["squared_logit"].sqrt(), size, parts["lse_logit"].unsqueeze(-1)),
+        "weights": element["rest"].minimum(element["squared_rest"].sqrt().mul_(CONFIDENCE)),
         "partial": element["partial"],
         **{name: part.unsqueeze(-1) for name, part in parts.items()},
         **gains(element, row, size),
@@ -79,26 +79,30 @@ def gains(
     Each key's error moves the output towards that key, or, where the denominator has the same error, towards it and
     away from the output. `size` are the absolute values of the output.
     """
-    squares = size.square()
-    row_size = squares.sum(dim=-1)
+    squares, row_size = size.square(), row["size"]
+    factors = torch.stack([element["partial"], element["squared_partial"], squares])
+    of_partial, of_partial_squares, of_output_squares = factors.mul_(torch.stack([size, squares, squares])).sum(dim=-1)
     rows = {
         "size": row_size,
-        "logit": (row["gain_logit"].square() + (row_size * row["lse_logit"]).square()) * 2,
+        "logit": (row["gain_logit"].square() + row_size.square() * row["squared_lse_logit"]) * 2,
         "keys": row["gain_keys"] + row_size,
         "worst_weights": row["gain_moves"],
-        "worst_partial": (element["partial"] * size).sum(dim=-1),
+        "worst_partial": of_partial,
         "worst_output": row_size,
         "squares_weights": row["norm_of_moves"].square(),
-        "squares_partial": (element["squared_partial"] * squares).sum(dim=-1),
-        "squares_output": squares.square().sum(dim=-1),
+        "squares_partial": of_partial_squares,
+        "squares_output": of_output_squares,
     }
     # Where one key has nearly all the weight, all elements are a little less than its bf16 values and round to them:
     # the errors have one sign. Elsewhere roundings are independent from element to element and from key to key.
     settled = (row["largest"] > SETTLED).flatten()
     sides = torch.stack([settled, ~settled], dim=1).double()
-    total = dict(zip(rows, (torch.stack(list(rows.values())).flatten(1) @ sides).unbind(), strict=True))
+    total = torch.stack(list(rows.values())).flatten(1) @ sides
+    settled_rows, other_rows, all_rows = (
+        dict(zip(rows, of_side.unbind(), strict=True)) for of_side in (*total.unbind(dim=1), total.sum(dim=1))
+    )
     return {
-        **{f"gain_{name}": total[name].sum() for name in ("size", "logit", "keys")},
-        **{f"gain_settled_{name}": total[f"worst_{name}"][0] for name in ROUNDED},
-        **{f"gain_{name}": total[name][1] for name in rows if name.startswith(("worst", "squares"))},
+        **{f"gain_{name}": all_rows[name] for name in ("size", "logit", "keys")},
+        **{f"gain_settled_{name}": settled_rows[f"worst_{name}"] for name in ROUNDED},
+        **{f"gain_{name}": other_rows[name] for name in rows if name.startswith(("worst", "squares"))},
     }

@@ -6,7 +6,7 @@ to one size. The padding sees no key, or is a key that nobody sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,8 @@ __all__ = ["Batch", "Memory", "Sizes", "batches"]
 BLOCK_ELEMENTS = 2**26
 #: So many more elements take as long as one batch more does, by kind of device.
 BATCH_ELEMENTS = {"cpu": 2**13, "cuda": 2**22}
+#: More keys than UNPADDED, which may be split, are padded to a multiple of WHOLE, so that pieces of them need no copy.
+UNPADDED, WHOLE = 128, 64
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Batch:
     """Tiles that are computed together, padded to the largest of them.
 
     Attributes:
-        rows: the query of each row, int64 [tiles, queries]; one that is no query where a row is padding.
+        rows: the query of each row, int64 [tiles, queries]; one that is no query where a row is padding or sees no key.
         visible: how many keys it sees, the first ones of its request [tiles, queries]; 0 for padding.
         counts: keys that the last query of each tile sees, [tiles].
         slots: of the keys, [tiles, keys]; the last one of the request again where a key is padding.
@@ -127,23 +129,37 @@ def batches(memory: Memory, sizes: Sizes, causal: bool, padding: int) -> Iterato
     if not chosen:
         return
     some = [request for request, length in enumerate(memory.lengths) if length]
-    slots, place = slots_of(memory, some), {request: number for number, request in enumerate(some)}
-    for tiles in chosen:
-        # Computed on the CPU, and sent at once: a GPU takes longer to be told each step.
-        of_tiles = [[place[t.request], t.keys, t.first, t.end, t.keys - t.end + 1] for t in tiles]
-        request, counts, first, end, shift = torch.tensor(of_tiles).T.unsqueeze(2)
-        rows = first + torch.arange(max(tile.queries for tile in tiles))
-        blind = rows >= end
-        visible = (shift + rows if causal else counts.expand_as(rows)).clamp_min(0).masked_fill_(blind, 0)
-        rows.masked_fill_(blind, padding)
-        sent = torch.cat([rows, visible, request, counts], dim=1).to(device)
-        wide = rows.shape[1]
-        request, counts = sent[:, -2:].unbind(dim=1)
-        yield Batch(sent[:, :wide], sent[:, wide:-2], counts, slots[request, : tiles[0].keys])
+    place = {request: number for number, request in enumerate(some)}
+    requests = torch.tensor([[request, memory.lengths[request]] for request in some])
+    # Computed on the CPU, and sent at once: a GPU takes longer to be told each step.
+    tables = [requests, *(table_of(tiles, place, causal, padding) for tiles in chosen)]
+    sent = torch.cat([table.flatten() for table in tables]).to(device)
+    parts = torch.split(sent, [table.numel() for table in tables])
+    requests, *tables = (part.view_as(table) for part, table in zip(parts, tables, strict=True))
+    slots = slots_of(memory, requests)
+    for tiles, table in zip(chosen, tables, strict=True):
+        wide = table.shape[1] // 2 - 1
+        request, counts = table[:, -2:].unbind(dim=1)
+        yield Batch(table[:, :wide], table[:, wide:-2], counts, slots[request, : padded(tiles[0].keys)])
 
 
-def slots_of(memory: Memory, requests: Sequence[int]) -> torch.Tensor:
-    """The slots of these requests' tokens, [requests, longest]; after its last token, the slot of that token again."""
-    own = torch.tensor([[request, memory.lengths[request]] for request in requests], device=memory.keys.device)
-    position = torch.arange(max(memory.lengths), device=own.device).minimum(own[:, 1:] - 1)
-    return memory.slots(own[:, :1], position)
+def table_of(tiles: Sequence[Tile], place: Mapping[int, int], causal: bool, padding: int) -> torch.Tensor:
+    """int64 [tiles, 2 * queries + 2]: the rows of a batch, the keys that each sees, the place of the request, and the
+    keys of the tile."""
+    of_tiles = [[place[t.request], t.keys, t.first, t.end, t.keys - t.end + 1] for t in tiles]
+    request, counts, first, end, shift = torch.tensor(of_tiles).T.unsqueeze(2)
+    rows = first + torch.arange(max(tile.queries for tile in tiles))
+    visible = (shift + rows if causal else counts.expand_as(rows)).clamp_min(0).masked_fill_(rows >= end, 0)
+    return torch.cat([rows.masked_fill_(visible == 0, padding), visible, request, counts], dim=1)
+
+
+def padded(keys: int) -> int:
+    """How many keys are computed for so many."""
+    return keys if keys <= UNPADDED else -(-keys // WHOLE) * WHOLE
+
+
+def slots_of(memory: Memory, requests: torch.Tensor) -> torch.Tensor:
+    """The slots of the tokens of requests, given by number and length [requests, 2], up to the longest of all requests;
+    after its last token, the slot of that token again."""
+    position = torch.arange(padded(max(memory.lengths)), device=requests.device).minimum(requests[:, 1:] - 1)
+    return memory.slots(requests[:, :1], position)

@@ -13,24 +13,20 @@ From its source (SGLang 0.5.11, srt/layers/attention/triton_ops/decode_attention
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.attention.kernels import BATCHES, PAGES, SOME_KEYS
+from flashinfer_trace.families.attention.kernels import BATCHES, PAGES, WITH_KEYS
 from flashinfer_trace.families.attention.policies import Rounding, kernel_policies
 from flashinfer_trace.families.attention.rounding import LOG2_E
 from flashinfer_trace.harness.family import Kernel, KernelCall, Outputs
 
-__all__ = ["WITH_KEYS", "attend", "decode_kernel"]
+__all__ = ["attend", "decode_kernel"]
 
 MODULE = "sglang.srt.layers.attention.triton_ops.decode_attention"
 #: SGLang's default of triton_attention_num_kv_splits.
 SPLITS = 8
 ROUNDING = Rounding(weights=True, sum=False, partial=0)
-#: For kernels that need a key in every request with a query.
-WITH_KEYS = dataclasses.replace(SOME_KEYS, keyless_requests=False)
 
 
 def attend(

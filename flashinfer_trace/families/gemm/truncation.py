@@ -67,14 +67,12 @@ class Loss:
     results: torch.Tensor
 
     def add(self, other: Loss, factor: torch.Tensor) -> None:
-        """Adds other runs of products [runs, m, n], each of which is multiplied by positive factors (float64)."""
-        for run in range(len(factor)):
-            scale = factor[run].float()
-            self.product.addcmul_(other.product[run], factor[run])
-            self.units.addcmul_(other.units[run], scale)
-            self.squares.addcmul_(other.squares[run], scale * scale)
-            self.signed.addcmul_(other.signed[run], scale)
-            self.results.addcmul_(other.results[run], scale)
+        """Adds other runs of products [runs, m, n], multiplied by positive factors (float64). They are used up."""
+        scale = factor.float()
+        self.product += other.product.mul_(factor).sum(dim=0)
+        for own, runs in ((self.units, other.units), (self.signed, other.signed), (self.results, other.results)):
+            own += runs.mul_(scale).sum(dim=0)
+        self.squares += other.squares.mul_(scale.square_()).sum(dim=0)
 
 
 def no_loss(a: torch.Tensor, b: torch.Tensor) -> Loss:

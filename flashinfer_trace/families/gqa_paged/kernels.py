@@ -21,6 +21,7 @@ from flashinfer_trace.families.attention.kernels import (
     PAGES,
     QUERIES,
     SEEING,
+    WITH_KEYS,
     flashinfer_kernels,
     masking,
     wrapper,
@@ -110,9 +111,12 @@ DECODE = (
         (CUDA_CORES,),
         limits=DECODE_LIMITS,
         const_axes=HEAD_DIM,
+        common=WITH_KEYS,
         supports=uncompiled_group,
     ),
-    *flashinfer_kernels(DECODE_PATH, run_decode, (FA2, FA3), limits=DECODE_LIMITS, const_axes=HEAD_DIM),
+    *flashinfer_kernels(
+        DECODE_PATH, run_decode, (FA2, FA3), limits=DECODE_LIMITS, const_axes=HEAD_DIM, common=WITH_KEYS
+    ),
 )
 PREFILL = flashinfer_kernels(
     PREFILL_PATH,

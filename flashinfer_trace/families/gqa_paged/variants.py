@@ -96,6 +96,7 @@ def sink_kernels(decode: bool) -> tuple[Kernel, ...]:
             kernel,
             compare=kernel_policies(backend.rounding),
             plan_options=SINKS_NEED_KEYS if backend is FA3 else kernel.plan_options,
+            common=None if backend is FA3 else SINKS_NEED_KEYS,
         )
         for kernel, backend in zip(kernels, backends, strict=True)
     )

@@ -81,16 +81,17 @@ def planned_chunks(p: torch.Tensor, values: torch.Tensor, counts: torch.Tensor) 
     depending on the load of the GPU; each partial output is stored in bf16. Keys that fit in one chunk are not split,
     so both sums are zero. `Split` describes the arguments.
     """
-    most = values.shape[2]
+    shape, most = (len(p), p.shape[1], values.shape[2]), values.shape[1]
     if most <= SMALLEST_CHUNK:
-        nothing = p.new_zeros(*p.shape[:3], values.shape[3])
+        nothing = p.new_zeros(shape)
         return nothing, nothing
     limits, pieces, members = chunks_of(most, p.device)
     weights, by_piece = in_pieces(p, values, SMALLEST_CHUNK)
-    outputs = pieces @ (weights @ by_piece).flatten(3)
+    outputs = pieces @ weights.bmm(by_piece).view(len(p), -1, shape[1] * shape[2])
     cut = (counts[:, None] > limits).view(len(counts), 1, -1, 1)
+    by_tile = len(counts), -1, len(limits), shape[1] * shape[2]
     absolute, squared = (
-        (members @ each).mul_(cut).amax(dim=2).view(*p.shape[:3], -1) for each in (outputs.abs(), outputs.square())
+        (members @ each).view(by_tile).mul_(cut).amax(dim=2).view(shape) for each in (outputs.abs(), outputs.square())
     )
     return absolute, squared
 

@@ -23,6 +23,7 @@ from flashinfer_trace.families.attention.kernels import (
     EMPTY,
     PAGES,
     QUERIES,
+    WITH_KEYS,
     Backend,
     flashinfer_kernels,
     wrapper,
@@ -83,6 +84,7 @@ DECODE, PREFILL = (
         limits=limits,
         const_axes=HEAD_DIMS,
         plan_options=AttentionOptions(),
+        common=WITH_KEYS,
     )
     for limits in ({**BATCHES, **PAGES}, {**BATCHES, **PAGES, **QUERIES})
 )

@@ -11,7 +11,7 @@ import torch
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention import triton
-from flashinfer_trace.families.attention.kernels import BATCHES, PAGES
+from flashinfer_trace.families.attention.kernels import BATCHES, PAGES, WITH_KEYS
 from flashinfer_trace.families.attention.paged_cases import kv_lengths
 from flashinfer_trace.families.attention.policies import kernel_policies
 from flashinfer_trace.families.attention.rounding import LOG2_E
@@ -71,7 +71,7 @@ FLASH_MLA = Kernel(
     min_capability=(9, 0),
     max_capability=(9, 0),
     limits={**BATCHES, **PAGES},
-    plan_options=triton.WITH_KEYS,
+    plan_options=WITH_KEYS,
     const_axes=HEAD_DIMS,
     supports=flash_pages,
     compare=kernel_policies(triton.ROUNDING),

@@ -43,7 +43,7 @@ WEIGHT_ROUNDINGS = 16
 TRUNCATION_VARIANCE = 132 / 3 * 2.0**-26
 #: Elements of the largest temporary of experts that are computed together, by kind of device: a GPU takes as long to be
 #: told what to do as to do it with a few million numbers, a CPU does best with what fits its cache.
-BATCH_ELEMENTS = {"cpu": 2**16, "cuda": 2**28}
+BATCH_ELEMENTS = {"cpu": 2**16, "cuda": 2**29}
 
 
 @dataclass(frozen=True)

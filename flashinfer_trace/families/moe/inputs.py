@@ -99,9 +99,11 @@ def drawn_ids(count: int, top_k: int, experts: int, choice: str, draws: Draws) -
     return ids.contiguous()
 
 
-def two_experts_exchanged(inputs: Inputs, trial: Trial) -> Inputs:
+def two_experts_exchanged(inputs: Inputs, trial: Trial) -> Inputs | None:
     """The weights of two local experts in each other's place: what a wrong row of an expert table makes of them."""
     experts = len(inputs["gemm1_weights"])
+    if experts < 2:
+        return None
     first, second = trial.number(experts), trial.number(experts - 1)
     second += second >= first
     order = list(range(experts))

@@ -12,9 +12,10 @@ from flashinfer_trace.families.sampling.corners import sampling_corners
 from flashinfer_trace.families.sampling.distribution import Distribution
 from flashinfer_trace.families.sampling.exact_draws import wrong_draws
 from flashinfer_trace.families.sampling.faults import sampling_faults
+from flashinfer_trace.families.sampling.inputs import make_inputs
 from flashinfer_trace.families.sampling.oracles import sampling_oracle
 from flashinfer_trace.families.sampling.pytorch import joint_kernels
-from flashinfer_trace.families.sampling.rows import make_inputs, plan_for_axes, sampling_plans
+from flashinfer_trace.families.sampling.rows import plan_for_axes, sampling_plans
 from flashinfer_trace.harness.compare import Policy, unit_roundoff
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs, SeededCall
 
@@ -41,8 +42,8 @@ TOP_K_TOP_P_SUPPORT = Distribution(
 
 def seed_of(inputs: Inputs) -> int:
     """A seed for the kernel's generator that repeats with the inputs and differs between cases."""
-    total = sum(int(value[:1].reshape(-1).view(torch.int32).sum()) for value in inputs.values())
-    return total % (1 << 31)
+    total = torch.stack([value[:1].reshape(-1).view(torch.int32).sum() for value in inputs.values()]).sum()
+    return int(total) % (1 << 31)
 
 
 def sampler(name: str, **options: Any) -> SeededCall:

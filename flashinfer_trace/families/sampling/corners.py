@@ -76,7 +76,7 @@ def row_specs(request: PlanRequest) -> list[list[dict[str, Any]]]:
         every = {"top_k": vocab_size} if "top_k" in off else {}
         plans.append([spec(request, "few_valued", **every, top_p=0.0)] * 2)
     for name in ("top_p", "min_p"):
-        if name in off and (name == "min_p" or options.boundaries):
+        if name in off:
             every = {"top_k": vocab_size} if "top_k" in off else {}
             given: list[dict[str, Any]] = [{**every, name: near} for near in ("over", "under")]
             plans.append([spec(request, "short", **each) for each in given])

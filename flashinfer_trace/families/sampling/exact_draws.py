@@ -10,8 +10,9 @@ from unittest import mock
 import torch
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.sampling.oracles import support_margin
-from flashinfer_trace.families.sampling.rows import NO_TOP_K, draws_again, make_inputs
+from flashinfer_trace.families.sampling.inputs import make_inputs
+from flashinfer_trace.families.sampling.oracles import decide
+from flashinfer_trace.families.sampling.rows import NO_TOP_K, draws_again
 from flashinfer_trace.harness.family import Inputs
 from flashinfer_trace.harness.inputs import Draws
 
@@ -69,7 +70,7 @@ def wrong_draws(definition: Definition) -> list[str]:
 def uniform_numbers(definition: Definition, inputs: Inputs, exact: bool) -> Iterator[tuple[float, int]]:
     """Uniform numbers and the token that each must give; with `exact`, sums are exact and the edges themselves too."""
     probs = inputs["probs"][0].double()
-    keep = ((support_margin(definition, inputs)[0] > 0) & (probs > 0)).tolist()
+    keep = ((decide(definition, inputs).margin[0] > 0) & (probs > 0)).tolist()
     nothing = len(keep) - 1 if "min_p" in inputs and not probs.any() else 0
     rejects = draws_again(definition)
     kept = cumulative([float(p) if k else 0.0 for p, k in zip(probs, keep, strict=True)])

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.family import Inputs, Plan, PlanRequest
+from flashinfer_trace.harness.family import Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, sizes
 
 __all__ = [
@@ -19,7 +18,6 @@ __all__ = [
     "SamplingOptions",
     "draws_again",
     "is_joint",
-    "make_inputs",
     "plan_for_axes",
     "renorm_plans",
     "sampling_plans",
@@ -46,7 +44,7 @@ NO_TOP_K = 1 << 30
 #: ``boundary`` stands for a cumulative mass of the row, in descending order; ``above`` and ``below``, of corners only,
 #: for the float32 numbers next to it.
 TOP_P = (0.05, 0.3, 0.5, 0.9, 0.95, 0.999, 1.0, 1.5, "boundary")
-BESIDE: dict[Any, float | None] = {"boundary": None, "above": math.inf, "below": -math.inf}
+BESIDE: dict[Any, int] = {"boundary": 0, "above": 1, "below": -1}
 #: Of corners only: p of top-p beyond a cumulative mass, or short of it, and p of min-p beyond or short of the ratio of
 #: a token to the largest, so that a p that is 2 % off keeps another token.
 NEAR: dict[Any, float] = {"over": 1.01, "under": 0.99}
@@ -61,7 +59,7 @@ class SamplingOptions:
         lowest_k: smallest k; -1 for a k of any sign.
         highest_p: largest p of top-p.
         sums_to_one: only rows that sum to 1.
-        boundaries: p of top-p at a cumulative mass of the row, or next to one.
+        boundaries: p of top-p at a cumulative mass of the row, or the float32 number next to one.
         untied: only rows without ties, of which something is kept.
     """
 
@@ -72,8 +70,10 @@ class SamplingOptions:
     untied: bool = False
 
     def takes_p(self, p: float | str) -> bool:
-        """Whether a p of top-p, a number or a name in `BESIDE`, may be drawn."""
-        return self.boundaries if isinstance(p, str) else p <= self.highest_p and not (self.untied and p <= 0)
+        """Whether a p of top-p, a number or a name in `BESIDE` or `NEAR`, may be drawn."""
+        if isinstance(p, str):
+            return self.boundaries or p in NEAR
+        return p <= self.highest_p and not (self.untied and p <= 0)
 
     def kinds(self, given: Sequence[str]) -> list[str]:
         """Those of these kinds of rows that the kernel takes."""
@@ -167,111 +167,3 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
     usual = {"row": "normal", "sum": 1.0, "top_k": 50, "top_p": 0.9, "min_p": 0.1}
     spec = {key: value for key, value in usual.items() if key in ("row", "sum") or key in definition.inputs}
     return {"rows": axes.get("batch_size", 8), "draws": 1, "specs": [spec]}
-
-
-def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Rows and parameters as planned, each repeated `draws` times in succession; rows beyond the specs start over."""
-    vocab_size = definition.const_axes["vocab_size"]
-    specs = [plan["specs"][row % len(plan["specs"])] for row in range(plan["rows"])]
-    rows = [make_row(spec["row"], vocab_size, draws) * spec["sum"] for spec in specs]
-    probs = torch.stack(rows) if rows else torch.zeros(0, vocab_size, device=draws.device)
-    repeat = plan["draws"]
-    # p is absolute mass where rows are sampled from by top-p alone, elsewhere a share of the row's sum.
-    share = "renorm_probs" in definition.outputs or ("top_k" in definition.inputs and not is_joint(definition))
-    sums = [spec["sum"] if share else 1.0 for spec in specs]
-    inputs: Inputs = {"probs": probs.repeat_interleave(repeat, dim=0)}
-    for name in definition.inputs:
-        if name == "probs":
-            continue
-        values = [
-            limit(name, spec[name], row / total, draws) if isinstance(spec[name], str) else spec[name]
-            for row, total, spec in zip(rows, sums, specs, strict=True)
-        ]
-        dtype = torch.int32 if name == "top_k" else torch.float32
-        inputs[name] = torch.tensor(values, dtype=dtype, device=draws.device).repeat_interleave(repeat)
-    return inputs
-
-
-def make_row(kind: str, vocab_size: int, draws: Draws) -> torch.Tensor:
-    """One row that sums to 1 (to 0 for ``zero``), float32 [vocab_size]; no token's place depends on its probability."""
-    order = draws.permutation(vocab_size)
-    row = torch.zeros(vocab_size, dtype=torch.float64, device=draws.device)
-    if kind == "zero":
-        return row.float()
-    if kind == "one_hot":
-        # Never token 0, which is also what a sampler returns that found nothing.
-        row[draws.integers((1,), 1, vocab_size - 1)] = 1.0
-        return row.float()
-    if kind == "dyadic":
-        return dyadic_row(vocab_size, draws)[order]
-    if kind == "smallest":
-        row[order[:3]] = torch.tensor(float32_parts(SMALLEST_SUM), dtype=torch.float64, device=draws.device)
-        return row.float()
-    if kind == "halved":
-        row += 0.5 / (vocab_size - 1)
-        row[order[0]] = 0.5
-        return row.float()
-    if kind in ("short", "trailing"):
-        levels = torch.arange(10, 20, device=draws.device).double() + draws.uniform((10,), 0.0, 0.9).double()
-        places = draws.permutation(vocab_size - 1)[:10]
-        row[places] = levels
-        if kind == "short":
-            row[places[9]], row[-1] = 0.0, levels[9]
-        return (row / row.sum()).float()
-    if kind == "normal":
-        row = torch.softmax(draws.normal((vocab_size,), scale=2.5).double(), dim=-1)
-    elif kind == "peaked":
-        row = torch.softmax(draws.normal((vocab_size,), scale=2.0).double(), dim=-1) * 0.4
-        row[order[0]] += 0.6
-    elif kind == "zipf":
-        row = torch.arange(1, vocab_size + 1, device=draws.device).double().pow(-1.1)[order]
-    elif kind == "uniform":
-        row = torch.ones_like(row)
-    else:
-        levels = torch.tensor([0.0, 1.0, 2.0, 5.0, 11.0], dtype=torch.float64, device=draws.device)
-        row = levels[draws.integers((vocab_size,), 0, 4)]
-    return (row / row.sum()).float()
-
-
-def float32_parts(number: float) -> list[float]:
-    """Three numbers of 24 bits or fewer that sum to a positive float64 number: it has 53 bits."""
-    parts: list[float] = []
-    for _ in range(3):
-        mantissa, exponent = math.frexp(number - sum(parts))
-        parts.append(math.ldexp(math.floor(mantissa * 2**24), exponent - 24))
-    return parts
-
-
-def dyadic_row(vocab_size: int, draws: Draws) -> torch.Tensor:
-    """Multiples of UNIT that sum to exactly 1: six tied levels with about half the mass, five tokens with the rest."""
-    step = max(int(1 / UNIT) // (8 * vocab_size), 1)
-    units = draws.integers((vocab_size,), 1, 6).double() * step
-    rest = 1 / UNIT - units.sum()
-    shares = torch.tensor([0.5, 0.25, 0.125, 0.0625], dtype=torch.float64, device=draws.device)
-    units[:4] += (rest * shares).floor()
-    units[4] += 1 / UNIT - units.sum()
-    return (units * UNIT).float()
-
-
-def limit(name: str, where: str, row: torch.Tensor, draws: Draws) -> float:
-    """The p that is at, or in a known place beside, what decides on one token of a row: see BESIDE and NEAR."""
-    if where in BESIDE:
-        return cumulative_mass(row, draws, BESIDE[where])
-    if name == "top_p":
-        return cumulative_mass(row, draws, None) * NEAR[where]
-    largest = row.sort(descending=True).values
-    token = draws.host_integers(1, 1, int((row > 0).sum()) - 1)[0]
-    return float(largest[token] / largest[0]) * NEAR[where]
-
-
-def cumulative_mass(row: torch.Tensor, draws: Draws, towards: float | None) -> float:
-    """The mass of a random number of the largest tokens, rounded to float32: of a dyadic row it is exact.
-
-    With `towards`, the next float32 number in that direction.
-    """
-    largest = torch.topk(row, min(40, len(row))).values.double()
-    # Of a row of few tokens not the last one either: its mass is the whole row's.
-    positive = int((largest > 0).sum())
-    highest = len(largest) - 1 if positive == len(largest) else max(positive - 2, 0)
-    mass = largest.cumsum(0)[draws.host_integers(1, 0, highest)[0]].float()
-    return float(mass if towards is None else torch.nextafter(mass, torch.full_like(mass, towards)))

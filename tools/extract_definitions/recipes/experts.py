@@ -8,6 +8,7 @@ from typing import Any
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.needs import Request
 from tools.extract_definitions.words import const, tensor, var
+from tools.kernel_tracing.configuration.checks import expert_misfit
 
 #: Ops of the experts.
 OPS = ("experts",)
@@ -68,12 +69,10 @@ def divides(request: Request, experts: int, size: int) -> bool:
     Raises:
         ExtractionError: a size that the user gave does not divide the number of experts.
     """
-    if experts % size:
-        problem = f"EP {size} does not divide the {experts} experts of {request.model.name}"
+    if problem := expert_misfit(experts, size, request.model.name):
         if request.options.expert_parallel:
-            divisors = ", ".join(str(n) for n in range(1, experts + 1) if experts % n == 0)
-            raise ExtractionError(f"{problem}; choose from {divisors}")
-        request.left_out[problem] = None
+            raise ExtractionError(problem)
+        request.left_out[problem.partition(";")[0]] = None
     return experts % size == 0
 
 

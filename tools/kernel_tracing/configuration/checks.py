@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tools.kernel_tracing.configuration.requested import ConfigurationError, check_fields
@@ -19,6 +19,8 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "bool": ((bool,), "true or false"),
 }
 _RANKS = ("tp_size", "ep_size", "dp_size", "pp_size")
+#: Fields of a model's configuration that say how many experts routing chooses from.
+EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
 _CLASS = re.compile(r"^class (\w+)", re.M)
 
 
@@ -51,7 +53,7 @@ def check_settings(settings: Mapping[str, Any], sources: SourceTree) -> None:
 
 
 def check_model(config: Mapping[str, Any], settings: Mapping[str, Any], sources: SourceTree) -> None:
-    """Checks that a release has the class of a model, and that its heads can be divided over the ranks.
+    """Checks that a release has the class of a model, and that its heads and experts can be divided over the ranks.
 
     Raises: ConfigurationError.
     """
@@ -62,6 +64,7 @@ def check_model(config: Mapping[str, Any], settings: Mapping[str, Any], sources:
         close = difflib.get_close_matches(name, sorted(classes), 1)
         hint = f"; did you mean {close[0]}?" if close else "; name the class of a model in 'architectures'"
         raise ConfigurationError(f"architectures={name}: no file in {serving_steps.MODEL_FILES} defines it{hint}")
+    check_experts(config, settings, name)
     heads = config.get("num_attention_heads")
     if heads is None:
         return
@@ -69,8 +72,44 @@ def check_model(config: Mapping[str, Any], settings: Mapping[str, Any], sources:
     ranks = max(settings.get("tp_size", 1) // shared, 1)
     kv_heads = None if config.get("kv_lora_rank") else config.get("num_key_value_heads") or heads
     if problem := misfit(heads, kv_heads, ranks, name):
-        others = [str(size) for size in range(1, heads + 1) if not misfit(heads, kv_heads, size, name)]
-        raise ConfigurationError(f"tp_size={settings['tp_size']}: {problem}; choose from {', '.join(others)}")
+        others = listed(size for size in range(1, heads + 1) if not misfit(heads, kv_heads, size, name))
+        raise ConfigurationError(f"tp_size={settings['tp_size']}: {problem}; choose from {others}")
+
+
+def check_experts(config: Mapping[str, Any], settings: Mapping[str, Any], model: str) -> None:
+    """Checks that the expert-parallel size divides the ranks, and the experts with their redundant copies.
+
+    Raises: ConfigurationError.
+    """
+    size, ranks = settings.get("ep_size", 1), settings.get("tp_size", 1)
+    if size <= 1:
+        return
+    if ranks % size:
+        others = listed(divisors(ranks))
+        raise ConfigurationError(f"ep_size={size}: EP {size} does not divide tp_size={ranks}; choose from {others}")
+    experts = next((config[field] for field in EXPERTS if config.get(field)), None)
+    if experts is None:
+        raise ConfigurationError(f"ep_size={size}: {model} has no experts; leave it out")
+    experts += settings.get("ep_num_redundant_experts", 0)
+    if problem := expert_misfit(experts, size, model):
+        raise ConfigurationError(f"ep_size={size}: {problem}")
+
+
+def expert_misfit(experts: int, size: int, model: str) -> str:
+    """Why the experts of a model cannot be divided over `size` ranks, and which sizes can; "" if they can."""
+    if experts % size == 0:
+        return ""
+    return f"EP {size} does not divide the {experts} experts of {model}; choose from {listed(divisors(experts))}"
+
+
+def divisors(number: int) -> list[int]:
+    """The sizes that divide a number, in order."""
+    return [size for size in range(1, number + 1) if number % size == 0]
+
+
+def listed(sizes: Iterable[int]) -> str:
+    """Sizes as text."""
+    return ", ".join(map(str, sizes))
 
 
 def misfit(heads: int, kv_heads: int | None, size: int, model: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import json_source
+from tools.kernel_tracing.configuration.checks import check_experts
 from tools.kernel_tracing.configuration.requested import ConfigurationError, completed
 from tools.kernel_tracing.evaluator.serving import Configuration as Evaluated
 from tools.kernel_tracing.rules import serving_steps
@@ -127,7 +128,7 @@ def made(model: str, settings: Mapping[str, Any], path: Path = PATH) -> Configur
     """A configuration that no list has: a model of the list with server arguments.
 
     Raises:
-        ConfigurationError: there is no such model.
+        ConfigurationError: there is no such model, or its experts cannot be divided over `ep_size` ranks.
     """
     known = models(path)
     if model not in known:
@@ -137,6 +138,8 @@ def made(model: str, settings: Mapping[str, Any], path: Path = PATH) -> Configur
     if given.get("quantization") == "fp8":  # as in a checkpoint that is stored in fp8, with blocks of 128 x 128
         del given["quantization"]
         one = replace(one, config={**one.config, "quantization_config": FP8_BLOCKS})
+    if isinstance(given.get("ep_size"), int):
+        check_experts(one.config, given, model)
     words = [f"{key}_{value}" for key, value in settings.items()]
     gpus = max(int(given.get("tp_size", 1)), 1)
     return Configuration("-".join([model, *words]), one, given, gpus=gpus, memory_gib=0, limit_s=600)

@@ -13,6 +13,7 @@ import gc
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from jsonschema import Draft202012Validator
 from tools.kernel_tracing.source.sources import DISTRIBUTIONS
 from tools.kernel_tracing.verify.check_files import Sources
 from tools.kernel_tracing.verify.check_links import Links, Target
-from tools.kernel_tracing.verify.check_source import Site, SourceFile, last_name
+from tools.kernel_tracing.verify.check_source import Site, Sites, SourceFile, last_name
 from tools.shared.source_packages import package_hash
 
 __all__ = ["check", "schema_problems"]
@@ -104,6 +105,9 @@ class _Checker:
 
     def problems(self) -> Iterator[str]:
         yield from self._origin()
+        # First, so that no search parses a frame's file in vain; by files, so that the sites of one are kept at a time.
+        for file, frames in groupby(sorted(self.frames), lambda frame: frame.file):
+            self._found |= self._find(file, frames)
         for kernel in self.trace["kernels"]:
             yield from (f"{kernel['name']}: {problem}" for problem in self._kernel(kernel))
 
@@ -132,13 +136,13 @@ class _Checker:
 
     def _chain(self, kernel: Mapping[str, Any], chain: list[Frame]) -> Iterator[str]:
         for position, frame in enumerate(chain):
-            sites, problem = self._frame(frame)
+            sites, problem = self._found[frame]
             if problem:
                 yield problem
             elif position == 0:
                 if not self._calls_kernel(frame, sites, kernel):
                     yield f"{_place(frame)}: `{frame.call}` does not call {kernel['name']}"
-            elif self._frame(inner := chain[position - 1])[1]:
+            elif self._found[inner := chain[position - 1]][1]:
                 continue  # the frame that the call should enter is wrong, which is already reported
             elif not self._enters(frame, sites, inner.file, inner.function) and not self._is_given(
                 frame, sites, inner, chain[position + 1 : position + 2]
@@ -148,31 +152,15 @@ class _Checker:
                     f"{inner.function} of {inner.file}, which encloses the previous frame"
                 )
 
-    def _frame(self, frame: Frame) -> tuple[list[Site], str]:
-        """The expressions that a frame may refer to, or what is wrong with it."""
-        if frame not in self._found:
-            self._found[frame] = self._find(*frame)
-        return self._found[frame]
-
-    def _find(self, file: str, line: int, function: str, call: str) -> tuple[list[Site], str]:
-        place = f"{file}:{line}"
-        if self.sources.path(file) is None:
-            return [], f"{place}: no such file in {self.root}"
-        source = self.sources.get(file)
-        if source is None:
-            return [], f"{place}: the file is not valid Python"
-        here = [*source.sites.get(line, ()), *source.attributes_read_on(line)]
-        matching = [site for site in here if _matches(source.text_of(site.node), call)]
-        if not matching:
-            other = sorted({number for number, sites in source.sites.items() for site in sites
-                            if abs(number - line) <= 20 and _matches(source.text_of(site.node), call)})  # fmt: skip
-            found = f"; it is on line {', '.join(map(str, other))}" if other else ""
-            return [], f"{place}: no call `{call}` begins on this line{found}"
-        enclosed = [site for site in matching if function in site.functions]
-        if not enclosed:
-            names = sorted({name for site in matching for name in site.functions})
-            return [], f"{place}: `{call}` is not in {function}, but in {' or '.join(names)}"
-        return enclosed, ""
+    def _find(self, file: str, frames: Iterable[Frame]) -> dict[Frame, tuple[list[Site], str]]:
+        """For each frame in a file, the expressions that it may refer to, or what is wrong with it."""
+        source, text = self.sources.get(file), self.sources.text(file)
+        if source is None or text is None:
+            missing = self.sources.path(file) is None
+            wrong = f"no such file in {self.root}" if missing else "the file is not valid Python"
+            return {frame: ([], f"{_place(frame)}: {wrong}") for frame in frames}
+        sites = Sites(source, text)
+        return {frame: _referred(frame, sites) for frame in frames}
 
     def _enters(self, frame: Frame, sites: list[Site], file: str, function: str) -> bool:
         key = (frame, file, function)
@@ -186,14 +174,14 @@ class _Checker:
     def _is_given(self, frame: Frame, sites: list[Site], inner: Frame, callers: list[Frame]) -> bool:
         """Whether the call is one of a parameter, and the next frame hands it the function that is entered."""
         target = self.links.target(inner.file, inner.function)
-        calls = [(caller.file, site) for caller in callers for site in self._frame(caller)[0]]
+        calls = [(caller.file, site) for caller in callers for site in self._found[caller][0]]
         return any(self.links.given_by(site, frame.file, target, calls) for site in sites)
 
     def _replaces_torch(self, target: Target) -> bool:
         """Whether a function is registered as an operator of torch itself, which any code may call."""
-        source = self.sources.get(target.file)
+        text = self.sources.text(target.file)
         pattern = rf'\.impl\(\s*"aten::[\w.]+",\s*{re.escape(target.name)}\b'
-        return source is not None and bool(re.search(pattern, source.text))
+        return text is not None and bool(re.search(pattern, text))
 
     # The kernel itself.
 
@@ -201,12 +189,14 @@ class _Checker:
         file, line = kernel["definition"]["file"], kernel["definition"]["line"]
         if not file:
             return
-        source = self.sources.get(file)
-        if source is None:
+        text = self.sources.text(file)
+        if text is None:
             yield f"{file}:{line}: the definition's file does not exist or is not valid Python"
-        elif kernel["source"] == "jit" and _last(kernel["name"]) in source.text:
+            return
+        if kernel["source"] == "jit" and _last(kernel["name"]) in text:
             return  # compiled from other languages: Python only names it where it is loaded
-        elif _last(kernel["name"]) not in _defined_on(source, line):
+        source = self.sources.get(file)
+        if source is not None and _last(kernel["name"]) not in _defined_on(source, line):
             yield f"{file}:{line}: does not define {_last(kernel['name'])}"
 
     def _calls_kernel(self, frame: Frame, sites: list[Site], kernel: Mapping[str, Any]) -> bool:
@@ -235,6 +225,23 @@ class _Checker:
             if any(one.file == file and getattr(one.node, "lineno", 0) == line for one in found):
                 return True
         return False
+
+
+def _referred(frame: Frame, sites: Sites) -> tuple[list[Site], str]:
+    """The expressions that a frame may refer to, or what is wrong with it."""
+    line, call = frame.line, frame.call
+    here = [*sites.calls.get(line, ()), *sites.attributes.get(line, ())]
+    matching = [site for site in here if _matches(sites.text_of(site.node), call)]
+    if not matching:
+        other = sorted({number for number, sites_there in sites.calls.items() for site in sites_there
+                        if abs(number - line) <= 20 and _matches(sites.text_of(site.node), call)})  # fmt: skip
+        found = f"; it is on line {', '.join(map(str, other))}" if other else ""
+        return [], f"{_place(frame)}: no call `{call}` begins on this line{found}"
+    enclosed = [site for site in matching if frame.function in site.functions]
+    if not enclosed:
+        names = sorted({name for site in matching for name in site.functions})
+        return [], f"{_place(frame)}: `{call}` is not in {frame.function}, but in {' or '.join(names)}"
+    return enclosed, ""
 
 
 def _aliased(source: SourceFile, alias: str) -> set[str]:

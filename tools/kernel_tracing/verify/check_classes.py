@@ -19,7 +19,6 @@ class Classes:
 
     def __init__(self, sources: Sources) -> None:
         self.sources = sources
-        self._bases: dict[str, set[str]] = {}
         self._families: dict[str, set[str]] = {}
         self._ancestors: dict[str, set[str]] = {}
         self._served: set[str] = set()
@@ -42,7 +41,7 @@ class Classes:
         if name not in self._families:
             family, waiting = {name}, [name]
             while waiting:
-                for derived in self._derived(waiting.pop()) - family:
+                for derived in self.sources.derived(waiting.pop()) - family:
                     family.add(derived)
                     waiting.append(derived)
             self._families[name] = family
@@ -55,38 +54,32 @@ class Classes:
             waiting = [name]
             while waiting:
                 one = waiting.pop()
-                nodes = [node for node in self._defined(one) if isinstance(node, ast.ClassDef)] if one else []
-                if nodes and one not in found:
+                classes = self.sources.bases(one) if one and one not in found else []
+                if classes:
                     found.add(one)
-                    waiting += [last_name(base) for node in nodes for base in node.bases]
+                    waiting += [base for bases in classes for base in bases]
             self._ancestors[name] = found
         return self._ancestors[name]
 
     def given_in_family(self, own: str, attribute: str) -> list[Binding]:
         """What an attribute is given by a class, by those that inherit from it, and by all others of their bases."""
         family = {base for one in self.descendants(own) for base in self.bases(one)}
-        files = {source.name: source for one in family for source in self.sources.mentioning(f"class {one}")}
+        files = {source.name: source for one in family for source in self.sources.giving(attribute, f"class {one}")}
         return [
             given
             for source in files.values()
-            for given in source.attributes.get(attribute, ())
+            for given in source.attributes[attribute]
             if self.class_of(given.file, given.scope) in family
-        ]
-
-    def _defined(self, name: str) -> list[ast.AST]:
-        return [
-            node
-            for source in self.sources.mentioning(f"class {name}")
-            for node in source.definitions.values()
-            if node.name == name
         ]
 
     def calls_of_super(self, name: str, method: str) -> Iterator[tuple[str, str, ast.Call]]:
         """File, scope and call of each `super().method(...)` in a class that inherits from the class `name`."""
         family = self.descendants(name) - {name}
-        files = {source.name: source for one in family if one.isidentifier() for source in self.sources.mentioning(one)}
+        files = {
+            source.name: source for one in family if one.isidentifier() for source in self.sources.calling(method, one)
+        }
         for source in files.values():
-            for scope, call in source.calls.get(method, ()):
+            for scope, call in source.calls[method]:
                 owner = call.func.value if isinstance(call.func, ast.Attribute) else None
                 is_super = isinstance(owner, ast.Call) and last_name(owner.func) == "super"
                 if is_super and self.class_of(source.name, scope) in family:
@@ -98,20 +91,6 @@ class Classes:
             for text in self.sources.texts_with(ENTRY):
                 self._served |= {word for entries in ENTRIES.findall(text) for word in WORD.findall(entries)}
         return bool(self.descendants(name) & self._served)
-
-    def _derived(self, name: str) -> set[str]:
-        if name not in self._bases:
-            found = set()
-            for source in self.sources.deriving(name):
-                for node in source.definitions.values():
-                    if isinstance(node, ast.ClassDef) and any(last_name(base) == name for base in node.bases):
-                        found.add(node.name)
-                for scope, call in source.calls.get("type", ()):
-                    # type("Name", (Base, Mixin), {}) also makes a class.
-                    if len(call.args) == 3 and name in (last_name(part) for part in ast.walk(call.args[1])):
-                        found.add(f"type() in {source.name}:{scope}:{call.lineno}")
-            self._bases[name] = found
-        return self._bases[name]
 
     def only_family(self, method: str, owner: str) -> bool:
         """Whether only the class hierarchy of `owner` has a method of that name."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +12,8 @@ from tools.kernel_tracing.source.sources import BUNDLED, DISTRIBUTIONS
 from tools.kernel_tracing.verify.check_source import SourceFile, read
 
 WORD = re.compile(r"\w+")
-_BASES = re.compile(r"\bclass\s+\w+\s*\(([^:]*)|\btype\([^()]*,\s*\(([^()]*)")
+# Regular expressions that begin with text are found several times faster.
+_BASES = re.compile(r"class\s+\w+\s*\(([^:]*)"), re.compile(r"type\([^()]*,\s*\(([^()]*)")
 _DECORATORS = re.compile(r"@([\w.]+)")
 # Parts of the packages that a server never imports, where no evidence is looked for: SGLang's diffusion models, its
 # tests, and the Python of CUTLASS.
@@ -27,8 +28,22 @@ class _Scanned(NamedTuple):
     decorators: dict[str, list[str]]
 
 
+class _Outline(NamedTuple):
+    """What stays of a file that is not kept: of its `SourceFile`, the names in three tables, and the classes."""
+
+    attributes: Container[str]
+    calls: Container[str]
+    decorated: Container[str]
+    bases: dict[str, list[str]]
+    derived: dict[str, list[str]]
+
+
 class Sources:
-    """The files below a directory of sources, in either layout, parsed when they are needed."""
+    """The files below a directory of sources, in either layout, parsed when they are needed.
+
+    A parsed file takes about forty times the memory of its text. Most are parsed only to find out that they lack what
+    is searched: of these, an outline stays, so that none is parsed again for the next search that finds nothing.
+    """
 
     def __init__(self, root: Path) -> None:
         self.packages: dict[str, Path] = {}
@@ -46,8 +61,7 @@ class Sources:
             for package, root in sorted(self.packages.items())
             for path in sorted(root.rglob("*.py"))
         }
-        self._files: dict[str, SourceFile | None] = {}
-        self._texts: dict[str, str] = {}
+        self._known: dict[str, SourceFile | _Outline | None] = {}
         self._mentions: dict[str, list[str]] = {}
 
     def path(self, file: str) -> Path | None:
@@ -55,43 +69,89 @@ class Sources:
         return self._paths.get(file)
 
     def _text(self, file: str) -> str:
-        if file not in self._texts:
-            self._texts[file] = self._paths[file].read_text(encoding="utf-8-sig", errors="replace")
-        return self._texts[file]
+        return self._paths[file].read_text(encoding="utf-8-sig", errors="replace")
+
+    def text(self, file: str) -> str | None:
+        """The text of a file; None if it does not exist or is not Python."""
+        return self._text(file) if self._outline(file) is not None else None
 
     def get(self, file: str) -> SourceFile | None:
-        """The parsed file; None if it does not exist or is not Python."""
-        if file not in self._files:
-            try:
-                self._files[file] = read(file, self._text(file)) if file in self._paths else None
-            except (SyntaxError, ValueError, RecursionError):
-                self._files[file] = None
-        return self._files[file]
+        """The parsed file, which is kept; None if it does not exist or is not Python."""
+        known = self._known.get(file)
+        if isinstance(known, _Outline) or file not in self._known:
+            known = self._known[file] = self._parsed(file)
+        return known
+
+    def _parsed(self, file: str) -> SourceFile | None:
+        try:
+            return read(file, self._text(file)) if file in self._paths else None
+        except (SyntaxError, ValueError, RecursionError):
+            return None
+
+    def _outline(self, file: str, table: str = "", name: str = "") -> SourceFile | _Outline | None:
+        """What is known of a file. If it is parsed for this, it is kept only if a table has a name."""
+        if file not in self._known:
+            source = self._parsed(file)
+            if source is None or (table and name in getattr(source, table)):
+                self._known[file] = source
+            else:
+                self._known[file] = _Outline(
+                    frozenset(source.attributes),
+                    frozenset(source.calls),
+                    frozenset(source.decorated),
+                    source.bases,
+                    source.derived,
+                )
+        return self._known[file]
 
     def mentioning(self, name: str) -> list[SourceFile]:
         """The files in which evidence may be and whose text contains `name`, which has whole identifiers, in order."""
-        if name not in self._mentions:
-            self._mentions[name] = [file for file in self._with_words(name) if name in self._texts[file]]
-        return self._read(self._mentions[name])
+        return [source for file in self._mentioning(name) if (source := self.get(file)) is not None]
 
-    def deriving(self, name: str) -> list[SourceFile]:
-        """Those that may derive a class from one of that name: among the bases of a class, or in a call of `type`."""
-        return self._read(self._scanned.bases.get(name, ()))
+    def giving(self, name: str, mentioned: str = "") -> list[SourceFile]:
+        """Those that give something to attributes, keywords or fields of that name, or define such methods.
+
+        `mentioned` is what their text must contain, if not the name.
+        """
+        return self._with("attributes", name, self._mentioning(mentioned or name))
+
+    def calling(self, name: str, mentioned: str = "") -> list[SourceFile]:
+        """Those that call something of that name; `mentioned` is as for `giving`."""
+        return self._with("calls", name, self._mentioning(mentioned or name))
 
     def decorating(self, name: str) -> list[SourceFile]:
-        """Those that may use a decorator of that name."""
-        return self._read(self._scanned.decorators.get(name, ()))
+        """Those that use a decorator of that name."""
+        return self._with("decorated", name, self._scanned.decorators.get(name, ()))
+
+    def _with(self, table: str, name: str, files: Iterable[str]) -> list[SourceFile]:
+        """Those of some files whose table has a name."""
+        having = (file for file in files if name in getattr(self._outline(file, table, name), table, ()))
+        return [source for file in having if (source := self.get(file)) is not None]
+
+    def bases(self, name: str) -> list[list[str]]:
+        """For each file that defines a class of that name, the bare names of its bases."""
+        outlines = (self._outline(file) for file in self._mentioning(f"class {name}"))
+        return [outline.bases[name] for outline in outlines if outline is not None and name in outline.bases]
+
+    def derived(self, name: str) -> set[str]:
+        """The bare names of the classes that have a base of that name."""
+        outlines = (self._outline(file) for file in self._scanned.bases.get(name, ()))
+        return {derived for outline in outlines if outline is not None for derived in outline.derived.get(name, ())}
+
+    def _mentioning(self, name: str) -> list[str]:
+        if name not in self._mentions:
+            files = self._with_words(name)
+            exact = WORD.fullmatch(name) is not None
+            self._mentions[name] = files if exact else [file for file in files if name in self._text(file)]
+        return self._mentions[name]
 
     def texts_with(self, name: str) -> list[str]:
         """The texts of those that contain an identifier."""
-        return [self._texts[file] for file in self._with_words(name)]
+        return [self._text(file) for file in self._with_words(name)]
 
     def mentions(self, name: str) -> int:
         """The number of those that contain an identifier."""
         return len(self._scanned.words.get(name, ()))
-
-    def _read(self, files: Iterable[str]) -> list[SourceFile]:
-        return [source for file in files if (source := self.get(file)) is not None]
 
     def _with_words(self, name: str) -> list[str]:
         """The files that contain the rarest of some identifiers."""
@@ -103,7 +163,8 @@ class Sources:
         found = _Scanned({}, {}, {})
         for file in (one for one in self._paths if not one.startswith(_ASIDE)):
             text = self._text(file)
-            bases, decorators = " ".join(map(" ".join, _BASES.findall(text))), " ".join(_DECORATORS.findall(text))
+            bases = " ".join(part for pattern in _BASES for part in pattern.findall(text))
+            decorators = " ".join(_DECORATORS.findall(text))
             for table, part in zip(found, (text, bases, decorators), strict=True):
                 for word in dict.fromkeys(WORD.findall(part)):
                     table.setdefault(word, []).append(file)

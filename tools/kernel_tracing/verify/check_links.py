@@ -186,8 +186,8 @@ class Links:
         """Whether the method around `scope` is called as `Class.method(self)` by a class related to the target's."""
         own = self.classes.class_of(file, scope)
         method = scope.partition(f"{own}.")[2].partition(".")[0]
-        for source in self.sources.mentioning(f"{own}.{method}"):
-            for place, call in source.calls.get(method, ()):
+        for source in self.sources.calling(method, f"{own}.{method}"):
+            for place, call in source.calls[method]:
                 given = call.args[:1]
                 if isinstance(call.func, ast.Attribute) and last_name(call.func.value) == own and given:
                     owner = self.classes.class_of(source.name, place)
@@ -352,8 +352,8 @@ class Links:
         """What attributes, keywords, fields and methods called `name` are given, anywhere."""
         if name not in self._suppliers:
             found = []
-            for source in self.sources.mentioning(name):
-                found += source.attributes.get(name, [])
+            for source in self.sources.giving(name):
+                found += source.attributes[name]
             self._suppliers[name] = found
         return self._suppliers[name]
 
@@ -366,8 +366,8 @@ class Links:
         method = bool(self.classes.class_of(source.name, binding.scope))
         name = self._called_name(node, parts)
         found = False
-        for other in self.sources.mentioning(name) if name else ():
-            for scope, call in other.calls.get(name, ()):
+        for other in self.sources.calling(name) if name else ():
+            for scope, call in other.calls[name]:
                 found = True
                 yield from (Binding(other.name, scope, value) for value in given(call, node, binding.parameter, method))
         if isinstance(node, ast.FunctionDef) and node.name in CONSTRUCTORS and method:
@@ -381,7 +381,7 @@ class Links:
         # A decorator, or the function inside a decorator factory, is given what it decorates.
         for decorator in parts[-2:]:
             for other in self.sources.decorating(decorator):
-                yield from other.decorated.get(decorator, ())
+                yield from other.decorated[decorator]
 
     @staticmethod
     def _called_name(node: FunctionNode | ast.Lambda, parts: list[str]) -> str:

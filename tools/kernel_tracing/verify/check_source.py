@@ -54,9 +54,7 @@ class SourceFile:
     """One parsed file."""
 
     name: str
-    text: str
     tree: ast.Module
-    sites: dict[int, list[Site]] = field(default_factory=lambda: defaultdict(list))
     definitions: dict[str, FunctionNode | ast.ClassDef] = field(default_factory=dict)
     lambdas: set[str] = field(default_factory=set)
     # (scope, name) -> what it may refer to; name -> what an attribute or a keyword of that name may be given.
@@ -66,30 +64,11 @@ class SourceFile:
     contents: dict[str, list[Binding]] = field(default_factory=lambda: defaultdict(list))
     # Last name of a decorator -> what it is applied to.
     decorated: dict[str, list[Binding]] = field(default_factory=lambda: defaultdict(list))
+    # By bare names: class -> its bases, base -> the classes derived from it.
+    bases: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    derived: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     calls: dict[str, list[tuple[str, ast.Call]]] = field(default_factory=lambda: defaultdict(list))
     stars: list[ast.ImportFrom] = field(default_factory=list)
-    _lines: list[str] | None = None
-    _attributes: dict[int, list[Site]] | None = None
-
-    def attributes_read_on(self, line: int) -> list[Site]:
-        """The attributes read on a line, which may be properties. Rarely needed, so a separate pass collects them."""
-        if self._attributes is None:
-            reader = _AttributeReader(SourceFile(self.name, self.text, self.tree))
-            reader.visit(self.tree)
-            self._attributes = reader.found
-        return self._attributes.get(line, [])
-
-    def text_of(self, node: ast.expr) -> str:
-        """An expression's source on one line, with white space collapsed."""
-        # ast.get_source_segment splits the whole file for each call; columns are in UTF-8 bytes.
-        if self._lines is None:
-            # Not splitlines(): Python's lines end at \n only, never at a form feed.
-            self._lines = self.text.split("\n")
-        first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
-        lines = [line.encode() for line in self._lines[first : last + 1]]
-        lines[-1] = lines[-1][: node.end_col_offset]
-        lines[0] = lines[0][node.col_offset :]
-        return " ".join(b" ".join(lines).decode(errors="replace").split())
 
     def is_class(self, qualified: str) -> bool:
         return isinstance(self.definitions.get(qualified), ast.ClassDef)
@@ -119,7 +98,6 @@ class _Reader(ast.NodeVisitor):
         self.source = source
         self.path: list[tuple[str, str]] = []  # (kind: class, function or lambda; name)
         self.scope = ""
-        self.functions = self._functions()
 
     def visit(self, node: ast.AST) -> None:
         """Like NodeVisitor's, but several times faster, because it skips nodes without calls and bindings."""
@@ -154,15 +132,6 @@ class _Reader(ast.NodeVisitor):
 
     def _moved(self) -> None:
         self.scope = ".".join(name for _, name in self.path)
-        self.functions = self._functions()
-
-    def _functions(self) -> frozenset[str]:
-        names = [name for _, name in self.path]
-        without = [name for kind, name in self.path if kind != "lambda"]
-        known = {".".join(names), ".".join(without)} - {""}
-        if not any(kind == "function" for kind, _ in self.path):
-            known.add("<module>")
-        return frozenset(known)
 
     def _bind(self, name: str, node: ast.AST, parameter: str = "") -> None:
         self.source.names[self.scope, name].append(Binding(self.source.name, self.scope, node, parameter))
@@ -172,15 +141,15 @@ class _Reader(ast.NodeVisitor):
     def _supply(self, name: str, node: ast.AST) -> None:
         self.source.attributes[name].append(Binding(self.source.name, self.scope, node))
 
-    def _site(self, node: ast.expr, line: int) -> None:
-        self.source.sites[line].append(Site(node, self.functions, self.scope))
+    def _site(self, node: ast.expr) -> None:
+        """A call or a decorator, which only `Sites` notes."""
 
     def _definition(self, node: FunctionNode | ast.ClassDef, kind: str) -> None:
         self._bind(node.name, node)
         for decorator in node.decorator_list:
             self.source.decorated[last_name(decorator)].append(Binding(self.source.name, self.scope, node))
             if not isinstance(decorator, ast.Call):
-                self._site(decorator, decorator.lineno)
+                self._site(decorator)
             self.visit(decorator)
         self._enter(kind, node.name)
         self.source.definitions.setdefault(self.scope, node)
@@ -196,6 +165,11 @@ class _Reader(ast.NodeVisitor):
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self._definition(node, "class")
+        if self.source.definitions[self.scope] is node:
+            bases = [last_name(base) for base in node.bases]
+            self.source.bases[node.name] += bases
+            for base in bases:
+                self.source.derived[base].append(node.name)
         for part in (*node.bases, *node.keywords, *node.body):
             self.visit(part)
         self._leave()
@@ -295,7 +269,7 @@ class _Reader(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        self._site(node, node.lineno)
+        self._site(node)
         called = last_name(node.func)
         self.source.calls[called].append((self.scope, node))
         for keyword in node.keywords:
@@ -304,6 +278,10 @@ class _Reader(ast.NodeVisitor):
         arguments = node.args
         if called == "setattr" and len(arguments) == 3 and isinstance(arguments[1], ast.Constant):
             self._supply(str(arguments[1].value), arguments[2])
+        if called == "type" and len(arguments) == 3:
+            # type("Name", (Base, Mixin), {}) also makes a class.
+            for base in {last_name(part) for part in ast.walk(arguments[1])}:
+                self.source.derived[base].append(f"type() in {self.source.name}:{self.scope}:{node.lineno}")
         if called in _FILLS and isinstance(node.func, ast.Attribute):
             # The elements of a container may be whatever it is given.
             for argument in arguments:
@@ -311,18 +289,47 @@ class _Reader(ast.NodeVisitor):
         self.generic_visit(node)
 
 
-class _AttributeReader(_Reader):
-    """Collects attributes that are read, with their functions."""
+class Sites(_Reader):
+    """The sites of a file, by line: calls and decorators, and attributes that are read, which may be properties."""
 
     _visitors: ClassVar[dict[type[ast.AST], Callable[[_Reader, Any], None] | None]] = {}
 
-    def __init__(self, source: SourceFile) -> None:
-        super().__init__(source)
-        self.found: dict[int, list[Site]] = defaultdict(list)
+    def __init__(self, source: SourceFile, text: str) -> None:
+        super().__init__(SourceFile(source.name, source.tree))
+        self.calls: dict[int, list[Site]] = defaultdict(list)
+        self.attributes: dict[int, list[Site]] = defaultdict(list)
+        # Not splitlines(): Python's lines end at \n only, never at a form feed.
+        self._lines = text.split("\n")
+        self._functions = self._named()
+        self.visit(source.tree)
+
+    def text_of(self, node: ast.expr) -> str:
+        """An expression's source on one line, with white space collapsed."""
+        # ast.get_source_segment splits the whole file for each call; columns are in UTF-8 bytes.
+        first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
+        lines = [line.encode() for line in self._lines[first : last + 1]]
+        lines[-1] = lines[-1][: node.end_col_offset]
+        lines[0] = lines[0][node.col_offset :]
+        return " ".join(b" ".join(lines).decode(errors="replace").split())
+
+    def _moved(self) -> None:
+        super()._moved()
+        self._functions = self._named()
+
+    def _named(self) -> frozenset[str]:
+        names = [name for _, name in self.path]
+        without = [name for kind, name in self.path if kind != "lambda"]
+        known = {".".join(names), ".".join(without)} - {""}
+        if not any(kind == "function" for kind, _ in self.path):
+            known.add("<module>")
+        return frozenset(known)
+
+    def _site(self, node: ast.expr) -> None:
+        self.calls[node.lineno].append(Site(node, self._functions, self.scope))
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if isinstance(node.ctx, ast.Load):
-            self.found[node.lineno].append(Site(node, self.functions, self.scope))
+            self.attributes[node.lineno].append(Site(node, self._functions, self.scope))
         self.generic_visit(node)
 
 
@@ -330,6 +337,6 @@ def read(name: str, text: str) -> SourceFile:
     """Parses one file. Raises SyntaxError."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes in strings concern the sources' authors
-        source = SourceFile(name, text, ast.parse(text))
+        source = SourceFile(name, ast.parse(text))
     _Reader(source).visit(source.tree)
     return source

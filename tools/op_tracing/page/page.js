@@ -23,7 +23,7 @@ function graphItem(node) {
     const made = makeItem("op", `${node.name}()`, {
       ...common, sites: node.sites, kernels: op.kernels, note: plural(op.kernels.length, "kernel"), key: `op/${node.name}`,
     });
-    return { ...made, entered: node.function, subject: opSubject("Op in the forward", op, node.sites, node.annotation) };
+    return { ...made, subject: opSubject("Op in the forward", op, node.sites, node.annotation) };
   }
   if (node.kind === "torch") {
     const made = makeItem("torch", `${node.name}()`, { ...common, sites: node.sites, note: "plain torch", key: `torch/${node.name}` });
@@ -32,9 +32,7 @@ function graphItem(node) {
       empty: "PyTorch computes this; no traced kernel is called.",
     } };
   }
-  const note = node.kind === "again" ? "shown above ↑" : "";
-  const made = makeItem(node.kind, node.sites.length ? `${node.name}()` : node.name, { ...common, sites: node.sites, note });
-  return { ...made, entered: node.function };
+  return makeItem(node.kind, node.sites.length ? `${node.name}()` : node.name, { ...common, sites: node.sites });
 }
 
 function opSubject(kicker, op, sites, note) {
@@ -102,8 +100,7 @@ function choose(item, enter) {
     const address = `#${encodeURI(item.key)}`;
     if (location.hash !== address) history.pushState(null, "", address);
     present(item, enter);
-  } else if (item.kind === "again") jump(item);
-  else trees[active].expand(item, !item.expanded);
+  } else trees[active].expand(item, !item.expanded);
 }
 
 function present(item, enter) {
@@ -137,20 +134,6 @@ function leave() {
 function overlay(covering) {
   document.body.classList.toggle("detailed", covering);
   byId("browse").inert = covering && narrow.matches;
-}
-
-/** Goes from a part that was expanded earlier to that place. */
-function jump(item) {
-  const tree = trees.graph;
-  const target = [...tree.walk()].find((other) => other.entered === item.entered);
-  if (!item.entered || target === item) return;
-  if (!target.shown) search("");
-  tree.reveal(target);
-  tree.focus(target);
-  target.row.scrollIntoView({ block: "center" });
-  target.row.classList.remove("arrived");
-  void target.row.offsetWidth; // starts the animation again
-  target.row.classList.add("arrived");
 }
 
 // --- tabs ----------------------------------------------------------------------------------------------------------

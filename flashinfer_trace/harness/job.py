@@ -1,0 +1,142 @@
+"""What is verified: a Definition, its family and a kernel, with the plans of which cases are drawn."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.harness.family import Family, Kernel, Plan, PlanRequest
+from flashinfer_trace.isolation.worker import ReferenceWorker
+
+__all__ = ["Drawing", "Job", "Round", "prepare", "rounds"]
+
+#: What a kernel asks of plans: limits of variable axes, and options.
+Drawing = tuple[Mapping[str, tuple[int, int]], object | None]
+
+#: The cases that a kernel has of its own, beyond those that it shares with kernels that take less (`Kernel.common`).
+BEYOND = 13
+
+
+def prepare(definition: Definition, family: Family, device: str, full: bool) -> Definition:
+    """The Definition at the sizes to run: the family's small twin on a CPU, unless `full`."""
+    if full or torch.device(device).type == "cuda":
+        return definition
+    return definition.with_const_axes(family.twin)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is verified, where, and at which sizes.
+
+    Attributes:
+        definition: as loaded (real sizes).
+        family: its record.
+        kernel: compare this kernel too; otherwise the reference against the oracle only.
+        device: ``cpu``, ``cuda`` or ``cuda:1``.
+        full: real sizes on a CPU too.
+        worker: where the reference runs on a CPU; in this process if there is none, and on a GPU.
+    """
+
+    definition: Definition
+    family: Family
+    kernel: Kernel | None = None
+    device: str = "cpu"
+    full: bool = False
+    worker: ReferenceWorker | None = field(default=None, compare=False)
+
+    @functools.cached_property
+    def sized(self) -> Definition:
+        """The Definition at the sizes to run."""
+        return prepare(self.definition, self.family, self.device, self.full)
+
+    @property
+    def target(self) -> str:
+        """``oracle``, or the kernel's label."""
+        return self.kernel.label if self.kernel else "oracle"
+
+    @property
+    def large(self) -> bool:
+        """Whether cases may have sizes for a GPU."""
+        return torch.device(self.device).type == "cuda"
+
+    @property
+    def plans(self) -> st.SearchStrategy[Plan]:
+        """The plans that may be drawn."""
+        return self.family.plans(self.request)
+
+    @property
+    def corners(self) -> Sequence[Plan]:
+        """The plans that run before any is drawn."""
+        return self.family.corners(self.request)
+
+    @property
+    def request(self) -> PlanRequest:
+        """What plans are made for."""
+        limits, options = self.drawing
+        return PlanRequest(self.sized, limits, self.large, options)
+
+    @property
+    def drawing(self) -> Drawing:
+        """What its kernel asks of plans."""
+        return (self.kernel.limits, self.kernel.plan_options) if self.kernel else ({}, None)
+
+    @property
+    def common(self) -> Drawing | None:
+        """What other kernels ask, which take less and whose cases it shares; None if there are none."""
+        return (self.kernel.limits, self.kernel.common) if self.kernel and self.kernel.common is not None else None
+
+    def line(self, plan: Plan, seed: int) -> str:
+        """The command that repeats a case."""
+        target = f"--kernel {shlex.quote(self.target)}" if self.kernel else "--against oracle"
+        size = " --full" if self.full and self.kernel is None else ""
+        text = shlex.quote(json.dumps(plan, separators=(",", ":"), sort_keys=True))
+        return (
+            f"flashinfer-trace verify {self.definition.name} {target} --device {self.device}{size} "
+            f"--plan {text} --seed {seed}"
+        )
+
+
+@dataclass(frozen=True)
+class Round:
+    """Cases that some jobs share.
+
+    Attributes:
+        numbers: of the jobs; cases are drawn for the first one.
+        examples: cases that are drawn, beside the corners.
+    """
+
+    numbers: tuple[int, ...]
+    examples: int
+
+
+def rounds(jobs: Sequence[Job], examples: int) -> list[Round]:
+    """In which rounds jobs are verified, so that each has `examples` cases at least.
+
+    Jobs whose kernels have the same limits and options of plans share all of their cases. A kernel that takes more than
+    others shares those of the others first, and has a few of its own then.
+    """
+    groups: list[list[int]] = []
+    for number, job in enumerate(jobs):
+        for group in groups:
+            first = jobs[group[0]]
+            if (job.drawing, job.common, job.kernel is None) == (first.drawing, first.common, first.kernel is None):
+                group.append(number)
+                break
+        else:
+            groups.append([number])
+    whole, beyond = [], []
+    for group in groups:
+        first = jobs[group[0]]
+        joining = [number for number, job in enumerate(jobs) if number not in group and job.common == first.drawing]
+        if any(first.common == job.drawing for job in jobs):
+            beyond.append(Round(tuple(group), min(BEYOND, examples)))
+        else:
+            whole.append(Round((*group, *joining), examples))
+    return [*whole, *beyond]

@@ -1,0 +1,183 @@
+"""One recorded run: what an entry of evidence says, and why it proves nothing, or not a Definition as it stands."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from flashinfer_trace import dataset, digests
+from flashinfer_trace.records import KernelFacts
+
+if TYPE_CHECKING:
+    from flashinfer_trace.definition import Definition
+
+__all__ = ["DRAWN_CASES", "REQUIRED_CASES", "SEED", "TIME_FORMAT", "Entry", "Objection", "chosen_seed", "implausible"]
+
+#: Real cases that one entry needs to prove anything. If a defect showed in a fraction p of all cases, 50 independent
+#: ones would miss it with probability (1 - p)^50: at most 5 % for p = 6 % (the rule of three, 3 / 50).
+REQUIRED_CASES = 50
+#: Real cases that a run against a kernel draws unless told otherwise: a tenth above the requirement, so that recorded
+#: evidence still suffices if a few of its cases are found to prove nothing.
+DRAWN_CASES = REQUIRED_CASES * 11 // 10
+#: Seed of all draws of recorded evidence. One that can be chosen could be chosen until a case that fails is not drawn.
+SEED = 0
+#: No evidence is older than the project, and none is from the future (but clocks differ).
+EARLIEST = datetime.datetime(2025, 1, 1, tzinfo=datetime.timezone.utc)
+CLOCK_DIFFERENCE = datetime.timedelta(days=1)
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+
+#: Digest in an entry -> what has changed if it differs.
+_BINDING = {
+    "reference": "the reference has changed since this run",
+    "contract": "the name, axes, constraints, inputs, outputs or dtypes have changed since this run",
+}
+
+
+class Objection(NamedTuple):
+    """Why evidence does not prove a Definition.
+
+    Attributes:
+        text: what is wrong, or what has changed.
+        failed: the run is no proof of anything; otherwise it is one of something else.
+    """
+
+    text: str
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run of one kernel on one GPU.
+
+    Attributes:
+        kernel_label: the kernel's name in its family's record.
+        path, variant: the kernel's dotted path, and which use of it ("" if there is only one).
+        library, version: the distribution that ships it.
+        gpu: name as CUDA reports it.
+        capability: compute capability, major and minor.
+        digests: SHA-256 of the ``reference``, the ``contract`` and the code of the ``family`` and the ``harness``.
+        cases: real cases: distinct ones that prove something.
+        vacuous: cases that prove nothing (an empty or all-zero expected output). They are counted apart from `cases`.
+        seed: of all draws.
+        passed: every output of every case met its bound.
+        outputs: output -> policy (text) and figures: kernel_worst and reference_worst (error / bound), kernel_error and
+            reference_error (relative norm).
+        recorded_at: when the run ended, UTC, ISO 8601.
+    """
+
+    kernel_label: str
+    path: str
+    variant: str
+    library: str
+    version: str
+    gpu: str
+    capability: tuple[int, int]
+    digests: Mapping[str, str]
+    cases: int
+    vacuous: int
+    seed: int
+    passed: bool
+    outputs: Mapping[str, Mapping[str, Any]]
+    recorded_at: str
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Entry:
+        """An entry of schema/evidence.schema.json (KeyError, TypeError or ValueError if it does not follow that)."""
+        kernel, gpu = data["kernel"], data["environment"]["gpu"]
+        major, minor = gpu["compute_capability"].split(".")
+        return cls(
+            kernel_label=kernel["label"],
+            path=kernel["path"],
+            variant=kernel["variant"],
+            library=kernel["library"],
+            version=kernel["version"],
+            gpu=gpu["name"],
+            capability=(int(major), int(minor)),
+            digests={key: data["digests"][key] for key in ("reference", "contract", "family", "harness")},
+            cases=data["cases"],
+            vacuous=data["vacuous"],
+            seed=data["seed"],
+            passed=data["result"] == "passed",
+            outputs=data["outputs"],
+            recorded_at=data["recorded_at"],
+        )
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The fields that are strings."""
+        named = (self.kernel_label, self.path, self.variant, self.library, self.version, self.gpu, self.recorded_at)
+        return (*named, *self.digests.values())
+
+    @property
+    def worst(self) -> float:
+        """Largest error / bound of the kernel over all outputs."""
+        return max(float(output["kernel_worst"]) for output in self.outputs.values())
+
+    @property
+    def shortcoming(self) -> str | None:
+        """Why this run proves nothing whatever it is for, None if it may prove something."""
+        if not self.passed:
+            return "the run failed"
+        if self.vacuous < 0:
+            return f"{self.vacuous} vacuous cases"
+        if self.cases < REQUIRED_CASES:
+            return f"{self.cases} real cases are fewer than {REQUIRED_CASES}"
+        if (reason := chosen_seed(self.seed)) is not None:
+            return reason
+        for name, output in self.outputs.items():
+            for figure in ("kernel_worst", "reference_worst"):
+                if not 0 <= output[figure] <= 1:  # a NaN fails too
+                    return f"{figure} of {name} is {output[figure]}, beyond its bound"
+        return implausible(self.recorded_at)
+
+    def objections(self, definition: Definition, kernels: Mapping[str, KernelFacts]) -> Iterator[Objection]:
+        """Why this run does not prove the Definition as it stands; nothing if it does.
+
+        Args:
+            definition: the Definition.
+            kernels: what computes it today, by label (see `kernels_today`).
+        """
+        yield from map(Objection, self._mismatches(definition, kernels))
+        if self.shortcoming is not None:
+            yield Objection(self.shortcoming, failed=True)
+
+    def _mismatches(self, definition: Definition, kernels: Mapping[str, KernelFacts]) -> Iterator[str]:
+        today = {"reference": definition.reference_sha256, "contract": digests.contract_sha256(definition)}
+        yield from (text for part, text in _BINDING.items() if self.digests[part] != today[part])
+        kernel = kernels.get(self.kernel_label)
+        if kernel is None:
+            known = ", ".join(kernels) or "none"
+            yield f"no kernel of this label computes the Definition today; those are {known}"
+        else:
+            for name in ("library", "path", "variant"):
+                if getattr(self, name) != getattr(kernel, name):
+                    yield f"{name} is {getattr(self, name)!r}, but the record says {getattr(kernel, name)!r}"
+            if not kernel.runs_on(self.capability):
+                yield f"the kernel does not run on compute capability {self.capability[0]}.{self.capability[1]}"
+        for name in dict.fromkeys([*definition.outputs, *self.outputs]):
+            if name not in self.outputs:
+                yield f"the output {name} is missing"
+            elif name not in definition.outputs:
+                yield f"the Definition has no output {name}"
+            elif kernel is not None and self.outputs[name]["policy"] != kernel.policies.get(name):
+                yield f"the policy of {name} is not the one of today's record"
+
+
+def chosen_seed(seed: int) -> str | None:
+    """Why a run with this seed proves nothing, None if it may prove something."""
+    return None if seed == SEED else f"the seed is {seed}, not {SEED}: one that is chosen can miss the cases that fail"
+
+
+@functools.lru_cache(maxsize=dataset.CACHED_FILES)
+def implausible(recorded_at: str) -> str | None:
+    """Why a run cannot have ended then, None if it can."""
+    try:
+        time = datetime.datetime.strptime(recorded_at, TIME_FORMAT).replace(tzinfo=datetime.timezone.utc)
+    except ValueError:
+        return f"recorded_at is {recorded_at[:40]!r}, no time of the calendar"
+    if not EARLIEST <= time <= datetime.datetime.now(datetime.timezone.utc) + CLOCK_DIFFERENCE:
+        return f"recorded_at is {recorded_at}, before {EARLIEST.year} or in the future"
+    return None

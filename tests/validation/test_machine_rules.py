@@ -1,0 +1,182 @@
+"""Machines that evidence names: what is of no one machine is refused, and what stands out among the other runs."""
+
+from __future__ import annotations
+
+import copy
+import re
+import sys
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from flashinfer_trace.ledger_entry import TIME_FORMAT
+from flashinfer_trace.validation import Problem
+from flashinfer_trace.validation.machine_rules import NEIGHBOURS, OLDEST
+
+from .conftest import FIXTURES, REPOSITORY, Dataset, read_fixture
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Json = dict[str, Any]
+EVIDENCE = "evidence/rmsnorm/rmsnorm_h8.json"
+ENTRY: Json = read_fixture(FIXTURES / "valid" / "verified.json")["files"][EVIDENCE]["entries"][0]
+LIBRARIES = {"flashinfer-python": "0.6.12", "hypothesis": "6.168.3", "sglang-kernel": "0.4.2", "triton": "3.6.0"}
+STARTED = datetime(2026, 11, 22, 17, 0, 0)
+
+
+def runs(count: int, start: datetime = STARTED, **environment: Any) -> list[Json]:
+    """Entries of runs that end a second after each other, each of another kernel, with other facts of the machine."""
+    found = []
+    for number in range(count):
+        ended = start + timedelta(seconds=number)
+        entry = copy.deepcopy(ENTRY)
+        entry["kernel"]["path"] = entry["kernel"]["label"] = f"flashinfer.norm.kernel{ended:%d%H%M%S}"
+        entry["environment"] |= {"driver": "580.159.04", "libraries": dict(LIBRARIES), **environment}
+        entry["recorded_at"] = ended.strftime(TIME_FORMAT)
+        found.append(entry)
+    return found
+
+
+def problems(dataset: Dataset, minimal: Json, entries: list[Json]) -> list[Problem]:
+    dataset.add(minimal)
+    dataset.write(EVIDENCE, {"definition": "rmsnorm_h8", "op_type": "rmsnorm", "entries": entries})
+    return dataset.problems()
+
+
+def environment(**fields: Any) -> Callable[[Json], object]:
+    return lambda entry: entry["environment"].update(fields)
+
+
+def libraries(**fields: str) -> Callable[[Json], object]:
+    return lambda entry: entry["environment"]["libraries"].update(
+        {name.replace("_", "-"): version for name, version in fields.items()}
+    )
+
+
+#: What one edit of one run makes impossible: the edit, the place below the entry, and the message.
+CONTRADICTIONS: dict[str, tuple[Callable[[Json], object], str, str]] = {
+    "the kernel's version": (
+        lambda e: e["kernel"].update(version="0.6.13"),
+        "kernel/version",
+        'flashinfer-python is "0.6.13", but the environment has "0.6.12"',
+    ),
+    "the version in the environment": (
+        libraries(flashinfer_python="0.6.13"),
+        "kernel/version",
+        'flashinfer-python is "0.6.12", but the environment has "0.6.13"',
+    ),
+    "the kernel's library removed": (
+        lambda e: e["environment"]["libraries"].pop("flashinfer-python"),
+        "kernel/version",
+        "but the environment does not list it",
+    ),
+    "another distribution of torch": (
+        libraries(torch="2.12.0"),
+        "environment/libraries/torch",
+        'torch is "2.12.0", but the environment has "2.11.0+cu130"',
+    ),
+    "another CUDA": (environment(cuda="12.8"), "environment/cuda", 'torch "2.11.0+cu130" is not for CUDA "12.8"'),
+    "a build of torch for another CUDA": (environment(torch="2.11.0+cu128"), "environment/cuda", "is not for CUDA"),
+    "a build of torch for a CPU": (environment(torch="2.11.0+cpu"), "environment/torch", "is not for CUDA"),
+    "another capability": (
+        lambda e: e["environment"]["gpu"].update(compute_capability="10.0"),
+        "environment/gpu/compute_capability",
+        'NVIDIA H200 has compute capability 9.0, not "10.0"',
+    ),
+    "a Python that cannot run the harness": (environment(python="3.9.1"), "environment/python", "python is"),
+    "a torch that cannot run the harness": (environment(torch="2.7.1+cu130"), "environment/torch", "of 2.8 or a later"),
+    "an old hypothesis": (libraries(hypothesis="6.99.9"), "environment/libraries/hypothesis", "of 6.100 or a later"),
+    "an older library than the pinned one": (
+        libraries(sglang_kernel="0.4.1"),
+        "environment/libraries/sglang-kernel",
+        'sglang-kernel is "0.4.1", but evidence is of 0.4.2 or a later version',
+    ),
+    "a driver that is no version": (environment(driver="newest"), "environment/driver", "driver is"),
+    "a CUDA that is no version": (environment(cuda="None"), "environment/cuda", "cuda is"),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_facts_of_no_one_machine_are_refused(dataset: Dataset, minimal: Json, name: str) -> None:
+    (entry,) = runs(1)
+    assert problems(dataset, minimal, [entry]) == []
+    change, place, message = CONTRADICTIONS[name]
+    change(entry)
+    (problem,) = problems(dataset, minimal, [entry])
+    assert (problem.rule, problem.file) == ("evidence-invalid", EVIDENCE)
+    assert problem.pointer == f"/entries/0/{place}" and message in problem.message
+    assert problem.hint
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        environment(driver="590.44.01", python="3.13.1", libraries={**LIBRARIES, "hypothesis": "6.170.15"}),
+        environment(torch="2.12.0a0+git1234", cuda="13.1"),
+        environment(gpu={"name": "NVIDIA B200", "compute_capability": "10.0"}),
+        libraries(sglang_kernel="0.5.0rc1", triton="3.5.0"),
+    ],
+)
+def test_a_newer_machine_or_another_gpu_is_accepted(
+    dataset: Dataset, minimal: Json, change: Callable[[Json], object]
+) -> None:
+    (entry,) = runs(1)
+    change(entry)
+    assert problems(dataset, minimal, [entry]) == []
+
+
+#: One edit of one run amid others: the edit and the place.
+STANDING_OUT: dict[str, tuple[Callable[[Json], object], str]] = {
+    "driver": (environment(driver="580.159.05"), "driver"),
+    "no driver": (lambda e: e["environment"].pop("driver"), "driver"),
+    "python": (environment(python="3.12.4"), "python"),
+    "torch": (environment(torch="2.11.1+cu130"), "torch"),
+    "hypothesis": (libraries(hypothesis="6.170.15"), "libraries/hypothesis"),
+    "triton": (libraries(triton="3.6.1"), "libraries/triton"),
+    "GPU": (lambda e: e["environment"]["gpu"].update(name="NVIDIA H100 80GB HBM3"), "gpu/name"),
+}
+
+
+@pytest.mark.parametrize("name", STANDING_OUT)
+def test_a_fact_that_one_run_alone_has_amid_others_is_refused(dataset: Dataset, minimal: Json, name: str) -> None:
+    entries = runs(2 * NEIGHBOURS + 1)
+    assert problems(dataset, minimal, entries) == []
+    change, place = STANDING_OUT[name]
+    change(entries[NEIGHBOURS])
+    (problem,) = problems(dataset, minimal, entries)
+    assert (problem.rule, problem.file) == ("evidence-invalid", EVIDENCE)
+    assert problem.pointer == f"/entries/{NEIGHBOURS}/environment/{place}"
+    assert re.search("in all runs just before and after it", problem.message) and problem.line > NEIGHBOURS
+    assert dataset.problems(dataset.root / EVIDENCE) == [], "among the runs of one file, it is no exception"
+
+
+def test_one_gpu_has_one_capability_also_if_nothing_else_knows_it(dataset: Dataset, minimal: Json) -> None:
+    entries = runs(3, gpu={"name": "Test GPU", "compute_capability": "9.0"})
+    assert problems(dataset, minimal, entries) == []
+    entries[1]["environment"]["gpu"] = {"name": "Test GPU", "compute_capability": "12.0"}
+    (problem,) = problems(dataset, minimal, entries)
+    assert problem.pointer == "/entries/1/environment/gpu/compute_capability"
+    assert problem.message == "Test GPU has compute capability 9.0 elsewhere, not 12.0"
+
+
+def test_new_runs_are_accepted_among_older_ones(dataset: Dataset, minimal: Json) -> None:
+    """After an upgrade: many runs, a single one minutes later, and another machine on the same day."""
+    newer = {"driver": "590.44.01", "libraries": {**LIBRARIES, "hypothesis": "6.170.15"}}
+    old = runs(3 * NEIGHBOURS)
+    after = STARTED + timedelta(minutes=5)
+    assert problems(dataset, minimal, [*old, *runs(1, after, **newer)]) == []
+    assert problems(dataset, minimal, [*old, *runs(3 * NEIGHBOURS, after, **newer)]) == []
+    other = runs(1, after, gpu={"name": "NVIDIA B200", "compute_capability": "10.0"}, **newer)
+    assert problems(dataset, minimal, [*old, *other, *runs(3 * NEIGHBOURS, STARTED + timedelta(hours=2))]) == []
+
+
+def test_the_oldest_versions_are_those_of_the_project() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = [f"python{project['requires-python']}", *project["optional-dependencies"]["verify"]]
+    lowest = dict(re.match(r"(\w+)>=([\d.]+)", each).groups() for each in needed)  # type: ignore[union-attr]
+    assert {name: lowest[name] for name in OLDEST} == OLDEST
