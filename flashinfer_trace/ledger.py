@@ -49,6 +49,7 @@ __all__ = [
     "proofs",
     "proven",
     "read",
+    "released",
 ]
 
 VERIFIED, UNVERIFIED = "status:verified", "status:unverified"
@@ -100,18 +101,16 @@ class Ledger:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise LedgerError(f"not an evidence file ({error!r}); record it again on a GPU") from None
 
-    def stale(self, module: str) -> dict[str, list[str]]:
-        """Label of each run that was judged by older code -> what of it has changed: "harness", "family".
+    def stale(self, module: str) -> list[tuple[Entry, list[str]]]:
+        """The runs that were judged by older code, each with what of it has changed: "harness", "family".
 
         Args:
             module: what has the record of the Definition's family today (see `module_today`).
         """
         code = digests.current()
         today = {"harness": code.harness, "family": code.family(module)}
-        found = {
-            e.kernel_label: [part for part, digest in today.items() if e.digests[part] != digest] for e in self.entries
-        }
-        return {label: changed for label, changed in found.items() if changed}
+        found = [(e, [part for part, digest in today.items() if e.digests[part] != digest]) for e in self.entries]
+        return [(entry, changed) for entry, changed in found if changed]
 
     def repeated(self) -> list[str]:
         """Kernel and GPU of the runs that are there twice: each is recorded once."""
@@ -212,6 +211,20 @@ def proofs(root: Path, definition: Definition) -> tuple[Entry, ...]:
         return ()
     kernels = kernels_today(root, definition)
     return tuple(entry for entry in ledger.entries if not any(entry.objections(definition, kernels)))
+
+
+def released(root: Path, definition: Definition) -> set[str]:
+    """Labels of the kernels whose run on some GPU fits a Definition as it stands and was judged by today's code.
+
+    Raises:
+        LedgerError: see `read`.
+        NamingError, RecordsError: see `kernels_today` and `module_today`.
+    """
+    ledger = read(root, definition)
+    if ledger is None:
+        return set()
+    older = [entry for entry, _ in ledger.stale(module_today(root, definition))]
+    return {entry.kernel_label for entry in proofs(root, definition) if entry not in older}
 
 
 def proven(root: Path, definition: Definition) -> bool:

@@ -11,7 +11,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import hypothesis
 import pytest
 
-from flashinfer_trace.ledger import DRAWN_CASES, SEED
+from flashinfer_trace.dataset import find_root
+from flashinfer_trace.ledger import DRAWN_CASES, SEED, released
 
 #: Cases for each (Definition, kernel) on a GPU; also hypothesis's max_examples elsewhere.
 PROFILES = {"ci": DRAWN_CASES, "dev": 20, "nightly": 400}
@@ -29,6 +30,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--examples", type=int, help="real cases for each (Definition, kernel); default: the profile's")
     group.addoption("--seed", type=int, default=SEED, help="seed of the GPU cases")
     group.addoption("--record-evidence", type=Path, metavar="DIR", help="record evidence of what passes in DIR")
+    group.addoption(
+        "--missing-evidence",
+        action="store_true",
+        help="only pairs without a run in evidence/, or with one that is out of date",
+    )
     group.addoption("--record-power", type=Path, metavar="DIR", help="record after how many cases faults are found")
 
 
@@ -38,13 +44,25 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--record-evidence needs --seed {SEED}: a run with a chosen seed is not evidence")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests of the pinned release come first, and in the order of their files otherwise.
 
     As neighbours they run on one worker, which analyses DeepSeek once; the shortest tests, which remain, even out the
     ends of all workers.
     """
     items.sort(key=lambda item: item.get_closest_marker("release") is None)
+    if config.getoption("--missing-evidence"):
+        missing = {item for item in items if lacks_evidence(item)}
+        config.hook.pytest_deselected(items=[item for item in items if item not in missing])
+        items[:] = [item for item in items if item in missing]
+
+
+def lacks_evidence(item: pytest.Item) -> bool:
+    """Whether this is a pair of Definition and kernel without a run that a release takes."""
+    pair = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    if pair.keys() != {"definition", "kernel"} or item.get_closest_marker("gpu") is None:
+        return False
+    return pair["kernel"].label not in released(find_root(), pair["definition"])
 
 
 @pytest.fixture(scope="session")

@@ -271,4 +271,4 @@ def test_older_code_is_stale_and_refused_at_a_release(dataset: Path, part: str, 
     assert f"the code of the {word} has changed since the run of" in problem.message
     found = ledger.read(dataset, loaded)
     assert found is not None
-    assert list(found.stale(ledger.module_today(dataset, loaded)).values()) == [[part]]
+    assert [changed for _, changed in found.stale(ledger.module_today(dataset, loaded))] == [[part]]

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import gc
 import importlib.metadata
+import json
 import os
 import re
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 from gpu_libraries import skip_unusable
 from gpu_sharing import SharedGpu
+from made_up_evidence import small_dataset
 
 import flashinfer_trace
 from flashinfer_trace.definition import Definition
@@ -147,6 +149,28 @@ def test_gpu_tests_are_collected_with_the_packages_of_the_extra_alone(tmp_path):
     )
     assert found.returncode == 0, found.stdout[-3000:]
     assert found.stdout.count("test_reference_and_kernel_meet_their_bounds") == len(PAIRS)
+
+
+def test_only_pairs_without_evidence_of_today_are_chosen_on_request(tmp_path):
+    """Of three kernels of a Definition, one with evidence, one judged by older code, one without a run."""
+    name = "silu_and_mul_i7168"
+    small_dataset(tmp_path, ROOT, name)
+    evidence = tmp_path / "evidence" / "activation" / f"{name}.json"
+    document = json.loads(evidence.read_text())
+    _, stale, lost = document["entries"]
+    stale["digests"]["family"] = "0" * 64
+    document["entries"].remove(lost)
+    evidence.write_text(json.dumps(document))
+    found = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "gpu", "--missing-evidence", __file__],
+        cwd=ROOT,
+        env={**os.environ, "FLASHINFER_TRACE_ROOT": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    chosen = {line.partition("[")[2].removesuffix("]") for line in found.stdout.splitlines() if "::" in line}
+    assert chosen == {f"{name}-{entry['kernel']['label']}" for entry in (stale, lost)}, found.stdout[-3000:]
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def stale(root: Path) -> list[list[str]]:
     counts: Counter[tuple[str, str]] = Counter()
     for definition in definitions(root=root):
         ledger = read(root, definition) if VERIFIED in definition.tags else None
-        for changed in (ledger.stale(module_today(root, definition)) if ledger else {}).values():
+        for _, changed in ledger.stale(module_today(root, definition)) if ledger else ():
             counts[definition.op_type, " and ".join(changed)] += 1
     return [[f"`{op_type}`", changed, str(count)] for (op_type, changed), count in sorted(counts.items())]
 

@@ -127,6 +127,7 @@ def check_verified(
         rule = "evidence-failed" if objection.failed else "evidence-mismatch"
         findings.add(rule, f"{VERIFIED}, but of {shown}: {objection.text}", _FIX, pointer)
     if release and not objections:
-        for label, changed in ledger.stale(module_today(root, definition)).items():
-            message = f"{shown}: the code of the {' and of the '.join(changed)} has changed since the run of {label}"
+        for entry, changed in ledger.stale(module_today(root, definition)):
+            run = f"the run of {entry.kernel_label} on {entry.gpu}"
+            message = f"{shown}: the code of the {' and of the '.join(changed)} has changed since {run}"
             findings.add("evidence-stale", message, "record it again before a release", pointer)

@@ -53,7 +53,7 @@ def test_a_recorded_run_is_valid_and_carries_the_status(tmp_path):
     found = ledger.read(tmp_path, DEFINITION)
     kernels = {KERNEL.label: facts(KERNEL)}
     assert found.objections(DEFINITION, kernels) == []
-    assert found.stale(ledger.module_today(flashinfer_trace.find_root(), DEFINITION)) == {}
+    assert found.stale(ledger.module_today(flashinfer_trace.find_root(), DEFINITION)) == []
     newer = dataclasses.replace(DEFINITION, reference=DEFINITION.reference + "# newer\n")
     (objection,) = found.objections(newer, kernels)
     assert objection == (f"{KERNEL.label}: the reference has changed since this run", False)
