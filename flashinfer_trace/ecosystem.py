@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.json_source import TRACES, JsonSourceError, load_object
+from flashinfer_trace.json_source import TRACES, JsonSourceError, load_object, strings
 
 __all__ = [
     "CONSTANTS",
@@ -35,6 +35,8 @@ __all__ = [
 
 #: Constants of a reference that decide what it computes. Sizes are axes, and the rest is how it computes.
 CONSTANTS = frozenset({"EPS", "TOP_K", "N_GROUP", "TOPK_GROUP"})
+#: Sections of schema/compatibility.json.
+SECTIONS = ("differences", "behaviour", "elsewhere", "missing", "evaluation")
 
 
 class EcosystemError(ValueError):
@@ -167,8 +169,19 @@ def load_compatibility(root: Path) -> Compatibility | None:
 def _load(table: Path, decisions: Path, _table_modified: int, _decisions_modified: int) -> Compatibility:
     try:
         facts, decided = load_object(table, TRACES), load_object(decisions)
-        sections = {name: decided[name] for name in ("differences", "behaviour", "elsewhere", "missing", "evaluation")}
+        sections = {name: list(decided[name]) for name in SECTIONS}
+        for section in ("differences", "behaviour"):
+            for entry in sections[section]:
+                strings([*strings(entry["names"]), entry["reason"]])
+        for entry in sections["differences"]:
+            strings([entry["place"]])
+        for definition in facts["definitions"].values():
+            for section in ("axes", "inputs", "outputs", "constants"):
+                definition[section].items()
+            for tensor in (*definition["inputs"].values(), *definition["outputs"].values()):
+                _ = tensor["shape"], tensor["dtype"]
+            strings([definition["op_type"]])
         return Compatibility(facts["source"], facts["definitions"], sections)
-    except (JsonSourceError, KeyError, TypeError) as error:
+    except (JsonSourceError, KeyError, TypeError, AttributeError) as error:
         where = f"{table.name} or {decisions.name}"
         raise EcosystemError(f"{where} is malformed ({error!r}); their schemas stand beside them") from None

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from flashinfer_trace.json_source import JsonSourceError, load_object
+from flashinfer_trace.json_source import JsonSourceError, load_object, strings
 from flashinfer_trace.ledger import RECORDED_ON
 from flashinfer_trace.naming import Naming, family_name, ordered
 from flashinfer_trace.records import KernelFacts, Records, load_records
@@ -155,8 +155,8 @@ def _load(path: Path, _modified: int) -> KernelPaths:
         data = load_object(path)
         return KernelPaths(
             versions={name: f"{one['distribution']} {one['version']}" for name, one in data["packages"].items()},
-            paths=frozenset(f"{module}.{name}" for module, names in data["modules"].items() for name in names),
-            ops={op: tuple(functions) for op, functions in data["ops"].items()},
+            paths=frozenset(f"{module}.{name}" for module, names in data["modules"].items() for name in strings(names)),
+            ops={op: strings(functions) for op, functions in data["ops"].items()},
         )
     except (JsonSourceError, KeyError, TypeError, AttributeError) as error:
         raise KernelPathsError(f"{path}: malformed ({error!r}); see schema/kernel_paths.schema.json") from None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.json_source import TRACES, JsonSourceError, load_object
+from flashinfer_trace.json_source import TRACES, JsonSourceError, load_object, strings
 from flashinfer_trace.kernel_paths import tag_of_kernel
 
 __all__ = [
@@ -134,7 +134,7 @@ def load_model_claims(root: Path) -> ModelClaims | None:
     path = curated_path(root)
     try:
         marks = load_object(path)["claims"] if path.exists() else []
-        curated = tuple((tuple(mark["definitions"]), frozenset(_claimed(mark))) for mark in marks)
+        curated = tuple((strings(mark["definitions"]), frozenset(_claimed(mark))) for mark in marks)
         needed: dict[str, set[str]] = {}
         for path in needs:
             for definition, tag in _needed(load_object(path, TRACES)):
@@ -142,7 +142,7 @@ def load_model_claims(root: Path) -> ModelClaims | None:
         titles = {}
         for path in constants:
             if title := load_object(path).get("title"):
-                titles[str(title)] = path.stem
+                titles[strings([title])[0]] = path.stem
         path = family_tags_path(root)
         families = load_object(path)["families"] if path.exists() else {}
         shared = {name: _shared(groups) for name, groups in families.items()}
@@ -165,26 +165,27 @@ def missing_files(root: Path) -> list[tuple[Path, str]]:
 
 
 def _claimed(mark: Mapping[str, Any]) -> Iterable[str]:
-    yield from (f"model:{name}" for name in mark.get("models", ()))
-    yield from mark.get("tags", ())
+    yield from (f"model:{name}" for name in strings(mark.get("models", [])))
+    yield from strings(mark.get("tags", []))
 
 
 def _needed(document: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """Pairs of a Definition and a tag, from one file of models/needs/."""
     for op in document["ops"]:
         for names in op["definitions"].values():
-            yield from ((name, f"model:{document['model']}") for name in names)
+            yield from ((name, f"model:{document['model']}") for name in strings(names))
     for size in document["sizes"]:
-        yield from ((name, size["tag"]) for name in size["definitions"])
+        (tag,) = strings([size["tag"]])
+        yield from ((name, tag) for name in strings(size["definitions"]))
 
 
 def _shared(groups: Iterable[Mapping[str, Any]]) -> tuple[FamilyTags, ...]:
     return tuple(
         FamilyTags(
-            frozenset(group.get("kernels", ())),
-            frozenset(group.get("tags", ())),
-            tuple(group.get("only", ())),
-            tuple(group.get("without", ())),
+            frozenset(strings(group.get("kernels", []))),
+            frozenset(strings(group.get("tags", []))),
+            strings(group.get("only", [])),
+            strings(group.get("without", [])),
         )
         for group in groups
     )

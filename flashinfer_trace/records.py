@@ -93,7 +93,7 @@ def _load(path: Path, _modified: int) -> Records:
         return Records(
             {name: _kernels(family) for name, family in families.items()},
             {name: str(family["module"]) for name, family in families.items()},
-            {name: dict(family["contract"]) for name, family in families.items() if "contract" in family},
+            {name: _contract(family["contract"]) for name, family in families.items() if "contract" in family},
         )
     except json_source.JsonSourceError as error:
         raise RecordsError(f"{path}: {error}; in a checkout, run python -m tools.generate_docs") from None
@@ -113,9 +113,27 @@ def _kernels(family: Mapping[str, Any]) -> dict[str, KernelFacts]:
             min_capability=low,
             max_capability=high,
             policies={**family["policies"], **data["policies"]},
-            unsupported=frozenset(data["unsupported"]),
+            unsupported=frozenset(json_source.strings(data["unsupported"])),
         )
     return kernels
+
+
+def _contract(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A contract as `validation.contract_rules.contract_of` gives it; its texts are checked, and its order is kept."""
+    return {
+        "axes": dict(zip(data["axes"], json_source.strings([*data["axes"].values()]), strict=True)),
+        "constraints": list(json_source.strings(data["constraints"])),
+        **{
+            section: {
+                name: {
+                    "shape": None if one["shape"] is None else list(json_source.strings(one["shape"])),
+                    "dtype": json_source.strings([one["dtype"]])[0],
+                }
+                for name, one in data[section].items()
+            }
+            for section in ("inputs", "outputs")
+        },
+    }
 
 
 def _capability(text: str) -> tuple[int, int]:

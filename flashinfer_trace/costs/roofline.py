@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashinfer_trace.costs.work import Cost
-from flashinfer_trace.json_source import load_object
+from flashinfer_trace.json_source import JsonSourceError, load_object, strings
 
-__all__ = ["Gpu", "Roofline", "load_gpus", "roofline"]
+__all__ = ["Gpu", "GpusError", "Roofline", "load_gpus", "roofline"]
+
+
+class GpusError(ValueError):
+    """schema/gpus.json cannot be read or is malformed. The message says why."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +54,23 @@ def load_gpus(root: Path) -> dict[str, Gpu]:
     """The GPUs of a dataset root, by short name.
 
     Raises:
-        JsonSourceError: schema/gpus.json cannot be read.
+        GpusError: schema/gpus.json cannot be read, or is malformed.
     """
-    data = load_object(root / "schema" / "gpus.json")
-    return {
-        name: Gpu(name, tuple(entry["names"]), float(entry["bandwidth"]), entry["peak"])
-        for name, entry in data["gpus"].items()
-    }
+    path = root / "schema" / "gpus.json"
+    try:
+        return {
+            name: Gpu(
+                name,
+                strings(entry["names"]),
+                float(entry["bandwidth"]),
+                {dtype: float(peak) for dtype, peak in entry["peak"].items()},
+            )
+            for name, entry in load_object(path)["gpus"].items()
+        }
+    except JsonSourceError as error:
+        raise GpusError(f"{path}: {error}; restore it from version control") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise GpusError(f"{path}: malformed ({error!r}); see schema/gpus.schema.json") from None
 
 
 def roofline(cost: Cost, gpu: Gpu) -> Roofline | None:

@@ -38,6 +38,11 @@ def check_contract(candidate: Candidate, contract: Mapping[str, Any], findings: 
     _compare("axes", _typed(kinds), _typed(contract["axes"]), findings)
     for section, tensors in (("inputs", candidate.inputs), ("outputs", candidate.outputs)):
         _compare(section, _tensors(tensors), contract[section], findings)
+        if tensors.keys() == contract[section].keys() and [*tensors] != [*contract[section]]:
+            message = (
+                f"the {section} are in the order {quote([*tensors])}; in the family it is {quote([*contract[section]])}"
+            )
+            findings.add("contract-family", message, _FIX, f"/{section}")
     own_constraints = {text: index for index, text in candidate.constraints}
     for text in sorted(own_constraints.keys() - contract["constraints"]):
         message = f"no other Definition of the family has the constraint {quote(text)}"

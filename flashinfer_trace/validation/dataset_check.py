@@ -37,7 +37,19 @@ from flashinfer_trace.validation.schemas import SchemaFileError, Schemas, check_
 from flashinfer_trace.validation.tag_rules import check_calls, check_family_file, check_family_tags
 from flashinfer_trace.validation.traffic_rules import check_traffic
 
-__all__ = ["validate_paths"]
+__all__ = ["DATA", "validate_paths"]
+
+#: Data files that a dataset may have -> their schema. Those that it must have are `_DatasetCheck._check_conventions`'s.
+DATA = {
+    "models/*.json": "model",
+    "models/curated/claims.json": "curated_claims",
+    "models/curated/family_tags.json": "family_tags",
+    "models/needs/*.json": "model_needs",
+    "schema/compatibility.json": "compatibility",
+    "schema/flashinfer_bench.json": "flashinfer_bench",
+    "schema/gpus.json": "gpus",
+    "schema/kernel_paths.json": "kernel_paths",
+}
 
 
 def validate_paths(
@@ -92,6 +104,7 @@ class _DatasetCheck:
         path = self.files.locate(path)
         if path == self.root:
             self._check_conventions()
+            self._check_data()
             self._check_records()
             self._check_family_file()
             self._check_traffic()
@@ -197,6 +210,14 @@ class _DatasetCheck:
         except KernelPathsError as error:
             self._report_kernel_paths(error)
 
+    def _check_data(self) -> None:
+        """Checks the data files that a dataset may have by their schemas."""
+        for pattern, name in DATA.items():
+            for path in sorted(self.root.glob(pattern)):
+                document, schema = self._load(path), self._schema(name)
+                if document is not None and schema is not None:
+                    check_schema(schema, document.data, self.findings_of(path), "dataset-schema")
+
     def _check_family_file(self) -> None:
         """Checks what models/ says of families, if it says anything."""
         path = family_tags_path(self.root)
@@ -273,7 +294,7 @@ class _DatasetCheck:
     def _schema(self, name: str) -> Any:
         """A compiled schema, None (and one problem) if its file is unusable."""
         try:
-            return getattr(self.schemas, name)
+            return self.schemas.of(name)
         except SchemaFileError as error:
             hint = "restore it from version control"
             self.findings_of(error.path).add("dataset-schema", error.reason, hint, line=error.line)

@@ -28,7 +28,7 @@ RULES: dict[str, str] = {
     "json-number": "Numbers are finite, and integers exact in every JSON reader (up to 2**53).",
     "json-duplicate-key": "No key appears twice in one object.",
     # Schema
-    "dataset-schema": "schema/ holds valid schemas and conventions.",
+    "dataset-schema": "schema/ and models/ hold valid schemas, conventions and data.",
     "schema-type": "Every value has the type that the schema gives it.",
     "schema-required": "No required field is missing.",
     "schema-unknown-field": "There are no fields that the schema does not know.",

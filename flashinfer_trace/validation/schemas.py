@@ -7,7 +7,6 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,31 +31,17 @@ class Schemas:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._compiled: dict[str, Any] = {}
 
-    @cached_property
-    def definition(self) -> Any:
-        """Validator of Definitions."""
-        return self._compile("definition.schema.json")
+    def of(self, name: str) -> Any:
+        """The validator of schema/<name>.schema.json.
 
-    @cached_property
-    def evidence(self) -> Any:
-        """Validator of evidence files."""
-        return self._compile("evidence.schema.json")
-
-    @cached_property
-    def naming(self) -> Any:
-        """Validator of schema/naming.json."""
-        return self._compile("naming.schema.json")
-
-    @cached_property
-    def records(self) -> Any:
-        """Validator of schema/records.json."""
-        return self._compile("records.schema.json")
-
-    @cached_property
-    def traffic(self) -> Any:
-        """Validator of workloads/traffic.json."""
-        return self._compile("traffic.schema.json")
+        Raises:
+            SchemaFileError: that file cannot be used.
+        """
+        if name not in self._compiled:
+            self._compiled[name] = self._compile(f"{name}.schema.json")
+        return self._compiled[name]
 
     def _compile(self, name: str) -> Any:
         from jsonschema import Draft202012Validator, validators
@@ -219,6 +204,8 @@ def _translate(error: Any) -> Iterator[tuple[str, str, str, str]]:
         missing = re.match(r"'([^']*)'", error.message)
         field = missing.group(1) if missing else "a field"
         yield "schema-required", pointer, f"{where} lacks the field {field!r}", _field_help(error, field)
+    elif keyword == "dependentRequired":
+        yield "schema-required", pointer, f"{where} lacks a field: {error.message[:200]}", description
     elif keyword == "not":
         yield "schema-unknown-field", f"{pointer}/value", f"{where} is a var axis and has a value", _AXIS_HINT
     elif keyword == "additionalProperties":

@@ -1,0 +1,95 @@
+"""The data beside the Definitions (models/, schema/) is checked by its schemas, and no command crashes on it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from flashinfer_trace.cli import main
+from flashinfer_trace.dataset import definition_paths
+from flashinfer_trace.validation import validate_paths
+from flashinfer_trace.validation.dataset_check import DATA
+
+from .conftest import REPOSITORY
+
+NAME = "gemm_n6144_k4096"
+MODEL = "qwen3-8b"
+COMMANDS = (["validate", "--format", "json"], ["embed", "--check"], ["show", NAME], ["cost", NAME, "--axes", "M=4"])
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset with the real models/ and schema/, and one Definition."""
+    root = tmp_path_factory.mktemp("data") / "dataset"
+    for directory in ("schema", "models", "reference"):
+        shutil.copytree(REPOSITORY / directory, root / directory)
+    for directory in ("definitions", "evidence"):
+        (root / directory / "gemm").mkdir(parents=True)
+        shutil.copy(REPOSITORY / directory / "gemm" / f"{NAME}.json", root / directory / "gemm")
+    assert [path.stem for path in definition_paths(root)] == [NAME]
+    assert validate_paths([], root).problems == []
+    return root
+
+
+#: File, where in it, and what is written there: each of another type than the schema's, or against its rules.
+MALFORMED: list[tuple[str, list[str | int], Any]] = [
+    ("models/curated/claims.json", ["claims", 0, "definitions"], [5]),
+    ("models/curated/claims.json", ["claims", 0, "models"], [[]]),
+    ("models/curated/claims.json", ["claims", 0, "source"], ""),
+    ("models/curated/family_tags.json", ["families", "rmsnorm", 0, "only"], [5]),
+    ("models/curated/family_tags.json", ["families", "rmsnorm", 0, "tags"], [5]),
+    ("models/curated/family_tags.json", ["families", "rmsnorm", 0, "kernels"], [5]),
+    (f"models/needs/{MODEL}.json", ["sizes", 0, "tag"], 5),
+    (f"models/needs/{MODEL}.json", ["ops", 0, "definitions", "rmsnorm"], [5]),
+    (f"models/{MODEL}.json", ["title"], ["(", "["]),
+    (f"models/{MODEL}.json", ["nonsense"], 1),
+    (f"models/{MODEL}.json", ["config"], {}),
+    ("schema/compatibility.json", ["differences", 0, "names"], [5]),
+    ("schema/compatibility.json", ["behaviour"], 5),
+    ("schema/flashinfer_bench.json", ["definitions"], 5),
+    ("schema/flashinfer_bench.json", ["definitions", "gemm_n6144_k4096", "axes"], 5),
+    ("schema/flashinfer_bench.json", ["definitions", "gemm_n6144_k4096", "inputs", "A"], 5),
+    ("schema/records.json", ["families", "gemm", "contract", "axes"], 5),
+    ("schema/records.json", ["families", "gemm", "contract", "inputs", "A", "shape"], [5]),
+    ("schema/records.json", ["families", "gemm", "contract", "constraints"], [[]]),
+    ("schema/gpus.json", ["gpus"], 5),
+    ("schema/gpus.json", ["gpus", "H200", "peak", "float16"], []),
+    ("schema/kernel_paths.json", ["ops"], 5),
+    ("schema/kernel_paths.json", ["modules", "sgl_kernel"], [5]),
+]
+
+
+@pytest.mark.parametrize(("file", "place", "value"), MALFORMED, ids=lambda value: str(value)[:60])
+def test_a_malformed_data_file_is_named_and_crashes_no_command(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, file: str, place: list[str | int], value: Any
+) -> None:
+    path = dataset / file
+    text = path.read_text(encoding="utf-8")
+    data = json.loads(text)
+    *parents, last = place
+    functools.reduce(lambda part, key: part[key], parents, data)[last] = value
+    path.write_text(json.dumps(data), encoding="utf-8")
+    monkeypatch.setenv("FLASHINFER_TRACE_ROOT", str(dataset))
+    try:
+        results = [CliRunner().invoke(main, command) for command in COMMANDS]
+    finally:
+        path.write_text(text, encoding="utf-8")
+    problems = json.loads(results[0].stdout)["problems"]
+    assert ("dataset-schema", file) in {(one["rule"], one["file"]) for one in problems}
+    for result in results:
+        assert isinstance(result.exception, (SystemExit, type(None))), result.exception
+
+
+def test_every_data_file_has_a_schema_and_is_checked_by_it() -> None:
+    checked = {path for pattern in DATA for path in REPOSITORY.glob(pattern)}
+    elsewhere = {"naming.json", "records.json"}
+    found = {*REPOSITORY.glob("models/**/*.json"), *REPOSITORY.glob("schema/*.json")}
+    left = {path for path in found - checked if not path.name.endswith(".schema.json")}
+    assert {path.name for path in left} == elsewhere
+    assert all((REPOSITORY / "schema" / f"{name}.schema.json").is_file() for name in DATA.values())
