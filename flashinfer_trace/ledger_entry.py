@@ -25,7 +25,7 @@ DRAWN_CASES = REQUIRED_CASES * 11 // 10
 #: Seed of all draws of recorded evidence. One that can be chosen could be chosen until a case that fails is not drawn.
 SEED = 0
 #: No evidence is older than the project, and none is from the future (but clocks differ).
-EARLIEST = datetime.datetime(2025, 1, 1, tzinfo=datetime.timezone.utc)
+EARLIEST = datetime.datetime(2026, 11, 21, tzinfo=datetime.timezone.utc)
 CLOCK_DIFFERENCE = datetime.timedelta(days=1)
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -179,5 +179,5 @@ def implausible(recorded_at: str) -> str | None:
     except ValueError:
         return f"recorded_at is {recorded_at[:40]!r}, no time of the calendar"
     if not EARLIEST <= time <= datetime.datetime.now(datetime.timezone.utc) + CLOCK_DIFFERENCE:
-        return f"recorded_at is {recorded_at}, before {EARLIEST.year} or in the future"
+        return f"recorded_at is {recorded_at}, before {EARLIEST:%Y-%m-%d} or in the future"
     return None

@@ -195,7 +195,7 @@ FORGERIES: dict[str, tuple[Callable[[Path], object], str]] = {
     # Dates and places
     "an invalid date": (entry(lambda e: e.update(recorded_at="2026-02-30T00:00:00Z")), "no time of the calendar"),
     "a date in the future": (entry(lambda e: e.update(recorded_at="2999-01-01T00:00:00Z")), "in the future"),
-    "a date before the project": (entry(lambda e: e.update(recorded_at="1999-01-01T00:00:00Z")), "before 2025"),
+    "a date before the project": (entry(lambda e: e.update(recorded_at="2026-11-20T23:59:59Z")), "before 2026-11-21"),
     "a date in another form": (entry(lambda e: e.update(recorded_at="2 January 2026")), "recorded_at is"),
     "another op_type": (lambda root: edit(root, EVIDENCE, lambda d: d.update(op_type="gemm")), 'op_type is "gemm"'),
     "another directory": (other_op_type, f"there is no {EVIDENCE}"),

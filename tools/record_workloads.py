@@ -31,15 +31,19 @@ WEIGHTS = 64 << 20
 
 
 def chosen() -> list[Definition]:
-    """One Definition of each family: the median by weights of those with up to WEIGHTS bytes, or else the smallest."""
+    """One Definition of each family: the one that has a file, so that new Definitions change no choice.
+
+    If none has one, it is the median by weights of those with up to WEIGHTS bytes, or else the smallest.
+    """
     families: dict[str, list[Definition]] = {}
     for definition in definitions():
         families.setdefault(family_of(definition).name, []).append(definition)
-    found = []
+    root, found = find_root(), []
     for members in families.values():
         members.sort(key=lambda one: (input_bytes(one), one.name))
         small = [one for one in members if input_bytes(one) <= WEIGHTS] or members[:1]
-        found.append(small[len(small) // 2])
+        recorded = [one for one in members if path_of(one, root).exists()]
+        found.append((recorded or [small[len(small) // 2]])[0])
     return found
 
 

@@ -39,7 +39,7 @@ SIZES = """## Which sizes were run
 
 Every size is run separately. Each head count, head dimension, page size (1 and 64), vocabulary size, hidden size,
 projection width and number of experts that the models in `models/` need has its own Definition, at the parallel sizes
-in the table. Each Definition was run, or is listed below with the reason why not. Two things are omitted: parallel
+in the table. Each Definition was run, or is among those above that await a run. Two things are omitted: parallel
 sizes that do not divide a model's heads, features or experts, or that would split a block of 128 features sharing an
 fp8 scale; and ops that no family covers, which [coverage.md](coverage.md) lists.
 """

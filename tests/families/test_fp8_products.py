@@ -33,7 +33,9 @@ def product_case(kind, k, m=8, n=24):
 def test_the_loss_of_positive_sums_is_the_one_that_was_measured(k, loss):
     a, b, expected = product_case("positive", k)
     low, high = TRUNCATED.limits(expected)
-    assert float((truncating_product(a, b) / (a.double() @ b.double().T)).mean()) == pytest.approx(1 - loss, abs=0.015)
+    emulated = 1 - float((truncating_product(a, b) / (a.double() @ b.double().T)).mean())
+    # The measured figures have one to three digits: half a unit of the last one of 0.005 is 10 %.
+    assert emulated == pytest.approx(loss, rel=0.15)
     measured = expected.value * (1 - loss)
     assert ((low < measured) & (measured < high)).all()
     assert (expected.value * 1.01 > high).all(), "cutting off towards zero makes no positive sum larger"

@@ -88,5 +88,5 @@ def _entry(root: Path, definition: Definition, kernel: KernelFacts) -> dict[str,
         "seed": 0,
         "result": "passed",
         "outputs": {name: {"policy": kernel.policies[name], **FIGURES} for name in definition.outputs},
-        "recorded_at": "2026-01-02T03:04:05Z",
+        "recorded_at": "2026-11-22T03:04:05Z",
     }

@@ -40,12 +40,13 @@ def recorded(items, root, measure=report, budget=1000.0, step=0.0):
 
 
 @pytest.fixture
-def small(monkeypatch):
-    """A dataset of four families, one of which no Hopper GPU runs."""
+def small(monkeypatch, tmp_path):
+    """A dataset of four families, one of which no Hopper GPU runs; none has a recorded workload."""
     names = [*NAMES, "rmsnorm_h128", "cutlass_scaled_fp4_mm_n4096_k7168", "moe_align_block_size_topk8_e256_b64"]
     every = [dataset.load(name) for name in names]
     for module in (record_times, record_workloads):
         monkeypatch.setattr(module, "definitions", lambda: iter(every))
+    monkeypatch.setattr(record_workloads, "find_root", lambda: tmp_path)
 
 
 def test_a_definition_of_each_family_that_stands_for_many_and_takes_few_seconds_comes_first(small):
