@@ -20,12 +20,12 @@ _NUMBER = re.compile(r"(?<![\w.,^-])\d{2,}(?![\w^]|[.,]\d)")
 #: Commas between thousands, which `_NUMBER` would take for a list or the end of a clause.
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 #: Small numbers, such as the epsilon of a norm.
-_SMALL = re.compile(r"(?<![\w.-])\d+(?:\.\d+)?e-\d+(?!\w)|(?<![\w.-])0\.0\d*(?!\w)")
+_SMALL = re.compile(r"(?<![\w.-])\d+(?:\.\d+)?[eE]-\d+(?!\w)|(?<![\w.-])0\.0\d*(?!\w)")
 _DECIMAL = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e-?\d+)?(?!\w)")
 #: Docstrings and comments of a reference, which may speak of other sizes.
 _PROSE = re.compile(r"(?s)\"{3}.*?\"{3}|#[^\n]*")
 #: Names of 16-bit formats in prose -> dtype.
-_FORMATS = {"bf16": "bfloat16", "fp16": "float16", "float16": "float16"}
+_FORMATS = {"bf16": "bfloat16", "fp16": "float16", "float16": "float16", "half precision": "float16"}
 #: Words that end in digits or begin with them: names of models, dtypes, formats, Definitions; blocks such as 128x128.
 _WORD = re.compile(r"[A-Za-z][\w.-]*\d[\w.-]*|\d+x\d+")
 _PARENTHESES = re.compile(r"\((?:[^()]|\([^()]*\))*\)")
@@ -144,7 +144,7 @@ def _check_parallel(text: str, candidate: Candidate, findings: Findings) -> None
 def _check_formats(text: str, candidate: Candidate, findings: Findings) -> None:
     dtypes = {tensor.dtype for tensor in (*candidate.inputs.values(), *candidate.outputs.values())}
     for word, dtype in _FORMATS.items() if candidate.has_all_tensors else ():
-        if dtype not in dtypes and re.search(rf"\b{word}\b", text):
+        if dtype not in dtypes and re.search(rf"(?i)\b{word}\b", text):
             message = f"the description says {word}, but no input or output is {dtype}"
             findings.add("description-number", message, "correct the description", "/description")
 

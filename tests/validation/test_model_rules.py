@@ -113,6 +113,8 @@ def test_a_malformed_curated_file_is_reported(dataset: Dataset, minimal: dict[st
         ("RMSNorm over 8 features, eps 0.000000001.", ["description-number"]),
         ("RMSNorm over 8 features in bf16.", []),
         ("RMSNorm over 8 features in fp16.", ["description-number"]),
+        ("RMSNorm over 8 features in FP16.", ["description-number"]),
+        ("RMSNorm over 8 features in half precision, eps 1E-9.", ["description-number"] * 2),
         ("Norm over 8 features at TP 8 (4 heads x 2).", []),
         ("Norm over 8 features at TP 8 (40 heads x 20).", ["description-number"]),
         ("Norm of 8 features, in halves of 4.", []),
