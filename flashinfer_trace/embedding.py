@@ -81,7 +81,8 @@ def embed_all(root: Path, write: bool, names: Sequence[str] = ()) -> list[tuple[
     if embedded:
         found: Result = validate_paths(paths, root, {one.path: one.text for one in embedded})
         if found.problems:
-            raise EmbeddingError(f"not valid; nothing was written\n{format_text(found)}")
+            where = " (lines of what would be written)" if any(one.changes for one in embedded) else ""
+            raise EmbeddingError(f"not valid; nothing was written{where}\n{format_text(found)}")
     changed = [one for one in embedded if one.changes]
     if write:
         for directory in {path.parent for path in paths}:  # files that a killed run left, even if nothing changes now
@@ -135,7 +136,10 @@ def _embed(root: Path, path: Path, naming: Naming, claims: ModelClaims | None) -
     definition = Definition.from_dict(data, path)
     family = family_name(definition, naming)
     if family is None:
-        raise ReferenceSourceError(f"{path}: no family in schema/naming.json matches this name; add its pattern there")
+        raise ReferenceSourceError(
+            f"{path}: no family in schema/naming.json has this name and op_type; correct them "
+            "(`flashinfer-trace validate` shows what is known), or add the pattern of a new family there"
+        )
     reference = render(root, definition.op_type, family, definition.const_axes)
     is_proven = ledger.proven(root, dataclasses.replace(definition, reference=reference))
     status = ledger.VERIFIED if is_proven else ledger.UNVERIFIED

@@ -270,12 +270,14 @@ def _syntax_hint(text: str, error: json.JSONDecodeError) -> str:
     before, after = text[: error.pos].rstrip()[-1:], text[error.pos : error.pos + 2]
     if not text.strip():
         return "the file is empty"
-    if before == "," or after[:1] in ("}", "]") or "trailing comma" in error.msg:  # the words of Python 3.13
+    if after in ("//", "/*") or after[:1] == "#":
+        return "JSON has no comments"
+    if not after:
+        return "the file ends in the middle"
+    if (before == "," and after[:1] in ("}", "]")) or "trailing comma" in error.msg:  # the words of Python 3.13
         return "no comma before a closing bracket"
     if after[:1] == "'":
         return "strings take double quotes"
-    if after in ("//", "/*") or after[:1] == "#":
-        return "JSON has no comments"
     if "control character" in error.msg:
         return r"write a line break in a string as \n"
     if "Extra data" in error.msg:

@@ -99,6 +99,11 @@ def test_stale_documents_are_noticed(dataset):
     assert f"`{NAME}`" in page.read_text()
     page.write_text(page.read_text() + "\n")
     assert generate_docs.main(["--check"]) == 1
+    assert generate_docs.main([]) == 0
+    gone = page.with_name("op_type_of_yesterday.md")
+    gone.write_text("")
+    assert generate_docs.main(["--check"]) == 1
+    assert generate_docs.main([]) == 0 and not gone.exists() and page.exists()
     assert {path: path.read_bytes() for path in (ROOT / "traces").rglob("*.md")} == pages
 
 

@@ -33,6 +33,7 @@ from flashinfer_trace.validation.contract_rules import contract_of
 from tools.accuracy import accuracy_documents
 from tools.compatibility.page import compatibility
 from tools.extract_definitions import model_needs
+from tools.extract_definitions.errors import ExtractionError
 from tools.fuzz import summary as fuzz
 from tools.kernel_tracing.configuration.requested import ConfigurationError
 from tools.kernel_tracing.report.render import pages
@@ -56,6 +57,9 @@ needed. They are listed in `models/needs/`, which is derived from the traces of 
 named below with its reason.
 """
 
+#: Folders that hold nothing but pages that are generated here.
+PAGES = ("docs/accuracy", "docs/verification", "traces/kernels")
+
 CURATED = """## Curated Definitions
 
 Definitions that no model in `models/` needs. People write them; extraction does not create them.
@@ -71,7 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         # The facts of the records come first: what is proven, and thus the other documents, depends on them.
         for write_documents in (record_documents, documents):
-            for path, text in write_documents(root).items():
+            texts = write_documents(root)
+            for path, text in texts.items():
                 if not path.exists() or read_text(path, TRACES.bytes) != text:
                     outdated.append(path)
                     if not options.check:
@@ -79,15 +84,21 @@ def main(arguments: list[str] | None = None) -> int:
                         write_text(path, text)
             if options.check and outdated:
                 break  # the other documents are judged by records that are up to date
+            for path in leftovers(root, texts) if write_documents is documents else ():
+                outdated.append(path)
+                if not options.check:
+                    path.unlink()
     except (
         ConfigurationError,
         DatasetError,
         EcosystemError,
+        ExtractionError,
         FamilyError,
         InputError,
         KernelPathsError,
         LedgerError,
         NamingError,
+        OSError,
         RecordingError,
         RecordsError,
         ResultsError,
@@ -96,8 +107,14 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     for path in outdated:
-        print(f"{path}: {'out of date; run `python -m tools.generate_docs`' if options.check else 'written'}")
+        done = "written" if path.exists() else "removed"
+        print(f"{path}: {'out of date; run `python -m tools.generate_docs`' if options.check else done}")
     return 1 if options.check and outdated else 0
+
+
+def leftovers(root: Path, texts: Mapping[Path, str]) -> list[Path]:
+    """Pages of op_types and of kernels' categories that are none any more."""
+    return [path for folder in PAGES for path in sorted((root / folder).glob("*.md")) if path not in texts]
 
 
 def record_documents(root: Path) -> dict[Path, str]:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from flashinfer_trace import Definition, InputError, definitions, find_root, load
-from flashinfer_trace.families import family_of
+from flashinfer_trace import DatasetError, Definition, InputError, definitions, find_root, load
+from flashinfer_trace.families import FamilyError, family_of
 from flashinfer_trace.files import write_text
 from flashinfer_trace.harness.inputs import torch_dtype
 from flashinfer_trace.harness.real_size import input_bytes
@@ -80,21 +80,26 @@ def write(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command: 1 if a workload could not be made."""
+    """The command: 1 if a workload could not be made, 2 for names that are none."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="Definitions; by default one of each family")
     names = parser.parse_args(arguments).names
     failed = 0
-    for definition in [load(name) for name in names] or chosen():
+    try:
+        every = [load(name) for name in names] or chosen()
+    except (DatasetError, FamilyError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    for definition in every:
         started = time.perf_counter()
         try:
             count = record(definition, definition.root or find_root())
             print(
                 f"{definition.name}: {count} workloads with digests, {time.perf_counter() - started:.1f} s", flush=True
             )
-        except InputError as error:
+        except (FamilyError, InputError, NotImplementedError, OSError) as error:
             failed = 1
-            print(error, file=sys.stderr)
+            print(f"{definition.name}: {error}", file=sys.stderr)
     return failed
 
 

@@ -50,6 +50,8 @@ DATA = {
     "schema/gpus.json": "gpus",
     "schema/kernel_paths.json": "kernel_paths",
 }
+#: Schema -> the field that is the stem of the file's name.
+NAMED_BY = {"model": "name", "model_needs": "model"}
 
 
 def validate_paths(
@@ -215,8 +217,14 @@ class _DatasetCheck:
         for pattern, name in DATA.items():
             for path in sorted(self.root.glob(pattern)):
                 document, schema = self._load(path), self._schema(name)
-                if document is not None and schema is not None:
-                    check_schema(schema, document.data, self.findings_of(path), "dataset-schema")
+                if document is None or schema is None:
+                    continue
+                findings = self.findings_of(path)
+                check_schema(schema, document.data, findings, "dataset-schema")
+                field = NAMED_BY.get(name, "")
+                if isinstance(document.data, dict) and document.data.get(field, path.stem) != path.stem:
+                    message = f"{field} is {quote(document.data[field])}, but the file is {path.name}"
+                    findings.add("dataset-schema", message, "rename the file, or correct the field", f"/{field}")
 
     def _check_family_file(self) -> None:
         """Checks what models/ says of families, if it says anything."""

@@ -49,6 +49,8 @@ MALFORMED: list[tuple[str, list[str | int], Any]] = [
     (f"models/needs/{MODEL}.json", ["ops", 0, "definitions", "rmsnorm"], [5]),
     (f"models/{MODEL}.json", ["title"], ["(", "["]),
     (f"models/{MODEL}.json", ["nonsense"], 1),
+    (f"models/{MODEL}.json", ["name"], "qwen3-9b"),
+    (f"models/needs/{MODEL}.json", ["model"], "qwen3-9b"),
     (f"models/{MODEL}.json", ["config"], {}),
     ("schema/compatibility.json", ["differences", 0, "names"], [5]),
     ("schema/compatibility.json", ["behaviour"], 5),

@@ -92,6 +92,8 @@ def test_accepted_numbers(number: str) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "hint"),
     [
+        ('{"a": 1,\n "b"', 2, "the file ends in the middle"),
+        ('{"a": 1,\n // none\n "b": 2}', 2, "JSON has no comments"),
         ('{\n"a": 1,}', 2, "comma"),
         ("{'a': 1}", 1, "double quotes"),
         ('{"a":\n// x\n1}', 2, "comments"),

@@ -87,9 +87,12 @@ def test_a_description_says_that_a_model_uses_it_only_where_its_tag_does() -> No
 
 def test_a_claim_is_needed_or_curated(minimal: dict[str, Any]) -> None:
     claims = ModelClaims(
-        frozenset({"a", "b", "c"}), {"rmsnorm_h8": frozenset({"model:a"})}, ((("rms*",), frozenset({"model:b"})),)
+        frozenset({"a", "b", "c"}),
+        {"rmsnorm_h8": frozenset({"model:a"})},
+        ((("rms*",), frozenset({"model:b", "model:gpt-9001"})),),
     )
-    for model, expected in (("a", []), ("b", []), ("c", ["tag-model"]), ("gpt-9000", ["tag-model"])):
+    unknown = (("gpt-9000", ["tag-model"]), ("gpt-9001", ["tag-model"]))
+    for model, expected in (("a", []), ("b", []), ("c", ["tag-model"]), *unknown):
         assert rules({**minimal, "tags": ["status:unverified", f"model:{model}"]}, claims) == expected
 
 
