@@ -12,7 +12,7 @@ from flashinfer_trace.cli import completion
 from flashinfer_trace.cli.group import FAILED, NOT_JUDGED, NOTHING_VERIFIED, echo_json
 from flashinfer_trace.cli.options import ORACLE_EXAMPLES, dataset_root, format_option
 from flashinfer_trace.cli.verification import check_device, missing_packages
-from flashinfer_trace.judging.submission import SubmissionError, from_path
+from flashinfer_trace.judging.submission import MAX_SEED, SubmissionError, from_path
 
 if TYPE_CHECKING:
     from flashinfer_trace.judging.verdict import Verdict
@@ -31,7 +31,7 @@ __all__ = ["check"]
     show_default=True,
     help="Number of drawn cases that must count, beside the family's corners.",
 )
-@click.option("--seed", type=click.IntRange(min=0), help="Seed of all draws, to repeat a run [fresh entropy].")
+@click.option("--seed", type=click.IntRange(0, MAX_SEED), help="Seed of all draws, to repeat a run [fresh entropy].")
 @click.option("--twin", is_flag=True, help="Judge at the sizes of the family's small twin.")
 @click.option("--timeout", type=click.FloatRange(min=0.1), help="Seconds that one call may take [60; the first: 300].")
 @format_option
@@ -70,7 +70,7 @@ def check(
         import torch
 
         from flashinfer_trace.judging.process import Limits, Server
-    check_device(device, torch)
+    device = check_device(device, torch)
     if device == "cpu":
         torch.set_num_threads(1)
     limits = Limits() if timeout is None else Limits(first_call=timeout, call=timeout)

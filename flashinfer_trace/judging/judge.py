@@ -25,10 +25,18 @@ from flashinfer_trace.harness.inputs import torch_dtype
 from flashinfer_trace.harness.outputs import misfits, numbers_as_tensors
 from flashinfer_trace.harness.real_size import has_real_size
 from flashinfer_trace.harness.verify import SEEDED_ROWS, Job
+from flashinfer_trace.judging.arguments import device_name, whole_number
 from flashinfer_trace.judging.cases import Case, cases
 from flashinfer_trace.judging.process import Answer, Failed, Limits, Server, SubmissionProcess
 from flashinfer_trace.judging.standards import REFERENCE, Standard, Trial, limited, standards, trials
-from flashinfer_trace.judging.submission import Submission, SubmissionError, from_callable, from_path, printable
+from flashinfer_trace.judging.submission import (
+    MAX_SEED,
+    Submission,
+    SubmissionError,
+    from_callable,
+    from_path,
+    printable,
+)
 from flashinfer_trace.judging.verdict import Failure, Grade, Verdict
 
 __all__ = ["EXAMPLES", "as_submission", "checked", "judge", "shared_server"]
@@ -44,7 +52,7 @@ def judge(
     kernel: Submission | Callable[..., Any] | str | Path,
     definition: Definition | str,
     *,
-    device: str = "cpu",
+    device: str | torch.device = "cpu",
     examples: int = EXAMPLES,
     seed: int | None = None,
     twin: bool | None = None,
@@ -55,12 +63,13 @@ def judge(
 
     Args:
         kernel: a file (``FILE.py``, ``FILE.py:FUNCTION``), a Solution of flashinfer-bench (``.json``), or, on a CPU, a
-            callable. It takes the Definition's inputs and returns its outputs, or takes the outputs as well, to write
-            into; a class of modules (``ModelNew``) is made first.
+            callable, which is trusted: it runs in a copy of this process, with its memory and imports. It takes the
+            Definition's inputs and returns its outputs, or takes the outputs as well, to write into; a class of modules
+            (``ModelNew``) is made first.
         definition: or its name.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
-        examples: drawn cases that must count, beside the corners.
-        seed: of all cases; from the system's entropy if there is none.
+        examples: drawn cases that must count, beside the corners; 1 or more.
+        seed: of all cases, from 0 to 2**63 - 1; from the system's entropy if there is none.
         twin: whether to judge at the sizes of the family's small twin; by default on a CPU where a case at the
             Definition's own sizes takes more than about a second.
         limits: how long the submission may take.
@@ -68,14 +77,17 @@ def judge(
 
     Raises:
         SubmissionError: what is given is no submission.
+        InputError: there is no such device here, or `examples` or `seed` is out of range.
         FamilyError: no record covers the Definition.
     """
+    examples = whole_number("examples", examples, least=1)
+    seed = secrets.randbits(31) if seed is None else whole_number("seed", seed, least=0, most=MAX_SEED)
     loaded = dataset.load(definition) if isinstance(definition, str) else definition
     submission = as_submission(kernel, device)
     if submission.definition not in ("", loaded.name):
         raise SubmissionError(f"{submission.label} is for {submission.definition}, not for {loaded.name}")
-    seed = secrets.randbits(31) if seed is None else seed
-    small = twin if twin is not None else torch.device(device).type == "cpu" and not has_real_size(loaded)
+    device = device_name(device)
+    small = twin if twin is not None else device == "cpu" and not has_real_size(loaded)
     job = Job(loaded, family_of(loaded), None, device, full=not small)
     started = time.perf_counter()
     with served(submission, server) as forks, submission.on_disk() as request:
@@ -85,7 +97,7 @@ def judge(
     return verdict
 
 
-def as_submission(kernel: Submission | Callable[..., Any] | str | Path, device: str) -> Submission:
+def as_submission(kernel: Submission | Callable[..., Any] | str | Path, device: str | torch.device) -> Submission:
     """What was given to `judge` as a submission."""
     if isinstance(kernel, Submission):
         return kernel
@@ -93,7 +105,7 @@ def as_submission(kernel: Submission | Callable[..., Any] | str | Path, device: 
         return from_path(str(kernel))
     if not callable(kernel):
         raise SubmissionError(f"a {type(kernel).__name__} is no kernel; give a file or a callable")
-    if torch.device(device).type == "cuda":
+    if str(device).partition(":")[0] == "cuda":
         raise SubmissionError(
             "CUDA cannot be forked with a callable of this process; write it to a file and give FILE.py"
         )
