@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import atexit
 import math
-import os
 import secrets
-import shlex
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,11 +21,11 @@ from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
 from flashinfer_trace.harness.inputs import torch_dtype
 from flashinfer_trace.harness.outputs import misfits, numbers_as_tensors
-from flashinfer_trace.harness.real_size import has_real_size
 from flashinfer_trace.harness.verify import SEEDED_ROWS, Job
 from flashinfer_trace.judging.arguments import device_name, whole_number
 from flashinfer_trace.judging.cases import Case, cases
 from flashinfer_trace.judging.process import Answer, Failed, Limits, Server, SubmissionProcess
+from flashinfer_trace.judging.replay import replay, small_by_default
 from flashinfer_trace.judging.standards import REFERENCE, Standard, Trial, limited, standards, trials
 from flashinfer_trace.judging.submission import (
     MAX_SEED,
@@ -87,13 +85,14 @@ def judge(
     if submission.definition not in ("", loaded.name):
         raise SubmissionError(f"{submission.label} is for {submission.definition}, not for {loaded.name}")
     device = device_name(device)
-    small = twin if twin is not None else device == "cpu" and not has_real_size(loaded)
+    small = twin if twin is not None else small_by_default(loaded, device)
+    limits = limits or Limits()
     job = Job(loaded, family_of(loaded), None, device, full=not small)
     started = time.perf_counter()
     with served(submission, server) as forks, submission.on_disk() as request:
-        verdict = _Court(submission, request, forks, limits or Limits(), examples, seed).verdict(job)
+        verdict = _Court(submission, request, forks, limits, examples, seed).verdict(job)
     verdict.seconds = time.perf_counter() - started
-    verdict.replay = replay(submission, verdict, examples)
+    verdict.replay = replay(submission, verdict, loaded, examples, limits)
     return verdict
 
 
@@ -131,22 +130,6 @@ def shared_server() -> Server:
 
 
 _SERVERS: list[Server] = []
-
-
-def replay(submission: Submission, verdict: Verdict, examples: int) -> str:
-    """What repeats a verdict: a command, or a call where the submission is no file."""
-    if not submission.file:
-        return (
-            f"flashinfer_trace.judge(kernel, {verdict.definition!r}, device={verdict.device!r}, examples={examples}, "
-            f"seed={verdict.seed}, twin={verdict.sizes == 'twin'})"
-        )
-    function = None if submission.sources else submission.request.get("name")
-    file = os.path.relpath(submission.file) + (f":{function}" if function else "")
-    size = " --twin" if verdict.sizes == "twin" else ""
-    return (
-        f"flashinfer-trace check {shlex.quote(file)} -d {verdict.definition} --device {verdict.device}"
-        f"{size} --examples {examples} --seed {verdict.seed}"
-    )
 
 
 class _Court:

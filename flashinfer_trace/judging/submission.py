@@ -12,13 +12,25 @@ from typing import Any
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.json_source import JsonSourceError, load_object
 
-__all__ = ["MAX_SEED", "Submission", "SubmissionError", "from_callable", "from_path", "known", "printable"]
+__all__ = [
+    "MAX_SEED",
+    "TIMEOUTS",
+    "Submission",
+    "SubmissionError",
+    "from_callable",
+    "from_path",
+    "known",
+    "printable",
+]
 
 #: Languages of flashinfer-bench's Solutions that are Python files.
 LANGUAGES = ("python", "triton")
 
 #: Largest seed of a judgement, which is that of the generators that draw its inputs.
 MAX_SEED = 2**63 - 1
+
+#: Least and most seconds of `flashinfer-trace check --timeout`.
+TIMEOUTS = (0.1, 86400.0)
 
 #: Longest path of a source.
 MAX_PATH = 200

@@ -80,6 +80,9 @@ def test_a_solution_names_its_definition(tmp_path):
         ((RIGHT, "-d", NORM, "--examples", "0"), "--examples"),
         ((RIGHT, "-d", NORM, "--seed", "-1"), "'--seed': -1 is not in the range 0<=x<=9223372036854775807"),
         ((RIGHT, "-d", NORM, "--seed", str(2**64)), "'--seed': 18446744073709551616 is not in the range"),
+        ((RIGHT, "-d", NORM, "--timeout", "0.01"), "'--timeout': 0.01 is not in the range 0.1<=x<=86400"),
+        ((RIGHT, "-d", NORM, "--timeout", "nan"), "'--timeout': nan is not in the range"),
+        ((RIGHT, "-d", NORM, "--timeout", "inf"), "'--timeout': inf is not in the range"),
     ],
 )
 def test_wrong_usage_exits_with_2(arguments, message):
