@@ -18,14 +18,13 @@ from flashinfer_trace.definition import Definition
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import device_of, poisoned_outputs
 from flashinfer_trace.harness.compare import Expected
-from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
-from flashinfer_trace.harness.inputs import torch_dtype
-from flashinfer_trace.harness.outputs import misfits, numbers_as_tensors
+from flashinfer_trace.harness.family import Inputs, Kernel
 from flashinfer_trace.harness.verify import SEEDED_ROWS, Job
 from flashinfer_trace.judging.arguments import device_name, whole_number
 from flashinfer_trace.judging.cases import Case, cases
 from flashinfer_trace.judging.process import Answer, Failed, Limits, Server, SubmissionProcess
 from flashinfer_trace.judging.replay import replay, small_by_default
+from flashinfer_trace.judging.returned import misfit, outputs_of
 from flashinfer_trace.judging.standards import REFERENCE, Standard, Trial, limited, standards, trials
 from flashinfer_trace.judging.submission import (
     MAX_SEED,
@@ -33,7 +32,6 @@ from flashinfer_trace.judging.submission import (
     SubmissionError,
     from_callable,
     from_path,
-    printable,
 )
 from flashinfer_trace.judging.verdict import Failure, Grade, Verdict
 
@@ -272,9 +270,10 @@ def checked(
         left: standards that earlier calls met.
         in_place: inputs that it may change.
     """
-    outputs = _outputs(job.sized, answer, device_of(inputs))
+    device = device_of(inputs)
+    outputs = outputs_of(job.sized, answer, device)
     axes = job.sized.bind_axes(inputs)
-    wrong = _misbehaviour(answer, in_place) or _misfit(job.sized, axes, outputs, inputs)
+    wrong = _misbehaviour(answer, in_place) or misfit(job.sized, axes, answer, outputs, device)
     if wrong is not None:
         return wrong
     failures = [one.failure(job, inputs, outputs, expected) for one in left]
@@ -298,46 +297,3 @@ def _misbehaviour(answer: Answer, in_place: Collection[str]) -> Failure | None:
 
 def _distance(failure: Failure) -> float:
     return math.inf if math.isnan(failure.ratio) else failure.ratio
-
-
-def _outputs(definition: Definition, answer: Answer, device: torch.device) -> Outputs:
-    """Outputs as they lay in memory; what was returned and did not fit there keeps its own form, without elements."""
-    if not answer.returned:
-        return answer.outputs
-    found: dict[str, Any] = {}
-    for name, described in answer.returned.items():
-        if name in answer.outputs and _fits(answer.outputs[name], described, device):
-            found[name] = answer.outputs[name]
-        else:
-            found[name] = _stand_in(described)
-    return numbers_as_tensors(definition, found, device)
-
-
-def _fits(slot: torch.Tensor, described: Any, device: torch.device) -> bool:
-    if not isinstance(described, dict):
-        return False
-    form = described.get("dtype"), described.get("shape"), described.get("device"), described.get("dense")
-    return form == (str(slot.dtype).removeprefix("torch."), list(slot.shape), str(device), True)
-
-
-def _stand_in(described: Any) -> Any:
-    """Something of the form that was described, for the message about what does not fit."""
-    if not isinstance(described, dict):
-        return None
-    if described.get("type") == "NoneType":
-        return None
-    if "number" in described:
-        return described["number"]
-    try:
-        dtype, shape = torch_dtype(described["dtype"]), [int(size) for size in described["shape"]]
-        return torch.empty(shape, dtype=dtype, device="meta")
-    except Exception:  # of no tensor, or by a stranger
-        return type(str(described.get("type")), (), {})()
-
-
-def _misfit(definition: Definition, axes: Mapping[str, int], outputs: Outputs, inputs: Inputs) -> Failure | None:
-    if outputs and all(value is None for value in outputs.values()):
-        names = ", ".join(f"`{name}`" for name in definition.outputs)
-        return Failure("outputs", f"returned None; it must return {names}, or take it to write into")
-    lines = misfits(definition, axes, outputs, device_of(inputs))
-    return Failure("outputs", printable("; ".join(lines))) if lines else None

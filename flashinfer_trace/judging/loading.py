@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["LoadError", "Submitted", "load"]
+__all__ = ["LoadError", "ReturnError", "Submitted", "bound", "load"]
 
 #: Names that are looked for in a file when none is given, in this order.
 USUAL_NAMES = ("run", "ModelNew", "kernel")
@@ -22,6 +22,10 @@ Submitted = Callable[[dict[str, Any], dict[str, Any]], Any]
 
 class LoadError(Exception):
     """A submission without a function that can be called. The message says what is there, and what it takes."""
+
+
+class ReturnError(Exception):
+    """A call that returned more or fewer results than the Definition has outputs. The message names them."""
 
 
 def load(request: Mapping[str, Any], device: str, inputs: Sequence[str], outputs: Sequence[str]) -> Submitted:
