@@ -146,8 +146,8 @@ def _solution(path: Path) -> Submission:
         raise SubmissionError(f"{path}: not a Solution of flashinfer-bench: {error!r}") from error
     if language not in LANGUAGES:
         raise SubmissionError(f"{path}: a Solution in {language}; those in {' and '.join(LANGUAGES)} can be judged")
-    file, separator, function = entry.partition("::")
-    if not separator or file not in files:
+    file, _, function = entry.partition("::")
+    if not function or file not in files:
         raise SubmissionError(f"{path}: the entry point {entry!r} must be FILE::FUNCTION, with one of {sorted(files)}")
     for one in files:
         if PurePosixPath(one).is_absolute() or ".." in PurePosixPath(one).parts:

@@ -40,6 +40,10 @@ FORMS = {
     "outputs by name": "def run(output, hidden_states, weight): output.copy_(norm(hidden_states, weight))",
     "outputs by position": "def run(x, w, y): y.copy_(norm(x, w))",
     "any arguments": "def run(*inputs): return norm(*inputs)",
+    "any names": "def run(**inputs): return norm(inputs['hidden_states'], inputs['weight'])",
+    "some names, and any": "def run(weight, **rest): return norm(rest['hidden_states'], weight)",
+    "outputs by name, and any": "def run(output, weight, **x): output.copy_(norm(x['hidden_states'], weight))",
+    "own names, and any": "def run(x, w=None, **options): return norm(x, w)",
     "options with defaults": "def run(x, w, eps=1e-6): return norm(x, w)",
     "a dict": "def run(x, w): return {'output': norm(x, w)}",
     "a list": "def run(x, w): return [norm(x, w)]",
@@ -157,7 +161,7 @@ def test_what_is_missing_is_named(tmp_path, kernel, server):
     ):
         from_path(str(path))
     verdict = judge(f"{kernel('def run(x, w): return norm(x, w)')}:norms", NAME, server=server)
-    assert "my_kernel has no norms; its functions are ['norm', 'run']: FILE:FUNCTION" in verdict.failure.message
+    assert "my_kernel.py has no norms; its functions are ['norm', 'run']: FILE:FUNCTION" in verdict.failure.message
 
 
 def test_a_source_outside_of_the_solution_is_refused(tmp_path):
