@@ -85,21 +85,23 @@ def judge(
     kernel: Callable[..., Any] | str | Path,
     definition: Definition | str,
     *,
-    device: str = "cpu",
+    device: str | torch.device = "cpu",
     examples: int = 20,
     seed: int | None = None,
     twin: bool | None = None,
 ) -> Verdict:
     """Grades anyone's kernel against a Definition: see docs/judge.md.
 
-    It runs in a process of its own, on the cases and by the bounds with which the Definition itself was verified.
+    It runs in a process of its own, on the cases and by the bounds with which the Definition itself was verified. A
+    file can reach neither this package nor its oracles there. A callable is trusted: its process is a copy of this one,
+    with the same memory and imports. Give code that you do not trust as a file, for example to compute a reward.
 
     Args:
         kernel: ``FILE.py``, ``FILE.py:FUNCTION``, a Solution of flashinfer-bench (``.json``) or, on a CPU, a callable.
         definition: or its name.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
-        examples: drawn cases that must count, beside the corners.
-        seed: repeats a verdict; from the system's entropy if there is none.
+        examples: drawn cases that must count, beside the corners; 1 or more.
+        seed: from 0 to 2**63 - 1, to repeat a verdict; from the system's entropy if there is none.
         twin: whether to judge at the sizes of the family's small twin; by default where its own sizes take long.
 
     Returns:
@@ -107,6 +109,7 @@ def judge(
 
     Raises:
         SubmissionError: what is given is no kernel.
+        InputError: there is no such device here, or `examples` or `seed` is out of range.
         ImportError: torch is not installed (``pip install flashinfer-trace[verify]``).
     """
     from flashinfer_trace.judging import judge as judging

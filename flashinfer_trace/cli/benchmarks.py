@@ -25,7 +25,7 @@ from flashinfer_trace.cli.options import (
 from flashinfer_trace.cli.verification import check_device, missing_packages
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.files import write_text
-from flashinfer_trace.judging.submission import Submission, SubmissionError, from_path
+from flashinfer_trace.judging.submission import MAX_SEED, Submission, SubmissionError, from_path
 
 if TYPE_CHECKING:
     from flashinfer_trace.benching import Campaign, Policy, Report
@@ -64,7 +64,7 @@ SECONDS = {"quick": 6.0, "full": 15.0}
 @click.option("--device", default="cuda", show_default=True, help="cuda or cuda:N.")
 @click.option("--warm", is_flag=True, help="Leave the inputs in the cache.")
 @click.option("--graph", is_flag=True, help="Replay each call as a CUDA graph.")
-@click.option("--seed", type=click.IntRange(min=0), help="Seed of the judgement [fresh entropy].")
+@click.option("--seed", type=click.IntRange(0, MAX_SEED), help="Seed of the judgement [fresh entropy].")
 @click.option(
     "--budget", type=click.FloatRange(min=0), metavar="SECONDS", help="After which no further Definition is begun."
 )

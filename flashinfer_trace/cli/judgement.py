@@ -12,12 +12,19 @@ from flashinfer_trace.cli import completion
 from flashinfer_trace.cli.group import FAILED, NOT_JUDGED, NOTHING_VERIFIED, echo_json
 from flashinfer_trace.cli.options import ORACLE_EXAMPLES, dataset_root, format_option
 from flashinfer_trace.cli.verification import check_device, missing_packages
-from flashinfer_trace.judging.submission import SubmissionError, from_path
+from flashinfer_trace.judging.submission import MAX_SEED, TIMEOUTS, SubmissionError, from_path
 
 if TYPE_CHECKING:
     from flashinfer_trace.judging.verdict import Verdict
 
 __all__ = ["check"]
+
+
+def _parse_timeout(context: click.Context, parameter: click.Parameter, seconds: float | None) -> float | None:
+    least, most = TIMEOUTS
+    if seconds is not None and not least <= seconds <= most:  # NaN is in no range, but click's ranges let it pass
+        raise click.BadParameter(f"{seconds} is not in the range {least:g}<=x<={most:g}.")
+    return seconds
 
 
 @click.command()
@@ -31,9 +38,15 @@ __all__ = ["check"]
     show_default=True,
     help="Number of drawn cases that must count, beside the family's corners.",
 )
-@click.option("--seed", type=click.IntRange(min=0), help="Seed of all draws, to repeat a run [fresh entropy].")
+@click.option("--seed", type=click.IntRange(0, MAX_SEED), help="Seed of all draws, to repeat a run [fresh entropy].")
 @click.option("--twin", is_flag=True, help="Judge at the sizes of the family's small twin.")
-@click.option("--timeout", type=click.FloatRange(min=0.1), help="Seconds that one call may take [60; the first: 300].")
+@click.option("--full", is_flag=True, help="Use real sizes on the CPU too, instead of the family's small twin.")
+@click.option(
+    "--timeout",
+    type=float,
+    callback=_parse_timeout,
+    help="Seconds that one call may take [60; the first: 300].",
+)
 @format_option
 def check(
     kernel: str,
@@ -42,6 +55,7 @@ def check(
     examples: int,
     seed: int | None,
     twin: bool,
+    full: bool,
     timeout: float | None,
     output_format: str,
 ) -> None:
@@ -55,6 +69,8 @@ def check(
     Exit status: 0 reference-grade or kernel-grade, 1 wrong, 2 wrong usage, or a kernel that could not be loaded or that
     imports a missing package, 3 no case could have failed, 130 interrupted.
     """
+    if twin and full:
+        raise click.UsageError("--twin and --full are different sizes; give one of them")
     root = dataset_root()
     try:
         submission = from_path(kernel)
@@ -70,7 +86,7 @@ def check(
         import torch
 
         from flashinfer_trace.judging.process import Limits, Server
-    check_device(device, torch)
+    device = check_device(device, torch)
     if device == "cpu":
         torch.set_num_threads(1)
     limits = Limits() if timeout is None else Limits(first_call=timeout, call=timeout)
@@ -86,7 +102,7 @@ def check(
                 device=device,
                 examples=examples,
                 seed=seed,
-                twin=twin or None,
+                twin=twin if twin or full else None,
                 limits=limits,
                 server=server,
             )

@@ -219,20 +219,26 @@ def _exit_status(reports: list[Report]) -> int:
     return NOTHING_VERIFIED
 
 
-def check_device(device: str, torch: Any, elsewhere: bool = False) -> None:
-    """Raises a usage error for a device that torch does not see here; `elsewhere`, any GPU will do."""
+def check_device(device: str, torch: Any, elsewhere: bool = False) -> str:
+    """The device as torch names it, a CPU without an index.
+
+    Raises:
+        click.UsageError: torch does not see it here; `elsewhere`, any GPU will do.
+    """
     try:
         parsed = torch.device(device)
     except RuntimeError as error:
         raise click.UsageError(f"--device {device}: there is no such device; give cpu, cuda or cuda:N") from error
     if parsed.type not in ("cpu", "cuda"):
         raise click.UsageError(f"--device {device}: the command runs on cpu, cuda or cuda:N")
+    name = "cpu" if parsed.type == "cpu" else str(parsed)
     if elsewhere:
-        return
+        return name
     if parsed.type == "cuda" and not torch.cuda.is_available():
         raise click.UsageError("--device cuda: torch sees no CUDA device here; run on a machine with one, or use cpu")
     if parsed.type == "cuda" and (parsed.index or 0) >= torch.cuda.device_count():
         raise click.UsageError(f"--device {device}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")
+    return name
 
 
 @contextmanager

@@ -17,7 +17,7 @@ class Failed(Exception):
     """A submission that gave no outputs.
 
     Attributes:
-        kind: ``not-loaded``, ``raised``, ``timed-out``, ``died`` or ``protocol``.
+        kind: ``not-loaded``, ``raised``, ``outputs``, ``timed-out``, ``died`` or ``protocol``.
         message: one line of printable characters.
     """
 

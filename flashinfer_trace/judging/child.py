@@ -12,7 +12,6 @@ import importlib.abc
 import os
 import socket
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +20,8 @@ import torch
 from flashinfer_trace.isolation import protocol
 from flashinfer_trace.judging import domain, tampering
 from flashinfer_trace.judging.arena import Arena, Slot, tensor_in
-from flashinfer_trace.judging.loading import LoadError, Submitted, bound, load
+from flashinfer_trace.judging.complaints import complaint
+from flashinfer_trace.judging.loading import ReturnError, Submitted, bound, load
 from flashinfer_trace.judging.series import Series, seed_all
 from flashinfer_trace.judging.stopwatch import Stopwatch
 
@@ -55,6 +55,7 @@ class _Session:
         self._arena: Arena | None = None
         self._on_device: torch.Tensor | None = None
         self._slots: Mapping[str, Any] = {}
+        self._root: str | None = None
         self._stopwatch: Stopwatch | None = None
 
     def answer_all(self) -> None:
@@ -81,7 +82,8 @@ class _Session:
             found = compute()
             answer = {**(found if isinstance(found, dict) else {}), **more()}
         except BaseException as error:
-            found, answer = None, {"failed": _describe(error)}
+            kind = {"kind": "outputs"} if isinstance(error, ReturnError) else {}
+            found, answer = None, {"failed": complaint(error, self._root), **kind}
         self._pipe.sendall(protocol.pack_header(answer))
         return found
 
@@ -90,6 +92,7 @@ class _Session:
         if self._stopwatch is None:
             self._stopwatch = Stopwatch(self._device)
         submission = request["submission"]
+        self._root = submission["root"] if submission["kind"] == "package" else None
         if self._device != "cpu":
             torch.cuda.set_device(torch.device(self._device).index or 0)
         if submission["kind"] == "forked":
@@ -207,7 +210,8 @@ def _stored(returned: Any, outputs: Mapping[str, torch.Tensor]) -> dict[str, Any
     else:
         values: Sequence[Any] = returned if isinstance(returned, (tuple, list)) else [returned]
         if len(values) != len(outputs):
-            raise LoadError(f"it returned {len(values)} results for the outputs {list(outputs)}")
+            results = f"{len(values)} result{'' if len(values) == 1 else 's'}"
+            raise ReturnError(f"it returned {results}; it must return the outputs {list(outputs)}, in this order")
         named = dict(zip(outputs, values, strict=True))
     described: dict[str, Any] = {}
     for name, value in named.items():
@@ -216,31 +220,18 @@ def _stored(returned: Any, outputs: Mapping[str, torch.Tensor]) -> dict[str, Any
         elif type(value) in (torch.Tensor, torch.nn.Parameter):  # a subclass could compute when it is copied
             described[str(name)] = {
                 **{"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)},
-                **{"device": str(value.device), "dense": value.layout == torch.strided},
+                **{"device": str(value.device), "layout": str(value.layout)},
             }
             target = outputs.get(name)
-            if target is not None and (value.shape, value.dtype, value.device) == (
-                target.shape,
-                target.dtype,
-                target.device,
-            ):
+            if target is not None and _form(value) == _form(target):
                 target.copy_(value)
         else:
             described[str(name)] = {"type": type(value).__name__}
     return described
 
 
-def _describe(error: BaseException) -> str:
-    """Type and message of an error, and the first line of the submission on its way."""
-    ours = os.path.dirname(__file__)
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((ours, "<frozen importlib"))
-    ]
-    where = f" ({os.path.basename(frames[0].filename)}:{frames[0].lineno})" if frames else ""
-    kind = "" if isinstance(error, LoadError) else f"{type(error).__name__}: "
-    return f"{kind}{error}"[: protocol.MAX_MESSAGE] + where
+def _form(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.dtype, tensor.device, tensor.layout
 
 
 class _Hidden(importlib.abc.MetaPathFinder):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import atexit
 import math
-import os
 import secrets
-import shlex
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,15 +18,21 @@ from flashinfer_trace.definition import Definition
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import device_of, poisoned_outputs
 from flashinfer_trace.harness.compare import Expected
-from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
-from flashinfer_trace.harness.inputs import torch_dtype
-from flashinfer_trace.harness.outputs import misfits, numbers_as_tensors
-from flashinfer_trace.harness.real_size import has_real_size
+from flashinfer_trace.harness.family import Inputs, Kernel
 from flashinfer_trace.harness.verify import SEEDED_ROWS, Job
+from flashinfer_trace.judging.arguments import device_name, whole_number
 from flashinfer_trace.judging.cases import Case, cases
 from flashinfer_trace.judging.process import Answer, Failed, Limits, Server, SubmissionProcess
+from flashinfer_trace.judging.replay import replay, small_by_default
+from flashinfer_trace.judging.returned import misfit, outputs_of
 from flashinfer_trace.judging.standards import REFERENCE, Standard, Trial, limited, standards, trials
-from flashinfer_trace.judging.submission import Submission, SubmissionError, from_callable, from_path, printable
+from flashinfer_trace.judging.submission import (
+    MAX_SEED,
+    Submission,
+    SubmissionError,
+    from_callable,
+    from_path,
+)
 from flashinfer_trace.judging.verdict import Failure, Grade, Verdict
 
 __all__ = ["EXAMPLES", "as_submission", "checked", "judge", "shared_server"]
@@ -44,7 +48,7 @@ def judge(
     kernel: Submission | Callable[..., Any] | str | Path,
     definition: Definition | str,
     *,
-    device: str = "cpu",
+    device: str | torch.device = "cpu",
     examples: int = EXAMPLES,
     seed: int | None = None,
     twin: bool | None = None,
@@ -55,12 +59,13 @@ def judge(
 
     Args:
         kernel: a file (``FILE.py``, ``FILE.py:FUNCTION``), a Solution of flashinfer-bench (``.json``), or, on a CPU, a
-            callable. It takes the Definition's inputs and returns its outputs, or takes the outputs as well, to write
-            into; a class of modules (``ModelNew``) is made first.
+            callable, which is trusted: it runs in a copy of this process, with its memory and imports. It takes the
+            Definition's inputs and returns its outputs, or takes the outputs as well, to write into; a class of modules
+            (``ModelNew``) is made first.
         definition: or its name.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
-        examples: drawn cases that must count, beside the corners.
-        seed: of all cases; from the system's entropy if there is none.
+        examples: drawn cases that must count, beside the corners; 1 or more.
+        seed: of all cases, from 0 to 2**63 - 1; from the system's entropy if there is none.
         twin: whether to judge at the sizes of the family's small twin; by default on a CPU where a case at the
             Definition's own sizes takes more than about a second.
         limits: how long the submission may take.
@@ -68,24 +73,28 @@ def judge(
 
     Raises:
         SubmissionError: what is given is no submission.
+        InputError: there is no such device here, or `examples` or `seed` is out of range.
         FamilyError: no record covers the Definition.
     """
+    examples = whole_number("examples", examples, least=1)
+    seed = secrets.randbits(31) if seed is None else whole_number("seed", seed, least=0, most=MAX_SEED)
     loaded = dataset.load(definition) if isinstance(definition, str) else definition
     submission = as_submission(kernel, device)
     if submission.definition not in ("", loaded.name):
         raise SubmissionError(f"{submission.label} is for {submission.definition}, not for {loaded.name}")
-    seed = secrets.randbits(31) if seed is None else seed
-    small = twin if twin is not None else torch.device(device).type == "cpu" and not has_real_size(loaded)
+    device = device_name(device)
+    small = twin if twin is not None else small_by_default(loaded, device)
+    limits = limits or Limits()
     job = Job(loaded, family_of(loaded), None, device, full=not small)
     started = time.perf_counter()
     with served(submission, server) as forks, submission.on_disk() as request:
-        verdict = _Court(submission, request, forks, limits or Limits(), examples, seed).verdict(job)
+        verdict = _Court(submission, request, forks, limits, examples, seed).verdict(job)
     verdict.seconds = time.perf_counter() - started
-    verdict.replay = replay(submission, verdict, examples)
+    verdict.replay = replay(submission, verdict, loaded, examples, limits)
     return verdict
 
 
-def as_submission(kernel: Submission | Callable[..., Any] | str | Path, device: str) -> Submission:
+def as_submission(kernel: Submission | Callable[..., Any] | str | Path, device: str | torch.device) -> Submission:
     """What was given to `judge` as a submission."""
     if isinstance(kernel, Submission):
         return kernel
@@ -93,7 +102,7 @@ def as_submission(kernel: Submission | Callable[..., Any] | str | Path, device: 
         return from_path(str(kernel))
     if not callable(kernel):
         raise SubmissionError(f"a {type(kernel).__name__} is no kernel; give a file or a callable")
-    if torch.device(device).type == "cuda":
+    if str(device).partition(":")[0] == "cuda":
         raise SubmissionError(
             "CUDA cannot be forked with a callable of this process; write it to a file and give FILE.py"
         )
@@ -119,22 +128,6 @@ def shared_server() -> Server:
 
 
 _SERVERS: list[Server] = []
-
-
-def replay(submission: Submission, verdict: Verdict, examples: int) -> str:
-    """What repeats a verdict: a command, or a call where the submission is no file."""
-    if not submission.file:
-        return (
-            f"flashinfer_trace.judge(kernel, {verdict.definition!r}, device={verdict.device!r}, examples={examples}, "
-            f"seed={verdict.seed}, twin={verdict.sizes == 'twin'})"
-        )
-    function = None if submission.sources else submission.request.get("name")
-    file = os.path.relpath(submission.file) + (f":{function}" if function else "")
-    size = " --twin" if verdict.sizes == "twin" else ""
-    return (
-        f"flashinfer-trace check {shlex.quote(file)} -d {verdict.definition} --device {verdict.device}"
-        f"{size} --examples {examples} --seed {verdict.seed}"
-    )
 
 
 class _Court:
@@ -277,9 +270,10 @@ def checked(
         left: standards that earlier calls met.
         in_place: inputs that it may change.
     """
-    outputs = _outputs(job.sized, answer, device_of(inputs))
+    device = device_of(inputs)
+    outputs = outputs_of(job.sized, answer, device)
     axes = job.sized.bind_axes(inputs)
-    wrong = _misbehaviour(answer, in_place) or _misfit(job.sized, axes, outputs, inputs)
+    wrong = _misbehaviour(answer, in_place) or misfit(job.sized, axes, answer, outputs, device)
     if wrong is not None:
         return wrong
     failures = [one.failure(job, inputs, outputs, expected) for one in left]
@@ -303,46 +297,3 @@ def _misbehaviour(answer: Answer, in_place: Collection[str]) -> Failure | None:
 
 def _distance(failure: Failure) -> float:
     return math.inf if math.isnan(failure.ratio) else failure.ratio
-
-
-def _outputs(definition: Definition, answer: Answer, device: torch.device) -> Outputs:
-    """Outputs as they lay in memory; what was returned and did not fit there keeps its own form, without elements."""
-    if not answer.returned:
-        return answer.outputs
-    found: dict[str, Any] = {}
-    for name, described in answer.returned.items():
-        if name in answer.outputs and _fits(answer.outputs[name], described, device):
-            found[name] = answer.outputs[name]
-        else:
-            found[name] = _stand_in(described)
-    return numbers_as_tensors(definition, found, device)
-
-
-def _fits(slot: torch.Tensor, described: Any, device: torch.device) -> bool:
-    if not isinstance(described, dict):
-        return False
-    form = described.get("dtype"), described.get("shape"), described.get("device"), described.get("dense")
-    return form == (str(slot.dtype).removeprefix("torch."), list(slot.shape), str(device), True)
-
-
-def _stand_in(described: Any) -> Any:
-    """Something of the form that was described, for the message about what does not fit."""
-    if not isinstance(described, dict):
-        return None
-    if described.get("type") == "NoneType":
-        return None
-    if "number" in described:
-        return described["number"]
-    try:
-        dtype, shape = torch_dtype(described["dtype"]), [int(size) for size in described["shape"]]
-        return torch.empty(shape, dtype=dtype, device="meta")
-    except Exception:  # of no tensor, or by a stranger
-        return type(str(described.get("type")), (), {})()
-
-
-def _misfit(definition: Definition, axes: Mapping[str, int], outputs: Outputs, inputs: Inputs) -> Failure | None:
-    if outputs and all(value is None for value in outputs.values()):
-        names = ", ".join(f"`{name}`" for name in definition.outputs)
-        return Failure("outputs", f"returned None; it must return {names}, or take it to write into")
-    lines = misfits(definition, axes, outputs, device_of(inputs))
-    return Failure("outputs", printable("; ".join(lines))) if lines else None

@@ -11,7 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["LoadError", "Submitted", "load"]
+from flashinfer_trace.judging.convention import LoadError, convention
+
+__all__ = ["LoadError", "ReturnError", "Submitted", "bound", "load"]
 
 #: Names that are looked for in a file when none is given, in this order.
 USUAL_NAMES = ("run", "ModelNew", "kernel")
@@ -20,8 +22,8 @@ USUAL_NAMES = ("run", "ModelNew", "kernel")
 Submitted = Callable[[dict[str, Any], dict[str, Any]], Any]
 
 
-class LoadError(Exception):
-    """A submission without a function that can be called. The message says what is there, and what it takes."""
+class ReturnError(Exception):
+    """A call that returned more or fewer results than the Definition has outputs. The message names them."""
 
 
 def load(request: Mapping[str, Any], device: str, inputs: Sequence[str], outputs: Sequence[str]) -> Submitted:
@@ -34,7 +36,7 @@ def load(request: Mapping[str, Any], device: str, inputs: Sequence[str], outputs
     if request["kind"] == "known":
         return _known(request)
     module = _module(request)
-    return bound(_found(module, request["name"]), device, inputs, outputs, request.get("destination"), module)
+    return bound(_found(module, request), device, inputs, outputs, request.get("destination"), module)
 
 
 def bound(
@@ -48,8 +50,8 @@ def bound(
     """A callable, or a class of modules, as a function of inputs and outputs by name.
 
     Args:
-        found: takes the inputs, by name if its parameters have their names, in the Definition's order otherwise; and
-            the outputs after them if it writes into memory that it is given.
+        found: takes the inputs, by name if its parameters have their names or are ``**kwargs``, in the Definition's
+            order otherwise; and the outputs after them if it writes into memory that it is given.
         device: where a module's parameters go.
         inputs: names, in the Definition's order.
         outputs: names, in the Definition's order.
@@ -65,42 +67,16 @@ def bound(
         found = found.to(device).eval()
     if not callable(found):
         raise LoadError(f"it is a {type(found).__name__}, which cannot be called")
-    by_name, writes = _convention(found, inputs, outputs, destination)
+    how = convention(found, inputs, outputs, destination)
 
     def call(given: dict[str, Any], poisoned: dict[str, Any]) -> Any:
-        values = {**given, **poisoned} if writes else given
-        returned = found(**values) if by_name else found(*values.values())
-        if writes:
+        values = {**given, **poisoned} if how.writes else given
+        returned = found(**values) if how.by_name else found(*values.values())
+        if how.writes:
             return None
         return dict.fromkeys(outputs) if returned is None else returned  # None would say that outputs were written
 
     return call
-
-
-def _convention(
-    found: Any, inputs: Sequence[str], outputs: Sequence[str], destination: bool | None
-) -> tuple[bool, bool]:
-    """Whether arguments go by name, and whether outputs are among them."""
-    function = found.forward if hasattr(found, "forward") else found
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # of a function that is not written in Python
-        return False, bool(destination)
-    variadic = any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in parameters)
-    named = [one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
-    names = {one.name for one in named if one.kind != one.POSITIONAL_ONLY}
-    required = sum(one.default is one.empty for one in named)
-    if destination is None:
-        destination = bool(outputs) and (names.issuperset(outputs) or required == len(inputs) + len(outputs))
-    passed = [*inputs, *outputs] if destination else [*inputs]
-    if names.issuperset(passed) and all(one.name in passed or one.default is not one.empty for one in named):
-        return True, destination
-    if variadic or required <= len(passed) <= len(named):
-        return False, destination
-    raise LoadError(
-        f"it takes {[one.name for one in named]}; it must take the inputs {list(inputs)}, and may take the outputs "
-        f"{list(outputs)} after them, to write into"
-    )
 
 
 def _module(request: Mapping[str, Any]) -> ModuleType:
@@ -119,13 +95,14 @@ def _module(request: Mapping[str, Any]) -> ModuleType:
     return module
 
 
-def _found(module: ModuleType, name: str | None) -> Any:
+def _found(module: ModuleType, request: Mapping[str, Any]) -> Any:
     """The function, class or module object that is judged."""
+    name, file = request["name"], Path(request["path"]).name
     if name is not None:
         if not hasattr(module, name):
-            raise LoadError(
-                f"{module.__name__} has no {name}; its functions are {_public(module)}: FILE:FUNCTION names one"
-            )
+            solution = request["kind"] == "package"
+            where = "entry_point in the Solution's spec, as FILE.py::FUNCTION," if solution else "FILE:FUNCTION"
+            raise LoadError(f"{file} has no {name}; its functions are {_public(module)}: {where} names one")
         return getattr(module, name)
     usual = [one for one in USUAL_NAMES if hasattr(module, one)]
     if usual:

@@ -311,12 +311,13 @@ class SubmissionProcess:
         """Waits for the answer to the last request.
 
         Raises:
-            Failed: of `kind`, with what the process says went wrong; or it did not answer.
+            Failed: of `kind`, or of ``outputs``, with what the process says went wrong; or it did not answer.
         """
         with self._failures():
             answer = protocol.read_header(self._read, MAX_ANSWER)
         if "failed" in answer:
-            raise Failed(kind, str(answer["failed"]))
+            of_outputs = kind == "raised" and answer.get("kind") == "outputs"
+            raise Failed("outputs" if of_outputs else kind, str(answer["failed"]))
         self._asked = False
         return answer
 

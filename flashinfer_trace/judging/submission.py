@@ -12,10 +12,25 @@ from typing import Any
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.json_source import JsonSourceError, load_object
 
-__all__ = ["Submission", "SubmissionError", "from_callable", "from_path", "known", "printable"]
+__all__ = [
+    "MAX_SEED",
+    "TIMEOUTS",
+    "Submission",
+    "SubmissionError",
+    "from_callable",
+    "from_path",
+    "known",
+    "printable",
+]
 
 #: Languages of flashinfer-bench's Solutions that are Python files.
 LANGUAGES = ("python", "triton")
+
+#: Largest seed of a judgement, which is that of the generators that draw its inputs.
+MAX_SEED = 2**63 - 1
+
+#: Least and most seconds of `flashinfer-trace check --timeout`.
+TIMEOUTS = (0.1, 86400.0)
 
 #: Longest path of a source.
 MAX_PATH = 200
@@ -131,8 +146,8 @@ def _solution(path: Path) -> Submission:
         raise SubmissionError(f"{path}: not a Solution of flashinfer-bench: {error!r}") from error
     if language not in LANGUAGES:
         raise SubmissionError(f"{path}: a Solution in {language}; those in {' and '.join(LANGUAGES)} can be judged")
-    file, separator, function = entry.partition("::")
-    if not separator or file not in files:
+    file, _, function = entry.partition("::")
+    if not function or file not in files:
         raise SubmissionError(f"{path}: the entry point {entry!r} must be FILE::FUNCTION, with one of {sorted(files)}")
     for one in files:
         if PurePosixPath(one).is_absolute() or ".." in PurePosixPath(one).parts:

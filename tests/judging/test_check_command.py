@@ -46,6 +46,12 @@ def test_a_wrong_kernel_exits_with_1_whatever_it_prints(tmp_path):
     assert len(verdict["failure"]["index"]) == 2 and verdict["failure"]["bound"] > 0
 
 
+def test_a_cpu_with_an_index_is_the_cpu():
+    result = invoke(RIGHT, "-d", NORM, "--examples", "1", "--device", "cpu:0")
+    assert result.exit_code == 0, result.output
+    assert f"for {NORM} on cpu: reference-grade" in result.output and " --device cpu --" in result.output
+
+
 def test_a_solution_names_its_definition(tmp_path):
     text = (CHEATS / "norms.py").read_text()
     spec = {"language": "python", "target_hardware": ["cpu"], "entry_point": "norms.py::right"}
@@ -72,6 +78,11 @@ def test_a_solution_names_its_definition(tmp_path):
         ((RIGHT, "-d", NORM, "--device", "tpu"), "--device tpu"),
         ((RIGHT, "-d", NORM, "--device", "mps"), "runs on cpu, cuda or cuda:N"),
         ((RIGHT, "-d", NORM, "--examples", "0"), "--examples"),
+        ((RIGHT, "-d", NORM, "--seed", "-1"), "'--seed': -1 is not in the range 0<=x<=9223372036854775807"),
+        ((RIGHT, "-d", NORM, "--seed", str(2**64)), "'--seed': 18446744073709551616 is not in the range"),
+        ((RIGHT, "-d", NORM, "--timeout", "0.01"), "'--timeout': 0.01 is not in the range 0.1<=x<=86400"),
+        ((RIGHT, "-d", NORM, "--timeout", "nan"), "'--timeout': nan is not in the range"),
+        ((RIGHT, "-d", NORM, "--timeout", "inf"), "'--timeout': inf is not in the range"),
     ],
 )
 def test_wrong_usage_exits_with_2(arguments, message):

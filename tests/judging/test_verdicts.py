@@ -12,15 +12,17 @@ import textwrap
 import hypothesis
 import pytest
 import torch
+from cheating_kernels import CHEATS, SAMPLER
 from hypothesis import strategies as st
 from whole_dataset import FIRST
 
 import flashinfer_trace
+from flashinfer_trace.definition import InputError
 from flashinfer_trace.families import all_families, family_of
 from flashinfer_trace.harness.verify import prepare
 from flashinfer_trace.judging.judge import judge
 from flashinfer_trace.judging.process import Limits, Server
-from flashinfer_trace.judging.submission import SubmissionError, from_path, known
+from flashinfer_trace.judging.submission import MAX_SEED, SubmissionError, from_path, known
 from flashinfer_trace.judging.verdict import Grade
 
 NAME = "rmsnorm_h512"
@@ -38,6 +40,10 @@ FORMS = {
     "outputs by name": "def run(output, hidden_states, weight): output.copy_(norm(hidden_states, weight))",
     "outputs by position": "def run(x, w, y): y.copy_(norm(x, w))",
     "any arguments": "def run(*inputs): return norm(*inputs)",
+    "any names": "def run(**inputs): return norm(inputs['hidden_states'], inputs['weight'])",
+    "some names, and any": "def run(weight, **rest): return norm(rest['hidden_states'], weight)",
+    "outputs by name, and any": "def run(output, weight, **x): output.copy_(norm(x['hidden_states'], weight))",
+    "own names, and any": "def run(x, w=None, **options): return norm(x, w)",
     "options with defaults": "def run(x, w, eps=1e-6): return norm(x, w)",
     "a dict": "def run(x, w): return {'output': norm(x, w)}",
     "a list": "def run(x, w): return [norm(x, w)]",
@@ -155,7 +161,7 @@ def test_what_is_missing_is_named(tmp_path, kernel, server):
     ):
         from_path(str(path))
     verdict = judge(f"{kernel('def run(x, w): return norm(x, w)')}:norms", NAME, server=server)
-    assert "my_kernel has no norms; its functions are ['norm', 'run']: FILE:FUNCTION" in verdict.failure.message
+    assert "my_kernel.py has no norms; its functions are ['norm', 'run']: FILE:FUNCTION" in verdict.failure.message
 
 
 def test_a_source_outside_of_the_solution_is_refused(tmp_path):
@@ -185,6 +191,37 @@ def test_a_solution_of_another_definition_is_refused(tmp_path, server):
 def test_a_callable_cannot_be_judged_on_a_gpu():
     with pytest.raises(SubmissionError, match=r"write it to a file"):
         judge(lambda x: x, NAME, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"examples": 0}, "examples=0: give a whole number of 1 or more"),
+        ({"examples": -3}, "examples=-3: give a whole number of 1 or more"),
+        ({"examples": 2.5}, r"examples=2\.5: give a whole number"),
+        ({"seed": -1}, "seed=-1: give a whole number from 0 to 9223372036854775807"),
+        ({"seed": 2**63}, "seed=9223372036854775808: give a whole number from 0"),
+        ({"device": "foo"}, "device 'foo': there is no such device; give cpu, cuda or cuda:N"),
+        ({"device": None}, "device 'None': there is no such device; give cpu, cuda or cuda:N"),
+        ({"device": "meta"}, "device 'meta': kernels are judged on cpu, cuda or cuda:N"),
+        ({"device": "cuda:99"}, "device 'cuda:99': torch sees .* CUDA device"),
+        ({"device": torch.device("cuda:99")}, "device 'cuda:99': torch sees .* CUDA device"),
+    ],
+)
+def test_what_no_judgement_can_use_is_refused(change, message, kernel, server):
+    with pytest.raises(InputError, match=message):
+        judge(kernel("def run(x, w): return x"), NAME, server=server, **change)
+
+
+@pytest.mark.parametrize("device", ["cpu:0", torch.device("cpu")])
+def test_a_cpu_has_one_name(device, kernel, server):
+    verdict = judge(kernel(FORMS["a list"]), NAME, device=device, examples=1, server=server)
+    assert verdict.passed and verdict.device == "cpu" and " --device cpu " in verdict.replay
+
+
+def test_the_largest_seed_draws_the_inputs_of_a_sampler(server):
+    verdict = judge(f"{CHEATS}/samplers.py:honest", SAMPLER, twin=True, examples=1, seed=MAX_SEED, server=server)
+    assert verdict.passed and verdict.seed == MAX_SEED, verdict
 
 
 @pytest.mark.parametrize(
@@ -247,6 +284,18 @@ def test_a_callable_of_this_process_and_its_state():
     assert verdict.grade == Grade.REFERENCE, verdict
     assert not seen
     assert verdict.alike == ["flashinfer.norm.rmsnorm", "torch.ops.sgl_kernel.rmsnorm"]
+
+
+def test_a_callable_is_trusted_and_a_file_is_not(kernel, server):
+    """As docs/judge.md says: a callable keeps what its process has imported, and a file gets none of it."""
+    reference = flashinfer_trace.load(NAME)
+
+    def cheat(hidden_states, weight):
+        return reference.run(hidden_states, weight)
+
+    assert judge(cheat, NAME, examples=1).passed
+    text = f"def run(x, w):\n  import flashinfer_trace\n  return flashinfer_trace.load({NAME!r}).run(x, w)"
+    assert judge(kernel(text), NAME, examples=1, server=server).failure.kind == "raised"
 
 
 def test_a_kernel_that_cancels_has_the_grade_of_the_kernels_that_do(server, tmp_path):

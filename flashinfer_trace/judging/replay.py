@@ -1,0 +1,55 @@
+"""What repeats a verdict: a command, or a call where no command says the same."""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.harness.real_size import has_real_size
+from flashinfer_trace.judging.process import Limits
+from flashinfer_trace.judging.submission import TIMEOUTS, Submission
+from flashinfer_trace.judging.verdict import Verdict
+
+__all__ = ["replay", "small_by_default"]
+
+
+def small_by_default(definition: Definition, device: str) -> bool:
+    """Whether a Definition is judged at the sizes of its family's small twin if nobody says at which."""
+    return device == "cpu" and not has_real_size(definition)
+
+
+def replay(submission: Submission, verdict: Verdict, definition: Definition, examples: int, limits: Limits) -> str:
+    """What repeats a verdict on a submission: a command if it is a file and the command has options for its limits.
+
+    Args:
+        submission, verdict, definition: what was judged, how it did, and against what.
+        examples, limits: as `judge` took them.
+    """
+    timed = limits == Limits(first_call=limits.call, call=limits.call) and TIMEOUTS[0] <= limits.call <= TIMEOUTS[1]
+    if not submission.file or not (timed or limits == Limits()):
+        return _call(submission, verdict, examples, limits)
+    function = None if submission.sources else submission.request.get("name")
+    file = os.path.relpath(submission.file) + (f":{function}" if function else "")
+    options = f"-d {verdict.definition} --device {verdict.device}"
+    if verdict.sizes == "twin":
+        options += " --twin"
+    elif small_by_default(definition, verdict.device):
+        options += " --full"
+    options += f" --examples {examples} --seed {verdict.seed}"
+    if limits != Limits():
+        options += f" --timeout {limits.call!r}"
+    return f"flashinfer-trace check {shlex.quote(file)} {options}"
+
+
+def _call(submission: Submission, verdict: Verdict, examples: int, limits: Limits) -> str:
+    """A call of `judge`; only the one of this package takes limits."""
+    name = submission.request.get("name")
+    kernel = repr(submission.file + (f":{name}" if name and not submission.sources else ""))
+    arguments = (
+        f"{kernel if submission.file else 'kernel'}, {verdict.definition!r}, device={verdict.device!r}, "
+        f"examples={examples}, seed={verdict.seed}, twin={verdict.sizes == 'twin'}"
+    )
+    if limits == Limits():
+        return f"flashinfer_trace.judge({arguments})"
+    return f"flashinfer_trace.judging.judge.judge({arguments}, limits=flashinfer_trace.judging.process.{limits!r})"

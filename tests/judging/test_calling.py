@@ -1,0 +1,133 @@
+"""How a submission is called by its parameters, and what is said of one that cannot be loaded or called."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from cheating_kernels import NORM
+
+from flashinfer_trace.judging.convention import Convention, LoadError, convention
+from flashinfer_trace.judging.judge import judge
+from flashinfer_trace.judging.submission import SubmissionError
+from flashinfer_trace.judging.verdict import Grade, Verdict
+
+RETURNS = "def norm(x, w): return x.clone()\n"
+
+
+@pytest.mark.parametrize(
+    ("function", "by_name", "writes"),
+    [
+        (lambda **rest: 0, True, False),
+        (lambda a, **rest: 0, True, False),
+        (lambda eps=0, **rest: 0, True, False),
+        (lambda y, **rest: 0, True, True),
+        (lambda x, w, **rest: 0, False, False),
+        (lambda x, w, z, **rest: 0, False, True),
+        (lambda *all, **rest: 0, False, False),
+        (lambda x, *all, **rest: 0, False, False),
+        (lambda b, *, a: 0, True, False),
+        (lambda a, b, /: 0, False, False),
+        (lambda a, b, eps=0, *, more=0: 0, True, False),
+    ],
+)
+def test_arguments_go_by_name_or_by_position(function, by_name, writes):
+    assert convention(function, ["a", "b"], ["y"], None) == Convention(by_name, writes)
+
+
+@pytest.mark.parametrize(
+    ("function", "takes"),
+    [
+        (lambda x, **rest: 0, r"\['x', '\*\*rest'\]"),
+        (lambda a, /, **rest: 0, r"\['a', '\*\*rest'\]"),
+        (lambda a, *, x: 0, r"\['a', 'x'\]"),
+        (lambda a, b, c, d, *rest: 0, r"\['a', 'b', 'c', 'd', '\*rest'\]"),
+    ],
+)
+def test_what_cannot_be_called_is_refused_before_the_first_call(function, takes):
+    with pytest.raises(LoadError, match=f"it takes {takes}; it must take the inputs"):
+        convention(function, ["a", "b"], ["y"], None)
+
+
+@pytest.fixture
+def verdict_on(tmp_path, server):
+    """Judges a Solution of these sources, by path."""
+
+    def judged(sources: dict[str, str], entry: str = "main.py::run", destination: bool = False) -> Verdict:
+        path = tmp_path / "solution.json"
+        spec = {"language": "python", "entry_point": entry, "destination_passing_style": destination}
+        files = [{"path": file, "content": text} for file, text in sources.items()]
+        path.write_text(json.dumps({"name": "mine", "definition": NORM, "spec": spec, "sources": files}))
+        return judge(str(path), NORM, examples=1, server=server)
+
+    return judged
+
+
+def not_judged(verdict: Verdict) -> str:
+    """The message of a verdict on a kernel that was not judged, and misses no package."""
+    assert verdict.grade == Grade.NOT_JUDGED and verdict.failure is not None, verdict
+    assert "is not installed" not in str(verdict)
+    return verdict.failure.message
+
+
+@pytest.mark.parametrize(
+    ("parameters", "destination", "wanted"),
+    [
+        ("a, b", True, "true, so that it must take the inputs ['hidden_states', 'weight'] and after them the outputs"),
+        ("a, b, c", False, "false, so that it must take the inputs ['hidden_states', 'weight'] alone and return the"),
+    ],
+)
+def test_a_solution_is_told_what_its_style_asks_for(parameters, destination, wanted, verdict_on):
+    message = not_judged(verdict_on({"main.py": f"def run({parameters}): return a"}, destination=destination))
+    assert f"destination_passing_style is {wanted}" in message
+    assert f"set it to {'false' if destination else 'true'} in the Solution's spec" in message
+    assert "may take" not in message
+
+
+def test_a_solution_without_its_function_is_told_of_the_entry_point(verdict_on):
+    message = not_judged(verdict_on({"main.py": "def run(x, w): return x"}, entry="main.py::nope"))
+    wanted = "main.py has no nope; its functions are ['run']: entry_point in the Solution's spec, as FILE.py::FUNCTION,"
+    assert message.startswith(wanted) and "FILE:FUNCTION" not in message
+    with pytest.raises(SubmissionError, match=r"the entry point 'main.py::' must be FILE::FUNCTION"):
+        verdict_on({"main.py": ""}, entry="main.py::")
+
+
+IMPORTS = {
+    "from helper import norm": "from .helper import norm",
+    "from helper import norm as rows": "from .helper import norm as rows",
+    "import helper": "from . import helper",
+    "import helper as h": "from . import helper as h",
+    "from helper import (\n    norm,\n)": "from .helper import ...",
+}
+
+
+@pytest.mark.parametrize("line", IMPORTS)
+def test_an_import_of_a_source_must_be_relative(line, verdict_on):
+    sources = {"main.py": f"import torch\n{line}\ndef run(x, w): return x", "helper.py": RETURNS}
+    message = not_judged(verdict_on(sources))
+    assert message.startswith("ImportError: helper.py is a source of the Solution, whose sources are one package: use ")
+    assert message.endswith(f"use `{IMPORTS[line]}` (main.py:2)")
+
+
+def test_the_import_that_is_proposed_works(verdict_on):
+    sources = {"main.py": f"{IMPORTS['from helper import norm']}\ndef run(x, w): return norm(x, w)"}
+    assert verdict_on({**sources, "helper.py": RETURNS}).failure.kind == "values"
+
+
+def test_an_import_from_another_directory_has_more_dots(verdict_on):
+    sources = {"main.py": "from .parts.norms import norm\nrun = norm", "parts/norms.py": "from helper import norm"}
+    message = not_judged(verdict_on({**sources, "helper.py": RETURNS}))
+    assert message.endswith("use `from ..helper import norm` (norms.py:1)")
+    message = not_judged(verdict_on({"main.py": "from parts.norms import norm", "parts/norms.py": RETURNS}))
+    assert message.endswith("use `from .parts.norms import norm` (main.py:1)")
+
+
+def test_an_import_of_a_source_while_the_kernel_runs_is_no_missing_package_either(verdict_on):
+    sources = {"main.py": "def run(x, w):\n    from helper import norm\n    return norm(x, w)", "helper.py": RETURNS}
+    assert not_judged(verdict_on(sources)).endswith("use `from .helper import norm` (main.py:2)")
+
+
+def test_a_package_that_is_missing_is_still_named_at_its_line(verdict_on):
+    verdict = verdict_on({"main.py": "import torch\nimport no_such_package"})
+    assert verdict.failure.message == "ModuleNotFoundError: No module named 'no_such_package' (main.py:2)"
+    assert "the package no_such_package is not installed here" in str(verdict)

@@ -1,0 +1,86 @@
+"""The last line of a verdict repeats it: with the same sizes, limits, cases and seed."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from cheating_kernels import ATTENTION, CHEATS, NORM
+from click.testing import CliRunner
+
+import flashinfer_trace
+import flashinfer_trace.judging.judge
+import flashinfer_trace.judging.process
+from flashinfer_trace.cli import main
+from flashinfer_trace.harness.real_size import has_real_size
+from flashinfer_trace.judging.process import Limits
+from flashinfer_trace.judging.replay import replay
+from flashinfer_trace.judging.submission import from_callable, from_path
+from flashinfer_trace.judging.verdict import Verdict
+
+RIGHT = f"{CHEATS}/norms.py:right"
+#: Judged at the sizes of its small twin on a CPU.
+LARGE = "gemm_n3072_k6144"
+
+
+def line(name: str, sizes: str = "own", limits: Limits | None = None, device: str = "cpu") -> str:
+    """The line of a verdict on the right norm, whatever it was judged against."""
+    verdict = Verdict(name, "right", device, sizes, seed=5)
+    return replay(from_path(RIGHT), verdict, flashinfer_trace.load(name), 3, limits or Limits())
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "device", "options"),
+    [
+        (NORM, "own", "cpu", "--device cpu --examples"),
+        (NORM, "twin", "cpu", "--device cpu --twin --examples"),
+        (LARGE, "twin", "cpu", "--device cpu --twin --examples"),
+        (LARGE, "own", "cpu", "--device cpu --full --examples"),
+        (LARGE, "own", "cuda", "--device cuda --examples"),
+    ],
+)
+def test_sizes_that_are_not_the_usual_ones_are_an_option(name, sizes, device, options):
+    assert has_real_size(flashinfer_trace.load(NORM)) and not has_real_size(flashinfer_trace.load(LARGE))
+    assert f"-d {name} {options} 3 --seed 5" in line(name, sizes, device=device)
+
+
+def test_limits_of_the_command_are_an_option():
+    assert line(NORM).endswith("--seed 5")
+    assert line(NORM, limits=Limits(first_call=2.5, call=2.5)).endswith("--seed 5 --timeout 2.5")
+
+
+@pytest.mark.parametrize("limits", [Limits(call=2.0), Limits(load=9.0), Limits(first_call=1e5, call=1e5)])
+def test_limits_without_an_option_are_a_call(limits):
+    """It is Python that gives the same verdict."""
+    call = line(NORM, limits=limits)
+    assert call.startswith("flashinfer_trace.judging.judge.judge(") and "limits=flashinfer_trace." in call
+    again = eval(call, {"flashinfer_trace": flashinfer_trace})
+    assert again.seed == 5 and again.definition == NORM and again.replay == call
+
+
+def test_a_callable_is_repeated_by_a_call():
+    verdict = Verdict(NORM, "norm", "cpu", "own", seed=5)
+    call = replay(from_callable(print), verdict, flashinfer_trace.load(NORM), 3, Limits())
+    assert call == f"flashinfer_trace.judge(kernel, {NORM!r}, device='cpu', examples=3, seed=5, twin=False)"
+
+
+def test_the_command_prints_its_own_options():
+    arguments = ["check", f"{CHEATS}/samplers.py:honest_attention", "-d", ATTENTION, "--examples", "1"]
+    arguments += ["--twin", "--timeout", "45"]
+    first = CliRunner().invoke(main, arguments).output.splitlines()
+    command = first[-1].removeprefix("  repeat: flashinfer-trace ")
+    assert " --twin " in command and command.endswith(" --timeout 45.0")
+    again = CliRunner().invoke(main, shlex.split(command)).output.splitlines()
+    assert again[0] == first[0] and again[-1] == first[-1]
+
+
+def test_full_judges_at_the_own_sizes_where_a_twin_is_usual(tmp_path):
+    path = tmp_path / "zeros.py"
+    path.write_text("import torch\ndef run(A, B): return torch.zeros(len(A), len(B), dtype=A.dtype)")
+    arguments = ["check", str(path), "-d", LARGE, "--examples", "1"]
+    small, full = (CliRunner().invoke(main, arguments + more).output for more in ([], ["--full"]))
+    assert "at the sizes of the small twin" in small and " --twin " in small
+    assert "at the sizes of the small twin" not in full and " --full " in full
+    assert full.startswith(f"zeros.py for {LARGE} on cpu: wrong")
+    both = CliRunner().invoke(main, [*arguments, "--full", "--twin"])
+    assert both.exit_code == 2 and "--twin and --full are different sizes; give one of them" in both.output
