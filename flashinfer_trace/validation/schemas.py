@@ -61,6 +61,7 @@ class Schemas:
         types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, instance: type(instance) is int)
         keywords = {
             "pattern": _check_pattern,
+            "items": _remembering_items(),
             "properties": _remembering_properties(),
             "$ref": _remembering_ref(Draft202012Validator.VALIDATORS["$ref"]),
         }
@@ -154,6 +155,25 @@ def _remembering_properties() -> Callable[..., Iterator[Any]]:
                 continue
             errors = list(validator.descend(value, schema, path=name, schema_path=name))
             if key is not None and not errors and len(str(value)) <= MAX_REMEMBERED:
+                valid.add(key)
+            yield from errors
+
+    return check
+
+
+def _remembering_items() -> Callable[..., Iterator[Any]]:
+    """`items`, which checks equal numbers and short texts once: tags and axes repeat in hundreds of files."""
+    valid: set[tuple[int, type, Any]] = set()
+
+    def check(validator: Any, schema: Any, instance: Any, _parent: Any) -> Iterator[Any]:
+        if not isinstance(instance, list):
+            return
+        for index, item in enumerate(instance):
+            key = (id(schema), type(item), item) if isinstance(item, _SCALARS) else None
+            if key in valid:
+                continue
+            errors = list(validator.descend(item, schema, path=index))
+            if key is not None and not errors and len(str(item)) <= MAX_REMEMBERED:
                 valid.add(key)
             yield from errors
 
