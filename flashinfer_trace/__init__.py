@@ -61,24 +61,26 @@ def make_inputs(
 
     Args:
         definition: of a known family, or its name.
-        axes: values of variable axes; the family chooses the others (and the index structure) from the seed.
+        axes: values of variable axes, integers from 0 to 2**31 - 1; the family chooses the others (and the index
+            structure) from the seed.
         seed: any integer from 0 to 2**63 - 1.
-        device: the device on which the tensors are created.
+        device: the device on which the tensors are created: ``cpu``, ``cuda`` or ``cuda:N``.
 
     Returns:
         Tensors with the declared shapes and dtypes, and Python numbers for scalars. They satisfy every constraint.
 
     Raises:
         DatasetError: there is no such Definition.
-        InputError: an axis is unknown, no valid inputs have the given value, or there is no such device here.
+        InputError: an axis is unknown, no valid inputs have the given value, the seed is not in its range, or there is
+            no such device here.
         ImportError: torch is not installed (``pip install flashinfer-trace[verify]``).
     """
     from flashinfer_trace.devices import check_visible
-    from flashinfer_trace.families import family_of
+    from flashinfer_trace.requested import requested_inputs
 
     check_visible(device)
     loaded = load(definition) if isinstance(definition, str) else definition
-    return family_of(loaded).inputs_for_axes(loaded, axes or {}, seed, device)
+    return requested_inputs(loaded, axes or {}, seed, device)
 
 
 def judge(

@@ -13,14 +13,16 @@ def check_visible(device: str | torch.device) -> None:
     """Checks that tensors can be made on a device.
 
     Raises:
-        InputError: torch knows no such device, or does not see it here.
+        InputError: torch knows no such device, does not see it here, or it is neither a CPU nor a CUDA device.
     """
     try:
         parsed = torch.device(device)
     except RuntimeError as error:
         raise InputError(f"device {device!r}: there is no such device; give cpu, cuda or cuda:N") from error
-    if parsed.type != "cuda":
+    if parsed.type == "cpu":
         return
+    if parsed.type != "cuda":
+        raise InputError(f"device {str(device)!r}: inputs are made on cpu, cuda or cuda:N")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if (parsed.index or 0) >= count:
         seen = f"only {count} CUDA devices, counted from 0" if count else "no CUDA device"

@@ -13,6 +13,7 @@ from whole_dataset import FIRST
 import flashinfer_trace
 from flashinfer_trace import Definition, InputError
 from flashinfer_trace.reference import ReferenceSourceError, compile_reference, load_run, render, substitute_constants
+from flashinfer_trace.requested import explained
 
 SCALE = {
     "name": "scale_h4",
@@ -203,8 +204,45 @@ def test_make_inputs_honours_axes_and_rejects_unknown_ones():
     assert flashinfer_trace.make_inputs(definition, {"batch_size": 3})["hidden_states"].shape == (3, 512)
     with pytest.raises(InputError, match=r"\['rows'\] are not variable axes"):
         flashinfer_trace.make_inputs(definition, {"rows": 3})
-    with pytest.raises(InputError, match="batch_size = -1; sizes are zero or more"):
-        flashinfer_trace.make_inputs(definition, {"batch_size": -1})
+
+
+@pytest.mark.parametrize("value", [-1, 2**31, 10**20, 4.0, True, "4", None])
+def test_sizes_that_are_no_sizes_are_named(value):
+    with pytest.raises(InputError, match=r"^rmsnorm_h512: batch_size = .*; sizes are .* from 0 to 2147483647"):
+        flashinfer_trace.make_inputs("rmsnorm_h512", {"batch_size": value})
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 1.0, None])
+def test_seeds_that_are_no_seeds_are_named(seed):
+    with pytest.raises(InputError, match=r"^rmsnorm_h512: seed .*; seeds are .* from 0 to 9223372036854775807"):
+        flashinfer_trace.make_inputs("rmsnorm_h512", {"batch_size": 1}, seed=seed)
+
+
+def test_the_largest_seed_and_integers_of_other_libraries_are_taken():
+    numpy = pytest.importorskip("numpy")
+    inputs = flashinfer_trace.make_inputs("rmsnorm_h512", {"batch_size": numpy.int64(2)}, seed=2**63 - 1)
+    assert inputs["hidden_states"].shape == (2, 512)
+
+
+@pytest.mark.parametrize(
+    ("name", "axes"),
+    [
+        ("moe_shuffle_rows_h2048", {"num_rows": 0}),
+        ("rope_with_cos_sin_cache_neox_style_d128_rd64", {"max_seq_len": 0}),
+        ("moe_bf16_scatter_gemm_e128_n2048_k768", {"top_k": 0}),
+    ],
+)
+def test_sizes_of_which_no_inputs_can_be_made_are_named(name, axes):
+    with pytest.raises(InputError, match=rf"^{name}: no inputs can be made .*{next(iter(axes))}.*other values"):
+        flashinfer_trace.make_inputs(name, axes)
+
+
+def test_errors_of_a_gpu_are_not_those_of_axes():
+    definition = flashinfer_trace.load("rmsnorm_h512")
+    with pytest.raises(RuntimeError, match=r"^CUDA error"), explained(definition, {}):
+        raise RuntimeError("CUDA error: an illegal memory access")
+    with pytest.raises(InputError, match=r"out of memory.*give smaller sizes"), explained(definition, {}):
+        raise RuntimeError("CUDA out of memory")
 
 
 def test_a_reference_is_checked_again_where_it_is_compiled():

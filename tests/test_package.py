@@ -141,7 +141,7 @@ def test_code_quality(command):
     run(sys.executable, "-m", *command)
 
 
-@pytest.mark.parametrize("device", ["cuda:99", "gpu"])
+@pytest.mark.parametrize("device", ["cuda:99", "gpu", "meta", "mps"])
 def test_a_device_that_is_not_here_is_named(device):
     with pytest.raises(flashinfer_trace.InputError, match=f"^device '{device}': "):
         flashinfer_trace.make_inputs("rmsnorm_h512", device=device)

@@ -15,6 +15,7 @@ from flashinfer_trace.cli import completion
 from flashinfer_trace.cli.group import FAILED, NOT_JUDGED, NOTHING_VERIFIED, echo_json
 from flashinfer_trace.cli.options import (
     ORACLE_EXAMPLES,
+    SEEDS,
     chosen_workloads,
     counted,
     dataset_root,
@@ -25,7 +26,7 @@ from flashinfer_trace.cli.options import (
 from flashinfer_trace.cli.verification import check_device, missing_packages
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.files import write_text
-from flashinfer_trace.judging.submission import MAX_SEED, Submission, SubmissionError, from_path
+from flashinfer_trace.judging.submission import Submission, SubmissionError, from_path
 
 if TYPE_CHECKING:
     from flashinfer_trace.benching import Campaign, Policy, Report
@@ -64,7 +65,7 @@ SECONDS = {"quick": 6.0, "full": 15.0}
 @click.option("--device", default="cuda", show_default=True, help="cuda or cuda:N.")
 @click.option("--warm", is_flag=True, help="Leave the inputs in the cache.")
 @click.option("--graph", is_flag=True, help="Replay each call as a CUDA graph.")
-@click.option("--seed", type=click.IntRange(0, MAX_SEED), help="Seed of the judgement [fresh entropy].")
+@click.option("--seed", type=SEEDS, help="Seed of the judgement [fresh entropy].")
 @click.option(
     "--budget", type=click.FloatRange(min=0), metavar="SECONDS", help="After which no further Definition is begun."
 )
@@ -122,6 +123,8 @@ def bench(
         definitions = [one for one in definitions if one.name not in there]
         click.echo(f"{len(there)} recorded, {len(definitions)} missing", err=True)
         if not definitions:
+            if output_format == "json":
+                echo_json(benching.Campaign().to_dict())
             sys.exit(0)
     seconds = SECONDS.get(chosen, SECONDS["full"]) if seconds is None else seconds
     policy = benching.Policy(seconds=seconds, warm=warm, graph=graph)
@@ -154,13 +157,18 @@ def _status(found: Campaign) -> int:
     return FAILED if not found.passed else 0 if found.timed else NOTHING_VERIFIED
 
 
+class _NoGpu(click.ClickException):
+    """There is nothing here that could be timed."""
+
+    exit_code = NOTHING_VERIFIED
+
+
 def _check_gpu(device: str, torch: Any) -> None:
     """Refuses to time a CPU, or without a GPU."""
     if device.partition(":")[0] == "cpu":
         raise click.UsageError(f"--device {device}: bench runs on cuda or cuda:N; the times of a CPU say nothing")
     if not torch.cuda.is_available():
-        click.echo("no GPU: torch sees no CUDA device here, and times of anything else say nothing", err=True)
-        sys.exit(NOTHING_VERIFIED)
+        raise _NoGpu("no GPU: torch sees no CUDA device here, and times of anything else say nothing")
 
 
 @dataclass

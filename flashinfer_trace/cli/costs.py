@@ -7,7 +7,7 @@ import click
 from flashinfer_trace import dataset
 from flashinfer_trace.cli import completion
 from flashinfer_trace.cli.group import echo_json
-from flashinfer_trace.cli.options import chosen_workloads, dataset_root, format_option, text_table
+from flashinfer_trace.cli.options import SEEDS, chosen_workloads, dataset_root, format_option, text_table
 from flashinfer_trace.cli.verification import missing_packages, parse_axes
 from flashinfer_trace.definition import InputError
 
@@ -17,7 +17,7 @@ __all__ = ["cost"]
 @click.command()
 @click.argument("name", shell_complete=completion.names)
 @click.option("--axes", callback=parse_axes, help="Values of variable axes: k=v,k=v; the family chooses the others.")
-@click.option("--seed", type=click.IntRange(min=0), help="Seed of routing and lengths [0].")
+@click.option("--seed", type=SEEDS, help="Seed of routing and lengths [0].")
 @click.option("--workload", metavar="NAME", help="At these inputs of docs/workloads.md, as decode-64, instead of axes.")
 @format_option
 def cost(name: str, axes: dict[str, int] | None, seed: int | None, workload: str | None, output_format: str) -> None:

@@ -23,12 +23,10 @@ __all__ = ["export"]
     "--workloads",
     "extent",
     type=click.Choice(["quick", "full"]),
-    default="quick",
-    show_default=True,
-    help="Of a TraceSet: those of a short benchmark, or all.",
+    help="Of a TraceSet: those of a short benchmark, or all [quick].",
 )
 @format_option
-def export(form: str, out: Path, names: tuple[str, ...], extent: str, output_format: str) -> None:
+def export(form: str, out: Path, names: tuple[str, ...], extent: str | None, output_format: str) -> None:
     """Write Definitions for another evaluator into the new directory OUT.
 
     fib: a TraceSet, with workloads and solutions, for `flashinfer-bench run --local OUT`. kernelbench: a problem in
@@ -36,6 +34,8 @@ def export(form: str, out: Path, names: tuple[str, ...], extent: str, output_for
 
     What an evaluator cannot judge is left out, and OUT/left_out.json says why. OUT is complete, or not there at all.
     """
+    if form != "fib" and extent is not None:
+        raise click.UsageError(f"--workloads {extent} is for fib: {form} has problems without workloads; leave it out")
     root = dataset_root()
     chosen = [dataset.load(name, root) for name in matching_names(names, root)]
     with missing_packages("export"):

@@ -10,9 +10,9 @@ import click
 from flashinfer_trace import dataset
 from flashinfer_trace.cli import completion
 from flashinfer_trace.cli.group import FAILED, NOT_JUDGED, NOTHING_VERIFIED, echo_json
-from flashinfer_trace.cli.options import ORACLE_EXAMPLES, dataset_root, format_option
+from flashinfer_trace.cli.options import ORACLE_EXAMPLES, SEEDS, dataset_root, format_option
 from flashinfer_trace.cli.verification import check_device, missing_packages
-from flashinfer_trace.judging.submission import MAX_SEED, TIMEOUTS, SubmissionError, from_path
+from flashinfer_trace.judging.submission import TIMEOUTS, SubmissionError, from_path
 
 if TYPE_CHECKING:
     from flashinfer_trace.judging.verdict import Verdict
@@ -38,7 +38,7 @@ def _parse_timeout(context: click.Context, parameter: click.Parameter, seconds: 
     show_default=True,
     help="Number of drawn cases that must count, beside the family's corners.",
 )
-@click.option("--seed", type=click.IntRange(0, MAX_SEED), help="Seed of all draws, to repeat a run [fresh entropy].")
+@click.option("--seed", type=SEEDS, help="Seed of all draws, to repeat a run [fresh entropy].")
 @click.option("--twin", is_flag=True, help="Judge at the sizes of the family's small twin.")
 @click.option("--full", is_flag=True, help="Use real sizes on the CPU too, instead of the family's small twin.")
 @click.option(

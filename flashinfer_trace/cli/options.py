@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from flashinfer_trace import dataset
+from flashinfer_trace.requested import LARGEST_SEED
 
 if TYPE_CHECKING:
     from flashinfer_trace.definition import Definition
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ORACLE_EXAMPLES",
+    "SEEDS",
     "chosen_workloads",
     "counted",
     "dataset_root",
@@ -27,6 +29,9 @@ __all__ = [
 
 #: Default number of real cases in which a reference is compared with its oracle.
 ORACLE_EXAMPLES = 20
+
+#: What every option --seed takes.
+SEEDS = click.IntRange(0, LARGEST_SEED)
 
 format_option = click.option(
     "--format", "output_format", type=click.Choice(["text", "json"]), default="text", help="Format of the output."

@@ -23,6 +23,7 @@ from flashinfer_trace.harness.twins import Twins
 from flashinfer_trace.harness.verify import Job, Report, verify_together
 from flashinfer_trace.isolation.worker import ReferenceWorker
 from flashinfer_trace.ledger import DRAWN_CASES
+from flashinfer_trace.requested import explained
 
 __all__ = ["Settings", "batches", "by_family", "provable", "run_batch", "run_tasks"]
 
@@ -151,7 +152,10 @@ def _plan(job: Job, settings: Settings) -> dict[str, Any] | None:
             f"{definition.name}: {unknown} are not variable axes; the variable axes are {definition.var_axes}"
         )
     try:
-        return job.family.plan_for_axes(definition, settings.axes, Draws(settings.seed, "cpu"))
+        with explained(definition, settings.axes):
+            # The inputs are made for their errors: in a run they would be the reference's.
+            job.family.inputs_for_axes(definition, settings.axes, settings.seed, settings.device)
+            return job.family.plan_for_axes(definition, settings.axes, Draws(settings.seed, "cpu"))
     except InputError as error:
         raise click.UsageError(str(error)) from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,9 @@ import click
 from flashinfer_trace import dataset
 from flashinfer_trace.cli import completion
 from flashinfer_trace.cli.group import FAILED, INTERRUPTED, NOTHING_VERIFIED
-from flashinfer_trace.cli.options import ORACLE_EXAMPLES, counted, dataset_root, format_option, matching_names
+from flashinfer_trace.cli.options import ORACLE_EXAMPLES, SEEDS, counted, dataset_root, format_option, matching_names
 from flashinfer_trace.ledger import DRAWN_CASES, REQUIRED_CASES, SEED
+from flashinfer_trace.requested import LARGEST_SIZE
 
 if TYPE_CHECKING:
     from flashinfer_trace.cli.runs import Settings
@@ -45,13 +46,25 @@ def parse_axes(context: click.Context, parameter: click.Parameter, text: str | N
     """The option --axes."""
     if text is None:
         return None
-    values = {}
+    values: dict[str, int] = {}
     for part in text.split(","):
         name, separator, value = part.partition("=")
         if not separator or not (value.strip().isascii() and value.strip().isdigit()):
             raise click.UsageError(f"--axes takes k=v,k=v with whole numbers; {part!r} is not of that form")
-        values[name.strip()] = int(value)
+        values[_new(name.strip(), values)] = _size(name.strip(), value.strip())
     return values
+
+
+def _new(axis: str, values: Mapping[str, int]) -> str:
+    if axis in values:
+        raise click.UsageError(f"--axes has two values of {axis}; give one of them")
+    return axis
+
+
+def _size(axis: str, digits: str) -> int:
+    if len(digits) > len(str(LARGEST_SIZE)) or int(digits) > LARGEST_SIZE:
+        raise click.UsageError(f"--axes {axis}={digits:.40}: sizes are whole numbers from 0 to {LARGEST_SIZE}")
+    return int(digits)
 
 
 @click.command()
@@ -70,7 +83,7 @@ def parse_axes(context: click.Context, parameter: click.Parameter, text: str | N
     type=click.IntRange(min=1),
     help=f"Number of real cases per target [{ORACLE_EXAMPLES}; kernels: {DRAWN_CASES}].",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=SEED, show_default=True, help="Seed of all draws.")
+@click.option("--seed", type=SEEDS, default=SEED, show_default=True, help="Seed of all draws.")
 @click.option("--axes", callback=parse_axes, help="Run one case with these variable axes: k=v,k=v.")
 @click.option("--plan", callback=_parse_plan, help="Run one case with this plan (JSON), as a failure prints it.")
 @click.option("--full", is_flag=True, help="Use real sizes on the CPU too, instead of the family's small twin.")
@@ -121,6 +134,8 @@ def verify(
         raise click.UsageError("--axes and --plan both fix the case; give one of them")
     if cluster and fixed:
         raise click.UsageError("--cluster is for whole runs; --axes and --plan run one case")
+    if evidence is not None and not record:
+        raise click.UsageError(f"--evidence {evidence} is where --record writes; give --record too, or neither")
     if (jobs or 1) > 1 and (cluster or fixed):
         raise click.UsageError("--jobs is for whole runs on this machine; leave out --cluster, --axes and --plan")
     root = dataset_root()

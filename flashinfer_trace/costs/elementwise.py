@@ -54,7 +54,7 @@ def rows_named(indices: torch.Tensor, rows: int) -> torch.Tensor:
 
 def rope(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     """Angles are read at the positions of the tokens."""
-    heads = inputs["q"].shape[1] + inputs["k"].shape[1]
+    heads = sizes["num_qo_heads"] + sizes["num_kv_heads"]
     angles = rows_named(inputs["positions"], sizes["max_seq_len"])
     count = ROTATE * sizes["num_tokens"] * heads * sizes["rotary_dim"]
     return Work({CUDA_CORES: count}, reads={"cos_sin_cache": angles})

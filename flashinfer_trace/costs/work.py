@@ -1,8 +1,8 @@
 """What a Definition has to do at given inputs: which elements it reads and writes, and how many operations it makes.
 
 The figures are those of the function, not of one kernel: each element that the result depends on is read once, each
-element of the result is written once, and every operation of the mathematics is made once. A kernel that moves less
-does not exist; one that moves more is farther from the roofline.
+element of the result is written once, and every operation that counts is made once. A kernel that moves less does not
+exist; one that moves more is farther from the roofline.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Work:
     """The work of one call.
 
     Attributes:
-        operations: number of multiplications, additions, comparisons, divisions, roots, exponentials and conversions,
-            each one operation, by the dtype of the operands: those of a product go to the tensor cores of that dtype,
-            others to the CUDA cores. A multiplication and an addition of a product are two.
+        operations: number of the main operations of each element (docs/costs.md says which), by the dtype of the
+            operands: those of a product go to the tensor cores of that dtype, others to the CUDA cores. A
+            multiplication and an addition of a product are two.
         reads: elements of inputs; those of an input that is not named are all read, numbers cost nothing.
         writes: elements of outputs; those of an output that is not named are all written.
     """
@@ -70,9 +70,14 @@ class Cost:
 
 
 def cost(definition: Definition, axes: Mapping[str, int], work: Work) -> Cost:
-    """The bytes and operations of some work at these values of the variable axes."""
-    read = _bytes(definition.inputs, definition.input_shapes(axes), work.reads)
+    """The bytes and operations of some work at these values of the variable axes.
+
+    Where nothing is written, nothing is read or computed: no element of the result could depend on it.
+    """
     written = _bytes(definition.outputs, definition.output_shapes(axes), work.writes)
+    if not written:
+        return Cost(0, 0, {})
+    read = _bytes(definition.inputs, definition.input_shapes(axes), work.reads)
     return Cost(read, written, {dtype: count for dtype, count in work.operations.items() if count})
 
 

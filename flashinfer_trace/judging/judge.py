@@ -26,14 +26,9 @@ from flashinfer_trace.judging.process import Answer, Failed, Limits, Server, Sub
 from flashinfer_trace.judging.replay import replay, small_by_default
 from flashinfer_trace.judging.returned import misfit, outputs_of
 from flashinfer_trace.judging.standards import REFERENCE, Standard, Trial, limited, standards, trials
-from flashinfer_trace.judging.submission import (
-    MAX_SEED,
-    Submission,
-    SubmissionError,
-    from_callable,
-    from_path,
-)
+from flashinfer_trace.judging.submission import Submission, SubmissionError, from_callable, from_path
 from flashinfer_trace.judging.verdict import Failure, Grade, Verdict
+from flashinfer_trace.requested import LARGEST_SEED
 
 __all__ = ["EXAMPLES", "as_submission", "checked", "judge", "shared_server"]
 
@@ -77,7 +72,7 @@ def judge(
         FamilyError: no record covers the Definition.
     """
     examples = whole_number("examples", examples, least=1)
-    seed = secrets.randbits(31) if seed is None else whole_number("seed", seed, least=0, most=MAX_SEED)
+    seed = secrets.randbits(31) if seed is None else whole_number("seed", seed, least=0, most=LARGEST_SEED)
     loaded = dataset.load(definition) if isinstance(definition, str) else definition
     submission = as_submission(kernel, device)
     if submission.definition not in ("", loaded.name):

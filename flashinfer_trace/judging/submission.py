@@ -13,7 +13,6 @@ from flashinfer_trace.definition import Definition
 from flashinfer_trace.json_source import JsonSourceError, load_object
 
 __all__ = [
-    "MAX_SEED",
     "TIMEOUTS",
     "Submission",
     "SubmissionError",
@@ -25,9 +24,6 @@ __all__ = [
 
 #: Languages of flashinfer-bench's Solutions that are Python files.
 LANGUAGES = ("python", "triton")
-
-#: Largest seed of a judgement, which is that of the generators that draw its inputs.
-MAX_SEED = 2**63 - 1
 
 #: Least and most seconds of `flashinfer-trace check --timeout`.
 TIMEOUTS = (0.1, 86400.0)

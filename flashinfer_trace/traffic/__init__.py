@@ -22,7 +22,7 @@ from flashinfer_trace import dataset
 from flashinfer_trace.costs import Cost, work_of
 from flashinfer_trace.costs.shapes import without_features
 from flashinfer_trace.costs.work import cost
-from flashinfer_trace.definition import Definition
+from flashinfer_trace.definition import Definition, InputError
 from flashinfer_trace.devices import check_visible
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.family import Plan
@@ -36,6 +36,8 @@ __all__ = ["MOST_BYTES", "Workload", "WorkloadError", "digest", "digests", "draw
 
 #: Most memory of the inputs and outputs that grow with the traffic; the weights are not counted.
 MOST_BYTES = 2 << 30
+#: The last variant of a workload: its 31 bits lie above those of the seed of the workload.
+MOST_VARIANT = 2**31 - 1
 
 
 class WorkloadError(ValueError):
@@ -79,13 +81,18 @@ class Workload:
 
         Args:
             device: where they are made; the bits are the same everywhere.
-            variant: other elements, pages and routing for the same lengths.
+            variant: other elements, pages and routing for the same lengths; from 0 to 2**31 - 1.
 
         Raises:
             WorkloadError: they are not those of the file, or do not have its axes.
-            InputError: they do not fit the Definition.
+            InputError: there is no such device here or no such variant, or they do not fit the Definition.
         """
         check_visible(device)
+        if isinstance(variant, bool) or not isinstance(variant, int) or not 0 <= variant <= MOST_VARIANT:
+            raise InputError(
+                f"{self.definition.name}: workload {self.name}: variant {variant!r}; variants are whole numbers from 0 "
+                f"to {MOST_VARIANT}"
+            )
         found, axes = _inputs(self.definition, self.plan, self.seed + (variant << 32), device)
         if axes != self.axes:
             raise self._error(f"its axes are {axes}, and the file says {dict(self.axes)}")

@@ -136,8 +136,10 @@ def test_a_baseline_goes_by_the_path_of_its_tag(server):
 def test_the_command_without_a_gpu_says_so_in_one_line():
     result = CliRunner().invoke(main, ["bench", "-d", NORM])
     assert result.exit_code == 3 and result.output == (
-        "no GPU: torch sees no CUDA device here, and times of anything else say nothing\n"
+        "Error: no GPU: torch sees no CUDA device here, and times of anything else say nothing\n"
     )
+    result = CliRunner().invoke(main, ["bench", "-d", NORM, "--format", "json"])
+    assert result.exit_code == 3 and json.loads(result.stdout)["error"].startswith("no GPU: ")
     assert CliRunner().invoke(main, ["bench"]).exit_code == 2
 
 

@@ -149,6 +149,8 @@ def test_missing_times_are_those_of_this_gpu_and_of_the_present_reference(invoke
     assert "1 recorded, 2 missing\n" in result.stderr
     result, seen = invoke(*every, "--missing", "--record", str(tmp_path))
     assert result.exit_code == 0 and seen == [] and "3 recorded, 0 missing" in result.stderr
+    result, _ = invoke(*every, "--missing", "--record", str(tmp_path), "--format", "json")
+    assert result.exit_code == 0 and json.loads(result.stdout) == {"reports": [], "failed": {}, "left": []}
     (tmp_path / "nvidia_h200").rename(tmp_path / "nvidia_b200")
     assert len(invoke(*every, "--missing", "--record", str(tmp_path))[1]) == 3
 

@@ -71,6 +71,14 @@ def test_an_error_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("extent", ["quick", "full"])
+def test_problems_have_no_workloads_to_choose(tmp_path: Path, extent: str):
+    out = tmp_path / "out"
+    result = CliRunner().invoke(main, ["export", "kernelbench", str(out), "rmsnorm_h128", "--workloads", extent])
+    assert result.exit_code == 2 and f"--workloads {extent} is for fib" in result.output
+    assert not out.exists()
+
+
 def test_an_unknown_name_is_refused_before_anything_is_written(tmp_path: Path):
     result = CliRunner().invoke(main, ["export", "fib", str(tmp_path / "out"), "rmsnorm_h12"])
     assert result.exit_code == 2

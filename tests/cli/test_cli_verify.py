@@ -38,6 +38,26 @@ def test_kernels_without_a_gpu_are_skipped_with_the_reason(invoke):
     assert "1 passed, 0 failed, 2 skipped" in result.output
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--seed", str(2**63)), "is not in the range 0<=x<=9223372036854775807"),
+        (("--axes", "batch_size=1,batch_size=2"), "--axes has two values of batch_size"),
+        (("--axes", f"batch_size={2**31}"), "sizes are whole numbers from 0 to 2147483647"),
+        (("--axes", f"batch_size={'9' * 5000}"), "sizes are whole numbers from 0 to 2147483647"),
+        (("--evidence", "mine"), "--evidence mine is where --record writes; give --record too"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(invoke, options, message):
+    result = invoke("verify", "rmsnorm_h512", *options, "--format", "json")
+    assert result.exit_code == 2 and message in json.loads(result.stdout)["error"]
+
+
+def test_axes_without_inputs_are_no_failure_of_the_reference(invoke):
+    result = invoke("verify", "moe_shuffle_rows_h2048", "--axes", "num_rows=0")
+    assert result.exit_code == 2 and "no inputs can be made with axes {'num_rows': 0}" in result.output
+
+
 def test_a_failure_is_exit_1_with_a_line_that_repeats_it(invoke, change):
     change(".mul_(weight)", ".mul_(weight * 1.01)")
     result = invoke("verify", "rmsnorm_h512", "--examples", "5")

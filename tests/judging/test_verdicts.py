@@ -22,8 +22,9 @@ from flashinfer_trace.families import all_families, family_of
 from flashinfer_trace.harness.verify import prepare
 from flashinfer_trace.judging.judge import judge
 from flashinfer_trace.judging.process import Limits, Server
-from flashinfer_trace.judging.submission import MAX_SEED, SubmissionError, from_path, known
+from flashinfer_trace.judging.submission import SubmissionError, from_path, known
 from flashinfer_trace.judging.verdict import Grade
+from flashinfer_trace.requested import LARGEST_SEED
 
 NAME = "rmsnorm_h512"
 NORM = """
@@ -220,8 +221,8 @@ def test_a_cpu_has_one_name(device, kernel, server):
 
 
 def test_the_largest_seed_draws_the_inputs_of_a_sampler(server):
-    verdict = judge(f"{CHEATS}/samplers.py:honest", SAMPLER, twin=True, examples=1, seed=MAX_SEED, server=server)
-    assert verdict.passed and verdict.seed == MAX_SEED, verdict
+    verdict = judge(f"{CHEATS}/samplers.py:honest", SAMPLER, twin=True, examples=1, seed=LARGEST_SEED, server=server)
+    assert verdict.passed and verdict.seed == LARGEST_SEED, verdict
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import torch
 
 import flashinfer_trace
 from flashinfer_trace import dataset
+from flashinfer_trace.definition import InputError
 from flashinfer_trace.families import all_families, family_of
 from flashinfer_trace.traffic import WorkloadError, digest, digests, drawn
 from flashinfer_trace.traffic.profiles import Profile, Traffic, TrafficError, load_traffic, quantile
@@ -129,6 +130,19 @@ def test_variants_have_other_elements_and_the_same_axes():
     first, second = workload.inputs(), workload.inputs(variant=1)
     assert first["hidden_states"].shape == second["hidden_states"].shape
     assert not torch.equal(first["hidden_states"], second["hidden_states"])
+
+
+@pytest.mark.parametrize("variant", [-1, 2**31, True, 1.0])
+def test_a_variant_that_would_be_cut_off_is_refused(variant):
+    workload = flashinfer_trace.workloads("rmsnorm_h3072")[0]
+    with pytest.raises(InputError, match=f"rmsnorm_h3072: workload {workload.name}: variant .* from 0 to 2147483647"):
+        workload.inputs(variant=variant)
+
+
+def test_the_last_variant_is_another_one():
+    workload = next(one for one in flashinfer_trace.workloads("rmsnorm_h3072") if one.name == "decode-8")
+    variants = [workload.inputs(variant=number)["hidden_states"] for number in (0, 1, 2**30, 2**31 - 1)]
+    assert len({digest(one) for one in variants}) == 4
 
 
 def test_attention_has_requests_of_drawn_lengths_in_shuffled_pages():
