@@ -101,11 +101,23 @@ def _check_statements(module: ast.Module, add: _Add) -> None:
 
 #: Nodes that keep state, which have a rule of their own.
 _STATE = (ast.Global, ast.Nonlocal, ast.ClassDef, ast.AsyncFunctionDef, ast.Yield, ast.YieldFrom, ast.Await)
+_MAY_KEEP_STATE = (*_STATE, ast.Attribute, ast.arguments)
+#: Nodes that spell a name.
+_NAMING = (
+    ast.Name,
+    ast.Attribute,
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.arg,
+    ast.keyword,
+    ast.alias,
+)
 
 
 def _check_state(nodes: list[ast.AST], add: _Add) -> None:
     hint = "a reference is a pure function of its inputs"
-    for node in nodes:
+    for node in [one for one in nodes if isinstance(one, _MAY_KEEP_STATE)]:
         if isinstance(node, _STATE):
             add("reference-state", node, f"{type(node).__name__} keeps state", hint)
         elif isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
@@ -128,7 +140,7 @@ def _check_imports(module: ast.Module, nodes: list[ast.AST], add: _Add) -> dict[
     bound: dict[str, str] = {}
     top_level = {id(statement) for statement in module.body}
     hint = f"a reference imports {' '.join(sorted(allowed.MODULES))} only"
-    for node in nodes:
+    for node in [one for one in nodes if isinstance(one, (ast.Import, ast.ImportFrom))]:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name not in allowed.MODULES:
@@ -136,14 +148,12 @@ def _check_imports(module: ast.Module, nodes: list[ast.AST], add: _Add) -> dict[
                 # `import a.b` binds a; `import a.b as c` binds c to a.b.
                 package = alias.name.split(".")[0]
                 bound[alias.asname or package] = alias.name if alias.asname else package
-        elif isinstance(node, ast.ImportFrom):
+        else:
             source = "." * node.level + (node.module or "")
             for alias in node.names:
                 if source not in allowed.MODULES or alias.name == "*":
                     add("reference-import", node, f"imports {alias.name[:80]} from {source[:80]}", hint)
                 bound[alias.asname or alias.name] = f"{source}.{alias.name}"
-        else:
-            continue
         if id(node) not in top_level:
             add("reference-import", node, "an import inside a function", "import at the top of the module")
     return bound
@@ -153,7 +163,7 @@ def _check_names(nodes: list[ast.AST], bound: dict[str, str], draws: bool, add: 
     """Dunder names anywhere, paths that begin at a module, and attributes of everything else."""
     inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
     paths = allowed.PATHS | (allowed.DRAWING_PATHS if draws else frozenset())
-    for node in nodes:
+    for node in [one for one in nodes if isinstance(one, (*_NAMING, ast.ImportFrom))]:
         dunder = next((name for name in _spelled(node) if name.startswith("__") or name.endswith("__")), None)
         if dunder is not None:
             add("reference-attribute", node, f"the dunder name {dunder[:80]}", "a reference needs none")
