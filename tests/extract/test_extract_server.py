@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 from digests import SOURCES
 from digests import needs_digest_sources as needs_sources
-from small_models import SPARSE, add_model
+from small_models import MIXTURE, SPARSE, add_model
+
+from tools.extract_definitions.traces import usage_of_server
+from tools.kernel_tracing.configuration.requested import parse_server
 
 SERVED = ("--dry-run", "--sources", SOURCES, "--server")
 
@@ -36,6 +39,15 @@ def test_an_op_of_other_kernels_is_unsupported(extract):
     names, rest = planned(extract("--model-name", "tiny", *SERVED, "attention_backend=triton")[1])
     assert not any(name.startswith("gqa_") for name in names)
     assert "triton:_fwd_kernel" in rest["attn"] and "flashinfer" not in rest["attn"]
+
+
+@needs_sources
+def test_a_model_that_sglang_rewrites_keeps_its_indexer():
+    sparse = MIXTURE | {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048}
+    config = sparse | {"architectures": ["DeepseekV32ForCausalLM"], "num_attention_heads": 128}
+    usage, evaluation = usage_of_server("DeepseekV32ForCausalLM", SOURCES, config, parse_server("tp=1"))
+    assert (evaluation.resolved["attention_backend"], evaluation.resolved["page_size"]) == ("nsa", 64)
+    assert usage.op("indexer") is not None
 
 
 @needs_sources

@@ -167,8 +167,9 @@ def shortened(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def completed(config: dict[str, Any]) -> dict[str, Any]:
-    """A model's configuration, with what models/ and some publishers leave out."""
-    config = serving_steps.MODEL_DEFAULTS | config
+    """A model's configuration as SGLang loads it, with what models/ and some publishers leave out."""
+    named = config.get("architectures") or [""]
+    config = serving_steps.MODEL_DEFAULTS | config | serving_steps.REWRITTEN.get(named[0], {})
     quantization = config.get("quantization_config")
     if isinstance(quantization, dict):
         defaults = serving_steps.QUANTIZATION_DEFAULTS.get(str(quantization.get("quant_method")), {})

@@ -112,6 +112,11 @@ MODEL_DEFAULTS: dict[str, Any] = {
     "mlp_bias": False,
     "use_sliding_window": False,
 }
+# What SGLang rewrites in a config.json as it loads it, by architecture (`_load_deepseek_v32_model`, for a type of
+# model that transformers lacks).
+REWRITTEN: dict[str, dict[str, Any]] = {
+    "DeepseekV32ForCausalLM": {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"},
+}
 # Tokens of the requests of a batch.
 PROMPTS = (300, 17)
 # What sglang.bench_one_batch does between two batches.
