@@ -64,6 +64,8 @@ def test_experts_are_split_as_that_server_splits_them(root, extract, server, loc
     ("server", "message"),
     [
         ("atention_backend=triton", "has no such field; did you mean attention_backend?"),
+        ("speculative_algorithm=EAGLE", "the tracer does not evaluate speculative decoding; leave it out"),
+        ("SGLANG_ENABLE_JIT_DEEPGEM=0", "did you mean SGLANG_ENABLE_JIT_DEEPGEMM?"),
         ("attention_backend=tritn", "attention_backend=tritn: choose one of triton, "),
         ("attention_backend=trtllm_mla", "SGLang does not serve LlamaForCausalLM so: "),
     ],

@@ -34,6 +34,8 @@ def refused(capsys, config):
         ),
         ("attention_backend=foo", "attention_backend=foo: choose one of triton, torch_native, "),
         ("disable_cuda_graph=maybe", "disable_cuda_graph=maybe: must be true or false"),
+        ("speculative_algorithm=EAGLE", "the tracer does not evaluate speculative decoding; leave it out"),
+        ("SGLANG_ENABLE_JIT_DEEPGEM=0", "did you mean SGLANG_ENABLE_JIT_DEEPGEMM?"),
     ],
 )
 def test_values_that_no_server_takes(capsys, settings, message):

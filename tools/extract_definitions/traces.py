@@ -29,7 +29,8 @@ from flashinfer_trace.json_source import TRACES, load_object
 from tools.extract_definitions import model_code
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.model_code import MODELS, ModelCode, code_from, read_code
-from tools.kernel_tracing.configuration.checks import check_experts, check_settings
+from tools.kernel_tracing.configuration.checks import check_experts
+from tools.kernel_tracing.configuration.limits import check_server
 from tools.kernel_tracing.configuration.listed import Configuration, configurations
 from tools.kernel_tracing.configuration.listed import Model as ListedModel
 from tools.kernel_tracing.configuration.requested import ConfigurationError, Server, shortened
@@ -148,7 +149,7 @@ def usage_of_server(
     """
     try:
         tree = find_sources(sources, release=RELEASE)
-        check_settings(server.settings, tree)
+        check_server(server.settings, server.environment, tree)
         check_experts(config, server.settings, architecture)
     except (SourcesError, ConfigurationError) as error:
         raise ExtractionError(str(error)) from error

@@ -19,7 +19,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.kernel_tracing.configuration.checks import check_model, check_settings
+from tools.kernel_tracing.configuration.checks import check_model
+from tools.kernel_tracing.configuration.limits import check_server
 from tools.kernel_tracing.configuration.requested import ConfigurationError, parse
 from tools.kernel_tracing.evaluator.serving import Serving
 from tools.kernel_tracing.report.again import differences
@@ -129,7 +130,7 @@ def _step(options: argparse.Namespace) -> int:
     configuration = parse(options.config)
     sources = find_sources(options.sources)
     notice(options.sources, sources)
-    check_settings(configuration.settings, sources)
+    check_server(configuration.settings, configuration.environment, sources)
     check_model(configuration.model, configuration.settings, sources)
     step = Serving(Index(sources), configuration, PLATFORM).run()
     found = step_document(step, sources)
