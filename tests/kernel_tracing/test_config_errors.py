@@ -10,7 +10,10 @@ from release import SOURCES, needs_sources
 from tools.kernel_tracing.__main__ import main
 from tools.kernel_tracing.configuration.checks import check_experts, expert_misfit, misfit
 from tools.kernel_tracing.configuration.requested import ConfigurationError, model_config, parse
+from tools.kernel_tracing.evaluator.serving import Serving
+from tools.kernel_tracing.report.refusals import refusal
 from tools.kernel_tracing.report.step import text as step_text
+from tools.kernel_tracing.source.sources import SourceTree
 
 
 def refused(capsys, config):
@@ -32,6 +35,10 @@ def refused(capsys, config):
             "tp=3",
             "tp_size=3: TP 3 does not divide the 32 query heads (num_attention_heads) of Qwen3",
         ),
+        ("page_size=0", "page_size=0: must be a positive integer"),
+        ("context_length=-1", "context_length=-1: must be a positive integer"),
+        ("max_total_tokens=0", "max_total_tokens=0: must be a positive integer"),
+        ("max_running_requests=0", "max_running_requests=0: must be a positive integer"),
         ("attention_backend=foo", "attention_backend=foo: choose one of triton, torch_native, "),
         ("disable_cuda_graph=maybe", "disable_cuda_graph=maybe: must be true or false"),
         ("speculative_algorithm=EAGLE", "the tracer does not evaluate speculative decoding; leave it out"),
@@ -105,8 +112,70 @@ def test_spellings_of_a_name(name):
 
 def test_the_output_says_what_it_omits():
     empty = {"configuration": "model=m", "gpu": "sm90", "sources": {"sglang": {"version": "1"}}, "frames": []}
-    lines = step_text({**empty, "prefill": [], "decode": []}).splitlines()
+    document = {**empty, "prompts": [300, 17], "not_evaluated": [], "prefill": [], "decode": []}
+    lines = step_text(document).splitlines()
     assert lines[-1] == "not listed: products by cuBLAS and other plain torch calls"
+    assert lines[1].startswith("batch: 2 requests of 300, 17 tokens; ")
+    document["not_evaluated"] = [{"text": "a.py:3: unknown name x", "count": 2}]
+    assert "not evaluated (2): a.py:3: unknown name x" in step_text(document).splitlines()
+
+
+@needs_sources
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            "llama-3.1-8b,attention_backend=trtllm_mha",
+            "ValueError: TRTLLM MHA backend for prefill is only supported on Blackwell GPUs (SM100). Please use a "
+            "different prefill backend. (sglang/srt/server_args.py:2630)",
+        ),
+        (
+            "deepseek-v3,tp=8,fp8_gemm_runner_backend=flashinfer_trtllm",
+            "FlashInfer TRTLLM FP8 GEMM requires SM100/SM103 GPUs and FlashInfer. (sglang/srt/layers/quantization/",
+        ),
+        (
+            "llama-3.1-8b,quantization=awq",
+            "ValueError: {model_config.dtype} is not supported for quantization method {model_config.quantization}. "
+            "Supported dtypes: {supported_dtypes} (sglang/srt/model_loader/loader.py:253)",
+        ),
+    ],
+)
+def test_what_sglang_refuses_as_it_starts(capsys, config, message):
+    assert message in refused(capsys, f"model={config}")
+
+
+def test_what_other_files_raise_is_no_refusal():
+    sources = SourceTree({})
+    assert not refusal(["sglang/srt/models/llama.py:3: raises ValueError ('no',)"], sources)
+    assert not refusal(["sglang/srt/server_args.py:3: unknown name x"], sources)
+    assert refusal(["sglang/srt/server_args.py:3: raises ValueError (?,)"], sources).startswith(
+        "ValueError: no message"
+    )
+
+
+@needs_sources
+def test_an_error_of_the_evaluator_is_one_line(capsys, monkeypatch):
+    def broken(self):
+        raise ZeroDivisionError("modulo by zero")
+
+    monkeypatch.setattr(Serving, "run", broken)
+    message = refused(capsys, "model=qwen3-8b")
+    assert (
+        "model=qwen3-8b: the evaluator fails with ZeroDivisionError: modulo by zero (test_config_errors.py:" in message
+    )
+
+
+@needs_sources
+def test_what_is_not_evaluated_is_in_every_file(capsys, tmp_path):
+    report, data = tmp_path / "step.txt", tmp_path / "step.json"
+    config = "model=deepseek-v3.2,tp=8"
+    assert main(["--sources", str(SOURCES), "--config", config, "--out", str(report), "--json", str(data)]) == 0
+    found = json.loads(data.read_text())
+    assert found["prompts"] == [300, 17] and found["not_evaluated"]
+    err = capsys.readouterr().err
+    for one in found["not_evaluated"]:
+        line = f"not evaluated ({one['count']}): {one['text']}"
+        assert line in report.read_text().splitlines() and line in err.splitlines()
 
 
 def test_heads_are_divided_or_copied():

@@ -36,6 +36,7 @@ from tools.kernel_tracing.configuration.listed import Model as ListedModel
 from tools.kernel_tracing.configuration.requested import ConfigurationError, Server, shortened
 from tools.kernel_tracing.report.evaluation import Evaluation, Progress, evaluate
 from tools.kernel_tracing.report.merge import PLATFORM
+from tools.kernel_tracing.report.refusals import refusal
 from tools.kernel_tracing.source.index import Index
 from tools.kernel_tracing.source.sources import SourcesError, SourceTree, fetching, find_sources
 from tools.op_tracing.trace import trace
@@ -57,8 +58,6 @@ VARIANTS: tuple[tuple[Mapping[str, Any], str], ...] = (
     ({"attention_backend": "triton"}, "sm90"),
     ({}, "sm100"),
 )
-#: The files that start a server; what they raise is an answer to its arguments.
-STARTING = ("sglang/srt/server_args.py", "sglang/srt/model_executor/model_runner.py")
 #: Phases of a trace -> stages. An extend step is a prefill of which a part is cached; both stages may sample by min-p.
 _STAGES = {"prefill": ("prefill",), "extend": ("prefill",), "decode": ("decode",), "min_p": STAGES}
 #: The same for the forward of a model: what a CUDA graph captures while the server starts, each decode replays.
@@ -157,9 +156,9 @@ def usage_of_server(
     model = ListedModel(architecture, shortened({"architectures": [architecture], **config}), (1, 1))
     one = Configuration(architecture, model, server.settings, server.environment, server.gpu)
     (evaluation,) = evaluate([one], Index(tree))
-    stops = [text for text in evaluation.problems if " raises " in text and text.startswith(STARTING)]
-    if stops or not evaluation.kernels:
-        raise ExtractionError(f"SGLang does not serve {architecture} so: {'; '.join(stops or evaluation.problems)}")
+    stop = refusal(evaluation.problems, tree)
+    if stop or not evaluation.kernels:
+        raise ExtractionError(f"SGLang does not serve {architecture} so: {stop or '; '.join(evaluation.problems)}")
     data = condense(architecture, trace([evaluation], tree, PLATFORM, architecture))
     return usage_from(data, code), evaluation
 

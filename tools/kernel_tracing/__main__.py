@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,9 +31,11 @@ from tools.kernel_tracing.report.evaluation import evaluate_all
 from tools.kernel_tracing.report.merge import PLATFORM, merged
 from tools.kernel_tracing.report.messages import notice, progress
 from tools.kernel_tracing.report.model_files import tried
+from tools.kernel_tracing.report.refusals import refusal
 from tools.kernel_tracing.report.render import kernel_text, trace_text
 from tools.kernel_tracing.report.step import PHASES
 from tools.kernel_tracing.report.step import document as step_document
+from tools.kernel_tracing.report.step import problems as step_problems
 from tools.kernel_tracing.report.step import text as step_text
 from tools.kernel_tracing.report.trace_files import (
     TRACES,
@@ -132,7 +135,12 @@ def _step(options: argparse.Namespace) -> int:
     notice(options.sources, sources)
     check_server(configuration.settings, configuration.environment, sources)
     check_model(configuration.model, configuration.settings, sources)
-    step = Serving(Index(sources), configuration, PLATFORM).run()
+    try:
+        step = Serving(Index(sources), configuration, PLATFORM).run()
+    except Exception as error:  # no input should do this, but a user needs to know which setting does
+        raise ConfigurationError(_failure(options.config, error)) from error
+    if said := refusal(step.problems, sources):
+        raise ConfigurationError(f"SGLang does not serve {options.config}: {said}")
     found = step_document(step, sources)
     if options.json is not None:
         write(options.json, json.dumps(found, indent=1) + "\n")
@@ -140,9 +148,20 @@ def _step(options: argparse.Namespace) -> int:
         write(options.out, step_text(found))
     if options.out is None and options.json is None:
         print(step_text(found), end="")
-    for problem, count in step.problems.items():
-        print(f"not evaluated ({count}): {problem}", file=sys.stderr)
+    else:
+        print("".join(f"{line}\n" for line in step_problems(found)), end="", file=sys.stderr)
     return 0 if any(found[phase] for phase in PHASES) else 1
+
+
+def _failure(config: str, error: Exception) -> str:
+    """An error of the evaluator itself, with its place."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(last.filename).name}:{last.lineno}"
+    said = " ".join(str(error).split())[:200]
+    return (
+        f"{config}: the evaluator fails with {type(error).__name__}: {said} ({where}); this is a defect of the tracer: "
+        "report it with these settings, and leave out the one that causes it"
+    )
 
 
 def _verify(options: argparse.Namespace) -> int:
