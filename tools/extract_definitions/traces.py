@@ -33,7 +33,7 @@ from tools.kernel_tracing.configuration.checks import check_experts
 from tools.kernel_tracing.configuration.limits import check_server
 from tools.kernel_tracing.configuration.listed import Configuration, configurations
 from tools.kernel_tracing.configuration.listed import Model as ListedModel
-from tools.kernel_tracing.configuration.requested import ConfigurationError, Server, shortened
+from tools.kernel_tracing.configuration.requested import ConfigurationError, Server, check_parts, shortened
 from tools.kernel_tracing.report.evaluation import Evaluation, Progress, evaluate
 from tools.kernel_tracing.report.merge import PLATFORM
 from tools.kernel_tracing.report.refusals import refusal
@@ -149,6 +149,7 @@ def usage_of_server(
     try:
         tree = find_sources(sources, release=RELEASE)
         check_server(server.settings, server.environment, tree)
+        check_parts({"architectures": [architecture], **config}, "config.json")
         check_experts(config, server.settings, architecture)
     except (SourcesError, ConfigurationError) as error:
         raise ExtractionError(str(error)) from error
