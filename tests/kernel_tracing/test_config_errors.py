@@ -7,7 +7,7 @@ import json
 import pytest
 from release import SOURCES, needs_sources
 
-from tools.kernel_tracing.__main__ import main
+from tools.kernel_tracing.__main__ import READS, _parser, main
 from tools.kernel_tracing.configuration.checks import check_experts, expert_misfit, misfit
 from tools.kernel_tracing.configuration.requested import ConfigurationError, model_config, parse
 from tools.kernel_tracing.evaluator.serving import Serving
@@ -142,6 +142,36 @@ def test_the_output_says_what_it_omits():
 )
 def test_what_sglang_refuses_as_it_starts(capsys, config, message):
     assert message in refused(capsys, f"model={config}")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--kernel", "rmsnorm", "--json", "f"],
+            "--json: --kernel does not use it; leave it out (--kernel uses --traces",
+        ),
+        (
+            ["--diff", "a", "b", "--out", "f"],
+            "--out: --diff does not use it; leave it out (--diff uses no other option)",
+        ),
+        (["--model", "llama", "--config", "model=qwen3-8b"], "--model: --config does not use it"),
+        (["--model-files", "--jobs", "7"], "--jobs: --model-files does not use it"),
+        (["--verify", "f", "--traces", "g"], "--traces: --verify does not use it"),
+        (["--traces", "g"], "--traces: a trace does not use it; leave it out (a trace uses --model, "),
+        (["--config", "model=qwen3-8b,tp=2,tp_size=4"], "'tp_size=4': tp_size is already '2'; give each setting once"),
+        (["--config", "model=qwen3-8b,model=qwen3-4b"], "'model=qwen3-4b': model is already 'qwen3-8b'"),
+    ],
+)
+def test_nothing_that_is_given_is_ignored(capsys, options, message):
+    assert main(options) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.startswith("error: ") and message in err
+
+
+def test_every_option_is_read_by_something():
+    read = {*READS, *(name for names in READS.values() for name in names)} - {""}
+    assert read == set(vars(_parser().parse_args([])))
 
 
 def test_what_other_files_raise_is_no_refusal():

@@ -25,7 +25,7 @@ from tools.kernel_tracing.configuration.limits import check_server
 from tools.kernel_tracing.configuration.requested import ConfigurationError, parse
 from tools.kernel_tracing.evaluator.serving import Serving
 from tools.kernel_tracing.report.again import differences
-from tools.kernel_tracing.report.arguments import ALL, chosen, model_arguments
+from tools.kernel_tracing.report.arguments import ALL, check_given, chosen, model_arguments
 from tools.kernel_tracing.report.diff import diff
 from tools.kernel_tracing.report.evaluation import evaluate_all
 from tools.kernel_tracing.report.merge import PLATFORM, merged
@@ -51,11 +51,23 @@ from tools.kernel_tracing.source.index import Index
 from tools.kernel_tracing.source.sources import SourcesError, find_sources
 from tools.kernel_tracing.verify.check import check
 
+#: What is done -> the options that it reads; "" for a trace.
+READS: dict[str, tuple[str, ...]] = {
+    "kernel": ("traces",),
+    "verify": ("sources", "list", "jobs"),
+    "model_files": ("sources",),
+    "config": ("sources", "out", "json"),
+    "diff": (),
+    "": ("model", "sources", "list", "jobs", "out", "json"),
+}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
     try:
+        check_given(parser, options, READS)
         if options.verify is not None:
             return _verify(options)
         if options.diff is not None:
