@@ -134,6 +134,10 @@ def test_the_output_says_what_it_omits():
             "FlashInfer TRTLLM FP8 GEMM requires SM100/SM103 GPUs and FlashInfer. (sglang/srt/layers/quantization/",
         ),
         (
+            "llama-3.1-8b,gpu=sm100,attention_backend=fa3",
+            "NotImplementedError: flash_attn at sgl-kernel is only supported on sm90 and above (sglang/jit_kernel/",
+        ),
+        (
             "llama-3.1-8b,quantization=awq",
             "ValueError: {model_config.dtype} is not supported for quantization method {model_config.quantization}. "
             "Supported dtypes: {supported_dtypes} (sglang/srt/model_loader/loader.py:253)",

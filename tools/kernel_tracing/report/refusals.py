@@ -13,12 +13,12 @@ _RAISED = re.compile(r"(?P<file>\S+):(?P<line>\d+): raises (?P<kind>\w+) (?P<arg
 
 
 def refusal(problems: Iterable[str], sources: SourceTree) -> str:
-    """The first error with which a server ends as it starts: `ValueError: what SGLang says (file:line)`.
+    """The first error with which a server ends because of its arguments: `ValueError: what SGLang says (file:line)`.
 
     Args:
         problems: those of a step, in the order in which they were met.
 
-    Returns: "" if the server starts.
+    Returns: "" if SGLang serves the model so.
     """
     for problem in problems:
         raised = _RAISED.fullmatch(problem)

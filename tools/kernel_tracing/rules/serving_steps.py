@@ -73,8 +73,8 @@ def cached_requests():
     return reqs
 """
 SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
-# Files that check the arguments of a server as it starts: what they raise is an answer to these. What other files raise
-# may be due to something that is not known.
+# Files that check the arguments of a server against the model and the GPU: what they raise is an answer to these. What
+# other files raise may be due to something that is not known.
 STARTING = (
     "sglang/srt/server_args.py",
     "sglang/srt/configs/",
@@ -84,6 +84,7 @@ STARTING = (
     "sglang/srt/layers/quantization/__init__.py",
     "sglang/srt/layers/quantization/fp4_utils.py",
     "sglang/srt/layers/quantization/fp8_utils.py",
+    "sglang/jit_kernel/flash_attention_v3.py",
 )
 # Settings of ServerArgs without which a step cannot be evaluated, or is evaluated needlessly long.
 SETTINGS: dict[str, Any] = {
