@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from release import SOURCES, needs_sources
+from release import ROOT, SOURCES, needs_sources
 
-from tools.kernel_tracing.configuration.listed import configurations, evaluated, select
+from tools.kernel_tracing.configuration.listed import PROMPTS, configurations, evaluated, select
 from tools.kernel_tracing.configuration.requested import ConfigurationError, completed, model_config, parse
 from tools.kernel_tracing.evaluator.serving import Serving
 from tools.kernel_tracing.report.evaluation import index_of
@@ -83,3 +83,10 @@ def test_parts_beside_a_model_of_its_own_sizes(tmp_path):
     sizes = {"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "vision_config": {"hidden_size": 8}}
     path.write_text(json.dumps(sizes))
     assert model_config(str(path))["hidden_size"] == 64
+
+
+def test_the_documents_say_which_batch_is_evaluated():
+    text = " ".join((ROOT / "docs" / "kernel_tracing.md").read_text().split())
+    *first, last = map(str, PROMPTS)
+    assert len(PROMPTS) == 8 and f"eight requests of {', '.join(first)} and {last} tokens" in text
+    assert serving_steps.PROMPTS == (300, 17) and "two requests of 300 and 17 tokens" in text
