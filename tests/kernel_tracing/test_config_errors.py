@@ -115,7 +115,7 @@ def test_the_output_says_what_it_omits():
     document = {**empty, "prompts": [300, 17], "not_evaluated": [], "prefill": [], "decode": []}
     lines = step_text(document).splitlines()
     assert lines[-1] == "not listed: products by cuBLAS and other plain torch calls"
-    assert lines[1].startswith("batch: 2 requests of 300, 17 tokens; ")
+    assert lines[1] == "batch: 2 requests of 300 and 17 tokens; another batch may run other kernels"
     document["not_evaluated"] = [{"text": "a.py:3: unknown name x", "count": 2}]
     assert "not evaluated (2): a.py:3: unknown name x" in step_text(document).splitlines()
 

@@ -80,11 +80,10 @@ def text(document: dict[str, Any], chains: bool = True) -> str:
 
 
 def batch(prompts: Sequence[int]) -> str:
-    """The requests that were evaluated."""
-    return (
-        f"batch: {len(prompts)} requests of {', '.join(map(str, prompts))} tokens; what a test on a number of tokens "
-        "decides holds for this batch"
-    )
+    """The requests that were evaluated: what SGLang decides by their number or length holds for them."""
+    *first, last = map(str, prompts)
+    lengths = f"{', '.join(first)} and {last}" if first else last
+    return f"batch: {len(prompts)} requests of {lengths} tokens; another batch may run other kernels"
 
 
 def problems(document: dict[str, Any]) -> list[str]:
