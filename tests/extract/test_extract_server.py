@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from digests import SOURCES
 from digests import needs_digest_sources as needs_sources
-from small_models import MIXTURE, SPARSE, add_model
+from small_models import MIXTURE, SPARSE, TINY, add_model
 
+from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.traces import usage_of_server
 from tools.kernel_tracing.configuration.requested import parse_server
 
@@ -73,6 +74,25 @@ def test_experts_are_split_as_that_server_splits_them(root, extract, server, loc
 def test_what_sglang_refuses(extract, snapshot, server, message):
     status, _, err = extract("--model-name", "tiny", *SERVED, server)
     assert status == 2 and message in err and not snapshot()
+
+
+@needs_sources
+@pytest.mark.parametrize(
+    ("server", "fields", "message"),
+    [
+        (
+            "tp=1",
+            {"hidden_size": None, "text_config": {"hidden_size": 64}},
+            "models of several parts are not evaluated",
+        ),
+        ("disable_cuda_graph=false,cuda_graph_bs=3", {}, "the evaluator fails with TypeError: 'int' object is not"),
+    ],
+)
+def test_models_and_values_that_cannot_be_evaluated(server, fields, message):
+    config = {name: value for name, value in (TINY | fields).items() if value is not None}
+    with pytest.raises(ExtractionError) as error:
+        usage_of_server("LlamaForCausalLM", SOURCES, config, parse_server(server))
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

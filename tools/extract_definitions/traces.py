@@ -36,7 +36,7 @@ from tools.kernel_tracing.configuration.listed import Model as ListedModel
 from tools.kernel_tracing.configuration.requested import ConfigurationError, Server, check_parts, shortened
 from tools.kernel_tracing.report.evaluation import Evaluation, Progress, evaluate
 from tools.kernel_tracing.report.merge import PLATFORM
-from tools.kernel_tracing.report.refusals import refusal
+from tools.kernel_tracing.report.refusals import failure, refusal
 from tools.kernel_tracing.source.index import Index
 from tools.kernel_tracing.source.sources import SourcesError, SourceTree, fetching, find_sources
 from tools.op_tracing.trace import trace
@@ -156,7 +156,10 @@ def usage_of_server(
     code = code_of(architecture, tree)
     model = ListedModel(architecture, shortened({"architectures": [architecture], **config}), (1, 1))
     one = Configuration(architecture, model, server.settings, server.environment, server.gpu)
-    (evaluation,) = evaluate([one], Index(tree))
+    try:
+        (evaluation,) = evaluate([one], Index(tree))
+    except Exception as error:  # no input should do this
+        raise ExtractionError(failure(architecture, error)) from error
     stop = refusal(evaluation.problems, tree)
     if stop or not evaluation.kernels:
         raise ExtractionError(f"SGLang does not serve {architecture} so: {stop or '; '.join(evaluation.problems)}")

@@ -8,7 +8,8 @@ python -m tools.kernel_tracing --verify traces/kernel_traces.json    # check a t
 python -m tools.kernel_tracing --model-files                         # check what every model file runs
 python -m tools.kernel_tracing --diff old.json new.json              # what changed
 
-Exit status: 0 success, 1 the trace has problems (wrong frames, no kernel), 2 wrong usage or no sources.
+Exit status: 0 success, 1 the trace has problems (wrong frames, no kernel), 2 wrong usage, a configuration that SGLang
+does not serve, or no sources.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from tools.kernel_tracing.report.evaluation import evaluate_all
 from tools.kernel_tracing.report.merge import PLATFORM, merged
 from tools.kernel_tracing.report.messages import notice, progress
 from tools.kernel_tracing.report.model_files import tried
-from tools.kernel_tracing.report.refusals import refusal
+from tools.kernel_tracing.report.refusals import failure, refusal
 from tools.kernel_tracing.report.render import kernel_text, trace_text
 from tools.kernel_tracing.report.step import PHASES
 from tools.kernel_tracing.report.step import document as step_document
@@ -98,7 +98,8 @@ def _parser() -> argparse.ArgumentParser:
         "--config",
         metavar="SETTINGS",
         help="print the kernels that one configuration runs in prefill and decode, each with its chain: "
-        "model=NAME or config.json, gpu=sm90, tp=8, fields of ServerArgs, environment variables; separated by commas",
+        "model=NAME, config.json or its directory, gpu=sm90, tp=8, fields of ServerArgs, environment variables; "
+        "separated by commas",
     )
     action.add_argument(
         "--diff", type=Path, nargs=2, metavar=("OLD", "NEW"), help="show what changed between two traces"
@@ -150,7 +151,7 @@ def _step(options: argparse.Namespace) -> int:
     try:
         step = Serving(Index(sources), configuration, PLATFORM).run()
     except Exception as error:  # no input should do this, but a user needs to know which setting does
-        raise ConfigurationError(_failure(options.config, error)) from error
+        raise ConfigurationError(failure(options.config, error)) from error
     if said := refusal(step.problems, sources):
         raise ConfigurationError(f"SGLang does not serve {options.config}: {said}")
     found = step_document(step, sources)
@@ -163,17 +164,6 @@ def _step(options: argparse.Namespace) -> int:
     else:
         print("".join(f"{line}\n" for line in step_problems(found)), end="", file=sys.stderr)
     return 0 if any(found[phase] for phase in PHASES) else 1
-
-
-def _failure(config: str, error: Exception) -> str:
-    """An error of the evaluator itself, with its place."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"{Path(last.filename).name}:{last.lineno}"
-    said = " ".join(str(error).split())[:200]
-    return (
-        f"{config}: the evaluator fails with {type(error).__name__}: {said} ({where}); this is a defect of the tracer: "
-        "report it with these settings, and leave out the one that causes it"
-    )
 
 
 def _verify(options: argparse.Namespace) -> int:

@@ -1,10 +1,12 @@
-"""What SGLang raises because it does not serve a model in the way that was asked for."""
+"""Why a configuration has no result: SGLang does not serve the model so, or the evaluator itself fails."""
 
 from __future__ import annotations
 
 import ast
 import re
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 from tools.kernel_tracing.rules import serving_steps
 from tools.kernel_tracing.source.sources import SourceTree
@@ -26,6 +28,16 @@ def refusal(problems: Iterable[str], sources: SourceTree) -> str:
             said = _said(raised["arguments"]) or _written(raised["file"], int(raised["line"]), sources)
             return f"{raised['kind']}: {said or 'no message'} ({raised['file']}:{raised['line']})"
     return ""
+
+
+def failure(configuration: str, error: Exception) -> str:
+    """An error of the evaluator as one line, with its place."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    said = " ".join(str(error).split())[:200]
+    return (
+        f"{configuration}: the evaluator fails with {type(error).__name__}: {said} ({Path(last.filename).name}:"
+        f"{last.lineno}); correct the setting that causes it, or report this defect of the tracer"
+    )
 
 
 def _said(arguments: str) -> str:
