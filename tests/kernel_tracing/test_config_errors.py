@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from release import SOURCES, needs_sources
+from release import ROOT, SOURCES, needs_sources
 
 from tools.kernel_tracing.__main__ import READS, _parser, main
 from tools.kernel_tracing.configuration.checks import check_experts, expert_misfit, misfit
@@ -176,6 +176,13 @@ def test_nothing_that_is_given_is_ignored(capsys, options, message):
 def test_every_option_is_read_by_something():
     read = {*READS, *(name for names in READS.values() for name in names)} - {""}
     assert read == set(vars(_parser().parse_args([])))
+
+
+def test_no_listed_configuration_is_refused():
+    problems = [
+        one["text"] for one in json.loads((ROOT / "traces" / "kernel_traces.json").read_text())["not_evaluated"]
+    ]
+    assert any(": raises " in text for text in problems) and not refusal(problems, SourceTree({}))
 
 
 def test_what_other_files_raise_is_no_refusal():
