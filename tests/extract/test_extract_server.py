@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 from digests import SOURCES
 from digests import needs_digest_sources as needs_sources
-from small_models import SPARSE, add_model
+from small_models import MIXTURE, SPARSE, TINY, add_model
+
+from tools.extract_definitions.errors import ExtractionError
+from tools.extract_definitions.traces import usage_of_server
+from tools.kernel_tracing.configuration.requested import parse_server
 
 SERVED = ("--dry-run", "--sources", SOURCES, "--server")
 
@@ -39,6 +43,15 @@ def test_an_op_of_other_kernels_is_unsupported(extract):
 
 
 @needs_sources
+def test_a_model_that_sglang_rewrites_keeps_its_indexer():
+    sparse = MIXTURE | {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048}
+    config = sparse | {"architectures": ["DeepseekV32ForCausalLM"], "num_attention_heads": 128}
+    usage, evaluation = usage_of_server("DeepseekV32ForCausalLM", SOURCES, config, parse_server("tp=1"))
+    assert (evaluation.resolved["attention_backend"], evaluation.resolved["page_size"]) == ("nsa", 64)
+    assert usage.op("indexer") is not None
+
+
+@needs_sources
 @pytest.mark.parametrize(("server", "local", "width"), [("tp=2", 16, 16), ("tp=2,ep=2", 8, 32)])
 def test_experts_are_split_as_that_server_splits_them(root, extract, server, local, width):
     add_model(root, "experts", "Experts", SPARSE)
@@ -52,6 +65,8 @@ def test_experts_are_split_as_that_server_splits_them(root, extract, server, loc
     ("server", "message"),
     [
         ("atention_backend=triton", "has no such field; did you mean attention_backend?"),
+        ("speculative_algorithm=EAGLE", "the tracer does not evaluate speculative decoding; leave it out"),
+        ("SGLANG_ENABLE_JIT_DEEPGEM=0", "did you mean SGLANG_ENABLE_JIT_DEEPGEMM?"),
         ("attention_backend=tritn", "attention_backend=tritn: choose one of triton, "),
         ("attention_backend=trtllm_mla", "SGLang does not serve LlamaForCausalLM so: "),
     ],
@@ -59,6 +74,25 @@ def test_experts_are_split_as_that_server_splits_them(root, extract, server, loc
 def test_what_sglang_refuses(extract, snapshot, server, message):
     status, _, err = extract("--model-name", "tiny", *SERVED, server)
     assert status == 2 and message in err and not snapshot()
+
+
+@needs_sources
+@pytest.mark.parametrize(
+    ("server", "fields", "message"),
+    [
+        (
+            "tp=1",
+            {"hidden_size": None, "text_config": {"hidden_size": 64}},
+            "models of several parts are not evaluated",
+        ),
+        ("disable_cuda_graph=false,cuda_graph_bs=3", {}, "the evaluator fails with TypeError: 'int' object is not"),
+    ],
+)
+def test_models_and_values_that_cannot_be_evaluated(server, fields, message):
+    config = {name: value for name, value in (TINY | fields).items() if value is not None}
+    with pytest.raises(ExtractionError) as error:
+        usage_of_server("LlamaForCausalLM", SOURCES, config, parse_server(server))
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

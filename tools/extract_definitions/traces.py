@@ -29,12 +29,14 @@ from flashinfer_trace.json_source import TRACES, load_object
 from tools.extract_definitions import model_code
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.model_code import MODELS, ModelCode, code_from, read_code
-from tools.kernel_tracing.configuration.checks import check_experts, check_settings
+from tools.kernel_tracing.configuration.checks import check_experts
+from tools.kernel_tracing.configuration.limits import check_server
 from tools.kernel_tracing.configuration.listed import Configuration, configurations
 from tools.kernel_tracing.configuration.listed import Model as ListedModel
-from tools.kernel_tracing.configuration.requested import ConfigurationError, Server, shortened
+from tools.kernel_tracing.configuration.requested import ConfigurationError, Server, check_parts, shortened
 from tools.kernel_tracing.report.evaluation import Evaluation, Progress, evaluate
 from tools.kernel_tracing.report.merge import PLATFORM
+from tools.kernel_tracing.report.refusals import failure, refusal
 from tools.kernel_tracing.source.index import Index
 from tools.kernel_tracing.source.sources import SourcesError, SourceTree, fetching, find_sources
 from tools.op_tracing.trace import trace
@@ -56,8 +58,6 @@ VARIANTS: tuple[tuple[Mapping[str, Any], str], ...] = (
     ({"attention_backend": "triton"}, "sm90"),
     ({}, "sm100"),
 )
-#: The files that start a server; what they raise is an answer to its arguments.
-STARTING = ("sglang/srt/server_args.py", "sglang/srt/model_executor/model_runner.py")
 #: Phases of a trace -> stages. An extend step is a prefill of which a part is cached; both stages may sample by min-p.
 _STAGES = {"prefill": ("prefill",), "extend": ("prefill",), "decode": ("decode",), "min_p": STAGES}
 #: The same for the forward of a model: what a CUDA graph captures while the server starts, each decode replays.
@@ -148,17 +148,21 @@ def usage_of_server(
     """
     try:
         tree = find_sources(sources, release=RELEASE)
-        check_settings(server.settings, tree)
+        check_server(server.settings, server.environment, tree)
+        check_parts({"architectures": [architecture], **config}, "config.json")
         check_experts(config, server.settings, architecture)
     except (SourcesError, ConfigurationError) as error:
         raise ExtractionError(str(error)) from error
     code = code_of(architecture, tree)
     model = ListedModel(architecture, shortened({"architectures": [architecture], **config}), (1, 1))
     one = Configuration(architecture, model, server.settings, server.environment, server.gpu)
-    (evaluation,) = evaluate([one], Index(tree))
-    stops = [text for text in evaluation.problems if " raises " in text and text.startswith(STARTING)]
-    if stops or not evaluation.kernels:
-        raise ExtractionError(f"SGLang does not serve {architecture} so: {'; '.join(stops or evaluation.problems)}")
+    try:
+        (evaluation,) = evaluate([one], Index(tree))
+    except Exception as error:  # no input should do this
+        raise ExtractionError(failure(architecture, error)) from error
+    stop = refusal(evaluation.problems, tree)
+    if stop or not evaluation.kernels:
+        raise ExtractionError(f"SGLang does not serve {architecture} so: {stop or '; '.join(evaluation.problems)}")
     data = condense(architecture, trace([evaluation], tree, PLATFORM, architecture))
     return usage_from(data, code), evaluation
 

@@ -8,7 +8,8 @@ python -m tools.kernel_tracing --verify traces/kernel_traces.json    # check a t
 python -m tools.kernel_tracing --model-files                         # check what every model file runs
 python -m tools.kernel_tracing --diff old.json new.json              # what changed
 
-Exit status: 0 success, 1 the trace has problems (wrong frames, no kernel), 2 wrong usage or no sources.
+Exit status: 0 success, 1 the trace has problems (wrong frames, no kernel), 2 wrong usage, a configuration that SGLang
+does not serve, or no sources.
 """
 
 from __future__ import annotations
@@ -19,19 +20,22 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.kernel_tracing.configuration.checks import check_model, check_settings
+from tools.kernel_tracing.configuration.checks import check_model
+from tools.kernel_tracing.configuration.limits import check_server
 from tools.kernel_tracing.configuration.requested import ConfigurationError, parse
 from tools.kernel_tracing.evaluator.serving import Serving
 from tools.kernel_tracing.report.again import differences
-from tools.kernel_tracing.report.arguments import ALL, chosen, model_arguments
+from tools.kernel_tracing.report.arguments import ALL, check_given, chosen, model_arguments
 from tools.kernel_tracing.report.diff import diff
 from tools.kernel_tracing.report.evaluation import evaluate_all
 from tools.kernel_tracing.report.merge import PLATFORM, merged
 from tools.kernel_tracing.report.messages import notice, progress
 from tools.kernel_tracing.report.model_files import tried
+from tools.kernel_tracing.report.refusals import failure, refusal
 from tools.kernel_tracing.report.render import kernel_text, trace_text
 from tools.kernel_tracing.report.step import PHASES
 from tools.kernel_tracing.report.step import document as step_document
+from tools.kernel_tracing.report.step import problems as step_problems
 from tools.kernel_tracing.report.step import text as step_text
 from tools.kernel_tracing.report.trace_files import (
     TRACES,
@@ -47,11 +51,23 @@ from tools.kernel_tracing.source.index import Index
 from tools.kernel_tracing.source.sources import SourcesError, find_sources
 from tools.kernel_tracing.verify.check import check
 
+#: What is done -> the options that it reads; "" for a trace.
+READS: dict[str, tuple[str, ...]] = {
+    "kernel": ("traces",),
+    "verify": ("sources", "list", "jobs"),
+    "model_files": ("sources",),
+    "config": ("sources", "out", "json"),
+    "diff": (),
+    "": ("model", "sources", "list", "jobs", "out", "json"),
+}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
     try:
+        check_given(parser, options, READS)
         if options.verify is not None:
             return _verify(options)
         if options.diff is not None:
@@ -82,7 +98,8 @@ def _parser() -> argparse.ArgumentParser:
         "--config",
         metavar="SETTINGS",
         help="print the kernels that one configuration runs in prefill and decode, each with its chain: "
-        "model=NAME or config.json, gpu=sm90, tp=8, fields of ServerArgs, environment variables; separated by commas",
+        "model=NAME, config.json or its directory, gpu=sm90, tp=8, fields of ServerArgs, environment variables; "
+        "separated by commas",
     )
     action.add_argument(
         "--diff", type=Path, nargs=2, metavar=("OLD", "NEW"), help="show what changed between two traces"
@@ -129,9 +146,14 @@ def _step(options: argparse.Namespace) -> int:
     configuration = parse(options.config)
     sources = find_sources(options.sources)
     notice(options.sources, sources)
-    check_settings(configuration.settings, sources)
+    check_server(configuration.settings, configuration.environment, sources)
     check_model(configuration.model, configuration.settings, sources)
-    step = Serving(Index(sources), configuration, PLATFORM).run()
+    try:
+        step = Serving(Index(sources), configuration, PLATFORM).run()
+    except Exception as error:  # no input should do this, but a user needs to know which setting does
+        raise ConfigurationError(failure(options.config, error)) from error
+    if said := refusal(step.problems, sources):
+        raise ConfigurationError(f"SGLang does not serve {options.config}: {said}")
     found = step_document(step, sources)
     if options.json is not None:
         write(options.json, json.dumps(found, indent=1) + "\n")
@@ -139,8 +161,8 @@ def _step(options: argparse.Namespace) -> int:
         write(options.out, step_text(found))
     if options.out is None and options.json is None:
         print(step_text(found), end="")
-    for problem, count in step.problems.items():
-        print(f"not evaluated ({count}): {problem}", file=sys.stderr)
+    else:
+        print("".join(f"{line}\n" for line in step_problems(found)), end="", file=sys.stderr)
     return 0 if any(found[phase] for phase in PHASES) else 1
 
 

@@ -18,7 +18,10 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "float": ((int, float), "a number"),
     "bool": ((bool,), "true or false"),
 }
-_RANKS = ("tp_size", "ep_size", "dp_size", "pp_size")
+_POSITIVE = (
+    *("tp_size", "ep_size", "dp_size", "pp_size"),
+    *("page_size", "context_length", "max_total_tokens", "max_running_requests"),
+)
 #: Fields of a model's configuration that say how many experts routing chooses from.
 EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
 _CLASS = re.compile(r"^class (\w+)", re.M)
@@ -46,7 +49,7 @@ def check_settings(settings: Mapping[str, Any], sources: SourceTree) -> None:
         allowed, words = _TYPES.get(plain, ((object,), ""))
         if not isinstance(value, allowed) or (isinstance(value, bool) and words and bool not in allowed):
             raise ConfigurationError(f"{name}={text}: must be {words}")
-        if name in _RANKS and settings[name] < 1:
+        if name in _POSITIVE and settings[name] < 1:
             raise ConfigurationError(f"{name}={text}: must be a positive integer")
         if name in choices and value not in choices[name]:
             raise ConfigurationError(f"{name}={text}: choose one of {', '.join(map(str, choices[name]))}")

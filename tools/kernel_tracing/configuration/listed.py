@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import json_source
+from flashinfer_trace.model_coverage import plain_name
 from tools.kernel_tracing.configuration.checks import check_experts
 from tools.kernel_tracing.configuration.requested import ConfigurationError, completed
 from tools.kernel_tracing.evaluator.serving import Configuration as Evaluated
@@ -104,13 +105,16 @@ def configurations(path: Path = PATH) -> dict[str, Configuration]:
 
 
 def select(listed: Iterable[Configuration], model: str) -> list[Configuration]:
-    """The configurations whose model's name begins with `model`; those of all models for `all`.
+    """The configurations of the model of that name or, if there is none, of those whose names begin like it.
+
+    Capitals, `_`, `.` and `-` make no difference. `all` stands for all models.
 
     Raises:
         ConfigurationError: there are none.
     """
-    every = list(listed)
-    found = [one for one in every if model == "all" or one.model.name.startswith(model)]
+    every, wanted = list(listed), plain_name(model)
+    found = [one for one in every if plain_name(one.model.name) == wanted]
+    found = found or [one for one in every if model == "all" or plain_name(one.model.name).startswith(wanted)]
     if not found:
         known = ", ".join(dict.fromkeys(one.model.name for one in every))
         raise ConfigurationError(f"no configuration of a model named {model!r}; there are {known}, and `all`")

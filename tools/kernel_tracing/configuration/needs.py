@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 
 Settings = Mapping[str, str]
 #: Settings in the order in which they are tried; what decides as much as another, but earlier, is stated.
@@ -19,6 +19,8 @@ ORDER = (
 )
 #: The most values of one setting that a text names.
 MOST = 6
+#: The text for a setting that a configuration leaves to the release.
+UNSET = "not set"
 #: The text for configurations that differ in no setting named here.
 OTHERWISE = "other settings"
 
@@ -46,6 +48,14 @@ def needs(chosen: Collection[str], configurations: Mapping[str, Settings]) -> st
             parts.append(OTHERWISE)
             break
         values = {configurations[one].get(best, "") for one in chosen}
-        parts.append(f"{best}={' or '.join(sorted(values))}")
+        parts.append(_part(best, values))
         others = left
     return " and ".join(parts)
+
+
+def _part(name: str, values: Set[str]) -> str:
+    """One setting: `tp_size=4 or 8`, `dp_size not set`, or `dp_size=8 or not set`."""
+    given = sorted(values - {""})
+    if not given:
+        return f"{name} {UNSET}"
+    return f"{name}={' or '.join([*given, UNSET] if '' in values else given)}"

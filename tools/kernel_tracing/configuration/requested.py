@@ -42,9 +42,9 @@ def parse(text: str, models: Path = MODELS) -> Configuration:
 
     Args:
         text: `name=value` parts, separated by commas. `model` is a file of models/ (without `.json`; capitals, `_`,
-            `.` and `-` make no difference) or the path of a Hugging Face config.json, `gpu` a generation; names in
-            capitals are environment variables, all others are fields of ServerArgs. `quantization=none` removes the
-            quantisation of the model's own configuration.
+            `.` and `-` make no difference), or the path of a Hugging Face config.json or of the directory of one;
+            `gpu` is a generation; names in capitals are environment variables, all others are fields of ServerArgs.
+            `quantization=none` removes the quantisation of the model's own configuration.
         models: the directory of the models.
 
     Raises: ConfigurationError.
@@ -113,7 +113,10 @@ def _parts(text: str) -> dict[str, str]:
         name, equals, value = part.partition("=")
         if not equals or not value:
             raise ConfigurationError(f"{part!r} is not name=value; separate several settings by commas")
-        parts[_SHORT.get(name, name)] = value
+        name = _SHORT.get(name, name)
+        if name in parts:
+            raise ConfigurationError(f"{part!r}: {name} is already {parts[name]!r}; give each setting once")
+        parts[name] = value
     return parts
 
 
@@ -129,10 +132,12 @@ def _server(parts: Mapping[str, str]) -> Server:
 def model_config(name: str, models: Path = MODELS) -> dict[str, Any]:
     """A model's config.json, shortened to as many layers as it has kinds of layers.
 
-    Raises: ConfigurationError for a file that does not exist or describes no model.
+    Raises: ConfigurationError for a file that does not exist, or describes no model of text alone.
     """
     known = {plain_name(file.stem): file for file in models.glob("*.json")}
     path = Path(name) if name.endswith(".json") else known.get(plain_name(name), models / f"{name}.json")
+    if plain_name(name) not in known and Path(name).is_dir():
+        path = Path(name) / "config.json"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
@@ -144,7 +149,24 @@ def model_config(name: str, models: Path = MODELS) -> dict[str, Any]:
     if not isinstance(config, dict) or not config.get("architectures"):
         raise ConfigurationError(f"{path}: names no architectures; give the config.json of a model")
     _check_constants(path, config)
+    check_parts(config, str(path))
     return shortened(config)
+
+
+def check_parts(config: Mapping[str, Any], name: str) -> None:
+    """Checks that the sizes of a model are its own, not those of the text model that is a part of it.
+
+    Raises: ConfigurationError.
+    """
+    parts = [field for field, value in config.items() if isinstance(value, dict) and "hidden_size" in value]
+    if parts and "hidden_size" not in config:
+        text = next((part for part in parts if not part.startswith(("vision", "audio"))), parts[0])
+        within = config[text].get("architectures")
+        whose = within[0] if isinstance(within, list) and within else "the class of the text model"
+        raise ConfigurationError(
+            f"{name}: the sizes of {config['architectures'][0]} are in its {text!r}; models of several parts are not "
+            f"evaluated: give a config.json with the fields of {text!r} and 'architectures': [{whose}]"
+        )
 
 
 def _check_constants(path: Path, config: Mapping[str, Any]) -> None:
@@ -167,8 +189,9 @@ def shortened(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def completed(config: dict[str, Any]) -> dict[str, Any]:
-    """A model's configuration, with what models/ and some publishers leave out."""
-    config = serving_steps.MODEL_DEFAULTS | config
+    """A model's configuration as SGLang loads it, with what models/ and some publishers leave out."""
+    named = config.get("architectures") or [""]
+    config = serving_steps.MODEL_DEFAULTS | config | serving_steps.REWRITTEN.get(named[0], {})
     quantization = config.get("quantization_config")
     if isinstance(quantization, dict):
         defaults = serving_steps.QUANTIZATION_DEFAULTS.get(str(quantization.get("quant_method")), {})

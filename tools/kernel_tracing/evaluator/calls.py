@@ -41,6 +41,8 @@ from tools.kernel_tracing.rules import serving_steps
 
 # A function may be active this often, as recursion on unknown values would not end.
 MAX_ACTIVE = 12
+# The longest text of what is raised: messages for users say at their end what to do instead.
+MAX_MESSAGE = 1000
 
 
 class Calls(Core):
@@ -161,7 +163,7 @@ class Calls(Core):
                 return choice(frame.returns)
             if self.stack[depth - 1].handlers or self.region:
                 raise
-            self.problem(f"raises {describe(raised.value)} {getattr(raised.value, 'args', '')}"[:200])
+            self.problem(f"raises {describe(raised.value)} {getattr(raised.value, 'args', '')}"[:MAX_MESSAGE])
             return UNKNOWN
         finally:
             del self.stack[depth - 1 :]

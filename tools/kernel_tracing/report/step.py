@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tools.kernel_tracing.evaluator.core import Event, Hop
@@ -21,7 +21,8 @@ def document(step: Step, sources: SourceTree) -> dict[str, Any]:
 
     Returns: `frames`, each (file, line, function, call) once; per phase, the kernels in the order of their first call.
     A kernel's `chain` lists indexes of frames, its own call first; `undecided` quotes the tests that the configuration
-    does not decide (both branches are shown).
+    does not decide (both branches are shown). `not_evaluated` is what could not be evaluated, and how often; what
+    depends on it may be missing, or be listed in error.
     """
     frames: dict[tuple[Any, ...], int] = {}
     phases = {phase: [_kernel(event, frames) for event in step.events if event.phase == phase] for phase in PHASES}
@@ -33,6 +34,8 @@ def document(step: Step, sources: SourceTree) -> dict[str, Any]:
         "model": configuration.model,
         "settings": configuration.settings,
         "environment": configuration.environment,
+        "prompts": list(configuration.prompts),
+        "not_evaluated": [{"text": text, "count": count} for text, count in step.problems.items()],
         "frames": [dict(zip(("file", "line", "function", "call"), frame, strict=True)) for frame in frames],
         **phases,
     }
@@ -67,11 +70,25 @@ def _text(test: ast.expr, negated: bool) -> str:
 def text(document: dict[str, Any], chains: bool = True) -> str:
     """The document for the terminal; without `chains`, only each kernel and its call."""
     lines = [f"{document['configuration']} on {document['gpu']}, sglang {document['sources']['sglang']['version']}"]
+    lines.append(batch(document["prompts"]))
     for phase in PHASES:
         lines += ["", f"{phase}: {len({kernel['name'] for kernel in document[phase]})} kernels"]
         for number, kernel in enumerate(document[phase], 1):
             lines += _lines(document["frames"], kernel, number, chains)
+    lines += ["", *problems(document)] if document["not_evaluated"] else []
     return "\n".join([*lines, "", OMITTED]) + "\n"
+
+
+def batch(prompts: Sequence[int]) -> str:
+    """The requests that were evaluated: what SGLang decides by their number or length holds for them."""
+    *first, last = map(str, prompts)
+    lengths = f"{', '.join(first)} and {last}" if first else last
+    return f"batch: {len(prompts)} requests of {lengths} tokens; another batch may run other kernels"
+
+
+def problems(document: dict[str, Any]) -> list[str]:
+    """What could not be evaluated, one line each."""
+    return [f"not evaluated ({one['count']}): {one['text']}" for one in document["not_evaluated"]]
 
 
 def _lines(frames: list[dict[str, Any]], kernel: dict[str, Any], number: int, chains: bool) -> Iterator[str]:

@@ -73,6 +73,19 @@ def cached_requests():
     return reqs
 """
 SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
+# Files that check the arguments of a server against the model and the GPU: what they raise is an answer to these. What
+# other files raise may be due to something that is not known.
+STARTING = (
+    "sglang/srt/server_args.py",
+    "sglang/srt/configs/",
+    "sglang/srt/model_executor/model_runner",
+    "sglang/srt/model_loader/",
+    "sglang/srt/layers/attention/attention_registry.py",
+    "sglang/srt/layers/quantization/__init__.py",
+    "sglang/srt/layers/quantization/fp4_utils.py",
+    "sglang/srt/layers/quantization/fp8_utils.py",
+    "sglang/jit_kernel/flash_attention_v3.py",
+)
 # Settings of ServerArgs without which a step cannot be evaluated, or is evaluated needlessly long.
 SETTINGS: dict[str, Any] = {
     "model_path": "/model",
@@ -111,6 +124,11 @@ MODEL_DEFAULTS: dict[str, Any] = {
     "model_type": "model",
     "mlp_bias": False,
     "use_sliding_window": False,
+}
+# What SGLang rewrites in a config.json as it loads it, by architecture (`_load_deepseek_v32_model`, for a type of
+# model that transformers lacks).
+REWRITTEN: dict[str, dict[str, Any]] = {
+    "DeepseekV32ForCausalLM": {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"},
 }
 # Tokens of the requests of a batch.
 PROMPTS = (300, 17)
