@@ -2,39 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
-
 import pytest
+from small_sources import evaluate
 
 from tools.kernel_tracing.configuration.requested import ConfigurationError, model_config, parse
-from tools.kernel_tracing.evaluator.core import Frame
-from tools.kernel_tracing.evaluator.machine import Machine
 from tools.kernel_tracing.evaluator.values import Unknown
-from tools.kernel_tracing.rules.platforms import Platform
-from tools.kernel_tracing.source.index import Index
-from tools.kernel_tracing.source.sources import find_sources
-
-PRELUDE = """
-import torch, triton
-from torch import nn
-@triton.jit
-def one(x): ...
-@triton.jit
-def other(x): ...
-"""
-
-
-def evaluate(tmp_path, source, packages=("app",), gpu="sm90"):
-    """Runs `run()` of a module; returns the kernels that it calls and the machine."""
-    (tmp_path / "app").mkdir(exist_ok=True)
-    (tmp_path / "app/__init__.py").write_text("")
-    (tmp_path / "app/main.py").write_text(PRELUDE + textwrap.dedent(source))
-    machine = Machine(Index(find_sources(tmp_path, packages)), Platform("cuda"), gpu)
-    module = machine.module("app.main")
-    machine.start(module)
-    machine.stack, machine.phase = [Frame(module, "", module.scope)], "run"
-    result = machine.call(machine.lookup("run"), [], {})
-    return [event.name for event in machine.events.values()], result, machine
 
 
 @pytest.mark.parametrize(
