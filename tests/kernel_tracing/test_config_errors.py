@@ -103,6 +103,7 @@ def test_spellings_of_a_name(name):
 
 def test_the_output_says_what_it_omits():
     empty = {"configuration": "model=m", "gpu": "sm90", "sources": {"sglang": {"version": "1"}}, "frames": []}
+    empty |= {"imposed": {}, "resolved": {}}
     lines = step_text({**empty, "prefill": [], "decode": []}).splitlines()
     assert lines[-1] == "not listed: products by cuBLAS and other plain torch calls"
 

@@ -93,6 +93,14 @@ SETTINGS: dict[str, Any] = {
     "log_level": "warning",
     "tp_size": 1,
 }
+# Settings with which a step cannot be evaluated, and why.
+_PIECEWISE = (
+    "the piecewise CUDA graphs of a prefill cannot be evaluated, because torch.compile splits the model for them"
+)
+REFUSED: dict[tuple[str, Any], str] = {
+    ("disable_piecewise_cuda_graph", False): _PIECEWISE,
+    ("enforce_piecewise_cuda_graph", True): _PIECEWISE,
+}
 # DeepGEMM compiles its kernels ahead by calling them with made-up inputs.
 ENVIRONMENT = {"SGLANG_JIT_DEEPGEMM_PRECOMPILE": "0"}
 # What a config.json says that models/ leaves out because no Definition depends on it.
@@ -126,6 +134,11 @@ PHASES = (
 # Phases that differ from a prefill in one part only, which follows the model's forward, and the group of that work.
 PARTIAL = {"min_p": "sampling"}
 FORWARD = "ModelRunner.forward"
+# The function below which a CUDA graph is captured while a server loads, the phase that replays the graph, and what
+# follows it there.
+CAPTURE = "CudaGraphRunner._capture_graph"
+REPLAYED = "decode"
+AFTER_REPLAY = "ModelRunner.sample"
 # Fields of ServerArgs that SGLang computes if they are not given, and that choose kernels.
 RESOLVED = (
     "attention_backend",
