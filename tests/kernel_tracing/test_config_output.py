@@ -52,6 +52,14 @@ def test_piecewise_graphs_are_refused(capsys, setting):
     assert not out and err.startswith(f"error: {setting}: the piecewise CUDA graphs of a prefill cannot be evaluated")
 
 
+@needs_sources
+def test_flash_attention_4_is_listed(tmp_path):
+    found = listed(tmp_path, "model=llama-3.1-8b,attention_backend=fa4,gpu=sm100")
+    for phase in ("prefill", "decode"):
+        (attention,) = [kernel for kernel in found[phase] if kernel["source"] == "flash-attn-4"]
+        assert attention["name"] == "flash_attn_varlen_func"
+
+
 def test_the_header_names_settings_and_counts_calls():
     kernel = {"name": "rmsnorm", "source": "sgl-kernel", "chain": []}
     document = {

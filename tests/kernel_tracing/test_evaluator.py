@@ -220,6 +220,31 @@ def test_a_missing_package_is_noticed_where_it_is_caught(tmp_path):
     assert evaluate(tmp_path, source)[1] is False
 
 
+def test_a_function_of_a_package_whose_sources_are_not_read_is_a_kernel(tmp_path):
+    source = """
+    try:
+        from flash_attn.cute import flash_attn_varlen_func as cute
+    except Exception:
+        cute = None
+    def absent():
+        try:
+            from flash_attn import flash_attn_func
+        except ImportError:
+            return True
+    def absent_module():
+        try:
+            from flash_attn.flash_attn_interface import flash_attn_varlen_func
+        except ImportError:
+            return True
+    def run():
+        result = cute(q=torch.empty(3, 8, 128), k=torch.empty(3, 8, 128))
+        return absent(), absent_module(), result.shape[0]
+    """
+    kernels, result, machine = evaluate(tmp_path, source)
+    assert (kernels, result) == (["flash_attn_varlen_func"], (True, True, 3))
+    assert [event.source for event in machine.events.values()] == ["flash-attn-4"]
+
+
 def test_unknown_sizes_are_not_zero(tmp_path):
     source = """
     def run():

@@ -81,6 +81,8 @@ class Libraries(Names):
             return UNKNOWN
         if isinstance(function, Kernel):
             self.record(function.name, function.source, function.file, function.line)
+            if function.source in environments.KERNEL_MODULES.values():
+                return _made_by(function.name, [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)])
         elif isinstance(function, LibraryFunction):
             name = boundaries.kernel_name(self.index, function.info)
             if name:
@@ -124,7 +126,7 @@ class Libraries(Names):
         if path == "importlib.import_module" and isinstance(args[0], str):
             return self.import_module(args[0])
         if path == "importlib.util.find_spec" and isinstance(args[0], str):
-            return None if args[0].partition(".")[0] in environments.ABSENT else Opaque("spec")
+            return None if environments.is_absent(args[0]) else Opaque("spec")
         if (replacement := aten.replaced(self, path, args, kwargs)) is not MISSING:
             return replacement
         found = standard(self, path, args, kwargs)
