@@ -8,8 +8,11 @@ import pytest
 from release import SOURCES, needs_sources
 
 from tools.kernel_tracing.__main__ import main
+from tools.kernel_tracing.configuration.requested import ConfigurationError
+from tools.kernel_tracing.report.refusals import recurrent_models, refuse
 from tools.kernel_tracing.report.step import text as step_text
 from tools.kernel_tracing.rules import serving_steps
+from tools.kernel_tracing.source.sources import find_sources
 
 
 def listed(tmp_path, config):
@@ -50,6 +53,34 @@ def test_piecewise_graphs_are_refused(capsys, setting):
     assert main(["--sources", str(SOURCES), "--config", f"model=qwen3-0.6b,{setting}"]) == 2
     out, err = capsys.readouterr()
     assert not out and err.startswith(f"error: {setting}: the piecewise CUDA graphs of a prefill cannot be evaluated")
+
+
+@needs_sources
+def test_models_with_recurrent_layers_are_refused(capsys, tmp_path):
+    """SGLang chooses their attention by the class of the configuration, of which the evaluator makes no object."""
+    sources = find_sources(SOURCES)
+    types = recurrent_models(sources)
+    expected = {
+        "qwen3_next",
+        "qwen3_5_text",
+        "falcon_h1",
+        "nemotron_h",
+        "kimi_linear",
+        "jet_nemotron",
+        "lfm2",
+        "lfm2_vl",
+    }
+    assert expected <= set(types) and not {"chatglm", "olmo3", "longcat_flash", "qwen3_5"} & set(types)
+    with pytest.raises(ConfigurationError, match="model_type=qwen3_5_text: Qwen3_5TextConfig of "):
+        refuse({"text_config": {"model_type": "qwen3_5_text"}}, {}, sources)
+    refuse({"model_type": "qwen3_moe"}, {}, sources)
+    path = tmp_path / "config.json"
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "lfm2", "hidden_size": 64, "num_attention_heads": 4}
+    sizes = {"num_key_value_heads": 4, "intermediate_size": 64, "vocab_size": 64, "rms_norm_eps": 1e-5}
+    path.write_text(json.dumps(config | sizes))
+    assert main(["--sources", str(SOURCES), "--config", f"model={path}"]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.startswith("error: model_type=lfm2: Lfm2Config of sglang/srt/configs/ decides which layers")
 
 
 @needs_sources

@@ -7,9 +7,9 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tools.kernel_tracing.configuration.requested import ConfigurationError
 from tools.kernel_tracing.evaluator.core import Event, Hop
 from tools.kernel_tracing.evaluator.serving import Serving, Step
+from tools.kernel_tracing.report.refusals import refuse
 from tools.kernel_tracing.rules import serving_steps
 from tools.kernel_tracing.source.sources import SourceTree
 
@@ -31,10 +31,10 @@ def document(step: Step, sources: SourceTree) -> dict[str, Any]:
     `imposed` are the settings that the tracer gives where the configuration does not, `resolved` those that SGLang
     chose.
 
-    Raises: ConfigurationError for settings with which a step cannot be evaluated.
+    Raises: ConfigurationError for a model or settings with which a step cannot be evaluated.
     """
     configuration = step.configuration
-    _refuse(configuration.settings)
+    refuse(configuration.model, configuration.settings, sources)
     frames: dict[tuple[Any, ...], int] = {}
     phases = {phase: [_kernel(event, frames) for event in _events(step, phase)] for phase in PHASES}
     return {
@@ -49,12 +49,6 @@ def document(step: Step, sources: SourceTree) -> dict[str, Any]:
         "frames": [dict(zip(("file", "line", "function", "call"), frame, strict=True)) for frame in frames],
         **phases,
     }
-
-
-def _refuse(settings: Mapping[str, Any]) -> None:
-    for (name, value), reason in serving_steps.REFUSED.items():
-        if settings.get(name) is value:
-            raise ConfigurationError(f"{_setting(name, value)}: {reason}")
 
 
 def _imposed(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,10 @@ MODEL_CONFIG = ("get_config", "get_hf_text_config", "ServerArgs.get_hf_config")
 # Where the models are.
 MODELS = "sglang.srt.models."
 MODEL_FILES = "sglang/srt/models/"
+# Where SGLang's classes of configurations are, and the property of those some of whose layers keep a recurrent state.
+CONFIGS = "sglang.srt.configs."
+CONFIG_FILES = "sglang/srt/configs/"
+RECURRENT = "mamba2_cache_params"
 # What starts a step here; a server starts it from its scheduler. Chains end below it.
 STARTS = ("sglang/bench_one_batch.py", "sglang/benchmark/one_batch.py", "<serving>")
 # Functions that find the model's class.
