@@ -112,6 +112,7 @@ def test_spellings_of_a_name(name):
 
 def test_the_output_says_what_it_omits():
     empty = {"configuration": "model=m", "gpu": "sm90", "sources": {"sglang": {"version": "1"}}, "frames": []}
+    empty |= {"imposed": {}, "resolved": {}}
     document = {**empty, "prompts": [300, 17], "not_evaluated": [], "prefill": [], "decode": []}
     lines = step_text(document).splitlines()
     assert lines[-1] == "not listed: products by cuBLAS and other plain torch calls"

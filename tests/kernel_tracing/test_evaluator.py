@@ -2,39 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
-
 import pytest
+from small_sources import evaluate
 
 from tools.kernel_tracing.configuration.requested import ConfigurationError, model_config, parse
-from tools.kernel_tracing.evaluator.core import Frame
-from tools.kernel_tracing.evaluator.machine import Machine
 from tools.kernel_tracing.evaluator.values import Unknown
-from tools.kernel_tracing.rules.platforms import Platform
-from tools.kernel_tracing.source.index import Index
-from tools.kernel_tracing.source.sources import find_sources
-
-PRELUDE = """
-import torch, triton
-from torch import nn
-@triton.jit
-def one(x): ...
-@triton.jit
-def other(x): ...
-"""
-
-
-def evaluate(tmp_path, source, packages=("app",), gpu="sm90"):
-    """Runs `run()` of a module; returns the kernels that it calls and the machine."""
-    (tmp_path / "app").mkdir(exist_ok=True)
-    (tmp_path / "app/__init__.py").write_text("")
-    (tmp_path / "app/main.py").write_text(PRELUDE + textwrap.dedent(source))
-    machine = Machine(Index(find_sources(tmp_path, packages)), Platform("cuda"), gpu)
-    module = machine.module("app.main")
-    machine.start(module)
-    machine.stack, machine.phase = [Frame(module, "", module.scope)], "run"
-    result = machine.call(machine.lookup("run"), [], {})
-    return [event.name for event in machine.events.values()], result, machine
 
 
 @pytest.mark.parametrize(
@@ -246,6 +218,31 @@ def test_a_missing_package_is_noticed_where_it_is_caught(tmp_path):
         return found
     """
     assert evaluate(tmp_path, source)[1] is False
+
+
+def test_a_function_of_a_package_whose_sources_are_not_read_is_a_kernel(tmp_path):
+    source = """
+    try:
+        from flash_attn.cute import flash_attn_varlen_func as cute
+    except Exception:
+        cute = None
+    def absent():
+        try:
+            from flash_attn import flash_attn_func
+        except ImportError:
+            return True
+    def absent_module():
+        try:
+            from flash_attn.flash_attn_interface import flash_attn_varlen_func
+        except ImportError:
+            return True
+    def run():
+        result = cute(q=torch.empty(3, 8, 128), k=torch.empty(3, 8, 128))
+        return absent(), absent_module(), result.shape[0]
+    """
+    kernels, result, machine = evaluate(tmp_path, source)
+    assert (kernels, result) == (["flash_attn_varlen_func"], (True, True, 3))
+    assert [event.source for event in machine.events.values()] == ["flash-attn-4"]
 
 
 def test_unknown_sizes_are_not_zero(tmp_path):

@@ -20,6 +20,7 @@ from tools.kernel_tracing.report.again import compared
 from tools.kernel_tracing.report.arguments import chosen
 from tools.kernel_tracing.report.evaluation import Evaluation, evaluate_all
 from tools.kernel_tracing.report.trace_files import completed, dumps, load_traces
+from tools.kernel_tracing.rules import serving_steps
 from tools.kernel_tracing.rules.categories import OTHER
 from tools.kernel_tracing.source.sources import find_sources
 from tools.kernel_tracing.verify.check import check
@@ -102,6 +103,13 @@ def test_the_page_of_models_lists_the_kernels_of_each(committed: dict[str, Any])
         for name in chain["configurations"]
     }
     assert page.count("\n| [") == len(uses)
+
+
+def test_what_a_graph_captures_has_the_phase_that_replays_it() -> None:
+    frames = [{"function": "forward"}, {"function": serving_steps.CAPTURE}, {"function": "ModelRunner.__init__"}]
+    assert by_model.shown_phases({"frames": frames}, ["load"]) == ["decode (captured)"]
+    assert by_model.shown_phases({"frames": frames[:1]}, ["load", "decode"]) == ["load", "decode"]
+    assert by_model.CAPTURED in by_model.PHASES and by_model.CAPTURED in render.GRAPHS
 
 
 @needs_sources

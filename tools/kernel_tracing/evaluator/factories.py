@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tools.kernel_tracing.evaluator.selections import SELECTIONS
 from tools.kernel_tracing.evaluator.tensors import MAX_DATA, METHODS, SAME, is_dtype, of_size
 from tools.kernel_tracing.evaluator.values import UNKNOWN, External, Tensor, Value
 
@@ -81,7 +82,7 @@ def made(path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
             return Tensor((*first.shape[:-1], weight_shape[0]), first.dtype)
     if name in ("cat", "concat"):
         return _joined(list(first) if isinstance(first, (list, tuple)) else [], kwargs.get("dim", (*args, 0, 0)[1]))
-    if name in ("split", "chunk") and isinstance(first, Tensor):
+    if (name in ("split", "chunk") or name in SELECTIONS) and isinstance(first, Tensor):
         return METHODS[name](first, args[1:], kwargs)
     if name in ("bmm", "matmul", "mm") and isinstance(first, Tensor) and first.shape and len(args) > 1:
         other = args[1].shape if isinstance(args[1], Tensor) else None

@@ -81,6 +81,8 @@ class Libraries(Names):
             return UNKNOWN
         if isinstance(function, Kernel):
             self.record(function.name, function.source, function.file, function.line)
+            if function.source in environments.KERNEL_MODULES.values():
+                return _made_by(function.name, [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)])
         elif isinstance(function, LibraryFunction):
             name = boundaries.kernel_name(self.index, function.info)
             if name:
@@ -124,7 +126,7 @@ class Libraries(Names):
         if path == "importlib.import_module" and isinstance(args[0], str):
             return self.import_module(args[0])
         if path == "importlib.util.find_spec" and isinstance(args[0], str):
-            return None if args[0].partition(".")[0] in environments.ABSENT else Opaque("spec")
+            return None if environments.is_absent(args[0]) else Opaque("spec")
         if (replacement := aten.replaced(self, path, args, kwargs)) is not MISSING:
             return replacement
         found = standard(self, path, args, kwargs)
@@ -234,12 +236,18 @@ def _parts(text: str, kwargs: dict[str, Value]) -> int | None:
 # Attention whose result is bfloat16, whatever the dtype of the queries: flashinfer/mla/_core.py:755 allocates it, and
 # FlashMLA does so for an fp8 cache.
 _BFLOAT16 = {"trtllm_batch_decode_with_kv_cache_mla", "flash_mla_with_kvcache"}
+# FlashAttention 3 computes fp8 queries in bfloat16 and keeps any other dtype: hopper/flash_api.cpp, `mha_fwd`:
+# `auto out_type = q_type == at::ScalarType::Float8_e4m3fn ? at::ScalarType::BFloat16 : q_type`.
+_BFLOAT16_FOR_FP8 = {"flash_attn_varlen_func", "flash_attn_with_kvcache"}
 
 
 def _made_by(name: str, tensors: list[Tensor]) -> Tensor:
     """What a kernel makes of its arguments; a quantiser makes another dtype, with two fp4 numbers in a byte."""
     found = _like(tensors)
-    if name in _BFLOAT16:
+    if "sampling_from" in name:  # one token for each row: flashinfer/sampling.py
+        return Tensor(found.shape[:1] if found.shape else None, External("torch.int32"))
+    fp8 = isinstance(found.dtype, External) and found.dtype.path.startswith("torch.float8")
+    if name in _BFLOAT16 or (fp8 and name in _BFLOAT16_FOR_FP8):
         found.dtype = External("torch.bfloat16")
     elif "quant" in name:
         found.dtype = External("torch.uint8") if "fp4" in name else None

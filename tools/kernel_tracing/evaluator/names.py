@@ -98,8 +98,10 @@ class Names(Core):
             return self._of_library(module, name)
         if f"{module}.{name}" in self.index.sources.modules:  # of a package without __init__.py
             return self.import_module(f"{module}.{name}")
-        if module.partition(".")[0] in environments.ABSENT:
+        if environments.is_absent(f"{module}.{name}"):
             raise self.error(ImportError, module)
+        if module in environments.KERNEL_MODULES:
+            return Kernel(name, environments.KERNEL_MODULES[module])
         return self.external(f"{module}.{name}")
 
     def _starred_name(self, module: str, name: str) -> Value:
@@ -127,7 +129,7 @@ class Names(Core):
             if self.index.module(name) is None:
                 raise self.error(ImportError, name)
             return LibraryModule(name)
-        if top in environments.ABSENT:
+        if environments.is_absent(name):
             raise self.error(ImportError, name)
         return natives.NATIVE_MODULES.get(name, External(name))
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import builtins
+import math
 import re
 from collections.abc import Callable
 
 from tools.kernel_tracing.evaluator import aten
 from tools.kernel_tracing.evaluator.core import Core
+from tools.kernel_tracing.evaluator.selections import SELECTIONS
 from tools.kernel_tracing.evaluator.values import (
     MISSING,
     SIZE,
@@ -65,6 +67,9 @@ SAME |= {
     "normal_",
     "uniform_",
     "bool",
+    "exp",
+    "log",
+    "log_softmax",
 }
 _CASTS = {
     "float": "float32",
@@ -208,12 +213,26 @@ def _view(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
                 rest = UNKNOWN
             elif size != -1:
                 rest *= size
-        known = isinstance(total, int) and isinstance(rest, int) and rest
         at = [isinstance(size, int) and size == -1 for size in shape].index(True)
-        # Where sizes are missing, the first dimension is taken to stay that of the tokens.
-        kept = tensor.shape[0] if tensor.shape and at == 0 else UNKNOWN
-        shape[at] = total // rest if known else kept
+        if isinstance(total, int) and isinstance(rest, int) and rest:
+            shape[at] = UNKNOWN if total % rest else total // rest
+        else:
+            shape[at] = tensor.shape[0] if tensor.shape and at == 0 and _keeps_rows(tensor, rest) else UNKNOWN
     return Tensor(tuple(shape), tensor.dtype)
+
+
+def _keeps_rows(tensor: Tensor, rest: Value) -> bool:
+    """Whether `tensor.view(-1, ...)`, where sizes are missing, is taken to keep the first dimension, the tokens.
+
+    Not if the new sizes, whose product is `rest`, leave nothing for the unknown ones among the old.
+    """
+    if not isinstance(rest, int):
+        return True
+    sizes = (tensor.shape or ())[1:]
+    known = math.prod(size for size in sizes if isinstance(size, int))
+    if all(isinstance(size, int) for size in sizes):
+        return rest == known
+    return known > 0 and rest % known == 0 and rest > known
 
 
 def _new(tensor: Tensor, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -297,6 +316,7 @@ METHODS: dict[str, Callable[[Tensor, list[Value], dict[str, Value]], Value]] = {
     "flatten": _flatten,
     "split": _split,
     "chunk": _chunk,
+    **SELECTIONS,
 }
 
 

@@ -8,12 +8,15 @@ from typing import Any
 
 from tools.kernel_tracing.configuration.needs import Settings, needs
 from tools.kernel_tracing.report.trace_files import settings_of
+from tools.kernel_tracing.rules import serving_steps
 from tools.shared.markdown import code, escape, link, slug, table
 
 #: The page of all models.
 PAGE = "models.md"
+#: The phase of what a CUDA graph captures while a server loads and decode replays.
+CAPTURED = f"{serving_steps.REPLAYED} (captured)"
 #: What a chain can be part of, in this order.
-PHASES = ("load", "prefill", "decode", "extend", "min_p")
+PHASES = ("load", "prefill", "decode", CAPTURED, "extend", "min_p")
 
 
 @dataclass
@@ -79,13 +82,19 @@ def models(trace: Mapping[str, Any], anchors: Sequence[str]) -> list[Model]:
             for name, phases in chain["configurations"].items():
                 one = uses.setdefault(of[name].name, Uses(address))
                 one.ops.add(chain["op"])
-                one.phases.update(phases)
+                one.phases.update(shown_phases(chain, phases))
                 one.configurations.add(name)
                 if name in chain["seen"]:
                     one.runs.add(name)
         for name, one in uses.items():
             found[name].kernels.append(one)
     return sorted(found.values(), key=lambda model: model.name)
+
+
+def shown_phases(chain: Mapping[str, Any], phases: Sequence[str]) -> list[str]:
+    """The phases of a chain; where a CUDA graph is captured, that which replays it instead of `load`."""
+    captured = any(frame["function"] == serving_steps.CAPTURE for frame in chain["frames"])
+    return [CAPTURED if captured and phase == "load" else phase for phase in phases]
 
 
 def section(found: Sequence[Model]) -> list[str]:

@@ -14,7 +14,7 @@ ABSENT = frozenset(
         "deep_ep_cpp",
         "diffusers",
         "fast_hadamard_transform",
-        "flash_attn",
+        "flash_attn",  # version 2; version 4 is below
         "flash_mla",
         "habana_frameworks",
         "lmcache",
@@ -40,9 +40,19 @@ ABSENT = frozenset(
         "fla",
         "mlx",
         "remote_pdb",
-        "torch_memory_saver",
     }
 )
+
+# Modules of packages that sglang's requirements install and whose sources are not read, and the name of each package in
+# a trace: a function imported from one is a kernel. flash-attn-4 shares its top package with the absent version 2.
+KERNEL_MODULES = {"flash_attn.cute": "flash-attn-4"}
+
+
+def is_absent(module: str) -> bool:
+    """Whether a module, or a name of one, cannot be imported."""
+    installed = any(f"{one}.".startswith(f"{module}.") or module.startswith(f"{one}.") for one in KERNEL_MODULES)
+    return module.partition(".")[0] in ABSENT and not installed
+
 
 _Version = namedtuple("_Version", ("major", "minor", "micro"))
 CAPABILITIES = {"sm80": (8, 0), "sm89": (8, 9), "sm90": (9, 0), "sm100": (10, 0), "sm103": (10, 3), "sm120": (12, 0)}

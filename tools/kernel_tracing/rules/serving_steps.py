@@ -13,6 +13,10 @@ MODEL_CONFIG = ("get_config", "get_hf_text_config", "ServerArgs.get_hf_config")
 # Where the models are.
 MODELS = "sglang.srt.models."
 MODEL_FILES = "sglang/srt/models/"
+# Where SGLang's classes of configurations are, and the property of those some of whose layers keep a recurrent state.
+CONFIGS = "sglang.srt.configs."
+CONFIG_FILES = "sglang/srt/configs/"
+RECURRENT = "mamba2_cache_params"
 # What starts a step here; a server starts it from its scheduler. Chains end below it.
 STARTS = ("sglang/bench_one_batch.py", "sglang/benchmark/one_batch.py", "<serving>")
 # Functions that find the model's class.
@@ -106,6 +110,14 @@ SETTINGS: dict[str, Any] = {
     "log_level": "warning",
     "tp_size": 1,
 }
+# Settings with which a step cannot be evaluated, and why.
+_PIECEWISE = (
+    "the piecewise CUDA graphs of a prefill cannot be evaluated, because torch.compile splits the model for them"
+)
+REFUSED: dict[tuple[str, Any], str] = {
+    ("disable_piecewise_cuda_graph", False): _PIECEWISE,
+    ("enforce_piecewise_cuda_graph", True): _PIECEWISE,
+}
 # DeepGEMM compiles its kernels ahead by calling them with made-up inputs.
 ENVIRONMENT = {"SGLANG_JIT_DEEPGEMM_PRECOMPILE": "0"}
 # What a config.json says that models/ leaves out because no Definition depends on it.
@@ -144,6 +156,11 @@ PHASES = (
 # Phases that differ from a prefill in one part only, which follows the model's forward, and the group of that work.
 PARTIAL = {"min_p": "sampling"}
 FORWARD = "ModelRunner.forward"
+# The function below which a CUDA graph is captured while a server loads, the phase that replays the graph, and what
+# follows it there.
+CAPTURE = "CudaGraphRunner._capture_graph"
+REPLAYED = "decode"
+AFTER_REPLAY = "ModelRunner.sample"
 # Fields of ServerArgs that SGLang computes if they are not given, and that choose kernels.
 RESOLVED = (
     "attention_backend",
