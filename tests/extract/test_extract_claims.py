@@ -170,6 +170,8 @@ def test_sizes_that_no_tag_may_give_are_in_no_description(dataset, extract, snap
     wide = {"num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 8, "intermediate_size": 512}
     add_model(dataset, "wide", "Wide", {**SPARSE, **wide, "moe_intermediate_size": 512})
     add_model(dataset, "dense", "Dense", {**TINY, **wide})
+    assert extract("--model-name", "wide", "dense")[0] == 0
+    derive_needs(dataset)
     status, _, err = extract("--model-name", "wide", "dense", "--tp", 16, "--ep", 16)
     assert status == 0, err
     assert [name for name in snapshot() if "moe_bf16" in name and name.endswith("_h64_i32.json")]

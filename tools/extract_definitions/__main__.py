@@ -151,6 +151,7 @@ def _served(model: Model, options: argparse.Namespace, sources: Path, chosen: Op
             page_sizes=_distinct(options.page_sizes) or (resolved.get("page_size", 1),),
             ranks=ranks,
         ),
+        left_out=_without_effect(model, chosen),
     )
 
 
