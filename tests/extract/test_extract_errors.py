@@ -112,10 +112,17 @@ def test_other_dtypes_are_refused(extract, root, snapshot):
     assert {path.partition("/")[0] for path in snapshot()} == {"renorm", "sampling"}
 
 
-def test_missing_sources_are_reported(extract, root):
+def test_missing_sources_are_refused(extract, snapshot):
     status, _, err = extract("--model-name", "tiny", "--sources", "absent")
-    assert status == 0 and "note: absent: no such directory; using the committed traces" in err
-    assert "note: " not in extract("--model-name", "tiny")[2]
+    assert status == 2 and "--sources absent: no such directory; leave it out to use the committed traces" in err
+    assert snapshot() == {}
+    assert extract("--model-name", "tiny")[0] == 0
+
+
+def test_expert_parallel_sizes_of_a_model_without_experts_are_reported(extract):
+    status, _, err = extract("--model-name", "tiny", "--ep", 2, 4)
+    assert status == 0 and "left out: --ep 2 4 for tiny, which has no experts" in err
+    assert "--ep" not in extract("--model-name", "tiny")[2]
 
 
 def test_definitions_must_be_a_directory(extract, root):

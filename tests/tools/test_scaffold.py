@@ -247,6 +247,21 @@ def test_only_integers_need_no_bound(root):
     ("arguments", "message"),
     [
         (["--axis", "n=0"], "--axis 'n=0': write NAME, NAME=VALUE"),
+        (
+            ["--axis", "N=4"],
+            "--axis 'N=4': write NAME, NAME=VALUE for a constant axis, or NAME=FACTOR*AXIS; names are lower case",
+        ),
+        (
+            ["--axis", "n=2147483648"],
+            "--axis 'n=2147483648': the value is larger than 2147483647, the largest of an axis",
+        ),
+        (["--axis", "n=" + 5000 * "9"], ": the value is larger than 2147483647"),
+        (["--axis", "n=2147483647", "--axis", "m=2*n"], "--axis 'm=2*n': the value is larger"),
+        (
+            ["--output", "y:bfloat16[]"],
+            "--output 'y:bfloat16[]': an axis in [] has no name; write NAME:DTYPE without []",
+        ),
+        (["--input", "x:bfloat16[n,]"], "--input 'x:bfloat16[n,]': an axis in [] has no name"),
         (["--axis", "n=8"], "give at least one --axis NAME[=VALUE], one --input NAME:DTYPE[AXIS,...] and one --output"),
         (["--input", "x=bfloat16"], "--input 'x=bfloat16': write NAME:DTYPE[AXIS,AXIS], or NAME:DTYPE for a scalar"),
         ([*CONTRACT, "--input", "z:double[batch_size]"], "z: no dtype 'double'; choose from float32"),

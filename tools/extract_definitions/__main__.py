@@ -35,12 +35,11 @@ from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.models import Model, available, load_config, load_model
 from tools.extract_definitions.needs import Options, Request
 from tools.extract_definitions.plan import CONFLICT, CREATED, TAGGED, Plan, Planner
-from tools.extract_definitions.traces import STAGES, TRACING, Usage, usage_of, usage_of_server
+from tools.extract_definitions.traces import RELEASE, SOURCES, STAGES, TRACING, Usage, usage_of, usage_of_server
 from tools.kernel_tracing.configuration.requested import ConfigurationError, Server, parse_server
 from tools.kernel_tracing.report.messages import progress
+from tools.kernel_tracing.source.sources import fetching
 
-SOURCES = Path(".sources-0.5.8")
-PAGE_SIZES = (1, 64)
 #: What a model, a dataset or its records may raise; each message names the file.
 UNUSABLE = (
     ExtractionError,
@@ -92,7 +91,7 @@ def _run(options: argparse.Namespace) -> int:
     except UNUSABLE as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    problems = apply.problems_of(plan.rows, root)
+    problems = apply.problems_of(plan, root)
     if problems:
         print(format_text(Result(0, problems)), file=sys.stderr)
         print("error: a recipe produced invalid Definitions; nothing was written", file=sys.stderr)
@@ -106,8 +105,12 @@ def requests(root: Path, options: argparse.Namespace) -> list[Request]:
     Raises:
         ExtractionError: a model is unknown, its configuration is unusable, or its kernels are not known.
     """
-    if options.server is None and options.sources != SOURCES and not options.sources.is_dir():
-        print(f"note: {options.sources}: no such directory; using the committed traces", file=sys.stderr)
+    sources = options.sources or SOURCES
+    if options.server is None and options.sources is not None and not sources.is_dir():
+        raise ExtractionError(
+            f"--sources {sources}: no such directory; leave it out to use the committed traces, or fetch them with "
+            f"`{fetching(sources, RELEASE)}`"
+        )
     names = available(root) if options.all_models else options.model_name
     if options.config is None:
         models = [load_model(root, name) for name in names]
@@ -120,18 +123,20 @@ def requests(root: Path, options: argparse.Namespace) -> list[Request]:
         stages=tuple(stage for stage in STAGES if stage in options.execution_modes),
         tensor_parallel=_distinct(options.tp),
         expert_parallel=_distinct(options.ep),
-        page_sizes=_distinct(options.page_sizes) or PAGE_SIZES,
+        page_sizes=_distinct(options.page_sizes) or Options.page_sizes,
         quantized=options.include_quantized,
     )
     if options.server is not None:
-        return [_served(model, options, chosen) for model in models]
-    usages = _usages(models, options.sources)
-    return [Request(model, usages[model.architecture], chosen) for model in models]
+        return [_served(model, options, sources, chosen) for model in models]
+    usages = _usages(models, sources)
+    return [
+        Request(model, usages[model.architecture], chosen, left_out=_without_effect(model, chosen)) for model in models
+    ]
 
 
-def _served(model: Model, options: argparse.Namespace, chosen: Options) -> Request:
+def _served(model: Model, options: argparse.Namespace, sources: Path, chosen: Options) -> Request:
     """The request for a model that is served in one way, which also decides the sizes that no option gives."""
-    usage, evaluation = usage_of_server(model.architecture, options.sources, model.config, options.server)
+    usage, evaluation = usage_of_server(model.architecture, sources, model.config, options.server)
     for problem in evaluation.problems:
         print(f"not evaluated: {problem}", file=sys.stderr)
     resolved = evaluation.resolved
@@ -146,7 +151,15 @@ def _served(model: Model, options: argparse.Namespace, chosen: Options) -> Reque
             page_sizes=_distinct(options.page_sizes) or (resolved.get("page_size", 1),),
             ranks=ranks,
         ),
+        left_out=_without_effect(model, chosen),
     )
+
+
+def _without_effect(model: Model, chosen: Options) -> dict[str, None]:
+    """A note on sizes that the user gave and that no kernel of the model depends on."""
+    if chosen.expert_parallel is None or model.experts is not None:
+        return {}
+    return {f"--ep {' '.join(map(str, chosen.expert_parallel))} for {model.name}, which has no experts": None}
 
 
 def _usages(models: Sequence[Model], sources: Path) -> dict[str, Usage]:
@@ -167,7 +180,7 @@ def _carry_out(plan: Plan, definitions: Path, options: argparse.Namespace) -> in
         print(report.table(plan, options.verbose))
         return 3 if conflicts else 0
     try:
-        apply.write(plan.rows, definitions)
+        apply.write(plan, definitions)
     except OSError as error:
         where = error.filename2 or error.filename or definitions
         print(
@@ -177,6 +190,8 @@ def _carry_out(plan: Plan, definitions: Path, options: argparse.Namespace) -> in
         return 1
     for row in (*plan.of(CREATED), *plan.of(TAGGED)):
         print(f"{row.path}: {row.state}{f', {row.detail}' if row.detail else ''}")
+    if plan.lists.changed and apply.lists_belong_to(plan, definitions):
+        print(f"{plan.lists.path}: lists {', '.join(plan.lists.changed)}")
     for line in (*report.gaps(plan, options.verbose), *(f"left out: {note}" for note in plan.notes)):
         print(line, file=sys.stderr)
     print(report.totals(plan), flush=True)
@@ -258,9 +273,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="list every kernel that no family covers, and ops outside the forward pass",
     )
-    parser.add_argument(
-        "--sources", type=Path, default=SOURCES, metavar="DIR", help="sources to trace (default: .sources-0.5.8)"
-    )
+    parser.add_argument("--sources", type=Path, metavar="DIR", help="sources to trace (default: .sources-0.5.8)")
     parser.add_argument(
         "--definitions", type=Path, metavar="DIR", help="where to write (default: definitions/ of the dataset)"
     )

@@ -37,6 +37,12 @@ class Options:
         """Whether ranks share the features of each expert; None if both ways to split a layer are extracted."""
         return None if self.ranks is None else self.ranks[0] > self.ranks[1]
 
+    @property
+    def has_default_sizes(self) -> bool:
+        """Whether the user and the server leave all sizes to the families."""
+        sizes = self.tensor_parallel, self.expert_parallel, self.ranks, self.page_sizes
+        return sizes == (None, None, None, Options.page_sizes)
+
 
 @dataclass(frozen=True)
 class Use:
@@ -66,6 +72,7 @@ class Need:
         use: where it is needed.
         stages: serving stages that call it.
         tags: tags beyond those that the family always has.
+        claimed: whether models/ says so, so that tags may.
     """
 
     family: str
@@ -73,6 +80,7 @@ class Need:
     use: Use
     stages: tuple[str, ...]
     tags: tuple[str, ...] = ()
+    claimed: bool = True
 
     @property
     def key(self) -> tuple[str, tuple[tuple[str, int], ...]]:

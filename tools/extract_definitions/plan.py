@@ -21,7 +21,9 @@ from flashinfer_trace.model_claims import load_model_claims
 from flashinfer_trace.naming import Naming, derive_name, load_naming, ordered
 from flashinfer_trace.reference import render
 from flashinfer_trace.validation.model_rules import untagged_models, untagged_sizes
+from tools.extract_definitions.claimed import all_stages, describing, mark_claims
 from tools.extract_definitions.errors import ExtractionError
+from tools.extract_definitions.family_lists import FamilyLists
 from tools.extract_definitions.needs import Need, Recipe, Request, kernel_name
 from tools.extract_definitions.recipes import RECIPES
 from tools.extract_definitions.tags import merged
@@ -61,10 +63,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Plan:
-    """All rows, grouped by state and sorted by file, and notes on the sizes that were left out."""
+    """All rows, grouped by state and sorted by file, notes on what was left out, and the lists of families."""
 
     rows: list[Row]
     notes: list[str]
+    lists: FamilyLists
 
     def of(self, state: str) -> list[Row]:
         """The rows of one state."""
@@ -85,8 +88,9 @@ class Planner:
         self.root, self.definitions, self.deduplicate, self.refresh = root, definitions, deduplicate, refresh
         self.naming: Naming = load_naming(root)
         self.existing = {path.stem: path for path in sorted(definitions.glob("*/*.json"))}
-        claims = load_model_claims(root)
-        self.titles: Mapping[str, str] = claims.titles if claims else {}
+        self.claims = load_model_claims(root)
+        self.titles: Mapping[str, str] = self.claims.titles if self.claims else {}
+        self.lists, self.all_stages = FamilyLists(root, self.claims), True
 
     def plan(self, requests: Sequence[Request]) -> Plan:
         """The plan for several models, which may share kernels.
@@ -97,8 +101,11 @@ class Planner:
         groups: dict[Any, list[tuple[Recipe, Need]]] = defaultdict(list)
         review: dict[tuple[str, str, str], list[str]] = defaultdict(list)
         unused: dict[tuple[str, str], list[str]] = defaultdict(list)
+        self.lists, self.all_stages = FamilyLists(self.root, self.claims), all_stages(requests)
         for request in requests:
             found = self.needs(request)
+            if self.claims is not None:
+                found = mark_claims(self.root, request, found, self.needs)
             for recipe, need in found:
                 groups[need.key].append((recipe, need))
             met = {need.use.op for _, need in found}
@@ -115,7 +122,7 @@ class Planner:
         ]
         rows += [Row(state, op, tuple(models), detail) for (state, op, detail), models in sorted(review.items())]
         notes = dict.fromkeys(note for request in requests for note in (*request.left_out, *_unclassified(request)))
-        return Plan(rows, list(notes))
+        return Plan(rows, list(notes), self.lists)
 
     def needs_of(self, request: Request) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
         """What one model needs, whether the Definitions exist or not.
@@ -184,13 +191,16 @@ class Planner:
         path = self.existing.get(name)
         if path is None:
             target = self.definitions / recipe.op_type / f"{name}.json"
+            data["tags"] = self._listed(needs[0].family, data)
             return Row(CREATED, name, models, "", target, json_text(data))
         existing = _read(path)
         differences = [section for section in CONTRACT if _contract(existing, section) != _contract(data, section)]
         if differences or not self.deduplicate:
             reason = f"other {', '.join(differences)}" if differences else "exists, and duplicates were requested"
             return self._conflict(path, data, models, reason)
-        tags = merged(list(existing["tags"]), data["tags"], self.naming)
+        if not any(need.claimed for need in needs):
+            return Row(SKIPPED, name, models, "exists, and gains no tags from what models/ does not hold")
+        tags = self._merged(needs[0].family, existing, data)
         added = [tag for tag in tags if tag not in existing["tags"]]
         status = self._status(data)
         described = self._described(existing["description"], tags)
@@ -209,6 +219,17 @@ class Planner:
             existing["tags"] = [status if tag.startswith("status:") else tag for tag in tags]
             return Row(TAGGED, name, models, f"adds {' '.join(added)}{note}", path, json_text(existing))
         return Row(SKIPPED, name, models, "exists")
+
+    def _listed(self, family: str, data: dict[str, Any]) -> list[str]:
+        """The tags of a new Definition, as the lists of its family give them from now on."""
+        proven = proven_paths(self.root, data)
+        return ordered(self.lists.created(data["name"], family, data["tags"], proven, self.all_stages), self.naming)
+
+    def _merged(self, family: str, existing: dict[str, Any], data: dict[str, Any]) -> list[str]:
+        """The tags of an existing Definition with the recipe's; its family decides on the kernels."""
+        tags = merged(list(existing["tags"]), data["tags"], self.naming)
+        settled = self.lists.merged(data["name"], family, tags, proven_paths(self.root, data))
+        return tags if settled == set(tags) else ordered(settled, self.naming)
 
     def _described(self, text: str, tags: list[str]) -> bool:
         """Whether a description may stay beside these tags.
@@ -234,10 +255,10 @@ class Planner:
     def _definition(self, recipe: Recipe, needs: list[Need]) -> dict[str, Any]:
         """The complete JSON of a Definition."""
         family, axes = self.naming.families[needs[0].family], needs[0].axes
-        parts = recipe.document(family.name, axes, needs)
+        parts = recipe.document(family.name, axes, describing(needs))
         constants = {name: axis["value"] for name, axis in parts["axes"].items() if axis["type"] == "const"}
         reference = render(self.root, family.op_type, family.name, constants)
-        data = {
+        data: dict[str, Any] = {
             "name": derive_name(family, constants),
             "op_type": family.op_type,
             "description": parts["description"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tools.extract_definitions.needs import Need
@@ -41,11 +41,8 @@ def document(
     found = dict.fromkeys(tags)
     for need in needs:
         found.update(dict.fromkeys(f"stage:{stage}" for stage in need.stages))
-        found[f"model:{need.use.model.name}"] = None
-        if need.use.tp is not None:
-            found[f"tp:{need.use.tp}"] = None
-        if need.use.ep is not None:
-            found[f"ep:{need.use.ep}"] = None
+        if need.claimed:
+            found.update(dict.fromkeys(_calls(need)))
         found.update(dict.fromkeys(need.tags))
     return {
         "description": textwrap.shorten(description, MAX_DESCRIPTION, placeholder=" ..."),
@@ -55,6 +52,15 @@ def document(
         "inputs": inputs,
         "outputs": outputs,
     }
+
+
+def _calls(need: Need) -> Iterator[str]:
+    """The tags that say which model calls the Definition, and at which parallel size."""
+    yield f"model:{need.use.model.name}"
+    if need.use.tp is not None:
+        yield f"tp:{need.use.tp}"
+    if need.use.ep is not None:
+        yield f"ep:{need.use.ep}"
 
 
 def plural(count: int, noun: str) -> str:
@@ -71,7 +77,7 @@ def listed(words: Iterable[str]) -> str:
 def models(needs: Iterable[Need]) -> str:
     """The titles of the models, in the order of their names."""
     titles = {need.use.model.name: need.use.model.title for need in needs}
-    return listed(titles[name] for name in sorted(titles))
+    return listed(dict.fromkeys(titles[name] for name in sorted(titles)))
 
 
 def uses(needs: Iterable[Need]) -> str:
@@ -81,13 +87,13 @@ def uses(needs: Iterable[Need]) -> str:
 
 
 def alike(needs: Iterable[Need]) -> list[tuple[str, list[str]]]:
-    """Models that use a kernel alike, as text, with their roles and the tensor-parallel sizes of these roles."""
+    """Models that use a kernel alike, as text, with their roles and the claimed tensor-parallel sizes of these."""
     sizes: dict[tuple[str, str], set[int]] = defaultdict(set)
     titles: dict[str, str] = {}
     for need in needs:
         use = need.use
         titles[use.model.name] = use.model.title
-        sizes[use.model.name, use.role].update([] if use.tp is None else [use.tp])
+        sizes[use.model.name, use.role].update([use.tp] if use.tp and need.claimed else [])
     by_model: dict[str, list[tuple[tuple[int, ...], str]]] = defaultdict(list)
     for (name, role), tps in sorted(sizes.items()):
         by_model[name].append((tuple(sorted(tps)), role))
@@ -95,13 +101,18 @@ def alike(needs: Iterable[Need]) -> list[tuple[str, list[str]]]:
     for name, roles in by_model.items():
         together[tuple(sorted(roles))].append(titles[name])
     return [
-        (listed(names), [" at ".join(text for text in (role, _tensor_parallel(tps)) if text) for tps, role in roles])
+        (
+            listed(dict.fromkeys(names)),
+            [" at ".join(text for text in (role, _tensor_parallel(tps)) if text) for tps, role in roles],
+        )
         for roles, names in together.items()
     ]
 
 
-def users(needs: Iterable[Need]) -> str:
-    """`Used at TP 1 by <models>; at TP 8 by <models>.`"""
+def users(needs: Sequence[Need]) -> str:
+    """`Used at TP 1 by <models>; at TP 8 by <models>.`, or without sizes where these are not claimed."""
+    if not all(need.claimed for need in needs):
+        return f"Used by {models(needs)}."
     found: dict[int, list[Need]] = defaultdict(list)
     for need in needs:
         found[need.use.tp or 1].append(need)

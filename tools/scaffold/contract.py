@@ -12,6 +12,8 @@ from pathlib import Path
 
 AXIS = re.compile(r"([a-z][a-z0-9_]*)(?:=([1-9][0-9]*)(?: ?\* ?([a-z][a-z0-9_]*))?)?")
 TENSOR = re.compile(r"([A-Za-z][A-Za-z0-9_]*):([a-z0-9_]+)(?:\[([a-z0-9_, ]*)\])?")
+#: The largest value of an axis that schema/definition.schema.json allows.
+MAX_VALUE = 2**31 - 1
 #: Names that must stay available in the reference, so that no parameter of run() may have them.
 RESERVED = frozenset({"torch", "math", "run", "TODO"})
 
@@ -93,17 +95,25 @@ def _axes(texts: Sequence[str]) -> tuple[list[tuple[str, int | None]], dict[str,
         match = AXIS.fullmatch(text.strip())
         if match is None:
             raise ScaffoldError(
-                f"--axis {text!r}: write NAME, NAME=VALUE (at least 1) for a constant axis, or NAME=FACTOR*AXIS"
+                f"--axis {text!r}: write NAME, NAME=VALUE for a constant axis, or NAME=FACTOR*AXIS; names are lower "
+                "case, digits and underscores and begin with a letter, VALUE and FACTOR are at least 1"
             )
-        name, value, base = match[1], None if match[2] is None else int(match[2]), match[3]
+        name, value, base = match[1], None if match[2] is None else _value(text, match[2]), match[3]
         if value is not None and base is not None:
             of_base = dict(declared).get(base)
             if of_base is None:
                 raise ScaffoldError(f"--axis {text!r}: declare the constant axis first, with --axis {base}=VALUE")
             derived[name] = (value, base)
-            value *= of_base
+            value = _value(text, str(value * of_base))
         declared.append((name, value))
     return declared, derived
+
+
+def _value(text: str, digits: str) -> int:
+    """The value of an axis; `text` is what was written."""
+    if len(digits) > len(str(MAX_VALUE)) or int(digits) > MAX_VALUE:
+        raise ScaffoldError(f"--axis {text[:60]!r}: the value is larger than {MAX_VALUE}, the largest of an axis")
+    return int(digits)
 
 
 def _tensor(text: str, what: str) -> Tensor:
@@ -111,6 +121,8 @@ def _tensor(text: str, what: str) -> Tensor:
     if match is None:
         raise ScaffoldError(f"--{what} {text!r}: write NAME:DTYPE[AXIS,AXIS], or NAME:DTYPE for a scalar")
     shape = None if match[3] is None else tuple(axis.strip() for axis in match[3].split(","))
+    if shape is not None and "" in shape:
+        raise ScaffoldError(f"--{what} {text!r}: an axis in [] has no name; write NAME:DTYPE without [] for a scalar")
     return Tensor(match[1], match[2], shape)
 
 

@@ -159,10 +159,12 @@ def _part(axes: Mapping[str, int], needs: Sequence[Need]) -> str:
     expert_parallel = sorted({need.use.ep for need in needs if need.use.ep})
     if not _is_split(needs):
         return f"T{whole} on a single GPU"
-    ways = [
-        *(f"tensor parallelism over {plural(size, 'rank')}" for size in tensor_parallel),
-        *(f"expert parallelism over {plural(size, 'rank')}" for size in expert_parallel),
-    ]
+    claimed = all(need.claimed for need in needs)
+    ways = dict.fromkeys(
+        f"{kind} parallelism over {plural(size, 'rank') if claimed else 'several ranks'}"
+        for kind, sizes in (("tensor", tensor_parallel), ("expert", expert_parallel))
+        for size in sizes
+    )
     split = ", which splits the intermediate features of each expert" if min(tensor_parallel, default=1) > 1 else ""
     return f"One rank's share of t{whole} under {listed(ways)}{split}"
 
