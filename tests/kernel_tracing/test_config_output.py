@@ -9,8 +9,8 @@ from release import SOURCES, needs_sources
 
 from tools.kernel_tracing.__main__ import main
 from tools.kernel_tracing.configuration.requested import ConfigurationError
-from tools.kernel_tracing.report.unsupported import recurrent_models, refuse
 from tools.kernel_tracing.report.step import text as step_text
+from tools.kernel_tracing.report.unsupported import recurrent_models, refuse
 from tools.kernel_tracing.rules import serving_steps
 from tools.kernel_tracing.source.sources import find_sources
 
