@@ -15,7 +15,7 @@ from typing import Any
 
 from flashinfer_trace.dataset import DatasetError, definitions
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.json_source import JsonSourceError, load_object
+from flashinfer_trace.json_source import JsonSourceError, load_object, strings
 from flashinfer_trace.kernel_paths import KINDS, RUN, load_kernel_paths
 from flashinfer_trace.ledger import RECORDED_ON, proofs
 from flashinfer_trace.naming import family_name, load_naming
@@ -179,20 +179,16 @@ def kernel_coverages(root: Path, needed: Mapping[str, Any]) -> list[KernelCovera
         needed: its document, of schema/model_needs.schema.json.
 
     Raises:
-        DatasetError: the document has no kernels, or the list of reasons cannot be read.
+        DatasetError: the document has no kernels or is malformed, or the list of reasons cannot be read.
     """
     known = {one.name: one for one in definitions(root=root)}
     by_kernel, why = definitions_with_kernel(root, known.values()), reasons(root)
     named = definitions_by_kernel(root, known.values())
     with_evidence = definitions_with_evidence(root, known.values())
-    tag = f"model:{needed['model']}"
-    if "kernels" not in needed:
-        raise DatasetError(
-            f"models/needs/{needed['model']}.json: no kernels; in a checkout, run `python -m tools.generate_docs`"
-        )
+    model, called = _called(needed)
+    tag = f"model:{model}"
     found = []
-    for entry in needed["kernels"]:
-        kernel = str(entry["kernel"])
+    for kernel, ops in called:
         terminal = kernel.partition(".")[0]  # a method is covered if its class is
         names = by_kernel.get(terminal, [])
         own = [name for name in names if tag in known[name].tags]
@@ -201,8 +197,25 @@ def kernel_coverages(root: Path, needed: Mapping[str, Any]) -> list[KernelCovera
         reason = "" if names else why.get(kernel, "")
         if not names and terminal in named:
             reason = f"none yet; it did not run for the {len(named[terminal])} that name it"
-        found.append(KernelCoverage(kernel, tuple(entry["ops"]), ordered, len(own), tuple(proven), reason))
+        found.append(KernelCoverage(kernel, ops, ordered, len(own), tuple(proven), reason))
     return found
+
+
+def _called(needed: Mapping[str, Any]) -> tuple[str, list[tuple[str, tuple[str, ...]]]]:
+    """A model, and the kernels that it calls, each with the names of its ops.
+
+    Raises:
+        DatasetError: the document has no kernels, or is malformed.
+    """
+    fix = "in a checkout, run `python -m tools.generate_docs`"
+    try:
+        (model,) = strings([needed["model"]])
+        strings([*needed.get("kernel_sources", {}).values()])
+        if "kernels" not in needed:
+            raise DatasetError(f"models/needs/{model[:100]}.json: no kernels; {fix}")
+        return model, [(strings([entry["kernel"]])[0], strings(entry["ops"])) for entry in needed["kernels"]]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DatasetError(f"a file in models/needs/ is malformed ({error!r}); {fix}") from None
 
 
 def reasons(root: Path) -> dict[str, str]:

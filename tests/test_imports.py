@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import graphlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,16 +19,24 @@ PACKAGES = ("flashinfer_trace", "tools")
 #: Wide enough that no name of a contract is wrapped.
 WIDE = {**os.environ, "COLUMNS": "200"}
 FIRST = "from __future__ import annotations\n"
-#: Contract -> a module, and an import that breaks the contract.
-TURNED = {
-    "command line -> families": ("flashinfer_trace/harness/inputs.py", "from flashinfer_trace import families"),
-    "the package never imports": ("flashinfer_trace/definition.py", "from tools import generate_docs"),
-    "generate_docs may import": ("tools/kernel_tracing/source/sources.py", "from tools.op_tracing import definitions"),
-    "the other tools are independent": ("tools/scaffold/templates.py", "from tools.op_tracing import graph"),
-    "only generate_docs imports": ("tools/extract_definitions/words.py", "from tools.scaffold import templates"),
-    "kernel tracing: report": ("tools/kernel_tracing/rules/platforms.py", "from tools.kernel_tracing import report"),
-    "no import cycles": ("flashinfer_trace/harness/inputs.py", "from flashinfer_trace.harness import case"),
-}
+PACKAGE, TOOLS = "command line -> families", "only generate_docs imports"
+#: Contract, a module, and an import that breaks the contract.
+TURNED = [
+    (PACKAGE, "flashinfer_trace/harness/inputs.py", "from flashinfer_trace import families"),
+    (PACKAGE, "flashinfer_trace/kernel_coverage.py", "from flashinfer_trace import benching"),
+    (PACKAGE, "flashinfer_trace/kernel_coverage.py", "from flashinfer_trace import model_coverage"),
+    (PACKAGE, "flashinfer_trace/judging/judge.py", "from flashinfer_trace import traffic"),
+    (PACKAGE, "flashinfer_trace/ecosystem.py", "from flashinfer_trace import ledger"),
+    (PACKAGE, "flashinfer_trace/precision.py", "from flashinfer_trace import definition"),
+    ("the package never imports", "flashinfer_trace/definition.py", "from tools import generate_docs"),
+    (TOOLS, "tools/kernel_tracing/source/sources.py", "from tools.op_tracing import definitions"),
+    (TOOLS, "tools/extract_definitions/words.py", "from tools.scaffold import templates"),
+    (TOOLS, "tools/fuzz/values.py", "from tools import mutate"),
+    (TOOLS, "tools/accuracy.py", "from tools import generate_docs"),
+    ("the other tools are independent", "tools/scaffold/templates.py", "from tools.op_tracing import graph"),
+    ("kernel tracing: report", "tools/kernel_tracing/rules/platforms.py", "from tools.kernel_tracing import report"),
+    ("no import cycles", "flashinfer_trace/harness/inputs.py", "from flashinfer_trace.harness import case"),
+]
 
 
 def lint(directory: Path) -> subprocess.CompletedProcess[str]:
@@ -41,19 +50,47 @@ def test_arrows_point_down():
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("contract", TURNED)
-def test_an_arrow_that_is_turned_is_noticed(contract, tmp_path):
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """A copy of the packages and their contracts."""
     for package in PACKAGES:
         ignored = shutil.ignore_patterns("__pycache__", "*.html", "*.js", "*.css")
         shutil.copytree(ROOT / package, tmp_path / package, ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    file, turned = TURNED[contract]
-    text = (tmp_path / file).read_text()
-    (tmp_path / file).write_text(text.replace(FIRST, f"{FIRST}{turned}\n", 1))
-    result = lint(tmp_path)
-    broken = [line for line in result.stdout.splitlines() if line.endswith("BROKEN")]
+    return tmp_path
+
+
+def broken(directory: Path) -> list[str]:
+    """The contracts that are broken, of which there must be one at least."""
+    result = lint(directory)
     assert result.returncode == 1, result.stdout + result.stderr
-    assert any(line.startswith(contract) for line in broken), result.stdout
+    return [line for line in result.stdout.splitlines() if line.endswith("BROKEN")]
+
+
+@pytest.mark.parametrize(("contract", "file", "turned"), TURNED)
+def test_an_arrow_that_is_turned_is_noticed(contract, file, turned, copied):
+    text = (copied / file).read_text()
+    assert FIRST in text
+    (copied / file).write_text(text.replace(FIRST, f"{FIRST}{turned}\n", 1))
+    found = broken(copied)
+    assert any(line.startswith(contract) for line in found), found
+
+
+@pytest.mark.parametrize(("contract", "package"), [(PACKAGE, "flashinfer_trace"), (TOOLS, "tools")])
+def test_a_module_in_no_layer_is_noticed(contract, package, copied):
+    (copied / package / "added.py").write_text(FIRST)
+    (found,) = broken(copied)
+    assert found.startswith(contract)
+
+
+def test_a_layer_without_a_module_is_noticed(copied):
+    layers = re.findall(r"^layers = \[\n.*?^\]$", (copied / "pyproject.toml").read_text(), re.DOTALL | re.MULTILINE)
+    assert len(layers) == 3
+    assert not [names for names in layers if "(" in names]  # in brackets, a module may be missing
+    (copied / "flashinfer_trace" / "kernel_names.py").rename(copied / "flashinfer_trace" / "cli" / "kernel_names.py")
+    result = lint(copied)
+    assert result.returncode == 1
+    assert "kernel_names does not exist" in result.stdout + result.stderr
 
 
 def test_no_modules_import_in_a_circle():

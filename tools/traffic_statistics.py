@@ -3,7 +3,8 @@
 python -m tools.traffic_statistics AzureLLMInferenceTrace_conv.csv     # or Mooncake's conversation_trace.jsonl
 
 It finds the profile whose trace_sha256 is that of the file, and prints it with the statistics and their digest. Exit
-status: 0 they are those of workloads/traffic.json, 1 they are others, 2 no profile is of this file.
+status: 0 they are those of workloads/traffic.json, 1 they are others, 2 no profile is of this file, or a file is
+unusable.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from flashinfer_trace import find_root
 from flashinfer_trace.digests import lengths_sha256
-from flashinfer_trace.json_source import load_object
+from flashinfer_trace.json_source import JsonSourceError, load_object
 
 __all__ = ["main", "profile"]
 
@@ -77,13 +78,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("trace", type=Path, help="a trace of Azure (.csv) or Mooncake (.jsonl)")
     trace = parser.parse_args(arguments).trace
     path = find_root() / "workloads" / "traffic.json"
-    sha256 = hashlib.sha256(trace.read_bytes()).hexdigest()
-    profiles = load_object(path)["profiles"].values()
-    recorded = next((one for one in profiles if one.get("trace_sha256") == sha256), None)
+    try:
+        sha256 = hashlib.sha256(trace.read_bytes()).hexdigest()
+        pairs = requests(trace)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        print(f"{trace}: is no trace of Azure or Mooncake that can be read ({error!r})", file=sys.stderr)
+        return 2
+    try:
+        profiles = load_object(path)["profiles"].values()
+        recorded = next((one for one in profiles if one.get("trace_sha256") == sha256), None)
+    except (JsonSourceError, KeyError, AttributeError) as error:
+        print(f"{path}: {error}; schema/traffic.schema.json describes it", file=sys.stderr)
+        return 2
     if recorded is None:
         print(f"{path}: no profile has the trace_sha256 {sha256} of {trace}; write it there first", file=sys.stderr)
         return 2
-    found = {**recorded, **profile(requests(trace))}
+    found = {**recorded, **profile(pairs)}
     found["lengths_sha256"] = lengths_sha256(found)
     print(json.dumps(found))
     return int(found != recorded)

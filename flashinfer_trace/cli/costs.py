@@ -13,6 +13,9 @@ from flashinfer_trace.definition import InputError
 
 __all__ = ["cost"]
 
+#: Of a GPU: schema/gpus.schema.json allows no longer one.
+LONGEST_NAME = 40
+
 
 @click.command()
 @click.argument("name", shell_complete=completion.names)
@@ -59,9 +62,8 @@ def cost(name: str, axes: dict[str, int] | None, seed: int | None, workload: str
     click.echo(f"  operations: {operations or 'none'}; {found.intensity:.3g} per byte")
     rows = [["GPU", "least time", "limit"]]
     for gpu, time in times.items():
-        rows.append(
-            [gpu, *(["-", "no arithmetic for a dtype"] if time is None else [microseconds(time.seconds), time.bound])]
-        )
+        limit = ["-", "no arithmetic for a dtype"] if time is None else [microseconds(time.seconds), time.bound]
+        rows.append([gpu[:LONGEST_NAME], *limit])
     click.echo(text_table(rows, right=(1,)))
 
 

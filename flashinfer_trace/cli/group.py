@@ -27,6 +27,8 @@ FAILED = 1
 NOT_JUDGED = 2
 NOTHING_VERIFIED = 3
 INTERRUPTED = 130
+#: Of an error message.
+LONGEST_LINE = 2000
 
 
 class CommandGroup(click.Group):
@@ -50,13 +52,13 @@ class CommandGroup(click.Group):
             self._reported(ctx, error)
             raise
         except DatasetError as error:
-            raise self._reported(ctx, click.UsageError(str(error))) from error
+            raise self._reported(ctx, click.UsageError(message(error))) from error
         except Exception as error:
             # click exits quietly if the reader closed the pipe; any other error is a bug in this package.
             bad_data = is_ours(error) or (isinstance(error, OSError) and error.errno != errno.EPIPE)
             if not bad_data:
                 raise
-            raise self._reported(ctx, click.ClickException(str(error))) from error
+            raise self._reported(ctx, click.ClickException(message(error))) from error
         except KeyboardInterrupt:
             self._reported(ctx, click.ClickException("interrupted"))
             click.echo("\ninterrupted", err=True)
@@ -67,6 +69,12 @@ class CommandGroup(click.Group):
         if ctx.meta.get("json"):
             echo_json({"error": error.format_message()})
         return error
+
+
+def message(error: Exception) -> str:
+    """What an error says. A line may quote a value of a file, however long that is; it is cut."""
+    lines = str(error).split("\n")
+    return "\n".join(line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}..." for line in lines)
 
 
 def is_ours(error: Exception) -> bool:

@@ -27,10 +27,10 @@ from flashinfer_trace.devices import check_visible
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.family import Plan
 from flashinfer_trace.harness.inputs import Draws, torch_dtype
-from flashinfer_trace.json_source import JsonSourceError, load_object
+from flashinfer_trace.json_source import JsonSourceError, load_object, strings
 from flashinfer_trace.traffic.exact import ExactDraws, HollowDraws
 from flashinfer_trace.traffic.plans import fitting, planned
-from flashinfer_trace.traffic.profiles import Traffic, load_traffic
+from flashinfer_trace.traffic.profiles import Traffic, load_traffic, whole
 
 __all__ = ["MOST_BYTES", "Workload", "WorkloadError", "digest", "digests", "drawn", "path_of", "workloads"]
 
@@ -38,6 +38,8 @@ __all__ = ["MOST_BYTES", "Workload", "WorkloadError", "digest", "digests", "draw
 MOST_BYTES = 2 << 30
 #: The last variant of a workload: its 31 bits lie above those of the seed of the workload.
 MOST_VARIANT = 2**31 - 1
+#: Largest seed.
+MOST_SEED = (1 << 31) - 1
 
 
 class WorkloadError(ValueError):
@@ -94,8 +96,7 @@ class Workload:
                 f"to {MOST_VARIANT}"
             )
         found, axes = _inputs(self.definition, self.plan, self.seed + (variant << 32), device)
-        if axes != self.axes:
-            raise self._error(f"its axes are {axes}, and the file says {dict(self.axes)}")
+        self._check_axes(axes)
         if self.digests and variant == 0:
             self._check(digests(found))
         return found
@@ -105,8 +106,11 @@ class Workload:
 
         Raises:
             CostError: the Definition's family has no cost.
+            WorkloadError: the file says other axes than those of the inputs.
         """
-        return cost(self.definition, self.axes, work_of(self.definition, self.structure(), self.axes))
+        inputs = self.structure()
+        self._check_axes(without_features(self.definition).bind_axes(inputs))
+        return cost(self.definition, self.axes, work_of(self.definition, inputs, self.axes))
 
     def structure(self, elements: bool = True) -> dict[str, Any]:
         """The inputs at the sizes of the family's twin: those that do not depend on these are the same, bit by bit.
@@ -117,6 +121,10 @@ class Workload:
         thin = without_features(self.definition)
         with (ExactDraws if elements else HollowDraws)(_elements(self.seed)):
             return family_of(self.definition).make_inputs(thin, self.plan, Draws(0, "cpu"))
+
+    def _check_axes(self, actual: Mapping[str, int]) -> None:
+        if actual != self.axes:
+            raise self._error(f"its axes are {dict(actual)}, and the file says {dict(self.axes)}")
 
     def _check(self, actual: Mapping[str, str]) -> None:
         names = {*actual, *self.digests}
@@ -167,16 +175,25 @@ def _recorded(definition: Definition, path: Path) -> dict[str, Workload]:
     try:
         data = load_object(path)
         if data["definition"] != definition.name:
-            raise WorkloadError(f"{path}: it is for {data['definition']}; its name must be that of its Definition")
+            raise WorkloadError(
+                f"{path}: it is for {str(data['definition'])[:100]}; its name must be that of its Definition"
+            )
         unknown = [name for name in data["workloads"] if name not in traffic]
         if unknown:
-            raise WorkloadError(f"{path}: {definition.name} has no traffic {unknown} in workloads/traffic.json")
-        return {
-            name: Workload(definition, name, entry["axes"], entry["seed"], traffic[name], entry["inputs"], path)
-            for name, entry in data["workloads"].items()
-        }
+            names = str(unknown)[:300]
+            raise WorkloadError(f"{path}: {definition.name} has no traffic {names} in workloads/traffic.json")
+        return {name: _workload(definition, traffic[name], data["workloads"][name], path) for name in data["workloads"]}
     except (JsonSourceError, KeyError, TypeError, AttributeError) as error:
-        raise WorkloadError(f"{path}: {error}; schema/workloads.schema.json describes it") from error
+        raise WorkloadError(f"{path}: {str(error)[:300]}; schema/workloads.schema.json describes it") from error
+
+
+def _workload(definition: Definition, traffic: Traffic, entry: Mapping[str, Any], path: Path) -> Workload:
+    """An entry of a file of workloads; a TypeError says what is wrong with it."""
+    axes = {name: whole(value, 0, MOST_BYTES) for name, value in entry["axes"].items()}
+    if axes.keys() != set(definition.var_axes):
+        raise TypeError(f"{traffic.name} has other axes than {', '.join(definition.var_axes)}")
+    inputs = dict(zip(entry["inputs"], strings([*entry["inputs"].values()]), strict=True))
+    return Workload(definition, traffic.name, axes, whole(entry["seed"], 0, MOST_SEED), traffic, inputs, path)
 
 
 def _drawn(definition: Definition, traffic: Traffic) -> Workload:

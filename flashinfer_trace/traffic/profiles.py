@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace.digests import lengths_sha256
-from flashinfer_trace.json_source import JsonSourceError, load_object
+from flashinfer_trace.json_source import JsonSourceError, load_object, strings
 
-__all__ = ["Batch", "Profile", "Traffic", "TrafficError", "load_traffic"]
+__all__ = ["Batch", "Profile", "Traffic", "TrafficError", "load_traffic", "whole"]
+
+#: Most tokens of one request, most requests or tokens of one call, and most tokens in the cache of a batch of decode.
+MOST_LENGTH, MOST_COUNT, MOST_TOKENS = 1 << 20, 1 << 16, 1 << 23
 
 #: Gives the next 32 random bits.
 Bits = Callable[[], int]
@@ -136,15 +139,63 @@ def load_traffic(root: Path) -> dict[str, list[Traffic]]:
             if entry["lengths_sha256"] != lengths_sha256(entry):
                 fix = "restore it, or compute it again in a checkout: python -m tools.traffic_statistics TRACE"
                 raise TrafficError(f"{path}: profiles.{name}: its lengths_sha256 is of other lengths; {fix}")
-        profiles = {name: Profile(**entry) for name, entry in data["profiles"].items()}
-        return {kind: [_traffic(entry, profiles) for entry in data[kind]] for kind in ("tokens", "requests")}
+        profiles = {name: _profile(entry) for name, entry in data["profiles"].items()}
+        return {
+            "tokens": [_traffic(entry, profiles) for entry in data["tokens"]],
+            "requests": [_with_lengths(_traffic(entry, profiles)) for entry in data["requests"]],
+        }
     except (JsonSourceError, KeyError, TypeError, AttributeError) as error:
-        raise TrafficError(f"{path}: {error}; schema/traffic.schema.json describes it") from error
+        raise TrafficError(f"{path}: {str(error)[:300]}; schema/traffic.schema.json describes it") from error
+
+
+def whole(value: Any, least: int, most: int) -> int:
+    """An integer of a JSON file that nobody has checked by its schema.
+
+    Raises:
+        TypeError: it is none, or out of range.
+    """
+    if type(value) is not int or not least <= value <= most:
+        raise TypeError(f"{str(value)[:100]!r} is no integer from {least} to {most}")
+    return value
+
+
+def _profile(entry: Mapping[str, Any]) -> Profile:
+    """A profile as the schema has it; a TypeError says what is wrong with another one."""
+    profile = Profile(**entry)
+    strings([profile.source, profile.trace_sha256, profile.lengths_sha256])
+    for name, least in (("prompts", 1), ("running", 1), ("positions", 0), ("lengths", 0)):
+        values = [whole(value, least, MOST_LENGTH) for value in getattr(profile, name)]
+        if len(values) == 1 and name != "lengths":
+            raise TypeError(f"{name} is one number; two quantiles are the fewest")
+    whole(profile.prefix, 0, MOST_LENGTH)
+    if not isinstance(profile.chunked, bool):
+        raise TypeError("chunked is neither true nor false")
+    return profile
 
 
 def _traffic(entry: Mapping[str, Any], profiles: Mapping[str, Profile]) -> Traffic:
+    (name,) = strings([entry["name"]])
+    if (phase := entry["phase"]) not in ("decode", "prefill") or not isinstance(entry.get("quick", False), bool):
+        raise TypeError(f"{name[:100]}: phase is decode or prefill, and quick true or false")
     profile = profiles[entry["profile"]] if "profile" in entry else None
-    count = entry.get("count", 0)
     if profile is not None and profile.lengths:
-        count = len(profile.lengths) if entry["phase"] == "decode" else sum(profile.lengths)
-    return Traffic(entry["name"], entry["phase"], count, profile, entry.get("quick", False))
+        count = len(profile.lengths) if phase == "decode" else sum(profile.lengths)
+    else:
+        count = entry["count"]
+    return Traffic(name, phase, whole(count, 1, MOST_COUNT), profile, entry.get("quick", False))
+
+
+def _with_lengths(traffic: Traffic) -> Traffic:
+    """Traffic whose profile has the lengths of its phase, for no more than MOST_TOKENS together."""
+    profile = traffic.profile
+    if profile is None:
+        raise TypeError(f"{traffic.name[:100]}: it has no profile")
+    if profile.lengths:
+        return traffic
+    prefill = profile.positions if profile.chunked else profile.prompts
+    lengths = profile.running if traffic.phase == "decode" else prefill
+    if not lengths:
+        raise TypeError(f"{traffic.name[:100]}: its profile has no lengths for {traffic.phase}")
+    if traffic.phase == "decode":
+        whole(traffic.count * (profile.prefix + max(lengths)), 0, MOST_TOKENS)
+    return traffic

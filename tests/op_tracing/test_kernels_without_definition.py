@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from click.testing import CliRunner
 
-from flashinfer_trace import definitions, find_root
+from flashinfer_trace import DatasetError, definitions, find_root
 from flashinfer_trace.cli import main
 from flashinfer_trace.kernel_coverage import NOT_YET, definitions_by_kernel, kernel_coverages
 from flashinfer_trace.model_coverage import load_needs
@@ -110,6 +111,25 @@ def test_the_command_agrees_with_the_pages_of_kernels():
     ):
         assert lines[kernel].split()[1] != "0"
     assert "the kernels of llama-3.1-8b in sglang 0.5.11, " in result.output
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kernels": [{"ops": []}]},
+        {"kernels": [{"kernel": "x", "ops": 5}]},
+        {"kernels": [{"kernel": 5, "ops": []}]},
+        {"kernels": 5},
+        {"kernel_sources": []},
+        {"kernel_sources": {"sglang": 5}},
+        {"model": ["x"]},
+    ],
+    ids=str,
+)
+def test_malformed_needs_are_refused(change):
+    needed = load_needs(find_root(), "deepseek-v3")["deepseek-v3"] | change
+    with pytest.raises(DatasetError, match="models/needs/ is malformed"):
+        kernel_coverages(find_root(), needed)
 
 
 def test_the_document_gives_the_reasons():

@@ -12,6 +12,7 @@ import torch
 import flashinfer_trace
 from flashinfer_trace import dataset
 from flashinfer_trace.definition import InputError
+from flashinfer_trace.digests import lengths_sha256
 from flashinfer_trace.families import all_families, family_of
 from flashinfer_trace.traffic import WorkloadError, digest, digests, drawn
 from flashinfer_trace.traffic.profiles import Profile, Traffic, TrafficError, load_traffic, quantile
@@ -100,6 +101,72 @@ def test_files_that_cannot_be_workloads_are_refused(root):
     (root / "workloads" / "traffic.json").write_text("{}", encoding="utf-8")
     with pytest.raises(TrafficError, match=r"traffic\.json: 'profiles'"):
         load_traffic(root)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"axes": []},
+        {"axes": {"batch_size": [1]}},
+        {"axes": {"rows": 1}},
+        {"seed": "1"},
+        {"seed": 1 << 31},
+        {"inputs": {"weight": 5}},
+    ],
+)
+def test_malformed_workloads_are_refused(root, change):
+    with pytest.raises(WorkloadError, match=r"schema/workloads\.schema\.json"):
+        changed(root, lambda data: data["workloads"]["decode-1"].update(change))
+
+
+def test_a_cost_is_at_the_axes_of_the_inputs(root):
+    def other_axes(data):
+        data["workloads"]["decode-1"].update(axes={"batch_size": 2})
+
+    with pytest.raises(WorkloadError, match=r"its axes are .*, and the file says"):
+        changed(root, other_axes)["decode-1"].cost()
+
+
+@pytest.mark.parametrize(
+    ("section", "place", "change"),
+    [
+        ("profiles", "chat", {"prompts": [0, 0]}),  # requests without a token never fill a chunk
+        ("profiles", "chat", {"running": [1, {}]}),
+        ("profiles", "chat", {"running": [1]}),
+        ("profiles", "chat", {"running": []}),
+        ("profiles", "chat", {"prefix": 1 << 50}),
+        ("profiles", "chat", {"chunked": 1}),
+        ("profiles", "chat", {"source": 1}),
+        ("profiles", "chat", {"x" * 9000: 1}),
+        ("tokens", 0, {"count": "8"}),
+        ("tokens", 0, {"count": 1 << 40}),
+        ("tokens", 0, {"phase": "both"}),
+        ("tokens", 0, {"quick": 1}),
+        ("tokens", 0, {"name": ["decode-1"]}),
+        ("requests", 0, {"profile": ["chat"]}),
+        ("requests", 0, {"count": 1 << 16}),  # with the longest requests: more than any cache holds
+    ],
+    ids=str,
+)
+def test_malformed_traffic_is_refused_whatever_its_digests(tmp_path, section, place, change):
+    data = json.loads((ROOT / "workloads" / "traffic.json").read_text(encoding="utf-8"))
+    data[section][place].update(change)
+    for profile in data["profiles"].values():
+        profile["lengths_sha256"] = lengths_sha256(profile)
+    (tmp_path / "workloads").mkdir()
+    (tmp_path / "workloads" / "traffic.json").write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(TrafficError, match=r"schema/traffic\.schema\.json describes it") as error:
+        load_traffic(tmp_path)
+    assert len(str(error.value)) < 1000
+
+
+def test_requests_have_a_profile(tmp_path):
+    data = json.loads((ROOT / "workloads" / "traffic.json").read_text(encoding="utf-8"))
+    del data["requests"][0]["profile"]
+    (tmp_path / "workloads").mkdir()
+    (tmp_path / "workloads" / "traffic.json").write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(TrafficError, match="it has no profile"):
+        load_traffic(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -207,6 +274,13 @@ def test_the_statistics_of_a_trace_are_compared_with_those_that_are_recorded(tmp
     assert run(found)[0] == 0
     found["running"][7] += 1
     assert run(found)[0] == 1
+    for unusable in ("one", 5):
+        assert run(unusable)[0] == 2
+    trace.write_text("TIMESTAMP,GeneratedTokens\n0,10\n")
+    status, printed = run(profile)
+    assert status == 2 and "is no trace" in printed.err
+    trace.unlink()
+    assert run(profile)[0] == 2
 
 
 def test_recorded_lengths_are_the_prompts_of_recorded_runs():

@@ -88,6 +88,23 @@ def test_a_malformed_data_file_is_named_and_crashes_no_command(
         assert isinstance(result.exception, (SystemExit, type(None))), result.exception
 
 
+@pytest.mark.parametrize(("old", "status"), [('"H200"', 0), ("4.8e12", 1)])
+def test_what_is_long_in_a_data_file_is_cut(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, old: str, status: int
+) -> None:
+    path = dataset / "schema" / "gpus.json"
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, f'"{"x" * 100_000}"', 1), encoding="utf-8")
+    monkeypatch.setenv("FLASHINFER_TRACE_ROOT", str(dataset))
+    try:
+        result = CliRunner().invoke(main, ["cost", NAME, "--axes", "M=4"])
+    finally:
+        path.write_text(text, encoding="utf-8")
+    assert result.exit_code == status
+    assert max(map(len, result.output.splitlines())) < 3000
+
+
 def test_every_data_file_has_a_schema_and_is_checked_by_it() -> None:
     checked = {path for pattern in DATA for path in REPOSITORY.glob(pattern)}
     elsewhere = {"naming.json", "records.json"}

@@ -1,12 +1,14 @@
-"""Gives thousands of hostile files to every command that reads such files. None may end with a traceback, take more
-than 5 seconds or 500 MB, or print a line that nobody can read.
+"""Gives thousands of hostile files to commands that read such files: docs/hostile_files.md says which got which. None
+may end with a traceback, take more than 5 seconds or 500 MB, or print a line that nobody can read.
 
     python -m tools.fuzz                               # 20,000 Definitions and references, 1,000 other files
+    python -m tools.fuzz --group others                # one group only
     python -m tools.fuzz --files 500 --seed 7          # fewer files, or other ones; writes nothing
     python -m tools.fuzz --seed 0 --replay others:17   # one file again: what it is, and what each command says
 
-The whole run with seed 0 writes tools/fuzz/results.json, which `python -m tools.generate_docs` renders as
-docs/hostile_files.md. Exit status: 0 nothing was found, 1 something was, 2 wrong usage.
+A whole run with seed 0, of both groups or of one, writes its figures into tools/fuzz/results.json, which
+`python -m tools.generate_docs` renders as docs/hostile_files.md. Exit status: 0 nothing was found, 1 something was,
+2 wrong usage.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from rich.progress import track
 from flashinfer_trace.files import write_json
 from tools.fuzz.run import MEGABYTES, SECONDS, Case, Outcome, kind_of, run_case, start_worker
 from tools.fuzz.sandbox import KINDS
-from tools.fuzz.summary import RESULTS, summarise
+from tools.fuzz.summary import RESULTS, merged, summarise
 from tools.shared.limited_pool import Ended, default_processes, outcomes
 
 FILES, OTHERS, SEED = 20_000, 1_000, 0
+#: How many files of each group a whole run has.
+WHOLE = {"definitions": FILES, "others": OTHERS}
 #: Seconds of the clock for all commands of one file; a loaded machine is slow, so the limit of each is measured apart.
 PATIENCE = 60.0
 
@@ -35,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=FILES, metavar="N", help="Definitions, references [%(default)s]")
     parser.add_argument("--others", type=int, metavar="N", help=f"other files [{OTHERS}, or a twentieth of --files]")
+    parser.add_argument("--group", choices=KINDS, help="only the files of this group")
     parser.add_argument("--seed", type=int, default=SEED, metavar="N", help="which files [%(default)s]")
     parser.add_argument("--replay", metavar="GROUP:N", help="only this file of the seed, in this process")
     parser.add_argument("--processes", type=int, default=default_processes(), metavar="N", help="[%(default)s]")
@@ -44,11 +49,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if group not in KINDS or not number.isdecimal():
             parser.error(f"--replay takes one of {', '.join(KINDS)}, a colon and a number")
         return replay(Case(group, options.seed, int(number)))
-    others = options.files // (FILES // OTHERS) if options.others is None else options.others
+    others = options.files * OTHERS // FILES if options.others is None else options.others
     counts = {"definitions": options.files, "others": others}
+    counts = {group: count for group, count in counts.items() if options.group in (None, group)}
     cases = [Case(group, options.seed, number) for group, count in counts.items() for number in range(count)]
     found = run(cases, options.processes)
-    whole = (options.seed, options.files, others) == (SEED, FILES, OTHERS)
+    whole = options.seed == SEED and counts.items() <= WHOLE.items()
     return report(options.seed, list(zip(cases, found, strict=True)), whole)
 
 
@@ -80,7 +86,7 @@ def ended(case: Case, how: Ended) -> Outcome:
 
 
 def report(seed: int, found: Sequence[tuple[Case, Outcome]], whole: bool) -> int:
-    """Prints the figures, and writes them down after a whole run."""
+    """Prints the figures, and writes them down after a whole run: those of a group that was not run are kept."""
     summary = summarise(seed, found)
     for kind, row in summary["kinds"].items():
         print(f"{kind}: " + ", ".join(f"{number} {name}" for name, number in row.items()))
@@ -88,7 +94,7 @@ def report(seed: int, found: Sequence[tuple[Case, Outcome]], whole: bool) -> int
     largest = max((outcome.megabytes for _, outcome in found), default=0.0)
     print(f"slowest command: {slowest:.2f} s of {SECONDS:g}; most memory: {largest:.0f} MB of {MEGABYTES}")
     if whole:
-        write_json(RESULTS, summary)
+        write_json(RESULTS, merged(summary))
     return 1 if any(outcome.findings for _, outcome in found) else 0
 
 

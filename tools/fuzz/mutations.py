@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from flashinfer_trace.digests import content_sha256, lengths_sha256
 from tools.fuzz.values import BYTES, NAMES, SNIPPETS, TOKENS, hostile_value
 
-__all__ = ["ON_DISK", "hostile_json", "hostile_python"]
+__all__ = ["ON_DISK", "hostile_json", "hostile_python", "sealed"]
 
 #: Most values that changes choose from; what has more is not made larger still.
 MAX_PLACES = 5000
@@ -212,6 +213,19 @@ def hostile_python(source: random.Random, content: bytes) -> tuple[str, bytes]:
             )
             lines[number] = "".join(words)
     return "+".join(done), "\n".join(lines).encode("utf-8", "surrogatepass")
+
+
+def sealed(content: bytes) -> bytes:
+    """A JSON file whose digests of itself, and of its profiles, are right; what is no JSON stays as it is."""
+    try:
+        data = json.loads(content)
+        for profile in data.get("profiles", {}).values():
+            profile["lengths_sha256"] = lengths_sha256(profile)
+        if "sha256" in data:
+            data["sha256"] = content_sha256(data, "$schema", "sha256")
+        return json.dumps(data, indent=1).encode()
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return content
 
 
 def linked(source: random.Random, path: Path) -> None:

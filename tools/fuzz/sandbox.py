@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -10,11 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace import find_root
+from flashinfer_trace import Definition, find_root, load
 from flashinfer_trace.dataset import ROOT_VARIABLE
+from flashinfer_trace.digests import lengths_sha256
+from flashinfer_trace.traffic import drawn, path_of
+from tools import traffic_statistics
 from tools.kernel_tracing.report.trace_files import load_traces, packed
+from tools.record_workloads import write
 
-__all__ = ["KINDS", "Command", "Kind", "Sandbox"]
+__all__ = ["EVERY", "KINDS", "Command", "Kind", "Sandbox"]
 
 #: A Definition of each structure: a scalar constant, a shared reference, a sampler, page tables, optional tags.
 DEFINITIONS = (
@@ -26,7 +31,16 @@ DEFINITIONS = (
 MODEL = "deepseek-v3"
 ARCHITECTURE = "DeepseekV3ForCausalLM"
 
-#: The name of a tool, and its arguments. ``NAME`` stands for the Definition, ``FILE`` for the hostile file.
+#: A recorded run: the smallest file among them.
+RUN = "llama_3.1_8b-bf16-triton-fp8_cache"
+#: Definition -> one of its workloads: one by the number of tokens, one by the lengths of requests.
+WORKLOADS = {"rmsnorm_h512": "decode-64", "gqa_paged_decode_h32_kv8_d128_ps1": "chat-decode-16"}
+
+#: Traffic of requests in the sandbox: what takes long is left out.
+REQUESTS = ("chat-decode-1", "chat-decode-16", "recorded-decode", "chat-prefill-512")
+
+#: ``cli`` or the name of a tool, and its arguments. ``NAME`` stands for the Definition, ``FILE`` for the hostile file;
+#: `Sandbox.arguments` has the others.
 Command = tuple[str, ...]
 
 VALIDATE, EMBED = ("cli", "validate"), ("cli", "embed", "--check")
@@ -34,7 +48,15 @@ VALIDATE_ONE, EMBED_ONE = (*VALIDATE, "FILE"), (*EMBED, "NAME")
 LIST, SHOW = ("cli", "list"), ("cli", "show", "NAME")
 VERIFY = ("cli", "verify", "NAME", "--examples", "1")
 COVERAGE = (("cli", "coverage"), ("cli", "coverage", "--model", MODEL))
+KERNELS = (*COVERAGE[1], "--kernels")
+COST, COST_OF_WORKLOAD = ("cli", "cost", "NAME"), ("cli", "cost", "NAME", "--workload", "WORKLOAD")
+COST_OF_REQUESTS = ("cli", "cost", "PAGED", "--workload", "WORKLOAD_OF_PAGED")
 EXTRACT = ("extract", "--model-name", MODEL, "--dry-run", "--sources", "absent")
+COMPARE = ("runtime", "--compare", "GOOD", "--runs", "RUNS")
+
+
+#: See `Kind.sometimes`.
+EVERY = 100
 
 
 @dataclass(frozen=True)
@@ -45,15 +67,16 @@ class Kind:
         name: of the kind.
         share: how many of 1,000 files of its group are of this kind.
         commands: what reads such a file.
-        sometimes: what reads it too, but takes long: one file in `every` is given to these.
-        every: see `sometimes`.
+        sometimes: what reads it too, but takes long: one file in EVERY is given to these.
+        sealed: whether such a file holds a digest of itself. Half of the hostile ones get a digest that is right, for
+            what is refused by its digest shows nothing of the rest of a reader.
     """
 
     name: str
     share: int
     commands: Sequence[Command]
     sometimes: Sequence[Command] = ()
-    every: int = 100
+    sealed: bool = False
 
 
 #: Definitions and their references are one group, everything else the other.
@@ -63,15 +86,31 @@ KINDS: dict[str, Sequence[Kind]] = {
         Kind("reference", 150, (VALIDATE, EMBED), (VERIFY,)),
     ),
     "others": (
-        Kind("evidence", 250, (VALIDATE, EMBED, VERIFY, EXTRACT)),
-        Kind("naming", 150, (VALIDATE, EMBED, VERIFY, EXTRACT)),
-        Kind("records", 100, (VALIDATE, EMBED, VERIFY)),
-        Kind("schema", 100, (VALIDATE, EMBED)),
-        Kind("model", 100, (EXTRACT, ("extract", "--config", "FILE", *EXTRACT[1:]))),
-        Kind("needs", 100, COVERAGE),
-        Kind("digest", 100, (EXTRACT,)),
+        Kind("evidence", 60, (VALIDATE, EMBED, SHOW, KERNELS, VERIFY, EXTRACT)),
+        Kind("naming", 50, (VALIDATE, EMBED, LIST, SHOW, KERNELS, VERIFY, EXTRACT)),
+        Kind("records", 40, (VALIDATE, EMBED, SHOW, KERNELS, VERIFY)),
+        Kind("schema", 40, (VALIDATE, EMBED)),
+        Kind("model", 40, (VALIDATE, EMBED, EXTRACT, ("extract", "--config", "FILE", *EXTRACT[1:]))),
+        Kind("needs", 50, (VALIDATE, EMBED, *COVERAGE, KERNELS)),
+        Kind("claims", 80, (VALIDATE, EMBED, EXTRACT)),
+        Kind("family_tags", 80, (VALIDATE, EMBED, EXTRACT, ("family_tags",))),
+        Kind("kernel_paths", 80, (VALIDATE, EMBED, SHOW, KERNELS, VERIFY)),
+        Kind("compatibility", 60, (VALIDATE, EMBED)),
+        Kind("flashinfer_bench", 70, (VALIDATE, EMBED)),
+        Kind("gpus", 80, (VALIDATE, EMBED, COST)),
+        Kind("traffic", 90, (VALIDATE, COST_OF_WORKLOAD, COST_OF_REQUESTS, ("statistics", "LENGTHS")), sealed=True),
+        Kind("workloads", 60, (COST_OF_WORKLOAD,)),
+        Kind("runtime", 60, (COMPARE,), sealed=True),
+        Kind("no_definition", 20, (KERNELS,)),
+        Kind("digest", 20, (EXTRACT,)),
         Kind(
-            "trace", 100, (("trace", "--diff", "FILE", "GOOD"), ("trace", "--verify", "FILE", "--sources", "SOURCES"))
+            "trace",
+            20,
+            (
+                ("trace", "--diff", "FILE", "GOOD"),
+                ("trace", "--verify", "FILE", "--sources", "SOURCES"),
+                ("runtime", "--compare", "FILE", "--runs", "RUNS"),
+            ),
         ),
     ),
 }
@@ -106,8 +145,18 @@ class Sandbox:
             "naming": "schema/naming.json",
             "records": "schema/records.json",
             "schema": "schema/*.schema.json",
-            "model": "models/*.json",
-            "needs": "models/needs/*.json",
+            "model": f"models/{MODEL}.json",
+            "needs": f"models/needs/{MODEL}.json",
+            "claims": "models/curated/claims.json",
+            "family_tags": "models/curated/family_tags.json",
+            "kernel_paths": "schema/kernel_paths.json",
+            "compatibility": "schema/compatibility.json",
+            "flashinfer_bench": "schema/flashinfer_bench.json",
+            "gpus": "schema/gpus.json",
+            "traffic": "workloads/traffic.json",
+            "workloads": "workloads/*/*.json",
+            "runtime": "traces/runtime/*.json",
+            "no_definition": "traces/kernels_without_definition.json",
             "digest": "traces/digests/*.json",
             "trace": "traces/bad.json",
         }
@@ -118,11 +167,18 @@ class Sandbox:
 
     def arguments(self, command: Command, path: Path) -> list[str]:
         """The arguments of a command for a hostile file at `path`."""
+        name = path.stem if path.stem in DEFINITIONS else DEFINITIONS[0]
+        paged = DEFINITIONS[1]
         known = {
-            "NAME": path.stem if path.stem in DEFINITIONS else DEFINITIONS[0],
+            "NAME": name,
+            "WORKLOAD": WORKLOADS.get(name, "decode-64"),
+            "PAGED": paged,
+            "WORKLOAD_OF_PAGED": WORKLOADS[paged],
             "FILE": str(path),
             "GOOD": str(self.root / "traces" / "good.json"),
+            "RUNS": str(self.root / "traces" / "runtime"),
             "SOURCES": str(self.root / "sources"),
+            "LENGTHS": str(self.root / "sources" / "lengths.csv"),
         }
         return [known.get(word, word) for word in command[1:]]
 
@@ -136,7 +192,14 @@ def build(root: Path, source: Path) -> None:
         (path,) = source.glob(f"definitions/*/{name}.json")
         for part in ("definitions", "evidence"):
             copy(source, root, f"{part}/{path.parent.name}/{name}.json")
-    for name in (f"models/{MODEL}.json", f"models/needs/{MODEL}.json", f"traces/digests/{ARCHITECTURE}.json"):
+    for name in files_of_models(root):
+        copy(source, root, name)
+    for name in (
+        f"traces/digests/{ARCHITECTURE}.json",
+        f"traces/runtime/{RUN}.json",
+        "traces/kernels_without_definition.json",
+        "workloads/traffic.json",
+    ):
         copy(source, root, name)
     trace = json.dumps(small_trace(source), indent=1)
     for name in ("good", "bad"):
@@ -145,6 +208,36 @@ def build(root: Path, source: Path) -> None:
     package.mkdir(parents=True)
     (package.parent / "layers").mkdir()
     (package / "deepseek.py").write_text("def forward(self):\n    return self.act(1)\n", encoding="utf-8")
+    add_profile(root, root / "sources" / "lengths.csv")
+    for name in WORKLOADS:
+        add_workloads(root, load(name, root))
+
+
+def files_of_models(root: Path) -> list[str]:
+    """What of models/ the Definitions in the dataset at `root` need to be valid, relative to it."""
+    tagged = {model for name in DEFINITIONS for model in load(name, root).tag_values("model")}
+    of_models = [
+        f"{folder}/{model}.json" for folder in ("models", "models/needs") for model in sorted({MODEL, *tagged})
+    ]
+    return [*of_models, "models/curated/claims.json", "models/curated/family_tags.json"]
+
+
+def add_workloads(root: Path, definition: Definition) -> None:
+    """Writes the workloads of a Definition, without digests of their inputs."""
+    every = drawn(definition)
+    write(path_of(definition, root), definition, every, {one.name: {} for one in every})
+
+
+def add_profile(root: Path, trace: Path) -> None:
+    """Writes a trace of two requests, and its profile into workloads/traffic.json, which keeps little traffic."""
+    trace.write_text("ContextTokens,GeneratedTokens\n7,5\n20,3\n", encoding="utf-8")
+    profile: dict[str, Any] = {"source": "made up", "trace_sha256": hashlib.sha256(trace.read_bytes()).hexdigest()}
+    profile |= traffic_statistics.profile(traffic_statistics.requests(trace))
+    path = root / "workloads" / "traffic.json"
+    traffic = json.loads(path.read_text(encoding="utf-8"))
+    traffic["profiles"]["made"] = {**profile, "lengths_sha256": lengths_sha256(profile)}
+    traffic["requests"] = [one for one in traffic["requests"] if one["name"] in REQUESTS]
+    path.write_text(json.dumps(traffic, indent=2), encoding="utf-8")
 
 
 def copy(source: Path, root: Path, name: str) -> None:
