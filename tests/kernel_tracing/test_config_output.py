@@ -48,6 +48,14 @@ def test_decode_lists_what_the_replayed_graph_captured(tmp_path):
 
 
 @needs_sources
+def test_a_graph_captures_its_all_reduces(tmp_path):
+    """Before the capture, SGLang warms up without them: custom_all_reduce.py asks torch whether it captures."""
+    found = listed(tmp_path, "model=llama-3.1-8b,tp=2,gpu=sm90,disable_cuda_graph=false")
+    captured = [kernel["name"] for kernel in found["decode"] if kernel.get("captured")]
+    assert "all_reduce" in captured and captured.index("all_reduce") < captured.index("flash_attn_with_kvcache")
+
+
+@needs_sources
 @pytest.mark.parametrize("setting", ["disable_piecewise_cuda_graph=false", "enforce_piecewise_cuda_graph=true"])
 def test_piecewise_graphs_are_refused(capsys, setting):
     assert main(["--sources", str(SOURCES), "--config", f"model=qwen3-0.6b,{setting}"]) == 2

@@ -58,6 +58,8 @@ class Machine(Statements, Expressions, Objects, Calls, Libraries):
             return predicate
         if function.qualname == serving_steps.FORWARD:
             return self._forward(function, args, kwargs)
+        if function.qualname == serving_steps.CAPTURE:
+            return self._capture(function, args, kwargs)
         if function.name == "load_jit":
             return NativeModule(self.frame.function)
         if custom_ops.is_wrapper(function.qualname) or custom_ops.is_registration(function.qualname):
@@ -70,6 +72,15 @@ class Machine(Statements, Expressions, Objects, Calls, Libraries):
         if self.phase not in serving_steps.PARTIAL or self._forwarded is MISSING:
             self._forwarded = self.run_function(function, args, kwargs)
         return self._forwarded
+
+    def _capture(self, function: Function, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """What a CUDA graph captures: an all-reduce, for instance, is only launched if torch says so."""
+        before = self.answers[environments.CAPTURING]
+        self.answers[environments.CAPTURING] = True
+        try:
+            return self.run_function(function, args, kwargs)
+        finally:
+            self.answers[environments.CAPTURING] = before
 
     def prepare(self, instance: Instance, args: list[Value]) -> None:
         if "torch.nn.Module" in instance.cls.externals:

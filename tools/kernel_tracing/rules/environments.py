@@ -78,6 +78,10 @@ MEMORY = {
 }
 
 
+# Whether a CUDA graph is being captured.
+CAPTURING = "torch.cuda.is_current_stream_capturing"
+
+
 def answers(gpu: str, world: int) -> dict[str, Any]:
     """What functions and constants of torch say on this GPU, by path."""
     capability = CAPABILITIES[gpu]
@@ -88,7 +92,7 @@ def answers(gpu: str, world: int) -> dict[str, Any]:
         "torch.cuda.device_count": world,
         "torch.cuda.current_device": 0,
         "torch.cuda.mem_get_info": (MEMORY[gpu] << 20, MEMORY[gpu] << 20),
-        "torch.cuda.is_current_stream_capturing": False,
+        CAPTURING: False,
         "torch.version.hip": None,
         "torch.version.cuda": "13.0",
         "torch.__version__": "2.11.0",
