@@ -51,7 +51,7 @@ COVERAGE = (("cli", "coverage"), ("cli", "coverage", "--model", MODEL))
 KERNELS = (*COVERAGE[1], "--kernels")
 COST, COST_OF_WORKLOAD = ("cli", "cost", "NAME"), ("cli", "cost", "NAME", "--workload", "WORKLOAD")
 COST_OF_REQUESTS = ("cli", "cost", "PAGED", "--workload", "WORKLOAD_OF_PAGED")
-EXTRACT = ("extract", "--model-name", MODEL, "--dry-run", "--sources", "absent")
+EXTRACT = ("extract", "--model-name", MODEL, "--dry-run")
 COMPARE = ("runtime", "--compare", "GOOD", "--runs", "RUNS")
 
 
