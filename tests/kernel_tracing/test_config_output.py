@@ -60,7 +60,9 @@ def test_a_graph_captures_its_all_reduces(tmp_path):
 def test_piecewise_graphs_are_refused(capsys, setting):
     assert main(["--sources", str(SOURCES), "--config", f"model=qwen3-0.6b,{setting}"]) == 2
     out, err = capsys.readouterr()
-    assert not out and err.startswith(f"error: {setting}: the piecewise CUDA graphs of a prefill cannot be evaluated")
+    assert not out and err.startswith(
+        f"error: {setting}: the tracer does not evaluate piecewise CUDA graphs; leave it out"
+    )
 
 
 @needs_sources
@@ -80,8 +82,8 @@ def test_models_with_recurrent_layers_are_refused(capsys, tmp_path):
     }
     assert expected <= set(types) and not {"chatglm", "olmo3", "longcat_flash", "qwen3_5"} & set(types)
     with pytest.raises(ConfigurationError, match="model_type=qwen3_5_text: Qwen3_5TextConfig of "):
-        refuse({"text_config": {"model_type": "qwen3_5_text"}}, {}, sources)
-    refuse({"model_type": "qwen3_moe"}, {}, sources)
+        refuse({"text_config": {"model_type": "qwen3_5_text"}}, sources)
+    refuse({"model_type": "qwen3_moe"}, sources)
     path = tmp_path / "config.json"
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "lfm2", "hidden_size": 64, "num_attention_heads": 4}
     sizes = {"num_key_value_heads": 4, "intermediate_size": 64, "vocab_size": 64, "rms_norm_eps": 1e-5}
@@ -106,13 +108,15 @@ def test_the_header_names_settings_and_counts_calls():
         "gpu": "sm90",
         "sources": {"sglang": {"version": "1"}},
         "frames": [],
+        "prompts": [300, 17],
+        "not_evaluated": [],
         "imposed": {"disable_cuda_graph": True},
         "resolved": {"attention_backend": "fa3", "page_size": 1},
         "prefill": [kernel, kernel | {"name": "run_rope"}, kernel | {"captured": True}],
         "decode": [kernel],
     }
     lines = step_text(document).splitlines()
-    assert lines[1:3] == [
+    assert lines[2:4] == [
         "set by the tracer: disable_cuda_graph=true",
         "resolved by SGLang: attention_backend=fa3, page_size=1",
     ]

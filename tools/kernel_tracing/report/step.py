@@ -35,7 +35,7 @@ def document(step: Step, sources: SourceTree) -> dict[str, Any]:
     Raises: ConfigurationError for a model or settings with which a step cannot be evaluated.
     """
     configuration = step.configuration
-    refuse(configuration.model, configuration.settings, sources)
+    refuse(configuration.model, sources)
     frames: dict[tuple[Any, ...], int] = {}
     phases = {phase: [_kernel(event, frames) for event in _events(step, phase)] for phase in PHASES}
     return {

@@ -1,4 +1,4 @@
-"""Configurations whose answer would be wrong: settings and models that the evaluator cannot follow."""
+"""Models for which the answer would be wrong: some of their layers are none that the evaluator can follow."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from tools.kernel_tracing.rules import serving_steps
 from tools.kernel_tracing.source.sources import SourceTree
 
 
-def refuse(model: Mapping[str, Any], settings: Mapping[str, Any], sources: SourceTree) -> None:
-    """Refuses what cannot be evaluated.
+def refuse(model: Mapping[str, Any], sources: SourceTree) -> None:
+    """Refuses a model that cannot be evaluated.
 
-    Raises: ConfigurationError, which names the setting or the model, and the reason.
+    Raises: ConfigurationError, which names the model's type, and the reason.
     """
-    for (name, value), reason in serving_steps.REFUSED.items():
-        if settings.get(name) is value:
-            raise ConfigurationError(f"{name}={str(value).lower()}: {reason}")
     parts = [model, *(model[name] for name in serving_steps.part_configs(dict(model)))]
     recurrent = recurrent_models(sources)
     for found in (one.get("model_type") for one in parts):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
 from typing import Any
 
 from tools.kernel_tracing.rules import environments
@@ -110,14 +109,6 @@ SETTINGS: dict[str, Any] = {
     "log_level": "warning",
     "tp_size": 1,
 }
-# Settings with which a step cannot be evaluated, and why.
-_PIECEWISE = (
-    "the piecewise CUDA graphs of a prefill cannot be evaluated, because torch.compile splits the model for them"
-)
-REFUSED: dict[tuple[str, Any], str] = {
-    ("disable_piecewise_cuda_graph", False): _PIECEWISE,
-    ("enforce_piecewise_cuda_graph", True): _PIECEWISE,
-}
 # DeepGEMM compiles its kernels ahead by calling them with made-up inputs.
 ENVIRONMENT = {"SGLANG_JIT_DEEPGEMM_PRECOMPILE": "0"}
 # What a config.json says that models/ leaves out because no Definition depends on it.
@@ -179,8 +170,6 @@ RESOLVED = (
 
 # What the quantization_config of a config.json says besides, by method.
 QUANTIZATION_DEFAULTS: dict[str, dict[str, Any]] = {"fp8": {"activation_scheme": "dynamic", "fmt": "e4m3"}}
-
-Override = Callable[[Any, list[Any], dict[str, Any]], Any]
 
 
 def _resolvable(core: Any, args: list[Any], kwargs: dict[str, Any]) -> frozenset[str]:
