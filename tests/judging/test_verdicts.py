@@ -204,7 +204,7 @@ def test_a_callable_cannot_be_judged_on_a_gpu():
         ({"seed": 2**63}, "seed=9223372036854775808: give a whole number from 0"),
         ({"device": "foo"}, "device 'foo': there is no such device; give cpu, cuda or cuda:N"),
         ({"device": None}, "device 'None': there is no such device; give cpu, cuda or cuda:N"),
-        ({"device": "meta"}, "device 'meta': kernels are judged on cpu, cuda or cuda:N"),
+        ({"device": "meta"}, "device 'meta': inputs are made on cpu, cuda or cuda:N"),
         ({"device": "cuda:99"}, "device 'cuda:99': torch sees .* CUDA device"),
         ({"device": torch.device("cuda:99")}, "device 'cuda:99': torch sees .* CUDA device"),
     ],
