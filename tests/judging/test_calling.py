@@ -1,4 +1,4 @@
-"""How a submission is called by its parameters, and what is said of one that cannot be loaded or called."""
+"""How a submission is called by its parameters, and the messages about one that cannot be loaded or called."""
 
 from __future__ import annotations
 

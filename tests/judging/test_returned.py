@@ -1,4 +1,4 @@
-"""What is said of results of a wrong form, and that what a process says of them proves nothing."""
+"""The messages about results of a wrong form; how a process describes its results proves nothing."""
 
 from __future__ import annotations
 
