@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import gc
 import importlib.metadata
 import json
 import os
 import re
 import subprocess
 import sys
-import threading
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
+import gpu_runs
 import pytest
 from gpu_libraries import skip_unusable
-from gpu_sharing import SharedGpu
 from made_up_evidence import small_dataset
 
 import flashinfer_trace
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families import family_of
-from flashinfer_trace.harness.evidence import record
 from flashinfer_trace.harness.family import Kernel
-from flashinfer_trace.harness.verify import Job, Report, verify_together
+from flashinfer_trace.harness.verify import Report
 from flashinfer_trace.ledger import SEED
 
 if sys.version_info >= (3, 11):
@@ -34,8 +28,6 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
-#: What CUDA, torch and the libraries say if the GPU has no memory left.
-OUT_OF_MEMORY = "out of memory"
 PAIRS = [
     # The pairs of a Definition share its cases. They are neighbours, which worksteal leaves on one worker.
     pytest.param(definition, kernel, id=f"{definition.name}-{kernel.label}")
@@ -45,79 +37,26 @@ PAIRS = [
 
 
 @pytest.fixture(scope="session")
-def reports() -> dict[tuple[str, str], Report]:
-    """What was found so far, by Definition and kernel."""
-    return {}
-
-
-@pytest.fixture(scope="session")
-def poisoned() -> list[str]:
-    """What left the CUDA context unusable, once something has: everything after it would fail because of it."""
-    return []
-
-
-def chosen_kernels(request: pytest.FixtureRequest, definition: Definition) -> list[Kernel]:
-    """The selected kernels of the Definition that this GPU can run."""
-    import torch
-
-    capability = torch.cuda.get_device_capability()
+def runs(request, cuda_device, examples) -> Iterator[gpu_runs.GpuRuns]:
+    """What every chosen pair shows, on this process's GPU or on all GPUs."""
     chosen = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
-    pairs = [pair for pair in chosen if pair.keys() == {"definition", "kernel"}]
-    kernels = [pair["kernel"] for pair in pairs if pair["definition"].name == definition.name]
-    return [kernel for kernel in kernels if kernel.unavailable(capability) is None and kernel.missing() is None]
-
-
-@pytest.fixture(scope="session")
-def shared_gpu(cuda_device, tmp_path_factory) -> SharedGpu | None:
-    """The GPU of this worker, if it may have others on it; the temporary directories of all workers lie in one."""
-    workers = "PYTEST_XDIST_WORKER" in os.environ
-    return SharedGpu(tmp_path_factory.getbasetemp().parent, cuda_device) if workers else None
-
-
-def verified(jobs: Sequence[Job], gpu: SharedGpu | None, **options: int) -> list[Report]:
-    """The reports of a Definition's jobs; if memory ran out on a shared GPU, those of a second run, alone on it."""
-    import torch
-
-    if gpu is None:
-        return verify_together(jobs, **options)
-    for turn in (gpu.together, gpu.alone):
-        with turn():
-            found = verify_together(jobs, **options)
-            with contextlib.suppress(RuntimeError):  # of an unusable context, which the caller finds out
-                torch.cuda.empty_cache()
-        if not any(OUT_OF_MEMORY in report.message for report in found):
-            break
-        gc.collect()
-    return found
+    pairs = [(each["definition"], each["kernel"]) for each in chosen if each.keys() == {"definition", "kernel"}]
+    option = request.config.getoption
+    evidence, jobs = option("--record-evidence"), option("--gpu-jobs")
+    with gpu_runs.GpuRuns(pairs, cuda_device, examples, option("--seed"), evidence, jobs) as found:
+        yield found
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("definition", "kernel"), PAIRS)
-def test_reference_and_kernel_meet_their_bounds(
-    definition, kernel, cuda_device, shared_gpu, examples, reports, poisoned, request
-):
-    """The first pair of a Definition verifies all of its kernels on shared cases; the others read their reports."""
+def test_reference_and_kernel_meet_their_bounds(definition, kernel, cuda_device, runs, examples, request):
+    """The kernels of a Definition share its cases."""
     import torch
 
-    require_gpu = request.config.getoption("--require-gpu")
-    skip_unusable(kernel, torch.cuda.get_device_capability(cuda_device), require_gpu)
-    if (definition.name, kernel.label) not in reports:
-        if poisoned:
-            pytest.fail(f"not run: the CUDA context is unusable since {poisoned[0]}")
-        family = family_of(definition)
-        jobs = [Job(definition, family, each, cuda_device) for each in chosen_kernels(request, definition)]
-        found = verified(jobs, shared_gpu, examples=examples, seed=request.config.getoption("--seed"))
-        reports |= {(definition.name, report.target): report for report in found}
-        try:
-            torch.cuda.synchronize()
-        except RuntimeError:
-            poisoned.append(request.node.name)
-    report = reports[definition.name, kernel.label]
+    skip_unusable(kernel, torch.cuda.get_device_capability(cuda_device), request.config.getoption("--require-gpu"))
+    report = runs.report(definition, kernel)
     assert report.status == "passed", report.message
     assert report.cases >= examples
-    directory = request.config.getoption("--record-evidence")
-    if directory:
-        record(directory, definition, kernel, report)
 
 
 def of_extra(project: dict, *extras: str) -> set[str]:
@@ -173,67 +112,33 @@ def test_only_pairs_without_evidence_of_today_are_chosen_on_request(tmp_path):
     assert chosen == {f"{name}-{entry['kernel']['label']}" for entry in (stale, lost)}, found.stdout[-3000:]
 
 
-@pytest.mark.parametrize(
-    ("messages", "runs"),
-    [
-        (["CUDA out of memory", ""], 2),
-        (["CUDA out of memory"] * 3, 2),
-        (["worst error is 2 x its bound"], 1),
-        ([""], 1),
-    ],
-)
-def test_a_worker_that_ran_out_of_memory_tries_again_alone(tmp_path, monkeypatch, messages, runs):
-    turns = []
+@pytest.mark.parametrize("worker", [False, True])
+def test_pairs_are_verified_together_but_by_a_worker_of_xdist(monkeypatch, worker):
+    """All in other processes, on all GPUs; or those of one Definition at a time, in this one, on its own GPU."""
+    import torch
 
-    def made_up(jobs, **options):
-        turns.append(beside(tmp_path))
-        message = messages[len(turns) - 1]
-        return [
-            Report("rmsnorm_h512", "toy.kernel", "cuda:0", status="failed" if message else "passed", message=message)
-        ]
+    calls = []
 
-    monkeypatch.setattr(f"{__name__}.verify_together", made_up)
-    (report,) = verified([], SharedGpu(tmp_path, "cuda:0"), examples=1)
-    assert report.message == messages[runs - 1] and turns == [True, False][:runs]
+    def made_up(tasks, settings, *_):
+        calls.append((settings.device, [(task.definition.name, task.target) for task in tasks]))
+        return (Report(task.definition.name, task.target, settings.device, "passed") for task in tasks)
 
-
-def beside(directory: Path) -> bool:
-    """Whether another worker can have a turn on the GPU now."""
-    with (directory / "cuda0.turn").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-
-def test_a_worker_alone_waits_for_the_others_and_keeps_them_waiting(tmp_path):
-    gpu, order = SharedGpu(tmp_path, "cuda:0"), []
-    begun, ended = threading.Event(), threading.Event()
-
-    def alone():
-        with gpu.alone():
-            order.append("alone")
-            begun.set()
-            ended.wait(10)
-            order.append("alone ended")
-
-    def together():
-        with gpu.together():
-            order.append("later")
-
-    threads = [threading.Thread(target=alone), threading.Thread(target=together)]
-    with gpu.together():
-        threads[0].start()
-        assert not begun.wait(0.2)
-        order.append("first")
-    assert begun.wait(10)
-    threads[1].start()
-    threads[1].join(0.2)
-    ended.set()
-    for thread in threads:
-        thread.join(10)
-    assert order == ["first", "alone", "alone ended", "later"]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(gpu_runs, "run_tasks", made_up)
+    monkeypatch.setattr(gpu_runs, "run_in_processes", made_up)
+    if worker:
+        monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
+    else:
+        monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    own, blackwell = Kernel("toy.kernel", "pytest", None), Kernel("toy.new", "pytest", None, min_capability=(10, 0))
+    norms = [flashinfer_trace.load(name) for name in ("rmsnorm_h512", "rmsnorm_h7168")]
+    with gpu_runs.GpuRuns([(one, each) for one in norms for each in (own, blackwell)], "cuda:1", 2, 0, None, 3) as runs:
+        for norm in norms:
+            assert runs.report(norm, own).definition == norm.name
+        with pytest.raises(pytest.fail.Exception, match=r"rmsnorm_h512 was not verified against toy\.new"):
+            runs.report(norms[0], blackwell)
+    pairs = [(norm.name, "toy.kernel") for norm in norms]
+    assert calls[:2] == ([("cuda:1", pairs[:1]), ("cuda:1", pairs[1:])] if worker else [("cuda", pairs)])
 
 
 def test_a_run_with_a_chosen_seed_is_not_recorded(pytestconfig, monkeypatch, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,10 +26,15 @@ __all__ = [
     "format_option",
     "matching_names",
     "text_table",
+    "usual_jobs",
 ]
 
 #: Default number of real cases in which a reference is compared with its oracle.
 ORACLE_EXAMPLES = 20
+
+#: From how many Definitions on several processes verify them unless told otherwise; how many at most on the CPU, and on
+#: each GPU, which waits for Python most of the time if only one process uses it.
+SHARED_FROM, MOST_JOBS = 20, 4
 
 #: What every option --seed takes.
 SEEDS = click.IntRange(0, LARGEST_SEED)
@@ -80,6 +86,17 @@ def chosen_workloads(definition: Definition, names: Sequence[str], option: str) 
     if unknown or not names:
         raise click.UsageError(f"{option}: {definition.name} has no workload {unknown}; it has {', '.join(every)}")
     return [one for name, one in every.items() if name in names]
+
+
+def usual_jobs(definitions: int, gpus: int) -> int:
+    """Processes for so many Definitions, on the CPU or so many GPUs.
+
+    Each takes seconds to start, and a GiB or two at real sizes.
+    """
+    if definitions < SHARED_FROM:
+        return 1
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(processors, MOST_JOBS * max(1, gpus))
 
 
 def counted(number: int, noun: str) -> str:

@@ -1,4 +1,4 @@
-"""Runs the tasks of `verify` in several processes of this machine. Imports torch.
+"""Runs the tasks of `verify` in several processes of this machine, on its CPU or its GPUs. Imports torch.
 
 Not with concurrent.futures: in Python before 3.12, its pool waits forever for a thread that writes more to a process
 than a pipe holds if that process has died (https://github.com/python/cpython/issues/94777).
@@ -9,14 +9,17 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
+from typing import NamedTuple
 
 import click
+import torch
 
-from flashinfer_trace.cli.runs import Settings, by_family
+from flashinfer_trace.cli.runs import Settings, batches, by_family
 from flashinfer_trace.cli.shipments import Answer, Shipment, received, reference_process, run_shipment, shipment
 from flashinfer_trace.cli.tasks import Task
 from flashinfer_trace.harness.verify import Report
@@ -27,12 +30,30 @@ __all__ = ["run_in_processes"]
 
 #: Seconds that a process without work may take to end.
 PATIENCE = 5.0
+#: What CUDA, torch and the libraries say if the GPU has no memory left.
+OUT_OF_MEMORY = "out of memory"
 
-#: The tasks of one family, those of each Definition together.
+#: Tasks that one process verifies, those of each Definition together.
 Group = Sequence[Sequence[Task]]
 
-#: What a process answers: of each shipment, the answers; and how references were isolated.
-Answers = tuple[list[list[Answer]], str]
+
+class Answers(NamedTuple):
+    """What a process answers.
+
+    Attributes:
+        batches: of each shipment, the answers.
+        level: how references were isolated.
+        usable: whether it can go on; a kernel may have left its CUDA context unusable.
+    """
+
+    batches: Sequence[Sequence[Answer]]
+    level: str = STRONGEST
+    usable: bool = True
+
+    @property
+    def lack_memory(self) -> bool:
+        """Whether something failed because the GPU has no memory left."""
+        return any(OUT_OF_MEMORY in report.message for batch in self.batches for report, _ in batch)
 
 
 def run_in_processes(
@@ -40,61 +61,85 @@ def run_in_processes(
 ) -> Iterator[Report]:
     """Yields the report of each task as it comes, and records what it proves if asked for.
 
-    The Definitions of one family go to one process, because many of them have the same small twin. If a process dies,
-    the reports of its family are failures, and another process goes on with the next one. A warning on standard error
-    says so where references could not be isolated, or not fully.
+    On a CPU, the Definitions of one family go to one process, because many of them have the same small twin. If a
+    process dies, the reports of what it was verifying are failures, and another process goes on with the next one. A
+    warning on standard error says so where references could not be isolated, or not fully.
+
+    On GPUs, each Definition goes to the next process. The processes share all GPUs, or the one that `settings` names.
+    What lacked memory beside others is verified again, one Definition at a time, when they have ended.
     """
     if settings.device == "cpu" and not settings.full and not available():
         click.echo("warning: this platform cannot isolate references", err=True)
     weaker: set[str] = set()
-    waiting: deque[Group] = deque(by_family(tasks))
+    alone: list[Group] = []
+    on_gpus = settings.device.startswith("cuda")
+    groups: Sequence[Group] = [[batch] for batch in batches(tasks)] if on_gpus else by_family(tasks)
+    for processes, work in ((jobs, groups), (1, alone)):
+        with closing(_answered(work, settings, processes)) as coming:
+            for group, answers in coming:
+                if answers.lack_memory and processes > 1:
+                    alone.append(group)
+                    continue
+                weaker |= {answers.level} - {STRONGEST}
+                for batch, each in zip(group, answers.batches, strict=True):
+                    for report in received(each, batch, settings):
+                        advance(report.definition, True)
+                        yield report
+    for level in sorted(weaker):
+        click.echo(f"warning: references were isolated by {level} only; see SECURITY.md", err=True)
+
+
+def _answered(groups: Sequence[Group], settings: Settings, jobs: int) -> Generator[tuple[Group, Answers], None, None]:
+    """Each group with its answers, as they come from `jobs` processes at most."""
+    waiting = deque(groups)
     helpers: list[_Helper] = []
+    devices = _devices(settings.device)
     try:
         with _no_interrupt_while_they_start():
-            for _ in range(min(jobs, len(waiting))):
-                helpers.append(_Helper())
+            for number in range(min(jobs, len(waiting))):
+                helpers.append(_Helper(devices[number % len(devices)]))
         for helper in helpers:
             helper.begin(waiting.popleft(), settings)
         while busy := [helper for helper in helpers if helper.group]:
             ready = wait([helper.connection for helper in busy])
             for helper in [one for one in busy if one.connection in ready]:
                 group = helper.group
-                answers, level = helper.answers(settings)
-                if helper.died:
+                answers = helper.answers()
+                if not answers.usable:
                     helpers.remove(helper)
+                    helper.kill()
                     if waiting:
                         with _no_interrupt_while_they_start():
-                            helpers.append(helper := _Helper())
+                            helpers.append(helper := _Helper(helper.device))
                 if waiting:
                     helper.begin(waiting.popleft(), settings)
-                weaker |= {level} - {STRONGEST}
-                for batch, each in zip(group, answers, strict=True):
-                    for report in received(each, batch, settings):
-                        advance(report.definition, True)
-                        yield report
+                yield group, answers
         for helper in helpers:
             helper.finish()
-        for level in sorted(weaker):
-            click.echo(f"warning: references were isolated by {level} only; see SECURITY.md", err=True)
     finally:
         for helper in helpers:
             helper.kill()
+
+
+def _devices(device: str) -> list[str]:
+    """Every GPU that torch sees, for ``cuda``; otherwise the device itself."""
+    return [f"cuda:{number}" for number in range(torch.cuda.device_count())] if device == "cuda" else [device]
 
 
 class _Helper:
     """A process that verifies one group after another.
 
     Attributes:
+        device: where it verifies.
         connection: to it.
         group: what it verifies now; nothing if it has no work.
-        died: it answers no more.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
+        self.device = device
         self.group: Group = ()
-        self.died = False
         self._process = context.Process(target=_serve, args=(theirs,), daemon=False)
         self._process.start()
         # With this end open here as well, nobody would notice that the process has died.
@@ -102,20 +147,20 @@ class _Helper:
 
     def begin(self, group: Group, settings: Settings) -> None:
         self.group = group
+        own = replace(settings, device=self.device)
         with suppress(OSError):  # it has died: `answers` finds out
-            self.connection.send([shipment(batch, settings) for batch in group])
+            self.connection.send([shipment(batch, own) for batch in group])
 
-    def answers(self, settings: Settings) -> Answers:
+    def answers(self) -> Answers:
         """What it answered; failures if it died. Then it has no work."""
         group, self.group = self.group, ()
         try:
             found: Answers = self.connection.recv()
         except (EOFError, OSError):
-            self.died = True
             self._process.join(PATIENCE)
             code = self._process.exitcode
-            text = f"the process that verified it, or another Definition of its family, died (exit code {code})"
-            return [[_failed(task, settings, text) for task in batch] for batch in group], STRONGEST
+            text = f"the process that verified it, or what came with it, died (exit code {code})"
+            return Answers([[_failed(task, self.device, text) for task in batch] for batch in group], usable=False)
         return found
 
     def finish(self) -> None:
@@ -130,8 +175,8 @@ class _Helper:
         self.connection.close()
 
 
-def _failed(task: Task, settings: Settings, text: str) -> Answer:
-    return Report(task.definition.name, task.target, settings.device, "failed", message=text), None
+def _failed(task: Task, device: str, text: str) -> Answer:
+    return Report(task.definition.name, task.target, device, "failed", message=text), None
 
 
 def _serve(connection: Connection) -> None:
@@ -144,10 +189,23 @@ def _serve(connection: Connection) -> None:
 
 
 def _run(sent: Sequence[Shipment]) -> Answers:
-    answers = [run_shipment(one) for one in sent]
     settings = sent[0].settings
-    worker = reference_process() if settings.device == "cpu" and not settings.full else None
-    return answers, (worker.level if worker is not None else "") or STRONGEST
+    if settings.device.startswith("cuda"):
+        torch.cuda.set_device(settings.device)
+        return Answers([run_shipment(one) for one in sent], usable=_usable())
+    answers = [run_shipment(one) for one in sent]
+    worker = reference_process() if not settings.full else None
+    return Answers(answers, (worker.level if worker is not None else "") or STRONGEST)
+
+
+def _usable() -> bool:
+    """Whether the CUDA context still is; if so, other processes get the memory that this one has no more use for."""
+    try:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    except RuntimeError:
+        return False
+    return True
 
 
 @contextmanager

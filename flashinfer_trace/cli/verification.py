@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -15,7 +14,15 @@ import click
 from flashinfer_trace import dataset
 from flashinfer_trace.cli import completion
 from flashinfer_trace.cli.group import FAILED, INTERRUPTED, NOTHING_VERIFIED
-from flashinfer_trace.cli.options import ORACLE_EXAMPLES, SEEDS, counted, dataset_root, format_option, matching_names
+from flashinfer_trace.cli.options import (
+    ORACLE_EXAMPLES,
+    SEEDS,
+    counted,
+    dataset_root,
+    format_option,
+    matching_names,
+    usual_jobs,
+)
 from flashinfer_trace.ledger import DRAWN_CASES, REQUIRED_CASES, SEED
 from flashinfer_trace.requested import LARGEST_SIZE
 
@@ -25,9 +32,6 @@ if TYPE_CHECKING:
     from flashinfer_trace.harness.verify import Report
 
 __all__ = ["check_device", "missing_packages", "parse_axes", "progress", "verify"]
-
-#: From how many Definitions on several processes verify them unless told otherwise, and how many at most.
-SHARED_FROM, MOST_JOBS = 20, 4
 
 
 def _parse_plan(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, Any] | None:
@@ -101,7 +105,7 @@ def _size(axis: str, digits: str) -> int:
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
-    help="Processes at once [1; for 20 Definitions or more on a CPU, one for each of up to 4 processors].",
+    help="Processes at once [1; for 20 Definitions or more, one for each of up to 4 processors, or 4 for each GPU].",
 )
 @format_option
 # Longer than other functions here: every option of the command is a parameter.
@@ -140,13 +144,14 @@ def verify(
         raise click.UsageError("--jobs is for whole runs on this machine; leave out --cluster, --axes and --plan")
     root = dataset_root()
     paths = matching_names(names, root)
-    if jobs is None:
-        jobs = 1 if cluster or fixed or full or device != "cpu" else _usual_jobs(len(paths))
     with missing_packages():
         import torch
 
         from flashinfer_trace.isolation.worker import reference_worker
     check_device(device, torch, bool(cluster))
+    if jobs is None:
+        gpus = torch.cuda.device_count() if device == "cuda" else int(device != "cpu")
+        jobs = 1 if cluster or fixed or full else usual_jobs(len(paths), gpus)
     if record and not device.startswith("cuda"):
         raise click.UsageError("--record needs --device cuda: only a run of the real kernel is evidence")
     if record and (examples or DRAWN_CASES) < REQUIRED_CASES:
@@ -196,14 +201,6 @@ def _reports(
     with missing_packages("cluster"):
         from flashinfer_trace.cli.cluster import run_on_cluster
     return run_on_cluster(tasks, settings, cluster, advance)
-
-
-def _usual_jobs(definitions: int) -> int:
-    """Processes for so many Definitions on a CPU: each takes seconds to start, and a GiB or two at real sizes."""
-    if definitions < SHARED_FROM:
-        return 1
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(processors, MOST_JOBS)
 
 
 @contextmanager

@@ -11,16 +11,22 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+import torch
 
-from flashinfer_trace.cli.processes import run_in_processes
+from flashinfer_trace.cli import processes
+from flashinfer_trace.cli.options import MOST_JOBS, SHARED_FROM, usual_jobs
+from flashinfer_trace.cli.processes import Answers, run_in_processes
 from flashinfer_trace.cli.runs import Settings
 from flashinfer_trace.cli.tasks import find_tasks
 from flashinfer_trace.dataset import find_root, load
+from flashinfer_trace.harness.verify import Report
 
 NAMES = ("rmsnorm_h512", "rmsnorm_h7168", "silu_and_mul_i4096", "gemm_bf16_n512_k512")
 SETTINGS = Settings("cpu", 20, 0, None, None, False, None, None)
+ON_GPUS = Settings("cuda", 20, 0, None, None, False, None, None)
 
 
 def found(invoke, *options: str) -> list[dict[str, object]]:
@@ -48,6 +54,92 @@ def test_the_tasks_of_a_process_that_died_have_failed():
     assert len({report.definition.partition("_")[0] for report in failed}) == 1
     assert {report.status for report in [first, *rest] if report not in failed} == {"passed"}
     assert multiprocessing.active_children() == []
+
+
+class OnGpu:
+    """Stands in for a process with a GPU: what it answers to a Definition is made up, by name.
+
+    A message that ends with ``unusable`` says that the process cannot go on.
+    """
+
+    started: ClassVar[list[OnGpu]] = []
+    messages: ClassVar[dict[str, list[str]]] = {}
+
+    def __init__(self, device: str) -> None:
+        self.device, self.group, self.done = device, (), []
+        self.connection, self._answers = multiprocessing.Pipe(duplex=False)
+        self.started.append(self)
+
+    def begin(self, group, settings) -> None:
+        ((task,),) = self.group = group
+        name = task.definition.name
+        message = self.messages[name].pop(0) if self.messages.get(name) else ""
+        report = Report(name, task.target, self.device, "failed" if message else "passed", message=message)
+        self.done.append(name)
+        self._answers.send(Answers([[(report, None)]], usable=not message.endswith("unusable")))
+
+    def answers(self) -> Answers:
+        self.group = ()
+        return self.connection.recv()
+
+    def finish(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+def on_gpus(monkeypatch, jobs: int, gpus: int, **messages: list[str]) -> tuple[dict[str, Report], list[OnGpu]]:
+    """The report of each Definition, and the processes that were started."""
+    monkeypatch.setattr(processes, "_Helper", OnGpu)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    OnGpu.started, OnGpu.messages = [], messages
+    tasks = find_tasks([load(name) for name in NAMES], find_root(), "oracle", None)
+    reports = list(run_in_processes(tasks, ON_GPUS, jobs, lambda label, done: None))
+    assert len(reports) == len(NAMES)
+    return {report.definition: report for report in reports}, OnGpu.started
+
+
+def test_processes_share_all_gpus(monkeypatch):
+    reports, started = on_gpus(monkeypatch, 4, 2)
+    assert [one.device for one in started] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
+    assert {report.status for report in reports.values()} == {"passed"}
+
+
+def test_what_leaves_a_gpu_unusable_takes_no_other_definition_with_it(monkeypatch):
+    reports, started = on_gpus(monkeypatch, 1, 1, rmsnorm_h512=["its context is unusable"])
+    assert [one.done for one in started] == [["rmsnorm_h512"], ["rmsnorm_h7168", "silu_and_mul_i4096", NAMES[3]]]
+    assert [name for name, report in reports.items() if report.status == "failed"] == ["rmsnorm_h512"]
+
+
+@pytest.mark.parametrize(
+    ("messages", "jobs", "runs", "status"),
+    [
+        (["CUDA out of memory"], 2, 2, "passed"),
+        (["CUDA out of memory"] * 2, 2, 2, "failed"),
+        (["CUDA out of memory"], 1, 1, "failed"),
+        (["worst error is 2 x its bound"], 2, 1, "failed"),
+    ],
+)
+def test_what_lacks_memory_beside_others_is_verified_again_alone(monkeypatch, messages, jobs, runs, status):
+    reports, started = on_gpus(monkeypatch, jobs, 1, rmsnorm_h512=list(messages))
+    assert reports["rmsnorm_h512"].status == status
+    assert sum(one.done.count("rmsnorm_h512") for one in started) == runs
+    assert len(started) == jobs + runs - 1
+    assert runs == 1 or started[-1].done == ["rmsnorm_h512"]
+
+
+@pytest.mark.parametrize(
+    ("definitions", "gpus", "processors", "jobs"),
+    [
+        (SHARED_FROM - 1, 2, 64, 1),
+        (SHARED_FROM, 0, 64, MOST_JOBS),
+        (SHARED_FROM, 1, 64, MOST_JOBS),
+        (SHARED_FROM, 2, 64, 2 * MOST_JOBS),
+        (SHARED_FROM, 2, 3, 3),
+    ],
+)
+def test_the_usual_number_of_processes(monkeypatch, definitions, gpus, processors, jobs):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(processors), raising=False)
+    assert usual_jobs(definitions, gpus) == jobs
 
 
 def members(group: int) -> list[str]:
