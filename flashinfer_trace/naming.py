@@ -239,8 +239,15 @@ def _load(path: Path, _modified: int) -> Naming:
         for namespace in namespaces.values():
             check_pattern(namespace.pattern)
         naming = Naming(families, abbreviations, namespaces, dict(data["tags"]["flags"]))
+        named: dict[tuple[object, ...], str] = {}
         for family in families.values():
             _check_pattern(family, abbreviations)
+            other = named.setdefault((family.pattern, family.where), family.name)
+            if other != family.name:
+                raise NamingError(
+                    f"families {other} and {family.name} have the same pattern {family.pattern!r}, so that the second "
+                    "has no names; give one of them another pattern, or a `where`"
+                )
     except (KeyError, AttributeError, TypeError, ValueError) as error:
         if isinstance(error, NamingError):
             raise NamingError(f"{path}: {error}") from None

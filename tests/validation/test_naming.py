@@ -76,6 +76,16 @@ def test_missing_file(tmp_path: Path) -> None:
         load_naming(tmp_path)
 
 
+def test_two_families_need_different_patterns(tmp_path: Path) -> None:
+    path = tmp_path / "schema" / "naming.json"
+    path.parent.mkdir()
+    data = json.loads((REPOSITORY / "schema" / "naming.json").read_text(encoding="utf-8"))
+    data["families"]["my_norm"] = {**data["families"]["rmsnorm"], "op_type": "my_norm"}
+    path.write_text(json.dumps(data))
+    with pytest.raises(NamingError, match="families rmsnorm and my_norm have the same pattern"):
+        load_naming(tmp_path)
+
+
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "schema" / "naming.json"
     path.parent.mkdir()
