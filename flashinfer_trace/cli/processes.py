@@ -66,25 +66,26 @@ def run_in_processes(
     warning on standard error says so where references could not be isolated, or not fully.
 
     On GPUs, each Definition goes to the next process. The processes share all GPUs, or the one that `settings` names.
-    What lacked memory beside others is verified again, one Definition at a time, when they have ended.
+    What lacked memory beside others is verified again when they have ended, by half as many processes, down to one.
     """
     if settings.device == "cpu" and not settings.full and not available():
         click.echo("warning: this platform cannot isolate references", err=True)
     weaker: set[str] = set()
-    alone: list[Group] = []
     on_gpus = settings.device.startswith("cuda")
-    groups: Sequence[Group] = [[batch] for batch in batches(tasks)] if on_gpus else by_family(tasks)
-    for processes, work in ((jobs, groups), (1, alone)):
-        with closing(_answered(work, settings, processes)) as coming:
+    left: list[Group] = [[batch] for batch in batches(tasks)] if on_gpus else list(by_family(tasks))
+    while left:
+        work, left = left, []
+        with closing(_answered(work, settings, jobs)) as coming:
             for group, answers in coming:
-                if answers.lack_memory and processes > 1:
-                    alone.append(group)
+                if answers.lack_memory and jobs > 1:
+                    left.append(group)
                     continue
                 weaker |= {answers.level} - {STRONGEST}
                 for batch, each in zip(group, answers.batches, strict=True):
                     for report in received(each, batch, settings):
                         advance(report.definition, True)
                         yield report
+        jobs = max(1, jobs // 2)
     for level in sorted(weaker):
         click.echo(f"warning: references were isolated by {level} only; see SECURITY.md", err=True)
 

@@ -7,13 +7,14 @@ import math
 import sys
 from types import ModuleType
 
+import hypothesis
 import pytest
 import torch
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.families.attention import kernels
-from flashinfer_trace.families.attention.variants import SINKS_NEED_KEYS, plans
+from flashinfer_trace.families.attention.variants import SINKS_NEED_KEYS
 from flashinfer_trace.families.gqa_paged import variants
 from flashinfer_trace.harness.case import evaluate, kernel_outputs, reference_outputs
 from flashinfer_trace.harness.family import PlanRequest
@@ -182,19 +183,21 @@ def test_the_window_of_a_wrapper_does_not_count_the_own_key():
     assert kernels.masking(flashinfer_trace.load("gqa_paged_decode_h32_kv8_d128_ps64")) == {}
 
 
-def test_kernels_that_need_keys_are_given_some():
-    _, definition, _ = case("gqa_paged_decode_sinks")
-    request = PlanRequest(definition, {}, False, SINKS_NEED_KEYS)
+@pytest.mark.parametrize("name", [name for name in FIRST if "sinks" in name and not name.startswith(EXTEND)])
+def test_every_query_of_a_kernel_that_needs_keys_sees_one(name):
+    """Among all that hypothesis draws at real sizes, many requests, some of them without queries."""
+    request = PlanRequest(FIRST[name], {"total_q": (1, 1 << 30)}, True, SINKS_NEED_KEYS)
+    drawn = []
 
-    class Drawn:
-        def __init__(self, plan):
-            self.plan = plan
+    @hypothesis.settings(max_examples=300, database=None, derandomize=True, deadline=None)
+    @hypothesis.given(family_of(FIRST[name]).plans(request))
+    def draw(plan):
+        drawn.append(plan)
 
-        def map(self, function):
-            return function(self.plan)
-
-    plan = {"kv_lens": [0, 3, 0], "num_pages": 1}
-    assert plans(lambda request: Drawn(plan), request) == {"kv_lens": [1, 3, 1], "num_pages": 4}
+    draw()
+    pairs = [pair for p in drawn for pair in zip(p.get("q_lens", itertools.repeat(1)), p["kv_lens"], strict=False)]
+    assert len(pairs) > 1000 and all(kv >= q for q, kv in pairs)
+    assert any(q == 0 for q, _ in pairs) == ("q_lens" in drawn[0])
 
 
 @pytest.mark.parametrize("name", [name for name in FIRST if "sinks" in name and not name.startswith(EXTEND)])

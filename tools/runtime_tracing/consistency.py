@@ -112,6 +112,6 @@ def _call(call: RecordedCall) -> Iterator[str]:
             continue  # several kernels whose names are cut alike
         if len({one.count for one in of_layers}) > 1:
             yield f"{name} ran {' and '.join(str(one.count) for one in of_layers)} times in layers that are alike"
-        means = [one.microseconds / max(one.count, 1) for one in of_layers]
+        means = [one.microseconds / max(one.count, 1) for one in of_layers if not one.communicates]
         if means and max(means) > VARIATION * min(means):
             yield f"{name} took {max(means):.2f} microseconds in one layer, and {min(means):.2f} in another"

@@ -20,6 +20,8 @@ from tools.runtime_tracing.timeline import Launch
 LONGEST_NAME = 160
 #: Methods that prepare a kernel on the host. They copy, but compute nothing.
 PREPARING = ("plan", "begin_forward", "fast_decode_plan")
+#: How the names of CUDA kernels begin that exchange data between GPUs: those of NCCL, and SGLang's own all-reduce.
+COMMUNICATING = ("ncclDevKernel_", "sglang::cross_device_reduce")
 SCHEMA = "../../schema/runtime_trace.schema.json"
 _JIT = "sglang/jit_kernel/"
 #: The tables of a document; its calls refer to them by index.
@@ -46,6 +48,11 @@ class RecordedLaunch:
     layer: int | None
     count: int
     microseconds: float
+
+    @property
+    def communicates(self) -> bool:
+        """Whether it exchanges data with other GPUs: its time contains the wait for them."""
+        return self.cuda_kernel.startswith(COMMUNICATING)
 
 
 @dataclass(frozen=True)

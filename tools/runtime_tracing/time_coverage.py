@@ -18,10 +18,12 @@ MOST = 30
 
 TEXT = """## Share of GPU time
 
-Runs recorded in `traces/runtime/` (SGLang {sglang} on one {gpu}): models with their real sizes, few layers, random
+Runs recorded in `traces/runtime/` (SGLang {sglang} on {gpu}, one or two): models with their real sizes, few layers, random
 weights. A prefill takes a batch of prompts, a decode step adds a token to each; the recordings hold the lengths. *Time*
 is what the kernels, copies and fills of one step take on the GPU, for the whole model: the time within a layer counts
-as often as the model has layers like it. Time in which the GPU waits does not count.
+as often as the model has layers like it. Time in which the GPU waits does not count. Neither does what exchanges data
+between GPUs, which contains the wait for the other GPU, and for which there is no Definition: those are functions of
+tensors on one GPU. A table of its own has that time.
 
 A call counts as *verified* if evidence names its kernel (the library, and the function or class) for a Definition whose
 constant sizes, dtypes and settings are those of the recorded arguments. The settings are eps, causality, the dtype of
@@ -48,7 +50,8 @@ class StepTime:
 
     Attributes:
         run, phase: which.
-        microseconds: all of it.
+        microseconds: all of it, but what exchanges data between GPUs.
+        between_gpus: that, in microseconds.
         standing: by what the dataset says of the call.
         missing: by kernel, of the calls that are not verified.
     """
@@ -56,6 +59,7 @@ class StepTime:
     run: str
     phase: str
     microseconds: float = 0.0
+    between_gpus: float = 0.0
     standing: dict[Standing, float] = field(default_factory=lambda: defaultdict(float))
     missing: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
@@ -74,8 +78,14 @@ def step_times(run: Recording, evidence: Evidence) -> list[StepTime]:
         step = found.get(call.phase)
         if step is None or not call.launches:
             continue
+        exchange, time = (
+            sum(one.microseconds * run.weight(one.layer) for one in call.launches if one.communicates is kind)
+            for kind in (True, False)
+        )
+        step.between_gpus += exchange
+        if not time:
+            continue
         standing, _ = evidence.of(call, window)
-        time = sum(one.microseconds * run.weight(one.layer) for one in call.launches)
         step.microseconds += time
         step.standing[standing] += time
         if standing is not Standing.VERIFIED:
@@ -120,7 +130,7 @@ def time_coverage(
         of_phase = [step for step in steps if step.phase == phase]
         means += ["", *(f"**{_percent(mean(one.share(kind) for one in of_phase))}**" for kind in SHOWN)]
     lines += table(heading, [*rows, means], "l" + "rrr" * len(PHASES))
-    return "\n".join([*lines, "", *_missing(steps)]) + "\n"
+    return "\n".join([*lines, "", *_between_gpus(by_run), *_missing(steps)]) + "\n"
 
 
 #: The columns of a phase.
@@ -141,6 +151,17 @@ def _cells(step: StepTime | None) -> list[str]:
 
 def _percent(share: float) -> str:
     return f"{share:.0%}"
+
+
+def _between_gpus(by_run: Mapping[str, Mapping[str, StepTime]]) -> list[str]:
+    """The time that runs on several GPUs take for their exchange."""
+    rows = [
+        [code(name), *(f"{of_run[phase].between_gpus / 1000:.1f}" if phase in of_run else "" for phase in PHASES)]
+        for name, of_run in by_run.items()
+        if any(step.between_gpus for step in of_run.values())
+    ]
+    heading = ["Configuration", *(f"{phase.capitalize()}, ms" for phase in PHASES)]
+    return ["### Exchange between GPUs", "", *table(heading, rows, "lrr"), ""] if rows else []
 
 
 def _missing(steps: Sequence[StepTime]) -> list[str]:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
-from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention.cases import AttentionOptions
@@ -27,7 +26,7 @@ from flashinfer_trace.harness.compare import ErrorBound, Expected, host_figures
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
 
-__all__ = ["SINKS_NEED_KEYS", "TWINS", "NeedsKeys", "expected_of_variant", "variant_family"]
+__all__ = ["SINKS_NEED_KEYS", "TWINS", "expected_of_variant", "variant_family"]
 
 Oracle = Callable[[Definition, Inputs], dict[str, Expected]]
 #: Variant -> sizes of its twin. Logits of the kind *large* are far beyond the cap; most requests exceed the window.
@@ -47,12 +46,8 @@ FAR_SINKS = 100.0
 CAP_ERROR = 2.0**-11 * (1 + 2**-8)
 
 
-@dataclass(frozen=True)
-class NeedsKeys(AttentionOptions):
-    """For kernels that return another lse than the sink for a request without keys."""
-
-
-SINKS_NEED_KEYS = NeedsKeys(keyless=False, unseeing_rows=False)
+#: For kernels of attention with sinks that return another lse than the sink where a query sees no key.
+SINKS_NEED_KEYS = AttentionOptions(keyless=False, unseeing_rows=False, keyless_requests=False)
 
 
 def visible_keys(memory: Memory, causal: bool, window: int | None) -> tuple[list[int], list[int], list[int]]:
@@ -161,19 +156,6 @@ def corner_plans(plain: Family, request: PlanRequest) -> list[Plan]:
     return [*plain.corners(request), *({**plan, "logits": logits} for logits in kinds)]
 
 
-def plans(plain: Callable[[PlanRequest], st.SearchStrategy[Plan]], request: PlanRequest) -> st.SearchStrategy[Plan]:
-    """Those of the plain family; for a kernel that needs keys in each request, at least one where there is none."""
-    if not isinstance(request.plan_options, NeedsKeys):
-        return plain(request)
-    return plain(request).map(lambda plan: {**plan, **with_keys(plan)})
-
-
-def with_keys(plan: Plan) -> Plan:
-    lengths = [max(1, length) for length in plan["kv_lens"]]
-    # Requests that gain a key need a page for it.
-    return {"kv_lens": lengths, **({"num_pages": plan["num_pages"] + len(lengths)} if "num_pages" in plan else {})}
-
-
 def cap_error(expected: Expected) -> torch.Tensor:
     """What errors of the capped logits do to an output, or to the natural lse."""
     return CAP_ERROR * expected.parts[CAPPED]
@@ -221,7 +203,6 @@ def variant_family(plain: Family, variant: str, kernels: Sequence[Kernel], oracl
         plain,
         name=f"{plain.name}_{variant}",
         twin={**plain.twin, **TWINS[variant]},
-        plans=functools.partial(plans, plain.plans),
         corners=functools.partial(corner_plans, plain),
         make_inputs=with_variant_inputs(plain.make_inputs),
         oracle=oracle,
