@@ -18,12 +18,12 @@ MOST = 30
 
 TEXT = """## Share of GPU time
 
-Runs recorded in `traces/runtime/` (SGLang {sglang} on {gpu}, one or two): models with their real sizes, few layers, random
-weights. A prefill takes a batch of prompts, a decode step adds a token to each; the recordings hold the lengths. *Time*
-is what the kernels, copies and fills of one step take on the GPU, for the whole model: the time within a layer counts
-as often as the model has layers like it. Time in which the GPU waits does not count. Neither does what exchanges data
-between GPUs, which contains the wait for the other GPU, and for which there is no Definition: those are functions of
-tensors on one GPU. A table of its own has that time.
+Runs recorded in `traces/runtime/` (SGLang {sglang} on one or two {gpu}): models with their real sizes, few layers,
+random weights. A prefill takes a batch of prompts, a decode step adds a token to each; the recordings hold the lengths.
+*Time* is what the kernels, copies and fills of one step take on the GPU, for the whole model: the time within a layer
+counts as often as the model has layers like it. Time in which the GPU waits does not count. Neither does what exchanges
+data between GPUs: it contains the wait for the other GPU, and no Definition describes it, because Definitions are
+functions of tensors on one GPU. That time has a table of its own.
 
 A call counts as *verified* if evidence names its kernel (the library, and the function or class) for a Definition whose
 constant sizes, dtypes and settings are those of the recorded arguments. The settings are eps, causality, the dtype of
