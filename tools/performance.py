@@ -30,6 +30,11 @@ figures of `schema/gpus.json` ([costs.md](costs.md)) over the time measured. The
 new, and every output was judged ([benchmarking.md](benchmarking.md)). Of a kernel that plans once for many layers, the
 time is that of `run()`. *Next* is the second fastest kernel and how many times as long it takes. *Again* says by how
 much the median of the fastest kernel differs from the one of the run before, if there is one with the same versions.
+
+A call is what the family's record makes of the Definition's inputs. In times with a dagger (†), the GPU waited for the
+processor: the record prepares on the host what the kernel takes (weights in another layout, rows dealt to experts,
+lists of indices), or the function reads a result there. They are times of the call, not of the kernel, and have no
+fraction of the roofline.
 """
 
 NOTHING = """
@@ -82,7 +87,7 @@ def _figure(gpu: str, runs: Runs, known: Mapping[str, Definition]) -> str:
     fractions: dict[str, list[float]] = {}
     for (one, name, _), kernels in runs.items():
         best = min((records[-1] for records in kernels.values()), key=_seconds)
-        if one == gpu and best["least_seconds"] is not None:
+        if one == gpu and best["least_seconds"] is not None and not _waited(best):
             fractions.setdefault(family_of(known[name]).name, []).append(best["least_seconds"] / _seconds(best))
     return fractions_svg(gpu, fractions)
 
@@ -148,7 +153,7 @@ def _pair(records: Sequence[Record]) -> _Pair | None:
     alike = [one for one in others if all(one[key] == last[key] for key in ("version", "environment", "seed", "axes"))]
     if not alike:
         return None
-    return _Pair(_seconds(alike[-1]), _seconds(last), min(alike[-1]["ahead"], last["ahead"]) < IN_TIME)
+    return _Pair(_seconds(alike[-1]), _seconds(last), _waited(alike[-1]) or _waited(last))
 
 
 def _repeatability(of_gpu: Mapping[tuple[str, str], Mapping[str, Sequence[Record]]]) -> list[str]:
@@ -214,10 +219,23 @@ def _row(name: str, workload: str, kernels: Mapping[str, Sequence[Record]]) -> l
     best = ordered[0]
     pair, least = _pair(kernels[best["kernel"]]), best["least_seconds"]
     again = "" if pair is None else _percent(pair.difference)
-    fraction = None if least is None else least / _seconds(best)
+    fraction = None if least is None or _waited(best) else least / _seconds(best)
     shown = ["-", ""] if fraction is None else [_percent(fraction, 0), plot(fraction)]
-    second = f"{code(ordered[1]['kernel'])} {_seconds(ordered[1]) / _seconds(best):.2f}" if len(ordered) > 1 else ""
-    return [code(name), workload, code(best["kernel"]), _time(_seconds(best)), again, *shown, second]
+    second = (
+        f"{code(ordered[1]['kernel'])} {_seconds(ordered[1]) / _seconds(best):.2f}{_dagger(ordered[1])}"
+        if len(ordered) > 1
+        else ""
+    )
+    return [code(name), workload, code(best["kernel"]), _time(_seconds(best)) + _dagger(best), again, *shown, second]
+
+
+def _waited(record: Record) -> bool:
+    """Whether the GPU waited for the processor in many calls."""
+    return float(record["ahead"]) < IN_TIME
+
+
+def _dagger(record: Record) -> str:
+    return " †" if _waited(record) else ""
 
 
 def _seconds(record: Record) -> float:

@@ -116,7 +116,8 @@ def test_times_in_which_the_gpu_waited_are_told_apart(tmp_path):
     for label, times, ahead in (("one", (4e-5, 4.04e-5), 1.0), ("two", (5e-5, 4e-5), 0.0)):
         for seconds in times:
             record(tmp_path, label, seconds, ahead=ahead)
-    text, _ = rows(tmp_path)
+    text, (cells,) = rows(tmp_path)
+    assert cells[2:] == ["`two`", "40.0 us †", "25.0 %", "-", "", "`one` 1.01"]
     assert "They are 1. Their medians differ by 1.0 % in the middle, and by 1.0 % at most; 0 of them" in text
     assert "In calls of 1, the GPU waits for the processor" in text and "differ by 25.0 % in the middle" in text
     assert "| 25.0 % |" not in text.split("### rmsnorm")[0], "only what the GPU alone decides is listed"
