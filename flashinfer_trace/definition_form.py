@@ -29,9 +29,10 @@ def misfits(data: object) -> Iterator[str]:
     for field in ("name", "op_type"):
         if not _is_text(data[field], MAX_NAME) or not data[field] or not data[field].isprintable():
             yield f"{field} is not a name of at most {MAX_NAME} characters"
-    for field in ("description", "reference"):
-        if not _is_text(data.get(field) or ""):
-            yield f"{field} is not a string"
+    if not _is_text(data["reference"]):
+        yield "reference is not a string"
+    if not _is_text(data.get("description") or ""):
+        yield "description is not a string"
     for field in ("constraints", "tags"):
         lines = data.get(field) or []
         if not isinstance(lines, (list, tuple)) or not all(_is_text(line, MAX_LINE) for line in lines):

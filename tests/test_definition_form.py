@@ -30,6 +30,8 @@ def test_every_definition_of_the_dataset_is_well_formed():
         ({"op_type": "x" * (MAX_NAME + 1)}, "op_type is not a name"),
         ({"description": ["x"]}, "description is not a string"),
         ({"reference": {"x": 1}}, "reference is not a string"),
+        ({"reference": []}, "reference is not a string"),
+        ({"reference": None}, "reference is not a string"),
         ({"tags": ["status:verified", 3]}, "tags is not a list of strings"),
         ({"constraints": ["x" * (MAX_LINE + 1)]}, "constraints is not a list of strings"),
         ({"axes": {**GOOD["axes"], "n": {"type": "const", "value": True}}}, "the value of axis n"),
