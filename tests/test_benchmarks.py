@@ -114,9 +114,18 @@ def test_a_faster_peer_is_judged(capsys, theirs, tmp_path, monkeypatch):
 def test_runs_alternate_and_the_shortest_counts(monkeypatch):
     called, durations = [], iter([1.0, 5.0, 3.0, 2.0, 4.0, 4.0])
     monkeypatch.setattr(comparison, "taken", lambda run, device: run() or next(durations))
+    monkeypatch.setattr(comparison, "LEAST", 0.0)
     runs = (lambda: called.append("ours"), lambda: called.append("theirs"))
     assert comparison.shortest(runs, 3, "cpu") == (1000.0, 3000.0)
     assert called == ["ours", "theirs", "ours", "theirs", "theirs", "ours", "ours", "theirs"]
+
+
+def test_fast_functions_run_more_often(monkeypatch):
+    clock, called = iter(range(100)), []
+    monkeypatch.setattr(comparison.time, "perf_counter", lambda: next(clock) * comparison.LEAST / 4)
+    monkeypatch.setattr(comparison, "taken", lambda run, device: run() or 1.0)
+    comparison.shortest((lambda: called.append("ours"), lambda: called.append("theirs")), 2, "cpu")
+    assert called.count("ours") == called.count("theirs") == 1 + 5
 
 
 def test_references_of_peers_may_leave_ties_and_begin_with_undefined_memory(theirs, tmp_path):
