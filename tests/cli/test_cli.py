@@ -221,3 +221,10 @@ def test_the_conventions_are_not_reported_as_no_definitions(invoke):
     result = invoke("validate", str(flashinfer_trace.find_root() / "schema" / "naming.json"))
     assert result.exit_code == 0 and "0 Definitions" not in result.output
     assert "no Definition" in result.output and "`flashinfer-trace validate` checks the dataset" in result.output
+
+
+def test_a_link_that_leads_to_itself_is_a_problem_of_its_file(invoke, tmp_path):
+    link = tmp_path / "loop.json"
+    link.symlink_to(link)
+    result = invoke("validate", str(link))
+    assert result.exit_code == 1 and "loop.json:1: file-kind: is a symbolic link" in result.output
