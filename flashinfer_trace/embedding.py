@@ -21,6 +21,9 @@ from flashinfer_trace.reference import ReferenceSourceError, render, source_path
 
 __all__ = ["EmbeddingError", "embed_all", "outdated_reference"]
 
+#: Changed tags that a message names.
+MOST_TAGS = 20
+
 
 class EmbeddingError(ValueError):
     """A Definition cannot be brought up to date. The message names each file, what is wrong with it, and the fix."""
@@ -168,9 +171,10 @@ def _embed(root: Path, path: Path, naming: Naming, claims: ModelClaims | None) -
 
 
 def _difference(old: list[str], new: list[str]) -> str:
-    """What changes in tags, for a person."""
-    signed = [f"-{tag}" for tag in old if tag not in new] + [f"+{tag}" for tag in new if tag not in old]
-    return f"tags ({' '.join(signed)})"
+    """What changes in tags, for a person: each once, and the first of many."""
+    signed = [f"-{tag}" for tag in dict.fromkeys(old) if tag not in new] + [f"+{tag}" for tag in new if tag not in old]
+    rest = f" and {len(signed) - MOST_TAGS} more" if len(signed) > MOST_TAGS else ""
+    return f"tags ({' '.join(signed[:MOST_TAGS])}{rest})"
 
 
 def _read(path: Path) -> dict[str, Any]:

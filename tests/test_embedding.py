@@ -10,7 +10,7 @@ import pytest
 from made_up_evidence import small_dataset
 
 import flashinfer_trace
-from flashinfer_trace import ledger
+from flashinfer_trace import embedding, ledger
 from flashinfer_trace.embedding import EmbeddingError, embed_all, outdated_reference
 
 ROOT = flashinfer_trace.find_root()
@@ -157,3 +157,9 @@ def test_an_older_embedded_reference_is_told(dataset):
     source.unlink()
     assert outdated_reference(dataset, definition) is None
     assert outdated_reference(dataset, dataclasses.replace(definition, name="a_name_of_no_family")) is None
+
+
+def test_a_message_names_each_tag_once_and_not_all_of_many():
+    old = ["status:verified", *["tp:9"] * 3, *(f"tp:{number}" for number in range(10, 40))]
+    assert embedding._difference(old[:4], ["status:verified", "tp:1"]) == "tags (-tp:9 +tp:1)"
+    assert embedding._difference(old, ["status:verified"]).endswith("-tp:27 -tp:28 and 11 more)")

@@ -26,11 +26,13 @@ _DECIMAL = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e-?\d+)?(?!\w)")
 _PROSE = re.compile(r"(?s)\"{3}.*?\"{3}|#[^\n]*")
 #: Names of 16-bit formats in prose -> dtype.
 _FORMATS = {"bf16": "bfloat16", "fp16": "float16", "float16": "float16", "half precision": "float16"}
-#: Words that end in digits or begin with them: names of models, dtypes, formats, Definitions; blocks such as 128x128.
-_WORD = re.compile(r"[A-Za-z][\w.-]*\d[\w.-]*|\d+x\d+")
+#: Words, and blocks such as 128x128. Neither may begin inside another: a text of one long word would take minutes.
+_WORD, _LETTER, _BLOCK = re.compile(r"[\w.-]+"), re.compile(r"[A-Za-z]"), re.compile(r"(?<!\d)\d+x\d+")
 _PARENTHESES = re.compile(r"\((?:[^()]|\([^()]*\))*\)")
 #: Parallel sizes of a description, such as ``TP 1, 2 and 4``.
 _PARALLEL = re.compile(r"\b(TP|EP) (\d+(?:, \d+)*(?: and \d+)?)")
+#: Digits of a number that are looked at, because Python refuses to convert thousands; no size has as many.
+DIGITS = 18
 #: What a size may be divided by: halves of a pair, and parallel sizes.
 _DIVISORS = (1, 2, 3, 4, 8)
 
@@ -117,7 +119,7 @@ def check_numbers(candidate: Candidate, findings: Findings) -> None:
     own = set(_own_numbers(candidate))
     text = _THOUSANDS.sub("", text)
     sizes = _PARENTHESES.sub(lambda match: "" if _value(match[0]) in own else match[0], text)
-    wrong = sorted({int(number) for number in _NUMBER.findall(_WORD.sub(" ", sizes))} - own)
+    wrong = sorted({int(number[:DIGITS]) for number in _NUMBER.findall(_without_names(sizes))} - own)
     small: list[float] = []
     if candidate.reference is not None:
         known = {float(number) for number in _DECIMAL.findall(_PROSE.sub("", candidate.reference))}
@@ -129,6 +131,18 @@ def check_numbers(candidate: Candidate, findings: Findings) -> None:
     if small:
         message = f"the description mentions numbers that the reference does not use: {_numbers(small)}"
         findings.add("description-number", message, "correct the description", "/description")
+
+
+def _without_names(text: str) -> str:
+    """The text without words that have digits after a letter (models, dtypes, formats, Definitions), and blocks."""
+
+    def shortened(word: re.Match[str]) -> str:
+        letter = _LETTER.search(word[0])
+        if letter is None or not any(map(str.isdecimal, word[0][letter.end() :])):
+            return word[0]
+        return word[0][: letter.start()] + " "
+
+    return _WORD.sub(shortened, _BLOCK.sub(" ", text))
 
 
 def _numbers(found: Sequence[float]) -> str:

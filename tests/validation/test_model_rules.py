@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from flashinfer_trace import definitions, load
 from flashinfer_trace.model_claims import ModelClaims, curated_path, load_model_claims
 from flashinfer_trace.validation.candidate import Candidate
-from flashinfer_trace.validation.model_rules import _value, check_models, check_numbers
+from flashinfer_trace.validation.model_rules import _NUMBER, _value, _without_names, check_models, check_numbers
 from flashinfer_trace.validation.problems import Findings
 
 from .conftest import REPOSITORY, Dataset
@@ -125,6 +126,25 @@ def test_a_malformed_curated_file_is_reported(dataset: Dataset, minimal: dict[st
 )
 def test_numbers_of_a_description(text: str, expected: list[str], minimal: dict[str, Any]) -> None:
     assert rules({**minimal, "description": text}) == expected
+
+
+@pytest.mark.parametrize("text", ["a", "a.", "1x", "1", "(a", "TP 1, "])
+def test_a_description_of_any_length_is_read_at_once(text: str, minimal: dict[str, Any]) -> None:
+    """What looks for numbers begins once in each word; and a number may have more digits than Python converts."""
+    started = time.process_time()
+    rules({**minimal, "description": (text * 100_000)[:100_000]})
+    assert time.process_time() - started < 2.0
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("Qwen3-8B has 4096 features in blocks of 128x128, as gemm_n4096_k512 and float8_e4m3fn", ["4096"]),
+        ("8B.100 and 3d77, x, and 512", ["512"]),
+    ],
+)
+def test_numbers_in_names_are_none(text: str, numbers: list[str]) -> None:
+    assert _NUMBER.findall(_without_names(text)) == numbers
 
 
 @pytest.mark.parametrize(
