@@ -33,7 +33,7 @@ __all__ = [
 ORACLE_EXAMPLES = 20
 
 #: From how many Definitions on several processes verify them unless told otherwise; how many at most on the CPU, and on
-#: each GPU, which waits for Python most of the time if only one process uses it.
+#: each GPU, which one process would leave idle while Python prepares its next case.
 SHARED_FROM, MOST_JOBS = 20, 4
 
 #: What every option --seed takes.
