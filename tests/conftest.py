@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--require-gpu", action="store_true", help="fail instead of skipping if there is no GPU")
     group.addoption("--examples", type=int, help="real cases for each (Definition, kernel); default: the profile's")
     group.addoption(
-        "--gpu-jobs", type=int, help="processes that verify, not with -n [4 per GPU, or 1 for few Definitions]"
+        "--gpu-jobs", type=int, help="processes that verify, not with -n [8 per GPU, or 1 for few Definitions]"
     )
     group.addoption("--seed", type=int, default=SEED, help="seed of the GPU cases")
     group.addoption("--record-evidence", type=Path, metavar="DIR", help="record evidence of what passes in DIR")

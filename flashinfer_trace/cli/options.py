@@ -32,9 +32,10 @@ __all__ = [
 #: Default number of real cases in which a reference is compared with its oracle.
 ORACLE_EXAMPLES = 20
 
-#: From how many Definitions on several processes verify them unless told otherwise; how many at most on the CPU, and on
-#: each GPU, which one process would leave idle while Python prepares its next case.
-SHARED_FROM, MOST_JOBS = 20, 4
+#: From how many Definitions on several processes verify them unless told otherwise.
+SHARED_FROM = 20
+#: How many at most on the CPU; and on each GPU, which one process leaves idle while Python prepares its next case.
+CPU_JOBS, GPU_JOBS = 4, 8
 
 #: What every option --seed takes.
 SEEDS = click.IntRange(0, LARGEST_SEED)
@@ -96,7 +97,7 @@ def usual_jobs(definitions: int, gpus: int) -> int:
     if definitions < SHARED_FROM:
         return 1
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(processors, MOST_JOBS * max(1, gpus))
+    return min(processors, GPU_JOBS * gpus or CPU_JOBS)
 
 
 def counted(number: int, noun: str) -> str:

@@ -6,10 +6,10 @@ than a pipe holds if that process has died (https://github.com/python/cpython/is
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import signal
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from multiprocessing import resource_tracker
@@ -19,6 +19,7 @@ from typing import NamedTuple
 import click
 import torch
 
+from flashinfer_trace.cli.gpu_memory import memory_needed, memory_of
 from flashinfer_trace.cli.runs import Settings, batches, by_family
 from flashinfer_trace.cli.shipments import Answer, Shipment, received, reference_process, run_shipment, shipment
 from flashinfer_trace.cli.tasks import Task
@@ -65,14 +66,17 @@ def run_in_processes(
     process dies, the reports of what it was verifying are failures, and another process goes on with the next one. A
     warning on standard error says so where references could not be isolated, or not fully.
 
-    On GPUs, each Definition goes to the next process. The processes share all GPUs, or the one that `settings` names.
-    What lacked memory beside others is verified again when they have ended, by half as many processes, down to one.
+    On GPUs, each Definition goes to the next process, those with large weights first; one waits while its GPU has no
+    room for it beside others. The processes share all GPUs, or the one that `settings` names. What lacked memory even
+    so is verified again when the others have ended, by half as many processes, down to one.
     """
     if settings.device == "cpu" and not settings.full and not available():
         click.echo("warning: this platform cannot isolate references", err=True)
     weaker: set[str] = set()
     on_gpus = settings.device.startswith("cuda")
-    left: list[Group] = [[batch] for batch in batches(tasks)] if on_gpus else list(by_family(tasks))
+    left: list[Group] = list(by_family(tasks))
+    if on_gpus:
+        left = sorted(([batch] for batch in batches(tasks)), key=_needed, reverse=True)
     while left:
         work, left = left, []
         with closing(_answered(work, settings, jobs)) as coming:
@@ -92,15 +96,15 @@ def run_in_processes(
 
 def _answered(groups: Sequence[Group], settings: Settings, jobs: int) -> Generator[tuple[Group, Answers], None, None]:
     """Each group with its answers, as they come from `jobs` processes at most."""
-    waiting = deque(groups)
+    waiting = list(groups)
     helpers: list[_Helper] = []
     devices = _devices(settings.device)
+    room = {device: memory_of(device) for device in devices}
     try:
         with _no_interrupt_while_they_start():
             for number in range(min(jobs, len(waiting))):
                 helpers.append(_Helper(devices[number % len(devices)]))
-        for helper in helpers:
-            helper.begin(waiting.popleft(), settings)
+        _begin(waiting, helpers, room, settings)
         while busy := [helper for helper in helpers if helper.group]:
             ready = wait([helper.connection for helper in busy])
             for helper in [one for one in busy if one.connection in ready]:
@@ -111,15 +115,32 @@ def _answered(groups: Sequence[Group], settings: Settings, jobs: int) -> Generat
                     helper.kill()
                     if waiting:
                         with _no_interrupt_while_they_start():
-                            helpers.append(helper := _Helper(helper.device))
-                if waiting:
-                    helper.begin(waiting.popleft(), settings)
+                            helpers.append(_Helper(helper.device))
+                _begin(waiting, helpers, room, settings)
                 yield group, answers
         for helper in helpers:
             helper.finish()
     finally:
         for helper in helpers:
             helper.kill()
+
+
+def _begin(waiting: list[Group], helpers: Sequence[_Helper], room: Mapping[str, float], settings: Settings) -> None:
+    """Gives processes without work the first group for which their device has room; one group always has."""
+    for helper in helpers:
+        if helper.group:
+            continue
+        beside = [_needed(one.group) for one in helpers if one.group and one.device == helper.device]
+        free = room[helper.device] - sum(beside) if beside else math.inf
+        group = next((group for group in waiting if _needed(group) <= free), None)
+        if group is not None:
+            waiting.remove(group)
+            helper.begin(group, settings)
+
+
+def _needed(group: Group) -> int:
+    """Bytes that a process needs for a group of tasks on a GPU."""
+    return max(memory_needed(batch[0].definition) for batch in group)
 
 
 def _devices(device: str) -> list[str]:

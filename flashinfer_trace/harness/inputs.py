@@ -42,7 +42,7 @@ class Draws:
 
     def integers(self, shape: Sequence[int], low: int, high: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         """Integers, uniform in low..high inclusive."""
-        return torch.randint(low, high + 1, tuple(shape), generator=self.generator, device=self.device).to(dtype)
+        return torch.randint(low, high + 1, tuple(shape), generator=self.generator, device=self.device, dtype=dtype)
 
     def permutation(self, n: int) -> torch.Tensor:
         """A random order of 0..n-1 (int64)."""
@@ -61,7 +61,7 @@ class Draws:
         value's square).
         """
         if kind == "integers":
-            return self.integers(shape, -4, 4).to(dtype)
+            return self.integers(shape, -4, 4, torch.int8).to(dtype)
         if kind == "constant_rows":
             return self.normal([*shape[:-1], 1], torch.float32, scale).expand(*shape).to(dtype)
         factor = {"normal": 1.0, "large": 1000.0, "tiny": 0.001, "huge": 1e5, "minute": 1e-6}[kind]

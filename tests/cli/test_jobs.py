@@ -17,13 +17,15 @@ import pytest
 import torch
 
 from flashinfer_trace.cli import processes
-from flashinfer_trace.cli.options import MOST_JOBS, SHARED_FROM, usual_jobs
+from flashinfer_trace.cli.gpu_memory import memory_needed
+from flashinfer_trace.cli.options import CPU_JOBS, GPU_JOBS, SHARED_FROM, usual_jobs
 from flashinfer_trace.cli.processes import Answers, run_in_processes
 from flashinfer_trace.cli.runs import Settings
 from flashinfer_trace.cli.tasks import find_tasks
 from flashinfer_trace.dataset import find_root, load
 from flashinfer_trace.harness.verify import Report
 
+GIB = 1 << 30
 NAMES = ("rmsnorm_h512", "rmsnorm_h7168", "silu_and_mul_i4096", "gemm_bf16_n512_k512")
 SETTINGS = Settings("cpu", 20, 0, None, None, False, None, None)
 ON_GPUS = Settings("cuda", 20, 0, None, None, False, None, None)
@@ -87,9 +89,12 @@ class OnGpu:
     def kill(self) -> None: ...
 
 
-def on_gpus(monkeypatch, jobs: int, gpus: int, **messages: list[str]) -> tuple[dict[str, Report], list[OnGpu]]:
+def on_gpus(
+    monkeypatch, jobs: int, gpus: int, memory: float = 80 * GIB, **messages: list[str]
+) -> tuple[dict[str, Report], list[OnGpu]]:
     """The report of each Definition, and the processes that were started."""
     monkeypatch.setattr(processes, "_Helper", OnGpu)
+    monkeypatch.setattr(processes, "memory_of", lambda device: memory)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     OnGpu.started, OnGpu.messages = [], messages
     tasks = find_tasks([load(name) for name in NAMES], find_root(), "oracle", None)
@@ -106,7 +111,8 @@ def test_processes_share_all_gpus(monkeypatch):
 
 def test_what_leaves_a_gpu_unusable_takes_no_other_definition_with_it(monkeypatch):
     reports, started = on_gpus(monkeypatch, 1, 1, rmsnorm_h512=["its context is unusable"])
-    assert [one.done for one in started] == [["rmsnorm_h512"], ["rmsnorm_h7168", "silu_and_mul_i4096", NAMES[3]]]
+    done = [name for one in started for name in one.done]
+    assert len(started) == 2 and started[0].done[-1] == "rmsnorm_h512" and sorted(done) == sorted(NAMES)
     assert [name for name, report in reports.items() if report.status == "failed"] == ["rmsnorm_h512"]
 
 
@@ -128,13 +134,34 @@ def test_what_lacks_memory_beside_others_is_verified_again_by_half_as_many(monke
     assert runs == 1 or started[-1].done == ["rmsnorm_h512"]
 
 
+def test_the_memory_that_a_definition_needs_follows_from_its_weights():
+    small, large = (memory_needed(load(name)) for name in ("rmsnorm_h512", "gemm_bf16_n106496_k16384"))
+    assert small < 4 * GIB and 56 * GIB < large < 72 * GIB
+
+
+@pytest.mark.parametrize(("memory", "beside"), [(80 * GIB, True), (7 * GIB, True), (5 * GIB, False), (GIB, False)])
+def test_a_definition_waits_until_its_gpu_has_room(monkeypatch, memory, beside):
+    """Two of about 3 GiB each; on a GPU that has less, one at a time."""
+    busy: list[int] = []
+    begin = OnGpu.begin
+
+    def counted(self, group, settings) -> None:
+        begin(self, group, settings)
+        busy.append(sum(bool(one.group) for one in OnGpu.started))
+
+    monkeypatch.setattr(OnGpu, "begin", counted)
+    reports, _ = on_gpus(monkeypatch, 2, 1, memory)
+    assert {report.status for report in reports.values()} == {"passed"}
+    assert (max(busy) == 2) is beside
+
+
 @pytest.mark.parametrize(
     ("definitions", "gpus", "processors", "jobs"),
     [
         (SHARED_FROM - 1, 2, 64, 1),
-        (SHARED_FROM, 0, 64, MOST_JOBS),
-        (SHARED_FROM, 1, 64, MOST_JOBS),
-        (SHARED_FROM, 2, 64, 2 * MOST_JOBS),
+        (SHARED_FROM, 0, 64, CPU_JOBS),
+        (SHARED_FROM, 1, 64, GPU_JOBS),
+        (SHARED_FROM, 2, 64, 2 * GPU_JOBS),
         (SHARED_FROM, 2, 3, 3),
     ],
 )

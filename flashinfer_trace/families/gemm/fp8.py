@@ -42,7 +42,7 @@ def corners(request: PlanRequest) -> list[Plan]:
 def codes(draws: Draws, shape: Sequence[int], kind: str) -> torch.Tensor:
     """float8_e4m3fn codes of the planned kind."""
     if kind == "integers":
-        return draws.integers(shape, -4, 4).float().to(torch.float8_e4m3fn)
+        return draws.integers(shape, -4, 4, torch.int8).float().to(torch.float8_e4m3fn)
     if kind == "any":
         drawn = draws.integers(shape, 0, 253, torch.int32)
         # 0x7f and 0xff are NaN: 0..126 are the positive codes, 128..254 the negative ones.

@@ -74,7 +74,7 @@ def activations(definition: Definition, plan: Plan, draws: Draws) -> torch.Tenso
 
 def small_codes(shape: list[int], draws: Draws) -> torch.Tensor:
     """float8_e4m3fn integers from -4 to 4."""
-    return draws.integers(shape, -4, 4).to(torch.float8_e4m3fn)
+    return draws.integers(shape, -4, 4, torch.int8).to(torch.float8_e4m3fn)
 
 
 def powers(shape: list[int], draws: Draws) -> torch.Tensor:
