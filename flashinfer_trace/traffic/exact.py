@@ -97,10 +97,13 @@ class ExactDraws(TorchDispatchMode):
         sums = words.view(torch.int16).view(-1, 4).sum(dim=1, dtype=torch.int32)
         return sums.add_(2).float().mul_(1 / _SIGMA_OF_FOUR).view(tuple(size))
 
-    def _integers(self, low: int, high: int, size: Sequence[int], *, device: Any = None, **options: Any) -> Any:
-        """int64, uniform in low..high - 1 up to 2^-63 times their number."""
+    def _integers(
+        self, low: int, high: int, size: Sequence[int], *, dtype: Any = None, device: Any = None, **options: Any
+    ) -> torch.Tensor:
+        """Uniform in low..high - 1 up to 2^-63 times their number; int64 unless asked for otherwise."""
         words = self._stream.words(math.prod(size), torch.device(device or "cpu"))
-        return words.bitwise_and_(_LARGEST_INT64).remainder_(high - low).add_(low).view(tuple(size))
+        words.bitwise_and_(_LARGEST_INT64).remainder_(high - low).add_(low)
+        return words.view(tuple(size)).to(dtype or torch.int64)
 
     def _permutation(self, n: int, *, device: Any = None, **options: Any) -> torch.Tensor:
         keys = self._stream.words(n, torch.device(device or "cpu"))
