@@ -251,18 +251,23 @@ def test_the_committed_document_is_of_the_committed_runs():
 
 
 def test_what_exchanges_data_between_gpus_is_told_apart():
-    """A call may also copy what it exchanges: that is time of this GPU."""
+    """So are copies of a call that exchanges; what else it computes is time of this GPU, as is every other copy."""
     norm = load("rmsnorm_h7168")
     known = call("flashinfer.norm.rmsnorm", NORM, (1, 2.0))
-    reduced = RecordedLaunch("sglang::cross_device_reduce_1stage<x, 2>", 1, 1, 7.0), RecordedLaunch("copy", 1, 1, 0.5)
+    copy = RecordedLaunch("Memcpy DtoD", 1, 1, 1.0)
+    reduced = (
+        copy,
+        RecordedLaunch("sglang::cross_device_reduce_1stage<x, 2>", 1, 1, 7.0),
+        RecordedLaunch("norm", 1, 1, 0.5),
+    )
     gathered = (RecordedLaunch("ncclDevKernel_AllGather_x", None, 1, 4.0),)
     exchange = [
         RecordedCall("decode", "torch.ops", f"torch.ops.sgl_kernel.{name}", (), "", 1, (), launches)
-        for name, launches in (("all_reduce", reduced), ("all_gather", gathered))
+        for name, launches in (("all_reduce", reduced), ("all_gather", gathered), ("clone", (copy,)))
     ]
     run = recording(known, *exchange)
     (step,) = step_times(run, Evidence([norm], {norm.name: ["flashinfer.norm.rmsnorm"]}))
-    assert (step.microseconds, step.between_gpus) == (2.5 * 58, 7.0 * 58 + 4.0)
-    assert set(step.missing) == {"all_reduce (torch.ops)"}
+    assert (step.microseconds, step.between_gpus) == ((2.0 + 0.5 + 1.0) * 58, 8.0 * 58 + 4.0)
+    assert set(step.missing) == {"all_reduce (torch.ops)", "clone (torch.ops)"}
     assert "### Exchange between GPUs" in time_coverage([run], [], {})
     assert "### Exchange between GPUs" not in time_coverage([recording(known)], [], {})

@@ -22,6 +22,8 @@ LONGEST_NAME = 160
 PREPARING = ("plan", "begin_forward", "fast_decode_plan")
 #: How the names of CUDA kernels begin that exchange data between GPUs: those of NCCL, and SGLang's own all-reduce.
 COMMUNICATING = ("ncclDevKernel_", "sglang::cross_device_reduce")
+#: How the profiler calls a copy.
+COPY = "Memcpy"
 SCHEMA = "../../schema/runtime_trace.schema.json"
 _JIT = "sglang/jit_kernel/"
 #: The tables of a document; its calls refer to them by index.
@@ -77,6 +79,13 @@ class RecordedCall:
     count: int
     through: tuple[str, ...]
     launches: tuple[RecordedLaunch, ...]
+
+    @property
+    def exchanged(self) -> tuple[RecordedLaunch, ...]:
+        """What exchanges data with other GPUs, and the copies to and from the memory that they share."""
+        if not any(one.communicates for one in self.launches):
+            return ()
+        return tuple(one for one in self.launches if one.communicates or one.cuda_kernel.startswith(COPY))
 
 
 @dataclass(frozen=True)
