@@ -17,7 +17,7 @@ from gpu_libraries import skip_unusable
 from made_up_evidence import small_dataset
 
 import flashinfer_trace
-from flashinfer_trace.cli.gpu_memory import memory_needed
+from flashinfer_trace.cli.gpu_memory import memory_of_weights
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.family import Kernel
 from flashinfer_trace.harness.verify import Report
@@ -30,10 +30,10 @@ else:
 
 ROOT = Path(__file__).resolve().parent.parent
 PAIRS = [
-    # In the order in which they are verified: see `run_in_processes`. The pairs of a Definition share its cases; they
+    # In the order in which they are verified: see `Queue`. The pairs of a Definition share its cases; they
     # are neighbours, which worksteal leaves on one worker.
     pytest.param(definition, kernel, id=f"{definition.name}-{kernel.label}")
-    for definition in sorted(flashinfer_trace.definitions(), key=memory_needed, reverse=True)
+    for definition in sorted(flashinfer_trace.definitions(), key=memory_of_weights, reverse=True)
     for kernel in family_of(definition).kernels_of(definition)
 ]
 

@@ -6,10 +6,9 @@ than a pipe holds if that process has died (https://github.com/python/cpython/is
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import signal
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from multiprocessing import resource_tracker
@@ -19,7 +18,7 @@ from typing import NamedTuple
 import click
 import torch
 
-from flashinfer_trace.cli.gpu_memory import memory_needed, memory_of
+from flashinfer_trace.cli.gpu_memory import Group, Queue, Work, memory_of
 from flashinfer_trace.cli.runs import Settings, batches, by_family
 from flashinfer_trace.cli.shipments import Answer, Shipment, received, reference_process, run_shipment, shipment
 from flashinfer_trace.cli.tasks import Task
@@ -34,9 +33,6 @@ PATIENCE = 5.0
 #: What CUDA, torch and the libraries say if the GPU has no memory left.
 OUT_OF_MEMORY = "out of memory"
 
-#: Tasks that one process verifies, those of each Definition together.
-Group = Sequence[Sequence[Task]]
-
 
 class Answers(NamedTuple):
     """What a process answers.
@@ -45,11 +41,13 @@ class Answers(NamedTuple):
         batches: of each shipment, the answers.
         level: how references were isolated.
         usable: whether it can go on; a kernel may have left its CUDA context unusable.
+        peak: bytes of GPU memory that torch had at most.
     """
 
     batches: Sequence[Sequence[Answer]]
     level: str = STRONGEST
     usable: bool = True
+    peak: int = 0
 
     @property
     def lack_memory(self) -> bool:
@@ -66,58 +64,52 @@ def run_in_processes(
     process dies, the reports of what it was verifying are failures, and another process goes on with the next one. A
     warning on standard error says so where references could not be isolated, or not fully.
 
-    On GPUs, each Definition goes to the next process, those with large weights first; one waits while its GPU has no
-    room for it beside others. The processes share all GPUs, or the one that `settings` names. What lacked memory even
-    so is verified again when the others have ended, by half as many processes, down to one.
+    On GPUs, each Definition goes to the next process, if its GPU has room for it: see `Queue`. The processes share all
+    GPUs, or the one that `settings` names. What lacks memory beside others is verified again with more.
     """
     if settings.device == "cpu" and not settings.full and not available():
         click.echo("warning: this platform cannot isolate references", err=True)
     weaker: set[str] = set()
     on_gpus = settings.device.startswith("cuda")
-    left: list[Group] = list(by_family(tasks))
-    if on_gpus:
-        left = sorted(([batch] for batch in batches(tasks)), key=_needed, reverse=True)
-    while left:
-        work, left = left, []
-        with closing(_answered(work, settings, jobs)) as coming:
-            for group, answers in coming:
-                if answers.lack_memory and jobs > 1:
-                    left.append(group)
-                    continue
-                weaker |= {answers.level} - {STRONGEST}
-                for batch, each in zip(group, answers.batches, strict=True):
-                    for report in received(each, batch, settings):
-                        advance(report.definition, True)
-                        yield report
-        jobs = max(1, jobs // 2)
+    groups: Sequence[Group] = [[batch] for batch in batches(tasks)] if on_gpus else by_family(tasks)
+    with closing(_answered(groups, settings, jobs)) as coming:
+        for group, answers in coming:
+            weaker |= {answers.level} - {STRONGEST}
+            for batch, each in zip(group, answers.batches, strict=True):
+                for report in received(each, batch, settings):
+                    advance(report.definition, True)
+                    yield report
     for level in sorted(weaker):
         click.echo(f"warning: references were isolated by {level} only; see SECURITY.md", err=True)
 
 
 def _answered(groups: Sequence[Group], settings: Settings, jobs: int) -> Generator[tuple[Group, Answers], None, None]:
     """Each group with its answers, as they come from `jobs` processes at most."""
-    waiting = list(groups)
     helpers: list[_Helper] = []
     devices = _devices(settings.device)
-    room = {device: memory_of(device) for device in devices}
+    queue = Queue(groups, {device: memory_of(device) for device in devices})
     try:
         with _no_interrupt_while_they_start():
-            for number in range(min(jobs, len(waiting))):
+            for number in range(min(jobs, len(queue))):
                 helpers.append(_Helper(devices[number % len(devices)]))
-        _begin(waiting, helpers, room, settings)
-        while busy := [helper for helper in helpers if helper.group]:
+        _begin(queue, helpers, settings)
+        while busy := [helper for helper in helpers if helper.work]:
             ready = wait([helper.connection for helper in busy])
             for helper in [one for one in busy if one.connection in ready]:
-                group = helper.group
+                work = helper.work
+                assert work is not None
                 answers = helper.answers()
+                queue.learn(work, answers.peak)
+                again = answers.lack_memory and len(helpers) > 1 and queue.put_back(work, helper.device)
                 if not answers.usable:
                     helpers.remove(helper)
                     helper.kill()
-                    if waiting:
+                    if queue:
                         with _no_interrupt_while_they_start():
                             helpers.append(_Helper(helper.device))
-                _begin(waiting, helpers, room, settings)
-                yield group, answers
+                _begin(queue, helpers, settings)
+                if not again:
+                    yield work.group, answers
         for helper in helpers:
             helper.finish()
     finally:
@@ -125,22 +117,14 @@ def _answered(groups: Sequence[Group], settings: Settings, jobs: int) -> Generat
             helper.kill()
 
 
-def _begin(waiting: list[Group], helpers: Sequence[_Helper], room: Mapping[str, float], settings: Settings) -> None:
-    """Gives processes without work the first group for which their device has room; one group always has."""
+def _begin(queue: Queue, helpers: Sequence[_Helper], settings: Settings) -> None:
+    """Gives work to processes that have none, as far as there is room for it."""
     for helper in helpers:
-        if helper.group:
-            continue
-        beside = [_needed(one.group) for one in helpers if one.group and one.device == helper.device]
-        free = room[helper.device] - sum(beside) if beside else math.inf
-        group = next((group for group in waiting if _needed(group) <= free), None)
-        if group is not None:
-            waiting.remove(group)
-            helper.begin(group, settings)
-
-
-def _needed(group: Group) -> int:
-    """Bytes that a process needs for a group of tasks on a GPU."""
-    return max(memory_needed(batch[0].definition) for batch in group)
+        if not helper.work:
+            beside = [one.work for one in helpers if one.work and one.device == helper.device]
+            work = queue.take(helper.device, beside)
+            if work is not None:
+                helper.begin(work, settings)
 
 
 def _devices(device: str) -> list[str]:
@@ -154,35 +138,36 @@ class _Helper:
     Attributes:
         device: where it verifies.
         connection: to it.
-        group: what it verifies now; nothing if it has no work.
+        work: what it verifies now, if anything.
     """
 
     def __init__(self, device: str) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.device = device
-        self.group: Group = ()
+        self.work: Work | None = None
         self._process = context.Process(target=_serve, args=(theirs,), daemon=False)
         self._process.start()
         # With this end open here as well, nobody would notice that the process has died.
         theirs.close()
 
-    def begin(self, group: Group, settings: Settings) -> None:
-        self.group = group
+    def begin(self, work: Work, settings: Settings) -> None:
+        self.work = work
         own = replace(settings, device=self.device)
         with suppress(OSError):  # it has died: `answers` finds out
-            self.connection.send([shipment(batch, own) for batch in group])
+            self.connection.send([shipment(batch, own) for batch in work.group])
 
     def answers(self) -> Answers:
         """What it answered; failures if it died. Then it has no work."""
-        group, self.group = self.group, ()
+        work, self.work = self.work, None
+        assert work is not None
         try:
             found: Answers = self.connection.recv()
         except (EOFError, OSError):
             self._process.join(PATIENCE)
             code = self._process.exitcode
             text = f"the process that verified it, or what came with it, died (exit code {code})"
-            return Answers([[_failed(task, self.device, text) for task in batch] for batch in group], usable=False)
+            return Answers([[_failed(task, self.device, text) for task in batch] for batch in work.group], usable=False)
         return found
 
     def finish(self) -> None:
@@ -214,7 +199,10 @@ def _run(sent: Sequence[Shipment]) -> Answers:
     settings = sent[0].settings
     if settings.device.startswith("cuda"):
         torch.cuda.set_device(settings.device)
-        return Answers([run_shipment(one) for one in sent], usable=_usable())
+        torch.cuda.reset_peak_memory_stats()
+        answers = [run_shipment(one) for one in sent]
+        peak = torch.cuda.max_memory_reserved()
+        return Answers(answers, usable=_usable(), peak=peak)
     answers = [run_shipment(one) for one in sent]
     worker = reference_process() if not settings.full else None
     return Answers(answers, (worker.level if worker is not None else "") or STRONGEST)

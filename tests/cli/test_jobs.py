@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from flashinfer_trace.cli import processes
-from flashinfer_trace.cli.gpu_memory import memory_needed
+from flashinfer_trace.cli.gpu_memory import Queue, memory_of_weights
 from flashinfer_trace.cli.options import CPU_JOBS, GPU_JOBS, SHARED_FROM, usual_jobs
 from flashinfer_trace.cli.processes import Answers, run_in_processes
 from flashinfer_trace.cli.runs import Settings
@@ -68,12 +68,13 @@ class OnGpu:
     messages: ClassVar[dict[str, list[str]]] = {}
 
     def __init__(self, device: str) -> None:
-        self.device, self.group, self.done = device, (), []
+        self.device, self.work, self.done = device, None, []
         self.connection, self._answers = multiprocessing.Pipe(duplex=False)
         self.started.append(self)
 
-    def begin(self, group, settings) -> None:
-        ((task,),) = self.group = group
+    def begin(self, work, settings) -> None:
+        self.work = work
+        ((task,),) = work.group
         name = task.definition.name
         message = self.messages[name].pop(0) if self.messages.get(name) else ""
         report = Report(name, task.target, self.device, "failed" if message else "passed", message=message)
@@ -81,7 +82,7 @@ class OnGpu:
         self._answers.send(Answers([[(report, None)]], usable=not message.endswith("unusable")))
 
     def answers(self) -> Answers:
-        self.group = ()
+        self.work = None
         return self.connection.recv()
 
     def finish(self) -> None: ...
@@ -117,42 +118,66 @@ def test_what_leaves_a_gpu_unusable_takes_no_other_definition_with_it(monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("messages", "jobs", "runs", "status"),
+    ("messages", "jobs", "memory", "runs", "status"),
     [
-        (["CUDA out of memory"], 2, 2, "passed"),
-        (["CUDA out of memory"] * 2, 2, 2, "failed"),
-        (["CUDA out of memory"] * 2, 4, 3, "passed"),
-        (["CUDA out of memory"], 1, 1, "failed"),
-        (["worst error is 2 x its bound"], 2, 1, "failed"),
+        (["CUDA out of memory"], 2, 80, 2, "passed"),
+        (["CUDA out of memory"] * 2, 2, 80, 3, "passed"),
+        (["CUDA out of memory"] * 2, 2, 5, 2, "failed"),
+        (["CUDA out of memory"], 1, 80, 1, "failed"),
+        (["worst error is 2 x its bound"], 2, 80, 1, "failed"),
     ],
 )
-def test_what_lacks_memory_beside_others_is_verified_again_by_half_as_many(monkeypatch, messages, jobs, runs, status):
-    reports, started = on_gpus(monkeypatch, jobs, 1, rmsnorm_h512=list(messages))
+def test_what_lacks_memory_beside_others_is_verified_again_with_more(monkeypatch, messages, jobs, memory, runs, status):
+    """It needs 3 GiB, it is thought; after that 6, then 12, up to all of the GPU's."""
+    reports, started = on_gpus(monkeypatch, jobs, 1, memory * GIB, rmsnorm_h512=list(messages))
     assert reports["rmsnorm_h512"].status == status
     assert sum(one.done.count("rmsnorm_h512") for one in started) == runs
-    assert len(started) == jobs + runs - 1
-    assert runs == 1 or started[-1].done == ["rmsnorm_h512"]
 
 
-def test_the_memory_that_a_definition_needs_follows_from_its_weights():
-    small, large = (memory_needed(load(name)) for name in ("rmsnorm_h512", "gemm_bf16_n106496_k16384"))
-    assert small < 4 * GIB and 56 * GIB < large < 72 * GIB
+def test_the_memory_of_weights():
+    small, large = (memory_of_weights(load(name)) for name in ("rmsnorm_h512", "gemm_bf16_n106496_k16384"))
+    assert small < GIB / 1000 and 56 * GIB < large < 72 * GIB
 
 
-@pytest.mark.parametrize(("memory", "beside"), [(80 * GIB, True), (7 * GIB, True), (5 * GIB, False), (GIB, False)])
-def test_a_definition_waits_until_its_gpu_has_room(monkeypatch, memory, beside):
-    """Two of about 3 GiB each; on a GPU that has less, one at a time."""
-    busy: list[int] = []
-    begin = OnGpu.begin
+def queue_of(*names: str, memory: float) -> Queue:
+    tasks = find_tasks([load(name) for name in names], find_root(), "oracle", None)
+    return Queue([[[task]] for task in tasks], {"cuda:0": memory * GIB})
 
-    def counted(self, group, settings) -> None:
-        begin(self, group, settings)
-        busy.append(sum(bool(one.group) for one in OnGpu.started))
 
-    monkeypatch.setattr(OnGpu, "begin", counted)
-    reports, _ = on_gpus(monkeypatch, 2, 1, memory)
-    assert {report.status for report in reports.values()} == {"passed"}
-    assert (max(busy) == 2) is beside
+def names_taken(queue: Queue, count: int) -> list[str]:
+    """What is taken beside what was taken before."""
+    taken = []
+    while len(taken) < count and (work := queue.take("cuda:0", taken)):
+        taken.append(work)
+    return [work.group[0][0].definition.name for work in taken]
+
+
+@pytest.mark.parametrize(("memory", "count"), [(80, 3), (8, 2), (5, 1), (1, 1)])
+def test_a_definition_waits_until_its_gpu_has_room(memory, count):
+    """Each needs about 3 GiB; one is begun in any case."""
+    assert len(names_taken(queue_of(*NAMES[:3], memory=memory), 3)) == count
+
+
+def test_large_weights_go_first_and_small_ones_beside_them():
+    names = "rmsnorm_h512", "gemm_bf16_n106496_k16384", "gemm_bf16_n128256_k16384", "silu_and_mul_i4096"
+    assert names_taken(queue_of(*names, memory=80), 4) == [names[2], names[0], names[3]]
+
+
+def test_what_a_definition_needed_is_expected_of_its_family():
+    queue = queue_of("rmsnorm_h512", "rmsnorm_h7168", "silu_and_mul_i4096", memory=16)
+    first = queue.take("cuda:0", [])
+    queue.learn(first, 10 * GIB)
+    assert queue.take("cuda:0", [first]).family == "silu_and_mul"
+    assert queue.take("cuda:0", [first]) is None
+    assert queue.take("cuda:0", []).family == "rmsnorm"
+
+
+def test_weights_that_needed_more_than_expected_make_those_of_their_family_wait():
+    """Of about 70 and 58 GiB, the first is found to need 1.5 times as much, and so is the second."""
+    queue = queue_of("gemm_bf16_n106496_k16384", "gemm_bf16_n128256_k16384", "rmsnorm_h512", memory=190)
+    first = queue.take("cuda:0", [])
+    queue.learn(first, first.weights * 3 // 2)
+    assert [queue.take("cuda:0", [first]).family, queue.take("cuda:0", [first])] == ["rmsnorm", None]
 
 
 @pytest.mark.parametrize(
