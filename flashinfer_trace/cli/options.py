@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from flashinfer_trace.traffic import Workload
 
 __all__ = [
+    "CPU_JOBS",
+    "GPU_JOBS",
     "ORACLE_EXAMPLES",
     "SEEDS",
+    "SHARED_FROM",
     "chosen_workloads",
     "counted",
     "dataset_root",

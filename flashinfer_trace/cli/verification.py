@@ -15,8 +15,11 @@ from flashinfer_trace import dataset
 from flashinfer_trace.cli import completion
 from flashinfer_trace.cli.group import FAILED, INTERRUPTED, NOTHING_VERIFIED
 from flashinfer_trace.cli.options import (
+    CPU_JOBS,
+    GPU_JOBS,
     ORACLE_EXAMPLES,
     SEEDS,
+    SHARED_FROM,
     counted,
     dataset_root,
     format_option,
@@ -105,7 +108,8 @@ def _size(axis: str, digits: str) -> int:
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
-    help="Processes at once [1; for 20 Definitions or more, one for each of up to 4 processors, or 4 for each GPU].",
+    help=f"Processes at once [1; for {SHARED_FROM} Definitions or more, one for each of up to {CPU_JOBS} processors, "
+    f"or {GPU_JOBS} for each GPU].",
 )
 @format_option
 # Longer than other functions here: every option of the command is a parameter.
