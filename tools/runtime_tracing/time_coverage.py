@@ -22,8 +22,9 @@ Runs recorded in `traces/runtime/` (SGLang {sglang} on one or two {gpu}): models
 random weights. A prefill takes a batch of prompts, a decode step adds a token to each; the recordings hold the lengths.
 *Time* is what the kernels, copies and fills of one step take on the GPU, for the whole model: the time within a layer
 counts as often as the model has layers like it. Time in which the GPU waits does not count. Neither does what exchanges
-data between GPUs, with the copies that such a call makes: it contains the wait for the other GPU, and no Definition
-describes it, because Definitions are functions of tensors on one GPU. That time has a table of its own.
+data between GPUs, with the copies that such a call makes (NCCL makes them within its kernels): it contains the wait for
+the other GPU, and no Definition describes it, because Definitions are functions of tensors on one GPU. That time has a
+table of its own.
 
 A call counts as *verified* if evidence names its kernel (the library, and the function or class) for a Definition whose
 constant sizes, dtypes and settings are those of the recorded arguments. The settings are eps, causality, the dtype of
