@@ -60,6 +60,7 @@ LAUNCHED_BY = {
     "matmul_ogs_swiglu_dflt._matmul_ogs": MATMUL_OGS,
     "matmul_ogs_dflt_dflt._reduce_grouped": MATMUL_OGS,
     f"{JIT}.rope.run_rope": f"{JIT}.rope.apply_rope_with_cos_sin_cache_inplace",
+    f"{JIT}.rope.run_rope_store": f"{JIT}.rope.apply_rope_inplace_with_kvcache",
     f"{JIT}.norm.qknorm": f"{JIT}.norm.fused_inplace_qknorm",
     "sglang.srt.layers.attention.utils.concat_and_cast_mha_k_kernel": (
         "sglang.srt.layers.attention.utils.concat_and_cast_mha_k_triton"

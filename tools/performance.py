@@ -15,7 +15,7 @@ from flashinfer_trace.families import family_of
 from tools.performance_figure import fractions_svg
 from tools.shared.markdown import code, table
 
-__all__ = ["performance", "performance_documents", "plot"]
+__all__ = ["AGREED", "COMPARED", "last_pair", "performance", "performance_documents", "plot"]
 
 #: Times above which two runs are compared, in seconds; and by how much their medians may differ, as a fraction.
 COMPARED, AGREED = 20e-6, 0.03
@@ -130,12 +130,24 @@ def _runs(records: Iterable[Record], known: Mapping[str, Definition]) -> Runs:
 
 
 @dataclass(frozen=True)
-class _Pair:
-    """The times of a kernel in its last two runs, in seconds; and whether the processor had a part in one of them."""
+class Pair:
+    """The last two runs of a kernel.
+
+    Attributes:
+        before, last: their times in seconds.
+        waited: whether the processor had a part in one of them.
+        longer: whether both had more inputs than the first run of all.
+    """
 
     before: float
     last: float
     waited: bool
+    longer: bool
+
+    @property
+    def compared(self) -> bool:
+        """Whether both take long enough."""
+        return min(self.before, self.last) > COMPARED
 
     @property
     def difference(self) -> float:
@@ -144,16 +156,18 @@ class _Pair:
 
 
 #: Two runs of a kernel, with the names of its Definition and workload, and its label.
-_Named = tuple[_Pair, str, str, str]
+_Named = tuple[Pair, str, str, str]
 
 
-def _pair(records: Sequence[Record]) -> _Pair | None:
+def last_pair(records: Sequence[Record]) -> Pair | None:
     """The last run and the one before of the same versions on the same inputs; None if there is no other."""
     *others, last = records
     alike = [one for one in others if all(one[key] == last[key] for key in ("version", "environment", "seed", "axes"))]
     if not alike:
         return None
-    return _Pair(_seconds(alike[-1]), _seconds(last), _waited(alike[-1]) or _waited(last))
+    before = alike[-1]
+    longer = min(before["inputs"], last["inputs"]) > records[0]["inputs"]
+    return Pair(_seconds(before), _seconds(last), _waited(before) or _waited(last), longer)
 
 
 def _repeatability(of_gpu: Mapping[tuple[str, str], Mapping[str, Sequence[Record]]]) -> list[str]:
@@ -162,15 +176,17 @@ def _repeatability(of_gpu: Mapping[tuple[str, str], Mapping[str, Sequence[Record
         (pair, name, workload, label)
         for (name, workload), kernels in of_gpu.items()
         for label, records in kernels.items()
-        if (pair := _pair(records)) is not None and min(pair.before, pair.last) > COMPARED
+        if (pair := last_pair(records)) is not None and pair.compared
     ]
     lines = ["### Two runs", ""]
     if not pairs:
         return [*lines, f"No kernel that takes over {COMPARED * 1e6:.0f} us was timed in two runs yet. {AGAIN}"]
+    longer = sum(pair.longer for pair, *_ in pairs)
     alone = [one for one in pairs if not one[0].waited]
     waited = [one for one in pairs if one[0].waited]
     lines += [
-        f"Kernels that take over {COMPARED * 1e6:.0f} us, and were timed in two runs on a workload: {len(pairs)}.",
+        f"Kernels that take over {COMPARED * 1e6:.0f} us, and were timed in two runs on a workload: {len(pairs)}."
+        + (f" In {longer}, two short runs differed too much; these are two with more inputs." if longer else ""),
         "",
     ]
     lines += _alone(alone) if alone else []
@@ -217,7 +233,7 @@ def _percent(fraction: float, digits: int = 1) -> str:
 def _row(name: str, workload: str, kernels: Mapping[str, Sequence[Record]]) -> list[str]:
     ordered = sorted((records[-1] for records in kernels.values()), key=_seconds)
     best = ordered[0]
-    pair, least = _pair(kernels[best["kernel"]]), best["least_seconds"]
+    pair, least = last_pair(kernels[best["kernel"]]), best["least_seconds"]
     again = "" if pair is None else _percent(pair.difference)
     fraction = None if least is None or _waited(best) else least / _seconds(best)
     shown = ["-", ""] if fraction is None else [_percent(fraction, 0), plot(fraction)]

@@ -5,7 +5,8 @@ python -m tools.record_times --plan 9.0 > order                # anywhere: the o
 python -m tools.record_times --order order --record results    # in that order, which takes half a minute to make
 
 What has no time yet is timed first. Then every Definition with a kernel over 20 us is timed a second time, in new
-processes, for docs/performance.md to say how far two runs differ. The exit status is 1 if something could not be timed.
+processes, for docs/performance.md to say how far two runs differ. Where they differ too much, two more runs draw as
+many inputs as `flashinfer-trace bench` does. The exit status is 1 if something could not be timed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,10 +29,10 @@ from flashinfer_trace.harness.real_size import input_bytes
 from flashinfer_trace.judging.process import Limits, Server
 from flashinfer_trace.judging.submission import printable
 from flashinfer_trace.traffic import workloads
-from tools.performance import COMPARED
+from tools.performance import AGREED, COMPARED, Record, last_pair
 from tools.record_workloads import bytes_of, chosen
 
-__all__ = ["Item", "main", "plan", "record", "second_runs", "without_time"]
+__all__ = ["Item", "longer_runs", "main", "plan", "record", "second_runs", "without_time"]
 
 #: Bytes of inputs, of all kernels on all workloads of a Definition, above which a smaller one of its family is taken;
 #: and of all kernels on one workload, above which that is left out if another one is smaller.
@@ -131,26 +132,48 @@ def without_time(items: Sequence[Item], root: Path, gpu: str) -> list[Item]:
 
 def second_runs(items: Sequence[Item], root: Path, gpu: str) -> list[Item]:
     """Those with one run only of a kernel for which two are compared, each with the workloads that this concerns."""
-    times: dict[tuple[str, str], dict[str, list[float]]] = {}
+
+    def once(records: Sequence[Record]) -> bool:
+        return len(records) == 1 and float(records[0]["run"] or records[0]["seconds"]) > COMPARED
+
+    return [
+        replace(item, workloads=names, seconds=PER_DEFINITION + len(names) / len(item.workloads) * item.seconds)
+        for item, names in _concerned(items, root, gpu, once)
+    ]
+
+
+def longer_runs(items: Sequence[Item], root: Path, gpu: str) -> list[Item]:
+    """Those whose last two runs differ too much, unless both had more inputs than the first: each twice."""
+
+    def apart(records: Sequence[Record]) -> bool:
+        pair = last_pair(records)
+        return pair is not None and pair.compared and pair.difference >= AGREED and not (pair.waited or pair.longer)
+
+    return [
+        replace(item, workloads=names, seconds=PER_DEFINITION + len(names) * Policy().seconds)
+        for item, names in _concerned(items, root, gpu, apart)
+        for _ in range(2)
+    ]
+
+
+def _concerned(
+    items: Sequence[Item], root: Path, gpu: str, concerns: Callable[[Sequence[Record]], bool]
+) -> Iterator[tuple[Item, tuple[str, ...]]]:
+    """Items, with those of their workloads of which the records of some kernel are meant."""
+    runs: dict[tuple[str, str], dict[str, list[Record]]] = {}
     references = {one.definition.name: one.definition.reference_sha256 for one in items}
     for one in results.read(root):
         if one["gpu"] == results.directory(gpu) and references.get(one["definition"]) == one["reference_sha256"]:
-            kernels = times.setdefault((one["definition"], one["workload"]), {})
-            kernels.setdefault(one["kernel"], []).append(float(one["run"] or one["seconds"]))
-    found = []
+            kernels = runs.setdefault((one["definition"], one["workload"]), {})
+            kernels.setdefault(one["kernel"], []).append(one)
     for item in items:
-        once = [
+        names = tuple(
             workload
             for workload in item.workloads
-            if any(
-                len(runs) == 1 and runs[0] > COMPARED
-                for runs in times.get((item.definition.name, workload), {}).values()
-            )
-        ]
-        if once:
-            share = len(once) / len(item.workloads)
-            found.append(replace(item, workloads=tuple(once), seconds=PER_DEFINITION + share * item.seconds))
-    return found
+            if any(map(concerns, runs.get((item.definition.name, workload), {}).values()))
+        )
+        if names:
+            yield item, names
 
 
 def record(
@@ -235,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         items = plan(_capability(given.device), policy)
     last = given.last.read_text(encoding="utf-8").split() if given.last and given.last.is_file() else []
-    failed = _both(
+    failed = _all(
         _ordered(items[number::count], last), given.record, given.device, policy, lambda: ends - time.monotonic()
     )
     if given.last:
@@ -253,10 +276,11 @@ def _ordered(items: Iterable[Item], last: Collection[str]) -> list[Item]:
     return sorted(items, key=lambda one: one.definition.name in last)
 
 
-def _both(items: Sequence[Item], root: Path, device: str, policy: Policy, left: Callable[[], float]) -> list[str]:
-    """First what has no time, then second runs; names of those that failed."""
+def _all(items: Sequence[Item], root: Path, device: str, policy: Policy, left: Callable[[], float]) -> list[str]:
+    """First what has no time, then second runs, then longer ones; names of those that failed."""
     gpu, failed = environment(device).gpu, []
-    for choose in (without_time, second_runs):
+    for choose in (without_time, second_runs, longer_runs):
+        own = Policy() if choose is longer_runs else policy
         now = choose(items, root, gpu)
         print(
             f"{choose.__name__.replace('_', ' ')}: {counted(len(now), 'Definition')}, {left():.0f} s left", flush=True
@@ -265,7 +289,7 @@ def _both(items: Sequence[Item], root: Path, device: str, policy: Policy, left: 
             continue
         with Server() as server:
 
-            def measure(item: Item, server: Server = server) -> Report:
+            def measure(item: Item, server: Server = server, policy: Policy = own) -> Report:
                 one = item.definition
                 kept = [each for each in workloads(one) if each.name in item.workloads]
                 return bench(None, one, kept, device=device, policy=policy, server=server, limits=LIMITS)

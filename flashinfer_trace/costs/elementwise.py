@@ -86,6 +86,13 @@ def store(*caches: str, at: str) -> CostFunction:
     return work
 
 
+def rope_and_store(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
+    """All features are rotated, and the rows of keys and values are written once more."""
+    turned = rope({**sizes, "rotary_dim": sizes["head_size"]}, inputs)
+    stored = store("k_cache", "v_cache", at="out_loc")(sizes, inputs)
+    return Work(turned.operations, {**turned.reads, **stored.reads}, stored.writes)
+
+
 def hadamard(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     """The fast transform: log2(n) additions for each element, and the scale."""
     size = sizes["head_dim"]
@@ -128,6 +135,7 @@ COSTS: dict[str, CostFunction] = {
         )
     },
     **{f"rope_with_cos_sin_cache_{style}": rope for style in ("neox_style", "neox_style_any_heads", "gptj_style")},
+    "rope_with_cos_sin_cache_neox_style_store": rope_and_store,
     "rope_with_cos_sin": rope_of_rows,
     "mla_rope_quantize_fp8": rope_and_quantise,
     "softmax_temperature": each(SOFTMAX, *_VOCABULARY),

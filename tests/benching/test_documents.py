@@ -52,9 +52,9 @@ def test_every_option_of_the_table_exists():
     assert len(used) >= 6 and all(word in printed for word in used)
 
 
-def record(root, kernel, seconds, reference=None, version="0.6.12", ahead=1.0):
+def record(root, kernel, seconds, reference=None, version="0.6.12", ahead=1.0, inputs=1):
     definition = dataset.load("rmsnorm_h3072")
-    found = summary([Series([{"total": seconds, "ahead": ahead}] * 3, 0.0)])
+    found = summary([Series([{"total": seconds, "ahead": ahead}] * 3, 0.0)] * inputs)
     kernels = [Measured(kernel, "flashinfer-python", version, found)]
     table = Timetable("decode-8", {"batch_size": 8}, 3, 100, {"float32": 9}, 1e-5, kernels)
     (path,) = results.append(
@@ -121,6 +121,16 @@ def test_times_in_which_the_gpu_waited_are_told_apart(tmp_path):
     assert "They are 1. Their medians differ by 1.0 % in the middle, and by 1.0 % at most; 0 of them" in text
     assert "In calls of 1, the GPU waits for the processor" in text and "differ by 25.0 % in the middle" in text
     assert "| 25.0 % |" not in text.split("### rmsnorm")[0], "only what the GPU alone decides is listed"
+
+
+def test_runs_with_more_inputs_than_the_first_are_counted(tmp_path):
+    for seconds, inputs in ((4e-5, 3), (5e-5, 3), (4.4e-5, 12)):
+        record(tmp_path, "one", seconds, inputs=inputs)
+    assert "more inputs" not in rows(tmp_path)[0]
+    record(tmp_path, "one", 4.4e-5, inputs=12)
+    text, _ = rows(tmp_path)
+    assert "In 1, two short runs differed too much; these are two with more inputs." in text
+    assert "differ by 0.0 % in the middle, and by 0.0 % at most; 0 of them" in text
 
 
 def test_short_times_and_those_of_another_version_are_not_compared(tmp_path):

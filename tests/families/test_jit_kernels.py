@@ -37,6 +37,16 @@ def fake_rope(q, k, cos_sin_cache, positions, *, is_neox, rope_dim=0):
         states[..., : 2 * half] = new.to(states.dtype)
 
 
+def fake_rope_store(q, k, v, k_cache, v_cache, cos_sin_cache, positions, out_loc, *, is_neox, rope_dim=0):
+    v = v.view_as(k)
+    assert q.shape[-1] == k.stride(1) == cos_sin_cache.shape[1]
+    assert k_cache.stride() == v_cache.stride()
+    assert k_cache.shape[1] == k.shape[1] * k.shape[2]
+    assert positions.dtype == out_loc.dtype
+    fake_rope(q, k, cos_sin_cache, positions, is_neox=is_neox, rope_dim=rope_dim)
+    k_cache[out_loc], v_cache[out_loc] = k.flatten(1), v.flatten(1)
+
+
 def fake_product(a, b, d):
     assert not b.is_contiguous(), "a view of weights with one row per output feature"
     d.copy_(a.float() @ b.float())
@@ -48,6 +58,7 @@ FAKES = {
     f"{ACTIVATION}.gelu_and_mul": gated(lambda gate: gate * (1 + torch.erf(gate * RECIPROCAL_ROOT)) / 2),
     f"{ACTIVATION}.gelu_tanh_and_mul": gated(lambda gate: torch.nn.functional.gelu(gate, approximate="tanh")),
     "sglang.jit_kernel.rope.apply_rope_with_cos_sin_cache_inplace": fake_rope,
+    "sglang.jit_kernel.rope.apply_rope_inplace_with_kvcache": fake_rope_store,
     "deep_gemm.bf16_gemm_nn": fake_product,
 }
 
@@ -82,6 +93,10 @@ def kernels(monkeypatch):
         (
             "rope_with_cos_sin_cache_gptj_style_h128_kv1_d64_rd64",
             "sglang.jit_kernel.rope.apply_rope_with_cos_sin_cache_inplace",
+        ),
+        (
+            "rope_with_cos_sin_cache_neox_style_store_h64_kv4_d128",
+            "sglang.jit_kernel.rope.apply_rope_inplace_with_kvcache",
         ),
         ("gemm_bf16_n6144_k4096", "deep_gemm.bf16_gemm_nn"),
         ("gemm_bf16_n256_k7168", "torch.matmul"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from flashinfer_trace import find_root, load
@@ -16,6 +18,13 @@ SAMPLING = "flashinfer.sampling.top_k_top_p_sampling_from_probs"
 
 CODES = ("float8_e4m3fn[8,7168]", "float8_e4m3fn[2112,7168]")
 SCALES = ("float32[8,56]", "float32[17,56]")
+ROPE = "sglang.jit_kernel.rope"
+PLAIN = "rope_with_cos_sin_cache_neox_style_h16_kv2_d128_rd128"
+FUSED = "rope_with_cos_sin_cache_neox_style_store_h16_kv2_d128"
+ROTATED = "q: bfloat16[8,16,128], k: bfloat16[8,2,128]"
+CACHES = "v: bfloat16[8,256], k_cache: bfloat16[99,256], v_cache: bfloat16[99,256]"
+ANGLES = "cos_sin_cache: float32[40960,128], positions: int64[8]"
+STORED = f"{ROTATED}, {CACHES}, {ANGLES}, out_loc: int64[8], is_neox: True, rope_dim: 0"
 SCALED_MM = "a: float8_e4m3fn[8,4096], b: float8_e4m3fn[4096,28672]"
 DOWN = "b: bfloat16[257,7168,2048], c: bfloat16[8,9,7168], weights: float32[8,9]"
 
@@ -66,6 +75,8 @@ def recording(*calls: RecordedCall, name: str = "toy", stand_ins: tuple[str, ...
             "dsa_sparse_attention_h128_ckv512_kpe64_topk2048_ps1",
             "q: bfloat16[9,128,576], kv: bfloat16[999,1,576], indices: int32[9,1,2048], sm_scale: 0.1, d_v: 512",
         ),
+        (PLAIN, f"{ROTATED}, {ANGLES}, is_neox: True"),
+        (FUSED, STORED),
         # Both parts of queries and of keys in one tensor each.
         (
             "mla_paged_decode_h128_ckv512_kpe64_ps64",
@@ -129,6 +140,14 @@ def test_a_call_of_the_same_sizes_computes_a_definition(definition: str, argumen
             "gqa_ragged_prefill_causal_h32_kv8_d128",
             "q: bfloat16[9,32,128], k: bfloat16[9,8,128], v: bfloat16[9,8,128], causal: False",
         ),
+        (PLAIN, STORED),
+        (
+            "rope_with_cos_sin_cache_gptj_style_h64_kv1_d64_rd64",
+            "q: bfloat16[8,64,64], k: bfloat16[8,1,64], cos_sin_cache: float32[99,64], is_neox: True",
+        ),
+        (FUSED, f"{ROTATED}, {ANGLES}, is_neox: True"),
+        (FUSED, STORED.replace("True", "False")),
+        ("rope_with_cos_sin_cache_neox_style_store_h32_kv4_d128", STORED),
         (
             "gqa_ragged_prefill_causal_h32_kv8_d128",  # keys and values of different lengths
             "q: bfloat16[9,32,128], k: bfloat16[9,8,128], v: bfloat16[7,8,128], causal: True",
@@ -157,6 +176,16 @@ def test_only_a_kernel_with_evidence_is_verified():
         ("torch.Tensor.matmul", "0: float32[1,128,1], 1: float32[1,1,8]", Standing.UNKNOWN),
     ):
         assert evidence.of(call(name, arguments, library="torch"))[0] is standing, name
+
+
+def test_a_rotation_that_writes_a_cache_needs_evidence_of_its_own():
+    """SGLang has one function for both, which calls another one if it is given a cache."""
+    name, store = "apply_rope_with_cos_sin_cache_inplace", "apply_rope_inplace_with_kvcache"
+    plain, fused = load(PLAIN), load(FUSED)
+    made = dataclasses.replace(call(f"{ROPE}.{name}", STORED), through=(f"torch.ops.sglang.{store}",))
+    runs = {PLAIN: [f"{ROPE}.{name}"]}
+    assert Evidence([plain, fused], runs).of(made) == (Standing.OTHER_SIZES, ())
+    assert Evidence([plain, fused], {**runs, FUSED: [f"{ROPE}.{store}"]}).of(made) == (Standing.VERIFIED, (FUSED,))
 
 
 def test_products_with_bias_and_of_batches_have_their_own_evidence():

@@ -11,7 +11,7 @@ from flashinfer_trace.benching.environment import Environment
 from flashinfer_trace.benching.report import Measured, Report, Timetable
 from flashinfer_trace.benching.statistics import Series, summary
 from tools import record_times, record_workloads
-from tools.record_times import Item, main, plan, record, second_runs, without_time
+from tools.record_times import Item, longer_runs, main, plan, record, second_runs, without_time
 
 MACHINE = Environment("NVIDIA H200", "9.0", "580.1", "13.0", "2.11.0", "3.12.3")
 NAMES = ("rmsnorm_h512", "rmsnorm_h3072", "gelu_and_mul_i2048")
@@ -22,11 +22,11 @@ def item(name=NAMES[0], workloads=BOTH, members=1, seconds=3.0):
     return Item(dataset.load(name), workloads, members, seconds)
 
 
-def report(one, times=(1e-5, 9e-5)):
+def report(one, times=(1e-5, 9e-5), inputs=1):
     """A time of each workload; None for a kernel that hangs."""
     tables = []
     for workload, seconds in zip(one.workloads, times, strict=False):
-        found = None if seconds is None else summary([Series([{"total": seconds, "ahead": 1.0}] * 3, 0.0)])
+        found = None if seconds is None else summary([Series([{"total": seconds, "ahead": 1.0}] * 3, 0.0)] * inputs)
         kernels = [Measured("flashinfer.norm.rmsnorm", "flashinfer-python", "0.6.12", found)]
         tables.append(Timetable(workload, {"batch_size": 8}, 3, 100, {"float32": 9}, 1e-6, kernels))
     return Report(one.definition.name, None, MACHINE, False, False, tables)
@@ -110,6 +110,20 @@ def test_second_runs_are_of_what_takes_long_and_has_one(tmp_path):
     assert again.definition.name == NAMES[0] and again.workloads == ("prefill-2048",)
     recorded([again], tmp_path, lambda one: report(one, (9.1e-5,)))
     assert second_runs(items, tmp_path, "NVIDIA H200") == []
+
+
+def test_runs_that_differ_too_much_are_repeated_twice_with_more_inputs(tmp_path):
+    one = item()
+    for times in ((1e-5, 9e-5), (2e-5, 9.2e-5)):
+        recorded([one], tmp_path, lambda given, times=times: report(given, times))
+    assert longer_runs([one], tmp_path, "NVIDIA H200") == []
+    recorded([one], tmp_path, lambda given: report(given, (1e-5, 9.5e-5)))
+    first, second = longer_runs([one], tmp_path, "NVIDIA H200")
+    assert first == second and first.workloads == ("prefill-2048",) and first.seconds > Policy().seconds
+    recorded([first], tmp_path, lambda given: report(given, (9e-5,), inputs=12))
+    assert len(longer_runs([one], tmp_path, "NVIDIA H200")) == 2
+    recorded([second], tmp_path, lambda given: report(given, (9.5e-5,), inputs=12))
+    assert longer_runs([one], tmp_path, "NVIDIA H200") == []
 
 
 def test_what_failed_before_comes_last(tmp_path, monkeypatch, capsys):

@@ -33,6 +33,12 @@ _EPS = re.compile(r"^EPS = (\S+)$", re.MULTILINE)
 _UNNAMED_EPS = re.compile(r"\b\d+: ([\d.]+e-\d+)(?=, |$)")
 #: Settings of kernels -> the only value that Definitions describe: top-k before top-p, scales of any value.
 DESCRIBED = {"filter_apply_order": "'top_k_first'", "SCALE_UE8M0": "False"}
+#: Parts of the names of Definitions -> a setting, and its value in these.
+NAMED = {
+    "_joint_": ("filter_apply_order", "'joint'"),
+    "_neox_style_": ("is_neox", "True"),
+    "_gptj_style_": ("is_neox", "False"),
+}
 
 Shape = tuple[int, ...]
 #: Library and last part of a dotted path: function, or class. The whole path, of a function that calls several kernels.
@@ -92,7 +98,7 @@ def computes(call: RecordedCall, definition: Definition, window: int | None = No
         return False
     if settings.get("causal") == "False" and "causal" in definition.tags:
         return False
-    described = {**DESCRIBED, **({"filter_apply_order": "'joint'"} if "_joint_" in definition.name else {})}
+    described = {**DESCRIBED, **dict(setting for part, setting in NAMED.items() if part in definition.name)}
     if any(settings.get(name, value) != value for name, value in described.items()):
         return False
     if "out_dtype" in settings and settings["out_dtype"] not in {one.dtype for one in definition.outputs.values()}:

@@ -27,17 +27,17 @@ describes it, because Definitions are functions of tensors on one GPU. That time
 
 A call counts as *verified* if evidence names its kernel (the library, and the function or class) for a Definition whose
 constant sizes, dtypes and settings are those of the recorded arguments. The settings are eps, causality, the dtype of
-the output, a cap of the logits, a window, and whether top-k comes before top-p. A tag that names a kernel without
-evidence from it does not count. For products of two bfloat16 matrices the kernel is `torch.matmul` (cuBLAS); products
-with a bias, of float32 matrices and of batches are other functions. A Definition that quantises its activations itself
-also covers the product that its kernel launches with the quantised ones. The window of a Triton kernel is that of the
-model, because the call does not say it; a cache may have any size and dtype if the call reads nothing from it; launches
-that only merge or sum what another launch computed count by the sizes of their outputs. Norms, routers, a rotary
-embedding and samplers that SGLang computes step by step in PyTorch count as one call of their function, with its
-inputs, if all their steps are those that the function is known to take (`tools/runtime_tracing/composed_calls.py`);
-single casts and copies do not count. *Other sizes* is the time in kernels that have evidence, but only for other sizes
-or settings. Kernels that SGLang compiles by itself (`sglang.jit_kernel`) are not those of sgl-kernel that have the same
-name.
+the output, a cap of the logits, a window, which features are rotated together, and whether top-k comes before top-p. A
+tag that names a kernel without evidence from it does not count. For products of two bfloat16 matrices the kernel is
+`torch.matmul` (cuBLAS); products with a bias, of float32 matrices and of batches are other functions. A Definition that
+quantises its activations itself also covers the product that its kernel launches with the quantised ones. The window of
+a Triton kernel is that of the model, because the call does not say it; a cache may have any size and dtype if the call
+reads nothing from it; launches that only merge or sum what another launch computed count by the sizes of their outputs.
+Norms, routers, a rotary embedding and samplers that SGLang computes step by step in PyTorch count as one call of their
+function, with its inputs, if all their steps are those that the function is known to take
+(`tools/runtime_tracing/composed_calls.py`); single casts and copies do not count. *Other sizes* is the time in kernels
+that have evidence, but only for other sizes or settings. Kernels that SGLang compiles by itself (`sglang.jit_kernel`)
+are not those of sgl-kernel that have the same name.
 
 Two kinds of runs have no row: those with stand-ins for kernels, and those with CUDA graphs, where no single call
 launches a kernel. The mean is over configurations, each of which counts once.

@@ -1,0 +1,141 @@
+"""Rotary position embedding of query and key, and writes of the rotated keys and of the values to a cache."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Axis, Definition
+from flashinfer_trace.families import kv_cache, rope
+from flashinfer_trace.harness.compare import ErrorBound, Expected
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
+from flashinfer_trace.harness.faults import Fault, Trial, with_inputs
+from flashinfer_trace.harness.inputs import Draws
+
+__all__ = ["FAMILIES"]
+
+
+def whole_heads(definition: Definition) -> Definition:
+    """The same with the axis rotary_dim that records of `rope` read: all features of a head are rotated."""
+    rotated = Axis("rotary_dim", definition.const_axes["head_size"])
+    return dataclasses.replace(definition, axes={**definition.axes, "rotary_dim": rotated})
+
+
+def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    return st.builds(lambda slots, states: {**slots, **states}, kv_cache.plans(request), rope.plans(request))
+
+
+def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    return {**rope.plan_for_axes(definition, axes, draws), **kv_cache.plan_for_axes(definition, axes, draws)}
+
+
+def corners(request: PlanRequest) -> list[Plan]:
+    """Those of the rotation, with free slots, and those of the slots, with usual states."""
+    usual = plan_for_axes(request.definition, {"max_seq_len": 64}, Draws(0, "cpu"))
+    return [{**usual, **plan} for plan in (*rope.corners(request), *kv_cache.corners(request))]
+
+
+def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """Queries, keys and angles as in `rope`; normal values, also in the slots: what is not written must stay."""
+    tokens, width = plan["num_tokens"], definition.const_axes["row_dim"]
+    slots = tokens if plan["slots"] == "all" else tokens + plan["spare"]
+    rows = {"v": tokens, "k_cache": slots, "v_cache": slots}
+    inputs: dict[str, Any] = {
+        **rope.make_inputs(whole_heads(definition), plan, draws),
+        **{name: draws.normal([count, width], torch.bfloat16) for name, count in rows.items()},
+        "out_loc": kv_cache.slots_of(plan, draws),
+    }
+    return {name: inputs[name] for name in definition.inputs}
+
+
+def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """The rotation in complex128; slot by slot, where each row of a cache comes from."""
+    rotated = rope.oracle(True, whole_heads(definition), inputs)
+    keys, slots, cache = rotated["k_out"], inputs["out_loc"], inputs["k_cache"].double()
+    rows = {name: part.flatten(1) for name, part in keys.parts.items()}
+    parts = {
+        "magnitude": kv_cache.written(torch.zeros_like(cache), slots, rows["magnitude"]).value,
+        "copied": kv_cache.written(torch.ones_like(cache), slots, rows["copied"]).value,
+    }
+    return {
+        **rotated,
+        "k_cache_out": Expected(kv_cache.written(cache, slots, keys.value.flatten(1)).value, parts, keys.exact),
+        "v_cache_out": kv_cache.written(inputs["v_cache"], slots, inputs["v"]),
+    }
+
+
+def stored_keys(definition: Definition, inputs: Inputs, outputs: Outputs) -> list[str]:
+    """The cache holds the keys that are returned, bit for bit."""
+    found = outputs["k_cache_out"][inputs["out_loc"]]
+    same = torch.equal(found.view(torch.int16), outputs["k_out"].flatten(1).view(torch.int16))
+    return [] if same else ["k_cache_out has other keys at out_loc than k_out"]
+
+
+def run_sglang(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """What SGLang's models call as apply_rope_with_cos_sin_cache_inplace with a cache.
+
+    The kernel rotates whole heads, and checks neither positions nor slots. Of tokens with the same slot any may win,
+    and each thread decides for its own features.
+    """
+    from sglang.jit_kernel.rope import apply_rope_inplace_with_kvcache
+
+    apply_rope_inplace_with_kvcache(*(inputs[name] for name in definition.inputs), is_neox=True)
+    return {f"{name}_out": inputs[name] for name in IN_PLACE}
+
+
+def slot_before(inputs: dict[str, Any]) -> dict[str, Any] | None:
+    slots, count = inputs["out_loc"], len(inputs["k_cache"])
+    return {**inputs, "out_loc": (slots - 1) % count} if count > 1 and len(slots) else None
+
+
+def stored_too_early(trial: Trial) -> Outputs | None:
+    """What a kernel answers that stores the keys before it rotates them."""
+    right = trial.outputs["k_cache_out"]
+    wrong = right.index_copy(0, trial.inputs["out_loc"], trial.inputs["k"].flatten(1))
+    return None if torch.equal(wrong, right) else {**trial.outputs, "k_cache_out": wrong}
+
+
+IN_PLACE = ("q", "k", "k_cache", "v_cache")
+
+FAMILIES = (
+    Family(
+        name="rope_with_cos_sin_cache_neox_style_store",
+        op_type="rope",
+        twin={"num_qo_heads": 4, "num_kv_heads": 2, "head_size": 8, "row_dim": 16},
+        plans=plans,
+        corners=corners,
+        plan_for_axes=plan_for_axes,
+        make_inputs=make_inputs,
+        oracle=oracle,
+        compare={
+            "q_out": rope.ROTATED,
+            "k_out": rope.ROTATED,
+            "k_cache_out": ErrorBound(
+                rope.ROTATED.bound, "rows that are written: the bound of k_out; all others stay, so theirs is 0"
+            ),
+            "v_cache_out": kv_cache.COPIES,
+        },
+        relations=(stored_keys,),
+        kernels=(
+            Kernel(
+                f"{rope.JIT}.apply_rope_inplace_with_kvcache",
+                "sglang",
+                run_sglang,
+                min_capability=(8, 0),
+                limits=rope.LAUNCHABLE,
+                supports=rope.known_head_size,
+                in_place=IN_PLACE,
+                modules=(rope.JIT,),
+                optional=True,
+            ),
+        ),
+        faults=(
+            with_inputs("the slot before", lambda inputs, trial: slot_before(inputs)),
+            Fault("keys stored before their rotation", stored_too_early),
+        ),
+    ),
+)
