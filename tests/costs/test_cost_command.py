@@ -89,7 +89,7 @@ def test_wrong_usage(arguments, message):
     ("name", "workload"),
     [
         ("rmsnorm_h512", "decode-64"),
-        ("gqa_paged_decode_h40_kv8_d128_ps64", "chat-decode-64"),
+        ("gqa_paged_decode_h8_kv1_d128_ps64", "chat-decode-64"),
         ("moe_topk_softmax_topk8_e128", "prefill-512"),
     ],
 )
