@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.gemm import PRODUCT, plan_for_axes, plans
+from flashinfer_trace.families.gemm import PRODUCT, magnitudes, plan_for_axes, plans
 from flashinfer_trace.families.gemm.float32_out import corners
 from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, summation_error, unit_roundoff
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
@@ -48,7 +48,7 @@ def expected_product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None
     With integers, partial sums are integers. Below 2^24 they are exact in float32 in any order of summation.
     """
     value = (b.double() @ a.double().mT).mT.contiguous()
-    magnitude = (b.double().abs() @ a.double().abs().mT).mT.contiguous()
+    magnitude = magnitudes(a, b)
     whole = a.numel() > 0 and all(bool((each == each.round()).all()) for each in (a, b))
     if bias is not None:
         value += bias.double()

@@ -42,6 +42,8 @@ STEP = 32
 KEPT_BITS = 13
 #: Terms of an instruction beside the products: the running sum and the result.
 OTHERS = 2
+#: Elements of all products that are held at once: about 0.5 GB.
+LARGEST_BATCH = 2**24
 #: The bits of a float32's exponent.
 EXPONENT = 0x7F800000
 
@@ -85,26 +87,37 @@ def truncated_product(a: torch.Tensor, b: torch.Tensor) -> Loss:
     """a [..., m, k] @ b [..., n, k].mT of codes (float64), in one accumulator from the first product to the last."""
     loss = no_loss(a, b)
     grain = 2.0**KEPT_BITS if bool((a == a.round()).all() & (b == b.round()).all()) else 0.0
-    before = loss.product.float()
-    for start in range(0, a.shape[-1], STEP):
-        before = _add_instruction(loss, before, a[..., start : start + STEP], b[..., start : start + STEP], grain)
+    length = STEP * max(1, LARGEST_BATCH // max(1, loss.product.numel()))
+    for start in range(0, a.shape[-1], length):
+        part = slice(start, start + length)
+        _add_instructions(loss, _steps(a[..., part]), _steps(b[..., part]), grain)
     return loss
 
 
-def _add_instruction(loss: Loss, before: torch.Tensor, a: torch.Tensor, b: torch.Tensor, grain: float) -> torch.Tensor:
-    """Adds 32 products to the running sum, which was `before` (float32); what it is now."""
-    loss.product += a @ b.mT
-    after = loss.product.float()
+def _steps(codes: torch.Tensor) -> torch.Tensor:
+    """[..., rows, k] -> [instructions, ..., rows, STEP]; the last one is filled up with zeros."""
+    *rows, length = codes.shape
+    whole = torch.nn.functional.pad(codes, (0, -length % STEP))
+    return whole.view(*rows, -(-length // STEP), STEP).movedim(-2, 0)
+
+
+def _add_instructions(loss: Loss, a: torch.Tensor, b: torch.Tensor, grain: float) -> None:
+    """Adds 32 products to the running sum for each instruction in turn: a [instructions, ..., m, STEP], b the same."""
+    products = a @ b.mT
+    products[0] += loss.product
+    sums = products.cumsum(dim=0)
+    after = sums.float()
+    before = torch.cat([loss.product.float().unsqueeze(0), after[:-1]])
+    loss.product = sums[-1].clone()
     largest = a.abs().amax(dim=-1).float().unsqueeze(-1) * b.abs().amax(dim=-1).float().unsqueeze(-2)
     torch.maximum(torch.maximum(largest, before.abs_()), after.abs(), out=largest)
     # The exponent's bits alone are the leading power of two, and 0 where all terms are 0.
     largest.view(torch.int32).bitwise_and_(EXPONENT)
     unit = largest.masked_fill_(largest <= grain, 0.0) if grain else largest
-    loss.units += unit
-    loss.squares.addcmul_(unit, unit)
-    loss.signed.addcmul_(unit, a.sign().float() @ b.sign().float().mT)
-    loss.results.addcmul_(unit, after.sign())
-    return after
+    loss.units += unit.sum(dim=0)
+    loss.squares += unit.square().sum(dim=0)
+    loss.signed += (a.sign().float() @ b.sign().float().mT).mul_(unit).sum(dim=0)
+    loss.results += after.sign_().mul_(unit).sum(dim=0)
 
 
 def truncated_parts(loss: Loss, scale: torch.Tensor) -> dict[str, torch.Tensor]:
