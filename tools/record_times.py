@@ -37,8 +37,9 @@ __all__ = ["Item", "main", "plan", "record", "second_runs", "without_time"]
 #: and of all kernels on one workload, above which that is left out if another one is smaller.
 LARGE, LARGEST = 400 << 20, 1 << 30
 #: What a set of inputs is expected to take: bytes per second on their way to a kernel's process and back, with what is
-#: compared, and seconds besides; and what a Definition takes. They only order what is timed.
-BYTES_PER_SECOND, PER_INPUTS, PER_DEFINITION = 1 << 30, 0.05, 1.5
+#: compared, and seconds besides, for a series of calls and for all; and what a Definition takes. They only order what
+#: is timed.
+BYTES_PER_SECOND, PER_SERIES, PER_INPUTS, PER_DEFINITION = 1 << 30, 0.08, 0.05, 1.5
 #: A kernel that takes longer hangs, and gets no more of the budget.
 LIMITS = Limits(load=120.0, first_call=90.0, call=10.0)
 #: Characters of what went wrong that are shown.
@@ -113,13 +114,13 @@ def _item(definition: Definition, kernels: int, members: int, policy: Policy) ->
     smallest = min(quick, key=bytes_of)
     kept = tuple(one for one in quick if one is smallest or kernels * bytes_of(one) <= LARGEST)
     sizes = [kernels * bytes_of(one) for one in kept]
-    seconds = PER_DEFINITION + sum(_seconds(size, policy) for size in sizes)
+    seconds = PER_DEFINITION + sum(_seconds(kernels, size, policy) for size in sizes)
     return Item(definition, tuple(one.name for one in kept), members, seconds), sum(sizes)
 
 
-def _seconds(size: int, policy: Policy) -> float:
+def _seconds(kernels: int, size: int, policy: Policy) -> float:
     """What a workload is expected to take: its first inputs, which are not timed, and then the policy's."""
-    each = PER_INPUTS + size / BYTES_PER_SECOND
+    each = PER_INPUTS + policy.processes * (kernels * PER_SERIES + size / BYTES_PER_SECOND)
     return each + max(policy.least * each, min(policy.fresh * each, policy.seconds))
 
 

@@ -46,11 +46,11 @@ WARM_UP = 20
 
 @dataclass
 class _Contender:
-    """A kernel, its process, and how it did on the workload that is being timed."""
+    """A kernel, its processes, and how it did on the workload that is being timed."""
 
     submission: Submission
     kernel: Kernel | None
-    process: SubmissionProcess | None = None
+    processes: list[SubmissionProcess] = field(default_factory=list)
     failure: Failure | None = None
     left: list[Standard] = field(default_factory=list)
     series: list[Series] = field(default_factory=list)
@@ -61,15 +61,17 @@ class _Contender:
         try:
             yield
         except Failed as failed:
-            if self.process is not None:
-                self.process.end()  # no other kernel is run where one went wrong
-            self.failure, self.process = Failure(failed.kind, failed.message), None
+            for process in self.processes:
+                process.end()  # no other kernel is run where one went wrong
+            self.failure, self.processes = Failure(failed.kind, failed.message), []
 
-    def result(self) -> Measured:
-        """What was found of it."""
+    def result(self, inputs: int) -> Measured:
+        """What was found of it on so many inputs."""
         library = self.kernel.library if self.kernel else ""
         version = importlib.metadata.version(library) if library else ""
-        found = summary(self.series) if self.series and self.failure is None else None
+        found = None
+        if self.series and self.failure is None:
+            found = summary(self.series, len(self.series) // inputs)
         label = self.kernel.label if self.kernel else self.submission.label
         return Measured(label, library, version, found, self.failure)
 
@@ -138,7 +140,14 @@ def bench(
             contenders += [_Contender(known(loaded, one.label), one) for one in chosen]
         if contenders:
             progress(f"loading {', '.join(one.submission.label for one in contenders)}")
-            _start(contenders, loaded, device, limits or Limits(), server or shared_server(), stack)
+            begin = functools.partial(
+                (server or shared_server()).begin,
+                inputs=list(loaded.inputs),
+                outputs=list(loaded.outputs),
+                device=device,
+                limits=limits or Limits(),
+            )
+            _start(contenders, policy.processes, begin, stack)
             _time(_Bout(loaded, device, policy, contenders), workloads, report, progress)
         report.seconds = time.perf_counter() - started
     return report
@@ -183,13 +192,11 @@ def _real(wanted: Sequence[Kernel], device: str) -> tuple[list[Kernel], dict[str
 
 def _start(
     contenders: Sequence[_Contender],
-    definition: Definition,
-    device: str,
-    limits: Limits,
-    server: Server,
+    count: int,
+    begin: Callable[[Mapping[str, Any]], SubmissionProcess],
     stack: contextlib.ExitStack,
 ) -> None:
-    """A process for each contender. They load at the same time: most of it is importing, which takes seconds each.
+    """Processes for each contender. They load at the same time: most of it is importing, which takes seconds each.
 
     All have loaded before the first call, and no process of another Definition is started before the last: imports keep
     processors busy that launch what is timed.
@@ -197,12 +204,16 @@ def _start(
     for one in contenders:
         request = stack.enter_context(one.submission.on_disk())
         with one.failing():
-            process = server.begin(request, list(definition.inputs), list(definition.outputs), device, limits)
-            one.process = stack.enter_context(process)
+            for _ in range(count):
+                one.processes.append(stack.enter_context(begin(request)))
     for one in contenders:
-        if one.process is not None:
-            with one.failing():
-                one.process.loaded()
+        with one.failing():
+            for process in one.processes:
+                process.loaded()
+
+
+def _bytes(inputs: Inputs) -> int:
+    return sum(value.nbytes for value in inputs.values() if isinstance(value, torch.Tensor))
 
 
 def _on_cpu(value: Any) -> Any:
@@ -226,7 +237,7 @@ class _Bout:
     def timetable(self, workload: Workload) -> Timetable:
         """Times every kernel that takes it and has not failed."""
         torch.cuda.empty_cache()  # kernels share this memory
-        running = [one for one in self._contenders if one.process is not None and one.unfit(workload) is None]
+        running = [one for one in self._contenders if one.processes and one.unfit(workload) is None]
         for one in running:
             one.series, one.left = [], standards(Trial(self._job, self._family.kernels_of(self._definition)))
         found = Timetable(workload.name, workload.axes, workload.seed)
@@ -234,45 +245,51 @@ class _Bout:
         try:
             inputs = workload.inputs(self._device)
             cost = cost_of(self._definition, {name: _on_cpu(value) for name, value in inputs.items()})
-            self._all(running, inputs, timed=False)  # compiles, and chooses among variants of itself
-            while any(one.process for one in running) and self._policy.goes_on(done, time.perf_counter() - started):
+            processes = self._processes(inputs, len(running))
+            self._all(running, processes, inputs, timed=False)  # compiles, and chooses among variants of itself
+            while any(one.processes for one in running) and self._policy.goes_on(done, time.perf_counter() - started):
                 inputs = workload.inputs(self._device, 1 + (secrets.randbits(30) if self._secret else done))
-                self._all(running, inputs, timed=True)
+                self._all(running, processes, inputs, timed=True)
                 done += 1
         except torch.OutOfMemoryError:
             return Timetable(workload.name, workload.axes, workload.seed, skipped="it does not fit into the memory")
-        return self._filled(found, cost, running)
+        return self._filled(found, cost, running, done)
 
     def left_out(self, workload: Workload) -> dict[str, str]:
         """The kernels that do not take a workload, and why."""
         reasons = ((one.submission.label, one.unfit(workload)) for one in self._contenders)
         return {f"{label} on {workload.name}": why for label, why in reasons if why is not None}
 
-    def _filled(self, empty: Timetable, cost: Cost, running: Sequence[_Contender]) -> Timetable:
+    def _processes(self, inputs: Inputs, kernels: int) -> int:
+        """Of each of so many kernels, those that the GPU has memory for."""
+        if self._device.type == "cpu":
+            return self._policy.processes
+        return self._policy.fitting(kernels * _bytes(inputs), torch.cuda.mem_get_info(self._device)[0])
+
+    def _filled(self, empty: Timetable, cost: Cost, running: Sequence[_Contender], inputs: int) -> Timetable:
         gpu = self._device.type == "cuda"
         state = clocks(name_of(self._device)) if gpu else "the clocks of a CPU are not read"
-        failed = [one for one in self._contenders if one.process is None and one not in running]
+        failed = [one for one in self._contenders if not one.processes and one not in running]
         return Timetable(
             *(empty.workload, empty.axes, empty.seed, cost.bytes, dict(cost.operations), self._least(cost)),
-            kernels=[one.result() for one in self._contenders if one in running or one in failed],
+            kernels=[one.result(inputs) for one in self._contenders if one in running or one in failed],
             clocks=state,
         )
 
-    def _all(self, running: Sequence[_Contender], inputs: Inputs, timed: bool) -> None:
-        """One set of inputs for every kernel, judged; those that fail take no more."""
+    def _all(self, running: Sequence[_Contender], processes: int, inputs: Inputs, timed: bool) -> None:
+        """One set of inputs for some processes of every kernel, judged; those that fail take no more."""
         expected = self._family.expected(self._definition, inputs)
         aside = self._aside(inputs) if timed else 0.0
         for one in running:
-            if one.process is None:
-                continue
-            poisoned, seed = poisoned_outputs(self._definition, inputs), secrets.randbits(30)
             with one.failing():
-                if timed:
-                    found = one.process.timed(inputs, poisoned, seed, self._timing)
-                    self._judge(one, found.answers, inputs, expected)
-                    one.series.append(Series(one.counted(found.calls), found.outside, aside, self._held))
-                else:
-                    self._judge(one, [one.process.call(inputs, poisoned, seed)], inputs, expected)
+                for process in one.processes[:processes]:
+                    poisoned, seed = poisoned_outputs(self._definition, inputs), secrets.randbits(30)
+                    if timed:
+                        found = process.timed(inputs, poisoned, seed, self._timing)
+                        self._judge(one, found.answers, inputs, expected)
+                        one.series.append(Series(one.counted(found.calls), found.outside, aside, self._held))
+                    else:
+                        self._judge(one, [process.call(inputs, poisoned, seed)], inputs, expected)
 
     def _judge(self, one: _Contender, answers: Sequence[Any], inputs: Inputs, expected: Mapping[str, Expected]) -> None:
         in_place = one.kernel.in_place if one.kernel else ()
@@ -292,8 +309,7 @@ class _Bout:
 
     def _aside(self, inputs: Inputs) -> float:
         """Seconds that this process's GPU needs to write as much as is written between two calls."""
-        size = sum(value.nbytes for value in inputs.values() if isinstance(value, torch.Tensor))
-        memory = torch.empty(self._timing.flush + 2 * size, dtype=torch.uint8, device=self._device)
+        memory = torch.empty(self._timing.flush + 2 * _bytes(inputs), dtype=torch.uint8, device=self._device)
         return self._quickest(memory.zero_)
 
     @functools.cached_property

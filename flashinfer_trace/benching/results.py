@@ -92,6 +92,7 @@ def _record(report: Report, definition: Definition, each: Timetable, one: Measur
         "run": found.run,
         "calls": found.calls,
         "inputs": found.inputs,
+        "processes": found.processes,
         "ahead": found.ahead,
         "bytes": each.bytes,
         "operations": dict(each.operations),

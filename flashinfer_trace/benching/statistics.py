@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 __all__ = ["Policy", "Series", "Summary", "summary"]
@@ -18,6 +18,10 @@ OVERHEAD, PATIENCE = 8e-4, 3.0
 HELD = 1.25
 #: The part of the calls that must be launched ahead of the GPU for it alone to decide their median and quartiles.
 IN_TIME = 0.75
+#: The part of the series that is left out of their mean at each end.
+TRIMMED = 0.125
+#: Times its inputs that a process may keep: where they are, where they were, and what its kernel makes of them.
+KEPT = 4
 
 
 @dataclass(frozen=True)
@@ -25,10 +29,12 @@ class Policy:
     """How a kernel is timed on one workload.
 
     Attributes:
-        fresh: inputs, of which each is drawn for one series of calls.
+        fresh: inputs, of which each is drawn for one series of calls in each process.
         least: of them, whatever time they take.
         seconds: after which no further inputs are drawn.
-        repeats: calls on each.
+        repeats: calls in a series.
+        processes: of each kernel. Where code and data lie in a GPU's memory decides some per cent of a time, and a
+            process keeps its code where it is.
         warm: whether the cache may hold the inputs.
         graph: whether calls are replayed as a CUDA graph.
     """
@@ -37,6 +43,7 @@ class Policy:
     least: int = 3
     seconds: float = 10.0
     repeats: int = 5
+    processes: int = 4
     warm: bool = False
     graph: bool = False
 
@@ -44,10 +51,19 @@ class Policy:
         """Whether further inputs are drawn after so many, which took so long."""
         return done < self.least or (done < self.fresh and seconds < self.seconds)
 
+    def fitting(self, size: int, free: int) -> int:
+        """Processes of each kernel for which there is room.
+
+        Args:
+            size: bytes of the inputs of one process of every kernel.
+            free: bytes of memory.
+        """
+        return max(1, min(self.processes, free // (KEPT * size))) if size else self.processes
+
 
 @dataclass(frozen=True)
 class Series:
-    """Calls on one set of inputs.
+    """Calls on one set of inputs in one process.
 
     Attributes:
         calls: as `judging.answers.Timed` has them; the first one sees the inputs first.
@@ -74,11 +90,12 @@ class Summary:
     """The time of a kernel on a workload, in seconds.
 
     Attributes:
-        seconds: the median: of all calls, or of first calls if it `remembers`.
-        low, high: quartiles.
+        seconds: the mean of the medians of the series, without the highest and the lowest eighth of them; of their
+            first calls alone if it `remembers`.
+        low, high: quartiles of the calls.
         first, again: medians of the calls that saw inputs for the first time, and of others.
-        plan, run: medians of the phases, of a kernel that has both.
-        calls, inputs: how many.
+        plan, run: as `seconds`, of the phases of a kernel that has both.
+        calls, inputs, processes: how many.
         ahead: the part of the calls that was launched before the GPU began them. The time of others has gaps, in which
             the GPU waited for the processor.
         remembers: it is faster on inputs that it has seen before.
@@ -94,13 +111,14 @@ class Summary:
     run: float | None
     calls: int
     inputs: int
+    processes: int
     ahead: float
     remembers: bool
     disputed: bool
 
     @property
     def spread(self) -> float:
-        """The distance of the quartiles, as a fraction of the median."""
+        """The distance of the quartiles, as a fraction of the time."""
         return (self.high - self.low) / self.seconds
 
     @property
@@ -114,31 +132,43 @@ class Summary:
         return self.seconds if self.run is None else self.run
 
 
-def summary(series: Sequence[Series]) -> Summary:
-    """What series of calls say together; there must be one."""
+def summary(series: Sequence[Series], processes: int = 1) -> Summary:
+    """What series of calls say together; there must be one, and as many of each process."""
     first = [each.calls[0]["total"] for each in series]
     again = [call["total"] for each in series for call in each.calls[1:]]
     saved = statistics.median(first) - statistics.median(again) if again else 0.0
     remembers = bool(again) and saved > max(REMEMBERED_SECONDS, REMEMBERED * statistics.median(again))
     believed = first if remembers else [*first, *again]
-    low, middle, high = statistics.quantiles(believed, n=4, method="inclusive") if len(believed) > 1 else believed * 3
+    low, _, high = statistics.quantiles(believed, n=4, method="inclusive") if len(believed) > 1 else believed * 3
     calls = [call for each in series for call in each.calls]
+    counted = [each.calls[:1] if remembers else each.calls for each in series]
     return Summary(
-        seconds=middle,
+        seconds=_mean(counted, "total"),
         low=low,
         high=high,
         first=statistics.median(first),
         again=statistics.median(again) if again else None,
-        plan=_phase(calls, "plan"),
-        run=_phase(calls, "run"),
+        plan=_phase(series, "plan"),
+        run=_phase(series, "run"),
         calls=len(calls),
-        inputs=len(series),
+        inputs=len(series) // processes,
+        processes=processes,
         ahead=statistics.fmean(call["ahead"] for call in calls),
         remembers=remembers,
         disputed=sum(each.disputed for each in series) > len(series) / 2,
     )
 
 
-def _phase(calls: Sequence[Mapping[str, float]], name: str) -> float | None:
-    found = [call[name] for call in calls if name in call]
-    return statistics.median(found) if len(found) == len(calls) else None
+def _mean(series: Iterable[Sequence[Mapping[str, float]]], name: str) -> float:
+    """The trimmed mean of the medians of series of calls.
+
+    A median of all calls would jump: many kernels have two speeds, each of which is that of some processes.
+    """
+    medians = sorted(statistics.median(call[name] for call in calls) for calls in series)
+    left_out = int(TRIMMED * len(medians))
+    return statistics.fmean(medians[left_out : len(medians) - left_out])
+
+
+def _phase(series: Sequence[Series], name: str) -> float | None:
+    calls = [each.calls for each in series]
+    return _mean(calls, name) if all(name in call for each in calls for call in each) else None

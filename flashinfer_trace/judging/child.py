@@ -6,10 +6,12 @@ oracle, bound or earlier case is in this process. The inputs of one call are all
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import importlib.abc
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +30,8 @@ from flashinfer_trace.judging.stopwatch import Stopwatch
 __all__ = ["serve"]
 
 _PACKAGE = "flashinfer_trace"
+#: Bytes of a page of a GPU's memory; fewer pages than this are taken before tensors are moved, at random.
+PAGE, BESIDE = 2 << 20, 100
 
 
 def serve(pipe: socket.socket, kernel: object | None) -> None:
@@ -54,6 +58,7 @@ class _Session:
         self._pipe, self._kernel = pipe, kernel
         self._arena: Arena | None = None
         self._on_device: torch.Tensor | None = None
+        self._beside: torch.Tensor | None = None
         self._slots: Mapping[str, Any] = {}
         self._root: str | None = None
         self._stopwatch: Stopwatch | None = None
@@ -107,7 +112,7 @@ class _Session:
         """Gives back all memory until there is another known kernel."""
         assert self._stopwatch is not None
         self._stopwatch.watch_no_phases()
-        self._arena, self._on_device, self._slots = None, None, {}
+        self._arena, self._on_device, self._beside, self._slots = None, None, None, {}
         gc.collect(1)  # what the last kernel left; all that libraries have made would take half a second
         if self._device != "cpu":
             torch.cuda.synchronize()
@@ -161,11 +166,23 @@ class _Session:
 
     def _call_again(self, submitted: Submitted, request: Mapping[str, Any]) -> None:
         """One call on what the call before left on a GPU, so that the first timed call is slow for its inputs alone."""
+        self._move()
         if self._on_device is not None and self._slots == request["slots"]:
             inputs, outputs = self._tensors(self._on_device[: request["size"]], request)
             with torch.no_grad():
                 submitted(inputs, dict(outputs))
             torch.cuda.synchronize()
+
+    def _move(self) -> None:
+        """Moves what is on a GPU, and what the kernel will allocate, to other pages of its memory, which decide a part
+        of the time; it stays if there is no room."""
+        if self._on_device is None:
+            return
+        self._beside = None
+        torch.cuda.empty_cache()
+        with contextlib.suppress(torch.OutOfMemoryError):
+            self._beside = torch.empty(PAGE * secrets.randbelow(BESIDE), dtype=torch.uint8, device=self._device)
+            self._on_device = self._on_device.clone()
 
     def _tensors(
         self, memory: torch.Tensor, request: Mapping[str, Any]
@@ -179,7 +196,8 @@ class _Session:
         return inputs, {name: tensor_in(memory, slots[f"output {name}"]) for name in self._outputs}
 
     def _device_memory(self, host: torch.Tensor) -> torch.Tensor:
-        """The bytes on the submission's device: at the same address in every call that needs no more of them."""
+        """The bytes on the submission's device: at the same address in every call, outside of series, that needs no
+        more of them."""
         if self._device == "cpu":
             return host
         if self._on_device is None or len(self._on_device) < len(host):

@@ -20,7 +20,7 @@ from flashinfer_trace.judging.process import Server
 NORM = "rmsnorm_h512"
 HEAD = "import torch\nn = [0]\ndef good(x, w):\n    v = x.float()\n"
 GOOD = HEAD + "    return (v * torch.rsqrt(v.square().mean(-1, keepdim=True) + 1e-6) * w.float()).to(x.dtype)\n"
-SHORT = Policy(fresh=2, least=2, repeats=3)
+SHORT = Policy(fresh=2, least=2, repeats=3, processes=2)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_a_right_kernel_is_timed_on_fresh_inputs(tmp_path, server):
     assert report.passed and report.timed and report.verdict.grade == "reference-grade"
     (table,) = report.timetables
     (mine,) = table.kernels
-    assert (mine.summary.inputs, mine.summary.calls) == (2, 6) and mine.summary.seconds > 0
+    assert (mine.summary.inputs, mine.summary.processes, mine.summary.calls) == (2, 2, 12) and mine.summary.seconds > 0
     assert table.bytes == 2 * (2 * 8 * 512 + 512) and table.axes == {"batch_size": 8}
     assert set(report.left_out.values()) == {"needs a GPU"}
     json.dumps(report.to_dict())

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import threading
 
@@ -190,12 +191,12 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
 
 
-#: Loads only if two others load at the same time.
-MEETING = """import pathlib, time
+#: Loads only if five others load at the same time.
+MEETING = """import os, pathlib, time
 here = pathlib.Path(__file__)
-here.with_suffix(".there").touch()
+here.with_suffix(f".{os.getpid()}.there").touch()
 end = time.monotonic() + 20
-while len(list(here.parent.glob("*.there"))) < 3:
+while len(list(here.parent.glob("*.there"))) < 6:
     if time.monotonic() > end:
         raise RuntimeError("the others do not load")
     time.sleep(0.01)
@@ -210,7 +211,9 @@ def test_kernels_of_a_definition_load_at_the_same_time(tmp_path):
         (tmp_path / f"{name}.py").write_text(text)
         contenders.append(_Contender(from_path(str(tmp_path / f"{name}.py")), None))
     with contextlib.ExitStack() as stack:
-        _start(contenders, dataset.load(NAMES[0]), "cpu", Limits(), shared_server(), stack)
+        begin = functools.partial(shared_server().begin, inputs=["x"], outputs=["y"], device="cpu", limits=Limits())
+        _start(contenders, 2, begin, stack)
+        assert [len(one.processes) for one in contenders] == [2, 2, 0, 2]
     assert [one.failure and one.failure.kind for one in contenders] == [None, None, "not-loaded", None]
 
 
@@ -222,7 +225,7 @@ def test_inputs_are_drawn_for_nobody_who_has_failed(tmp_path, monkeypatch):
     (workload,) = (one for one in workloads(NAMES[0]) if one.name == "decode-8")
     drawn, inputs = [], Workload.inputs
     monkeypatch.setattr(Workload, "inputs", lambda *given: drawn.append(given) or inputs(*given))
-    found = bench(path, NAMES[0], [workload], device="cpu", policy=Policy(least=3))
+    found = bench(path, NAMES[0], [workload], device="cpu", policy=Policy(least=3, processes=1))
     assert not found.passed and len(drawn) == 1
 
 

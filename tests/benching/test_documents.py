@@ -94,7 +94,7 @@ def test_two_runs_that_agree(tmp_path):
         record(tmp_path, "one", seconds)
     text, (cells,) = rows(tmp_path)
     assert cells[3:5] == ["40.4 us", "1.0 %"]
-    assert "They are 1. Their medians differ by 1.0 % in the middle, and by 1.0 % at most; 0 of them by 3 %" in text
+    assert "They are 1. Their times differ by 1.0 % in the middle, and by 1.0 % at most; 0 of them by 3 %" in text
     assert "the GPU waits for the processor" not in text
 
 
@@ -109,7 +109,7 @@ def test_two_runs_that_differ_are_listed(tmp_path):
         "42.0 us",
         "5.0 %",
     ]
-    assert "They are 3. Their medians differ by 5.0 % in the middle, and by 25.0 % at most; 2 of them by 3 %" in text
+    assert "They are 3. Their times differ by 5.0 % in the middle, and by 25.0 % at most; 2 of them by 3 %" in text
 
 
 def test_times_in_which_the_gpu_waited_are_told_apart(tmp_path):
@@ -118,7 +118,7 @@ def test_times_in_which_the_gpu_waited_are_told_apart(tmp_path):
             record(tmp_path, label, seconds, ahead=ahead)
     text, (cells,) = rows(tmp_path)
     assert cells[2:] == ["`two`", "40.0 us †", "25.0 %", "-", "", "`one` 1.01"]
-    assert "They are 1. Their medians differ by 1.0 % in the middle, and by 1.0 % at most; 0 of them" in text
+    assert "They are 1. Their times differ by 1.0 % in the middle, and by 1.0 % at most; 0 of them" in text
     assert "In calls of 1, the GPU waits for the processor" in text and "differ by 25.0 % in the middle" in text
     assert "| 25.0 % |" not in text.split("### rmsnorm")[0], "only what the GPU alone decides is listed"
 
