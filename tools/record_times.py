@@ -39,7 +39,7 @@ LARGE, LARGEST = 400 << 20, 1 << 30
 #: What a set of inputs is expected to take: bytes per second on their way to a kernel's process and back, with what is
 #: compared, and seconds besides, for a series of calls and for all; and what a Definition takes. They only order what
 #: is timed.
-BYTES_PER_SECOND, PER_SERIES, PER_INPUTS, PER_DEFINITION = 1 << 30, 0.08, 0.05, 1.5
+BYTES_PER_SECOND, PER_SERIES, PER_INPUTS, PER_DEFINITION = 1 << 30, 0.05, 0.05, 1.5
 #: A kernel that takes longer hangs, and gets no more of the budget.
 LIMITS = Limits(load=120.0, first_call=90.0, call=10.0)
 #: Characters of what went wrong that are shown.

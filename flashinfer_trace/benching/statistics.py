@@ -42,7 +42,7 @@ class Policy:
     fresh: int = 12
     least: int = 3
     seconds: float = 10.0
-    repeats: int = 5
+    repeats: int = 3
     processes: int = 4
     warm: bool = False
     graph: bool = False
