@@ -28,7 +28,7 @@ from flashinfer_trace.isolation.processes import available
 
 __all__ = ["run_in_processes"]
 
-#: Seconds that a process without work may take to end.
+#: Seconds that a process may take to end.
 PATIENCE = 5.0
 #: What CUDA, torch and the libraries say if the GPU has no memory left.
 OUT_OF_MEMORY = "out of memory"
@@ -89,7 +89,7 @@ def _answered(groups: Sequence[Group], settings: Settings, jobs: int) -> Generat
     devices = _devices(settings.device)
     queue = Queue(groups, {device: memory_of(device) for device in devices})
     try:
-        with _no_interrupt_while_they_start():
+        with _no_interrupt():
             for number in range(min(jobs, len(queue))):
                 helpers.append(_Helper(devices[number % len(devices)]))
         _begin(queue, helpers, settings)
@@ -105,7 +105,7 @@ def _answered(groups: Sequence[Group], settings: Settings, jobs: int) -> Generat
                     helpers.remove(helper)
                     helper.kill()
                     if queue:
-                        with _no_interrupt_while_they_start():
+                        with _no_interrupt():
                             helpers.append(_Helper(helper.device))
                 _begin(queue, helpers, settings)
                 if not again:
@@ -113,8 +113,11 @@ def _answered(groups: Sequence[Group], settings: Settings, jobs: int) -> Generat
         for helper in helpers:
             helper.finish()
     finally:
-        for helper in helpers:
-            helper.kill()
+        with _no_interrupt():
+            for helper in helpers:
+                helper.terminate()
+            for helper in helpers:
+                helper.kill()
 
 
 def _begin(queue: Queue, helpers: Sequence[_Helper], settings: Settings) -> None:
@@ -175,9 +178,15 @@ class _Helper:
         self.connection.close()
         self._process.join(PATIENCE)
 
+    def terminate(self) -> None:
+        """Tells it to end, if it has not ended."""
+        self._process.terminate()
+
     def kill(self) -> None:
         """Ends it, if it has not ended."""
         self._process.terminate()
+        self._process.join(PATIENCE)
+        self._process.kill()
         self._process.join()
         self.connection.close()
 
@@ -219,8 +228,9 @@ def _usable() -> bool:
 
 
 @contextmanager
-def _no_interrupt_while_they_start() -> Iterator[None]:
-    """Holds an interrupt back: it would end processes that do not ignore it yet, with a traceback each."""
+def _no_interrupt() -> Iterator[None]:
+    """Holds an interrupt back. It would end processes that start and do not ignore it yet, with a traceback each; and a
+    second one would leave processes that are being ended, for which this one would wait when it ends."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

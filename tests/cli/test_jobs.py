@@ -195,6 +195,24 @@ def test_the_usual_number_of_processes(monkeypatch, definitions, gpus, processor
     assert usual_jobs(definitions, gpus) == jobs
 
 
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="holds interrupts back through pthread_sigmask")
+def test_an_interrupt_while_processes_are_ended_leaves_none(monkeypatch):
+    tasks = find_tasks([load(name) for name in NAMES], find_root(), "oracle", None)
+    running = run_in_processes(tasks, SETTINGS, 2, lambda label, done: None)
+    next(running)
+    assert len(multiprocessing.active_children()) == 2
+    kill = processes._Helper.kill
+
+    def interrupted(helper):
+        os.kill(os.getpid(), signal.SIGINT)
+        kill(helper)
+
+    monkeypatch.setattr(processes._Helper, "kill", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        running.close()
+    assert multiprocessing.active_children() == []
+
+
 def members(group: int) -> list[str]:
     """The processes of a group that run: name and state of each."""
     found = []
