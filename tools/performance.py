@@ -19,6 +19,8 @@ __all__ = ["performance", "performance_documents", "plot"]
 
 #: Times above which two runs are compared, in seconds; and by how much they may differ, as a fraction.
 COMPARED, AGREED = 20e-6, 0.03
+#: What two runs that are compared have in common.
+ALIKE = ("version", "environment", "seed", "axes", "processes")
 
 HEAD = """# Performance of real kernels
 
@@ -150,7 +152,7 @@ _Named = tuple[_Pair, str, str, str]
 def _pair(records: Sequence[Record]) -> _Pair | None:
     """The last run and the one before of the same versions on the same inputs; None if there is no other."""
     *others, last = records
-    alike = [one for one in others if all(one[key] == last[key] for key in ("version", "environment", "seed", "axes"))]
+    alike = [one for one in others if all(one.get(key) == last.get(key) for key in ALIKE)]
     if not alike:
         return None
     return _Pair(_seconds(alike[-1]), _seconds(last), _waited(alike[-1]) or _waited(last))
