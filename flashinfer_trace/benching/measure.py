@@ -140,14 +140,8 @@ def bench(
             contenders += [_Contender(known(loaded, one.label), one) for one in chosen]
         if contenders:
             progress(f"loading {', '.join(one.submission.label for one in contenders)}")
-            begin = functools.partial(
-                (server or shared_server()).begin,
-                inputs=list(loaded.inputs),
-                outputs=list(loaded.outputs),
-                device=device,
-                limits=limits or Limits(),
-            )
-            _start(contenders, policy.processes, begin, stack)
+            begin = functools.partial((server or shared_server()).begin, device=device, limits=limits or Limits())
+            _start(contenders, policy.processes, loaded, begin, stack)
             _time(_Bout(loaded, device, policy, contenders), workloads, report, progress)
         report.seconds = time.perf_counter() - started
     return report
@@ -193,7 +187,8 @@ def _real(wanted: Sequence[Kernel], device: str) -> tuple[list[Kernel], dict[str
 def _start(
     contenders: Sequence[_Contender],
     count: int,
-    begin: Callable[[Mapping[str, Any]], SubmissionProcess],
+    definition: Definition,
+    begin: Callable[[Mapping[str, Any], Sequence[str], Sequence[str]], SubmissionProcess],
     stack: contextlib.ExitStack,
 ) -> None:
     """Processes for each contender. They load at the same time: most of it is importing, which takes seconds each.
@@ -205,7 +200,8 @@ def _start(
         request = stack.enter_context(one.submission.on_disk())
         with one.failing():
             for _ in range(count):
-                one.processes.append(stack.enter_context(begin(request)))
+                process = begin(request, list(definition.inputs), list(definition.outputs))
+                one.processes.append(stack.enter_context(process))
     for one in contenders:
         with one.failing():
             for process in one.processes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -231,12 +232,19 @@ def _usable() -> bool:
 def _no_interrupt() -> Iterator[None]:
     """Holds an interrupt back. It would end processes that start and do not ignore it yet, with a traceback each; and a
     second one would leave processes that are being ended, for which this one would wait when it ends."""
-    if not hasattr(signal, "pthread_sigmask"):
+    usual = signal.getsignal(signal.SIGINT)
+    here = threading.current_thread() is threading.main_thread()  # where Python handles signals
+    if not here or usual in (None, signal.SIG_IGN) or not hasattr(signal, "pthread_sigmask"):
         yield
         return
     resource_tracker.ensure_running()  # which would let interrupts through again when it starts
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))  # on another thread of this process
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # of processes that start, too
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, usual)
+        if came:
+            signal.raise_signal(signal.SIGINT)

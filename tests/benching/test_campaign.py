@@ -211,8 +211,8 @@ def test_kernels_of_a_definition_load_at_the_same_time(tmp_path):
         (tmp_path / f"{name}.py").write_text(text)
         contenders.append(_Contender(from_path(str(tmp_path / f"{name}.py")), None))
     with contextlib.ExitStack() as stack:
-        begin = functools.partial(shared_server().begin, inputs=["x"], outputs=["y"], device="cpu", limits=Limits())
-        _start(contenders, 2, begin, stack)
+        begin = functools.partial(shared_server().begin, device="cpu", limits=Limits())
+        _start(contenders, 2, dataset.load(NAMES[0]), begin, stack)
         assert [len(one.processes) for one in contenders] == [2, 2, 0, 2]
     assert [one.failure and one.failure.kind for one in contenders] == [None, None, "not-loaded", None]
 
