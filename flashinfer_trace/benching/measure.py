@@ -140,8 +140,7 @@ def bench(
             contenders += [_Contender(known(loaded, one.label), one) for one in chosen]
         if contenders:
             progress(f"loading {', '.join(one.submission.label for one in contenders)}")
-            begin = functools.partial((server or shared_server()).begin, device=device, limits=limits or Limits())
-            _start(contenders, policy.processes, loaded, begin, stack)
+            _start(contenders, policy.processes, loaded, device, limits or Limits(), server or shared_server(), stack)
             _time(_Bout(loaded, device, policy, contenders), workloads, report, progress)
         report.seconds = time.perf_counter() - started
     return report
@@ -188,7 +187,9 @@ def _start(
     contenders: Sequence[_Contender],
     count: int,
     definition: Definition,
-    begin: Callable[[Mapping[str, Any], Sequence[str], Sequence[str]], SubmissionProcess],
+    device: str,
+    limits: Limits,
+    server: Server,
     stack: contextlib.ExitStack,
 ) -> None:
     """Processes for each contender. They load at the same time: most of it is importing, which takes seconds each.
@@ -200,7 +201,7 @@ def _start(
         request = stack.enter_context(one.submission.on_disk())
         with one.failing():
             for _ in range(count):
-                process = begin(request, list(definition.inputs), list(definition.outputs))
+                process = server.begin(request, list(definition.inputs), list(definition.outputs), device, limits)
                 one.processes.append(stack.enter_context(process))
     for one in contenders:
         with one.failing():

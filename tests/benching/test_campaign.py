@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
 import threading
 
@@ -211,8 +210,7 @@ def test_kernels_of_a_definition_load_at_the_same_time(tmp_path):
         (tmp_path / f"{name}.py").write_text(text)
         contenders.append(_Contender(from_path(str(tmp_path / f"{name}.py")), None))
     with contextlib.ExitStack() as stack:
-        begin = functools.partial(shared_server().begin, device="cpu", limits=Limits())
-        _start(contenders, 2, dataset.load(NAMES[0]), begin, stack)
+        _start(contenders, 2, dataset.load(NAMES[0]), "cpu", Limits(), shared_server(), stack)
         assert [len(one.processes) for one in contenders] == [2, 2, 0, 2]
     assert [one.failure and one.failure.kind for one in contenders] == [None, None, "not-loaded", None]
 
