@@ -227,7 +227,8 @@ class _Bout:
         self._job = Job(definition, self._family, None, device, full=True)
         self._gpus = load_gpus(definition.root or dataset.find_root())
         self._timing, self._stopwatch = self._how(), Stopwatch(self._device.type)
-        # Real kernels alone are timed on the same inputs in every run; a submission must not know them beforehand.
+        # Real kernels alone are timed on the same inputs in every run, and draw the same numbers; a submission must not
+        # know them beforehand.
         self._secret = any(one.kernel is None for one in contenders)
 
     @torch.no_grad()
@@ -243,10 +244,10 @@ class _Bout:
             inputs = workload.inputs(self._device)
             cost = cost_of(self._definition, {name: _on_cpu(value) for name, value in inputs.items()})
             processes = self._processes(inputs, len(running))
-            self._all(running, processes, inputs, timed=False)  # compiles, and chooses among variants of itself
+            self._all(running, processes, inputs, None)  # compiles, and chooses among variants of itself
             while any(one.processes for one in running) and self._policy.goes_on(done, time.perf_counter() - started):
-                inputs = workload.inputs(self._device, 1 + (secrets.randbits(30) if self._secret else done))
-                self._all(running, processes, inputs, timed=True)
+                inputs = workload.inputs(self._device, 1 + self._seed(done))
+                self._all(running, processes, inputs, done)
                 done += 1
         except torch.OutOfMemoryError:
             return Timetable(workload.name, workload.axes, workload.seed, skipped="it does not fit into the memory")
@@ -273,20 +274,31 @@ class _Bout:
             clocks=state,
         )
 
-    def _all(self, running: Sequence[_Contender], processes: int, inputs: Inputs, timed: bool) -> None:
-        """One set of inputs for some processes of every kernel, judged; those that fail take no more."""
+    def _seed(self, number: int) -> int:
+        """A seed for what has this number."""
+        return secrets.randbits(30) if self._secret else number
+
+    def _all(self, running: Sequence[_Contender], processes: int, inputs: Inputs, done: int | None) -> None:
+        """One set of inputs for some processes of every kernel, judged; those that fail take no more.
+
+        Args:
+            done: sets of inputs before this one; None if the calls are not timed.
+        """
         expected = self._family.expected(self._definition, inputs)
-        aside = self._aside(inputs) if timed else 0.0
+        aside = 0.0 if done is None else self._aside(inputs)
         for one in running:
             with one.failing():
-                for process in one.processes[:processes]:
-                    poisoned, seed = poisoned_outputs(self._definition, inputs), secrets.randbits(30)
-                    if timed:
+                for number, process in enumerate(one.processes[:processes], processes * (done or 0)):
+                    poisoned, seed = (
+                        poisoned_outputs(self._definition, inputs),
+                        self._seed(number * self._timing.repeats),
+                    )
+                    if done is None:
+                        self._judge(one, [process.call(inputs, poisoned, seed)], inputs, expected)
+                    else:
                         found = process.timed(inputs, poisoned, seed, self._timing)
                         self._judge(one, found.answers, inputs, expected)
                         one.series.append(Series(one.counted(found.calls), found.outside, aside, self._held))
-                    else:
-                        self._judge(one, [process.call(inputs, poisoned, seed)], inputs, expected)
 
     def _judge(self, one: _Contender, answers: Sequence[Any], inputs: Inputs, expected: Mapping[str, Expected]) -> None:
         in_place = one.kernel.in_place if one.kernel else ()

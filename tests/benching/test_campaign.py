@@ -11,14 +11,14 @@ from click.testing import CliRunner
 from flashinfer_trace import dataset
 from flashinfer_trace.benching import Policy, bench, campaign, measure, results
 from flashinfer_trace.benching.environment import Environment
-from flashinfer_trace.benching.measure import _Contender, _start
+from flashinfer_trace.benching.measure import _Bout, _Contender, _start
 from flashinfer_trace.benching.report import Measured, Report, Timetable
 from flashinfer_trace.benching.statistics import Series, summary
 from flashinfer_trace.cli import main
 from flashinfer_trace.families import family_of
 from flashinfer_trace.judging.judge import shared_server
-from flashinfer_trace.judging.process import Limits
-from flashinfer_trace.judging.submission import SubmissionError, from_path
+from flashinfer_trace.judging.process import Limits, SubmissionProcess
+from flashinfer_trace.judging.submission import SubmissionError, from_path, known
 from flashinfer_trace.judging.verdict import Grade, Verdict
 from flashinfer_trace.traffic import Workload, workloads
 
@@ -237,6 +237,29 @@ def test_what_a_kernel_does_not_take_is_left_out_with_the_reason(monkeypatch):
     found = bench(None, definition, [workload], device="cpu", policy=Policy(fresh=1, least=1))
     assert found.left_out == {"torch.softmax on decode-1": "takes no {'batch_size': 1}"}
     assert not found.timed and found.timetables[0].kernels == []
+
+
+@pytest.mark.parametrize("real", [True, False])
+def test_only_real_kernels_get_the_same_seeds_in_every_run(monkeypatch, real):
+    definition = dataset.load("softmax_temperature_v128256")
+    (kernel,) = (one for one in family_of(definition).kernels_of(definition) if one.library == "torch")
+    (workload,) = (one for one in workloads(definition) if one.name == "decode-1")
+    seeds, timed = [], SubmissionProcess.timed
+
+    def noted(self, inputs, poisoned, seed, timing):
+        seeds.append(seed)
+        return timed(self, inputs, poisoned, seed, timing)
+
+    monkeypatch.setattr(SubmissionProcess, "timed", noted)
+    for _ in range(2):
+        contender = _Contender(known(definition, kernel.label), kernel)
+        with contextlib.ExitStack() as stack:
+            _start([contender], 2, definition, "cpu", Limits(), shared_server(), stack)
+            bout = _Bout(definition, "cpu", Policy(fresh=2, least=2, processes=2), [contender])
+            bout._secret = not real
+            (found,) = bout.timetable(workload).kernels
+            assert found.failure is None and found.summary.processes == 2
+    assert len(set(seeds[:4])) == 4 and (seeds[:4] == seeds[4:]) == real
 
 
 class _Passed:
