@@ -14,6 +14,8 @@ from small_models import MIXTURE, add_model, load_definition
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.validation import validate_paths
 from tools.extract_definitions import apply
+from tools.extract_definitions.plan import Row
+from tools.extract_definitions.report import detail
 
 
 def states(table):
@@ -94,6 +96,14 @@ def test_long_lists_are_cut_and_say_so(extract):
     shown, _, rest = lines[full].partition(" and ")
     assert full.startswith(shown) and len(shown) < len(full)
     assert rest == f"{full.count(', ') - shown.count(', ')} more (--verbose)"
+
+
+def test_a_long_reason_without_a_list_is_cut_between_words():
+    row = Row("unsupported", "attn", ("tiny",), "the logits are scaled " * 10)
+    assert detail(row, verbose=True) == row.detail
+    cut = detail(row, verbose=False)
+    assert len(cut) < 180 and cut.startswith("the logits are scaled the") and cut.endswith(" ... (--verbose)")
+    assert row.detail.startswith(cut.removesuffix(" ... (--verbose)"))
 
 
 def test_a_dry_run_tells_all_and_writes_nothing(extract, snapshot):

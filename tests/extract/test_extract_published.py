@@ -211,6 +211,19 @@ def test_a_field_that_nobody_has_classified():
     assert "the code reads novel_gate, which nobody has classified" in unsupported["attn"]
 
 
+def test_no_op_is_called_unused_where_the_code_reads_what_nobody_has_classified():
+    """Llama 4 has a shared expert in every layer, which no field of its configuration that is understood tells."""
+    config = {
+        **json.loads(FIXTURES["llama-3.2-1b"].read_text())["config"],
+        **{"architectures": ["Llama4ForCausalLM"], "num_local_experts": 16, "num_experts_per_tok": 1},
+        **{"interleave_moe_layer_step": 1, "intermediate_size_mlp": 16384},
+    }
+    _, unsupported, unused = plan_of("llama-3.2-1b", config)
+    assert unused == []
+    for op in ("act_fn", "gate_up_proj", "down_proj"):
+        assert "the code reads interleave_moe_layer_step, which nobody has classified" in unsupported[op]
+
+
 #: What the code of a model might pass instead -> the ops that are refused.
 PASSED = [
     ("modules", "attn", "RadixAttention(self.num_heads, attn_type=AttentionType.ENCODER_ONLY)", {"attn"}),

@@ -28,7 +28,7 @@ from tools.extract_definitions.needs import Need, Recipe, Request, kernel_name
 from tools.extract_definitions.recipes import RECIPES
 from tools.extract_definitions.tags import merged
 from tools.extract_definitions.traces import TORCH, Op
-from tools.extract_definitions.understanding import is_called_so, refusals, unclassified
+from tools.extract_definitions.understanding import is_called_so, not_understood, refusals, unclassified
 
 CREATED, TAGGED, SKIPPED, CONFLICT, UNSUPPORTED = "created", "tagged", "skipped", "conflict", "unsupported"
 #: An op that a family covers, but not by all kernels that can run it; and ops outside the forward pass.
@@ -161,6 +161,10 @@ class Planner:
                     refused[need.use.op].update(dict.fromkeys(reasons[key]))
                 else:
                     found.append((recipe, need))
+        if unknown := not_understood(request, UNDERSTOOD):
+            # One of these fields may be why an op is called after all.
+            refused |= {op: dict.fromkeys(unknown) for op in request.unused if request.usage.op(op)}
+            request.unused.clear()
         request.uncovered.update({op: "; ".join(why) for op, why in refused.items()})
         return found
 

@@ -51,6 +51,8 @@ def detail(row: Row, verbose: bool) -> str:
     if verbose or len(row.detail) <= MAX_DETAIL:
         return row.detail
     shown = row.detail[:MAX_DETAIL].rpartition(", ")[0]
+    if not shown:
+        return f"{row.detail[:MAX_DETAIL].rpartition(' ')[0]} ... (--verbose)"
     more = row.detail[len(shown) :].count(", ")
     return f"{shown} and {more} more (--verbose)"
 

@@ -70,6 +70,15 @@ def unclassified(model: Model, understood: frozenset[str]) -> list[str]:
     return sorted(field for field in model.config if field not in classified and field in model)
 
 
+def not_understood(request: Request, understood: frozenset[str]) -> list[str]:
+    """What the model's code reads although nobody has classified it."""
+    return [
+        f"the code reads {field}, which nobody has classified ({FIELDS.name})"
+        for field in unclassified(request.model, understood)
+        if field in request.usage.code.reads
+    ]
+
+
 def refusals(request: Request, op_type: str, need: Need, understood: frozenset[str]) -> list[str]:
     """Why a need must not become a Definition; empty if it may.
 
@@ -88,11 +97,7 @@ def refusals(request: Request, op_type: str, need: Need, understood: frozenset[s
                 *_of_numbers(request, op_type, op),
                 *_of_rotation(request, op_type),
                 *_of_vocabulary(model, op),
-                *(
-                    f"the code reads {field}, which nobody has classified ({FIELDS.name})"
-                    for field in unclassified(model, understood)
-                    if field in request.usage.code.reads
-                ),
+                *not_understood(request, understood),
                 *_of_code(request, op_type, need),
             ]
         )
