@@ -212,16 +212,17 @@ def test_a_field_that_nobody_has_classified():
 
 
 def test_no_op_is_called_unused_where_the_code_reads_what_nobody_has_classified():
-    """Llama 4 has a shared expert in every layer, which no field of its configuration that is understood tells."""
-    config = {
-        **json.loads(FIXTURES["llama-3.2-1b"].read_text())["config"],
-        **{"architectures": ["Llama4ForCausalLM"], "num_local_experts": 16, "num_experts_per_tok": 1},
-        **{"interleave_moe_layer_step": 1, "intermediate_size_mlp": 16384},
-    }
-    _, unsupported, unused = plan_of("llama-3.2-1b", config)
-    assert unused == []
-    for op in ("act_fn", "gate_up_proj", "down_proj"):
-        assert "the code reads interleave_moe_layer_step, which nobody has classified" in unsupported[op]
+    """Here, experts are all there is. What is not understood might be another network beside them."""
+    path = ROOT / "models/qwen2-57b-a14b.json"
+    config = {**json.loads(path.read_text())["config"], "shared_expert_intermediate_size": 0, "novel_gate": True}
+    model, usage = Model("m", "M", config, path), usage_of("Qwen2MoeForCausalLM", None)
+    reads = {**usage.code.reads, "novel_gate": ("False",)}
+    dense = {"act_fn", "gate_up_proj", "down_proj"}
+    for code, unused in ((usage.code, dense), (replace(usage.code, reads=reads), set())):
+        request = Request(model, replace(usage, code=code), Options())
+        _, unsupported = Planner(ROOT, ROOT / "definitions").needs_of(request)
+        assert set(request.unused) == unused and set(unsupported) & dense == dense - unused
+    assert all(unsupported[op].startswith("the code reads novel_gate, which nobody") for op in dense)
 
 
 #: What the code of a model might pass instead -> the ops that are refused.
