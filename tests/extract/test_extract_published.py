@@ -225,6 +225,32 @@ def test_no_op_is_called_unused_where_the_code_reads_what_nobody_has_classified(
     assert all(unsupported[op].startswith("the code reads novel_gate, which nobody") for op in dense)
 
 
+def test_an_absent_field_counts_by_the_default_that_the_code_gives_it():
+    """Qwen3-Next's qkv_proj has a gate for each query head unless a field says no that its configuration lacks."""
+    data = json.loads(FIXTURES["llama-3.2-1b"].read_text())
+    model, usage = Model("m", "M", data["config"], FIXTURES["llama-3.2-1b"]), usage_of("LlamaForCausalLM", None)
+    for defaults, claimed in (
+        (("True",), {"sampler"}),
+        ((), {"sampler"}),
+        (("False", "hasattr"), set(data["ops"])),
+        (("None", "True"), {"sampler"}),
+    ):
+        code = replace(usage.code, reads={**usage.code.reads, "novel_gate": defaults})
+        ops, _ = Planner(ROOT, ROOT / "definitions").needs_of(Request(model, replace(usage, code=code), Options()))
+        assert set(ops) == claimed
+
+
+def test_an_op_is_refused_where_nothing_shows_how_it_is_built():
+    data = json.loads(FIXTURES["llama-3.2-1b"].read_text())
+    model, usage = Model("m", "M", data["config"], FIXTURES["llama-3.2-1b"]), usage_of("LlamaForCausalLM", None)
+    modules = {name: texts for name, texts in usage.code.modules.items() if name != "qkv_proj"}
+    code = replace(usage.code, modules=modules)
+    request = Request(model, replace(usage, code=code), Options())
+    ops, unsupported = Planner(ROOT, ROOT / "definitions").needs_of(request)
+    assert set(data["ops"]) - set(ops) == {"qkv_proj"}
+    assert unsupported["qkv_proj"].startswith("nothing shows how the code builds qkv_proj")
+
+
 #: What the code of a model might pass instead -> the ops that are refused.
 PASSED = [
     ("modules", "attn", "RadixAttention(self.num_heads, attn_type=AttentionType.ENCODER_ONLY)", {"attn"}),

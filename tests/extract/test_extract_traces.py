@@ -164,9 +164,12 @@ class Unused(nn.Module):
         self.other = RadixAttention(config.unread)
 
 
+KINDS = {"usual": Layer}
+
+
 class SmallForCausalLM(nn.Module):
     def __init__(self, config, layer: Unused = None):
-        self.layer = make(Layer)
+        self.layer = make(KINDS[config.kind])
 """
 PARTS = """
 class Norm:
@@ -193,7 +196,7 @@ def test_what_the_code_of_a_model_passes(tmp_path):
         "attn": ("self.attn(x, sinks=self.sinks)",),
         "norm": ("self.norm(self.attn(x, sinks=self.sinks))",),
     }
-    assert code.reads == {"cap": ("0.0",), "factor": ("hasattr",), "hidden_size": (), "normed": ()}
+    assert code.reads == {"cap": ("0.0",), "factor": ("hasattr",), "hidden_size": (), "kind": (), "normed": ()}
 
 
 def test_writing_digests_says_how_to_fetch_their_release_and_helps_without_sources(tmp_path, monkeypatch, capsys):

@@ -132,7 +132,7 @@ def _is_config(node: ast.expr) -> bool:
 
 
 def _reached(module: str, name: str, tree: SourceTree) -> Iterator[ast.AST]:
-    """The classes of model files that a class reaches, and the functions of these files that it calls."""
+    """The classes of model files that a class reaches, and the functions and constants of these files that it names."""
     pending, seen = [(module, name)], set[tuple[str, str]]()
     known: dict[str, tuple[dict[str, ast.AST], dict[str, tuple[str, str]]]] = {}
     while pending:
@@ -162,13 +162,16 @@ def _bodies(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _names(tree: SourceTree, module: str) -> tuple[dict[str, ast.AST], dict[str, tuple[str, str]]]:
-    """The classes and functions that a module defines, and those that it imports from other model files."""
+    """The classes, functions and constants that a module defines, and those that it imports from other model files."""
     try:
         body = ast.parse(tree.text(module)).body
     except (SyntaxError, KeyError) as error:
         raise ExtractionError(f"{module}: cannot be read: {error}") from error
     kinds = (ast.ClassDef, ast.FunctionDef)
     defined: dict[str, ast.AST] = {node.name: node for node in body if isinstance(node, kinds)}
+    for node in body:  # a dictionary of classes, for example
+        if isinstance(node, ast.Assign):
+            defined |= {target.id: node for target in node.targets if isinstance(target, ast.Name)}
     imported = {
         name.asname or name.name: (source, name.name)
         for node in body

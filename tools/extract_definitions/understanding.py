@@ -35,6 +35,8 @@ MODULES = {"qkv_proj": "self_attn", "o_proj": "self_attn", "logits_processor": "
 FP8_BLOCKS = ("fp8", [128, 128])
 #: Padding of the vocabulary of SGLang's VocabParallelEmbedding.
 VOCABULARY_PADDING = 64
+#: Defaults of a field that the code reads, and the question whether it is there, that switch on nothing.
+SWITCHED_OFF = frozenset({"None", "False", "0", "0.0", "[]", "()", "{}", "''", "hasattr"})
 
 
 @dataclass(frozen=True)
@@ -65,17 +67,24 @@ def known_fields() -> KnownFields:
 
 def unclassified(model: Model, understood: frozenset[str]) -> list[str]:
     """The fields of a configuration that nobody has classified; `understood` are those that recipes declare."""
+    return sorted(field for field in model.config if field not in _classified(understood) and field in model)
+
+
+def _classified(understood: frozenset[str]) -> frozenset[str]:
     known = known_fields()
-    classified = understood | known.harmless | set(known.neutral) | {"quantization_config", *DTYPES}
-    return sorted(field for field in model.config if field not in classified and field in model)
+    return understood | known.harmless | set(known.neutral) | {"quantization_config", *DTYPES}
 
 
 def not_understood(request: Request, understood: frozenset[str]) -> list[str]:
-    """What the model's code reads although nobody has classified it."""
+    """What the model's code reads although nobody has classified it: a field of the configuration, or an absent one
+    whose default might change something."""
+    model, reads = request.model, request.usage.code.reads
     return [
         f"the code reads {field}, which nobody has classified ({FIELDS.name})"
-        for field in unclassified(request.model, understood)
-        if field in request.usage.code.reads
+        for field, defaults in reads.items()
+        if not field.startswith("__")
+        and field not in _classified(understood)
+        and (field in model or not (defaults and set(defaults) <= SWITCHED_OFF))
     ]
 
 
@@ -200,6 +209,8 @@ def _of_code(request: Request, op_type: str, need: Need) -> Iterator[str]:
     code = request.usage.code
     one_group = request.model.config.get("topk_method") == "greedy" and request.model.count("n_group") == 1
     for attribute, expected in settings(op_type, need.family, need.use.op, one_group).items():
+        if not code.modules.get(attribute):
+            yield f"nothing shows how the code builds {attribute}"
         for text in code.modules.get(attribute, ()):
             if not text.startswith("PPMissingLayer("):
                 yield from (
