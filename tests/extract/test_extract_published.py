@@ -240,6 +240,18 @@ def test_an_absent_field_counts_by_the_default_that_the_code_gives_it():
         assert set(ops) == claimed
 
 
+@pytest.mark.parametrize(("default", "claimed"), [("True", True), ("False", False), ("not config.gptj", False)])
+def test_what_decides_an_argument_counts_by_its_default(default, claimed):
+    """ERNIE 4.5 rotates neighbouring features unless its configuration says otherwise."""
+    data = json.loads(FIXTURES["llama-3.2-1b"].read_text())
+    model, usage = Model("m", "M", data["config"], FIXTURES["llama-3.2-1b"]), usage_of("LlamaForCausalLM", None)
+    code = replace(usage.code, reads={**usage.code.reads, "rope_is_neox_style": ("True", default)})
+    request = Request(model, replace(usage, code=code), Options())
+    ops, unsupported = Planner(ROOT, ROOT / "definitions").needs_of(request)
+    assert set(data["ops"]) - set(ops) == (set() if claimed else {"rotary_emb"})
+    assert claimed or f"by default {default}: other pairs of features" in unsupported["rotary_emb"]
+
+
 def test_an_op_is_refused_where_nothing_shows_how_it_is_built():
     data = json.loads(FIXTURES["llama-3.2-1b"].read_text())
     model, usage = Model("m", "M", data["config"], FIXTURES["llama-3.2-1b"]), usage_of("LlamaForCausalLM", None)

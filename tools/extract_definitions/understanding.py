@@ -55,7 +55,20 @@ class KnownFields:
             return all(item in entry["items"] for item in value)
         if "equals" in entry and entry["equals"] in model and value == model.config[entry["equals"]]:
             return True
-        return any(value is one or (type(value) is not bool and value == one) for one in entry["values"])
+        return self._changes_nothing(field, value)
+
+    def is_default_neutral(self, field: str, text: str) -> bool:
+        """Whether a default in the code, or the question whether the field is there, changes nothing."""
+        if text == "hasattr":
+            return True
+        try:
+            return self._changes_nothing(field, ast.literal_eval(text))
+        except (ValueError, SyntaxError):
+            return False
+
+    def _changes_nothing(self, field: str, value: Any) -> bool:
+        values = self.neutral[field]["values"]
+        return any(value is one or (type(value) is not bool and value == one) for one in values)
 
 
 @cache
@@ -253,8 +266,14 @@ def _of_deciding(passed: str, fields: tuple[str, ...], request: Request, claim: 
         if not known.is_neutral(field, request.model):
             if not _affects(known.neutral[field], *claim):  # otherwise the field itself is a reason
                 yield f"passes {passed}: {known.neutral[field]['because']}"
-        elif field in reads and not reads[field] and field not in request.model.config:
-            yield f"passes {passed} and needs the field {field}, which the configuration does not give"
+        elif field in reads and field not in request.model.config:
+            if not reads[field]:
+                yield f"passes {passed} and needs the field {field}, which the configuration does not give"
+            yield from (
+                f"passes {passed}, by default {default}: {known.neutral[field]['because']}"
+                for default in reads[field]
+                if not known.is_default_neutral(field, default)
+            )
 
 
 def _of_renormalising(argument: str, text: str, model: Model) -> Iterator[str]:
