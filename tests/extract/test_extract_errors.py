@@ -182,7 +182,15 @@ def test_wrong_usage(extract, snapshot, arguments, message):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "line 1: not JSON"), ("[]", "is no JSON object"), ("{}", "lacks the field 'architectures'")],
+    [
+        ("{", "line 1: not JSON"),
+        ("[]", "is no JSON object"),
+        ("{}", "lacks the field 'architectures'"),
+        (
+            '{"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {}}',
+            "write the object of 'text_config'",
+        ),
+    ],
 )
 def test_malformed_configurations(extract, tmp_path, text, message):
     path = tmp_path / "config.json"

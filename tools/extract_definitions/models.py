@@ -17,6 +17,8 @@ from tools.extract_definitions.errors import ExtractionError
 from tools.kernel_tracing.configuration.checks import EXPERTS
 
 TAG = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*")
+#: Where the configuration of a model for images or speech, too, has that of its language model.
+PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 
 
 class DeclaredFields(Mapping[str, Any]):
@@ -190,6 +192,12 @@ def load_config(root: Path, path: Path, name: str) -> Model:
     config = _read(path)
     if isinstance(config.get("config"), dict) and "architectures" not in config:
         config = config["config"]  # a file of models/
+    for part in PARTS:
+        if isinstance(config.get(part), dict) and "hidden_size" not in config:
+            raise ExtractionError(
+                f"{path}: a model of several parts; write the object of {part!r}, with the class of that part as its "
+                "'architectures', to a file of its own and extract that"
+            )
     return Model(tag, name, config, path)
 
 
