@@ -277,6 +277,23 @@ PASSED = [
     ("modules", "rotary_emb", "get_rope(self.head_dim, is_neox_style=False)", {"rotary_emb"}),
     ("modules", "logits_processor", "LogitsProcessor(config, logit_scale=0.5)", {"logits_processor"}),
     ("calls", "attn", "self.attn(q, k, v, forward_batch, alibi_slopes=self.slopes)", {"attn"}),
+    *(
+        ("modules", op, f"{text}, bias=False)", {op})
+        for op, text in (
+            ("qkv_proj", "QKVParallelLinear(hidden_size, self.head_dim, self.heads * 2, self.total_num_kv_heads"),
+            ("qkv_proj", "QKVParallelLinear(hidden_size, self.v_head_dim, self.total_num_heads"),
+            ("qkv_proj", "QKVParallelLinear(hidden_size, head_dim, num_heads, num_kv_heads, self.qkv_bias"),
+            ("o_proj", "RowParallelLinear(self.total_num_heads * self.v_head_dim, hidden_size"),
+            ("gate_up_proj", "MergedColumnParallelLinear(hidden_size, [intermediate_size] * 3"),
+            ("down_proj", "RowParallelLinear(input_size=self.inner_size, output_size=hidden_size"),
+        )
+    ),
+    (
+        *("modules", "qkv_proj"),
+        "QKVParallelLinear(hidden_size=config.hidden_size, head_size=self.head_dim, bias=config.attention_bias, "
+        "total_num_heads=config.num_attention_heads, total_num_kv_heads=config.num_key_value_heads)",
+        set(),
+    ),
 ]
 
 

@@ -103,12 +103,8 @@ _NORMS = {
     "kv_a_layernorm": _norm("self.kv_lora_rank"),
 }
 _LAYER = _PLACE | {
-    "input_size",
-    "output_size",
-    "reduce_results",
-    "gather_output",
-    "skip_bias_add",
-    "total_num_kv_heads",
+    *("input_size", "output_size", "output_sizes", "hidden_size", "head_size", "total_num_heads", "total_num_kv_heads"),
+    *("reduce_results", "gather_output", "skip_bias_add"),
 }
 _LINEAR = Settings(LINEAR, _LAYER, {"bias": ("attention_bias", "bias")}, {"bias": ("False",)}, frozenset({"bias"}))
 _FEED_FORWARD = Settings(LINEAR, _LAYER, {"bias": ("mlp_bias", "bias")}, _LINEAR.literal, _LINEAR.required)

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tools.extract_definitions.layer_sizes import other_sizes
 from tools.extract_definitions.model_code import built_by
 from tools.extract_definitions.models import Model
 from tools.extract_definitions.needs import Need, Request
@@ -248,6 +249,9 @@ def _of_module(call: ast.Call, expected: Settings, request: Request, claim: tupl
     given = {keyword.arg or f"**{ast.unparse(keyword.value)}": ast.unparse(keyword.value) for keyword in call.keywords}
     if name not in LINEAR or expected.required:
         yield from (f"builds {name} without {argument}" for argument in sorted(expected.required - set(given)))
+    if claim[0] == "gemm":
+        latent = request.model.is_latent
+        yield from (f"gives {claim[1]} another size ({text})" for text in other_sizes(claim[1], call, latent))
     if expected.first and call.args and (first := ast.unparse(call.args[0])) not in expected.first:
         yield f"uses {name} over {first}"
     for argument, text in given.items():
