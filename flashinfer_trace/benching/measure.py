@@ -289,10 +289,8 @@ class _Bout:
         for one in running:
             with one.failing():
                 for number, process in enumerate(one.processes[:processes], processes * (done or 0)):
-                    poisoned, seed = (
-                        poisoned_outputs(self._definition, inputs),
-                        self._seed(number * self._timing.repeats),
-                    )
+                    poisoned = poisoned_outputs(self._definition, inputs)
+                    seed = self._seed(number * self._timing.repeats)
                     if done is None:
                         self._judge(one, [process.call(inputs, poisoned, seed)], inputs, expected)
                     else:
