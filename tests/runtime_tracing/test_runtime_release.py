@@ -1,16 +1,22 @@
-"""The recorded runs and the committed static trace agree."""
+"""The recorded runs agree with the committed static trace, and the dataset covers their time."""
 
 from __future__ import annotations
 
 import pytest
 
-from flashinfer_trace import find_root
+from flashinfer_trace import definitions, find_root
+from flashinfer_trace.ledger import proofs
 from tools.runtime_tracing.compare import Comparison, compare
+from tools.runtime_tracing.consistency import consistent
+from tools.runtime_tracing.matching import Evidence, Standing
 from tools.runtime_tracing.recording import read_all
 from tools.runtime_tracing.static import read_static
+from tools.runtime_tracing.time_coverage import step_times
 
 #: The part of the chains that ran which the static trace must have. Every kernel and call line must be there.
 CHAINS = 0.98
+#: The part of the GPU time of each step that must be in kernels with a verified Definition.
+VERIFIED = 0.95
 
 
 @pytest.fixture(scope="module")
@@ -34,3 +40,13 @@ def test_nearly_every_chain_that_ran_is_in_the_static_trace(comparisons: list[Co
     found = {text for one in comparisons for text in one.chains.found}
     missing = {text for one in comparisons for text in one.chains.missing}
     assert len(found) >= CHAINS * len(found | missing), sorted(missing)
+
+
+def test_nearly_all_time_of_each_recorded_step_is_in_kernels_with_a_verified_definition():
+    root = find_root()
+    dataset = list(definitions(root=root))
+    evidence = Evidence(dataset, {one.name: [entry.path for entry in proofs(root, one)] for one in dataset})
+    steps = [step for run in consistent(root / "traces" / "runtime", root) for step in step_times(run, evidence)]
+    assert len(steps) >= 70
+    shares = {f"{step.run}, {step.phase}": step.share(Standing.VERIFIED) for step in steps}
+    assert {name: share for name, share in shares.items() if share < VERIFIED} == {}
