@@ -10,7 +10,7 @@ __all__ = ["other_sizes"]
 
 _HIDDEN = frozenset({"hidden_size"})
 _QUERIES = frozenset({"num_heads * head_dim", "head_dim * num_heads"})
-#: Of the classes that project to the experts: they take the configuration instead of sizes.
+#: How many experts there are. Classes such as MoEGate take the configuration instead.
 _EXPERTS = frozenset({"num_experts", "n_routed_experts", "num_local_experts"})
 #: Op -> what each argument may be, in order.
 SIZES = {

@@ -81,7 +81,7 @@ def known_fields() -> KnownFields:
 
 def unclassified(model: Model, understood: frozenset[str]) -> list[str]:
     """The fields of a configuration that nobody has classified; `understood` are those that recipes declare."""
-    return sorted(field for field in model.config if field not in _classified(understood) and field in model)
+    return sorted(field for field in set(model.config) - _classified(understood) if field in model)
 
 
 def _classified(understood: frozenset[str]) -> frozenset[str]:
@@ -92,12 +92,12 @@ def _classified(understood: frozenset[str]) -> frozenset[str]:
 def not_understood(request: Request, understood: frozenset[str]) -> list[str]:
     """What the model's code reads although nobody has classified it: a field of the configuration, or an absent one
     whose default might change something."""
-    model, reads = request.model, request.usage.code.reads
+    model, reads, classified = request.model, request.usage.code.reads, _classified(understood)
     return [
         f"the code reads {field}, which nobody has classified ({FIELDS.name})"
         for field, defaults in reads.items()
         if not field.startswith("__")
-        and field not in _classified(understood)
+        and field not in classified
         and (field in model or not (defaults and set(defaults) <= SWITCHED_OFF))
     ]
 
