@@ -33,8 +33,8 @@ class Policy:
         least: of them, whatever time they take.
         seconds: after which no further inputs are drawn.
         repeats: calls in a series.
-        processes: of each kernel. Where code and data lie in a GPU's memory decides some per cent of a time, and a
-            process keeps its code where it is.
+        processes: of each kernel. Their times differ by some per cent; where data lies in a GPU's memory is a part of
+            the reason.
         warm: whether the cache may hold the inputs.
         graph: whether calls are replayed as a CUDA graph.
     """

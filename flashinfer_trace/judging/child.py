@@ -174,8 +174,8 @@ class _Session:
             torch.cuda.synchronize()
 
     def _move(self) -> None:
-        """Moves what is on a GPU, and what the kernel will allocate, to other pages of its memory, which decide a part
-        of the time; it stays if there is no room."""
+        """Moves what is on a GPU, and what the kernel will allocate, to other pages of its memory, on which its time
+        depends a little; it stays if there is no room."""
         if self._on_device is None:
             return
         self._beside = None
