@@ -53,7 +53,7 @@ $ python -m tools.generate_docs
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 _CELLS = 10
 
-AGAIN = """The same command once more records another run, with new processes, new inputs and new elements:
+AGAIN = """The same command once more records another run, with new processes, on the same inputs:
 
 ```console
 $ flashinfer-trace bench -d NAME --workloads quick --record results
@@ -101,7 +101,7 @@ def _text(runs: Runs, known: Mapping[str, Definition]) -> str:
     for gpu in sorted({gpu for gpu, _, _ in runs}):
         of_gpu = {(name, workload): kernels for (one, name, workload), kernels in runs.items() if one == gpu}
         first = next(iter(next(iter(of_gpu.values())).values()))[-1]
-        lines += [f"## {first['environment']['gpu']}", "", *_overview(gpu), *_repeatability(of_gpu)]
+        lines += [f"## {first['environment']['gpu']}", "", *_overview(gpu), *_older(of_gpu), *_repeatability(of_gpu)]
         families: dict[str, list[list[str]]] = {}
         for (name, workload), kernels in sorted(of_gpu.items()):
             families.setdefault(family_of(known[name]).name, []).append(_row(name, workload, kernels))
@@ -116,6 +116,19 @@ def _overview(gpu: str) -> list[str]:
         f"![The fraction of the roofline that each family reaches]({_picture(gpu)})",
         "",
         "A bar is the highest fraction that the fastest kernel of a family reaches; marks are other workloads.",
+        "",
+    ]
+
+
+def _older(of_gpu: Mapping[tuple[str, str], Mapping[str, Sequence[Record]]]) -> list[str]:
+    """How many times are from before there were several processes of a kernel."""
+    last = [records[-1] for kernels in of_gpu.values() for records in kernels.values()]
+    older = sum("processes" not in one for one in last)
+    if not older:
+        return []
+    return [
+        f"{older} of {len(last)} times are from before kernels were timed in several processes: they are medians of "
+        "the calls of one.",
         "",
     ]
 

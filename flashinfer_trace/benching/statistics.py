@@ -16,7 +16,7 @@ REMEMBERED, REMEMBERED_SECONDS = 0.2, 5e-6
 OVERHEAD, PATIENCE = 8e-4, 3.0
 #: How many times as long as in the judge's process a GPU may be held, because its clocks are lower.
 HELD = 1.25
-#: The part of the calls that must be launched ahead of the GPU for it alone to decide their median and quartiles.
+#: The part of the calls that must be launched ahead of the GPU for it alone to decide their time and quartiles.
 IN_TIME = 0.75
 #: The part of the series that is left out of their mean at each end.
 TRIMMED = 0.125
@@ -162,7 +162,7 @@ def summary(series: Sequence[Series], processes: int = 1) -> Summary:
 def _mean(series: Iterable[Sequence[Mapping[str, float]]], name: str) -> float:
     """The trimmed mean of the medians of series of calls.
 
-    A median of all calls would jump: many kernels have two speeds, each of which is that of some processes.
+    A median of all calls would jump where a kernel has two speeds, each of which is that of some processes.
     """
     medians = sorted(statistics.median(call[name] for call in calls) for calls in series)
     left_out = int(TRIMMED * len(medians))

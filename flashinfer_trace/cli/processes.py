@@ -103,8 +103,8 @@ def _answered(groups: Sequence[Group], settings: Settings, jobs: int) -> Generat
                 queue.learn(work, answers.peak)
                 again = answers.lack_memory and len(helpers) > 1 and queue.put_back(work, helper.device)
                 if not answers.usable:
-                    helpers.remove(helper)
                     helper.kill()
+                    helpers.remove(helper)
                     if queue:
                         with _no_interrupt():
                             helpers.append(_Helper(helper.device))

@@ -98,6 +98,16 @@ def test_two_runs_that_agree(tmp_path):
     assert "the GPU waits for the processor" not in text
 
 
+def test_times_of_one_process_are_named_and_not_compared_with_those_of_several(tmp_path):
+    record(tmp_path, "one", 4e-5)
+    (path,) = tmp_path.rglob("*.jsonl")
+    path.write_text(path.read_text().replace('"processes":1,', ""))
+    assert "1 of 1 times are from before" in rows(tmp_path)[0]
+    record(tmp_path, "one", 5e-5)
+    text, (cells,) = rows(tmp_path)
+    assert cells[3:5] == ["50.0 us", ""] and "are from before" not in text
+
+
 def test_two_runs_that_differ_are_listed(tmp_path):
     for label, times in {"one": (4e-5, 4.2e-5), "two": (5e-5, 4e-5), "three": (6e-5, 6e-5)}.items():
         for seconds in times:
