@@ -19,8 +19,8 @@ __all__ = ["performance", "performance_documents", "plot"]
 
 #: Times above which two runs are compared, in seconds; and by how much they may differ, as a fraction.
 COMPARED, AGREED = 20e-6, 0.03
-#: What two runs that are compared have in common.
-ALIKE = ("version", "environment", "seed", "axes", "processes")
+#: What two runs that are compared have in common, beside their environment but for the card.
+ALIKE = ("version", "seed", "axes", "processes")
 
 HEAD = """# Performance of real kernels
 
@@ -146,11 +146,17 @@ def _runs(records: Iterable[Record], known: Mapping[str, Definition]) -> Runs:
 
 @dataclass(frozen=True)
 class _Pair:
-    """The times of a kernel in its last two runs, in seconds; and whether the processor had a part in one of them."""
+    """The times of a kernel in its last two runs, in seconds.
+
+    Attributes:
+        waited: whether the processor had a part in one of them.
+        one_card: whether both are known to be of the same card.
+    """
 
     before: float
     last: float
     waited: bool
+    one_card: bool
 
     @property
     def difference(self) -> float:
@@ -165,10 +171,23 @@ _Named = tuple[_Pair, str, str, str]
 def _pair(records: Sequence[Record]) -> _Pair | None:
     """The last run and the one before of the same versions on the same inputs; None if there is no other."""
     *others, last = records
-    alike = [one for one in others if all(one.get(key) == last.get(key) for key in ALIKE)]
+    alike = [one for one in others if _likeness(one) == _likeness(last)]
     if not alike:
         return None
-    return _Pair(_seconds(alike[-1]), _seconds(last), _waited(alike[-1]) or _waited(last))
+    before = alike[-1]
+    one_card = _card(before) == _card(last) != ""
+    return _Pair(_seconds(before), _seconds(last), _waited(before) or _waited(last), one_card)
+
+
+def _likeness(record: Record) -> list[object]:
+    """What runs that are compared must have in common."""
+    environment = {name: value for name, value in record["environment"].items() if name != "card"}
+    return [environment, *map(record.get, ALIKE)]
+
+
+def _card(record: Record) -> str:
+    """Which card of its model it was; empty where that was not recorded."""
+    return str(record["environment"].get("card", ""))
 
 
 def _repeatability(of_gpu: Mapping[tuple[str, str], Mapping[str, Sequence[Record]]]) -> list[str]:
@@ -201,19 +220,35 @@ def _repeatability(of_gpu: Mapping[tuple[str, str], Mapping[str, Sequence[Record
 
 def _alone(pairs: Sequence[_Named]) -> list[str]:
     """How far the runs differ if the processor has no part in them, and a table of those that differ too much."""
-    apart = sorted((one for one in pairs if one[0].difference >= AGREED), key=lambda one: -one[0].difference)
     lines = [
-        f"The GPU alone decides the time of those that were launched before it began them. They are {len(pairs)}. "
-        f"Their times differ by {_spread(pairs)}; {len(apart)} of them by {_percent(AGREED, 0)} or more"
-        + (":" if apart else "."),
+        "The GPU alone decides the time of those that were launched before it began them. They are "
+        f"{len(pairs)}, of which",
         "",
     ]
-    rows = [
-        [code(name), workload, code(label), _time(pair.before), _time(pair.last), _percent(pair.difference)]
-        for pair, name, workload, label in apart
+    kinds = {
+        "with both runs on one card": True,
+        "with runs on two cards, or on cards of which nothing is recorded": False,
+    }
+    lines += [
+        f"- {len(chosen)} {kind}: the times differ by {_spread(chosen)}; {len(_apart(chosen))} of them by "
+        f"{_percent(AGREED, 0)} or more."
+        for kind, one_card in kinds.items()
+        if (chosen := [one for one in pairs if one[0].one_card == one_card])
     ]
-    headings = ["Definition", "Workload", "Kernel", "Before", "Last", "Difference"]
-    return [*lines, *([*table(headings, rows, "lllrrr"), ""] if rows else [])]
+    rows = [
+        [
+            *[code(name), workload, code(label), "one" if pair.one_card else "two, or unknown"],
+            *[_time(pair.before), _time(pair.last), _percent(pair.difference)],
+        ]
+        for pair, name, workload, label in _apart(pairs)
+    ]
+    headings = ["Definition", "Workload", "Kernel", "Cards", "Before", "Last", "Difference"]
+    return [*lines, "", *([*table(headings, rows, "llllrrr"), ""] if rows else [])]
+
+
+def _apart(pairs: Sequence[_Named]) -> list[_Named]:
+    """Those that differ too much, the worst first."""
+    return sorted((one for one in pairs if one[0].difference >= AGREED), key=lambda one: -one[0].difference)
 
 
 def _spread(pairs: Sequence[_Named]) -> str:

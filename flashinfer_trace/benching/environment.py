@@ -23,6 +23,8 @@ REASONS = {
     0x80: "power brake",
 }
 _FIELDS = "clocks.sm,clocks.max.sm,clocks.mem,temperature.gpu,power.draw,clocks_throttle_reasons.active"
+#: Of a UUID, as many as tell cards apart.
+CARD_DIGITS = 8
 
 Run = Callable[[Sequence[str]], str]
 
@@ -47,7 +49,11 @@ class Clocks:
 
 @dataclass(frozen=True)
 class Environment:
-    """What a time depends on: names and versions."""
+    """What a time depends on: names and versions, and which of many cards of one model it was.
+
+    Attributes:
+        card: the first digits of its UUID; empty if nothing tells it.
+    """
 
     gpu: str
     capability: str
@@ -55,6 +61,7 @@ class Environment:
     cuda: str
     torch: str
     python: str
+    card: str = ""
 
 
 def _run(command: Sequence[str]) -> str:
@@ -67,11 +74,22 @@ def name_of(device: torch.device) -> str:
     Its number there is another than in torch where CUDA_VISIBLE_DEVICES chooses some, or where CUDA puts the fastest
     first; a UUID is the same everywhere. What torch does not tell is taken to be the number.
     """
+    uuid = _uuid(device)
+    return str(_index(device)) if uuid is None else f"GPU-{uuid}"
+
+
+def _index(device: torch.device) -> int:
     import torch
 
-    index = torch.cuda.current_device() if device.index is None else device.index
-    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
-    return str(index) if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}"
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _uuid(device: torch.device) -> str | None:
+    """The UUID of a GPU without its prefix; None if torch does not tell it."""
+    import torch
+
+    uuid = getattr(torch.cuda.get_device_properties(_index(device)), "uuid", None)
+    return None if uuid is None else str(uuid).removeprefix("GPU-")
 
 
 def clocks(gpu: str, run: Run = _run) -> Clocks | str:
@@ -108,4 +126,5 @@ def environment(device: str, run: Run = _run) -> Environment:
     driver = _driver(name_of(kind), run)
     major, minor = torch.cuda.get_device_capability(kind)
     name, cuda = torch.cuda.get_device_name(kind), torch.version.cuda or ""
-    return Environment(name, f"{major}.{minor}", driver, cuda, torch.__version__, platform.python_version())
+    card = (_uuid(kind) or "")[:CARD_DIGITS]
+    return Environment(name, f"{major}.{minor}", driver, cuda, torch.__version__, platform.python_version(), card)

@@ -7,12 +7,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Idle", "Waiting", "library_of"]
+import torch
+
+__all__ = ["Idle", "Waiting", "has_room", "library_of"]
+
+#: The part of a GPU's memory that must be free for a process to be kept: libraries leave up to 7 GiB in each.
+FREE = 0.5
 
 
 def library_of(request: Mapping[str, Any]) -> str:
     """The package that the known kernel of a request is imported from; empty of anybody else's kernel."""
     return str(request["kernel"]).partition(".")[0] if request["kind"] == "known" else ""
+
+
+def has_room(device: str) -> bool:
+    """Whether so much of a device's memory is free that processes may wait there."""
+    if torch.device(device).type == "cpu":
+        return True
+    free, total = torch.cuda.mem_get_info(device)
+    return free >= FREE * total
 
 
 @dataclass(frozen=True)

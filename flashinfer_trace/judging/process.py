@@ -32,7 +32,7 @@ from flashinfer_trace.judging.answers import (
     times_of,
 )
 from flashinfer_trace.judging.arena import Arena, Filled
-from flashinfer_trace.judging.idle import Idle, Waiting, library_of
+from flashinfer_trace.judging.idle import Idle, Waiting, has_room, library_of
 from flashinfer_trace.judging.spawning import available, forked, spawned
 from flashinfer_trace.judging.submission import SubmissionError
 
@@ -51,9 +51,9 @@ AWAKE, REST = {"awake": True}, {"rest": True}
 class Server:
     """The process that submissions' processes are forked from.
 
-    One that ran known kernels, and failed in nothing, waits for the next known kernel: importing the libraries of
-    kernels takes seconds, and no kernel of the dataset's own records has to be kept from what came before it. Anybody
-    else's kernel has a process of its own.
+    One that ran known kernels, and failed in nothing, waits for the next known kernel while half of the memory of its
+    GPU is free: importing the libraries of kernels takes seconds, and no kernel of the dataset's own records has to be
+    kept from what came before it. Anybody else's kernel has a process of its own.
 
     Args:
         fork: copy this process, which takes milliseconds and must have one thread, and not have touched CUDA; otherwise
@@ -201,12 +201,14 @@ class SubmissionProcess:
         return self
 
     def close(self) -> None:
-        """Ends the process, and what it started; after a known kernel that failed in nothing, it waits for the next."""
+        """Ends the process, and what it started; after a known kernel that failed in nothing, it waits for the next, if
+        its device has room."""
         if self._libraries and not (self._ended or self._asked):
             with contextlib.suppress(Failed):
                 self.ask(REST, self._limits.call, "raised")
-                self._ended = True  # to this object, which no longer has it
-                self._server.keep(Idle(self._pipe, self._pid, self._device, self._libraries))
+                if has_room(self._device):
+                    self._ended = True  # to this object, which no longer has it
+                    self._server.keep(Idle(self._pipe, self._pid, self._device, self._libraries))
         self.end()
 
     def end(self) -> None:

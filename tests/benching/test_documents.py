@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -52,13 +53,13 @@ def test_every_option_of_the_table_exists():
     assert len(used) >= 6 and all(word in printed for word in used)
 
 
-def record(root, kernel, seconds, reference=None, version="0.6.12", ahead=1.0):
+def record(root, kernel, seconds, reference=None, version="0.6.12", ahead=1.0, card=""):
     definition = dataset.load("rmsnorm_h3072")
     found = summary([Series([{"total": seconds, "ahead": ahead}] * 3, 0.0)])
     kernels = [Measured(kernel, "flashinfer-python", version, found)]
     table = Timetable("decode-8", {"batch_size": 8}, 3, 100, {"float32": 9}, 1e-5, kernels)
     (path,) = results.append(
-        Report(definition.name, None, MACHINE, False, False, [table]), definition, root / "results"
+        Report(definition.name, None, replace(MACHINE, card=card), False, False, [table]), definition, root / "results"
     )
     if reference:
         path.write_text(path.read_text().replace(definition.reference_sha256, reference))
@@ -94,7 +95,11 @@ def test_two_runs_that_agree(tmp_path):
         record(tmp_path, "one", seconds)
     text, (cells,) = rows(tmp_path)
     assert cells[3:5] == ["40.4 us", "1.0 %"]
-    assert "They are 1. Their times differ by 1.0 % in the middle, and by 1.0 % at most; 0 of them by 3 %" in text
+    assert "They are 1, of which" in text
+    assert (
+        "- 1 with runs on two cards, or on cards of which nothing is recorded: the times differ by 1.0 % in the "
+        "middle, and by 1.0 % at most; 0 of them by 3 %" in text
+    )
     assert "the GPU waits for the processor" not in text
 
 
@@ -113,13 +118,26 @@ def test_two_runs_that_differ_are_listed(tmp_path):
         for seconds in times:
             record(tmp_path, label, seconds)
     text, (first, second, _) = rows(tmp_path)
-    assert first[2:] == ["`two`", "50.0 us", "40.0 us", "25.0 %"] and second[2:] == [
-        "`one`",
-        "40.0 us",
-        "42.0 us",
-        "5.0 %",
-    ]
-    assert "They are 3. Their times differ by 5.0 % in the middle, and by 25.0 % at most; 2 of them by 3 %" in text
+    assert first[2:] == ["`two`", "two, or unknown", "50.0 us", "40.0 us", "25.0 %"]
+    assert second[2:] == ["`one`", "two, or unknown", "40.0 us", "42.0 us", "5.0 %"]
+    assert "They are 3, of which" in text
+    assert "the times differ by 5.0 % in the middle, and by 25.0 % at most; 2 of them by 3 %" in text
+
+
+def test_runs_on_one_card_are_told_from_those_on_two(tmp_path):
+    times = {
+        "one": (("a", 4e-5), ("a", 4.2e-5)),
+        "two": (("a", 5e-5), ("b", 5.5e-5)),
+        "three": (("", 6e-5), ("a", 6e-5)),
+    }
+    for label, runs in times.items():
+        for card, seconds in runs:
+            record(tmp_path, label, seconds, card=card)
+    text, _ = rows(tmp_path)
+    assert "- 1 with both runs on one card: the times differ by 5.0 % in the middle" in text
+    assert "- 2 with runs on two cards, or on cards of which nothing is recorded: the times differ by 5.0 %" in text
+    listed = [line.split(" | ")[2:4] for line in text.split("### rmsnorm")[0].splitlines() if line.endswith(" % |")]
+    assert listed == [["`two`", "two, or unknown"], ["`one`", "one"]]
 
 
 def test_times_in_which_the_gpu_waited_are_told_apart(tmp_path):
@@ -128,7 +146,8 @@ def test_times_in_which_the_gpu_waited_are_told_apart(tmp_path):
             record(tmp_path, label, seconds, ahead=ahead)
     text, (cells,) = rows(tmp_path)
     assert cells[2:] == ["`two`", "40.0 us †", "25.0 %", "-", "", "`one` 1.01"]
-    assert "They are 1. Their times differ by 1.0 % in the middle, and by 1.0 % at most; 0 of them" in text
+    assert "They are 1, of which" in text
+    assert "the times differ by 1.0 % in the middle, and by 1.0 % at most; 0 of them" in text
     assert "In calls of 1, the GPU waits for the processor" in text and "differ by 25.0 % in the middle" in text
     assert "| 25.0 % |" not in text.split("### rmsnorm")[0], "only what the GPU alone decides is listed"
 

@@ -12,7 +12,7 @@ import torch
 import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import poisoned_outputs
-from flashinfer_trace.judging.idle import Idle, Waiting, library_of
+from flashinfer_trace.judging.idle import Idle, Waiting, has_room, library_of
 from flashinfer_trace.judging.process import Failed, Limits, Server
 from flashinfer_trace.judging.stopwatch import Stopwatch
 from flashinfer_trace.judging.submission import from_path, known
@@ -67,6 +67,20 @@ def test_no_other_kernel_follows_a_failure_or_one_that_was_ended(own_server):
         second.end()
     with begun(own_server, *GEMM) as third:
         assert third._pid != second._pid
+
+
+def test_none_waits_where_memory_is_short(own_server, monkeypatch):
+    free = {"cuda:0": 49, "cuda:1": 50}
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (free[device], 100))
+    assert [has_room(device) for device in ("cuda:0", "cuda:1", "cpu")] == [False, True, True]
+    monkeypatch.setattr("flashinfer_trace.judging.process.has_room", lambda device: has_room("cuda:0"))
+    with begun(own_server, *GEMM) as first:
+        called(first, GEMM[0])
+    with pytest.raises(ProcessLookupError):
+        os.killpg(first._pid, 0)
+    with begun(own_server, *GEMM) as second:
+        assert second._pid != first._pid
+        called(second, GEMM[0])
 
 
 def test_one_that_ended_while_it_waited_is_replaced(own_server):
