@@ -1,9 +1,9 @@
 """Tags that name kernels: which of them ran, and which exist at all.
 
-A tag ``fi_api:``, ``sgl_api:`` or ``triton_api:`` names a kernel that runs here: it is one of the kernels of the
-family's record that a GPU of compute capability `RECORDED_ON` runs, without whose evidence no Definition is verified.
-Every other kernel that a library or a model calls for the function is ``called_as:``. The state follows from the
-record, so that `flashinfer-trace embed` sets the namespace.
+A tag ``fi_api:``, ``sgl_api:`` or ``triton_api:`` names a kernel that runs: one of the kernels of the family's record
+that a GPU of compute capability `RECORDED_ON` runs, without whose evidence no Definition is verified, or one that needs
+another GPU and has evidence from one. Every other kernel that a library or a model calls for the function is
+``called_as:``. The state follows from the record and the evidence, so that `flashinfer-trace embed` sets the namespace.
 
 ``schema/kernel_paths.json`` lists what exists in the pinned packages. Nothing here imports torch.
 """
@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from flashinfer_trace.definition import Definition, InputError
 from flashinfer_trace.json_source import JsonSourceError, load_object, strings
-from flashinfer_trace.ledger import RECORDED_ON
-from flashinfer_trace.naming import Naming, family_name, ordered
-from flashinfer_trace.records import KernelFacts, Records, load_records
+from flashinfer_trace.ledger import RECORDED_ON, proofs
+from flashinfer_trace.naming import Naming, family_name, load_naming, ordered
+from flashinfer_trace.records import KernelFacts, load_records
 
 __all__ = [
     "CALLED",
@@ -34,6 +35,7 @@ __all__ = [
     "load_kernel_paths",
     "paths_of_tags",
     "proven_paths",
+    "recorded_elsewhere",
     "tag_of_kernel",
     "with_claims",
 ]
@@ -78,12 +80,34 @@ class KernelPaths:
     ops: Mapping[str, tuple[str, ...]]
 
 
-def claimable(known: KernelPaths, kernels: Iterable[KernelFacts]) -> set[str]:
+def claimable(known: KernelPaths, kernels: Iterable[KernelFacts], recorded: Container[str] = ()) -> set[str]:
     """The paths that these kernels of a record prove, as tags write them.
 
     An op stands for the functions that call it; a pipeline, for the functions of sgl-kernel that its variant lists.
+
+    Args:
+        known: what exists.
+        kernels: of a record.
+        recorded: labels of kernels whose evidence fits, on whatever GPU (see `recorded_elsewhere`).
     """
-    return {path for one in kernels if one.runs_on(RECORDED_ON) for path in paths_of_tags(known, one)}
+    ran = (one for one in kernels if one.runs_on(RECORDED_ON) or one.label in recorded)
+    return {path for one in ran for path in paths_of_tags(known, one)}
+
+
+def recorded_elsewhere(root: Path, data: Mapping[str, Any], kernels: Iterable[KernelFacts]) -> set[str]:
+    """Labels of the kernels that need another GPU than `RECORDED_ON`, and whose evidence fits a Definition, by its JSON.
+
+    Raises:
+        LedgerError, RecordsError, NamingError: see `flashinfer_trace.ledger.proofs`.
+    """
+    others = {one.label for one in kernels if not one.runs_on(RECORDED_ON)}
+    if not others:
+        return set()
+    try:
+        definition = Definition.from_dict(dict(data))
+    except InputError:  # validation says what is wrong
+        return set()
+    return {entry.kernel_label for entry in proofs(root, definition)} & others
 
 
 def paths_of_tags(known: KernelPaths, kernel: HasPath) -> set[str]:
@@ -114,21 +138,17 @@ def tag_of_kernel(path: str, proven: set[str]) -> str:
     return f"{(*fitting, CALLED)[0]}:{path}"
 
 
-def proven_paths(root: Path, data: Mapping[str, object]) -> set[str]:
+def proven_paths(root: Path, data: Mapping[str, Any]) -> set[str]:
     """`claimable` of a Definition by its JSON, at a dataset root.
 
     Raises:
         KernelPathsError, RecordsError, NamingError: a file under schema/ is unusable.
+        LedgerError: the evidence is unusable.
     """
-    from flashinfer_trace.naming import load_naming
-
     family, records = family_name(data, load_naming(root)), load_records(root)
-    return _proven(root, records, family, str(data.get("name")))
-
-
-def _proven(root: Path, records: Records, family: str | None, name: str) -> set[str]:
-    kernels = records.kernels_of(family, name) if family else {}
-    return claimable(load_kernel_paths(root), kernels.values())
+    kernels = records.kernels_of(family, str(data.get("name"))) if family else {}
+    recorded = recorded_elsewhere(root, data, kernels.values())
+    return claimable(load_kernel_paths(root), kernels.values(), recorded)
 
 
 def kernel_paths_path(root: Path) -> Path:

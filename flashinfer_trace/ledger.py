@@ -5,8 +5,9 @@ which policies and which code. `harness.evidence` writes it; everything else rea
 embedding, documents and tests share one meaning.
 
 A Definition is *proven* if its evidence has an entry for each kernel of its family's record that runs on a GPU of
-compute capability `RECORDED_ON`, and every entry fits the Definition and the record as they stand today. An entry that
-fits, but was judged by older code of the harness or of the family, is *stale*: it still proves, until a release.
+compute capability `RECORDED_ON`, and every entry fits the Definition and the record as they stand today. Where no
+kernel runs there, an entry of one kernel on a GPU of its own is enough. An entry that fits, but was judged by older
+code of the harness or of the family, is *stale*: it still proves, until a release.
 """
 
 from __future__ import annotations
@@ -129,8 +130,10 @@ class Ledger:
             ]
         recorded = {entry.kernel_label for entry in self.entries}
         needed = [label for label, kernel in kernels.items() if kernel.runs_on(RECORDED_ON)]
-        if not needed:
+        if not kernels:
             found.append(Objection("the family's record has no kernel that could prove it"))
+        elif not needed and recorded.isdisjoint(kernels):
+            found.append(Objection(f"no run of {' or '.join(kernels)}"))
         missing = [label for label in needed if label not in recorded]
         return found + [Objection(f"no run of {label}, which computes it too") for label in missing]
 

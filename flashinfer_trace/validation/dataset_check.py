@@ -11,8 +11,14 @@ from typing import Any
 from flashinfer_trace.ecosystem import EcosystemError, compatibility_path, load_compatibility
 from flashinfer_trace.files import UnreadableFile, read_bytes
 from flashinfer_trace.json_source import JsonDocument, JsonSourceError, load, parse
-from flashinfer_trace.kernel_paths import KernelPathsError, claimable, kernel_paths_path, load_kernel_paths
-from flashinfer_trace.ledger import Ledger, file_in
+from flashinfer_trace.kernel_paths import (
+    KernelPathsError,
+    claimable,
+    kernel_paths_path,
+    load_kernel_paths,
+    recorded_elsewhere,
+)
+from flashinfer_trace.ledger import Ledger, LedgerError, file_in
 from flashinfer_trace.model_claims import (
     ModelClaims,
     ModelClaimsError,
@@ -202,8 +208,12 @@ class _DatasetCheck:
             if contract := records.contracts.get(family.name):
                 check_contract(candidate, contract, findings)
             known = load_kernel_paths(self.root)
-            kernels = records.kernels_of(family.name, str(candidate.name))
-            proven = claimable(known, kernels.values())
+            kernels = records.kernels_of(family.name, str(candidate.name)).values()
+            try:
+                recorded = recorded_elsewhere(self.root, candidate.data, kernels)
+            except LedgerError:  # the file has problems of its own
+                recorded = set()
+            proven = claimable(known, kernels, recorded)
             check_claims(candidate, known, proven, findings)
             if claims is not None and claims.families:
                 check_family_tags(candidate, family.name, claims, proven, known, self.naming, findings)
