@@ -39,18 +39,18 @@ class Cost:
     clock: float
 
 
-def cost(code: str, names: Sequence[str]) -> Cost:
-    """Runs `verify` on these Definitions against their oracles.
+def cost(code: str, arguments: Sequence[str]) -> Cost:
+    """Runs a program with these arguments.
 
     Raises:
         RuntimeError: the run failed: there is nothing to measure.
     """
     started = time.monotonic()
-    process = subprocess.Popen([sys.executable, "-c", code, "verify", *names], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 0:
-        raise RuntimeError(f"`flashinfer-trace verify` ended with exit status {process.returncode}")
+        raise RuntimeError(f"what is measured ended with exit status {process.returncode}")
     return Cost(usage.ru_utime + usage.ru_stime, time.monotonic() - started)
 
 
@@ -64,6 +64,22 @@ def one_of_each_family() -> list[str]:
     return list(chosen.values())
 
 
+def pairs(names: Sequence[str], count: int) -> list[tuple[Cost, Cost]]:
+    """What `verify` of these Definitions against their oracles costs, with worker processes and without, in turn.
+
+    Raises:
+        RuntimeError: a run failed.
+    """
+    for code in (CONFINED, INSIDE):  # a warm-up: files and bytecode are read from memory afterwards
+        cost(code, ["verify", *names[:1]])
+    return [(cost(CONFINED, ["verify", *names]), cost(INSIDE, ["verify", *names])) for _ in range(count)]
+
+
+def ratio(runs: Sequence[tuple[Cost, Cost]], figure: str) -> float:
+    """The median over the pairs of what the first costs in terms of the second; `figure`: an attribute of `Cost`."""
+    return statistics.median(getattr(confined, figure) / getattr(inside, figure) for confined, inside in runs)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -71,16 +87,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-n", type=int, default=5, metavar="PAIRS", dest="pairs", help="pairs of runs [%(default)s]")
     options = parser.parse_args(arguments)
     names = options.names or one_of_each_family()
-    for code in (CONFINED, INSIDE):  # a warm-up: files and bytecode are read from memory afterwards
-        cost(code, names[:1])
-    runs = [(cost(CONFINED, names), cost(INSIDE, names)) for _ in range(options.pairs)]
+    runs = pairs(names, options.pairs)
     for figure in ("processors", "clock"):
         confined, inside = ([getattr(one, figure) for one in column] for column in zip(*runs, strict=True))
-        ratios = [a / b for a, b in zip(confined, inside, strict=True)]
         print(f"seconds of {'processors' if figure == 'processors' else 'the clock'}, {len(names)} arguments")
         for label, values in (("  own process", confined), ("  same process", inside)):
             print(f"{label:15} min {min(values):7.2f}   median {statistics.median(values):7.2f}")
-        least, middle = min(confined) / min(inside), statistics.median(ratios)
+        least, middle = min(confined) / min(inside), ratio(runs, figure)
         print(f"  overhead      of the minima {least - 1:+.1%}   median of the pairs {middle - 1:+.1%}")
     return 0
 

@@ -3,20 +3,22 @@
     python -m benchmarks.references                                  # the four workloads with a target, one CPU thread
     python -m benchmarks.references 'gemm*' --axes m=16 --device cuda   # any Definitions, on a GPU
     python -m benchmarks.references rmsnorm_h7168 --baseline old.json   # against an older reference
-    python -m benchmarks.references --peer flashinfer_trace/definitions   # against all of flashinfer-bench's
+    python -m benchmarks.references --peer .flashinfer-bench         # against flashinfer-bench's
 
 The baseline is a straightforward loop (benchmarks/loops.py), or --baseline: an older Definition (.json), or an older
 reference (.py; constants named after axes take the Definition's values). Reference and baseline alternate, so that a
 change of the machine's load affects both; the figures are medians. Peak memory is that of the whole process.
 
---peer takes a directory of Definitions in flashinfer-bench's format. Those with our names and inputs are timed on the
-same inputs as ours; for the others, the reason is printed (see benchmarks/comparison.py).
+--peer takes a directory of Definitions in flashinfer-bench's format; `python -m tools.compatibility.published` fetches
+flashinfer-bench's own. Those with our names and inputs are timed on the same inputs as ours; for the others, the reason
+is printed (see benchmarks/comparison.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
+import math
 import resource
 import statistics
 import sys
@@ -28,7 +30,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.comparison import compare
+from benchmarks.comparison import Comparison, compare
 from benchmarks.loops import LOOPS
 from flashinfer_trace import Definition, definitions, load, make_inputs
 from flashinfer_trace.families import family_of
@@ -77,21 +79,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--baseline", type=Path, help="an older Definition (.json) or reference (.py)")
     parser.add_argument("--peer", type=Path, metavar="DIR", help="Definitions of another dataset with our names")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the ratios of --peer there, too")
+    parser.add_argument(
+        "--budget", type=float, default=math.inf, metavar="SECONDS", help="begin no comparison with --peer after them"
+    )
+    parser.add_argument(
+        "--without", action="append", default=[], metavar="'GLOB: WHY'", help="leave Definitions out of --peer's"
+    )
     parser.add_argument("--no-baseline", action="store_true", help="time the references alone")
     parser.add_argument("--repeat", type=int, default=7, help="runs of each [7]")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     axes = {name: int(value) for name, _, value in (part.partition("=") for part in options.axes.split(",") if part)}
     if options.peer is not None:
-        names = set(select(options.names or ["*"]))
         try:
-            return compare(options.peer, names, axes, options.device, options.repeat, options.json)
+            return compare(comparison_of(options, axes))
         except FileNotFoundError as error:
             sys.exit(str(error))
     workloads = [Workload(name, axes) for name in select(options.names)] if options.names else list(TARGETS)
     print_heading()
     missed = sum(not run(workload, options) for workload in workloads)
     return 1 if missed else 0
+
+
+def comparison_of(options: argparse.Namespace, axes: Mapping[str, int]) -> Comparison:
+    """What --peer and the options beside it ask for."""
+    without = dict(part.split(":", 1) for part in options.without if ":" in part)
+    if len(without) != len(options.without):
+        sys.exit(f"--without takes 'GLOB: WHY', each glob once, not {options.without}")
+    return Comparison(
+        directory=options.peer,
+        names=set(select(options.names or ["*"])),
+        axes=axes,
+        device=options.device,
+        repeat=options.repeat,
+        out=options.json,
+        budget=options.budget,
+        without={glob: why.strip() for glob, why in without.items()},
+    )
 
 
 def print_heading() -> None:

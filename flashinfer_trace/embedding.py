@@ -13,7 +13,7 @@ from flashinfer_trace import json_source, ledger
 from flashinfer_trace.dataset import definition_paths
 from flashinfer_trace.definition import Definition, InputError
 from flashinfer_trace.files import json_text, sweep, write_text
-from flashinfer_trace.kernel_paths import KernelPathsError, proven_paths, with_claims
+from flashinfer_trace.kernel_paths import KernelPathsError, claimable
 from flashinfer_trace.model_claims import ModelClaims, ModelClaimsError, load_model_claims
 from flashinfer_trace.naming import Naming, NamingError, family_name, load_naming, ordered
 from flashinfer_trace.records import RecordsError
@@ -31,12 +31,18 @@ class EmbeddingError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class _Embedded:
-    """One Definition brought up to date: its file, the new text, and what changes ("" if nothing does)."""
+    """One Definition brought up to date.
+
+    Attributes:
+        path, text: its file, and the new text.
+        changes: what changes; "" if nothing does.
+        lacks: whether it loses status:verified because it has no evidence file.
+    """
 
     path: Path
     text: str
     changes: str
-    loses_verified: bool
+    lacks: bool
 
 
 def embed_all(root: Path, write: bool, names: Sequence[str] = ()) -> list[tuple[Path, str]]:
@@ -56,8 +62,8 @@ def embed_all(root: Path, write: bool, names: Sequence[str] = ()) -> list[tuple[
 
     Raises:
         EmbeddingError: a name matches no Definition; a file is not a valid Definition, or would not be one afterwards;
-            a reference cannot be rendered; evidence cannot be read; or there is no evidence/ at all and Definitions
-            would lose status:verified because of that.
+            a reference cannot be rendered; evidence cannot be read; or several Definitions would lose status:verified
+            because their evidence files are gone. One file alone may be removed on purpose, if evidence/ is there.
     """
     from flashinfer_trace.validation import Result, format_text, validate_paths  # not needed by verify
 
@@ -76,11 +82,7 @@ def embed_all(root: Path, write: bool, names: Sequence[str] = ()) -> list[tuple[
         ledger.LedgerError,
     ) as error:
         raise EmbeddingError(str(error)) from error
-    losing = sum(one.loses_verified for one in embedded)
-    evidence = ledger.evidence_directory(root)
-    if losing and not evidence.is_dir():
-        would = f"{losing} Definitions would lose {ledger.VERIFIED}"
-        raise EmbeddingError(f"{evidence} is missing, and {would}; restore it from version control")
+    _check_losses(ledger.evidence_directory(root), [one.path.stem for one in embedded if one.lacks])
     if embedded:
         found: Result = validate_paths(paths, root, {one.path: one.text for one in embedded})
         if found.problems:
@@ -93,6 +95,19 @@ def embed_all(root: Path, write: bool, names: Sequence[str] = ()) -> list[tuple[
         for one in changed:
             write_text(one.path, one.text)
     return [(one.path, one.changes) for one in changed]
+
+
+def _check_losses(evidence: Path, names: Sequence[str]) -> None:
+    """Refuses to take the status from these Definitions, which have no evidence file, unless it can be on purpose."""
+    there = evidence.is_dir()
+    if len(names) > 1 or (names and not there):
+        counted = f"{len(names)} Definition{'s'[: len(names) != 1]}"
+        shown = ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])])
+        purpose = "; to remove one on purpose, run `flashinfer-trace embed NAME` for it alone" if there else ""
+        raise EmbeddingError(
+            f"{evidence} {'lacks files' if there else 'is missing'}, and {counted} would lose {ledger.VERIFIED} "
+            f"({shown}); restore it from version control{purpose}"
+        )
 
 
 def outdated_reference(root: Path, definition: Definition) -> str | None:
@@ -152,22 +167,22 @@ def _embed(root: Path, path: Path, naming: Naming, claims: ModelClaims | None) -
         changes.append("reference")
     # Tags that are not a list of strings are left as they are, so that validation reports them.
     tags = data.get("tags")
-    loses_verified = False
+    lacks = False
     if isinstance(tags, list) and all(isinstance(tag, str) for tag in tags):
         own = [status if tag.startswith("status:") else tag for tag in tags]
         if own != tags:
             changes.append(status)
-            loses_verified = ledger.VERIFIED in tags
-        proven = proven_paths(root, data)
-        shared = claims.shares(definition.name, family, proven) if claims else None
+            lacks = ledger.VERIFIED in tags and not ledger.evidence_path(root, definition).exists()
+        kernels = claimable(root, data)
+        shared = claims.shares(definition.name, family, kernels) if claims else None
         data["tags"] = own
         if claims is None or shared is None:
-            data["tags"] = with_claims(own, proven, naming)
+            data["tags"] = kernels.retagged(own, naming)
         elif set(own) != (wanted := {status, *claims.calls(definition.name), *shared}):
             data["tags"] = ordered(wanted, naming)
         if data["tags"] != own:
             changes.append(_difference(own, data["tags"]))
-    return _Embedded(path, json_text(data), " and ".join(changes), loses_verified)
+    return _Embedded(path, json_text(data), " and ".join(changes), lacks)
 
 
 def _difference(old: list[str], new: list[str]) -> str:

@@ -23,6 +23,7 @@ from flashinfer_trace.records import load_records
 
 __all__ = [
     "LAUNCHED_BY",
+    "LISTED",
     "KernelCoverage",
     "definitions_by_kernel",
     "definitions_with_evidence",
@@ -78,10 +79,11 @@ SOURCES = {
     "deep_gemm.": "deep-gemm",
     "triton_kernels.": "triton-kernels",
 }
-#: Kernels that get no Definition, and those that nobody has written one for.
+#: Kernels that get no Definition, and those that have none yet, each with the reason.
 LISTED = "traces/kernels_without_definition.json"
-NOT_YET = "nobody has written a Definition yet"
 MOST_NAMES = 3
+#: Longest reason, as the list's schema has it.
+LONGEST_REASON = 400
 
 
 @dataclass(frozen=True)
@@ -230,10 +232,16 @@ def reasons(root: Path) -> dict[str, str]:
         return {}
     try:
         document = load_object(path)
-        found = {str(kernel): NOT_YET for kernel in document["not_yet"]}
-        return {**found, **{key_of(dotted): str(why) for dotted, why in document["kernels"].items()}}
+        found = {str(kernel): _reason(why) for kernel, why in document["not_yet"].items()}
+        return {**found, **{key_of(dotted): _reason(why) for dotted, why in document["kernels"].items()}}
     except (JsonSourceError, KeyError, TypeError, AttributeError) as error:
         raise DatasetError(f"{path}: malformed ({error!r})") from None
+
+
+def _reason(why: Any) -> str:
+    if not isinstance(why, str) or len(why) > LONGEST_REASON:
+        raise TypeError(f"a reason is a text of at most {LONGEST_REASON} characters")
+    return why
 
 
 def kernel_table(found: Iterable[KernelCoverage]) -> list[list[str]]:

@@ -1,9 +1,9 @@
 """Tags that name kernels: which of them ran, and which exist at all.
 
-A tag ``fi_api:``, ``sgl_api:`` or ``triton_api:`` names a kernel that runs: one of the kernels of the family's record
-that a GPU of compute capability `RECORDED_ON` runs, without whose evidence no Definition is verified, or one that needs
-another GPU and has evidence from one. Every other kernel that a library or a model calls for the function is
-``called_as:``. The state follows from the record and the evidence, so that `flashinfer-trace embed` sets the namespace.
+A tag ``fi_api:``, ``sgl_api:`` or ``triton_api:`` names a kernel of the family's record that ran for the Definition, on
+whatever GPU: its evidence has a run of it that fits. Every other kernel that a library or a model calls for the
+function is ``called_as:``. One that does not take the Definition's sizes, according to the record, is not named at all.
+The state follows from the record and the evidence, so that `flashinfer-trace embed` sets the namespace.
 
 ``schema/kernel_paths.json`` lists what exists in the pinned packages. Nothing here imports torch.
 """
@@ -19,25 +19,23 @@ from typing import Any, Protocol
 
 from flashinfer_trace.definition import Definition, InputError
 from flashinfer_trace.json_source import JsonSourceError, load_object, strings
-from flashinfer_trace.ledger import RECORDED_ON, proofs
+from flashinfer_trace.ledger import proofs
 from flashinfer_trace.naming import Naming, family_name, load_naming, ordered
-from flashinfer_trace.records import KernelFacts, load_records
+from flashinfer_trace.records import KernelFacts, Records, load_records
 
 __all__ = [
     "CALLED",
     "KINDS",
     "RUN",
+    "Claimable",
     "HasPath",
     "KernelPaths",
     "KernelPathsError",
     "claimable",
+    "claimable_of",
     "kernel_paths_path",
     "load_kernel_paths",
     "paths_of_tags",
-    "proven_paths",
-    "recorded_elsewhere",
-    "tag_of_kernel",
-    "with_claims",
 ]
 
 #: Namespace of a kernel that runs -> how the paths begin for which `flashinfer-trace embed` chooses it.
@@ -80,75 +78,81 @@ class KernelPaths:
     ops: Mapping[str, tuple[str, ...]]
 
 
-def claimable(known: KernelPaths, kernels: Iterable[KernelFacts], recorded: Container[str] = ()) -> set[str]:
-    """The paths that these kernels of a record prove, as tags write them.
+@dataclass(frozen=True)
+class Claimable:
+    """What the tags of one Definition may say of kernels, whose paths are as tags write them.
 
-    An op stands for the functions that call it; a pipeline, for the functions of sgl-kernel that its variant lists.
-
-    Args:
-        known: what exists.
-        kernels: of a record.
-        recorded: labels of kernels whose evidence fits, on whatever GPU (see `recorded_elsewhere`).
+    Attributes:
+        proven: they ran for it.
+        refused: its family's record has them, but says that they do not compute it, alone or in a pipeline.
     """
-    ran = (one for one in kernels if one.runs_on(RECORDED_ON) or one.label in recorded)
-    return {path for one in ran for path in paths_of_tags(known, one)}
+
+    proven: frozenset[str] = frozenset()
+    refused: frozenset[str] = frozenset()
+
+    def tags(self, paths: Iterable[str]) -> set[str]:
+        """The tag of each kernel, in the namespace of its library if it ran, else `CALLED`; none of refused ones."""
+        return {self._tag(path) for path in paths if path not in self.refused}
+
+    def retagged(self, tags: list[str], naming: Naming) -> list[str]:
+        """Tags with each kernel in the namespace that its state demands; unchanged, also in order, if all are."""
+        changed = [new for tag in tags for new in self._retagged(tag)]
+        return tags if changed == tags else ordered(changed, naming)
+
+    def _retagged(self, tag: str) -> set[str]:
+        namespace, _, path = tag.partition(":")
+        return {tag} if namespace not in KINDS or (path in self.proven and namespace in RUN) else self.tags([path])
+
+    def _tag(self, path: str) -> str:
+        fitting = [name for name, beginnings in RUN.items() if path in self.proven and path.startswith(beginnings)]
+        return f"{(*fitting, CALLED)[0]}:{path}"
 
 
-def recorded_elsewhere(root: Path, data: Mapping[str, Any], kernels: Iterable[KernelFacts]) -> set[str]:
-    """Labels of the kernels that need another GPU than `RECORDED_ON`, and whose evidence fits a Definition, by its JSON.
+def claimable(root: Path, data: Mapping[str, Any]) -> Claimable:
+    """What the tags of a Definition may say of kernels, by its JSON, at a dataset root.
 
     Raises:
-        LedgerError, RecordsError, NamingError: see `flashinfer_trace.ledger.proofs`.
+        KernelPathsError, RecordsError, NamingError: a file under schema/ is unusable.
+        LedgerError: its evidence is unusable.
     """
-    others = {one.label for one in kernels if not one.runs_on(RECORDED_ON)}
-    if not others:
-        return set()
+    family, known, records = family_name(data, load_naming(root)), load_kernel_paths(root), load_records(root)
     try:
-        definition = Definition.from_dict(dict(data))
+        ran = {entry.kernel_label for entry in proofs(root, Definition.from_dict(dict(data)))}
     except InputError:  # validation says what is wrong
-        return set()
-    return {entry.kernel_label for entry in proofs(root, definition)} & others
+        ran = set()
+    return claimable_of(known, records, family, str(data.get("name")), ran)
+
+
+def claimable_of(known: KernelPaths, records: Records, family: str | None, name: str, ran: Container[str]) -> Claimable:
+    """What the tags of a Definition may say of kernels.
+
+    Args:
+        known, records: those of the dataset.
+        family, name: of the Definition.
+        ran: the labels of the kernels whose evidence fits it.
+    """
+    parts: dict[str, list[KernelFacts]] = {"ran": [], "others": [], "refused": []}
+    for label, kernel in records.families.get(family or "", {}).items():
+        state = "refused" if name in kernel.unsupported else "ran" if label in ran else "others"
+        parts[state].append(kernel)
+    proven, others, refused = (_paths(known, kernels) for kernels in parts.values())
+    return Claimable(proven, refused - proven - others)
+
+
+def _paths(known: KernelPaths, kernels: Iterable[HasPath]) -> frozenset[str]:
+    return frozenset(path for kernel in kernels for path in paths_of_tags(known, kernel))
 
 
 def paths_of_tags(known: KernelPaths, kernel: HasPath) -> set[str]:
-    """The paths by which tags name one kernel, on whatever GPU it runs (see `claimable`)."""
+    """The paths by which tags name one kernel, on whatever GPU it runs.
+
+    An op stands for the functions that call it; a pipeline, for the functions of sgl-kernel that its variant lists.
+    """
     found = set(known.ops.get(kernel.path, (kernel.path,)))
     if kernel.variant.startswith("pipeline"):
         parts = {f"sgl_kernel.{word}" for word in re.findall(r"\w+", kernel.variant.partition(":")[2])}
         found |= parts & known.paths
     return found
-
-
-def with_claims(tags: list[str], proven: set[str], naming: Naming) -> list[str]:
-    """The tags with each kernel in the namespace that its state demands; unchanged, also in order, if all are."""
-    changed = [_retagged(tag, proven) for tag in tags]
-    return tags if changed == tags else ordered(changed, naming)
-
-
-def _retagged(tag: str, proven: set[str]) -> str:
-    namespace, _, path = tag.partition(":")
-    if namespace not in KINDS:
-        return tag
-    return tag if path in proven and namespace in RUN else tag_of_kernel(path, proven)
-
-
-def tag_of_kernel(path: str, proven: set[str]) -> str:
-    """The tag of a kernel: in the namespace of its library if it runs, otherwise `CALLED`."""
-    fitting = [name for name, beginnings in RUN.items() if path in proven and path.startswith(beginnings)]
-    return f"{(*fitting, CALLED)[0]}:{path}"
-
-
-def proven_paths(root: Path, data: Mapping[str, Any]) -> set[str]:
-    """`claimable` of a Definition by its JSON, at a dataset root.
-
-    Raises:
-        KernelPathsError, RecordsError, NamingError: a file under schema/ is unusable.
-        LedgerError: the evidence is unusable.
-    """
-    family, records = family_name(data, load_naming(root)), load_records(root)
-    kernels = records.kernels_of(family, str(data.get("name"))) if family else {}
-    recorded = recorded_elsewhere(root, data, kernels.values())
-    return claimable(load_kernel_paths(root), kernels.values(), recorded)
 
 
 def kernel_paths_path(root: Path) -> Path:

@@ -118,6 +118,10 @@ class Ledger:
         counts = Counter((entry.kernel_label, entry.gpu) for entry in self.entries)
         return [f"{label} on {gpu}" for (label, gpu), count in counts.items() if count > 1]
 
+    def proofs(self, definition: Definition, kernels: Mapping[str, KernelFacts]) -> tuple[Entry, ...]:
+        """The runs that fit a Definition as it stands (see `Entry.objections`)."""
+        return tuple(entry for entry in self.entries if not any(entry.objections(definition, kernels)))
+
     def objections(self, definition: Definition, kernels: Mapping[str, KernelFacts]) -> list[Objection]:
         """Why this does not prove the Definition as it stands; nothing if it does (see `Entry.objections`)."""
         if (self.op_type, self.definition) != (definition.op_type, definition.name):
@@ -210,10 +214,7 @@ def proofs(root: Path, definition: Definition) -> tuple[Entry, ...]:
         NamingError, RecordsError: see `kernels_today`.
     """
     ledger = read(root, definition)
-    if ledger is None:
-        return ()
-    kernels = kernels_today(root, definition)
-    return tuple(entry for entry in ledger.entries if not any(entry.objections(definition, kernels)))
+    return () if ledger is None else ledger.proofs(definition, kernels_today(root, definition))
 
 
 def released(root: Path, definition: Definition) -> set[str]:

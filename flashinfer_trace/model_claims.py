@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace.json_source import TRACES, JsonSourceError, load_object, strings
-from flashinfer_trace.kernel_paths import tag_of_kernel
+from flashinfer_trace.kernel_paths import Claimable
 
 __all__ = [
     "FamilyTags",
@@ -89,19 +89,18 @@ class ModelClaims:
         """Whether a Definition may carry ``model:<model>``."""
         return f"model:{model}" in self.calls(definition)
 
-    def shares(self, definition: str, family: str, proven: set[str]) -> set[str] | None:
+    def shares(self, definition: str, family: str, kernels: Claimable) -> set[str] | None:
         """The other tags of a Definition but its status, which follow from its family; None if nothing is known of it.
 
         Args:
             definition: its name.
             family: its family.
-            proven: the kernels that run for it (`flashinfer_trace.kernel_paths.proven_paths`).
+            kernels: what its tags may say of kernels (`flashinfer_trace.kernel_paths.claimable`).
         """
         if family not in self.families:
             return None
         shared = [one for one in self.families[family] if one.covers(definition)]
-        kernels = {tag_of_kernel(path, proven) for one in shared for path in one.kernels}
-        return kernels.union(*(one.tags for one in shared))
+        return kernels.tags(path for one in shared for path in one.kernels).union(*(one.tags for one in shared))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -105,11 +105,13 @@ def _kernels(family: Mapping[str, Any]) -> dict[str, KernelFacts]:
     kernels = {}
     for data in family["kernels"]:
         low, high = (_capability(data[key]) for key in ("min_capability", "max_capability"))
-        kernels[data["label"]] = KernelFacts(
-            label=data["label"],
-            library=data["library"],
-            path=data["path"],
-            variant=data["variant"],
+        texts = json_source.strings([data[key] for key in ("label", "library", "path", "variant")])
+        label, library, path, variant = texts
+        kernels[label] = KernelFacts(
+            label=label,
+            library=library,
+            path=path,
+            variant=variant,
             min_capability=low,
             max_capability=high,
             policies={**family["policies"], **data["policies"]},

@@ -39,10 +39,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="only pairs without a run in evidence/, or with one that is out of date",
     )
     group.addoption("--record-power", type=Path, metavar="DIR", help="record after how many cases faults are found")
+    group.addoption(
+        "--record-verdicts", type=Path, metavar="FILE", help="record what the judge says of kernels in FILE"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuses to record what `flashinfer-trace validate` would refuse."""
+    """Refuses to record what `flashinfer-trace validate` would refuse; one process records verdicts for all workers."""
+    path = config.getoption("--record-verdicts")
+    if path and not hasattr(config, "workerinput"):
+        from recorded_verdicts import Recorder
+
+        config.pluginmanager.register(Recorder(path))
     if config.getoption("--record-evidence") and config.getoption("--seed") != SEED:
         raise pytest.UsageError(f"--record-evidence needs --seed {SEED}: a run with a chosen seed is not evidence")
 

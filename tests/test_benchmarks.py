@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
-from whole_dataset import MEMBERS
+from whole_dataset import DEFINITIONS, MEMBERS
 
 import flashinfer_trace
-from benchmarks import comparison, isolation, peers, references
+from benchmarks import comparison, isolation, page, peers, references
 from benchmarks.loops import LOOPS
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import evaluate
@@ -83,14 +84,44 @@ def test_a_directory_of_another_dataset_is_compared_in_one_run(capsys, theirs, t
     assert "not compared: cannot be read" in lines["rmsnorm_h7168"]
     assert "not compared: cannot be read" in lines["rmsnorm_h4096"]
     assert "rmsnorm_of_theirs" in lines["rmsnorm_h2048"]
-    assert lines["1"].startswith("1 compared on ")
+    assert lines["1"].startswith("1 compared on ") and "geometric mean" in lines["1"]
     found = json.loads(written.read_text())
     assert [(one["definition"], one["axes"]) for one in found["ratios"]] == [("rmsnorm_h512", {"batch_size": 4})]
     assert found["ratios"][0]["ratio"] > 0
-    assert found["not compared"].keys() == lines.keys() & {f"rmsnorm_h{n}" for n in (1536, 7168, 2048, 4096)}
+    assert found["ratios"][0]["reference_sha256"] == norm.reference_sha256
+    assert found["peer"].startswith("files with the SHA-256 ")
+    assert found["environment"]["threads"] == 1 and found["environment"]["torch"] == torch.__version__
+    assert found["not_compared"].keys() == lines.keys() & {f"rmsnorm_h{n}" for n in (1536, 7168, 2048, 4096)}
     assert references.main(["rmsnorm_h1536", *common]) == 1
     with pytest.raises(SystemExit, match="no file named after one of our Definitions"):
         references.main(["rmsnorm_h128", *common])
+
+
+def test_each_definition_is_compared_at_two_sizes_within_the_budget(capsys, theirs, tmp_path, monkeypatch):
+    """The file has what was compared until then, and why the rest was not."""
+    for name in ("rmsnorm_h512", "rmsnorm_h1536", "rmsnorm_h2048"):
+        theirs(name)
+    clock = iter(range(100))
+    monkeypatch.setattr(comparison, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(comparison, "shortest", lambda *given: (1.0, 2.0))
+    written = tmp_path / "ratios.json"
+    command = ["--peer", str(tmp_path), "--json", str(written), "--budget", "3", "--without", "rmsnorm_h15*: it is odd"]
+    assert references.main(command) == 0
+    found = json.loads(written.read_text())
+    axes = [(one["definition"], one["axes"]["batch_size"], one["ratio"]) for one in found["ratios"]]
+    assert axes == [("rmsnorm_h2048", 8, 2.0), ("rmsnorm_h2048", 64, 2.0), ("rmsnorm_h512", 8, 2.0)]
+    late = "no time was left of 3 s"
+    assert found["not_compared"] == {"rmsnorm_h1536": "it is odd", "rmsnorm_h512 batch_size=64": late}
+    assert late in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="GLOB: WHY"):
+        references.main(["--peer", str(tmp_path), "--without", "rmsnorm_h1536"])
+
+
+def test_a_faster_peer_is_judged_for_a_limited_time(theirs, tmp_path, monkeypatch):
+    monkeypatch.setattr(comparison, "shortest", lambda *given: (2.0, 1.0))
+    monkeypatch.setattr(comparison, "JUDGED", -1.0)
+    theirs("rmsnorm_h512", reference=flashinfer_trace.load("rmsnorm_h512").reference.replace("EPS = 1e-6", "EPS = 0.0"))
+    assert references.main(["--axes", "batch_size=4", "--peer", str(tmp_path)]) == 1
 
 
 def test_a_faster_peer_is_judged(capsys, theirs, tmp_path, monkeypatch):
@@ -139,6 +170,63 @@ def test_references_of_peers_may_leave_ties_and_begin_with_undefined_memory(thei
     assert refused.run is None and "torch.load" in refused.reason
 
 
+def recorded(**change):
+    """A file with one ratio of ours, changed."""
+    name = "rmsnorm_h512"
+    row = {"definition": name, "reference_sha256": flashinfer_trace.load(name).reference_sha256, "failure": ""}
+    row |= {"axes": {"batch_size": 8}, "ours": 2.0, "theirs": 3.0, "ratio": 1.5}
+    environment = {"processor": "a processor", "torch": "2.0"}
+    return {"peer": "a peer", "environment": environment, "ratios": [row | change], "not_compared": {"gemm": "why"}}
+
+
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        ({}, "Ours is slower nowhere."),
+        ({"ratio": 0.97}, "0.97 | no more than 5%, which is noise |"),
+        ({"ratio": 0.7}, "0.70 | not explained |"),
+        ({"ratio": 0.7, "failure": "{}: zeros"}, "0.70 | theirs is wrong: it fails `{}: zeros` |"),
+        ({"reference_sha256": "0"}, "1 of 1 ratios are of older references of ours and left out."),
+    ],
+)
+def test_the_page_says_why_ours_is_slower(change, shown):
+    text = page.speed_page({"cpu": recorded(**change)}, list(MEMBERS["rmsnorm"]))
+    assert shown in text and "| `gemm` | why |" in text
+    assert ("geometric mean" in text) == ("reference_sha256" not in change)
+    assert "## NVIDIA H200\n\nNot recorded yet." in text and "--device cuda" in text
+
+
+def test_a_reason_is_of_one_file(monkeypatch):
+    monkeypatch.setattr(page, "REASONS", {("cpu", "rmsnorm_*"): "It rounds twice."})
+    (row,) = recorded(ratio=0.5)["ratios"]
+    assert page.explanation("cpu", row) == "It rounds twice." and page.explanation("gpu", row) == ""
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    path = tmp_path / page.RECORDED / "cpu.json"
+    path.parent.mkdir(parents=True)
+    for text, said in (("{", "cpu.json"), (json.dumps(recorded() | {"ratios": [{}]}), "lacks axes")):
+        path.write_text(text)
+        with pytest.raises(flashinfer_trace.DatasetError, match=said):
+            page.read(tmp_path)
+
+
+def test_ours_are_at_least_as_fast_as_flashinfer_bench_has_them():
+    """What is recorded of references that are still ours, and is slower by more than noise, has a reason."""
+    files = page.read(flashinfer_trace.find_root())
+    current = {one.name: one.reference_sha256 for one in DEFINITIONS.values()}
+    rows = [
+        (file, row)
+        for file, found in files.items()
+        for row in found["ratios"]
+        if current.get(row["definition"]) == row["reference_sha256"]
+    ]
+    assert "cpu" in files and {found["peer"] for found in files.values()} == {"flashinfer-bench 0.1.2"}
+    assert len([row for file, row in rows if file == "cpu"]) > 60, "record it again: see docs/reference_speed.md"
+    assert [row for file, row in rows if row["ratio"] < 1 and not page.explanation(file, row)] == []
+    assert all(row["ratio"] == pytest.approx(row["theirs"] / row["ours"], rel=0.002) for _, row in rows)
+
+
 def test_a_missed_target_is_exit_1(capsys, monkeypatch):
     workload = references.Workload("rmsnorm_h512", {"batch_size": 4}, seconds=1e-9)
     monkeypatch.setattr(references, "TARGETS", (workload,))
@@ -150,13 +238,13 @@ def test_the_overhead_is_that_of_pairs_of_runs(capsys, monkeypatch):
     seconds = {isolation.CONFINED: 11.0, isolation.INSIDE: 10.0}
     ran = []
 
-    def cost(code, names):
-        ran.append((code, tuple(names)))
+    def cost(code, arguments):
+        ran.append((code, tuple(arguments)))
         return isolation.Cost(seconds[code], 2 * seconds[code])
 
     monkeypatch.setattr(isolation, "cost", cost)
     assert isolation.main(["-n", "2"]) == 0
-    assert ran[2:] == 2 * [(code, tuple(isolation.one_of_each_family())) for code in seconds]
+    assert ran[2:] == 2 * [(code, ("verify", *isolation.one_of_each_family())) for code in seconds]
     told = capsys.readouterr().out
     assert told.count("overhead      of the minima +10.0%   median of the pairs +10.0%") == 2
 

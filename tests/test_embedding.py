@@ -111,9 +111,12 @@ def test_a_source_that_validate_refuses_is_not_embedded(dataset):
     assert path_of(dataset, "rmsnorm_h512").read_text() == before
 
 
-def test_no_definition_loses_its_tag_because_evidence_is_missing(dataset):
+@pytest.mark.parametrize(("there", "message"), [(False, "is missing"), (True, "lacks files")])
+def test_no_definition_loses_its_tag_because_evidence_is_missing(dataset, there, message):
     (dataset / "evidence").rename(dataset / "elsewhere")
-    with pytest.raises(EmbeddingError, match=r"evidence is missing, and 2 Definitions would lose status:verified"):
+    if there:
+        (dataset / "evidence").mkdir()
+    with pytest.raises(EmbeddingError, match=rf"evidence {message}, and 2 Definitions would lose status:verified"):
         embed_all(dataset, write=True)
     assert all(ledger.VERIFIED in tags_of(dataset, name) for name in NAMES)
 
@@ -127,8 +130,10 @@ def test_evidence_that_cannot_be_read_takes_no_tag_away(dataset):
 
 def test_what_awaits_a_run_stays_unverified(dataset):
     (dataset / "evidence" / "rmsnorm" / "rmsnorm_h512.json").unlink()
-    assert [(path.stem, what) for path, what in embed_all(dataset, write=True)] == [("rmsnorm_h512", ledger.UNVERIFIED)]
-    assert ledger.UNVERIFIED in tags_of(dataset, "rmsnorm_h512")
+    ((path, what),) = embed_all(dataset, write=True)
+    assert path.stem == "rmsnorm_h512" and what.startswith(f"{ledger.UNVERIFIED} and tags (-fi_api:")
+    tags = tags_of(dataset, "rmsnorm_h512")
+    assert ledger.UNVERIFIED in tags and not any("_api:" in tag for tag in tags)
     assert embed_all(dataset, write=True) == []
 
 

@@ -13,7 +13,9 @@ from kernel_findings import FINDINGS
 
 from flashinfer_trace import find_root
 
-SECONDS = 120
+#: FlashInfer compiles some kernels when they are first called.
+SECONDS = 300
+NOT_RUN = "- Not yet run: the defect was reported, and its probe is written, but has run on no GPU."
 
 
 class DefectShown(Exception):
@@ -58,6 +60,13 @@ def test_every_finding_is_described_and_every_description_has_a_probe():
     lines = (find_root() / "docs/kernel_findings.md").read_text(encoding="utf-8").splitlines()
     described = [line.removeprefix("## ") for line in lines if line.startswith("## ")]
     assert described == [finding.name for finding in FINDINGS]
+
+
+def test_the_document_says_which_probes_have_not_run():
+    text = (find_root() / "docs/kernel_findings.md").read_text(encoding="utf-8")
+    sections = [" ".join(section.split()) for section in text.split("\n## ")[1:]]
+    assert len(sections) == len(FINDINGS)
+    assert [NOT_RUN in section for section in sections] == [finding.pending for finding in FINDINGS]
 
 
 @pytest.mark.parametrize(

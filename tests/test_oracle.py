@@ -20,7 +20,7 @@ def test_reference_meets_the_oracle(name):
     report = Twins().verify(Job(definition, FAMILIES[name]), examples=15, seed=1)
     assert report.status == "passed", report.message
     assert report.cases >= 15
-    assert report.real_size == has_real_size(definition), "the case at the Definition's own sizes proves nothing"
+    assert (report.real_size > 0) == has_real_size(definition), "the case at the Definition's own sizes proves nothing"
 
 
 def test_every_family_of_the_naming_data_has_a_record_and_a_definition():

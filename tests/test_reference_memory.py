@@ -1,41 +1,117 @@
-"""No expert or linear layer of a DeepSeek-V3 rank takes more than 16 GiB, inputs included, for 64 tokens.
+"""No reference of a DeepSeek-V3 rank (EP-8, with all 128 heads) takes more than 16 GiB, inputs included, for 64 tokens.
 
-Each runs with widths that are a fraction of the Definition's, on all its experts. No tensor has more than two widths
-among its dimensions, so at full size it takes at most the square of the reciprocal fraction times as much.
+Each family that has a Definition with DeepSeek-V3's constants runs with its largest one; where weights may widen the
+rows or narrow them, with the largest of each kind. Rows are 64: tokens, requests, or 512 rows that 64 tokens send to 8
+experts. How many keys attention sees is the family's choice, some thousands at most, and at most 2048 for each query.
+
+Linear layers and experts run with widths that are a fraction of the Definition's, on all its experts. No tensor has
+more than two widths among its dimensions, so at full size it takes at most the square of the reciprocal fraction times
+as much. Everything else runs at full size.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
+from whole_dataset import MEMBERS
 
 import flashinfer_trace
+from flashinfer_trace.definition import Definition
 
 GIBIBYTES = 16
 TOKENS, TOP_K = 64, 8
-#: An eighth of DeepSeek-V3's experts.
-RANK = {"num_experts": 32, "num_local_experts": 32}
+#: What 64 tokens are in the axes of a Definition.
+ROWS = {
+    **dict.fromkeys(("batch_size", "M", "m", "num_tokens", "seq_len", "total_q"), TOKENS),
+    **dict.fromkeys(("total_rows", "num_pairs", "num_copies"), TOKENS * TOP_K),
+    "num_rows": TOKENS,
+}
+#: Values that DeepSeek-V3's config.json, and an eighth of its experts, give to axes; V3.2's indexer has 64 heads.
+#: Axes that are not here (blocks, packed bytes, page sizes) follow from them, or may have any value.
+SIZES = {
+    "hidden_size": {7168},
+    "vocab_size": {129280},
+    "intermediate_size": {2048, 18432},
+    "num_experts": {32, 256},
+    "num_local_experts": {32},
+    "top_k": {TOP_K, 2048},
+    "n_group": {8},
+    "num_qo_heads": {128},
+    "num_heads": {128, 64},
+    "num_kv_heads": {128, 1},
+    "head_dim_ckv": {512},
+    "head_dim": {128},
+    "head_size": {64},
+    "qk_dim": {192},
+    "vo_dim": {128},
+}
+#: (n, k) of its linear layers, of its experts, and of the products with each head's part of kv_b_proj.
+LAYERS = {
+    (2112, 7168),
+    (24576, 1536),
+    (32768, 512),
+    (7168, 16384),
+    (36864, 7168),
+    (7168, 18432),
+    (4096, 7168),
+    (7168, 2048),
+    (256, 7168),
+    (129280, 7168),
+    (128, 512),
+    (512, 128),
+}
 #: What a width is made smaller by, if its blocks allow it.
 FRACTIONS = (8, 4, 2, 1)
-LAYERS = [
-    *(
-        one
-        for one in flashinfer_trace.definitions(tag="ep:8")
-        if any(one.const_axes.get(axis) == count for axis, count in RANK.items())
-    ),
-    *flashinfer_trace.definitions(op_type="gemm", tag="model:deepseek-v3"),
-]
+NARROWED = ("gemm", "moe")
+
+
+def is_of_a_rank(constants: Mapping[str, int]) -> bool:
+    """Whether a Definition's constants are those of DeepSeek-V3."""
+    layer = constants.get("n", constants.get("N")), constants.get("k", constants.get("K"))
+    if None not in layer and layer not in LAYERS:
+        return False
+    sized = [axis for axis in constants if axis in SIZES]
+    return bool(sized or None not in layer) and all(constants[axis] in SIZES[axis] for axis in sized)
+
+
+def size(definition: Definition) -> int:
+    """How many elements its inputs have with 64 rows."""
+    values = {**definition.const_axes, **ROWS}
+    return sum(math.prod(values.get(axis, 1) for axis in spec.shape or ()) for spec in definition.inputs.values())
+
+
+def chosen() -> list[Definition]:
+    """The largest Definition of each family, of each of both kinds if it multiplies by weights."""
+    found: dict[tuple[str, bool], Definition] = {}
+    for family, members in MEMBERS.items():
+        for one in members:
+            constants = one.const_axes
+            kind = family, constants.get("n", constants.get("N", 0)) > constants.get("k", constants.get("K", 0))
+            if is_of_a_rank(constants) and (kind not in found or size(one) > size(found[kind])):
+                found[kind] = one
+    return list(found.values())
+
+
+CHOSEN = chosen()
 
 
 def is_width(axis: str) -> bool:
     """Whether the axis counts features, or blocks or bytes of them."""
-    return (axis.endswith(("_size", "_blocks", "_bytes")) and axis != "block_size") or axis in ("n", "k", "n_bytes")
+    packed = ("n", "k", "N", "K", "n_bytes", "num_groups", "padded_n", "padded_scales")
+    return (
+        axis.endswith(("_size", "_blocks", "_bytes")) and axis not in ("block_size", "batch_size")
+    ) or axis in packed
 
 
 def narrowed(definition):
     """The Definition with narrower widths, and how many times narrower they are."""
     widths = {axis: value for axis, value in definition.const_axes.items() if is_width(axis)}
+    if definition.op_type not in NARROWED or not widths:
+        return definition, 1
     times = next(times for times in FRACTIONS if not any(value % times for value in widths.values()))
     return definition.with_const_axes({axis: value // times for axis, value in widths.items()}), times
 
@@ -72,18 +148,41 @@ def test_all_weights_in_float32_at_once_would_show():
     assert peak * times**2 == pytest.approx(3 * 4 * experts * rows * columns, rel=0.001)
 
 
-def test_the_experts_have_every_format():
-    names = {definition.name.partition("_e32")[0] for definition in LAYERS}
-    assert {"moe_bf16_ds_routing_topk8_ng8_kg4", "moe_fp8_block_scale_ds_routing_topk8_ng8_kg4"} < names
-    assert {"moe_nvfp4_ds_routing_topk8_ng8_kg4", "moe_w4a8_grouped_gemm", "moe_fp8_block_scale_grouped_gemm"} < names
+def test_the_choice_has_every_format_and_kind_of_kernel():
+    names = {definition.name for definition in CHOSEN}
+    experts = {name.partition("_e32")[0] for name in names if "_e32" in name}
+    assert {"moe_bf16_ds_routing_topk8_ng8_kg4", "moe_fp8_block_scale_ds_routing_topk8_ng8_kg4"} < experts
+    assert {"moe_nvfp4_ds_routing_topk8_ng8_kg4", "moe_w4a8_grouped_gemm", "moe_fp8_block_scale_grouped_gemm"} < experts
+    linear = {"int8_scaled_mm", "fp8_scaled_mm", "fp8_blockwise_scaled_mm", "cutlass_scaled_fp4_mm", "gemm_bf16"}
+    linear |= {"bmm_bf16", "bmm_fp8", "qserve_w4a8_per_chn_gemm", "qserve_w4a8_per_group_gemm"}
+    families = {family for family, members in MEMBERS.items() if names & {one.name for one in members}}
+    assert linear | {"mla_paged_decode", "mla_ragged_prefill_causal", "dsa_sparse_attention", "fast_topk_v2"} < families
+    assert {"top_k_top_p_sampling_from_probs", "rmsnorm", "per_token_quant_fp8", "moe_align_block_size"} < families
+    assert {"gemm_bf16_n129280_k7168", "fp8_scaled_mm_n36864_k7168", "fp8_scaled_mm_n7168_k18432"} < names
 
 
-@pytest.mark.parametrize("definition", LAYERS, ids=lambda definition: definition.name)
-def test_a_layer_fits(definition):
+@pytest.mark.parametrize(
+    ("constants", "theirs"),
+    [
+        ({"n": 2112, "k": 7168}, True),
+        ({"n": 7168, "k": 2112}, False),
+        ({"num_experts": 32, "n": 4096, "k": 7168}, True),
+        ({"num_experts": 160, "n": 4096, "k": 7168}, False),
+        ({"hidden_size": 4096}, False),
+        ({"page_size": 64}, False),
+    ],
+)
+def test_constants_tell_whose_a_definition_is(constants, theirs):
+    assert is_of_a_rank(constants) == theirs
+
+
+@pytest.mark.parametrize("definition", CHOSEN, ids=lambda definition: definition.name)
+def test_a_reference_fits(definition):
     small, times = narrowed(definition)
-    rows = {"seq_len": TOKENS, "m": TOKENS, "total_rows": TOKENS * TOP_K}
-    axes = {axis: rows[axis] for axis in small.var_axes if axis in rows}
+    axes = {axis: ROWS[axis] for axis in small.var_axes if axis in ROWS}
     assert axes
+    if "seq_len" in axes:
+        axes.pop("num_rows", None)  # as many as the tokens' copies need, which the family knows
     inputs = flashinfer_trace.make_inputs(small, axes, seed=0, device="cpu")
     given = sum(each.nbytes for each in inputs.values() if isinstance(each, torch.Tensor))
     peak = peak_bytes(lambda: small.compiled(*(inputs[name] for name in small.inputs)))

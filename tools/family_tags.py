@@ -21,6 +21,7 @@ from flashinfer_trace.json_source import JsonSourceError, load_object
 from flashinfer_trace.kernel_paths import KINDS
 from flashinfer_trace.model_claims import family_tags_path
 from flashinfer_trace.naming import Naming, NamingError, family_name, load_naming, ordered
+from tools.shared.command import end_with
 
 #: Namespaces that do not follow from the family.
 OTHERS = ("status", "model", "tp", "ep")
@@ -42,7 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (DatasetError, InputError, NamingError) as error:
         print(error, file=sys.stderr)
         return 2
-    known = document["families"]
+    known = document.get("families")
+    if not isinstance(known, dict):
+        print(f"{path}: 'families' must be an object; restore it from version control", file=sys.stderr)
+        return 2
     added = [name for name in naming.families if name in members and name not in known]
     known |= {name: groups(members[name], naming) for name in added}
     document["families"] = {name: known[name] for name in naming.families if name in known}
@@ -75,4 +79,4 @@ def _lines(path: tuple[str, ...], value: Any) -> Lines | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from flashinfer_trace.files import write_json
+from tools.shared.command import end_with
 from tools.shared.source_packages import package_hash, package_version
 from tools.source_archives import (
     BUNDLED,
@@ -376,4 +377,4 @@ def _size(directory: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

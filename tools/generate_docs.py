@@ -1,9 +1,9 @@
 """Generates verification.md, accuracy.md and the folders beside them, harness_power.md, hostile_files.md, coverage.md,
-compatibility.md and performance.md of docs/.
+compatibility.md, performance.md, reference_speed.md and safeguards.md of docs/.
 
-It also writes traces/op_traces.md, models/needs/ and schema/records.json. All are derived from the dataset, the family
-records, the evidence, the recorded times, the results of `tools.mutate` and `tools.fuzz`, and the committed kernel and
-op traces. The sources of SGLang are not needed.
+It also writes the table of cheats in docs/judge.md, traces/op_traces.md, models/needs/ and schema/records.json. All are
+derived from the dataset, the family records, the evidence, the recorded times and verdicts, the results of
+`tools.mutate` and `tools.fuzz`, and the committed kernel and op traces. The sources of SGLang are not needed.
 
 python -m tools.generate_docs            # write them
 python -m tools.generate_docs --check    # exit 1 if one is out of date
@@ -18,12 +18,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.page import reference_speed_document
+from benchmarks.times import TimesError
 from flashinfer_trace import DatasetError, Definition, InputError, definitions, find_root
 from flashinfer_trace.benching.results import ResultsError
 from flashinfer_trace.ecosystem import EcosystemError, load_compatibility
 from flashinfer_trace.families import FamilyError, all_families, family_of, module_of
 from flashinfer_trace.files import UnreadableFile, json_text, read_text, write_text
 from flashinfer_trace.json_source import TRACES, JsonSourceError, load_object
+from flashinfer_trace.kernel_coverage import LISTED
 from flashinfer_trace.kernel_paths import KernelPathsError
 from flashinfer_trace.ledger import VERIFIED, LedgerError, proofs
 from flashinfer_trace.model_coverage import matrix, model_coverages, op_table
@@ -31,6 +34,7 @@ from flashinfer_trace.naming import NamingError
 from flashinfer_trace.records import RecordsError, records_path
 from flashinfer_trace.validation.contract_rules import contract_of
 from tools.accuracy import accuracy_documents
+from tools.cheats import cheats_document
 from tools.compatibility.page import compatibility
 from tools.extract_definitions import model_needs
 from tools.extract_definitions.errors import ExtractionError
@@ -39,13 +43,20 @@ from tools.kernel_tracing.configuration.requested import ConfigurationError
 from tools.kernel_tracing.report.render import pages
 from tools.kernel_tracing.report.trace_files import load_traces, restricted
 from tools.mutate.__main__ import harness_power
+from tools.mutate.reasons import ReasonError
+from tools.mutate.results import MutateDataError, read_summaries
+from tools.mutate.summary import RESULTS
+from tools.op_tracing.asked_for import ASKED, asked_for, asked_kernels, models_not_claimed
 from tools.op_tracing.definitions import covered, page_cover
 from tools.op_tracing.kernel_coverage import kernel_coverage, without_definition
+from tools.op_tracing.only_named import only_named
 from tools.op_tracing.render import render
 from tools.performance import performance_documents
 from tools.runtime_tracing.consistency import consistent
 from tools.runtime_tracing.recording import RecordingError
 from tools.runtime_tracing.time_coverage import time_coverage
+from tools.safeguards import safeguards_document
+from tools.shared.command import end_with
 from tools.shared.markdown import table
 from tools.verification import verification_documents
 
@@ -97,11 +108,14 @@ def main(arguments: list[str] | None = None) -> int:
         InputError,
         KernelPathsError,
         LedgerError,
+        MutateDataError,
         NamingError,
         OSError,
+        ReasonError,
         RecordingError,
         RecordsError,
         ResultsError,
+        TimesError,
         UnreadableFile,
     ) as error:
         print(error, file=sys.stderr)
@@ -128,18 +142,26 @@ def documents(root: Path) -> dict[Path, str]:
     ops = _trace(root / "traces" / "op_traces.json")
     dataset = list(definitions(root=root))
     known = covered(dataset)
+    fuzzed = _trace(fuzz.RESULTS)
+    asked, without = _trace(root / ASKED), _trace(root / LISTED)
     names = [one["name"] for one in traces["configurations"] if one["model"].startswith(ops["model"])]
     runs = {one.name: [entry.path for entry in proofs(root, one)] for one in dataset}
     return {
         **verification_documents(root),
         **accuracy_documents(root),
         **performance_documents(root, dataset),
+        **reference_speed_document(root, dataset),
+        **cheats_document(root),
         root / "docs" / "harness_power.md": harness_power(),
-        root / "docs" / "hostile_files.md": fuzz.document(_trace(fuzz.RESULTS)),
+        root / "docs" / "hostile_files.md": fuzz.document(fuzzed),
+        **safeguards_document(root, fuzzed, read_summaries(RESULTS)),
         root / "docs" / "coverage.md": kernel_coverage(root, traces, dataset)
-        + without_definition(_trace(root / "traces" / "kernels_without_definition.json"))
+        + without_definition(without)
+        + only_named(root, dataset)
+        + asked_for(asked_kernels(root, dataset, asked, without))
         + time_coverage(consistent(root / "traces" / "runtime", root), dataset, runs)
-        + model_coverage(root, dataset),
+        + model_coverage(root, dataset)
+        + models_not_claimed(root, asked, dataset),
         **compatibility_document(root, dataset),
         root / "traces" / "op_traces.md": render(ops, restricted(traces, names, ops["model"]), known),
         **{
@@ -235,4 +257,4 @@ def _trace(path: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

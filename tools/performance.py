@@ -14,6 +14,7 @@ from flashinfer_trace.definition import Definition
 from flashinfer_trace.families import family_of
 from tools.performance_figure import fractions_svg
 from tools.shared.markdown import code, table
+from tools.times_missing import times_missing
 
 __all__ = ["performance", "performance_documents", "plot"]
 
@@ -31,7 +32,8 @@ time of a call, and the fraction of the roofline that it reaches, which is the l
 figures of `schema/gpus.json` ([costs.md](costs.md)) over the time measured. The cache is cold, each set of inputs is
 new, and every output was judged ([benchmarking.md](benchmarking.md)). Of a kernel that plans once for many layers, the
 time is that of `run()`. *Next* is the second fastest kernel and how many times as long it takes. *Again* says by how
-much the time of the fastest kernel differs from that of the run before, if there is one with the same versions.
+much the time of the fastest kernel differs from that of the latest run before that had the same GPU model, driver and
+versions (CUDA, torch, Python, the kernel's library), the same inputs, and as many processes; the card may be another.
 
 A call is what the family's record makes of the Definition's inputs. In times with a dagger (†), the GPU waited for the
 processor: the record prepares on the host what the kernel takes (weights in another layout, rows dealt to experts,
@@ -72,7 +74,7 @@ def performance_documents(root: Path, dataset: Iterable[Definition]) -> dict[Pat
     runs = _runs(results.read(root / "results"), known)
     docs = root / "docs"
     pictures = {docs / _picture(gpu): _figure(gpu, runs, known) for gpu in sorted({gpu for gpu, _, _ in runs})}
-    return {docs / "performance.md": _text(runs, known), **pictures}
+    return {docs / "performance.md": _text(root, runs, known), **pictures}
 
 
 def performance(root: Path, dataset: Iterable[Definition]) -> str:
@@ -94,7 +96,7 @@ def _figure(gpu: str, runs: Runs, known: Mapping[str, Definition]) -> str:
     return fractions_svg(gpu, fractions)
 
 
-def _text(runs: Runs, known: Mapping[str, Definition]) -> str:
+def _text(root: Path, runs: Runs, known: Mapping[str, Definition]) -> str:
     if not runs:
         return HEAD + NOTHING
     lines = [HEAD]
@@ -102,6 +104,8 @@ def _text(runs: Runs, known: Mapping[str, Definition]) -> str:
         of_gpu = {(name, workload): kernels for (one, name, workload), kernels in runs.items() if one == gpu}
         first = next(iter(next(iter(of_gpu.values())).values()))[-1]
         lines += [f"## {first['environment']['gpu']}", "", *_overview(gpu), *_older(of_gpu), *_repeatability(of_gpu)]
+        major, _, minor = first["environment"]["capability"].partition(".")
+        lines += times_missing(root, known.values(), (int(major), int(minor)), of_gpu)
         families: dict[str, list[list[str]]] = {}
         for (name, workload), kernels in sorted(of_gpu.items()):
             families.setdefault(family_of(known[name]).name, []).append(_row(name, workload, kernels))

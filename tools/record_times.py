@@ -11,7 +11,6 @@ processes, for docs/performance.md to say how far two runs differ. The exit stat
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from flashinfer_trace.judging.submission import printable
 from flashinfer_trace.traffic import workloads
 from tools.performance import COMPARED
 from tools.record_workloads import bytes_of, chosen
+from tools.shared.command import end_with
 
 __all__ = ["Item", "main", "plan", "record", "second_runs", "without_time"]
 
@@ -276,4 +276,4 @@ def _both(items: Sequence[Item], root: Path, device: str, policy: Policy, left: 
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

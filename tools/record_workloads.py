@@ -21,6 +21,7 @@ from flashinfer_trace.files import write_text
 from flashinfer_trace.harness.inputs import torch_dtype
 from flashinfer_trace.harness.real_size import input_bytes
 from flashinfer_trace.traffic import Workload, digests, drawn, path_of
+from tools.shared.command import end_with
 
 __all__ = ["chosen", "main", "record"]
 
@@ -104,4 +105,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

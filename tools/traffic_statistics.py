@@ -21,6 +21,7 @@ from pathlib import Path
 from flashinfer_trace import find_root
 from flashinfer_trace.digests import lengths_sha256
 from flashinfer_trace.json_source import JsonSourceError, load_object
+from tools.shared.command import end_with
 
 __all__ = ["main", "profile"]
 
@@ -100,4 +101,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

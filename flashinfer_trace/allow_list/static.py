@@ -64,7 +64,7 @@ def check(
     _check_syntax(nodes, add)
     bound = _check_imports(module, nodes, add)
     _check_names(nodes, bound, op_type in allowed.DRAWING_OP_TYPES, add)
-    _check_ties(nodes, add)
+    _check_ties(nodes, bound, add)
     _check_globals(nodes, table, add)
     return found
 
@@ -236,26 +236,47 @@ def _spelled(node: ast.AST) -> Iterator[str]:
             yield node.asname
 
 
-def _check_ties(nodes: list[ast.AST], add: _Add) -> None:
+#: Functions and methods that put values in order.
+_ORDERS = ("argsort", "sort", "topk")
+
+
+def _check_ties(nodes: list[ast.AST], bound: dict[str, str], add: _Add) -> None:
     """Orders whose indices are used say which of equal values comes first: they are stable sorts.
 
-    The values alone are the same however ties fall: ``.values`` of a sort or a topk needs nothing.
+    The values alone are the same however ties fall: ``.values`` of a sort or a topk needs nothing. A function that is
+    passed on or bound to a name is refused, because its calls cannot be recognised.
     """
     values_only = {id(node.value) for node in nodes if isinstance(node, ast.Attribute) and node.attr == "values"}
-    for node in nodes:
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)) or id(node) in values_only:
+    calls = {id(node.func): node for node in nodes if isinstance(node, ast.Call)}
+    for node in [one for one in nodes if isinstance(one, (ast.Attribute, ast.Name))]:
+        name = _order(node, bound)
+        if name is None:
             continue
-        name = node.func.attr
+        call = calls.get(id(node))
+        if call is None:
+            hint = f"call {name}() where its result is used"
+            add("reference-ties", node, f"{name} as a value does not show how it is called", hint)
+            continue
+        if id(call) in values_only:
+            continue
         stable = any(
             keyword.arg == "stable" and isinstance(keyword.value, ast.Constant) and keyword.value.value is True
-            for keyword in node.keywords
+            for keyword in call.keywords
         )
-        if name in ("sort", "argsort") and not stable:
-            hint = "write stable=True, or take .values if only they are used"
-            add("reference-ties", node, f"{name}() does not say which of equal values comes first", hint)
-        elif name == "topk":
+        if name == "topk":
             hint = "take the first of a stable argsort, or .values if only they are used"
-            add("reference-ties", node, "topk() does not say which of equal values it takes", hint)
+            add("reference-ties", call, "topk() does not say which of equal values it takes", hint)
+        elif not stable:
+            hint = "write stable=True, or take .values if only they are used"
+            add("reference-ties", call, f"{name}() does not say which of equal values comes first", hint)
+
+
+def _order(node: ast.Attribute | ast.Name, bound: dict[str, str]) -> str | None:
+    """Which of `_ORDERS` a name or an attribute stands for, if any; an imported name for what was imported."""
+    if isinstance(node, ast.Attribute):
+        return node.attr if node.attr in _ORDERS else None
+    module, _, name = bound.get(node.id, "").rpartition(".")
+    return name if module == "torch" and name in _ORDERS and isinstance(node.ctx, ast.Load) else None
 
 
 def _check_globals(nodes: list[ast.AST], table: symtable.SymbolTable, add: _Add) -> None:

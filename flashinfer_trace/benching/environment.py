@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Clocks", "Environment", "clocks", "environment", "name_of"]
+__all__ = ["Clocks", "Environment", "clocks", "environment", "name_of", "worst"]
 
 #: Reasons for which a GPU lowers its clocks, by bit, as NVML documents them. An idle GPU is none.
 REASONS = {
@@ -31,7 +31,7 @@ Run = Callable[[Sequence[str]], str]
 
 @dataclass(frozen=True)
 class Clocks:
-    """The state of a GPU at one moment.
+    """The state of a GPU at one moment, or the worst of several (see `worst`).
 
     Attributes:
         sm, most, memory: clocks of the processors, their highest, and of the memory, in MHz.
@@ -105,6 +105,26 @@ def clocks(gpu: str, run: Run = _run) -> Clocks | str:
         return Clocks(int(sm), int(most), int(memory), int(celsius), float(watts), lowered)
     except ValueError:
         return f"nvidia-smi does not say: {line.strip()!r}"
+
+
+def worst(states: Sequence[Clocks | str]) -> Clocks | str:
+    """Several readings as one: the lowest clocks, the highest temperature and power, and every reason that was given.
+
+    Args:
+        states: one or more; those that failed do not count unless all have.
+    """
+    read = [one for one in states if isinstance(one, Clocks)]
+    if not read:
+        return states[0]
+    given = {reason for one in read for reason in one.throttled}
+    return Clocks(
+        sm=min(one.sm for one in read),
+        most=max(one.most for one in read),
+        memory=min(one.memory for one in read),
+        celsius=max(one.celsius for one in read),
+        watts=max(one.watts for one in read),
+        throttled=tuple(reason for reason in REASONS.values() if reason in given),
+    )
 
 
 @functools.cache

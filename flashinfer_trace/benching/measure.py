@@ -1,4 +1,4 @@
-"""`bench`: correctness first, then the times of a submission and of real kernels on the same fresh inputs."""
+"""`bench`: correctness first, then the times of a submission and of real kernels on the same inputs, round by round."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from flashinfer_trace import dataset
-from flashinfer_trace.benching.environment import clocks, environment, name_of
+from flashinfer_trace.benching.environment import Clocks, clocks, environment, name_of, worst
 from flashinfer_trace.benching.report import Measured, Report, Timetable
 from flashinfer_trace.benching.statistics import Policy, Series, summary
 from flashinfer_trace.costs import Cost, cost_of
@@ -227,8 +227,8 @@ class _Bout:
         self._job = Job(definition, self._family, None, device, full=True)
         self._gpus = load_gpus(definition.root or dataset.find_root())
         self._timing, self._stopwatch = self._how(), Stopwatch(self._device.type)
-        # Real kernels alone are timed on the same inputs in every run, and draw the same numbers; a submission must not
-        # know them beforehand.
+        # Real kernels alone are timed on the same inputs in every run, and draw the same numbers. A submission must not
+        # know them beforehand, nor may one of its processes know what another has computed.
         self._secret = any(one.kernel is None for one in contenders)
 
     @torch.no_grad()
@@ -240,18 +240,21 @@ class _Bout:
             one.series, one.left = [], standards(Trial(self._job, self._family.kernels_of(self._definition)))
         found = Timetable(workload.name, workload.axes, workload.seed)
         started, done = time.perf_counter(), 0
+        states: list[Clocks | str] = []
         try:
             inputs = workload.inputs(self._device)
             cost = cost_of(self._definition, {name: _on_cpu(value) for name, value in inputs.items()})
-            processes = self._processes(inputs, len(running))
-            self._all(running, processes, inputs, None)  # compiles, and chooses among variants of itself
+            every = range(self._processes(inputs, len(running)))
+            self._all(running, every, inputs, None)  # compiles, and chooses among variants of itself
             while any(one.processes for one in running) and self._policy.goes_on(done, time.perf_counter() - started):
-                inputs = workload.inputs(self._device, 1 + self._seed(done))
-                self._all(running, processes, inputs, done)
+                for numbers in self._sharing(every):
+                    inputs = workload.inputs(self._device, 1 + self._seed(done))
+                    self._all(running, numbers, inputs, done)
+                states.append(self._clocks())
                 done += 1
         except torch.OutOfMemoryError:
             return Timetable(workload.name, workload.axes, workload.seed, skipped="it does not fit into the memory")
-        return self._filled(found, cost, running, done)
+        return self._filled(found, cost, running, done, worst(states or [self._clocks()]))
 
     def left_out(self, workload: Workload) -> dict[str, str]:
         """The kernels that do not take a workload, and why."""
@@ -264,9 +267,22 @@ class _Bout:
             return self._policy.processes
         return self._policy.fitting(kernels * _bytes(inputs), torch.cuda.mem_get_info(self._device)[0])
 
-    def _filled(self, empty: Timetable, cost: Cost, running: Sequence[_Contender], inputs: int) -> Timetable:
+    def _sharing(self, every: range) -> list[range]:
+        """The processes of each kernel, by number, that get the same inputs.
+
+        With a submission, each has inputs of its own: one of its processes could leave its results to the next. Other
+        kernels get the same ones in the process of that number.
+        """
+        return [range(number, number + 1) for number in every] if self._secret else [every]
+
+    def _clocks(self) -> Clocks | str:
+        """The state of the device now."""
         gpu = self._device.type == "cuda"
-        state = clocks(name_of(self._device)) if gpu else "the clocks of a CPU are not read"
+        return clocks(name_of(self._device)) if gpu else "the clocks of a CPU are not read"
+
+    def _filled(
+        self, empty: Timetable, cost: Cost, running: Sequence[_Contender], inputs: int, state: Clocks | str
+    ) -> Timetable:
         failed = [one for one in self._contenders if not one.processes and one not in running]
         return Timetable(
             *(empty.workload, empty.axes, empty.seed, cost.bytes, dict(cost.operations), self._least(cost)),
@@ -278,19 +294,20 @@ class _Bout:
         """A seed for what has this number."""
         return secrets.randbits(30) if self._secret else number
 
-    def _all(self, running: Sequence[_Contender], processes: int, inputs: Inputs, done: int | None) -> None:
+    def _all(self, running: Sequence[_Contender], numbers: range, inputs: Inputs, done: int | None) -> None:
         """One set of inputs for some processes of every kernel, judged; those that fail take no more.
 
         Args:
-            done: sets of inputs before this one; None if the calls are not timed.
+            numbers: of the processes.
+            done: rounds before this one; None if the calls are not timed.
         """
         expected = self._family.expected(self._definition, inputs)
         aside = 0.0 if done is None else self._aside(inputs)
         for one in running:
             with one.failing():
-                for number, process in enumerate(one.processes[:processes], processes * (done or 0)):
+                for number, process in list(enumerate(one.processes))[numbers.start : numbers.stop]:
                     poisoned = poisoned_outputs(self._definition, inputs)
-                    seed = self._seed(number * self._timing.repeats)
+                    seed = self._seed((len(numbers) * (done or 0) + number) * self._timing.repeats)
                     if done is None:
                         self._judge(one, [process.call(inputs, poisoned, seed)], inputs, expected)
                     else:

@@ -41,7 +41,7 @@ class Timetable:
         bytes, operations: what has to be moved and computed.
         least: seconds that the GPU needs for that, by its figures in schema/gpus.json; None of a GPU without them.
         kernels: the submission first, if there is one.
-        clocks: of the GPU after the calls, or why they are not known.
+        clocks: of the GPU, the worst of the readings after each round of series; or why they are not known.
         skipped: why nothing was timed; empty otherwise.
     """
 

@@ -14,9 +14,13 @@ from typing import Any
 from flashinfer_trace.benching.environment import Clocks
 from flashinfer_trace.benching.report import Measured, Report, Timetable
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.files import write_text
+from flashinfer_trace.files import UnreadableFile, read_text, write_text
+from flashinfer_trace.json_source import parse
 
 __all__ = ["ResultsError", "append", "read", "timed"]
+
+#: Largest file of times that is read. A run adds a few KiB.
+MAX_BYTES = 64 * 1024 * 1024
 
 
 class ResultsError(ValueError):
@@ -108,12 +112,16 @@ def read(root: Path) -> Iterator[dict[str, Any]]:
     """All recorded times, file by file in the order of their names.
 
     Raises:
-        ResultsError: a line is no JSON object with the entries of one.
+        ResultsError: a file cannot be read, or a line is no JSON object with the entries of one.
     """
     for path in sorted(root.glob("*/*/*.jsonl")):
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            lines = read_text(path, MAX_BYTES).splitlines()
+        except UnreadableFile as error:
+            raise ResultsError(str(error)) from error
+        for number, line in enumerate(lines, 1):
             try:
-                found = json.loads(line)
+                found = parse(line.encode()).data
                 found["gpu"], found["op_type"] = path.parts[-3], path.parts[-2]
                 _ = found["workload"], found["kernel"], float(found["seconds"])
                 _ = found["definition"], found["reference_sha256"]

@@ -29,7 +29,7 @@ class Policy:
     """How a kernel is timed on one workload.
 
     Attributes:
-        fresh: inputs, of which each is drawn for one series of calls in each process.
+        fresh: rounds, in each of which every process has one series of calls, on inputs that it has not seen.
         least: of them, whatever time they take.
         seconds: after which no further inputs are drawn.
         repeats: calls in a series.
@@ -95,7 +95,7 @@ class Summary:
         low, high: quartiles of the calls.
         first, again: medians of the calls that saw inputs for the first time, and of others.
         plan, run: as `seconds`, of the phases of a kernel that has both.
-        calls, inputs, processes: how many.
+        calls, inputs, processes: how many; inputs of each process.
         ahead: the part of the calls that was launched before the GPU began them. The time of others has gaps, in which
             the GPU waited for the processor.
         remembers: it is faster on inputs that it has seen before.

@@ -25,7 +25,7 @@ from flashinfer_trace.cli.options import (
 )
 from flashinfer_trace.cli.verification import check_device, missing_packages
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.files import write_text
+from flashinfer_trace.files import read_text, write_text
 from flashinfer_trace.judging.submission import Submission, SubmissionError, from_path
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ def _chosen(definition: Definition, chosen: str) -> list[Workload]:
         every = workloads(definition)
         return [one for one in every if one.quick] or list(every[:2])
     path = Path(chosen)
-    names = path.read_text(encoding="utf-8").split() if path.is_file() else chosen.split(",")
+    names = read_text(path).split() if path.is_file() else chosen.split(",")
     return chosen_workloads(definition, names, f"--workloads {chosen}")
 
 

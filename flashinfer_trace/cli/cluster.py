@@ -5,6 +5,7 @@ Every machine of the cluster needs this package, and what it verifies with, at t
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ import ray
 import torch
 from ray.exceptions import RayError
 
+from flashinfer_trace.cli.processes import ANSWERS_WITHIN
 from flashinfer_trace.cli.runs import Settings, batches
 from flashinfer_trace.cli.shipments import Answer, Shipment, received, run_shipment, shipment
 from flashinfer_trace.cli.tasks import Task
@@ -81,6 +83,8 @@ def run_on_cluster(
 ) -> Iterator[Report]:
     """Yields the report of each task as it comes, and records what it proves; those of a lost worker are failures.
 
+    A worker that takes more than ANSWERS_WITHIN seconds for one Definition ends itself, and so counts as lost.
+
     Args:
         address: as `run_everywhere` takes it, whose errors are raised here too.
     """
@@ -96,8 +100,10 @@ def run_on_cluster(
 def _received(answer: list[Answer] | RayError, batch: Sequence[Task], settings: Settings) -> Iterator[Report]:
     """The reports that a worker sent, recorded here."""
     if isinstance(answer, RayError):
+        hint = f"one that does not answer within {ANSWERS_WITHIN:g} s ends itself: a kernel may hang"
         for task in batch:
-            yield Report(task.definition.name, task.target, settings.device, "failed", message=lost(answer))
+            message = f"{lost(answer)}; {hint}"
+            yield Report(task.definition.name, task.target, settings.device, "failed", message=message)
         return
     yield from received(answer, batch, settings)
 
@@ -107,8 +113,12 @@ def lost(error: RayError) -> str:
 
 
 def run_shipment_here(sent: Shipment) -> list[Answer]:
-    """Runs in a worker of the cluster, on the GPU that Ray gave it."""
-    return run_shipment(replace(sent, settings=replace(sent.settings, device=own_device(sent.settings.device))))
+    """Runs in a worker of the cluster, on the GPU that Ray gave it. One that takes too long ends the worker."""
+    faulthandler.dump_traceback_later(ANSWERS_WITHIN, exit=True)  # even if a kernel keeps Python's lock
+    try:
+        return run_shipment(replace(sent, settings=replace(sent.settings, device=own_device(sent.settings.device))))
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def own_device(device: str) -> str:

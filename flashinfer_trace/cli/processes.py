@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -27,8 +28,11 @@ from flashinfer_trace.harness.verify import Report
 from flashinfer_trace.isolation.confine import STRONGEST
 from flashinfer_trace.isolation.processes import available
 
-__all__ = ["run_in_processes"]
+__all__ = ["ANSWERS_WITHIN", "run_in_processes"]
 
+#: Seconds within which a process answers for each Definition that it verifies with its kernels. The slowest took 120 on
+#: an H200 with eight processes; where FlashInfer compiles its kernels first, that takes minutes more.
+ANSWERS_WITHIN = 1200.0
 #: Seconds that a process may take to end.
 PATIENCE = 5.0
 #: What CUDA, torch and the libraries say if the GPU has no memory left.
@@ -62,8 +66,8 @@ def run_in_processes(
     """Yields the report of each task as it comes, and records what it proves if asked for.
 
     On a CPU, the Definitions of one family go to one process, because many of them have the same small twin. If a
-    process dies, the reports of what it was verifying are failures, and another process goes on with the next one. A
-    warning on standard error says so where references could not be isolated, or not fully.
+    process dies or does not answer in time, the reports of what it was verifying are failures, and another process goes
+    on with the next one. A warning on standard error says so where references could not be isolated, or not fully.
 
     On GPUs, each Definition goes to the next process, if its GPU has room for it: see `Queue`. The processes share all
     GPUs, or the one that `settings` names. What lacks memory beside others is verified again with more.
@@ -95,11 +99,17 @@ def _answered(groups: Sequence[Group], settings: Settings, jobs: int) -> Generat
                 helpers.append(_Helper(devices[number % len(devices)]))
         _begin(queue, helpers, settings)
         while busy := [helper for helper in helpers if helper.work]:
-            ready = wait([helper.connection for helper in busy])
-            for helper in [one for one in busy if one.connection in ready]:
+            soonest = min(helper.seconds_left() for helper in busy)
+            ready = wait([helper.connection for helper in busy], max(soonest, 0.0))
+            for helper in busy:
                 work = helper.work
                 assert work is not None
-                answers = helper.answers()
+                if helper.connection in ready:
+                    answers = helper.answers()
+                elif helper.seconds_left() <= 0:
+                    answers = helper.gave_up()
+                else:
+                    continue
                 queue.learn(work, answers.peak)
                 again = answers.lack_memory and len(helpers) > 1 and queue.put_back(work, helper.device)
                 if not answers.usable:
@@ -150,6 +160,7 @@ class _Helper:
         self.connection, theirs = context.Pipe()
         self.device = device
         self.work: Work | None = None
+        self._began = 0.0
         self._process = context.Process(target=_serve, args=(theirs,), daemon=False)
         self._process.start()
         # With this end open here as well, nobody would notice that the process has died.
@@ -157,6 +168,7 @@ class _Helper:
 
     def begin(self, work: Work, settings: Settings) -> None:
         self.work = work
+        self._began = time.monotonic()
         own = replace(settings, device=self.device)
         with suppress(OSError):  # it has died: `answers` finds out
             self.connection.send([shipment(batch, own) for batch in work.group])
@@ -170,9 +182,25 @@ class _Helper:
         except (EOFError, OSError):
             self._process.join(PATIENCE)
             code = self._process.exitcode
-            text = f"the process that verified it, or what came with it, died (exit code {code})"
-            return Answers([[_failed(task, self.device, text) for task in batch] for batch in work.group], usable=False)
+            return self._lost(work, f"the process that verified it, or what came with it, died (exit code {code})")
         return found
+
+    def seconds_left(self) -> float:
+        """Until it must have answered, if it has work."""
+        return self._began + self._limit() - time.monotonic()
+
+    def gave_up(self) -> Answers:
+        """Failures, because it has not answered in time. Then it has no work."""
+        work, limit = self.work, self._limit()
+        assert work is not None
+        self.work = None
+        return self._lost(work, f"did not answer within {limit:g} s: a kernel hangs, or the machine is overloaded")
+
+    def _limit(self) -> float:
+        return ANSWERS_WITHIN * len(self.work.group if self.work else ())
+
+    def _lost(self, work: Work, text: str) -> Answers:
+        return Answers([[_failed(task, self.device, text) for task in batch] for batch in work.group], usable=False)
 
     def finish(self) -> None:
         """Waits until it has ended, because nobody asks any more."""

@@ -46,7 +46,8 @@ def run_tasks(tasks: Sequence[Task], settings: Settings, advance: Callable[[str,
     """Yields the report of each task, those of one family together: a worker process serves one reference.
 
     A report includes errors of a record, a reference or a kernel; they are not raised. Successive kernels of one
-    Definition are verified together.
+    Definition are verified together. There is no limit of time here: a kernel that hangs stops the run. In several
+    processes it does not (`processes.run_in_processes`).
 
     Raises:
         UsageError: the requested axes do not fit a Definition.

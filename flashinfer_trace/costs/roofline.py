@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flashinfer_trace.costs.work import Cost
 from flashinfer_trace.json_source import JsonSourceError, load_object, strings
@@ -62,8 +64,8 @@ def load_gpus(root: Path) -> dict[str, Gpu]:
             name: Gpu(
                 name,
                 strings(entry["names"]),
-                float(entry["bandwidth"]),
-                {dtype: float(peak) for dtype, peak in entry["peak"].items()},
+                _rate(entry["bandwidth"]),
+                {dtype: _rate(peak) for dtype, peak in entry["peak"].items()},
             )
             for name, entry in load_object(path)["gpus"].items()
         }
@@ -71,6 +73,14 @@ def load_gpus(root: Path) -> dict[str, Gpu]:
         raise GpusError(f"{path}: {error}; restore it from version control") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise GpusError(f"{path}: malformed ({error!r}); see schema/gpus.schema.json") from None
+
+
+def _rate(value: Any) -> float:
+    """A number per second, by which can be divided."""
+    rate = float(value)
+    if not 0 < rate < math.inf:
+        raise ValueError(f"{value!r} is no positive number")
+    return rate
 
 
 def roofline(cost: Cost, gpu: Gpu) -> Roofline | None:

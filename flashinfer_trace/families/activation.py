@@ -32,6 +32,13 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
     )
 
 
+def corners(request: PlanRequest) -> list[Plan]:
+    """A single row; gates at which a sigmoid saturates, and products beyond either end of float16's range."""
+    low, high = request.range("num_tokens", 0, 40, 2048)
+    plan = {"num_tokens": max(low, min(3, high)), "values": "normal", "zero_half": "neither"}
+    return [{**plan, "num_tokens": 1}, *({**plan, "values": kind} for kind in ("saturated", "huge", "minute"))]
+
+
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
     return {"num_tokens": axes.get("num_tokens", 8), "values": "normal", "zero_half": "neither"}
 
@@ -223,6 +230,7 @@ def gated_family(
         op_type="activation",
         twin={"intermediate_size": 48, "gate_up_size": 96},
         plans=plans,
+        corners=corners,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
         oracle=oracle,

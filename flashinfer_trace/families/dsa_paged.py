@@ -55,15 +55,17 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """More tokens than a block of a reference; a slot in any place; logits beyond float32's range; on a CPU only."""
-    if request.large:
-        return []
+    """A slot in any place; on a CPU also tokens that choose nothing, logits beyond float32's range, for which it is not
+    known what kernels round, and more tokens than a block of a reference at the twin's sizes."""
     options = request.options_of(SparseOptions)
     usual = {"num_tokens": 70, "num_pages": 9, "choice": "any", "logits": "normal", "unused": "nan"}
     usual["nothing"] = NOTHING[1] if options.any_negative else NOTHING[0]
     few = {**usual, "num_tokens": 5}
+    one = {**few, "num_tokens": 8, "choice": "one"}
+    if request.large:
+        return [one]
     without = [{**few, "choice": "some"}] if options.keyless else []
-    return [usual, {**few, "num_tokens": 8, "choice": "one"}, *without, {**few, "logits": "spread"}]
+    return [one, *without, {**few, "logits": "spread"}, usual]
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:

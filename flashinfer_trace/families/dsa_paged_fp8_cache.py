@@ -6,6 +6,7 @@ rounds the products to bf16 again, before it attends to them as to a cache in bf
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,11 +45,18 @@ class RowOptions(dsa_paged.SparseOptions):
 
 
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    if request.options_of(RowOptions).first_slot:
-        return dsa_paged.plans(request)
-    return dsa_paged.plans(request).map(
-        lambda plan: {**plan, "unused": "nan_but_first" if plan["unused"] == "nan" else plan["unused"]}
-    )
+    return dsa_paged.plans(request).map(functools.partial(taken, request))
+
+
+def corners(request: PlanRequest) -> list[Plan]:
+    return [taken(request, plan) for plan in dsa_paged.corners(request)]
+
+
+def taken(request: PlanRequest, plan: Plan) -> Plan:
+    """The plan, without NaN in slot 0 where the kernel may read it."""
+    if request.options_of(RowOptions).first_slot or plan["unused"] != "nan":
+        return plan
+    return {**plan, "unused": "nan_but_first"}
 
 
 def packed(ckv: torch.Tensor, kpe: torch.Tensor, groups: int) -> torch.Tensor:
@@ -245,7 +253,7 @@ FAMILIES = (
             "topk": 10,
         },
         plans=plans,
-        corners=dsa_paged.corners,
+        corners=corners,
         plan_for_axes=dsa_paged.plan_for_axes,
         make_inputs=make_inputs,
         oracle=oracle,

@@ -33,19 +33,32 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
     )
 
 
+#: Weights and biases of corners.
+CORNER_WEIGHTS = {"huge": 1e5, "minute": 1e-6}
+
+
+def corners(request: PlanRequest) -> list[Plan]:
+    low, high = request.range("batch_size", 0, 40, 4096)
+    return [{"batch_size": max(low, min(3, high)), "values": values, "offset": 0.0} for values in CORNER_WEIGHTS]
+
+
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
     return {"batch_size": axes.get("batch_size", 8), "values": "normal", "offset": 0.0}
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Activations of the planned kind, with an offset added to each row; weights around 1, and biases around 0."""
-    hidden_size = definition.const_axes["hidden_size"]
-    x = draws.values((plan["batch_size"], hidden_size), torch.bfloat16, plan["values"])
+    """Activations of the planned kind, with an offset added to each row; weights around 1, and biases around 0.
+
+    In corners, weights and biases are that many times as large. Beside `minute` ones, activations are normal.
+    """
+    hidden_size, kind = definition.const_axes["hidden_size"], plan["values"]
+    x = draws.values((plan["batch_size"], hidden_size), torch.bfloat16, "normal" if kind == "minute" else kind)
+    factor = CORNER_WEIGHTS.get(kind, 1.0)
     offset = draws.normal([plan["batch_size"], 1], scale=plan["offset"])
     return {
         "hidden_states": (x.float() + offset).to(torch.bfloat16),
-        "weight": draws.normal([hidden_size], scale=0.25) + 1,
-        "bias": draws.normal([hidden_size], scale=0.25),
+        "weight": (draws.normal([hidden_size], scale=0.25) + 1) * factor,
+        "bias": draws.normal([hidden_size], scale=0.25) * factor,
     }
 
 
@@ -110,6 +123,7 @@ def norm_family(suffix: str, eps: float) -> Family:
         op_type="layernorm",
         twin={"hidden_size": 64},
         plans=plans,
+        corners=corners,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
         oracle=functools.partial(oracle, eps),

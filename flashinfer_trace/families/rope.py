@@ -201,10 +201,13 @@ def rotated_bound(expected: Expected, inside: float) -> torch.Tensor:
     return torch.where(expected.parts["copied"] > 0, 0.0, bound)
 
 
+ROTATION = (
+    "one bf16 rounding, u = 2^-8, of two float32 products and their sum, 2 x 2^-24 (|x c| + |y s|); exact for quarter "
+    "turns"
+)
 ROTATED = ErrorBound(
     lambda expected: rotated_bound(expected, (1 + U) ** 2 - 1),
-    "one bf16 rounding, u = 2^-8, of two float32 products and their sum, 2 x 2^-24 (|x c| + |y s|); exact for quarter "
-    "turns; features beyond rotary_dim are copies",
+    f"{ROTATION}; features beyond rotary_dim are copies",
 )
 STEPWISE = ErrorBound(
     lambda expected: rotated_bound(expected, U_BF16),

@@ -101,7 +101,7 @@ def stored_too_early(trial: Trial) -> Outputs | None:
 
 IN_PLACE = ("q", "k", "k_cache", "v_cache")
 #: Whole heads are rotated: no feature is a copy.
-TURNED = ErrorBound(rope.ROTATED.bound, rope.ROTATED.reason.removesuffix("; features beyond rotary_dim are copies"))
+TURNED = ErrorBound(rope.ROTATED.bound, rope.ROTATION)
 
 FAMILIES = (
     Family(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,12 +25,19 @@ Drawing = tuple[Mapping[str, tuple[int, int]], object | None]
 #: The cases that a kernel has of its own, beyond those that it shares with kernels that take less (`Kernel.common`).
 BEYOND = 13
 
+#: How many logits a block of queries may have in a reference that works in blocks; it bounds memory only. No request of
+#: a twin has as many, and those of a run on a GPU do. A twin has the smaller number: its requests are blocks of one
+#: query, or of a few, or one block.
+BLOCK = re.compile(r"\b2 ?\*\* ?25\b")
+SMALL_BLOCK = "2 ** 10"
+
 
 def prepare(definition: Definition, family: Family, device: str, full: bool) -> Definition:
-    """The Definition at the sizes to run: the family's small twin on a CPU, unless `full`."""
+    """The Definition at the sizes to run: the family's small twin, with small blocks, on a CPU, unless `full`."""
     if full or torch.device(device).type == "cuda":
         return definition
-    return definition.with_const_axes(family.twin)
+    twin = definition.with_const_axes(family.twin)
+    return dataclasses.replace(twin, reference=BLOCK.sub(SMALL_BLOCK, twin.reference))
 
 
 @dataclass(frozen=True)

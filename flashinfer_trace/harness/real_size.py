@@ -13,10 +13,13 @@ from flashinfer_trace.harness.family import Plan
 from flashinfer_trace.harness.inputs import Draws, torch_dtype
 from flashinfer_trace.harness.verify import Job, Report, verify
 
-__all__ = ["has_real_size", "input_bytes", "served_plan", "with_real_size"]
+__all__ = ["has_real_size", "input_bytes", "real_cases", "with_real_size"]
 
 #: The memory of inputs up to which a case at a Definition's own sizes takes at most about a second.
-REAL_BYTES = 32 * 2**20
+REAL_BYTES = 44 * 2**20
+
+#: How many of the family's corners, the first ones, are run at a Definition's own sizes too.
+REAL_CORNERS = 3
 
 
 def input_bytes(definition: Definition) -> int:
@@ -34,18 +37,28 @@ def has_real_size(definition: Definition) -> bool:
     return input_bytes(definition) <= REAL_BYTES
 
 
-def served_plan(job: Job) -> Plan:
-    """The plan of a case as it is served, at the Definition's own sizes."""
-    return job.family.plan_for_axes(job.definition, {}, Draws(0, "cpu"))
+def real_cases(full: Job, seed: int, corners: bool) -> list[tuple[Plan, int]]:
+    """Plans and element seeds of the cases at the sizes of a job that is `full`.
+
+    The first is drawn as the kernel is served, with the seed `seed`; with `corners`, the first of the family follow it.
+    """
+    served = full.family.plan_for_axes(full.definition, {}, Draws(0, "cpu"))
+    first = full.corners[:REAL_CORNERS] if corners else ()
+    return [(served, seed), *((plan, number) for number, plan in enumerate(first))]
 
 
-def with_real_size(job: Job, report: Report) -> Report:
-    """The report of a job's small twin, if it passed, together with one case at the Definition's own sizes.
+def with_real_size(job: Job, report: Report, corners: bool) -> Report:
+    """The report of a job's small twin, if it passed, together with `real_cases` at the Definition's own sizes.
 
-    Definitions whose inputs are large keep the report as it is.
+    Definitions whose inputs are large keep the report as it is. `real_size` is 0 where the served case is vacuous.
     """
     if report.status != "passed" or not has_real_size(job.definition):
         return report
-    real = verify(dataclasses.replace(job, full=True), plan=served_plan(job), seed=report.seed)
-    both = dataclasses.replace(report, real_size=real.cases, seconds=report.seconds + real.seconds)
-    return both if real.status == "passed" else dataclasses.replace(both, status=real.status, message=real.message)
+    full = dataclasses.replace(job, full=True)
+    for plan, seed in real_cases(full, report.seed, corners):
+        real = verify(full, plan=plan, seed=seed)
+        cases, seconds = report.real_size + real.cases, report.seconds + real.seconds
+        report = dataclasses.replace(report, status=real.status, message=real.message, real_size=cases, seconds=seconds)
+        if report.status != "passed" or not report.real_size:
+            break
+    return report

@@ -9,7 +9,7 @@ import dataclasses
 import json
 from collections.abc import Hashable
 
-from flashinfer_trace.harness.real_size import with_real_size
+from flashinfer_trace.harness.real_size import has_real_size, with_real_size
 from flashinfer_trace.harness.verify import Job, Report, verify
 
 __all__ = ["Twins"]
@@ -24,12 +24,14 @@ class Twins:
 
     def __init__(self) -> None:
         self._reports: dict[Hashable, Report] = {}
+        self._cornered: set[Hashable] = set()
 
     def verify(self, job: Job, *, examples: int, seed: int) -> Report:
         """Like `harness.verify.verify`, with a case at the Definition's own sizes where that takes about a second.
 
+        The first Definition of each twin that has one has some of the family's corners at its own sizes as well.
         The report carries the name of the job's Definition. If the twin was verified before, `twin_of` names the
-        Definition that was verified, the time is that of the Definition's own case, and a failure's message is
+        Definition that was verified, the time is that of the Definition's own cases, and a failure's message is
         repeated, because its command line still reproduces the case.
         """
         key = (twin_key(job), examples, seed)
@@ -38,7 +40,10 @@ class Twins:
             report = self._reports[key] = verify(job, examples=examples, seed=seed)
         else:
             report = dataclasses.replace(known, definition=job.definition.name, twin_of=known.definition, seconds=0.0)
-        return with_real_size(job, report)
+        corners = key not in self._cornered and has_real_size(job.definition)
+        if corners:
+            self._cornered.add(key)
+        return with_real_size(job, report, corners)
 
 
 def twin_key(job: Job) -> Hashable:

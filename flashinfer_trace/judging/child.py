@@ -1,7 +1,7 @@
 """What runs inside a submission's process: it loads the submission, then calls it as often as the judge asks.
 
 Nothing here can be trusted once the submission was loaded, and nothing has to be: the judge looks at memory, and no
-oracle, bound or earlier case is in this process. The inputs of one call are all that it knows.
+oracle, bound or earlier case is in the memory of this process. The inputs of one call are all that it is given.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flashinfer_trace.judging import domain, tampering
 from flashinfer_trace.judging.arena import Arena, Slot, tensor_in
 from flashinfer_trace.judging.complaints import complaint
 from flashinfer_trace.judging.loading import ReturnError, Submitted, bound, load
-from flashinfer_trace.judging.series import Series, seed_all
+from flashinfer_trace.judging.series import Series, captured, seed_all
 from flashinfer_trace.judging.stopwatch import Stopwatch
 
 __all__ = ["serve"]
@@ -148,13 +148,13 @@ class _Session:
         size, timing = request["size"], request["timing"]
         host = self._arena.memory[:size]
         self._move()
-        self._call_again(submitted, request)
+        ready = self._ready(submitted, request)
         memory = self._device_memory(host)
         inputs, outputs = self._tensors(memory, request)
         first = min(request["slots"][f"output {name}"]["offset"] for name in self._outputs)
         copies = self._arena.memory[size : size + timing["repeats"] * (size - first)].view(timing["repeats"], -1)
         series = Series(self._stopwatch, memory, first, request["seed"], timing)
-        series.prepare(submitted, inputs, outputs)
+        series.prepare(ready or (lambda: submitted(inputs, dict(outputs))), outputs)
         self._answer(dict, dict)
         protocol.read_header(self._read)
         returned = series.run(_stored)
@@ -165,13 +165,28 @@ class _Session:
             host[:first].copy_(memory[:first])
         return {"returned": returned, "times": series.times()}
 
-    def _call_again(self, submitted: Submitted, request: Mapping[str, Any]) -> None:
-        """One call on what the call before left on a GPU, so that the first timed call is slow for its inputs alone."""
-        if self._on_device is not None and self._slots == request["slots"]:
-            inputs, outputs = self._tensors(self._on_device[: request["size"]], request)
-            with torch.no_grad():
-                submitted(inputs, dict(outputs))
-            torch.cuda.synchronize()
+    def _ready(self, submitted: Submitted, request: Mapping[str, Any]) -> Callable[[], Any] | None:
+        """The call, made once on what the call before left on a GPU, so that the first timed one is slow for its inputs
+        alone; None where nothing was left. One that is to be replayed is captured there too: the submission's code runs
+        on no inputs before they are timed.
+
+        Raises:
+            RuntimeError: it cannot be captured.
+        """
+        graph = request["timing"]["graph"]
+        if self._on_device is None or self._slots != request["slots"]:
+            if graph:
+                raise RuntimeError("a CUDA graph is captured on earlier inputs of the same shapes, and there are none")
+            return None
+        inputs, outputs = self._tensors(self._on_device[: request["size"]], request)
+
+        def call() -> Any:
+            return submitted(inputs, dict(outputs))
+
+        with torch.no_grad():
+            call()
+        torch.cuda.synchronize()
+        return captured(call) if graph else call
 
     def _move(self) -> None:
         """Moves what is on a GPU, and what the kernel will allocate, to other pages of its memory, on which its time
@@ -253,7 +268,7 @@ def _form(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 class _Hidden(importlib.abc.MetaPathFinder):
-    """Refuses to import this package."""
+    """Refuses to import this package. A submission that takes this finder away finds the files where they are."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name == _PACKAGE or name.startswith(f"{_PACKAGE}."):

@@ -14,7 +14,7 @@ import ctypes
 import os
 import sys
 
-__all__ = ["enter"]
+__all__ = ["enter", "works"]
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _MAKE_BLOCK_DEVICE, _MOVE_BETWEEN_DIRECTORIES = 1 << 11, 1 << 13
@@ -33,6 +33,18 @@ class _Ruleset(ctypes.Structure):
 class _PathBeneath(ctypes.Structure):
     _pack_ = 1
     _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
+
+
+def works() -> bool:
+    """Whether processes can enter a domain here: a copy of this one, which must have one thread, tries."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            status = int(not enter())
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def enter() -> bool:

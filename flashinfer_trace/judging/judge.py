@@ -165,6 +165,7 @@ class _Court:
         job = trial.job
         sizes = "own" if job.sized is job.definition else "twin"
         verdict = Verdict(job.definition.name, self._submission.label, job.device, sizes, seed=self._seed)
+        verdict.kept_apart = self._server.keeps_apart
         inputs, outputs = list(job.sized.inputs), list(job.sized.outputs)
         request = {**self._request, **({"definition": job.sized.to_dict()} if known else {})}
         left = standards(trial)

@@ -62,6 +62,7 @@ class Server:
 
     Attributes:
         alive: whether it was still there when it was last asked for something.
+        keeps_apart: whether the system keeps its processes from the memory of this one (see `domain`).
     """
 
     def __init__(self, fork: bool = False, kernel: object | None = None) -> None:
@@ -76,7 +77,7 @@ class Server:
         self.alive = True
         self._waiting = Waiting()
         try:
-            self._reply()
+            self.keeps_apart = bool(self._reply())
         except BaseException:
             self.close()
             raise

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from flashinfer_trace.judging.loading import Submitted
 from flashinfer_trace.judging.stopwatch import Stopwatch
 
-__all__ = ["Series", "seed_all"]
+__all__ = ["Series", "captured", "seed_all"]
 
 #: (what was returned, outputs) -> a description of it, once it was copied into the outputs.
 Store = Callable[[Any, Mapping[str, torch.Tensor]], dict[str, Any]]
@@ -40,12 +39,9 @@ class Series:
         self.snapshots = torch.empty(timing["repeats"], len(memory) - first, dtype=torch.uint8, device=memory.device)
         self._found: list[tuple[bool, Callable[[], float], dict[str, list[Callable[[], float]]]]] = []
 
-    def prepare(self, submitted: Submitted, inputs: dict[str, Any], outputs: dict[str, torch.Tensor]) -> None:
-        """Captures the call if it is to be replayed, and lets clocks rise."""
-        self._outputs = outputs
-        self._call: Callable[[], Any] = lambda: submitted(inputs, dict(outputs))
-        if self._timing["graph"]:
-            self._call = _captured(self._call)
+    def prepare(self, call: Callable[[], Any], outputs: dict[str, torch.Tensor]) -> None:
+        """Takes the call that is timed, which returns its results or writes into the outputs, and lets clocks rise."""
+        self._call, self._outputs = call, outputs
         for _ in range(self._timing["warm_up"]):
             self._cache.zero_()
         if self._memory.is_cuda:
@@ -63,11 +59,10 @@ class Series:
             returned = None
             spoiled = [tensor.clone() for tensor in self._outputs.values()]
             del spoiled  # memory that the submission allocates is likely this one, and not that of its last result
-            if not self._timing["flush"]:
-                self._call()  # leaves in the cache what the next call needs
-                self._memory.copy_(self._original)
-            else:
+            if self._timing["flush"]:
                 self._cache.zero_()
+            else:  # a call would leave in the cache what the next one needs, but it could also leave its results to it
+                self._memory[: self._first].view(torch.int64).sum()
             watch.hold()
             watch.stream = stream
             watch.take_phases()
@@ -103,8 +98,8 @@ def seed_all(seed: int) -> None:
         generator.manual_seed(seed)
 
 
-def _captured(call: Callable[[], Any]) -> Callable[[], Any]:
-    """A call that replays what the given one launches on a GPU.
+def captured(call: Callable[[], Any]) -> Callable[[], Any]:
+    """A call that replays what the given one launches on a GPU, after one that is not captured.
 
     Raises:
         RuntimeError: it cannot be captured, for example because it waits for the GPU.

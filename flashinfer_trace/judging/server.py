@@ -19,7 +19,8 @@ __all__ = ["COMMAND", "FORK", "KILL", "REAP", "REPLY", "main"]
 COMMAND = struct.Struct("<cq")
 FORK, KILL, REAP = b"F", b"K", b"R"
 
-#: The answer: a process id, or the status that `os.waitpid` gave; -1 if the process was ended here.
+#: The answer: first of all whether `domain.works`; then a process id, or the status that `os.waitpid` gave, which is -1
+#: if the process was ended here.
 REPLY = struct.Struct("<q")
 
 #: Seconds that a process whose pipe is closed may take to end.
@@ -30,10 +31,11 @@ def main(control: socket.socket, kernel: object | None = None) -> None:
     """Answers commands until the pipe is closed, then ends every process that is left."""
     import torch
 
+    from flashinfer_trace.judging import domain
     from flashinfer_trace.judging.child import serve
 
     torch.set_num_threads(1)  # a fork copies one thread: others must not have been started
-    control.sendall(REPLY.pack(os.getpid()))
+    control.sendall(REPLY.pack(domain.works()))  # asked of no process that has a submission in it, which could lie
     children: set[int] = set()
     while True:
         data, descriptors, _, _ = socket.recv_fds(control, COMMAND.size, 1)

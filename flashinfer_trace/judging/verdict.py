@@ -96,6 +96,7 @@ class Verdict:
         cases, vacuous: calls that count, and those that could not fail; of a right submission.
         corners: how many of the cases the family names.
         repeated: how many of them had the shapes and addresses of the case before, with other elements.
+        kept_apart: whether the system kept its process from reading the judge's memory.
         seed: repeats the run.
         outputs: figures of each output, under the grade's bounds.
     """
@@ -114,6 +115,7 @@ class Verdict:
     vacuous: int = 0
     corners: int = 0
     repeated: int = 0
+    kept_apart: bool = True
     seed: int = 0
     seconds: float = 0.0
     replay: str = ""
@@ -142,6 +144,8 @@ class Verdict:
             lines += _reasons(self.failure)
         for name, figures in self.outputs.items():
             lines.append(f"  {name}: worst error {figures.worst:.3f} x its bound ({figures.policy})")
+        if not self.kept_apart:
+            lines.append("  this system did not keep it from the judge's memory, which takes Linux 5.19 with Landlock")
         counts = (
             f"{self.cases} cases count, {self.corners} of them corners, {self.repeated} repeated with other elements"
         )

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from flashinfer_trace.definition import Definition, InputError
+
 __all__ = ["Candidate", "Tensor", "is_identifier"]
 
 #: Most entries of one section, as in schema/definition.schema.json.
@@ -50,6 +52,14 @@ class Candidate:
     @cached_property
     def op_type(self) -> str | None:
         return self._identifier("op_type")
+
+    @cached_property
+    def definition(self) -> Definition | None:
+        """The Definition; None if it is malformed, which other rules report."""
+        try:
+            return Definition.from_dict(dict(self.data))
+        except InputError:
+            return None
 
     @property
     def has_axes(self) -> bool:

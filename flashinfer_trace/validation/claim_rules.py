@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-from flashinfer_trace.kernel_paths import CALLED, KINDS, KernelPaths
+from flashinfer_trace.kernel_paths import CALLED, KINDS, Claimable, KernelPaths
 from flashinfer_trace.validation.candidate import Candidate
 from flashinfer_trace.validation.problems import Findings, pointer_of, quote
 
@@ -13,13 +13,13 @@ __all__ = ["check_claims"]
 _EMBED = "run `flashinfer-trace embed`"
 
 
-def check_claims(candidate: Candidate, known: KernelPaths, proven: set[str], findings: Findings) -> None:
-    """Checks that each kernel that a tag names exists, and is in the namespace that its state demands.
+def check_claims(candidate: Candidate, known: KernelPaths, kernels: Claimable, findings: Findings) -> None:
+    """Checks that each kernel that a tag names exists, takes the Definition, and is in the namespace of its state.
 
     Args:
         candidate: the Definition.
         known: what exists in the pinned packages.
-        proven: the kernels that run for the Definition (`flashinfer_trace.kernel_paths.claimable`).
+        kernels: what its tags may say of kernels (`flashinfer_trace.kernel_paths.claimable`).
         findings: where problems go.
     """
     for index, tag in candidate.tags:
@@ -32,8 +32,14 @@ def check_claims(candidate: Candidate, known: KernelPaths, proven: set[str], fin
             offer = f"did you mean {close[0]}? " if close else ""
             hint = f"{offer}if it does exist there, run python -m tools.kernel_paths in a checkout"
             findings.add("tag-path", f"{known.versions[package]} has no {quote(path)}", hint, pointer)
-        elif namespace == CALLED and path in proven:
-            findings.add("tag-claim", f"{quote(path)} runs here, so {CALLED}: says too little", _EMBED, pointer)
-        elif namespace != CALLED and path not in proven:
-            message = f"{namespace}: claims a run, but no kernel of the record runs {quote(path)} for this Definition"
-            findings.add("tag-claim", message, f"{_EMBED}, or add the kernel to the family's record", pointer)
+        elif path in kernels.refused:
+            message = f"by the family's record, {quote(path)} computes this Definition neither alone nor in a pipeline"
+            hint = f"{_EMBED}, or correct the record and, in a checkout, run python -m tools.generate_docs"
+            findings.add("tag-claim", message, hint, pointer)
+        elif namespace == CALLED and path in kernels.proven:
+            findings.add("tag-claim", f"{quote(path)} ran for this, so {CALLED}: says too little", _EMBED, pointer)
+        elif namespace != CALLED and path not in kernels.proven:
+            message = (
+                f"{namespace}: claims a run, but the evidence of this Definition has none of {quote(path)} that fits"
+            )
+            findings.add("tag-claim", message, f"record one, or {_EMBED}", pointer)

@@ -11,14 +11,8 @@ from typing import Any
 from flashinfer_trace.ecosystem import EcosystemError, compatibility_path, load_compatibility
 from flashinfer_trace.files import UnreadableFile, read_bytes
 from flashinfer_trace.json_source import JsonDocument, JsonSourceError, load, parse
-from flashinfer_trace.kernel_paths import (
-    KernelPathsError,
-    claimable,
-    kernel_paths_path,
-    load_kernel_paths,
-    recorded_elsewhere,
-)
-from flashinfer_trace.ledger import Ledger, LedgerError, file_in
+from flashinfer_trace.kernel_paths import KernelPathsError, claimable_of, kernel_paths_path, load_kernel_paths
+from flashinfer_trace.ledger import Ledger, LedgerError, file_in, read
 from flashinfer_trace.model_claims import (
     ModelClaims,
     ModelClaimsError,
@@ -27,12 +21,17 @@ from flashinfer_trace.model_claims import (
     missing_files,
 )
 from flashinfer_trace.naming import NamePattern, Naming, NamingError, load_naming
-from flashinfer_trace.records import RecordsError, load_records, records_path
+from flashinfer_trace.records import KernelFacts, RecordsError, load_records, records_path
 from flashinfer_trace.validation import definition_rules, reference_rules
 from flashinfer_trace.validation.candidate import Candidate
 from flashinfer_trace.validation.claim_rules import check_claims
 from flashinfer_trace.validation.contract_rules import check_contract
-from flashinfer_trace.validation.evidence_rules import check_evidence_file, check_machines, check_verified
+from flashinfer_trace.validation.evidence_rules import (
+    check_evidence_file,
+    check_machines,
+    check_orphan,
+    check_verified,
+)
 from flashinfer_trace.validation.files import DatasetFiles
 from flashinfer_trace.validation.machine_rules import Machines
 from flashinfer_trace.validation.meaning_rules import check_meaning, check_tag_meanings
@@ -55,6 +54,7 @@ DATA = {
     "schema/flashinfer_bench.json": "flashinfer_bench",
     "schema/gpus.json": "gpus",
     "schema/kernel_paths.json": "kernel_paths",
+    "traces/kernels_without_definition.json": "kernels_without_definition",
 }
 #: Schema -> the field that is the stem of the file's name.
 NAMED_BY = {"model": "name", "model_needs": "model"}
@@ -136,6 +136,7 @@ class _DatasetCheck:
         for path in self.definition_paths:
             self._check_definition(path)
         for path in (*self.evidence_paths, *self.context_paths):
+            check_orphan(path, self.root, self.findings_of(path))
             self._evidence_of(path)
         if self.context_paths:  # one run stands out among all, not among the few of some files
             check_machines(self.machines, self.findings_of)
@@ -190,12 +191,14 @@ class _DatasetCheck:
         self._check_meaning(candidate, findings)
         self._check_claims(candidate, family, findings)
         if candidate.is_verified and candidate.name and candidate.op_type and self.naming is not None:
-            self._check_verified(candidate, file_in(self.files.evidence, candidate.op_type, candidate.name), findings)
+            path = file_in(self.files.evidence, candidate.op_type, candidate.name)
+            self._check_verified(candidate, family, path, findings)
 
-    def _check_verified(self, candidate: Candidate, path: Path, findings: Findings) -> None:
+    def _check_verified(self, candidate: Candidate, family: NamePattern | None, path: Path, findings: Findings) -> None:
         ledger = self._evidence_of(path) if os.path.lexists(path) else None
         try:
-            check_verified(candidate, ledger, path, self.root, self.release, findings)
+            kernels = load_records(self.root).kernels_of(family.name, str(candidate.name)) if family else {}
+            check_verified(candidate, ledger, kernels, path, self.root, self.release, findings)
         except RecordsError as error:
             self._report_records(error)
 
@@ -207,20 +210,32 @@ class _DatasetCheck:
             records = load_records(self.root)
             if contract := records.contracts.get(family.name):
                 check_contract(candidate, contract, findings)
-            known = load_kernel_paths(self.root)
-            kernels = records.kernels_of(family.name, str(candidate.name)).values()
-            try:
-                recorded = recorded_elsewhere(self.root, candidate.data, kernels)
-            except LedgerError:  # the file has problems of its own
-                recorded = set()
-            proven = claimable(known, kernels, recorded)
-            check_claims(candidate, known, proven, findings)
+            known, name = load_kernel_paths(self.root), str(candidate.name)
+            ran = self._ran(candidate, records.kernels_of(family.name, name))
+            if ran is None:
+                return
+            kernels = claimable_of(known, records, family.name, name, ran)
+            check_claims(candidate, known, kernels, findings)
             if claims is not None and claims.families:
-                check_family_tags(candidate, family.name, claims, proven, known, self.naming, findings)
+                check_family_tags(candidate, family.name, claims, kernels, known, self.naming, findings)
         except RecordsError as error:
             self._report_records(error)
         except KernelPathsError as error:
             self._report_kernel_paths(error)
+
+    def _ran(self, candidate: Candidate, kernels: Mapping[str, KernelFacts]) -> set[str] | None:
+        """Labels of the kernels whose evidence fits a Definition; None if its evidence has problems of its own."""
+        definition = candidate.definition
+        if definition is None or candidate.op_type is None or candidate.name is None:
+            return set()
+        path = file_in(self.files.evidence, candidate.op_type, candidate.name)
+        if not os.path.lexists(path):
+            return set()
+        try:
+            ledger = self._evidence_of(path) if candidate.is_verified else read(self.root, definition)
+        except LedgerError:
+            return None
+        return {entry.kernel_label for entry in ledger.proofs(definition, kernels)} if ledger else None
 
     def _check_data(self) -> None:
         """Checks the data files that a dataset may have by their schemas."""

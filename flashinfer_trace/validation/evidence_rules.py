@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.definition import Definition, InputError
 from flashinfer_trace.json_source import JsonSourceError
 from flashinfer_trace.kernel_paths import KernelPathsError
 from flashinfer_trace.ledger import (
@@ -15,16 +14,16 @@ from flashinfer_trace.ledger import (
     Ledger,
     LedgerError,
     kernel_label,
-    kernels_today,
     module_today,
 )
 from flashinfer_trace.ledger_entry import chosen_seed, implausible
+from flashinfer_trace.records import KernelFacts
 from flashinfer_trace.validation.candidate import Candidate
 from flashinfer_trace.validation.machine_rules import Machines, known_facts
 from flashinfer_trace.validation.problems import Findings, pointer_of, quote
 from flashinfer_trace.validation.schemas import check_schema
 
-__all__ = ["check_evidence_file", "check_machines", "check_verified"]
+__all__ = ["check_evidence_file", "check_machines", "check_orphan", "check_verified"]
 
 #: Most objections to the evidence of one Definition that are reported.
 MAX_OBJECTIONS = 10
@@ -45,13 +44,6 @@ def check_evidence_file(
         machines: takes in the runs of a file without problems.
         findings: where problems go.
     """
-    try:
-        relative = path.relative_to(root / "evidence")
-    except ValueError:
-        relative = Path(path.parent.name) / path.name
-    if len(relative.parts) != 2 or not os.path.isfile(root / "definitions" / relative):
-        message = f"there is no Definition at definitions/{relative.as_posix()}"
-        findings.add("evidence-orphan", message, "remove the evidence, or move it beside its Definition's path")
     if check_schema(schema, data, findings, "evidence-invalid"):
         return None
     for field, expected in (("definition", path.stem), ("op_type", path.parent.name)):
@@ -90,6 +82,20 @@ def check_evidence_file(
     return ledger
 
 
+def check_orphan(path: Path, root: Path, findings: Findings) -> None:
+    """Checks that the Definition of an evidence file is there.
+
+    Not for evidence that a checked Definition led to: that Definition may be about to be written, elsewhere so far.
+    """
+    try:
+        relative = path.relative_to(root / "evidence")
+    except ValueError:
+        relative = Path(path.parent.name) / path.name
+    if len(relative.parts) != 2 or not os.path.isfile(root / "definitions" / relative):
+        message = f"there is no Definition at definitions/{relative.as_posix()}"
+        findings.add("evidence-orphan", message, "remove the evidence, or move it beside its Definition's path")
+
+
 def check_machines(machines: Machines, findings_of: Callable[[Path], Findings]) -> None:
     """Compares the machines of all evidence, which `check_evidence_file` has accepted file by file."""
     for path, index, place, message in machines.odd_ones():
@@ -97,13 +103,20 @@ def check_machines(machines: Machines, findings_of: Callable[[Path], Findings]) 
 
 
 def check_verified(
-    candidate: Candidate, ledger: Ledger | None, path: Path, root: Path, release: bool, findings: Findings
+    candidate: Candidate,
+    ledger: Ledger | None,
+    kernels: Mapping[str, KernelFacts],
+    path: Path,
+    root: Path,
+    release: bool,
+    findings: Findings,
 ) -> None:
     """Checks that a Definition tagged status:verified is proven (see `flashinfer_trace.ledger`).
 
     Args:
         candidate: the Definition.
         ledger: its evidence, None if the file is missing or unusable (then it has problems of its own).
+        kernels: those that compute it according to its family's record, by label.
         path: where the evidence must lie.
         root: the dataset root; its schema/naming.json must be usable.
         release: evidence that older code judged is a problem too.
@@ -118,11 +131,10 @@ def check_verified(
         if not os.path.lexists(path):
             findings.add("evidence-missing", f"{VERIFIED}, but there is no {shown}", _FIX, pointer)
         return
-    try:
-        definition = Definition.from_dict(candidate.data)
-    except InputError:
-        return  # it has problems of its own
-    objections = ledger.objections(definition, kernels_today(root, definition))
+    definition = candidate.definition
+    if definition is None:
+        return
+    objections = ledger.objections(definition, kernels)
     for objection in objections[:MAX_OBJECTIONS]:
         rule = "evidence-failed" if objection.failed else "evidence-mismatch"
         findings.add(rule, f"{VERIFIED}, but of {shown}: {objection.text}", _FIX, pointer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from flashinfer_trace.definition import Definition, InputError
 from flashinfer_trace.ecosystem import Compatibility
 from flashinfer_trace.validation.candidate import Candidate
 from flashinfer_trace.validation.problems import Findings, pointer_of, quote
@@ -20,11 +19,7 @@ def check_meaning(candidate: Candidate, known: Compatibility, findings: Findings
         known: facts and decisions.
         findings: where problems go.
     """
-    if candidate.name not in known.definitions:
-        return
-    try:
-        Definition.from_dict(candidate.data)
-    except InputError:
+    if candidate.name not in known.definitions or candidate.definition is None:
         return
     for one in known.unexpected(candidate.data):
         message = (

@@ -7,7 +7,8 @@ import functools
 import itertools
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any
 
 from flashinfer_trace.model_claims import ModelClaims
 from flashinfer_trace.validation.candidate import Candidate
@@ -26,8 +27,11 @@ _DECIMAL = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e-?\d+)?(?!\w)")
 _PROSE = re.compile(r"(?s)\"{3}.*?\"{3}|#[^\n]*")
 #: Names of 16-bit formats in prose -> dtype.
 _FORMATS = {"bf16": "bfloat16", "fp16": "float16", "float16": "float16", "half precision": "float16"}
-#: Words, and blocks such as 128x128. Neither may begin inside another: a text of one long word would take minutes.
-_WORD, _LETTER, _BLOCK = re.compile(r"[\w.-]+"), re.compile(r"[A-Za-z]"), re.compile(r"(?<!\d)\d+x\d+")
+#: Words with digits after a letter, and blocks such as 128x128. Neither may begin inside another: a text of one long
+#: word would take minutes.
+_NAME = re.compile(r"(?<![\w.-])((?:(?![A-Za-z])[\w.-])*)[A-Za-z][\w.-]*\d[\w.-]*")
+_BLOCK = re.compile(r"(?<!\d)\d+x\d+")
+_DIGITS = re.compile(r"\d+")
 _PARENTHESES = re.compile(r"\((?:[^()]|\([^()]*\))*\)")
 #: Parallel sizes of a description, such as ``TP 1, 2 and 4``.
 _PARALLEL = re.compile(r"\b(TP|EP) (\d+(?:, \d+)*(?: and \d+)?)")
@@ -35,6 +39,37 @@ _PARALLEL = re.compile(r"\b(TP|EP) (\d+(?:, \d+)*(?: and \d+)?)")
 DIGITS = 18
 #: What a size may be divided by: halves of a pair, and parallel sizes.
 _DIVISORS = (1, 2, 3, 4, 8)
+#: Format codes and group sizes, which descriptions of tensors give, are smaller; sizes of models are not.
+_LEAST_OF_TENSORS = 256
+#: How sizes are said, # being the number -> the axis that has it, the first of these that a Definition has. Two axes
+#: with a minus between them stand for their difference.
+_SAID: Mapping[str, tuple[str, ...]] = {
+    "# query heads?": ("num_qo_heads",),
+    "# key(?:-value)? heads?": ("num_kv_heads",),
+    "heads? of size #": ("head_dim", "head_size"),
+    "keys of size #": ("qk_dim",),
+    "# features of keys": ("qk_dim",),
+    "values of size #": ("vo_dim",),
+    "page size #": ("page_size",),
+    "pages of #": ("page_size",),
+    "window of #": ("window_size",),
+    "capped at #": ("logits_soft_cap",),
+    "all # features rotated": ("head_size", "rotary_dim"),
+    "first # features": ("rotary_dim",),
+    r"# of \d+ groups": ("topk_group",),
+    "of # groups": ("n_group",),
+    "# best (?:of|experts)": ("top_k - num_fused_shared_experts", "top_k"),
+    "# experts per token": ("top_k",),
+    "token among #": ("num_experts",),
+    "best of # experts": ("num_experts",),
+    "over (?:all )?# experts": ("num_experts",),
+    "# local experts": ("num_local_experts",),
+    "with # input(?: features| and)": ("k", "K"),
+    "and # output features": ("n", "N"),
+    "over # features": ("hidden_size",),
+    "hidden size #": ("hidden_size",),
+    "over # tokens": ("vocab_size",),
+}
 
 
 def check_models(candidate: Candidate, claims: ModelClaims, findings: Findings) -> None:
@@ -106,43 +141,98 @@ def _titles(titles: tuple[str, ...]) -> re.Pattern[str]:
 def check_numbers(candidate: Candidate, findings: Findings) -> None:
     """Sizes, small numbers and 16-bit formats in the description are those of the Definition.
 
-    A size may be a const axis, a sum, difference, product or quotient of two, or a number of the reference, the
+    What `_SAID` reads must be the value of the very axis, also in the descriptions of axes, inputs and outputs. Any
+    other size may be a const axis, a sum, difference, product or quotient of two, or a number of the reference, the
     constraints or a tag. In parentheses, arithmetic whose result is such a number may have any operands.
     """
     text = candidate.data.get("description")
-    if not isinstance(text, str):
-        return
-    _check_formats(text, candidate, findings)
-    _check_parallel(text, candidate, findings)
+    if isinstance(text, str):
+        _check_formats(text, candidate, findings)
+        _check_parallel(text, candidate, findings)
+        _check_small(text, candidate, findings)
     if not candidate.const_axes or len(candidate.const_axes) > 32:
         return
-    own = set(_own_numbers(candidate))
-    text = _THOUSANDS.sub("", text)
+    own, said = set(_own_numbers(candidate)), list(_said(candidate.const_axes))
+    for place, text in _described_parts(candidate.data):
+        text = _THOUSANDS.sub("", text)
+        reported = _check_said(text, place, said, findings)
+        least = 0 if place == ("description",) else _LEAST_OF_TENSORS
+        wrong = [number for number in _strange(text, own, least) if number not in reported]
+        if wrong:
+            shown = ", ".join(f"{axis} {value}" for axis, value in candidate.const_axes.items())
+            message = f"the description mentions numbers that do not follow from the sizes ({shown}): {_numbers(wrong)}"
+            findings.add("description-number", message, "correct the description", pointer_of(*place))
+
+
+def _strange(text: str, own: Set[int], least: int) -> list[int]:
+    """The sizes in a description, of those that are at least so large, which are not the Definition's own."""
+    if not any(int(digits[:DIGITS]) >= least for digits in _DIGITS.findall(text)):
+        return []
     sizes = _PARENTHESES.sub(lambda match: "" if _value(match[0]) in own else match[0], text)
-    wrong = sorted({int(number[:DIGITS]) for number in _NUMBER.findall(_without_names(sizes))} - own)
-    small: list[float] = []
-    if candidate.reference is not None:
-        known = {float(number) for number in _DECIMAL.findall(_PROSE.sub("", candidate.reference))}
-        small = sorted({float(number) for number in _SMALL.findall(text)} - known)
-    if wrong:
-        sizes = ", ".join(f"{axis} {value}" for axis, value in candidate.const_axes.items())
-        message = f"the description mentions numbers that do not follow from the sizes ({sizes}): {_numbers(wrong)}"
-        findings.add("description-number", message, "correct the description", "/description")
-    if small:
+    found = {int(number[:DIGITS]) for number in _NUMBER.findall(_without_names(sizes))}
+    return sorted(number for number in found - own if number >= least)
+
+
+def _check_small(text: str, candidate: Candidate, findings: Findings) -> None:
+    """Small numbers, such as the epsilon of a norm, are those of the reference."""
+    if candidate.reference is None:
+        return
+    known = {float(number) for number in _DECIMAL.findall(_PROSE.sub("", candidate.reference))}
+    if small := sorted({float(number) for number in _SMALL.findall(_THOUSANDS.sub("", text))} - known):
         message = f"the description mentions numbers that the reference does not use: {_numbers(small)}"
         findings.add("description-number", message, "correct the description", "/description")
 
 
+def _described_parts(data: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Place and text of every description that has digits."""
+    sections = [((name,), data.get(name)) for name in ("axes", "inputs", "outputs")]
+    entries = [
+        ((*place, key), one) for place, section in sections if isinstance(section, dict) for key, one in section.items()
+    ]
+    for place, entry in [((), data), *entries]:
+        text = entry.get("description") if isinstance(entry, dict) else None
+        if isinstance(text, str) and _DIGITS.search(text):
+            yield (*place, "description"), text
+
+
+def _check_said(
+    text: str, place: tuple[str, ...], said: Iterable[tuple[re.Pattern[str], str, int]], findings: Findings
+) -> set[int]:
+    """Sizes that are said of an axis are those of this axis; returns those that are not."""
+    wrong = set()
+    for phrase, axis, value in said if _any_phrase().search(text) else ():
+        for found in phrase.finditer(text):
+            if (number := int(found[1][:DIGITS])) != value:
+                wrong.add(number)
+                message = f"the description says {quote(found[0])}, but {axis} is {value}"
+                findings.add("description-number", message, "correct the description", pointer_of(*place))
+    return wrong
+
+
+def _said(sizes: Mapping[str, int]) -> Iterator[tuple[re.Pattern[str], str, int]]:
+    """How the sizes of a Definition's axes are said: the pattern of a phrase, the axis and its value."""
+    for phrase, axes in _phrases().items():
+        for axis in axes:
+            first, _, other = axis.partition(" - ")
+            if first in sizes and (not other or other in sizes):
+                yield phrase, axis, sizes[first] - sizes.get(other, 0)
+                break
+
+
+@functools.cache
+def _phrases() -> dict[re.Pattern[str], tuple[str, ...]]:
+    number = r"(?<![\w.-])(\d+)(?![\w^]|[.,]\d)"
+    return {re.compile(said.replace("#", number)): axes for said, axes in _SAID.items()}
+
+
+@functools.cache
+def _any_phrase() -> re.Pattern[str]:
+    return re.compile("|".join(phrase.pattern for phrase in _phrases()))
+
+
 def _without_names(text: str) -> str:
     """The text without words that have digits after a letter (models, dtypes, formats, Definitions), and blocks."""
-
-    def shortened(word: re.Match[str]) -> str:
-        letter = _LETTER.search(word[0])
-        if letter is None or not any(map(str.isdecimal, word[0][letter.end() :])):
-            return word[0]
-        return word[0][: letter.start()] + " "
-
-    return _WORD.sub(shortened, _BLOCK.sub(" ", text))
+    return _NAME.sub(r"\1 ", _BLOCK.sub(" ", text))
 
 
 def _numbers(found: Sequence[float]) -> str:

@@ -56,7 +56,7 @@ RULES: dict[str, str] = {
     "tag-value": "A tag's value is one that its namespace allows.",
     "tag-meaning": "What causal, paged, quantization: and routing: say of a Definition shows in its name and tensors.",
     "tag-duplicate": "No tag appears twice.",
-    "tag-claim": "A tag names a kernel that runs here by fi_api:, sgl_api: or triton_api:, any other by called_as:.",
+    "tag-claim": "A tag names a kernel that ran by fi_api:, sgl_api: or triton_api:, and any other by called_as:.",
     "tag-path": "A kernel that a tag names exists in the pinned package (schema/kernel_paths.json).",
     "tag-model": "A model: tag follows from models/needs/, or from models/curated/claims.json with a source.",
     "tag-unfounded": "Models, or a claim with its source, give each tp: and ep: tag; the family gives the other tags.",

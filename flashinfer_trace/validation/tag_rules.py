@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from flashinfer_trace.kernel_paths import KINDS, KernelPaths, paths_of_tags
+from flashinfer_trace.kernel_paths import KINDS, Claimable, KernelPaths, paths_of_tags
 from flashinfer_trace.model_claims import ModelClaims
 from flashinfer_trace.naming import Naming
 from flashinfer_trace.records import Records
@@ -41,7 +41,7 @@ def check_family_tags(
     candidate: Candidate,
     family: str,
     claims: ModelClaims,
-    proven: set[str],
+    kernels: Claimable,
     known: KernelPaths,
     naming: Naming,
     findings: Findings,
@@ -52,12 +52,12 @@ def check_family_tags(
         candidate: the Definition.
         family: its family.
         claims: what models/ says of families.
-        proven: the kernels that run for the Definition.
+        kernels: what its tags may say of kernels: the rule tag-claim reports what they say otherwise.
         known: what exists in the pinned packages: the rule tag-path reports other paths.
         naming: the namespaces and flags: the rule tag-unknown reports others.
         findings: where problems go.
     """
-    given = claims.shares(str(candidate.name), family, proven)
+    given = claims.shares(str(candidate.name), family, kernels)
     if given is None:
         message = f"{_SHARED} has no family {family}"
         hint = "run `python -m tools.family_tags` in a checkout, which adds it from the tags of its Definitions"
@@ -71,7 +71,7 @@ def check_family_tags(
             continue
         present.add(plain := _plain(tag))
         invented = namespace in KINDS and value.partition(".")[0] in known.versions and value not in known.paths
-        if plain not in expected and not invented:
+        if plain not in expected and not invented and plain not in kernels.refused:
             message = f"{_SHARED} does not give the tag {quote(tag)} to this Definition of the family {family}"
             hint = f"run `{_embed(candidate)}`, or add it to the family there"
             findings.add("tag-unfounded", message, hint, pointer_of("tags", index))

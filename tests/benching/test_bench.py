@@ -1,6 +1,8 @@
 """The whole of a benchmark on a CPU, whose times mean nothing: every timed output is judged, and what is recorded."""
 
+import dataclasses
 import json
+import os
 
 import click
 import jsonschema
@@ -15,7 +17,7 @@ from flashinfer_trace.benching.report import Measured, Report, Timetable
 from flashinfer_trace.benching.statistics import Series, summary
 from flashinfer_trace.cli import main
 from flashinfer_trace.cli.benchmarks import _chosen
-from flashinfer_trace.judging.process import Server
+from flashinfer_trace.judging.process import Server, SubmissionProcess
 
 NORM = "rmsnorm_h512"
 HEAD = "import torch\nn = [0]\ndef good(x, w):\n    v = x.float()\n"
@@ -30,6 +32,7 @@ def server():
 
 
 def timed(tmp_path, server, text, policy=SHORT):
+    """A kernel in timed calls, on small inputs of a workload."""
     path = tmp_path / "mine.py"
     path.write_text(GOOD + text)
     workloads = [one for one in flashinfer_trace.workloads(NORM) if one.name == "decode-8"]
@@ -113,14 +116,77 @@ def test_a_submission_has_no_phases(tmp_path, server, monkeypatch):
     assert mine.summary.run is None and mine.summary.served == 1.0
 
 
-def test_a_kernel_that_remembers_its_inputs_is_found(tmp_path, server, monkeypatch):
+#: Computes for two milliseconds, but for inputs that it knows.
+REMEMBERING = (
+    "import time\nseen = {}\ndef run(x, w):\n    k = x.view(torch.int16).long().sum().item()\n"
+    "    if k not in seen:\n        time.sleep(0.002)\n        seen[k] = good(x, w)\n    return seen[k].clone()\n"
+)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_kernel_that_remembers_its_inputs_is_found(warm, tmp_path, server, monkeypatch):
+    """A warm cache is not made by a call on the inputs that are timed next."""
     monkeypatch.setattr("flashinfer_trace.benching.measure.judge", _passed)
-    text = (
-        "import time\nseen = {}\ndef run(x, w):\n    k = x.view(torch.int16).long().sum().item()\n"
-        "    if k not in seen:\n        time.sleep(0.002)\n        seen[k] = good(x, w)\n    return seen[k].clone()\n"
-    )
-    (mine,) = timed(tmp_path, server, text).timetables[0].kernels
+    (mine,) = timed(tmp_path, server, REMEMBERING, dataclasses.replace(SHORT, warm=warm)).timetables[0].kernels
     assert mine.summary.remembers and mine.summary.seconds > 0.002 > mine.summary.again
+
+
+def test_nothing_is_gained_by_remembering_what_another_process_computed(tmp_path, server, monkeypatch):
+    """Through files, which every process can read: all first calls take the whole time."""
+    monkeypatch.setattr("flashinfer_trace.benching.measure.judge", _passed)
+    directory = tmp_path / "seen"
+    directory.mkdir()
+    text = REMEMBERING.replace("seen = {}", f"import os\nseen = {str(directory)!r} + '/'")
+    text = text.replace("if k not in seen", "k = seen + str(k)\n    if not os.path.exists(k)")
+    text = text.replace("seen[k] = good(x, w)", "torch.save(good(x, w), k)").replace("seen[k].clone()", "torch.load(k)")
+    (mine,) = timed(tmp_path, server, text).timetables[0].kernels
+    assert mine.summary.remembers and mine.summary.low > 0.002 > mine.summary.again
+    once = 1  # the untimed call, whose inputs are those of all processes
+    assert len(list(directory.iterdir())) == once + mine.summary.inputs * mine.summary.processes
+
+
+GEMM = "gemm_n128_k2048"
+
+
+def sets_of_inputs(tmp_path, server, monkeypatch, kernel):
+    """What each process was timed on: sum of elements and seed of each series; and the sums of variants 1, 2."""
+    monkeypatch.setattr("flashinfer_trace.benching.measure._real", lambda wanted, device: (list(wanted), {}))
+    found, honest = {}, SubmissionProcess.timed
+
+    def timed(self, inputs, poisoned, seed, timing):
+        found.setdefault(self._pid, []).append((inputs["A"].double().sum().item(), seed))
+        return honest(self, inputs, poisoned, seed, timing)
+
+    monkeypatch.setattr(SubmissionProcess, "timed", timed)
+    workload = next(one for one in flashinfer_trace.workloads(GEMM) if one.name == "decode-8")
+    report = bench(kernel, GEMM, [workload], device="cpu", policy=SHORT, examples=1, server=server)
+    assert [one.failure for one in report.timetables[0].kernels] == [None] * (2 if kernel else 1)
+    expected = [workload.inputs("cpu", 1 + number)["A"].double().sum().item() for number in range(SHORT.fresh)]
+    return list(found.values()), expected
+
+
+def test_each_process_of_a_submission_has_inputs_of_its_own_and_so_have_real_kernels(tmp_path, server, monkeypatch):
+    path = tmp_path / "mine.py"
+    path.write_text("def run(A, B):\n    return (A.float() @ B.float().T).to(A.dtype)\n")
+    found, public = sets_of_inputs(tmp_path, server, monkeypatch, path)
+    mine, real = ([[total for total, _ in series] for series in found[kernel::2]] for kernel in range(2))
+    assert mine == real and len(mine) == SHORT.processes
+    every = [total for sums in mine for total in sums]
+    assert len({*every, *public}) == SHORT.fresh * SHORT.processes + SHORT.fresh
+
+
+def test_real_kernels_alone_have_the_same_inputs_in_every_process_and_run(tmp_path, server, monkeypatch):
+    found, public = sets_of_inputs(tmp_path, server, monkeypatch, None)
+    seeds = [[0, 6], [3, 9]]  # three calls of each process in a round have seeds of their own
+    assert found == [list(zip(public, each, strict=True)) for each in seeds]
+
+
+def test_clocks_are_read_after_each_round(tmp_path, server, monkeypatch):
+    monkeypatch.setattr("flashinfer_trace.benching.measure.judge", _passed)
+    readings = [Clocks(1700, 1980, 3201, 50, 400.0, ("power cap",)), Clocks(1900, 1980, 3201, 45, 300.0, ())]
+    monkeypatch.setattr("flashinfer_trace.benching.measure._Bout._clocks", lambda self: readings.pop(0))
+    (table,) = timed(tmp_path, server, "def run(x, w):\n    return good(x, w)\n").timetables
+    assert table.clocks == Clocks(1700, 1980, 3201, 50, 400.0, ("power cap",)) and not readings
 
 
 def test_an_unknown_baseline_is_named(tmp_path, server):
@@ -189,4 +255,20 @@ def test_a_line_that_is_no_time_is_named(tmp_path):
     with path.open("a") as file:
         file.write('{"seconds": "x"}\n')
     with pytest.raises(results.ResultsError, match=rf"{NORM}\.jsonl:2: no recorded time"):
+        list(results.read(tmp_path))
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_a_file_of_times_that_is_no_file_is_named_and_never_waited_for(tmp_path, put):
+    (path,) = recorded(tmp_path)
+    path.unlink()
+    put(path)
+    with pytest.raises(results.ResultsError, match=rf"{NORM}\.jsonl: is not a regular file"):
+        list(results.read(tmp_path))
+
+
+def test_a_line_that_is_nested_too_deeply_is_named(tmp_path):
+    (path,) = recorded(tmp_path)
+    path.write_text("[" * 100_000 + "\n")
+    with pytest.raises(results.ResultsError, match=rf"{NORM}\.jsonl:1: no recorded time .*nested deeper"):
         list(results.read(tmp_path))

@@ -93,6 +93,15 @@ def test_cheats_in_timed_calls_are_wrong(name, tmp_path, server, monkeypatch, cu
     assert found.summary is None and found.failure.kind == "values", found
 
 
+def test_what_was_computed_before_a_capture_is_not_the_result_of_its_replay(tmp_path, server, monkeypatch, cuda_device):
+    text = (
+        "kept = []\ndef run(x, w):\n    if not torch.cuda.is_current_stream_capturing():\n"
+        "        kept[:] = [good(x, w)]\n    return kept[0].clone()\n"
+    )
+    found = timed(text, tmp_path, server, monkeypatch, graph=True)
+    assert found.summary is None and found.failure.kind == "values", found
+
+
 def test_a_replaced_event_changes_no_time(tmp_path, server, monkeypatch, cuda_device):
     patched = "torch.cuda.Event.elapsed_time = lambda *a: 1e-6\ntorch.cuda.synchronize = lambda *a: None\n"
     found = timed(patched + HONEST, tmp_path, server, monkeypatch)

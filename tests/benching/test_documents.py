@@ -17,6 +17,7 @@ from flashinfer_trace.benching.statistics import Series, summary
 from flashinfer_trace.cli import main
 from tools.performance import performance, performance_documents, plot
 from tools.performance_figure import fractions_svg
+from tools.times_missing import times_missing
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "benchmarking.md").read_text(encoding="utf-8")
@@ -159,6 +160,54 @@ def test_short_times_and_those_of_another_version_are_not_compared(tmp_path):
     record(tmp_path, "new", 5e-5, version="0.6.13")
     text, (cells,) = rows(tmp_path)
     assert "No kernel that takes over 20 us was timed in two runs yet" in text and cells[4] == "20.0 %"
+
+
+def missing(*names, timed=()):
+    """The text about kernels without a time on an H200, and its rows: family, kernel and reason."""
+    times = {(name, workload): {label: [{"axes": axes}]} for name, workload, label, axes in timed}
+    lines = times_missing(ROOT, map(dataset.load, names), (9, 0), times)
+    return lines[2:3], [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line[:3] == "| `"]
+
+
+def test_kernels_without_a_time_are_listed_with_the_reason():
+    name, label = "gemm_bf16_n256_k7168", "torch.matmul[cuBLAS]"
+    text, rows = missing(name, "cutlass_scaled_fp4_mm_n4096_k7168", timed=[(name, "decode-64", label, {"m": 64})])
+    assert text[0].startswith("1 of 2 families have times.")
+    whys = {kernel: why for _, kernel, why in rows}
+    assert f"`{label}`" not in whys
+    assert whys["all"] == "needs a GPU of compute capability 10.0 or above"
+    assert whys["`sgl_kernel.dsv3_fused_a_gemm`"] == f"not for `{name}`: needs n = 2112"
+    assert whys["`sgl_kernel.dsv3_router_gemm`"] == "takes m from 1 to 16, and a workload has 64"
+
+
+def test_a_kernel_that_takes_a_workload_has_no_reason():
+    name, label = "gemm_bf16_n256_k7168", "torch.matmul[cuBLAS]"
+    timed = [(name, one, label, {"m": m}) for one, m in (("decode-64", 64), ("decode-8", 8))]
+    whys = {kernel: why for _, kernel, why in missing(name, timed=timed)[1]}
+    assert whys["`sgl_kernel.dsv3_router_gemm`"] == "no time is recorded yet"
+
+
+def test_families_without_a_time_are_judged_by_their_workloads():
+    _, rows = missing("moe_align_block_size_topk8_e256_b64", "moe_post_reorder_topk9_h7168")
+    assert [why for *_, why in rows] == [
+        "no time is recorded yet; it has [a defect](kernel_findings.md)",
+        "loses what expert 0 computed, and tokens of the workloads choose any expert; it has [a defect]"
+        "(kernel_findings.md)",
+    ]
+
+
+def test_nothing_is_said_if_every_kernel_has_a_time():
+    name = "bmm_bf16_b64_n128_k512"
+    assert len(missing(name)[1]) == 1
+    assert missing(name, timed=[(name, "decode-64", "torch.bmm[cuBLAS]", {})]) == ([], [])
+
+
+def test_the_document_names_what_has_no_time(tmp_path):
+    record(tmp_path, "flashinfer.norm.rmsnorm", 2e-5)
+    text, _ = rows(tmp_path)
+    assert "### Without a time" in text and "1 of 1 families have times" in text
+    assert "| `rmsnorm` | `torch.ops.sgl_kernel.rmsnorm` | no time is recorded yet |" in text
+    assert "| `rmsnorm` | `flashinfer.norm.rmsnorm` |" not in text
 
 
 @pytest.mark.parametrize(("fraction", "bar"), [(0.0, ""), (0.01, "`▏`"), (0.5, "`█████`"), (1.3, "`██████████`")])

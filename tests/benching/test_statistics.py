@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from flashinfer_trace.benching.environment import Clocks, Environment, clocks, name_of
+from flashinfer_trace.benching.environment import Clocks, Environment, clocks, name_of, worst
 from flashinfer_trace.benching.figure import points, roofline_svg
 from flashinfer_trace.benching.report import Measured, Report, Timetable
 from flashinfer_trace.benching.statistics import Policy, Series, summary
@@ -130,6 +130,14 @@ def test_clocks_are_read_from_nvidia_smi_and_missing_ones_are_said_to_be():
 
     assert clocks("0", missing) == "nvidia-smi cannot be run: FileNotFoundError"
     assert clocks("0", broken) == "nvidia-smi cannot be run: CalledProcessError"
+
+
+def test_several_readings_of_clocks_are_told_by_the_worst_of_each():
+    hot = Clocks(1980, 1980, 3201, 80, 300.0, ("hardware thermal slowdown", "power brake"))
+    slow = Clocks(1400, 1980, 2600, 60, 700.0, ("power cap", "power brake"))
+    reasons = ("power cap", "hardware thermal slowdown", "power brake")
+    assert worst(["not read", hot, slow]) == worst([slow, hot]) == Clocks(1400, 1980, 2600, 80, 700.0, reasons)
+    assert worst(["not read", "nor then"]) == "not read"
 
 
 def test_a_gpu_has_the_same_name_whichever_are_visible(monkeypatch):

@@ -58,6 +58,27 @@ def test_the_tasks_of_a_process_that_died_have_failed():
     assert multiprocessing.active_children() == []
 
 
+def test_what_does_not_answer_in_time_has_failed_and_stops_nothing_else(monkeypatch):
+    """As if a kernel hung: the process is stopped after its first family; another one verifies the others."""
+    tasks = find_tasks([load(name) for name in NAMES], find_root(), "oracle", None)
+    running = run_in_processes(tasks, SETTINGS, 1, lambda label, done: None)
+    reports = [next(running)]
+    (process,) = multiprocessing.active_children()
+    os.kill(process.pid, signal.SIGSTOP)
+    usual = processes.ANSWERS_WITHIN
+    monkeypatch.setattr(processes, "ANSWERS_WITHIN", 0.1)
+    for report in running:
+        reports.append(report)
+        if report.status == "failed":
+            monkeypatch.setattr(processes, "ANSWERS_WITHIN", usual)
+    assert len(reports) == len(tasks)
+    failed = [report for report in reports if report.status == "failed"]
+    assert failed and all("did not answer within 0.1 s: a kernel hangs" in report.message for report in failed)
+    assert len({report.definition.partition("_")[0] for report in failed}) == 1
+    assert {report.status for report in reports if report not in failed} == {"passed"}
+    assert multiprocessing.active_children() == []
+
+
 class OnGpu:
     """Stands in for a process with a GPU: what it answers to a Definition is made up, by name.
 
@@ -71,6 +92,9 @@ class OnGpu:
         self.device, self.work, self.done = device, None, []
         self.connection, self._answers = multiprocessing.Pipe(duplex=False)
         self.started.append(self)
+
+    def seconds_left(self) -> float:
+        return 1.0
 
     def begin(self, work, settings) -> None:
         self.work = work

@@ -12,7 +12,7 @@ import pytest
 import flashinfer_trace
 from flashinfer_trace.ecosystem import Compatibility, constants_of, differences, load_compatibility, matching
 from flashinfer_trace.validation import validate_paths
-from tools.compatibility.page import state_of
+from tools.compatibility.page import prose, state_of
 
 ROOT = flashinfer_trace.find_root()
 OURS = {one.name: one for one in flashinfer_trace.definitions()}
@@ -108,3 +108,7 @@ def test_axes_of_our_own_that_are_constant_cost_nothing():
 def test_constants_are_read_inside_and_outside_of_functions():
     assert constants_of("EPS = 1e-5\ndef run(x):\n    TOP_K = 8\n    BLOCK = 128\n") == {"EPS": 1e-5, "TOP_K": 8}
     assert constants_of("def run(:") == {}
+
+
+def test_commands_in_a_remark_are_code_and_the_rest_is_literal():
+    assert prose("Use `a | b` and not <c>, d*e or `f") == "Use `a \\| b` and not \\<c\\>, d\\*e or \\`f"

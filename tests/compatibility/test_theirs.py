@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,14 @@ def test_the_release_says_what_the_table_says(release: Path) -> None:
     found = {path.stem: facts(json.loads(path.read_text(encoding="utf-8"))) for path in release.glob("*.json")}
     assert len(found) == 48
     assert {name for name, one in found.items() if known.definitions.get(name) != one} == set()
+
+
+def test_the_release_is_known_by_its_content(release: Path, tmp_path: Path) -> None:
+    assert published.identity(release) == "flashinfer-bench 0.1.2"
+    copied = shutil.copytree(release, tmp_path / "copied")
+    assert published.identity(copied) == "flashinfer-bench 0.1.2"
+    (copied / "gemm_n128_k2048.json").write_text("{}", encoding="utf-8")
+    assert published.identity(copied).startswith("files with the SHA-256 ")
 
 
 def archive(path: Path, members: dict[str, str]) -> Path:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import flashinfer_trace
 from flashinfer_trace.cli import main
 from flashinfer_trace.costs import cost_of, shapes
-from flashinfer_trace.costs.roofline import Roofline, load_gpus, roofline
+from flashinfer_trace.costs.roofline import GpusError, Roofline, load_gpus, roofline
 from flashinfer_trace.costs.work import Cost
 from flashinfer_trace.families import family_of
 from flashinfer_trace.naming import family_name, load_naming
@@ -35,6 +35,16 @@ def test_costs_are_there_after_the_package_is_imported_and_torch_only_then():
         "print(flashinfer_trace.costs.cost_of(definition, inputs).bytes)"
     )
     assert int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout) > 0
+
+
+@pytest.mark.parametrize("rate", [0, -1, "nan", 1e999])
+def test_a_rate_by_which_nothing_can_be_divided_is_malformed(tmp_path, rate):
+    data = json.loads((ROOT / "schema" / "gpus.json").read_text())
+    data["gpus"]["H200"]["bandwidth"] = rate
+    (tmp_path / "schema").mkdir()
+    (tmp_path / "schema" / "gpus.json").write_text(json.dumps(data).replace("Infinity", "1e999"))
+    with pytest.raises(GpusError, match=r"gpus\.json: "):
+        load_gpus(tmp_path)
 
 
 def test_the_table_of_gpus_follows_its_schema():

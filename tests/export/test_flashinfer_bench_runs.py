@@ -1,8 +1,9 @@
-"""docs/export.md on a run of flashinfer-bench with an export: its figures, and why it rejects a right kernel."""
+"""docs/export.md on runs of flashinfer-bench and its validator: their figures, and why a right kernel is rejected."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -10,9 +11,13 @@ import pytest
 import torch
 from emulated_tensor_core import truncating_product
 from record_flashinfer_bench import RESULTS, summary
+from record_flashinfer_bench_validator import RESULTS as VALIDATED
+from record_flashinfer_bench_validator import summary as validator_summary
 
 import flashinfer_trace
-from flashinfer_trace.export.cases import Case, cases
+from flashinfer_trace import Definition
+from flashinfer_trace.export.cases import Case, Unsuitable, cases
+from flashinfer_trace.export.judgeable import unjudged
 from flashinfer_trace.export.sources import Scales
 from flashinfer_trace.families import family_of
 
@@ -58,6 +63,42 @@ def test_the_definitions_of_the_file_exist():
     """All of them can be exported again."""
     known = {path.stem for path in (flashinfer_trace.find_root() / "definitions").glob("*/*.json")}
     assert {name.partition("__")[0] for name in RECORDED["runs"]} <= known
+
+
+def test_the_families_without_a_run_are_named(one_each: dict[str, Definition]):
+    """Of those whose results flashinfer-bench can compare; the reason is that of the export, or that nobody ran it."""
+    ran = {family_of(flashinfer_trace.load(name.partition("__")[0])).name for name in RECORDED["runs"]}
+    can = {family for family, one in one_each.items() if unjudged(one, family_of(one)) is None}
+    text = TEXT.partition("Those without a run:\n\n")[2].partition("\n\n")[0]
+    named = dict(re.findall(r"^- `(\w+)`: (.*)", text, re.M))
+    assert can - ran == named.keys() and ran <= can
+    assert f"one Definition of each of {len(ran)} families ran" in TEXT
+    assert f"It can compare the results of {len(can)} families." in TEXT
+    for family, reason in named.items():
+        exported = any(not isinstance(one, Unsuitable) for one in cases(one_each[family]))
+        assert ("not been run yet" in reason) == exported, family
+
+
+def test_what_the_validator_says_is_what_was_recorded():
+    found = json.loads(VALIDATED.read_text(encoding="utf-8"))
+    assert found["errors"] == 0
+    ((warning, count),) = found["warnings"].items()
+    prose = " ".join(TEXT.split())
+    assert f"On {found['date']}, at commit `{found['commit'][:12]}` of {found['of']}, it checked an" in prose
+    assert f"export of {found['definitions']} Definitions" in prose
+    assert f'found {found["errors"]} errors, and warned {count} times: "{warning}"' in prose
+    assert found["checks"] == ["layout", "definition", "workload", "solution", "trace", "baseline"]
+
+
+def test_a_report_of_the_validator_is_summed_up():
+    def check(*messages: tuple[str, str]) -> dict[str, object]:
+        return {"status": "", "messages": [{"level": level, "message": message} for level, message in messages]}
+
+    first = {"status": "error", "layout": check(("error", "bad"), ("info", "2 valid")), "benchmark": None}
+    second = {"status": "warning", "layout": check(("warning", "missing")), "trace": check(("warning", "missing"))}
+    report = {"config": {"checks": ["layout", "trace"]}, "definitions": {"a": first, "b": second}}
+    found = {"checks": ["layout", "trace"], "definitions": 2, "errors": 1, "warnings": {"missing": 2}}
+    assert validator_summary(report) == found
 
 
 def test_traces_are_summed_up(tmp_path):

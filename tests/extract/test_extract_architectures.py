@@ -43,14 +43,13 @@ def test_a_part_of_each_head_is_rotated(root, extract, snapshot):
         ({}, False),
         ({"mlp_only_layers": [], "decoder_sparse_step": 1, "shared_expert_intermediate_size": 0}, False),
         ({"first_k_dense_replace": 0, "n_shared_experts": 0}, False),
-        ({"mlp_only_layers": [0]}, True),
-        ({"decoder_sparse_step": 2}, True),
         ({"first_k_dense_replace": 1}, True),
     ],
 )
 def test_dense_layers_of_a_mixture_of_experts(root, extract, snapshot, changes, dense):
-    # The code of Qwen3's mixture of experts has no dense layers, whatever its configuration says.
-    add_model(root, "sparse", "Sparse", {**SPARSE, "architectures": ["Qwen2MoeForCausalLM"], **changes})
+    # The code of Qwen's mixtures of experts has no dense layers, whatever their configurations say.
+    one_group = {"n_group": 1, "topk_group": 1}
+    add_model(root, "sparse", "Sparse", {**SPARSE, "architectures": ["Glm4MoeForCausalLM"], **one_group, **changes})
     status, _, err = extract("--model-name", "sparse", "--tp", 1)
     assert status == 0, err
     assert ("gemm/gemm_bf16_n64_k96.json" in snapshot()) is dense

@@ -235,6 +235,18 @@ def test_a_review_file_is_never_overwritten(root, extract, snapshot):
     assert "gemm/gemm_bf16_n64_k64_v3.json.review" in snapshot()
 
 
+def test_models_in_conflict_over_one_kernel_share_a_review_file(root, extract, snapshot):
+    extract("--model-name", "tiny")
+    path = root / "definitions" / "gemm" / "gemm_bf16_n64_k64.json"
+    path.write_text(path.read_text().replace("bfloat16", "float16"))
+    assert extract("--model-name", "tiny")[0] == 3
+    before = snapshot()
+    status, _, err = extract("--model-name", "twin-1.5")
+    assert status == 3 and "see gemm_bf16_n64_k64_v2.json.review, already there" in err
+    reviews = {name: text for name, text in snapshot().items() if name.endswith(".review")}
+    assert reviews == {name: text for name, text in before.items() if name.endswith(".review")} != {}
+
+
 def test_a_name_of_another_op_type_is_a_conflict(root, extract):
     extract("--model-name", "tiny")
     moved = root / "definitions" / "other" / "gemm_bf16_n64_k64.json"
@@ -282,6 +294,13 @@ def test_two_models_that_give_one_name_to_other_constants(root, extract, snapsho
     before = snapshot()
     assert extract("--model-name", "experts", "more", "--ep", 4, 8)[0] == 3
     assert snapshot() == before
+    # If the existing Definition is a third kernel, each of the two has its file.
+    path, review = (root / "definitions" / "moe" / f"{name}{end}" for end in (".json", "_v2.json.review"))
+    path.write_text(path.read_text().replace("bfloat16", "float16"))
+    review.unlink()
+    assert extract("--model-name", "experts", "more", "--ep", 4, 8)[0] == 3
+    versions = [path.with_name(f"{name}_v{version}.json.review") for version in (2, 3)]
+    assert [json.loads(one.read_text())["axes"]["num_experts"]["value"] for one in versions] == [16, 32]
 
 
 def test_another_directory(root, extract, snapshot, tmp_path):
@@ -301,6 +320,21 @@ def test_evidence_decides_the_status(root, extract):
     assert status == 0, err
     assert load_definition(root, "rmsnorm/rmsnorm_h64.json")["tags"][0] == "status:verified"
     assert load_definition(root, "rmsnorm/fused_add_rmsnorm_residual_out_h64.json")["tags"][0] == "status:unverified"
+
+
+def test_a_deleted_definition_is_extracted_again_although_its_evidence_is_there(root, extract, snapshot):
+    extract("--model-name", "tiny")
+    definition = Definition.from_dict(load_definition(root, "rmsnorm/rmsnorm_h64.json"))
+    path = root / "evidence" / "rmsnorm" / "rmsnorm_h64.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(made_up_evidence(root, definition)))
+    extract("--model-name", "tiny", "--refresh")
+    before = snapshot()
+    assert load_definition(root, "rmsnorm/rmsnorm_h64.json")["tags"][0] == "status:verified"
+    (root / "definitions" / "rmsnorm" / "rmsnorm_h64.json").unlink()
+    status, _, err = extract("--model-name", "tiny")
+    assert status == 0, err
+    assert snapshot() == before
 
 
 def test_a_full_disk_changes_nothing(root, extract, snapshot, monkeypatch):

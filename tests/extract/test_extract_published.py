@@ -17,6 +17,7 @@ from pathlib import Path
 import digests
 import pytest
 import release
+from plans import plan_of
 
 import flashinfer_trace
 from tools.extract_definitions import understanding
@@ -35,18 +36,7 @@ FIXTURES = {path.stem: path for path in sorted(Path(__file__).with_name("publish
 def planned(name, **changes):
     """The needs of a fixture's configuration, by op and op_type, the reasons of other ops, and ops never called."""
     data = json.loads(FIXTURES[name].read_text())
-    return data, plan_of(name, {**data["config"], **changes})
-
-
-def plan_of(name, config):
-    model = Model(name, name, config, FIXTURES[name])
-    request = Request(model, usage_of(model.architecture, None), Options())
-    ops, unsupported = Planner(ROOT, ROOT / "definitions").needs_of(request)
-    found = {
-        op: {op_type: sorted(name for name, of in names.items() if of == op_type) for op_type in set(names.values())}
-        for op, names in ops.items()
-    }
-    return found, unsupported, sorted(op for op in request.unused if request.usage.op(op) and op not in ops)
+    return data, plan_of(FIXTURES[name], {**data["config"], **changes})
 
 
 def test_there_are_ten_and_none_is_a_model_of_the_dataset():
@@ -151,6 +141,25 @@ REFUSED = [
             *("attn", "qkv_proj", "o_proj", "gate_up_proj", "down_proj", "logits_processor"),
         },
     ),
+    (
+        "llama-3.2-1b",
+        "compression_config",
+        {"quant_method": "compressed-tensors"},
+        {
+            *("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "logits_processor"),
+        },
+    ),
+    (
+        "llama-3.2-1b",
+        "compression_config",
+        {"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8}},
+        {
+            *("attn", "qkv_proj", "o_proj", "gate_up_proj", "down_proj", "logits_processor"),
+        },
+    ),
+    ("glm-4.5-air", "topk_method", "greedy", {"topk"}),
+    ("glm-4.5-air", "scoring_func", "softmax", {"topk"}),
+    ("glm-4.5-air", "norm_topk_prob", False, {"topk"}),
     ("qwen3-32b", "dual_chunk_attention_config", {"chunk_size": 8192}, {"attn", "rotary_emb"}),
     ("qwen3-32b", "partial_rotary_factor", 0.5, {"rotary_emb"}),
     ("glm-4.5-air", "partial_rotary_factor", None, {"rotary_emb"}),
@@ -167,6 +176,20 @@ def test_a_field_that_changes_a_function_makes_its_ops_unsupported(name, field, 
         {},
         {op: reason for op, reason in unsupported.items() if op in refused and field == "bias"},
     )
+
+
+@pytest.mark.parametrize(("cap", "reported"), [(30.0, True), (None, False)])
+def test_the_cap_of_the_final_logits_is_a_function_without_a_family(cap, reported):
+    """It is no other kernel of the product, which the family of the output head covers."""
+    data = json.loads(FIXTURES["gemma-2-9b"].read_text())
+    config = {**data["config"], "final_logit_softcapping": cap}
+    model = Model("m", "M", config, FIXTURES["gemma-2-9b"])
+    plan = Planner(ROOT, ROOT / "definitions").plan([Request(model, usage_of(model.architecture, None), Options())])
+    rows = {(row.state, row.detail) for row in plan.rows if row.name == "logits_processor"}
+    unsupported = "no family covers the cap of the final logits (final_logit_softcapping 30.0)"
+    assert rows == {
+        ("unsupported", unsupported) if reported else ("partly", "other kernels: triton:fused_softcap_kernel")
+    }
 
 
 def test_a_bias_is_part_of_the_layers_that_add_it():
@@ -316,7 +339,7 @@ def test_every_field_is_classified_once():
     data = json.loads(understanding.FIELDS.read_text())
     names = [name for group in data["harmless"].values() for name in group]
     assert len(names) == len(set(names)) and not set(names) & set(known.neutral)
-    understood = UNDERSTOOD - EXPRESSED - {"attention_bias", "hidden_act", "architectures"}
+    understood = UNDERSTOOD - EXPRESSED - {"attention_bias", "hidden_act", "architectures", "moe_layer_freq"}
     assert not understood & (known.harmless | set(known.neutral))
     groups = {*understanding.GROUPS, "all", *(op for usage in map(usage_of_fixture, FIXTURES) for op in usage)}
     assert {one for entry in known.neutral.values() for one in entry["affects"]} <= groups

@@ -32,6 +32,7 @@ from flashinfer_trace.families.attention import tiles
 from flashinfer_trace.families.attention.cases import LOGIT_KINDS, AttentionOptions
 from flashinfer_trace.families.attention.paged_cases import kv_lengths
 from flashinfer_trace.harness.case import evaluate, reference_outputs
+from flashinfer_trace.harness.job import SMALL_BLOCK
 from flashinfer_trace.harness.verify import Job, verify
 
 #: What kernels may split depends on the keys that the last query of a block sees, and so on the block.
@@ -194,9 +195,9 @@ def test_pages_and_ragged_tensors_give_the_same(paged):
 @pytest.mark.parametrize("name", CAUSAL)
 def test_blocks_of_queries_do_not_change_the_result(name):
     _, definition, inputs = case(name, [30, 5], [9, 3])
-    assert "2**25" in definition.reference
-    blocks = replace(definition, reference=definition.reference.replace("2**25", "250"))
-    for output, value in reference_outputs(blocks, inputs, 0).items():
+    assert SMALL_BLOCK in definition.reference
+    whole = replace(definition, reference=definition.reference.replace(SMALL_BLOCK, "2**25"))
+    for output, value in reference_outputs(whole, inputs, 0).items():
         torch.testing.assert_close(value, reference_outputs(definition, inputs, 0)[output])
 
 

@@ -12,6 +12,7 @@ import flashinfer_trace
 from flashinfer_trace import families
 from flashinfer_trace.families import FamilyError, families_of_op_type, family_of
 from flashinfer_trace.families.rmsnorm import FAMILIES
+from flashinfer_trace.harness.verify import Job
 
 
 @pytest.fixture
@@ -53,3 +54,19 @@ def test_a_definition_without_a_record_is_named(monkeypatch):
         family_of(definition)
     with pytest.raises(FamilyError, match="has no record of it"):
         families.all_families()
+
+
+def test_every_family_names_corners():
+    jobs = {family_of(one).name: Job(one, family_of(one)) for one in flashinfer_trace.definitions()}
+    assert not [name for name, job in jobs.items() if not job.corners]
+
+
+def test_every_family_has_corners_on_a_gpu_too():
+    """Where one of its kernels runs on Hopper: those that this kernel takes."""
+    without = set()
+    for definition in flashinfer_trace.definitions():
+        family = family_of(definition)
+        kernels = [kernel for kernel in family.kernels_of(definition) if kernel.unavailable((9, 0)) is None]
+        if kernels and not any(Job(definition, family, kernel, "cuda").corners for kernel in kernels):
+            without.add(family.name)
+    assert not without

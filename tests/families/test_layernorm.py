@@ -12,6 +12,7 @@ import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.families.layernorm import NORMALISED, OFFSETS, summed_exactly
 from flashinfer_trace.harness.case import reference_outputs, vacuity
+from flashinfer_trace.harness.family import PlanRequest
 from flashinfer_trace.harness.inputs import VALUE_KINDS
 from flashinfer_trace.harness.verify import Job
 
@@ -69,6 +70,30 @@ def test_the_oracle_agrees_with_exact_fractions():
         parameters = zip(x, inputs["weight"].tolist(), inputs["bias"].tolist(), strict=True)
         exact = [float(value - mean) / deviation * weight + bias for value, weight, bias in parameters]
         assert found == pytest.approx(exact, rel=1e-11, abs=1e-11)
+
+
+def clamped(name, limit):
+    return lambda inputs: {**inputs, name: inputs[name].clamp(-limit, limit)}
+
+
+def flushed(name, least):
+    return lambda inputs: {**inputs, name: inputs[name].masked_fill(inputs[name].abs() < least, 0)}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *[clamped("weight", 1000.0), clamped("bias", 1000.0), clamped("hidden_states", 60000.0)],
+        *[flushed("weight", 1e-5), flushed("bias", 1e-5)],
+    ],
+    ids=["large weights", "large biases", "large activations", "small weights", "small biases"],
+)
+def test_corners_reject_parameters_that_a_narrower_range_changes(change):
+    passed = []
+    for number, plan in enumerate(FAMILY.corners(PlanRequest(TWIN, {}, False, None))):
+        inputs = FAMILY.inputs(TWIN, plan, number, "cpu")
+        passed.append(NORMALISED.compare(kernel(change(inputs)), FAMILY.oracle(TWIN, inputs)["output"]).passed)
+    assert len(passed) == 2 and not all(passed)
 
 
 def without(name, value):

@@ -22,7 +22,7 @@ from flashinfer_trace.harness.verify import Job
 REAL = load("moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048")
 FAMILY = family_of(REAL)
 TWIN = REAL.with_const_axes(FAMILY.twin)
-PIPELINE, SINGLE_CALL = FAMILY.kernels
+PIPELINE, ONE_GROUP, SINGLE_CALL = FAMILY.kernels
 PLAN = {
     "seq_len": 64,
     "routing": "random",

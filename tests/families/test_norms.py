@@ -58,3 +58,14 @@ def test_a_gemma_norm_scales_by_1_plus_weight_in_float32(name, scale, request):
         outputs["residual_out"] = total.to(torch.bfloat16)
     passed = evaluate(record.policies(), outputs, record.oracle(definition, inputs))["output"].passed
     assert passed == ("float32" in request.node.callspec.id)
+
+
+@pytest.mark.parametrize("name", ["rmsnorm_h512", "fused_add_rmsnorm_h2048", "gemma_rmsnorm_h2560", "layernorm_h128"])
+def test_squares_whose_sum_overflows_float32_leave_nothing(name):
+    """As docs/accuracy.md says: zeros, or the bias."""
+    definition = flashinfer_trace.load(name)
+    inputs = flashinfer_trace.make_inputs(definition, {"batch_size": 2}, seed=1)
+    inputs["hidden_states"] = inputs["hidden_states"] * 1e20
+    outputs = definition.name_outputs(definition.run(**inputs))
+    left = inputs.get("bias", torch.zeros(())).to(torch.bfloat16)
+    assert torch.equal(outputs["output"], left.expand_as(outputs["output"]))

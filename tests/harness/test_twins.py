@@ -12,7 +12,7 @@ import pytest
 import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness import twins
-from flashinfer_trace.harness.real_size import has_real_size, with_real_size
+from flashinfer_trace.harness.real_size import REAL_CORNERS, has_real_size, with_real_size
 from flashinfer_trace.harness.twins import Twins, twin_key
 from flashinfer_trace.harness.verify import Job, Report, verify
 
@@ -40,8 +40,11 @@ def test_another_size_of_a_family_shares_the_cases(counted):
     second = memory.verify(Job(flashinfer_trace.load("rmsnorm_h512"), FAMILY), examples=3, seed=4)
     assert counted == ["rmsnorm_h7168"]
     assert (first.twin_of, second.twin_of) == ("", "rmsnorm_h7168")
-    assert (first.real_size, second.real_size) == (1, 1)
+    corners = len(Job(FIRST, FAMILY, full=True).corners[:REAL_CORNERS])
+    assert corners
+    assert (first.real_size, second.real_size) == (1 + corners, 1), "corners are run at the first one's own sizes alone"
     same = dataclasses.replace(first, definition="rmsnorm_h512", twin_of="rmsnorm_h7168", seconds=second.seconds)
+    same.real_size = second.real_size
     assert second == same
 
 
@@ -99,10 +102,20 @@ def test_a_part_of_a_large_row_is_seen_at_the_definitions_own_sizes():
     assert (found.status, found.twin_of) == ("passed", "rmsnorm_h7168")
 
 
+def test_corners_are_run_at_the_own_sizes_of_the_first_definition_that_is_small_enough():
+    """Here one is wrong in a corner only, and only at sizes that the twin does not have."""
+    huge = "torch.where(hidden_states.abs().amax() > 1e4, 1.01, 1.0) if hidden_states.shape[1] > 4096 else 1.0"
+    wrong = dataclasses.replace(FIRST, reference=FIRST.reference.replace("mul_(weight)", f"mul_(weight * ({huge}))"))
+    assert wrong.reference != FIRST.reference
+    report = Report(wrong.name, "oracle", "cpu")
+    assert with_real_size(Job(wrong, FAMILY), report, corners=False).status == "passed"
+    assert Twins().verify(Job(wrong, FAMILY), examples=3, seed=4).status == "failed"
+
+
 def test_large_definitions_have_no_case_at_their_own_sizes():
     large = flashinfer_trace.load("moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048")
     assert not has_real_size(large)
     assert has_real_size(FIRST)
     job = Job(large, family_of(large))
     report = Report(large.name, "oracle", "cpu")
-    assert with_real_size(job, report) is report
+    assert with_real_size(job, report, corners=True) is report

@@ -1,15 +1,16 @@
 """Writes what flashinfer-bench's own evaluators say of the cheating kernels, for the table in docs/judge.md.
 
-python tests/judging/compare_with_flashinfer_bench.py             # all; pip install --no-deps flashinfer-bench==0.1.2
-python tests/judging/compare_with_flashinfer_bench.py --missing   # those without a result
-python tests/judging/compare_with_flashinfer_bench.py --gpu       # those without one that need a GPU, on one
+python tests/judging/compare_with_flashinfer_bench.py         # on a CPU; pip install --no-deps flashinfer-bench==0.1.2
+python tests/judging/compare_with_flashinfer_bench.py --gpu   # on a GPU, those that it cannot judge on a CPU
 
 Each kernel runs in a process of its own, with valid inputs of ours and the default configuration. It is the check of
-correctness alone; on the CPU, waiting for CUDA is replaced by nothing.
+correctness alone; on the CPU, waiting for CUDA is replaced by nothing. Date, versions and machine are written with the
+verdicts, of each device apart.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -33,6 +34,9 @@ from cheating_kernels import (  # noqa: E402
     SILU,
     Cheat,
 )
+from recorded_verdicts import machine  # noqa: E402
+
+from flashinfer_trace.files import write_json  # noqa: E402
 
 RESULTS = HERE / "flashinfer_bench.json"
 #: Definition -> values of its variable axes. Not here: the quantiser, whose fp8 outputs its evaluator cannot look at.
@@ -103,24 +107,34 @@ def judged_apart(cheat: Cheat, device: str = "cpu") -> str:
     return lines[-1] if done.returncode == 0 and lines else "RUNTIME_ERROR"
 
 
+def recorded(device: str) -> dict[str, Any]:
+    """The verdicts on the kernels that its evaluators can judge on a device, with date, versions and machine.
+
+    Args:
+        device: ``cpu``, or ``cuda`` for those that need it.
+    """
+    on_a_cpu = [one for one in ALL if one.cpu and one.definition in AXES]
+    on_a_gpu = [one for one in ALL if one.gpu and one.definition in {**AXES, **ON_A_GPU} and one not in on_a_cpu]
+    wanted = on_a_cpu if device == "cpu" else on_a_gpu
+    verdicts = {}
+    with ThreadPoolExecutor(1 if device == "cpu" else AT_ONCE) as threads:
+        for cheat, said in zip(wanted, threads.map(lambda one: judged_apart(one, device), wanted), strict=True):
+            verdicts[cheat.function] = said
+            print(cheat.function, said, flush=True)
+    return {
+        **{"flashinfer_bench": importlib.metadata.version("flashinfer-bench"), **machine(device)},
+        "verdicts": verdicts,
+    }
+
+
 def main() -> None:
     if sys.argv[1:2] == ["--one"]:
         (cheat,) = (one for one in ALL if one.function == sys.argv[2])
         print("\n" + status(cheat, sys.argv[3]))
         return
-    found = json.loads(RESULTS.read_text()) if sys.argv[1:] else {}
-    if sys.argv[1:] == ["--gpu"]:
-        wanted = [one for one in ALL if one.gpu and one.definition in {**AXES, **ON_A_GPU}]
-        device, at_once = "cuda:0", AT_ONCE
-    else:
-        wanted = [one for one in ALL if one.cpu and one.definition in AXES]
-        device, at_once = "cpu", 1
-    with ThreadPoolExecutor(at_once) as threads:
-        left = [one for one in wanted if one.function not in found]
-        for cheat, said in zip(left, threads.map(lambda one: judged_apart(one, device), left), strict=True):
-            found[cheat.function] = said
-            print(cheat.function, said, flush=True)
-    RESULTS.write_text(json.dumps(found, indent=2) + "\n")
+    device = "cuda" if sys.argv[1:] == ["--gpu"] else "cpu"
+    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    write_json(RESULTS, {**found, device: recorded(device)})
 
 
 if __name__ == "__main__":

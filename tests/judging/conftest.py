@@ -1,15 +1,35 @@
-"""One server for all submissions of a test session."""
+"""One server for all submissions of a test session, and the verdicts that --record-verdicts writes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from recorded_verdicts import PROPERTY, entry, run_of
 
 from flashinfer_trace.judging.process import Server
+from flashinfer_trace.judging.verdict import Verdict
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     with Server() as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def gpu_run(cuda_device: str) -> dict[str, Any]:
+    """What the verdicts of this session on a GPU are taken on."""
+    return run_of(cuda_device)
+
+
+@pytest.fixture
+def recorded(gpu_run: dict[str, Any], record_property: Callable[[str, object], None]) -> Callable[..., Verdict]:
+    """Leaves a verdict on a GPU in the report of its test, and gives it back: ``recorded(kind, name, verdict)``."""
+
+    def leave(kind: str, name: str, verdict: Verdict) -> Verdict:
+        record_property(PROPERTY, {"run": gpu_run, "entry": entry(kind, name, verdict)})
+        return verdict
+
+    return leave

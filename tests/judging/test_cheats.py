@@ -41,6 +41,15 @@ def test_a_cheat_is_rejected(cheat: Cheat, server):
     assert verdict.failure.kind in cheat.kinds, verdict
 
 
+def test_the_memory_of_the_judge_cannot_be_read_where_landlock_is(server):
+    if not server.keeps_apart:
+        pytest.skip("this system has no domains of Landlock (Linux 5.19), and verdicts say so")
+    verdict = judge(f"{CHEATS}/processes.py:reads_the_memory_of_the_judge", NORM, examples=1, server=server)
+    assert verdict.failure is not None and verdict.kept_apart
+    assert verdict.failure.message.startswith("PermissionError: [Errno 13] Permission denied: '/proc/"), verdict
+    assert "/mem'" in verdict.failure.message
+
+
 @pytest.mark.parametrize("file", HONEST)
 def test_an_honest_kernel_passes(file: str, server):
     name = HONEST[file]
@@ -50,9 +59,10 @@ def test_an_honest_kernel_passes(file: str, server):
 
 @pytest.mark.gpu_harness
 @pytest.mark.parametrize("cheat", [cheat for cheat in ALL if cheat.gpu], ids=lambda cheat: cheat.function)
-def test_a_cheat_is_rejected_on_a_gpu(cheat: Cheat, server, cuda_device):
+def test_a_cheat_is_rejected_on_a_gpu(cheat: Cheat, server, cuda_device, recorded):
     limits = Limits(call=10.0, first_call=30.0)
     verdict = judge(cheat.path, cheat.definition, device=cuda_device, limits=limits, server=server)
+    recorded("cheats", cheat.function, verdict)
     assert verdict.grade == Grade.WRONG, verdict
     assert verdict.failure is not None
     assert verdict.failure.kind in cheat.kinds, verdict
@@ -60,6 +70,7 @@ def test_a_cheat_is_rejected_on_a_gpu(cheat: Cheat, server, cuda_device):
 
 @pytest.mark.gpu_harness
 @pytest.mark.parametrize("file", HONEST)
-def test_an_honest_kernel_passes_on_a_gpu(file: str, server, cuda_device):
+def test_an_honest_kernel_passes_on_a_gpu(file: str, server, cuda_device, recorded):
     verdict = judge(str(CHEATS / file), HONEST[file], device=cuda_device, examples=15, server=server)
+    recorded("honest", file, verdict)
     assert verdict.grade == Grade.REFERENCE, verdict

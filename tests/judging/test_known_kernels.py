@@ -40,12 +40,13 @@ DEFECTS = {"sgl_kernel.moe_align_block_size": "outside"}
 
 @pytest.mark.gpu_harness
 @pytest.mark.parametrize(("definition", "kernel"), PAIRS)
-def test_a_real_kernel_passes(definition, kernel, cuda_device, server, request):
+def test_a_real_kernel_passes(definition, kernel, cuda_device, server, request, recorded):
     import torch
 
     skip_unusable(kernel, torch.cuda.get_device_capability(cuda_device), request.config.getoption("--require-gpu"))
     examples = FEW if input_bytes(definition) > LARGE else EXAMPLES
     verdict = judge(known(definition, kernel.label), definition, device=cuda_device, examples=examples, server=server)
+    recorded("kernels", kernel.label, verdict)
     if not verdict.passed and kernel.label in DEFECTS:
         assert verdict.failure.kind == DEFECTS[kernel.label], str(verdict)
         pytest.xfail(f"{kernel.label}: docs/kernel_findings.md")

@@ -20,7 +20,7 @@ from flashinfer_trace.judging.verdict import Verdict
 
 RIGHT = f"{CHEATS}/norms.py:right"
 #: Judged at the sizes of its small twin on a CPU.
-LARGE = "gemm_n3072_k6144"
+LARGE = "gemm_n5120_k5120"
 
 
 def line(name: str, sizes: str = "own", limits: Limits | None = None, device: str = "cpu") -> str:

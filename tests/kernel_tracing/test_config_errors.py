@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from release import ROOT, SOURCES, needs_sources
@@ -88,6 +89,13 @@ def test_an_unknown_architecture(capsys, tmp_path):
     assert "architectures=LamaForCausalLM: no file in sglang/srt/models/ defines it; did you mean Llama" in message
 
 
+def test_a_long_value_is_cut(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "hidden_size": "x" * 9000}))
+    with pytest.raises(ConfigurationError, match=r"is 'x{199}\.\.\.; it must be"):
+        parse(f"model={path}")
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -103,6 +111,23 @@ def test_constants_of_a_model(tmp_path, fields, message):
     with pytest.raises(ConfigurationError) as error:
         parse(f"model={path}")
     assert str(error.value) == f"{path}: the field {message}"
+
+
+@pytest.mark.parametrize(
+    ("put", "message"),
+    [
+        (lambda path: path.write_text("[" * 100_000), "nested deeper than"),
+        (lambda path: path.write_text("[1]"), "is no JSON object"),
+        (os.mkfifo, "is not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "is not a regular file"),
+        (lambda path: path.write_text("{"), "line 1: not JSON"),
+    ],
+)
+def test_a_hostile_configuration_is_one_line(tmp_path, put, message):
+    path = tmp_path / "config.json"
+    put(path)
+    with pytest.raises(ConfigurationError, match=message):
+        parse(f"model={path}")
 
 
 @pytest.mark.parametrize("name", ["qwen3_8b", "Qwen3-8B", "qwen3-8b"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from functools import partial
 
 import pytest
 
@@ -111,6 +113,21 @@ def test_a_run_of_one_family_keeps_the_results_of_the_others(tmp_path, monkeypat
     assert (tmp_path / command.DOCUMENT).read_text() == command.document(written, read_reasons(KEPT))
 
 
+@pytest.mark.parametrize(("names", "judged", "written"), [([], 1, True), ([], 0, False), (["gemm"], 1, False)])
+def test_only_a_run_that_judged_every_mutant_writes_down_its_time(tmp_path, monkeypatch, names, judged, written):
+    (tmp_path / "docs").mkdir()
+    mutant = mutants(representative(FAMILIES["gemm"]), FAMILIES["gemm"])[0]
+    times = tmp_path / "times.json"
+    (tmp_path / "results.json").write_text(json.dumps(SUMMARIES))
+    monkeypatch.setattr(command, "RESULTS", tmp_path / "results.json")
+    monkeypatch.setattr(command, "TIMES", times)
+    monkeypatch.setattr(command, "find_root", lambda: tmp_path)
+    monkeypatch.setattr(command, "run_campaign", lambda *_: campaign.Campaign(dict(SUMMARIES), [mutant], judged=judged))
+    command.measure(names, judge_all, [], read_reasons(KEPT), processes=3)
+    assert times.exists() == written
+    assert ("in 3 processes on" in (tmp_path / command.DOCUMENT).read_text()) == written
+
+
 def test_every_survivor_is_explained():
     text = render(SUMMARIES, read_reasons(KEPT))
     assert "Not explained yet" not in text
@@ -139,6 +156,44 @@ def test_files_of_reasons_that_cannot_be_used(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(ReasonError, match=message):
         read_reasons(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("results.json", "{", "line 1"),
+        ("results.json", "null", "is no JSON object"),
+        ("results.json", "[" * 100_000, "nested deeper than"),
+        ("results.json", '{"gemm": 1}', "gemm: must be an object with definition, "),
+        ("results.json", '{"gemm": {"definition": 1}}', "gemm: definition: is missing or of another kind"),
+        ("results.json", None, "is not a regular file"),
+        ("power/a.json", "{", "line 1"),
+        ("power/a.json", "{}", "family: is missing or of another kind"),
+        ("power/a.json", '{"family": "a", "kernel": "b", "gpu": "c", "faults": {"d": 1}}', "each must have 'applied'"),
+        ("power/a.json", None, "is not a regular file"),
+        ("kept.json", '[{"reason": 1, "mutants": {"a": "b"}}]', "reason and families are texts"),
+        ("kept.json", '[{"reason": "r", "families": 1, "mutants": {"a": "b"}}]', "families are texts"),
+        ("kept.json", None, "is not a regular file"),
+    ],
+)
+def test_recorded_files_that_cannot_be_used_are_one_line(tmp_path, monkeypatch, capsys, name, text, message):
+    """Without a text, a FIFO takes the place of the file: whoever opens it to read waits for ever."""
+    (tmp_path / "power").mkdir()
+    (tmp_path / "results.json").write_text(RESULTS.read_text())
+    (tmp_path / "kept.json").write_text(KEPT.read_text())
+    path = tmp_path / name
+    path.unlink(missing_ok=True)
+    path.write_text(text) if text is not None else os.mkfifo(path)
+    monkeypatch.setattr(command, "RESULTS", tmp_path / "results.json")
+    monkeypatch.setattr(command, "KEPT", tmp_path / "kept.json")
+    monkeypatch.setattr(command, "load_power", partial(command.load_power, tmp_path / "power"))
+    monkeypatch.setattr(command, "mutants", lambda *_: [])
+    try:
+        assert command.main(["--check"]) == 1
+    except SystemExit as end:  # of argparse, for reasons
+        assert end.code == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+    assert len(lines) == 1 and message in lines[0] and str(path) in lines[0]
 
 
 def test_a_reason_is_for_the_families_that_it_names_and_must_match_a_mutant():

@@ -1,21 +1,97 @@
-"""Kernels of DeepSeek that get no Definition: at most two, each with a reason, and none of them has a tag."""
+"""Kernels of DeepSeek: all have Definitions but at most two, which have reasons, as has every kernel without one."""
 
 from __future__ import annotations
 
 import json
+import re
+from fnmatch import fnmatchcase
 
+import jsonschema
 import pytest
 from click.testing import CliRunner
 
 from flashinfer_trace import DatasetError, definitions, find_root
 from flashinfer_trace.cli import main
-from flashinfer_trace.kernel_coverage import NOT_YET, definitions_by_kernel, kernel_coverages
+from flashinfer_trace.json_source import TRACES, load_object
+from flashinfer_trace.kernel_coverage import definitions_by_kernel, kernel_coverages, key_of_traced
+from flashinfer_trace.kernel_paths import CALLED
 from flashinfer_trace.model_coverage import load_needs
+from tools.op_tracing.asked_for import ASKED, PLANS, AskedKernel, asked_for, asked_kernels, models_not_claimed
 from tools.op_tracing.definitions import covered, functions
 from tools.op_tracing.kernel_coverage import without_definition
+from tools.op_tracing.only_named import only_named, why_not_run
 
+TRACE = find_root() / "traces" / "kernel_traces.json"
 LISTED = json.loads((find_root() / "traces" / "kernels_without_definition.json").read_text(encoding="utf-8"))
+WANTED = json.loads((find_root() / ASKED).read_text(encoding="utf-8"))
 MOST = 2
+#: How many kernels were asked for, and for how many of them an H200 must have run the kernel itself.
+ASKED_KERNELS, LEAST_RUN, GPU = 60, 48, "NVIDIA H200"
+
+
+@pytest.fixture(scope="module")
+def asked() -> dict[str, AskedKernel]:
+    return {one.name: one for one in asked_kernels(find_root(), list(definitions()), WANTED, LISTED)}
+
+
+def test_every_kernel_that_was_asked_for_has_a_tag_or_a_reason(asked):
+    assert len(asked) == ASKED_KERNELS == sum(map(len, WANTED["kernels"].values()))
+    untagged = {name for name, one in asked.items() if not one.tagged}
+    assert len(untagged) <= MOST and all(asked[name].reason for name in untagged)
+    assert untagged == {path.rpartition(".")[2] for path in LISTED["kernels"]}
+
+
+def test_an_h200_ran_nearly_every_kernel_itself(asked):
+    ran = {name for name, one in asked.items() if one.runs.get(GPU, ())}
+    assert len(ran) >= LEAST_RUN
+    assert all(asked[name].ran for name in ran), "what ran is named by its library"
+    assert all(one.reason for name, one in asked.items() if name not in ran)
+    # An op counts as the function that calls it; one kernel of a pipeline does not count for the others.
+    assert "top_k_renorm_probs_v129280" in asked["top_k_renorm_prob"].runs.get(GPU, ())
+    assert "moe_bf16_softmax_routing_topk2_e8_h4096_i14336" in asked["topk_softmax"].tagged
+    assert "moe_bf16_softmax_routing_topk2_e8_h4096_i14336" not in asked["topk_softmax"].runs.get(GPU, ())
+
+
+def test_no_definition_of_topk_softmax_has_the_constants_of_deepseek_v3(asked):
+    tags = {tag for one in definitions() if one.name in asked["topk_softmax"].tagged for tag in one.tag_values("model")}
+    assert "deepseek-v2-lite" in tags and not tags & {"deepseek-v3", "deepseek-r1", "deepseek-v3.2"}
+
+
+def test_a_kernel_of_another_gpu_is_only_named(asked):
+    assert asked["cutlass_mla_decode"].reason == "Needs compute capability 10.0."
+    assert asked["cutlass_mla_decode"].tagged and not asked["cutlass_mla_decode"].ran
+    assert not asked["cutlass_mla_decode"].runs
+
+
+def test_every_kernel_that_is_only_named_has_a_reason():
+    """Other sizes are no reason: `validate` refuses a tag of a kernel that does not take them."""
+    dataset, root = list(definitions()), find_root()
+    pairs = [(one, path) for one in dataset for path in one.tag_values(CALLED)]
+    assert len(pairs) > 100
+    assert not [(one.name, path) for one, path in pairs if not why_not_run(root, one, path)]
+    document = (root / "docs" / "coverage.md").read_text(encoding="utf-8")
+    assert only_named(root, dataset) in document and "flash_ops.abi3.so" in document
+    decode = next(one for one in dataset if "sgl_kernel.cutlass_mla_decode" in one.tag_values(CALLED))
+    assert why_not_run(root, decode, "sgl_kernel.cutlass_mla_decode") == "needs compute capability 10.0"
+    assert why_not_run(root, decode, "flashinfer.mla.BatchMLAPagedAttentionWrapper") == "awaits a GPU run"
+    assert why_not_run(root, decode, "sgl_kernel.no_such_kernel") == ""
+
+
+def test_what_was_asked_for_follows_its_schema_and_is_in_the_document(asked):
+    root = find_root()
+    schema = json.loads((root / "schema" / "asked_for.schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.Draft202012Validator(schema).validate(WANTED)
+    document = (root / "docs" / "coverage.md").read_text(encoding="utf-8")
+    assert asked_for(asked.values()) in document
+    assert models_not_claimed(root, WANTED, definitions()) in document
+
+
+def test_models_that_are_not_claimed_are_not_in_models():
+    root = find_root()
+    assert not {path.stem for path in (root / "models").glob("*.json")} & WANTED["models"].keys()
+    assert {path.stem for path in (root / PLANS).glob("*.json")} < WANTED["models"].keys()
+    assert not {model for one in definitions() for model in one.tag_values("model")} & WANTED["models"].keys()
 
 
 def test_at_most_two_kernels_get_no_definition_each_for_a_reason():
@@ -30,14 +106,26 @@ def test_no_definition_names_a_kernel_that_is_said_to_have_none():
 
 
 def test_every_traced_kernel_has_a_definition_or_a_reason():
-    """`not_yet` may only shrink: what it lists is called by a model's code and has no Definition."""
+    """What `not_yet` lists is called by a model's code and has no Definition."""
     found = [one for needed in load_needs(find_root()).values() for one in kernel_coverages(find_root(), needed)]
     assert not {one.kernel for one in found if not one.definitions and not one.reason}
     listed = LISTED["not_yet"]
-    assert listed == sorted(set(listed))
-    called, defined = {one.kernel for one in found}, {one.kernel for one in found if one.definitions}
+    assert list(listed) == sorted(listed)
+    called = {key_of_traced(kernel) for kernel in load_object(TRACE, TRACES)["kernels"]}
+    defined = {one.kernel for one in found if one.definitions} | covered(definitions()).keys()
+    named = definitions_by_kernel(find_root(), definitions()).keys()
+    assert not called - defined - named - set(listed)
     assert not set(listed) - called, "no model's code calls these any more"
     assert not set(listed) & defined, "these have Definitions now: remove them"
+    assert all(one.reason == listed[one.kernel] for one in found if one.kernel in listed)
+
+
+def test_kernels_that_are_said_not_to_be_called_are_in_no_trace_and_no_tag():
+    called = {key_of_traced(kernel) for kernel in load_object(TRACE, TRACES)["kernels"]}
+    tags = {tag for definition in definitions() for tag in definition.tags}
+    names = {re.split("[:.]", one)[-1] for one in called | tags}
+    assert "fp8_mqa_logits" in names
+    assert not [one for one in names for kernel in LISTED["not_called"] if fnmatchcase(one, kernel)]
 
 
 def test_a_kernel_has_the_definitions_that_tags_and_records_name():
@@ -85,7 +173,7 @@ def test_the_command_lists_kernels_definitions_and_evidence():
     norm = rows["sgl-kernel:rmsnorm"]
     assert norm["definitions"][: norm["of_model"]]
     assert "rmsnorm_h7168" in norm["definitions"][: norm["of_model"]]
-    assert rows["flashinfer:mm_fp4"]["reason"] == NOT_YET
+    assert rows["flashinfer:mm_fp4"]["reason"] == LISTED["not_yet"]["flashinfer:mm_fp4"]
     text = CliRunner().invoke(main, ["coverage", "--model", "deepseek-v3", "--kernels"]).output
     assert text.splitlines()[0].split()[:2] == ["Kernel", "Definitions"]
     assert text.rstrip().endswith("with evidence from the kernel")

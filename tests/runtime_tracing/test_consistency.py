@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from flashinfer_trace import find_root
+from flashinfer_trace.digests import content_sha256
 from tools.runtime_tracing.consistency import consistent, contradictions
 from tools.runtime_tracing.recording import TABLES, RecordingError, read, read_all, write
 
@@ -90,6 +91,14 @@ def test_an_edit_is_refused_with_and_without_a_new_digest(tmp_path: Path, docume
     with pytest.raises(RecordingError) as refused:
         consistent(tmp_path, ROOT)
     assert str(path) in str(refused.value) and f"--configuration {NAME}" in str(refused.value)
+
+
+def test_a_kernel_whose_path_is_no_text_is_refused(tmp_path: Path, document: Json) -> None:
+    document["kernels"][0][1] = 5
+    path = tmp_path / f"{NAME}.json"
+    path.write_text(json.dumps({**document, "sha256": content_sha256(document, "$schema", "sha256")}))
+    with pytest.raises(RecordingError, match="is no list of strings"):
+        read(path)
 
 
 def forge(path: Path, document: Json) -> None:

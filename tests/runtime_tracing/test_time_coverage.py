@@ -245,6 +245,20 @@ def test_the_time_of_a_layer_counts_for_all_layers_like_it():
     assert step.missing == {"fused_moe_kernel (triton)": 116}
 
 
+def test_every_gap_is_named_and_every_run_without_a_row():
+    calls = [call(f"a.b.kernel{number}", "", (None, 1.0), library="triton") for number in range(50)]
+    runs = [
+        recording(*calls, name="one"),
+        recording(*calls, name="replaced", stand_ins=("sgl_kernel.flash_attn",)),
+        recording(call("", "", (None, 5.0), library=""), name="graph"),
+    ]
+    text = time_coverage(runs, [], {})
+    assert all(f"| `kernel{number} (triton)` | 0.00% | 2.00% | 2.00% |" in text for number in range(50))
+    assert "- `replaced`: stand-ins ran for `sgl_kernel.flash_attn`\n" in text
+    assert "- `graph`: CUDA graphs, " in text
+    assert "- `one`" not in text
+
+
 def test_runs_whose_kernels_are_unknown_have_no_row():
     evidence = Evidence([], {})
     known = call("flashinfer.norm.rmsnorm", NORM, (0, 1.0))
@@ -265,7 +279,7 @@ def test_the_document_says_what_misses_most():
     assert "| **mean** |  | **0%** | **0%** |  | **38%** | **0%** |" in text
     order = [text.index(name) for name in ("`top_k_top_p_sampling_from_probs (flashinfer)`", "`kernel (flashinfer)`")]
     assert order == sorted(order)
-    assert "| 0.0% | 50.0% | 1 |" in text
+    assert "| 0.00% | 50.00% | 100.00% | `two`, decode | 1 |" in text
 
 
 def test_classes_keep_their_name():
@@ -277,6 +291,7 @@ def test_the_committed_document_is_of_the_committed_runs():
     for path in sorted((find_root() / "traces" / "runtime").glob("*.json")):
         measured = "graph" not in path.stem and "stand_in" not in path.stem
         assert (f"| `{path.stem}` |" in text) is measured, path.stem
+        assert (f"\n- `{path.stem}`: " in text) is not measured, path.stem
 
 
 def test_what_exchanges_data_between_gpus_is_told_apart():

@@ -17,19 +17,24 @@ __all__ = ["made_up_evidence", "small_dataset"]
 FIGURES = {"kernel_worst": 0.9, "reference_worst": 0.8, "kernel_error": 0.002, "reference_error": 0.001}
 
 
-def made_up_evidence(root: Path, definition: Definition) -> dict[str, Any]:
-    """The content of an evidence file that proves `definition` in the dataset at `root`."""
+def made_up_evidence(
+    root: Path, definition: Definition, capability: tuple[int, int] = ledger.RECORDED_ON
+) -> dict[str, Any]:
+    """The content of an evidence file of every kernel that a GPU of this compute capability runs.
+
+    At `ledger.RECORDED_ON` it proves `definition` in the dataset at `root`.
+    """
     kernels = ledger.kernels_today(root, definition)
-    runnable = [kernel for kernel in kernels.values() if kernel.runs_on(ledger.RECORDED_ON)]
+    runnable = [kernel for kernel in kernels.values() if kernel.runs_on(capability)]
     return {
         "definition": definition.name,
         "op_type": definition.op_type,
-        "entries": [_entry(root, definition, kernel) for kernel in runnable],
+        "entries": [_entry(root, definition, kernel, capability) for kernel in runnable],
     }
 
 
-def small_dataset(root: Path, source: Path, *names: str) -> Path:
-    """Creates a dataset at `root` with some Definitions of `source`, all verified by made-up evidence.
+def small_dataset(root: Path, source: Path, *names: str, capability: tuple[int, int] = ledger.RECORDED_ON) -> Path:
+    """Creates a dataset at `root` with some Definitions of `source`, all tagged verified, with made-up evidence.
 
     It has the families of their op_types only: what reads the dataset a hundred times reads little.
     """
@@ -47,7 +52,7 @@ def small_dataset(root: Path, source: Path, *names: str) -> Path:
         definition = Definition.from_file(target)
         evidence = ledger.evidence_path(root, definition)
         evidence.parent.mkdir(parents=True, exist_ok=True)
-        write_json(evidence, made_up_evidence(root, definition))
+        write_json(evidence, made_up_evidence(root, definition, capability))
     return root
 
 
@@ -60,7 +65,7 @@ def _keep_families(root: Path, op_types: set[str]) -> None:
         write_json(root / "schema" / name, {**document, "families": families})
 
 
-def _entry(root: Path, definition: Definition, kernel: KernelFacts) -> dict[str, Any]:
+def _entry(root: Path, definition: Definition, kernel: KernelFacts, capability: tuple[int, int]) -> dict[str, Any]:
     code = digests.current()
     return {
         "kernel": {
@@ -77,7 +82,7 @@ def _entry(root: Path, definition: Definition, kernel: KernelFacts) -> dict[str,
             "harness": code.harness,
         },
         "environment": {
-            "gpu": {"name": "Test GPU", "compute_capability": "9.0"},
+            "gpu": {"name": "Test GPU", "compute_capability": ".".join(map(str, capability))},
             "python": "3.12.3",
             "torch": "2.11.0",
             "cuda": "13.0",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 
 import torch
@@ -113,6 +115,31 @@ def align_pads_too_far() -> bool:
     return raises(lambda: sgl_kernel.moe_align_block_size(*arguments)) or memory[length:].tolist() == [-7] * 3
 
 
+def softmax_repeats_an_expert(value: float) -> bool:
+    """One token, 8 experts, 2 of them chosen; the logit of expert 3 is `value`, the others are 0."""
+    import sgl_kernel
+
+    logits = torch.zeros(1, 8, device="cuda")
+    logits[0, 3] = value
+    weights = torch.full((1, 2), -7.0, device="cuda")
+    ids = torch.full((1, 2), -7, dtype=torch.int32, device="cuda")
+    if raises(lambda: sgl_kernel.topk_softmax(weights, ids, logits, False)):
+        return True
+    first, second = ids[0].tolist()
+    return first != second and {first, second} <= set(range(8))
+
+
+def gate_without_weight() -> bool:
+    """DeepSeek-V3's gate, whose logits are all -200: each sigmoid is 0 in float32, and so is their sum."""
+    import sgl_kernel
+
+    logits = torch.full((1, 256), -200.0, device="cuda")
+    found = []
+    call = functools.partial(sgl_kernel.moe_fused_gate, logits, torch.zeros(256, device="cuda"), 8, 4, 8)
+    refused = raises(lambda: found.append(call(routed_scaling_factor=2.5, apply_routed_scaling_factor_on_output=True)))
+    return refused or bool(found[0][0].isfinite().all())
+
+
 #: The heading of each in docs/kernel_findings.md, and its probe.
 PROBES: tuple[tuple[str, Callable[[], bool]], ...] = (
     ("moe_sum_reduce: the last 8 columns are not written", sum_reduce_last_columns),
@@ -123,4 +150,10 @@ PROBES: tuple[tuple[str, Callable[[], bool]], ...] = (
     ("get_cutlass_w4a8_moe_mm_data: int64 ids are misread", w4a8_wide_ids),
     ("get_cutlass_w4a8_moe_mm_data: permutations are not written", w4a8_permutations),
     ("cutlass_w4a8_moe_mm: a float16 output receives bfloat16 bits", w4a8_half_output),
+)
+#: Reported, but nobody has run these probes yet.
+PENDING: tuple[tuple[str, Callable[[], bool]], ...] = (
+    ("topk_softmax: a NaN makes it choose an expert twice", lambda: softmax_repeats_an_expert(math.nan)),
+    ("topk_softmax: an infinity makes it choose an expert twice", lambda: softmax_repeats_an_expert(math.inf)),
+    ("moe_fused_gate: weights are NaN where all sigmoids are 0", gate_without_weight),
 )

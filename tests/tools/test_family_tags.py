@@ -45,7 +45,8 @@ def test_a_family_is_added_from_the_tags_of_its_definitions(root, capsys):
     assert decode == {"only": ["merge_state_h16_d512"], "tags": ["stage:decode"]}
 
 
-def test_an_unusable_file_is_named(root, capsys):
-    family_tags_path(root).write_text("{")
+@pytest.mark.parametrize("text", ["{", "{}", '{"families": []}'])
+def test_an_unusable_file_is_named(root, capsys, text):
+    family_tags_path(root).write_text(text)
     assert family_tags.main([]) == 2
     assert str(family_tags_path(root)) in capsys.readouterr().err

@@ -18,11 +18,11 @@ else:
     import tomli as tomllib
 
 import flashinfer_trace
-from flashinfer_trace.kernel_paths import CALLED, KINDS, RUN, claimable, load_kernel_paths, with_claims
+from flashinfer_trace.kernel_paths import CALLED, KINDS, RUN, Claimable, claimable, load_kernel_paths, paths_of_tags
 from flashinfer_trace.ledger import VERIFIED, proofs
 from flashinfer_trace.model_claims import curated_path
-from flashinfer_trace.naming import family_name, load_naming
-from flashinfer_trace.records import KernelFacts, load_records
+from flashinfer_trace.naming import load_naming
+from flashinfer_trace.records import KernelFacts
 from tools.kernel_paths.__main__ import main, source_of
 from tools.kernel_paths.resolve import callers_of_ops, exists, public_names
 
@@ -96,13 +96,9 @@ def test_the_pinned_versions_are_those_of_the_release_and_of_the_evidence():
 
 def test_verified_definitions_claim_runs_that_their_evidence_has():
     """Each claimed kernel of a verified Definition is a path of its own evidence, an op's function, or a pipeline's."""
-    naming, records = load_naming(ROOT), load_records(ROOT)
     claims = wrong = 0
     for one in flashinfer_trace.definitions(tag=VERIFIED):
-        family = family_name(one, naming)
-        assert family is not None
-        kernels = records.kernels_of(family, one.name)
-        ran = claimable(KNOWN, [kernels[entry.kernel_label] for entry in proofs(ROOT, one)])
+        ran = {path for entry in proofs(ROOT, one) for path in paths_of_tags(KNOWN, entry)}
         for tag in one.tags:
             if tag.partition(":")[0] in RUN:
                 claims += 1
@@ -110,23 +106,23 @@ def test_verified_definitions_claim_runs_that_their_evidence_has():
     assert claims > 300 and wrong == 0
 
 
-def facts(path: str, variant: str = "", low: tuple[int, int] = (7, 5)) -> KernelFacts:
-    return KernelFacts(path, "library", path, variant, low, (99, 9), {}, frozenset())
+def facts(path: str, variant: str = "") -> KernelFacts:
+    return KernelFacts(path, "library", path, variant, (7, 5), (99, 9), {}, frozenset())
 
 
-def test_what_a_record_proves():
+def test_the_paths_by_which_tags_name_a_kernel():
     pipeline = "pipeline: topk_softmax, no_such_function"
-    assert claimable(KNOWN, [facts("flashinfer.norm.rmsnorm")]) == {"flashinfer.norm.rmsnorm"}
-    assert claimable(KNOWN, [facts("torch.ops.sgl_kernel.top_k_renorm_probs")]) == {"sgl_kernel.top_k_renorm_prob"}
-    assert claimable(KNOWN, [facts("torch.mm", pipeline)]) == {"torch.mm", "sgl_kernel.topk_softmax"}
-    assert claimable(KNOWN, [facts("flashinfer.norm.rmsnorm", low=(10, 0))]) == set()
+    assert paths_of_tags(KNOWN, facts("flashinfer.norm.rmsnorm")) == {"flashinfer.norm.rmsnorm"}
+    assert paths_of_tags(KNOWN, facts("torch.ops.sgl_kernel.top_k_renorm_probs")) == {"sgl_kernel.top_k_renorm_prob"}
+    assert paths_of_tags(KNOWN, facts("torch.mm", pipeline)) == {"torch.mm", "sgl_kernel.topk_softmax"}
 
 
 def test_namespaces_follow_the_state():
     naming = load_naming(ROOT)
     proven = {"sgl_kernel.rmsnorm", "sglang.jit_kernel.norm.x", "sglang.srt.a.b", "flashinfer.norm.rmsnorm"}
-    tags = ["status:verified", *(f"{CALLED}:{path}" for path in sorted(proven)), "fi_api:flashinfer.norm.layernorm"]
-    assert with_claims(tags, proven, naming) == [
+    state = Claimable(frozenset(proven), frozenset({"sgl_kernel.moe_fused_gate"}))
+    called = [f"{CALLED}:{path}" for path in (*sorted(proven), "sgl_kernel.moe_fused_gate")]
+    assert state.retagged(["status:verified", *called, "fi_api:flashinfer.norm.layernorm"], naming) == [
         "status:verified",
         "fi_api:flashinfer.norm.rmsnorm",
         "sgl_api:sgl_kernel.rmsnorm",
@@ -135,7 +131,32 @@ def test_namespaces_follow_the_state():
         "called_as:flashinfer.norm.layernorm",
     ]
     right = ["fi_api:flashinfer.norm.rmsnorm", "status:verified"]
-    assert with_claims(right, proven, naming) is right
+    assert state.retagged(right, naming) is right
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        # It takes a power of two, and up to 32 experts per group (sgl_kernel/moe.py).
+        ("moe_fp8_block_scale_ds_routing_topk8_ng1_kg1_e384_h7168_i2048", "sgl_kernel.moe_fused_gate"),
+        ("moe_fp8_block_scale_ds_routing_topk8_ng1_kg1_e48_h7168_i2048", "sgl_kernel.moe_fused_gate"),
+        ("moe_topk_deepseek_shared_experts_topk9_ng1_kg1_e160_s1", "sgl_kernel.moe_fused_gate"),
+        # SGLang calls it where N is a multiple of 128 (srt/layers/quantization/fp8_utils.py).
+        ("fp8_blockwise_scaled_mm_n2112_k7168", "sgl_kernel.fp8_blockwise_scaled_mm"),
+        # Its wrapper and SGLang's guard want topk_group x n_group, which is 1, to be at least top_k (srt/.../topk.py).
+        ("moe_topk_deepseek_topk6_ng1_kg1_e64", "flashinfer.fused_moe.fused_topk_deepseek"),
+    ],
+)
+def test_a_kernel_that_does_not_take_a_definition_is_not_named(name, path):
+    definition = flashinfer_trace.load(name)
+    assert path in claimable(ROOT, definition.to_dict()).refused
+    assert path not in {tag.partition(":")[2] for tag in definition.tags}
+
+
+def test_a_kernel_of_which_one_use_takes_a_definition_is_not_refused():
+    definition = flashinfer_trace.load("gqa_paged_decode_h5_kv1_d128_ps1")
+    state = claimable(ROOT, definition.to_dict())
+    assert "flashinfer.decode.BatchDecodeWithPagedKVCacheWrapper" in state.proven and not state.refused
 
 
 PACKAGE = {

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from fnmatch import fnmatchcase
+from typing import Any
 
 import pytest
 
 from flashinfer_trace.dataset import definition_paths
 from flashinfer_trace.kernel_paths import CALLED, RUN, claimable, load_kernel_paths
-from flashinfer_trace.naming import family_name, load_naming
-from flashinfer_trace.records import load_records
 from flashinfer_trace.validation import validate_paths
 from flashinfer_trace.validation.candidate import Candidate
 from flashinfer_trace.validation.claim_rules import check_claims
@@ -34,21 +33,15 @@ WRONG = {
 def claims(data: dict[str, object]) -> list[str]:
     """The rules on kernels that a Definition breaks."""
     findings = Findings(REPOSITORY / "x.json", REPOSITORY)
-    family = family_name(data, load_naming(REPOSITORY))
-    assert family is not None
-    known = load_kernel_paths(REPOSITORY)
-    kernels = load_records(REPOSITORY).kernels_of(family, str(data["name"]))
-    check_claims(Candidate(data), known, claimable(known, kernels.values()), findings)
+    check_claims(Candidate(data), load_kernel_paths(REPOSITORY), claimable(REPOSITORY, data), findings)
     return [problem.rule for problem in findings.problems]
 
 
-def with_claim(name: str, tag: str) -> dict[str, object]:
+def with_claim(name: str, tag: str) -> dict[str, Any]:
     """A committed Definition with one more tag, which replaces what it says of the same kernel."""
-    data: dict[str, object] = json.loads(PATHS[name].read_text(encoding="utf-8"))
-    tags = data["tags"]
-    assert isinstance(tags, list)
+    data: dict[str, Any] = json.loads(PATHS[name].read_text(encoding="utf-8"))
     path = tag.partition(":")[2]
-    return {**data, "tags": [*(one for one in tags if one.partition(":")[2] != path), tag]}
+    return {**data, "tags": [*(one for one in data["tags"] if one.partition(":")[2] != path), tag]}
 
 
 @pytest.mark.parametrize("tag", WRONG)
@@ -70,7 +63,7 @@ def test_validate_refuses_it(tag: str) -> None:
 
 
 def test_every_tag_of_the_dataset_has_the_state_of_its_proof() -> None:
-    """A kernel that runs here is never only called, and one that does not is never claimed: without exception."""
+    """A kernel that ran is never only called, and one that did not is never claimed: without exception."""
     stated = 0
     wrong = {}
     for name, path in PATHS.items():
@@ -79,3 +72,19 @@ def test_every_tag_of_the_dataset_has_the_state_of_its_proof() -> None:
         if found := claims(data):
             wrong[name] = found
     assert stated > 500 and wrong == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("fp8_blockwise_scaled_mm_n2112_k7168", "sgl_kernel.fp8_blockwise_scaled_mm"),
+        ("moe_topk_deepseek_shared_experts_topk9_ng1_kg1_e160_s1", "sgl_kernel.moe_fused_gate"),
+    ],
+)
+def test_a_call_that_the_record_refuses_is_reported_once(name: str, path: str) -> None:
+    data = with_claim(name, f"{CALLED}:{path}")
+    (problem,) = validate_paths([PATHS[name]], REPOSITORY, {PATHS[name]: json.dumps(data)}).problems
+    assert problem.rule == "tag-claim" and problem.pointer == f"/tags/{len(data['tags']) - 1}"
+    assert (
+        problem.message == f'by the family\'s record, "{path}" computes this Definition neither alone nor in a pipeline'
+    )

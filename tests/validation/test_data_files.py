@@ -29,6 +29,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("data") / "dataset"
     for directory in ("schema", "models", "reference"):
         shutil.copytree(REPOSITORY / directory, root / directory)
+    (root / "traces").mkdir()
+    shutil.copy(REPOSITORY / "traces" / "kernels_without_definition.json", root / "traces")
     for directory in ("definitions", "evidence"):
         (root / directory / "gemm").mkdir(parents=True)
         shutil.copy(REPOSITORY / directory / "gemm" / f"{NAME}.json", root / directory / "gemm")
@@ -60,8 +62,14 @@ MALFORMED: list[tuple[str, list[str | int], Any]] = [
     ("schema/records.json", ["families", "gemm", "contract", "axes"], 5),
     ("schema/records.json", ["families", "gemm", "contract", "inputs", "A", "shape"], [5]),
     ("schema/records.json", ["families", "gemm", "contract", "constraints"], [[]]),
+    ("schema/records.json", ["families", "gemm", "kernels", 0, "path"], ["torch.mm"]),
     ("schema/gpus.json", ["gpus"], 5),
     ("schema/gpus.json", ["gpus", "H200", "peak", "float16"], []),
+    ("traces/kernels_without_definition.json", ["kernels", "sgl_kernel.weak_ref_tensor"], ""),
+    ("traces/kernels_without_definition.json", ["not_yet"], ["jit:clamp_position"]),
+    ("traces/kernels_without_definition.json", ["not_yet", "jit:clamp_position"], ""),
+    ("traces/kernels_without_definition.json", ["not_yet", "jit:clamp_position"], "x" * 5000),
+    ("traces/kernels_without_definition.json", ["not_called", "mxfp4_quantize"], 5),
     ("schema/kernel_paths.json", ["ops"], 5),
     ("schema/kernel_paths.json", ["modules", "sgl_kernel"], [5]),
 ]

@@ -14,7 +14,14 @@ import pytest
 from flashinfer_trace import definitions, load
 from flashinfer_trace.model_claims import ModelClaims, curated_path, load_model_claims
 from flashinfer_trace.validation.candidate import Candidate
-from flashinfer_trace.validation.model_rules import _NUMBER, _value, _without_names, check_models, check_numbers
+from flashinfer_trace.validation.model_rules import (
+    _NUMBER,
+    _phrases,
+    _value,
+    _without_names,
+    check_models,
+    check_numbers,
+)
 from flashinfer_trace.validation.problems import Findings
 
 from .conftest import REPOSITORY, Dataset
@@ -128,6 +135,68 @@ def test_numbers_of_a_description(text: str, expected: list[str], minimal: dict[
     assert rules({**minimal, "description": text}) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "section", "old", "new", "said"),
+    [
+        ("gqa_paged_decode_h32_kv8_d128_ps64", "", "32 query heads", "64 query heads", "num_qo_heads is 32"),
+        ("gqa_paged_decode_h32_kv8_d128_ps64", "", "8 key-value", "4 key-value", "num_kv_heads is 8"),
+        ("gqa_paged_decode_h32_kv8_d128_ps64", "", "of size 128", "of size 64", "head_dim is 128"),
+        ("gqa_paged_decode_h32_kv8_d128_ps64", "", "page size 64", "page size 16", "page_size is 64"),
+        ("moe_topk_deepseek_topk8_ng8_kg4_e256", "", "best 4 of 8", "best 2 of 8", "topk_group is 4"),
+        ("moe_topk_deepseek_topk8_ng8_kg4_e256", "", "4 of 8 groups", "4 of 4 groups", "n_group is 8"),
+        ("moe_topk_deepseek_topk8_ng8_kg4_e256", "", "the 8 best", "the 6 best", "top_k is 8"),
+        ("moe_topk_deepseek_topk8_ng8_kg4_e256", "", "among 256", "among 128", "num_experts is 256"),
+        (
+            "moe_topk_deepseek_shared_experts_topk9_ng8_kg4_e256_s1",
+            "",
+            "the 8 best",
+            "the 9 best",
+            "top_k - num_fused_shared_experts is 8",
+        ),
+        (
+            "gqa_extend_causal_h16_kv8_qk256_vo256_softcap50_window4096",
+            "",
+            "window of 4096",
+            "window of 4095",
+            "window_size is 4096",
+        ),
+        ("gemm_n6144_k4096", "", "4096 input", "6144 input", "K is 4096"),
+        ("gqa_paged_decode_h32_kv8_d128_ps64", "axes/page_size", ".", ", or page size 16.", "page_size is 64"),
+        ("gqa_paged_decode_h32_kv8_d128_ps64", "inputs/q", ".", " of 64 query heads.", "num_qo_heads is 32"),
+        (
+            "gqa_paged_decode_h32_kv8_d128_ps64",
+            "outputs/lse",
+            "logarithm",
+            "logarithm of 5000 rows",
+            "do not follow from",
+        ),
+    ],
+)
+def test_a_size_is_that_of_the_axis_of_which_it_is_said(name: str, section: str, old: str, new: str, said: str) -> None:
+    """Each of these numbers but the last is that of some other axis, or of one digit."""
+    data = load(name, REPOSITORY).to_dict()
+    assert rules(data) == []
+    entry = data
+    for part in section.split("/") if section else ():
+        entry = entry[part]
+    assert old in entry["description"]
+    entry["description"] = entry["description"].replace(old, new, 1)
+    findings = Findings(REPOSITORY / "x.json", REPOSITORY)
+    check_numbers(Candidate(data), findings)
+    (problem,) = findings.problems
+    assert problem.rule == "description-number" and said in problem.message
+    assert problem.pointer == "/".join(["", *filter(None, section.split("/")), "description"])
+
+
+def test_every_way_to_say_a_size_is_used_and_names_axes_that_exist() -> None:
+    used: dict[str, bool] = {}
+    for one in definitions(root=REPOSITORY):
+        for phrase, axes in _phrases().items():
+            if phrase.pattern not in used and phrase.search(one.description) and set(axes) & set(one.const_axes):
+                used[phrase.pattern] = True
+    assert [phrase.pattern for phrase in _phrases() if phrase.pattern not in used] == []
+
+
 @pytest.mark.parametrize("text", ["a", "a.", "1x", "1", "(a", "TP 1, "])
 def test_a_description_of_any_length_is_read_at_once(text: str, minimal: dict[str, Any]) -> None:
     """What looks for numbers begins once in each word; and a number may have more digits than Python converts."""
@@ -165,7 +234,7 @@ def test_arithmetic_in_parentheses(text: str, value: int | None) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("RMSNorm over 4097 features.", "numbers that do not follow from the sizes (hidden_size 512): 4097"),
+        ("RMSNorm of 4097 features.", "numbers that do not follow from the sizes (hidden_size 512): 4097"),
         ("RMSNorm with an epsilon of 1e-05.", "numbers that the reference does not use: 1e-05"),
     ],
 )

@@ -3,7 +3,8 @@
 python -m tools.compatibility PATH_OF_THE_CLONE [--commit COMMIT]
 
 Names, op_types, axes, dtypes, shapes and the constants that decide what a reference computes are taken over; neither
-code nor descriptions are. Without --commit the commit of the present table is read again.
+code nor descriptions are. What people wrote of their semantics stays; tests/compatibility/test_meanings.py checks it.
+Without --commit the commit of the present table is read again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 from flashinfer_trace import find_root
 from flashinfer_trace.ecosystem import constants_of, load_compatibility, table_path
 from flashinfer_trace.files import Lines, laid_out, write_text
+from flashinfer_trace.json_source import TRACES, JsonSourceError, load_object
+from tools.shared.command import end_with
 
 REPOSITORY = "https://github.com/flashinfer-ai/flashinfer-bench"
 FOLDER = "flashinfer_trace/definitions"
@@ -35,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("there is no table yet: give --commit")
     try:
         text = document(options.clone, commit)
-    except (OSError, subprocess.CalledProcessError) as error:
+    except (OSError, JsonSourceError, subprocess.CalledProcessError) as error:
         reason = getattr(error, "stderr", "") or str(error)
         print(f"{options.clone}: cannot read {FOLDER} at {commit}: {reason.strip()}", file=sys.stderr)
         return 2
@@ -48,6 +51,7 @@ def document(clone: Path, commit: str) -> str:
     """The text of the table.
 
     Raises:
+        JsonSourceError: there is no table whose semantics could stay.
         OSError: git is missing.
         subprocess.CalledProcessError: the clone does not have that commit or folder.
     """
@@ -57,6 +61,7 @@ def document(clone: Path, commit: str) -> str:
     table = {
         "$schema": "flashinfer_bench.schema.json",
         "source": {"repository": REPOSITORY, "folder": FOLDER, "commit": full, "date": date},
+        "semantics": load_object(table_path(find_root()), TRACES)["semantics"],
         "definitions": {one["name"]: facts(one) for one in sorted(found, key=lambda one: str(one["name"]))},
     }
     return laid_out(table, layout)
@@ -80,6 +85,8 @@ def layout(path: tuple[str, ...], value: Any) -> Lines | None:
     """One line per section of a Definition."""
     if len(path) == 0:
         return Lines(2, closing=0)
+    if path == ("semantics",):
+        return Lines(4, closing=2)
     if path[0] == "definitions" and len(path) <= 2:
         return Lines(2 * len(path) + 2, closing=2 * len(path))
     return None
@@ -92,4 +99,4 @@ def git(clone: Path, *arguments: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

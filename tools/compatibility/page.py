@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -76,9 +77,9 @@ def state_of(name: str, known: Compatibility, ours: set[str]) -> tuple[str, str]
     for entry in matching(known.decisions["elsewhere"], name):
         other = name.replace(*entry["replace"])
         if other in ours:
-            return "under another name", f"{code(other)}: {escape(entry['reason'])}"
+            return "under another name", f"{code(other)}: {prose(entry['reason'])}"
     for entry in matching(known.decisions["missing"], name):
-        return "missing", escape(entry["reason"])
+        return "missing", prose(entry["reason"])
     raise ValueError(f"schema/compatibility.json does not say why there is no Definition {name}")
 
 
@@ -88,15 +89,22 @@ def names_of(entry: Mapping[str, Any]) -> str:
 
 
 def differences(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    rows = [[names_of(one), code(one["place"]), escape(one["reason"])] for one in entries]
+    rows = [[names_of(one), code(one["place"]), prose(one["reason"])] for one in entries]
     return table(["Definitions", "Place", "Why ours differs"], rows)
 
 
 def behaviour(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    rows = [[names_of(one), *(escape(one[key]) for key in ("where", "theirs", "ours", "reason"))] for one in entries]
+    rows = [[names_of(one), *(prose(one[key]) for key in ("where", "theirs", "ours", "reason"))] for one in entries]
     return table(["Definitions", "Where", "There", "Here", "Why"], rows)
 
 
 def evaluation(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    rows = [[names_of(one), escape(one["limit"]), escape(one["way"])] for one in entries]
+    rows = [[names_of(one), prose(one["limit"]), prose(one["way"])] for one in entries]
     return table(["Definitions", "Limit", "What works"], rows)
+
+
+def prose(text: str) -> str:
+    """A text of `schema/compatibility.json` in Markdown: what stands in single backticks is code, the rest literal."""
+    parts = re.split("`([^`]+)`", " ".join(text.split()))
+    literal = [re.sub(r"\S+", lambda word: escape(word[0]), part) for part in parts]
+    return "".join(code(part) if number % 2 else literal[number] for number, part in enumerate(parts))

@@ -9,6 +9,7 @@ them is committed.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import re
 import subprocess
@@ -18,10 +19,13 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from tools.shared.command import end_with
 from tools.source_archives import LARGEST_FILE, file_hash
 
 DISTRIBUTION, VERSION = "flashinfer-bench", "0.1.2"
 SHA256 = "3056ba7a9da4ac3cf6727c50038b9c7422c75f0c38e14e1e9a9aaa59a775d238"
+#: `digest` of the directory with its Definitions.
+CONTENT = "cbec160375ffc39c02e57adced46eb172fc64eba35b30ee7befe185e7dd797a3"
 DEFAULT = Path(".flashinfer-bench")
 _MEMBER = re.compile(r"[\w.-]+/flashinfer_trace/definitions/\w+/(\w+\.json)")
 
@@ -88,6 +92,20 @@ def unpack(archive: Path, directory: Path) -> int:
     return count
 
 
+def digest(directory: Path) -> str:
+    """The SHA-256 of the names and the content of all JSON files under a directory."""
+    found = hashlib.sha256()
+    for path in sorted(directory.rglob("*.json")):
+        found.update(f"{path.name} {file_hash(path)}\n".encode())
+    return found.hexdigest()
+
+
+def identity(directory: Path) -> str:
+    """The name of the dataset in a directory: the release, or the digest of another one."""
+    found = digest(directory)
+    return f"{DISTRIBUTION} {VERSION}" if found == CONTENT else f"files with the SHA-256 {found}"
+
+
 def _download(directory: Path) -> Path:
     """Runs `pip download` for the source distribution; its version, which only git would tell, is given."""
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet", "--no-deps"]
@@ -104,4 +122,4 @@ def _download(directory: Path) -> Path:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

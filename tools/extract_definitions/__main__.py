@@ -39,6 +39,7 @@ from tools.extract_definitions.traces import RELEASE, SOURCES, STAGES, TRACING, 
 from tools.kernel_tracing.configuration.requested import ConfigurationError, Server, parse_server
 from tools.kernel_tracing.report.messages import progress
 from tools.kernel_tracing.source.sources import fetching
+from tools.shared.command import end_with
 
 #: What a model, a dataset or its records may raise; each message names the file.
 UNUSABLE = (
@@ -281,4 +282,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

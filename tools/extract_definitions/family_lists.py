@@ -12,7 +12,7 @@ from typing import Any
 
 from flashinfer_trace.files import Lines, laid_out
 from flashinfer_trace.json_source import load_object
-from flashinfer_trace.kernel_paths import KINDS, tag_of_kernel
+from flashinfer_trace.kernel_paths import KINDS, Claimable
 from flashinfer_trace.model_claims import FamilyTags, ModelClaims, family_tags_path
 
 #: Namespaces that do not follow from the family.
@@ -46,14 +46,14 @@ class FamilyLists:
         """The file with the names that it gains."""
         return laid_out(self.document, _lines)
 
-    def created(self, name: str, family: str, tags: Iterable[str], proven: Set[str], all_stages: bool) -> set[str]:
+    def created(self, name: str, family: str, tags: Iterable[str], kernels: Claimable, all_stages: bool) -> set[str]:
         """The tags of a new Definition: those of its recipe, and the kernels that the family has at all sizes.
 
         Args:
             name: its name.
             family: its family.
             tags: those of the recipe.
-            proven: the kernels that run for it.
+            kernels: what its tags may say of kernels.
             all_stages: whether `tags` name every stage that calls it; otherwise it gets those of the family as well.
         """
         groups = self.document["families"].get(family)
@@ -63,15 +63,15 @@ class FamilyLists:
         unwanted = {one for one in given - wanted if one[0] == "tags" and (all_stages or not _is_stage(one))}
         for item in sorted(unwanted):
             _exclude(groups, name, item)
-        return self._settled(groups, name, tags, wanted - given, proven, bool(unwanted))
+        return self._settled(groups, name, tags, wanted - given, kernels, bool(unwanted))
 
-    def merged(self, name: str, family: str, tags: Iterable[str], proven: Set[str]) -> set[str]:
+    def merged(self, name: str, family: str, tags: Iterable[str], kernels: Claimable) -> set[str]:
         """The tags of an existing Definition: `tags`, with exactly the kernels that the family gives it."""
         groups = self.document["families"].get(family)
         if groups is None:
             return set(tags)
         missing = {one for one in _items(tags) - _given(groups, name) if one[0] == "tags"}
-        return self._settled(groups, name, tags, missing, proven)
+        return self._settled(groups, name, tags, missing, kernels)
 
     def _settled(
         self,
@@ -79,7 +79,7 @@ class FamilyLists:
         name: str,
         tags: Iterable[str],
         missing: Set[Item],
-        proven: Set[str],
+        kernels: Claimable,
         changed: bool = False,
     ) -> set[str]:
         """What the family gives after its lists gained what is missing, and the tags that follow from elsewhere."""
@@ -87,10 +87,10 @@ class FamilyLists:
             _include(groups, name, item, _items(tags))
         if missing or changed:
             self.changed[name] = None
-        given = {
-            tag_of_kernel(value, set(proven)) if kind == "kernels" else value for kind, value in _given(groups, name)
-        }
-        return given | {tag for tag in tags if tag.partition(":")[0] in OTHERS}
+        given = _given(groups, name)
+        found = {value for kind, value in given if kind == "tags"}
+        found |= kernels.tags(value for kind, value in given if kind == "kernels")
+        return found | {tag for tag in tags if tag.partition(":")[0] in OTHERS}
 
 
 def _items(tags: Iterable[str]) -> set[Item]:

@@ -19,6 +19,8 @@ from tools.kernel_tracing.configuration.checks import EXPERTS
 TAG = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*")
 #: Where the configuration of a model for images or speech, too, has that of its language model.
 PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
+#: The fields that say how weights are quantised; SGLang reads the second where the first is absent.
+QUANTIZATION = ("quantization_config", "compression_config")
 
 
 class DeclaredFields(Mapping[str, Any]):
@@ -110,6 +112,19 @@ class Model:
         if not (isinstance(named, list) and named and isinstance(named[0], str) and len(named[0]) <= MAX_NAME):
             raise ExtractionError(f"{self.path}: the field 'architectures' is {shown(named)}; it must list one class")
         return named[0]
+
+    @property
+    def quantization_field(self) -> str:
+        """The field that says how the weights are quantised; "" if none does."""
+        return next((field for field in QUANTIZATION if field in self), "")
+
+    @property
+    def quantization(self) -> Mapping[str, Any] | None:
+        """How the weights are quantised; None if they are not, empty if the field does not hold an object."""
+        if not (field := self.quantization_field):
+            return None
+        value = self.config[field]
+        return value if isinstance(value, Mapping) else {}
 
     @property
     def head_dim(self) -> int:

@@ -94,7 +94,8 @@ class Request:
 
     Attributes:
         unused: ops that this configuration never calls, with the reason.
-        uncovered: ops that a recipe knows but cannot cover for this model, with the reason.
+        uncovered: ops that a recipe knows but cannot cover for this model, with the reason. An op that the
+            configuration needs and the trace lacks is one of them.
         left_out: messages on the sizes that were left out, with the reason.
     """
 
@@ -120,6 +121,19 @@ class Request:
         if not found.kernels and not wanted:  # torch computes it whenever the op runs
             stages = set(STAGES)
         return tuple(stage for stage in STAGES if stage in stages and stage in self.options.stages)
+
+    def expect(self, op: str, what: str) -> None:
+        """Reports an op that this configuration needs as not covered if the trace lacks it.
+
+        The trace of one server is that of this configuration: what it lacks, the server does not call.
+
+        Args:
+            op: the op.
+            what: what the configuration needs, in words.
+        """
+        if self.usage.op(op) is None and self.options.ranks is None:
+            reason = f"the configuration needs {what}; the trace of {self.usage.architecture} lacks the op"
+            self.uncovered.setdefault(op, reason)
 
     def tensor_parallel(self, default: Sequence[int]) -> list[int]:
         """The tensor-parallel sizes at which this model's heads can be divided.

@@ -16,7 +16,7 @@ from flashinfer_trace.definition import Definition
 from flashinfer_trace.files import json_text
 from flashinfer_trace.json_source import load_object
 from flashinfer_trace.kernel_coverage import definitions_by_kernel
-from flashinfer_trace.kernel_paths import proven_paths, with_claims
+from flashinfer_trace.kernel_paths import claimable
 from flashinfer_trace.model_claims import load_model_claims
 from flashinfer_trace.naming import Naming, derive_name, load_naming, ordered
 from flashinfer_trace.reference import render
@@ -36,6 +36,8 @@ PARTLY, OUTSIDE = "partly", "outside"
 STATES = (CREATED, TAGGED, SKIPPED, PARTLY, OUTSIDE, UNSUPPORTED, CONFLICT)
 #: Fields of a configuration that some recipe understands.
 UNDERSTOOD = frozenset().union(*(recipe.fields for recipe in RECIPES)) | {"architectures"}
+#: Kernels of functions that no family covers and that an op runs beside that of its family: recipes report these ops.
+WITHOUT_FAMILY = frozenset({"triton:fused_softcap_kernel"})
 #: Sections of a Definition that decide what it computes. Descriptions within them do not count.
 CONTRACT = ("op_type", "axes", "constraints", "inputs", "outputs", "reference")
 
@@ -91,6 +93,7 @@ class Planner:
         self.claims = load_model_claims(root)
         self.titles: Mapping[str, str] = self.claims.titles if self.claims else {}
         self.lists, self.all_stages = FamilyLists(root, self.claims), True
+        self.reviews: dict[Path, dict[str, Any]] = {}
 
     def plan(self, requests: Sequence[Request]) -> Plan:
         """The plan for several models, which may share kernels.
@@ -101,7 +104,7 @@ class Planner:
         groups: dict[Any, list[tuple[Recipe, Need]]] = defaultdict(list)
         review: dict[tuple[str, str, str], list[str]] = defaultdict(list)
         unused: dict[tuple[str, str], list[str]] = defaultdict(list)
-        self.lists, self.all_stages = FamilyLists(self.root, self.claims), all_stages(requests)
+        self.lists, self.all_stages, self.reviews = FamilyLists(self.root, self.claims), all_stages(requests), {}
         for request in requests:
             found = self.needs(request)
             if self.claims is not None:
@@ -140,7 +143,7 @@ class Planner:
             if op.group in ("", "sampling")
             and (op.name in request.uncovered or (op.name not in ops and op.name not in request.unused))
         }
-        return ops, uncovered
+        return ops, uncovered | _not_traced(request)
 
     def needs(self, request: Request) -> list[tuple[Recipe, Need]]:
         """Needs that both witnesses confirm and whose family the dataset has; the others are recorded as uncovered."""
@@ -165,7 +168,9 @@ class Planner:
             # One of these fields may be why an op is called after all.
             refused |= {op: dict.fromkeys(unknown) for op in request.unused if request.usage.op(op)}
             request.unused.clear()
-        request.uncovered.update({op: "; ".join(why) for op, why in refused.items()})
+        for op, why in refused.items():
+            known = [request.uncovered[op]] if op in request.uncovered else []
+            request.uncovered[op] = "; ".join(dict.fromkeys([*known, *why]))
         return found
 
     def name_of(self, need: Need) -> str:
@@ -198,7 +203,7 @@ class Planner:
             data["tags"] = self._listed(needs[0].family, data)
             return Row(CREATED, name, models, "", target, json_text(data))
         existing = _read(path)
-        differences = [section for section in CONTRACT if _contract(existing, section) != _contract(data, section)]
+        differences = _differences(existing, data)
         if differences or not self.deduplicate:
             reason = f"other {', '.join(differences)}" if differences else "exists, and duplicates were requested"
             return self._conflict(path, data, models, reason)
@@ -226,13 +231,14 @@ class Planner:
 
     def _listed(self, family: str, data: dict[str, Any]) -> list[str]:
         """The tags of a new Definition, as the lists of its family give them from now on."""
-        proven = proven_paths(self.root, data)
-        return ordered(self.lists.created(data["name"], family, data["tags"], proven, self.all_stages), self.naming)
+        kernels = claimable(self.root, data)
+        return ordered(self.lists.created(data["name"], family, data["tags"], kernels, self.all_stages), self.naming)
 
     def _merged(self, family: str, existing: dict[str, Any], data: dict[str, Any]) -> list[str]:
         """The tags of an existing Definition with the recipe's; its family decides on the kernels."""
-        tags = merged(list(existing["tags"]), data["tags"], self.naming)
-        settled = self.lists.merged(data["name"], family, tags, proven_paths(self.root, data))
+        kernels = claimable(self.root, data)
+        tags = kernels.retagged(merged(list(existing["tags"]), data["tags"], self.naming), self.naming)
+        settled = self.lists.merged(data["name"], family, tags, kernels)
         return tags if settled == set(tags) else ordered(settled, self.naming)
 
     def _described(self, text: str, tags: list[str]) -> bool:
@@ -244,17 +250,16 @@ class Planner:
         return not untagged_models(text, tags, self.titles) and not untagged_sizes(text, tags)
 
     def _conflict(self, path: Path, data: dict[str, Any], models: tuple[str, ...], reason: str) -> Row:
-        """A file for review next to the existing one; an identical one that is already there is kept."""
+        """A file for review next to the existing one; one of the same kernel that is already there is kept."""
         version = 2
-        while True:
-            name = f"{path.stem}_v{version}"
-            review = path.with_name(f"{name}.json.review")
-            text = json_text({**data, "name": name})
-            if not review.exists():
-                return Row(CONFLICT, path.stem, models, f"{reason}; see {review.name}", review, text)
-            if review.read_text(encoding="utf-8") == text:
-                return Row(CONFLICT, path.stem, models, f"{reason}; see {review.name}, already there")
+        while (review := path.with_name(f"{path.stem}_v{version}.json.review")).exists() or review in self.reviews:
+            with contextlib.suppress(ExtractionError):  # notes of a reviewer, for example
+                if not _differences(self.reviews.get(review) or _read(review), data):
+                    return Row(CONFLICT, path.stem, models, f"{reason}; see {review.name}, already there")
             version += 1
+        self.reviews[review] = data
+        text = json_text({**data, "name": f"{path.stem}_v{version}"})
+        return Row(CONFLICT, path.stem, models, f"{reason}; see {review.name}", review, text)
 
     def _definition(self, recipe: Recipe, needs: list[Need]) -> dict[str, Any]:
         """The complete JSON of a Definition."""
@@ -270,7 +275,7 @@ class Planner:
             **{key: parts[key] for key in ("axes", "constraints", "inputs", "outputs")},
             "reference": reference,
         }
-        tags = with_claims([*parts["tags"]], proven_paths(self.root, data), self.naming)
+        tags = claimable(self.root, data).retagged([*parts["tags"]], self.naming)
         data["tags"] = ordered([self._status(data), *tags], self.naming)
         return data
 
@@ -288,16 +293,24 @@ def _unclassified(request: Request) -> Iterator[str]:
         )
 
 
+def _not_traced(request: Request) -> dict[str, str]:
+    """The ops that the configuration needs and the trace lacks, with the reason."""
+    return {op: reason for op, reason in request.uncovered.items() if request.usage.op(op) is None}
+
+
 def _for_review(root: Path, request: Request, met: set[str]) -> Iterator[tuple[str, str, str]]:
     """State, op and reason: ops that have no Definition, and the kernels of other ops that no recipe covers."""
     covered = {kernel for recipe in RECIPES for kernel in recipe.kernels}
+    for name, reason in _not_traced(request).items():
+        yield UNSUPPORTED, name, reason
     for op in request.usage.ops:
         kernels = _kernels(request, op)
         own = op.group in ("", "sampling")
         if (op.kernels and not kernels) or (own and op.name in request.unused and op.name not in met):
             continue
         if own and op.name in met:
-            others = [kernel for kernel in kernels if kernel_name(kernel) not in covered]
+            reported = WITHOUT_FAMILY if op.name in request.uncovered else frozenset()
+            others = [kernel for kernel in kernels if kernel_name(kernel) not in covered | reported]
             if op.name in request.uncovered:
                 yield UNSUPPORTED, op.name, request.uncovered[op.name]
             if others:
@@ -344,6 +357,11 @@ def _read(path: Path) -> dict[str, Any]:
             f"{path}: not a Definition: {error}; run `flashinfer-trace validate {path}` for details"
         ) from error
     return data
+
+
+def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The sections in which two Definitions describe different kernels."""
+    return [section for section in CONTRACT if _contract(one, section) != _contract(other, section)]
 
 
 def _contract(data: Mapping[str, Any], section: str) -> Any:

@@ -40,6 +40,7 @@ from tools.kernel_tracing.report.refusals import failure, refusal
 from tools.kernel_tracing.source.index import Index
 from tools.kernel_tracing.source.sources import SourcesError, SourceTree, fetching, find_sources
 from tools.op_tracing.trace import trace
+from tools.shared.command import end_with
 
 STAGES = ("prefill", "decode")
 #: Stands among the kernels of an op for PyTorch itself.
@@ -330,4 +331,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end_with(lambda: main(sys.argv[1:]))

@@ -12,7 +12,7 @@ from typing import Any
 
 from tools.extract_definitions.layer_sizes import other_sizes
 from tools.extract_definitions.model_code import built_by
-from tools.extract_definitions.models import Model
+from tools.extract_definitions.models import QUANTIZATION, Model
 from tools.extract_definitions.needs import Need, Request
 from tools.extract_definitions.settings import COMMUNICATED, EXPRESSED, LINEAR, Settings, is_variant, settings
 
@@ -34,6 +34,8 @@ CACHED_ROPE = ("default", "linear", "dynamic", "llama3", "yarn", "deepseek_yarn"
 #: Parts of a layer that a checkpoint leaves unquantised are named by the module around them.
 MODULES = {"qkv_proj": "self_attn", "o_proj": "self_attn", "logits_processor": "lm_head"}
 FP8_BLOCKS = ("fp8", [128, 128])
+#: What says in which numbers keys and values are stored.
+KV_CACHE = ("kv_cache_scheme", "kv_cache_quant_algo")
 #: Padding of the vocabulary of SGLang's VocabParallelEmbedding.
 VOCABULARY_PADDING = 64
 #: Defaults of a field that the code reads, and the question whether it is there, that switch on nothing.
@@ -86,7 +88,7 @@ def unclassified(model: Model, understood: frozenset[str]) -> list[str]:
 
 def _classified(understood: frozenset[str]) -> frozenset[str]:
     known = known_fields()
-    return understood | known.harmless | set(known.neutral) | {"quantization_config", *DTYPES}
+    return understood | known.harmless | set(known.neutral) | {*QUANTIZATION, *DTYPES}
 
 
 def not_understood(request: Request, understood: frozenset[str]) -> list[str]:
@@ -162,23 +164,22 @@ def _of_numbers(request: Request, op_type: str, op: str) -> Iterator[str]:
     for field in DTYPES:
         if field in model and model.config[field] != "bfloat16":
             yield f"the families are for bfloat16 ({field} {model.config[field]})"
-    quantization = model.config.get("quantization_config")
-    if not isinstance(quantization, dict):
+    if (quantization := model.quantization) is None:
         return
     method = quantization.get("quant_method")
+    said = f"{model.quantization_field} {method}"
     if op_type in GROUPS["attention"]:
-        if quantization.get("kv_cache_scheme"):
-            yield f"keys and values are quantised (kv_cache_scheme in quantization_config {method})"
+        yield from (f"keys and values are quantised ({name} in {said})" for name in KV_CACHE if quantization.get(name))
     elif op_type in ("moe", "gemm") or (op_type == "activation" and op != "act_fn"):
         blocks = (method, quantization.get("weight_block_size"))
         if blocks != FP8_BLOCKS and not (op_type == "gemm" and _is_left(request, op, quantization)):
-            yield f"no family covers the numbers of this checkpoint (quantization_config {method})"
+            yield f"no family covers the numbers of this checkpoint ({said})"
 
 
 def is_quantised(request: Request, op: str) -> bool:
     """Whether the published weights of a linear layer are fp8 with block scales."""
-    quantization = request.model.config.get("quantization_config")
-    if op in ("gate", "logits_processor") or not isinstance(quantization, Mapping):
+    quantization = request.model.quantization
+    if op in ("gate", "logits_processor") or quantization is None:
         return False
     blocks = (quantization.get("quant_method"), quantization.get("weight_block_size"))
     return blocks == FP8_BLOCKS and not _is_left(request, op, quantization)

@@ -1,7 +1,7 @@
 """Gives thousands of hostile files to commands that read such files: docs/hostile_files.md says which got which. None
 may end with a traceback, take more than 5 seconds or 500 MB, or print a line that nobody can read.
 
-    python -m tools.fuzz                               # 20,000 Definitions and references, 1,000 other files
+    python -m tools.fuzz                               # 20,000 Definitions and references, 2,000 other files
     python -m tools.fuzz --group others                # one group only
     python -m tools.fuzz --files 500 --seed 7          # fewer files, or other ones; writes nothing
     python -m tools.fuzz --seed 0 --replay others:17   # one file again: what it is, and what each command says
@@ -25,9 +25,10 @@ from flashinfer_trace.files import write_json
 from tools.fuzz.run import MEGABYTES, SECONDS, Case, Outcome, kind_of, run_case, start_worker
 from tools.fuzz.sandbox import KINDS
 from tools.fuzz.summary import RESULTS, merged, summarise
+from tools.shared.command import end_with
 from tools.shared.limited_pool import Ended, default_processes, outcomes
 
-FILES, OTHERS, SEED = 20_000, 1_000, 0
+FILES, OTHERS, SEED = 20_000, 2_000, 0
 #: How many files of each group a whole run has.
 WHOLE = {"definitions": FILES, "others": OTHERS}
 #: Seconds of the clock for all commands of one file; a loaded machine is slow, so the limit of each is measured apart.
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=FILES, metavar="N", help="Definitions, references [%(default)s]")
-    parser.add_argument("--others", type=int, metavar="N", help=f"other files [{OTHERS}, or a twentieth of --files]")
+    parser.add_argument("--others", type=int, metavar="N", help=f"other files [{OTHERS}, or a tenth of --files]")
     parser.add_argument("--group", choices=KINDS, help="only the files of this group")
     parser.add_argument("--seed", type=int, default=SEED, metavar="N", help="which files [%(default)s]")
     parser.add_argument("--replay", metavar="GROUP:N", help="only this file of the seed, in this process")
@@ -108,4 +109,4 @@ def replay(case: Case) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

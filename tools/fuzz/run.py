@@ -208,16 +208,36 @@ def run_command(command: Command, sandbox: Sandbox, path: Path) -> tuple[int, st
 
 def tool(name: str, arguments: Sequence[str]) -> int:
     """Exit status of a tool."""
+    from flashinfer_trace.benching import results
     from tools import family_tags, traffic_statistics
     from tools.extract_definitions.__main__ import main as extract
     from tools.kernel_tracing.__main__ import main as trace
+    from tools.kernel_tracing.configuration.requested import ConfigurationError, parse
     from tools.runtime_tracing.__main__ import main as runtime
 
+    def configuration(given: list[str]) -> int:
+        return _read(lambda: parse(f"model={given[0]}"), ConfigurationError)
+
+    def times(given: list[str]) -> int:
+        return _read(lambda: list(results.read(Path(given[0]))), results.ResultsError)
+
     mains: dict[str, Callable[[list[str]], int]] = {
+        "configuration": configuration,
         "extract": extract,
         "family_tags": family_tags.main,
         "runtime": runtime,
         "statistics": traffic_statistics.main,
+        "times": times,
         "trace": trace,
     }
     return mains[name](list(arguments))
+
+
+def _read(reader: Callable[[], object], error: type[Exception]) -> int:
+    """Exit status of a command whose reader alone is called: all else of it needs sources, or a GPU."""
+    try:
+        reader()
+    except error as refused:
+        print(refused, file=sys.stderr)
+        return 2
+    return 0

@@ -86,26 +86,31 @@ KINDS: dict[str, Sequence[Kind]] = {
         Kind("reference", 150, (VALIDATE, EMBED), (VERIFY,)),
     ),
     "others": (
-        Kind("evidence", 60, (VALIDATE, EMBED, SHOW, KERNELS, VERIFY, EXTRACT)),
-        Kind("naming", 50, (VALIDATE, EMBED, LIST, SHOW, KERNELS, VERIFY, EXTRACT)),
+        Kind("evidence", 130, (VALIDATE, EMBED, SHOW, KERNELS, VERIFY, EXTRACT)),
+        Kind("naming", 130, (VALIDATE, EMBED, LIST, SHOW, KERNELS, VERIFY, EXTRACT)),
         Kind("records", 40, (VALIDATE, EMBED, SHOW, KERNELS, VERIFY)),
         Kind("schema", 40, (VALIDATE, EMBED)),
-        Kind("model", 40, (VALIDATE, EMBED, EXTRACT, ("extract", "--config", "FILE", *EXTRACT[1:]))),
-        Kind("needs", 50, (VALIDATE, EMBED, *COVERAGE, KERNELS)),
-        Kind("claims", 80, (VALIDATE, EMBED, EXTRACT)),
-        Kind("family_tags", 80, (VALIDATE, EMBED, EXTRACT, ("family_tags",))),
-        Kind("kernel_paths", 80, (VALIDATE, EMBED, SHOW, KERNELS, VERIFY)),
-        Kind("compatibility", 60, (VALIDATE, EMBED)),
-        Kind("flashinfer_bench", 70, (VALIDATE, EMBED)),
-        Kind("gpus", 80, (VALIDATE, EMBED, COST)),
-        Kind("traffic", 90, (VALIDATE, COST_OF_WORKLOAD, COST_OF_REQUESTS, ("statistics", "LENGTHS")), sealed=True),
-        Kind("workloads", 60, (COST_OF_WORKLOAD,)),
-        Kind("runtime", 60, (COMPARE,), sealed=True),
-        Kind("no_definition", 20, (KERNELS,)),
-        Kind("digest", 20, (EXTRACT,)),
+        Kind(
+            "model",
+            120,
+            (VALIDATE, EMBED, EXTRACT, ("extract", "--config", "FILE", *EXTRACT[1:]), ("configuration", "FILE")),
+        ),
+        Kind("needs", 40, (VALIDATE, EMBED, *COVERAGE, KERNELS)),
+        Kind("claims", 40, (VALIDATE, EMBED, EXTRACT)),
+        Kind("family_tags", 40, (VALIDATE, EMBED, EXTRACT, ("family_tags",))),
+        Kind("kernel_paths", 40, (VALIDATE, EMBED, SHOW, KERNELS, VERIFY)),
+        Kind("compatibility", 40, (VALIDATE, EMBED)),
+        Kind("flashinfer_bench", 40, (VALIDATE, EMBED)),
+        Kind("gpus", 40, (VALIDATE, EMBED, COST)),
+        Kind("traffic", 50, (VALIDATE, COST_OF_WORKLOAD, COST_OF_REQUESTS, ("statistics", "LENGTHS")), sealed=True),
+        Kind("workloads", 30, (COST_OF_WORKLOAD,)),
+        Kind("runtime", 30, (COMPARE,), sealed=True),
+        Kind("no_definition", 10, (VALIDATE, EMBED, KERNELS)),
+        Kind("digest", 10, (EXTRACT,)),
+        Kind("times", 10, (("times", "RESULTS"),)),
         Kind(
             "trace",
-            20,
+            120,
             (
                 ("trace", "--diff", "FILE", "GOOD"),
                 ("trace", "--verify", "FILE", "--sources", "SOURCES"),
@@ -158,6 +163,7 @@ class Sandbox:
             "runtime": "traces/runtime/*.json",
             "no_definition": "traces/kernels_without_definition.json",
             "digest": "traces/digests/*.json",
+            "times": "results/*/*/*.jsonl",
             "trace": "traces/bad.json",
         }
         found = sorted(self.root.glob(patterns[kind]))
@@ -176,6 +182,7 @@ class Sandbox:
             "WORKLOAD_OF_PAGED": WORKLOADS[paged],
             "FILE": str(path),
             "GOOD": str(self.root / "traces" / "good.json"),
+            "RESULTS": str(self.root / "results"),
             "RUNS": str(self.root / "traces" / "runtime"),
             "SOURCES": str(self.root / "sources"),
             "LENGTHS": str(self.root / "sources" / "lengths.csv"),
@@ -201,6 +208,10 @@ def build(root: Path, source: Path) -> None:
         "workloads/traffic.json",
     ):
         copy(source, root, name)
+    times = min(source.glob("results/*/rmsnorm/*.jsonl"))
+    line = times.read_text(encoding="utf-8").splitlines()[0]  # one line is JSON, as the other files here are
+    (root / times.relative_to(source)).parent.mkdir(parents=True)
+    (root / times.relative_to(source)).write_text(f"{line}\n", encoding="utf-8")
     trace = json.dumps(small_trace(source), indent=1)
     for name in ("good", "bad"):
         (root / "traces" / f"{name}.json").write_text(trace, encoding="utf-8")

@@ -15,10 +15,12 @@ __all__ = ["RESULTS", "document", "merged", "summarise"]
 
 #: What a person calls a tool; a command of ``flashinfer-trace`` is shown as it is typed.
 TOOLS = {
+    "configuration": "tools.kernel_tracing --config",
     "extract": "tools.extract_definitions",
     "family_tags": "tools.family_tags",
     "runtime": "tools.runtime_tracing",
     "statistics": "tools.traffic_statistics",
+    "times": "bench --missing",
     "trace": "tools.kernel_tracing",
 }
 FIGURES = ("files", "commands", "refused", "findings")
@@ -35,7 +37,8 @@ digests of themselves (recorded runs, traffic) got digests that are right again.
 
 Every file of a kind was given to the commands in the second column. Those in the third column take long, and got one
 file in {every}, drawn at random. Of a tool, the table has the name only; `tools/fuzz/sandbox.py` has its arguments, and
-the dataset. Commands that are not in the table got no such file. *Commands* counts how often a command was run.
+the dataset. Of `tools.kernel_tracing --config` and `bench --missing`, which need sources or a GPU, only what reads the
+file was run. Commands that are not in the table got no such file. *Commands* counts how often a command was run.
 *Refused* counts the runs whose exit status was neither 0 nor that of the same command with the valid file; the others
 had nothing to object to, because they do not read what was changed, or because it was still valid. *Findings* are
 tracebacks, crashes, lines of more than 5000 characters, and commands that took more than {seconds:g} seconds of a

@@ -21,6 +21,7 @@ from flashinfer_trace.json_source import load_object
 from flashinfer_trace.kernel_paths import KINDS, kernel_paths_path, load_kernel_paths
 from flashinfer_trace.records import load_records
 from tools.kernel_paths.resolve import callers_of_ops, exists, public_names
+from tools.shared.command import end_with
 from tools.shared.source_packages import package_version
 
 #: Packages whose modules are listed whole -> the part of the path that their modules share.
@@ -114,4 +115,4 @@ def listed_modules(directory: Path, package: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

@@ -50,6 +50,7 @@ from tools.kernel_tracing.report.trace_files import (
 from tools.kernel_tracing.source.index import Index
 from tools.kernel_tracing.source.sources import SourcesError, find_sources
 from tools.kernel_tracing.verify.check import check
+from tools.shared.command import end_with
 
 #: What is done -> the options that it reads; "" for a trace.
 READS: dict[str, tuple[str, ...]] = {
@@ -192,4 +193,4 @@ def _model_files(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

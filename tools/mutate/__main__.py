@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -25,7 +24,7 @@ import click
 from flashinfer_trace import definitions, find_root
 from flashinfer_trace.cli.verification import missing_packages
 from flashinfer_trace.families import family_of
-from flashinfer_trace.files import write_json, write_text
+from flashinfer_trace.files import UnreadableFile, read_text, write_json, write_text
 from flashinfer_trace.harness.family import Family
 from flashinfer_trace.ledger import RECORDED_ON
 from tools.mutate.campaign import Judging, run_campaign
@@ -33,8 +32,11 @@ from tools.mutate.cases import known_families, representative
 from tools.mutate.kernel_power import load_power, render_power
 from tools.mutate.mutants import Mutant, mutants
 from tools.mutate.reasons import EQUIVALENTS, KEPT, Reason, ReasonError, read_reasons, unmatched
+from tools.mutate.results import MutateDataError, read_summaries
 from tools.mutate.runner import judge_all
 from tools.mutate.summary import RESULTS, below_floor, mutants_digest, overall, render, score
+from tools.mutate.times import TIMES, Stopwatch, read_times, render_times
+from tools.shared.command import end_with
 from tools.shared.limited_pool import default_processes
 
 DOCUMENT = "docs/harness_power.md"
@@ -57,12 +59,15 @@ def main(arguments: list[str] | None = None) -> int:
         equivalents, kept = read_reasons(EQUIVALENTS), read_reasons(KEPT)
     except ReasonError as error:
         parser.error(str(error))
-    if options.check:
-        return report(out_of_date(find_root(), kept))
     try:
-        return measure(options.families, judging(options), equivalents, kept)
+        if options.check:
+            return report(out_of_date(find_root(), kept))
+        processes = None if options.cluster else options.processes
+        return measure(options.families, judging(options), equivalents, kept, processes)
     except click.ClickException as error:
         return report([f"error: {error.format_message()}"])
+    except (MutateDataError, UnreadableFile) as error:
+        return report([f"error: {error}"])
 
 
 def judging(options: argparse.Namespace) -> Judging:
@@ -74,8 +79,14 @@ def judging(options: argparse.Namespace) -> Judging:
     return partial(judge_on_cluster, address=options.cluster)
 
 
-def measure(names: list[str], judging: Judging, equivalents: list[Reason], kept: list[Reason]) -> int:
-    """Runs, prints, and writes results and document; families that did not run keep their results."""
+def measure(
+    names: list[str], judging: Judging, equivalents: list[Reason], kept: list[Reason], processes: int | None = None
+) -> int:
+    """Runs, prints, and writes results and document; families that did not run keep their results.
+
+    A run that judged every mutant on this machine, in so many processes, also writes down how long it took.
+    """
+    watch = Stopwatch()
     families = {name: family for name, family in known_families().items() if not names or name in names}
     campaign = run_campaign(families, equivalents, judging)
     problems = campaign.problems
@@ -90,10 +101,12 @@ def measure(names: list[str], judging: Judging, equivalents: list[Reason], kept:
     print(f"all: {score(overall(campaign.summaries)):.2%} of {overall(campaign.summaries)['mutants']}")
     if not names:
         problems += wrong_reasons(campaign.mutants, campaign.summaries, equivalents, kept)
-    committed = json.loads(RESULTS.read_text(encoding="utf-8")) if names else {}
+    committed = read_summaries(RESULTS) if names else {}
     merged = {**committed, **campaign.summaries}
     summaries = {name: merged[name] for name in known_families() if name in merged}
     write_json(RESULTS, summaries)
+    if processes and not names and campaign.judged == len(campaign.mutants):
+        write_json(TIMES, watch.figures(processes, campaign.judged))
     write_text(find_root() / DOCUMENT, document(summaries, kept))
     return report(problems + below_floor(summaries))
 
@@ -110,7 +123,7 @@ def wrong_reasons(
 
 def out_of_date(root: Path, kept: list[Reason]) -> list[str]:
     """Why the committed results or document are older than the references, the operators or the reasons."""
-    summaries: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
+    summaries = read_summaries(RESULTS)
     families = known_families()
     lines = other_families(families, summaries)
     for name in sorted(families.keys() & summaries.keys()):
@@ -133,7 +146,7 @@ def other_mutants(name: str, found: Sequence[Mutant], summaries: Mapping[str, An
 def other_document(root: Path, summaries: dict[str, Any], kept: list[Reason]) -> list[str]:
     """A line if the committed document is not that of these results and reasons."""
     path = root / DOCUMENT
-    same = path.is_file() and path.read_text(encoding="utf-8") == document(summaries, kept)
+    same = path.exists() and read_text(path) == document(summaries, kept)
     return [] if same else [f"{DOCUMENT} is out of date; {FIX}"]
 
 
@@ -144,7 +157,7 @@ def document(summaries: dict[str, Any], kept: list[Reason]) -> str:
         name: {fault: family.why_unseen(fault) for record in records for fault in record["faults"]}
         for name, family in families.items()
     }
-    return render(summaries, kept) + render_power(records, unseen, recordable())
+    return render(summaries, kept) + render_times(read_times(TIMES)) + render_power(records, unseen, recordable())
 
 
 def recordable() -> set[tuple[str, str]]:
@@ -159,7 +172,7 @@ def recordable() -> set[tuple[str, str]]:
 
 def harness_power() -> str:
     """The text of docs/harness_power.md, from what is committed."""
-    return document(json.loads(RESULTS.read_text(encoding="utf-8")), read_reasons(KEPT))
+    return document(read_summaries(RESULTS), read_reasons(KEPT))
 
 
 def report(problems: list[str]) -> int:
@@ -169,4 +182,4 @@ def report(problems: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

@@ -34,11 +34,13 @@ class Campaign:
         summaries: by family (see `summary.family_summary`).
         mutants: all of them.
         problems: one line for each reason that does not hold.
+        judged: how many mutants this run judged; the others' verdicts were kept from before.
     """
 
     summaries: dict[str, dict[str, Any]] = field(default_factory=dict)
     mutants: list[Mutant] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    judged: int = 0
 
 
 def run_campaign(families: Mapping[str, Family], equivalents: Sequence[Reason], judging: Judging) -> Campaign:
@@ -56,7 +58,7 @@ def run_campaign(families: Mapping[str, Family], equivalents: Sequence[Reason], 
         found[name] = mutants(chosen[name], family)
         stores[name] = default_store(family, chosen[name])
         campaign.mutants += found[name]
-    judge_missing(campaign.mutants, stores, judging)
+    campaign.judged = judge_missing(campaign.mutants, stores, judging)
     verdicts = {name: [stores[name].known[source_key(m.source)] for m in own] for name, own in found.items()}
     checks = {name: check_store(family, chosen[name]) for name, family in families.items()}
     campaign.problems += failed_checks(found, verdicts, equivalents, checks, judging)
@@ -66,8 +68,8 @@ def run_campaign(families: Mapping[str, Family], equivalents: Sequence[Reason], 
     return campaign
 
 
-def judge_missing(found: Sequence[Mutant], stores: Mapping[str, Store], judging: Judging) -> None:
-    """Judges what the stores do not know, and writes each verdict down at once."""
+def judge_missing(found: Sequence[Mutant], stores: Mapping[str, Store], judging: Judging) -> int:
+    """Judges what the stores do not know, and writes each verdict down at once; returns how many that were."""
     missing = [m for m in found if source_key(m.source) not in stores[m.family].known]
     with progress() as bar:
         task = bar.add_task("mutants", total=len(missing))
@@ -75,6 +77,7 @@ def judge_missing(found: Sequence[Mutant], stores: Mapping[str, Store], judging:
             mutant = missing[number]
             stores[mutant.family].add(source_key(mutant.source), verdict)
             bar.update(task, advance=1, description=mutant.family)
+    return len(missing)
 
 
 def failed_checks(

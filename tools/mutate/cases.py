@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,8 +14,7 @@ from flashinfer_trace.families import all_families, family_of
 from flashinfer_trace.harness.case import CaseResult, reference_outputs, shared_case
 from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Family
-from flashinfer_trace.harness.inputs import clone_inputs
-from flashinfer_trace.harness.real_size import has_real_size, input_bytes, served_plan
+from flashinfer_trace.harness.real_size import has_real_size, input_bytes, real_cases
 from flashinfer_trace.harness.verify import Job, prepare, verify
 
 __all__ = ["EXAMPLES", "Bench", "Case", "bench_of", "known_families", "representative"]
@@ -25,18 +23,8 @@ __all__ = ["EXAMPLES", "Bench", "Case", "bench_of", "known_families", "represent
 EXAMPLES = 20
 SEED = 0
 
-#: Corners that are run at the Definition's own sizes too.
-REAL_CORNERS = 3
-
-#: A case is of the small twin, of the twin with `SMALL_BLOCK`, or of the Definition's own sizes.
-SIZES = ("twin", "split", "real")
-
-#: The logits that a block of queries may have in the references of prefill; it bounds memory only. Requests of the
-#: twin's sizes never have as many, and those that a GPU run draws do: with the small number they are split here, too,
-#: down to one query.
-BLOCK = re.compile(r"\b2 ?\*\* ?25\b")
-SMALL_BLOCK = "2 ** 6"
-SPLIT_CASES = 8
+#: A case is of the small twin, or of the Definition's own sizes.
+SIZES = ("twin", "real")
 
 #: Further cases of the small twin, by another seed, on which a mutant that is called equivalent must agree as well.
 MORE_EXAMPLES = 40
@@ -80,8 +68,6 @@ def with_reference(definition: Definition, reference: str) -> Definition:
 
 
 def at_size(definition: Definition, family: Family, size: str) -> Definition:
-    if size == "split":
-        definition = with_reference(definition, BLOCK.sub(SMALL_BLOCK, definition.reference))
     return prepare(definition, family, "cpu", full=size == "real")
 
 
@@ -115,7 +101,6 @@ def bench_of(family: Family, definition: Definition, more: bool = False) -> Benc
         cases = drawn(family, definition, MORE_EXAMPLES, MORE_SEED)
     else:
         cases = drawn(family, definition, EXAMPLES, SEED)
-        cases += split(family, definition, cases)
         if has_real_size(definition):
             cases += real(family, definition)
     cases.sort(key=lambda case: (SIZES.index(case.size), case.elements))
@@ -134,27 +119,15 @@ def drawn(family: Family, definition: Definition, examples: int, seed: int) -> l
     return [make_case(family, twin, "twin", result) for result in results]
 
 
-def split(family: Family, definition: Definition, cases: Sequence[Case]) -> list[Case]:
-    """The largest cases of the twin again, with blocks of few queries; none if the reference has no blocks."""
-    if not BLOCK.search(definition.reference):
-        return []
-    small = at_size(definition, family, "split")
-    largest = sorted(cases, key=lambda case: case.elements)[-SPLIT_CASES:]
-    return [
-        replace(case, size="split", original=reference_outputs(small, clone_inputs(dict(case.inputs)), case.seed))
-        for case in largest
-    ]
-
-
 def real(family: Family, definition: Definition) -> list[Case]:
-    """Cases at the Definition's own sizes, as ``verify --full --plan`` runs them: one as served, the first corners."""
+    """Those at the Definition's own sizes that `verify` runs."""
     job = Job(definition, family, full=True)
     cases = []
-    for plan in [served_plan(job), *job.corners[:REAL_CORNERS]]:
-        case = shared_case(job.sized, family, plan, SEED, "cpu")
+    for plan, seed in real_cases(job, SEED, corners=True):
+        case = shared_case(job.sized, family, plan, seed, "cpu")
         if case.failures:
             raise ValueError(f"{definition.name}: the reference itself does not pass: {case.failures[0]}")
-        cases.append(Case("real", SEED, case.axes, case.inputs, case.expected, case.actual))
+        cases.append(Case("real", seed, case.axes, case.inputs, case.expected, case.actual))
     return cases
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from tools.mutate.results import read_powers
 
 __all__ = ["RECORDS", "load_power", "render_power"]
 
@@ -43,9 +44,8 @@ COLUMNS = {
 
 
 def load_power(directory: Path = RECORDS) -> list[dict[str, Any]]:
-    """The records of a directory, in order of family and kernel."""
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(directory.glob("*.json"))]
-    return sorted(records, key=lambda record: (record["family"], record["kernel"]))
+    """The records of a directory, in order of family and kernel; raises MutateDataError (see `read_powers`)."""
+    return sorted(read_powers(directory), key=lambda record: (record["family"], record["kernel"]))
 
 
 def render_power(

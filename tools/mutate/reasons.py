@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from flashinfer_trace.files import UnreadableFile, read_bytes
+from flashinfer_trace.json_source import TRACES, JsonSourceError, parse
 from tools.mutate.mutants import Mutant
 
 __all__ = ["EQUIVALENTS", "KEPT", "Reason", "ReasonError", "read_reasons", "reason_of", "unmatched"]
@@ -55,10 +56,13 @@ def read_reasons(path: Path) -> list[Reason]:
             "mutants": {hash: change}}], or an entry has no reason, no mutants or an unknown check.
     """
     try:
-        entries = [Reason(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError) as error:
+        entries = [Reason(**entry) for entry in parse(read_bytes(path), TRACES).data]
+    except (UnreadableFile, JsonSourceError, TypeError) as error:
         raise ReasonError(f"{path}: cannot be read: {error}; write a list of reason, check and mutants") from error
     for number, entry in enumerate(entries):
+        listed = isinstance(entry.families, (list, tuple)) and isinstance(entry.mutants, dict)
+        if not listed or not all(isinstance(text, str) for text in (entry.reason, *entry.families)):
+            raise ReasonError(f"{path}: entry {number}: reason and families are texts, mutants is an object; write so")
         if not entry.reason.strip() or not entry.mutants:
             raise ReasonError(f"{path}: entry {number} has no reason or no mutants; write both")
         if entry.check not in CHECKS:

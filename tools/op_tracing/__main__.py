@@ -37,6 +37,7 @@ from tools.op_tracing.check import check
 from tools.op_tracing.definitions import covered, definitions_of
 from tools.op_tracing.render import CHAINS, render
 from tools.op_tracing.trace import trace
+from tools.shared.command import end_with
 
 #: The model whose op trace is committed.
 MODEL = "deepseek"
@@ -131,4 +132,4 @@ def _lines(path: tuple[str, ...], value: Any) -> Lines | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

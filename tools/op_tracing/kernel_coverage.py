@@ -12,6 +12,8 @@ from flashinfer_trace.kernel_coverage import (
     definitions_by_kernel,
     definitions_with_evidence,
     definitions_with_kernel,
+    key_of_traced,
+    reasons,
 )
 from tools.op_tracing.definitions import Covered, definitions_of
 from tools.shared.markdown import code, escape, table
@@ -28,8 +30,15 @@ The kernels that SGLang calls for a model, the Definitions for which they run he
 family, or their `fi_api:`, `sgl_api:` and `triton_api:` tags), and how many of these Definitions have evidence from
 that same kernel on a GPU. A kernel that a function launches counts as that function. *Only named* counts Definitions of
 the function whose `called_as:` tag names the kernel, or whose record says that it needs another GPU. Nobody ran it for
-them, so they do not cover it. Kernels with a Definition come first.
+them, so they do not cover it; [below](#kernels-that-are-only-named) are the reasons. Kernels with a Definition come
+first; the others say why they have none (`traces/kernels_without_definition.json`).
 """
+
+#: Lists of traces/kernels_without_definition.json -> what the document says of them. The other list is in the tables.
+WITHOUT = {
+    "kernels": "Nothing can be said of these that is true, testable and useful to whoever writes or compares kernels.",
+    "not_called": "The project's issue names these, too, but no configuration that is traced calls them:",
+}
 
 
 def kernel_coverage(root: Path, kernels: Mapping[str, Any], definitions: Iterable[Definition]) -> str:
@@ -42,6 +51,7 @@ def kernel_coverage(root: Path, kernels: Mapping[str, Any], definitions: Iterabl
     """
     dataset = list(definitions)
     known, proven = definitions_with_kernel(root, dataset), definitions_with_evidence(root, dataset)
+    why = reasons(root)
     named = {
         key: [name for name in names if name not in known.get(key, ())]
         for key, names in definitions_by_kernel(root, dataset).items()
@@ -63,35 +73,41 @@ def kernel_coverage(root: Path, kernels: Mapping[str, Any], definitions: Iterabl
     lines += table(("Category", "Kernels", "With Definitions", "With evidence"), rows)
     for category in sorted(groups):
         ordered = sorted(groups[category], key=lambda kernel: not definitions_of(kernel, known))
-        cells = [_row(kernel, known, named, proven) for kernel in ordered]
+        cells = [_row(kernel, known, named, proven, why) for kernel in ordered]
         lines += ["", f"### {escape(category)}", ""]
         lines += table(("Kernel", "Source", "Ops", "Definitions", "With evidence", "Only named"), cells)
     return "\n".join(lines) + "\n"
 
 
-def without_definition(reasons: Mapping[str, Any]) -> str:
-    """The part of the document about kernels that get no Definition.
+def without_definition(listed: Mapping[str, Any]) -> str:
+    """The part of the document about kernels that get no Definition, and those that no listed configuration calls.
 
     Args:
-        reasons: traces/kernels_without_definition.json: dotted paths of kernels, each with the reason.
+        listed: traces/kernels_without_definition.json.
     """
-    rows = [(code(path), escape(reason)) for path, reason in sorted(reasons["kernels"].items())]
-    text = "Nothing can be said of these that is true, testable and useful to anyone who writes or compares kernels."
-    return "\n".join(["", "## Kernels without a Definition", "", text, "", *table(("Kernel", "Reason"), rows)]) + "\n"
+    lines = ["", "## Kernels without a Definition"]
+    for name, text in WITHOUT.items():
+        rows = [(code(kernel), escape(reason)) for kernel, reason in sorted(listed[name].items())]
+        lines += ["", text, "", *table(("Kernel", "Reason"), rows)]
+    return "\n".join(lines) + "\n"
 
 
 def _counts(counts: Counter[str]) -> list[str]:
     return [str(counts[name]) for name in ("kernels", "defined", "measured")]
 
 
-def _row(kernel: Mapping[str, Any], known: Covered, named: Covered, proven: Covered) -> tuple[str, ...]:
+def _row(
+    kernel: Mapping[str, Any], known: Covered, named: Covered, proven: Covered, why: Mapping[str, str]
+) -> tuple[str, ...]:
     names = definitions_of(kernel, known)
+    others = len(definitions_of(kernel, named))
+    none = escape(why.get(key_of_traced(kernel), "only named" if others else "none yet"))
     more = [f"{len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else []
     return (
         code(kernel["name"]),
         escape(kernel["source"]),
         ", ".join(code(op) for op in kernel["ops"]),
-        ", ".join([code(name) for name in names[:MAX_NAMES]] + more) or "none yet",
+        ", ".join([code(name) for name in names[:MAX_NAMES]] + more) or none,
         f"{len(definitions_of(kernel, proven))} of {len(names)}" if names else "",
-        str(len(definitions_of(kernel, named)) or ""),
+        str(others or ""),
     )

@@ -21,6 +21,7 @@ from flashinfer_trace import DatasetError, files, find_root
 from tools.kernel_tracing.configuration.listed import configurations, made
 from tools.kernel_tracing.configuration.requested import ConfigurationError
 from tools.runtime_tracing.recording import RecordingError
+from tools.shared.command import end_with
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -136,4 +137,4 @@ def _mark(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

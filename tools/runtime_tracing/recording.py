@@ -270,7 +270,7 @@ def _calls(document: Mapping[str, Any]) -> Iterator[RecordedCall]:
         stacks.append((places[frame], *(stacks[rest] if rest >= 0 else ())))
     names = document["cuda_kernels"]
     for phase, kernel, stack, arguments, count, launches in document["calls"]:
-        library, path, *through = document["kernels"][kernel]
+        library, path, *through = json_source.strings(document["kernels"][kernel])
         yield RecordedCall(
             phase=phase,
             library=library,

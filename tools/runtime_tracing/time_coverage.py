@@ -12,9 +12,8 @@ from tools.runtime_tracing.matching import Evidence, Standing
 from tools.runtime_tracing.recording import RecordedCall, Recording
 from tools.shared.markdown import code, table
 
-#: The phases that are measured, and the kernels that the list of what misses most names.
+#: The phases that are measured.
 PHASES = ("prefill", "decode")
-MOST = 30
 
 TEXT = """## Share of GPU time
 
@@ -40,8 +39,15 @@ function, with its inputs, if all their steps are those that the function is kno
 that have evidence, but only for other sizes or settings. Kernels that SGLang compiles by itself (`sglang.jit_kernel`)
 are not those of sgl-kernel that have the same name.
 
-Two kinds of runs have no row: those with stand-ins for kernels, and those with CUDA graphs, where no single call
-launches a kernel. The mean is over configurations, each of which counts once.
+The mean is over configurations, each of which counts once. These runs have no row:
+
+{unmeasured}
+"""
+
+GAPS = """### Gaps, by time
+
+Every kernel, and every function of PyTorch, whose time no verified Definition covers: its mean share over all
+configurations, its largest share of a step, and of which.
 """
 
 
@@ -71,7 +77,7 @@ class StepTime:
 
 def step_times(run: Recording, evidence: Evidence) -> list[StepTime]:
     """The time of each phase of a run; none if its kernels are not all real, or not all attributed to calls."""
-    if run.stand_ins or any(not call.kernel for call in run.calls):
+    if unmeasured(run):
         return []
     found = {phase: StepTime(run.name, phase) for phase in PHASES}
     window = run.document.get("model_config", {}).get("sliding_window")
@@ -93,6 +99,15 @@ def step_times(run: Recording, evidence: Evidence) -> list[StepTime]:
         if standing is not Standing.VERIFIED:
             step.missing[kernel_name(call)] += time
     return [step for step in found.values() if step.microseconds]
+
+
+def unmeasured(run: Recording) -> str:
+    """Why the time of a run says nothing; "" if it is measured."""
+    if run.stand_ins:
+        return f"stand-ins ran for {', '.join(map(code, run.stand_ins))}"
+    if any(not call.kernel for call in run.calls):
+        return "CUDA graphs, in which no single call launches a kernel"
+    return ""
 
 
 def kernel_name(call: RecordedCall) -> str:
@@ -119,7 +134,8 @@ def time_coverage(
         by_run[step.run][step.phase] = step
     measured = {run.name: run.document["versions"] for run in runs if run.name in by_run}
     versions = {key: ", ".join(sorted({one[key] for one in measured.values()})) for key in ("sglang", "gpu")}
-    lines = ["", TEXT.format(**versions)]
+    without = [f"- {code(run.name)}: {why}" for run in runs if (why := unmeasured(run))]
+    lines = ["", TEXT.format(**versions, unmeasured="\n".join(without) or "none")]
     heading = ["Configuration"]
     for phase in PHASES:
         heading += [f"{phase.capitalize()}, ms", "verified", "other sizes"]
@@ -167,24 +183,21 @@ def _between_gpus(by_run: Mapping[str, Mapping[str, StepTime]]) -> list[str]:
 
 
 def _missing(steps: Sequence[StepTime]) -> list[str]:
-    """The largest gaps: the mean share of each kernel that is not verified, over all configurations."""
-    shares: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    runs: dict[str, set[str]] = defaultdict(set)
+    """The gaps: the share of each kernel that is not verified, the largest first."""
+    of_kernel: dict[str, list[StepTime]] = defaultdict(list)
     for step in steps:
-        for kernel, time in step.missing.items():
-            shares[kernel][step.phase].append(time / step.microseconds)
-            runs[kernel].add(step.run)
+        for kernel in step.missing:
+            of_kernel[kernel].append(step)
     counts = Counter(step.phase for step in steps)
-    averages = {
-        kernel: {phase: sum(values) / counts[phase] for phase, values in of_kernel.items()}
-        for kernel, of_kernel in shares.items()
-    }
-    ordered = sorted(averages, key=lambda kernel: (-sum(averages[kernel].values()), kernel))
-    rows = [
-        [code(kernel), *(f"{averages[kernel].get(phase, 0):.1%}" for phase in PHASES), str(len(runs[kernel]))]
-        for kernel in ordered[:MOST]
-    ]
-    heading = ["Kernel (library)", *(f"Mean share of a {phase} step" for phase in PHASES), "Configurations"]
-    lines = ["### Largest gaps, by time", "", *table(heading, rows, "lrrr")]
-    rest = len(ordered) - len(rows)
-    return [*lines, "", f"{rest} more kernels are omitted for brevity."] if rest > 0 else lines
+    rows: list[tuple[float, list[str]]] = []
+    for kernel, found in of_kernel.items():
+        shares = [step.missing[kernel] / step.microseconds for step in found]
+        largest, worst = max(zip(shares, found, strict=True), key=lambda pair: pair[0])
+        means = [
+            sum(share for share, step in zip(shares, found, strict=True) if step.phase == phase) / max(counts[phase], 1)
+            for phase in PHASES
+        ]
+        cells = [*(f"{share:.2%}" for share in (*means, largest)), f"{code(worst.run)}, {worst.phase}"]
+        rows.append((-sum(means), [code(kernel), *cells, str(len({step.run for step in found}))]))
+    heading = ["Kernel (library)", *(f"Mean, {phase}" for phase in PHASES), "Largest", "Of", "Configurations"]
+    return [GAPS, *table(heading, [row for _, row in sorted(rows)], "lrrrlr")]

@@ -24,6 +24,7 @@ from flashinfer_trace.naming import NamePattern, NamingError, derive_name, load_
 from tools.scaffold.contract import Contract, ScaffoldError, read_contract
 from tools.scaffold.names import pattern_of
 from tools.scaffold.templates import definition, record, reference
+from tools.shared.command import end_with
 
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 #: An example that is used if no contract is given: axes, inputs, outputs.
@@ -154,4 +155,4 @@ def next_steps(root: Path, family: str, op_type: str, files: list[Path], name: s
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

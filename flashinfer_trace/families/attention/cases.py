@@ -24,6 +24,7 @@ __all__ = [
     "lengths_for_axes",
     "query_scale",
     "softmax_scale",
+    "value_scale",
 ]
 
 #: normal: logits with standard deviation 1. large: with standard deviation 20, so that errors of the logits matter.
@@ -32,8 +33,12 @@ __all__ = [
 #: logits are 1.7 and 35.
 LOGIT_KINDS = ("normal", "large", "peaked", "uniform", "positive")
 #: Only corners have the kinds spread, logits with standard deviation 200, so that exp of their differences exceeds
-#: float32's range; and vast, with standard deviation 4000, so that exp of one per cent of the largest exceeds it too.
-QUERY_SCALE = {"uniform": 0.0, "large": 20.0, "spread": 200.0, "vast": 4000.0}
+#: float32's range; vast, with standard deviation 4000, so that exp of one per cent of the largest exceeds it too; and
+#: beyond_float16, keys and values of normal ones times BEYOND_FLOAT16, and queries over it: the logits stay what they
+#: are. A power of two scales every product, sum and rounding exactly, so that what holds of a kernel for normal values
+#: holds for these, unless it leaves the range of bf16 and float32.
+BEYOND_FLOAT16 = 2.0**17
+QUERY_SCALE = {"uniform": 0.0, "large": 20.0, "spread": 200.0, "vast": 4000.0, "beyond_float16": 1 / BEYOND_FLOAT16}
 #: How far the one key of peaked logits is above the others, in nats.
 PEAK = 14.0
 
@@ -61,6 +66,11 @@ def softmax_scale(head_dim: int) -> float:
 def query_scale(kind: str) -> float:
     """Standard deviation of the queries that gives logits of this kind."""
     return QUERY_SCALE.get(kind, 1.0)
+
+
+def value_scale(kind: str) -> float:
+    """Standard deviation of the keys and values of a case of this kind."""
+    return BEYOND_FLOAT16 if kind == "beyond_float16" else 1.0
 
 
 @functools.cache
@@ -111,15 +121,15 @@ def lengths(draw: Callable[[Any], Any], request: PlanRequest, page_size: int, ha
 
 
 def corner_lengths(request: PlanRequest, has_queries: bool) -> list[Plan]:
-    """Logits whose spread exceeds float32's range, and a request with 300 keys. Every query sees a key.
+    """Keys and values beyond float16's range, logits whose spread exceeds float32's, and requests of 300 and 40 keys.
 
-    Only on a CPU, because it is not known what kernels round in such cases, and flashinfer's take products of queries
-    and keys near -5e4, which vast logits exceed, for masked ones.
+    Every query sees a key, and the blocks of a twin's reference have one query and several. Logits of a wide spread are
+    for a CPU only, because it is not known what kernels round there, and flashinfer's take products of queries and keys
+    near -5e4, which vast logits exceed, for masked ones. Normal ones with these lengths are like those that it draws.
     """
-    if request.large:
-        return []
-    plans: list[Plan] = [{"kv_lens": [300, 7], "logits": kind} for kind in ("spread", "vast", "normal")]
-    return [{**plan, "q_lens": [5, 3]} for plan in plans] if has_queries else plans
+    kinds = ("beyond_float16",) if request.large else ("beyond_float16", "spread", "vast", "normal")
+    plans: list[Plan] = [{"kv_lens": [300, 40], "logits": kind} for kind in kinds]
+    return [{**plan, "q_lens": [5, 9]} for plan in plans] if has_queries else plans
 
 
 def lengths_for_axes(axes: Mapping[str, int], kv_lens: list[int] | None, has_queries: bool, draws: Draws) -> Plan:

@@ -21,6 +21,7 @@ from flashinfer_trace.families.attention.cases import (
     lengths_for_axes,
     query_scale,
     softmax_scale,
+    value_scale,
 )
 from flashinfer_trace.families.attention.kernels import (
     BATCHES,
@@ -84,8 +85,8 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     sizes, device = Sizes.of(definition), draws.device
     q_lens, kv_lens, kind = plan["q_lens"], plan["kv_lens"], plan["logits"]
     sm_scale, total = softmax_scale(sizes.key_dim), sum(kv_lens)
-    k = draws.normal([total, sizes.kv_heads, sizes.key_dim], torch.bfloat16)
-    v = draws.normal([total, sizes.kv_heads, sizes.value_dim], torch.bfloat16)
+    k = draws.normal([total, sizes.kv_heads, sizes.key_dim], torch.bfloat16, value_scale(kind))
+    v = draws.normal([total, sizes.kv_heads, sizes.value_dim], torch.bfloat16, value_scale(kind))
     if kind == "positive":
         v.abs_()
     q = draws.normal([sum(q_lens), sizes.heads, sizes.key_dim], scale=query_scale(kind))

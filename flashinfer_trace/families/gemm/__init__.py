@@ -33,6 +33,13 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
     return st.fixed_dictionaries({"m": sizes(*request.range(rows, 0, 40, 512)), "values": st.sampled_from(KINDS)})
 
 
+def corners(request: PlanRequest) -> list[Plan]:
+    """A single row of products of one sign; and products beyond either end of float16's range, if A can hold them."""
+    low, high = request.range(axis(request.definition, "m"), 0, 40, 512)
+    kinds = ["minute"] if request.definition.inputs["A"].dtype == "float16" else ["huge", "minute"]
+    return [{"m": 1, "values": "positive"}, *({"m": max(low, min(3, high)), "values": kind} for kind in kinds)]
+
+
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
     return {"m": axes.get(axis(definition, "m"), 8), "values": "normal"}
 
@@ -146,7 +153,13 @@ def compiled_sizes(definition: Definition) -> str | None:
 FEW_ROWS = {"m": (1, 16)}
 
 linear_layer = functools.partial(
-    Family, op_type="gemm", plans=plans, plan_for_axes=plan_for_axes, make_inputs=make_inputs, oracle=oracle
+    Family,
+    op_type="gemm",
+    plans=plans,
+    corners=corners,
+    plan_for_axes=plan_for_axes,
+    make_inputs=make_inputs,
+    oracle=oracle,
 )
 
 FAMILIES = (

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.gemm import PRODUCT, magnitudes, plan_for_axes, plans
-from flashinfer_trace.families.gemm.float32_out import corners
+from flashinfer_trace.families.gemm import PRODUCT, corners, magnitudes, plan_for_axes, plans
 from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, summation_error, unit_roundoff
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.inputs import Draws

@@ -5,15 +5,9 @@ from __future__ import annotations
 import torch
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.gemm import FEW_ROWS, make_inputs, oracle, plan_for_axes, plans, router_sizes
+from flashinfer_trace.families.gemm import FEW_ROWS, corners, make_inputs, oracle, plan_for_axes, plans, router_sizes
 from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, summation_error
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
-
-
-def corners(request: PlanRequest) -> list[Plan]:
-    """Sums of one sign, and products beyond the range of float16."""
-    low, high = request.range("m", 0, 40, 512)
-    return [{"m": max(low, min(3, high)), "values": values} for values in ("positive", "huge", "minute")]
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs
 
 
 def sum_bound(expected: Expected) -> torch.Tensor:

@@ -26,6 +26,7 @@ from flashinfer_trace.families.attention.cases import (
     lengths_for_axes,
     query_scale,
     softmax_scale,
+    value_scale,
 )
 from flashinfer_trace.families.attention.kernels import BATCHES, QUERIES
 from flashinfer_trace.families.attention.oracle import any_chunks, expected_outputs
@@ -109,8 +110,8 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     heads, kv_heads, qk_dim, vo_dim = (axes[axis] for axis in ("num_qo_heads", "num_kv_heads", "qk_dim", "vo_dim"))
     table, q_lens, sm_scale = table_of(definition, plan, draws), plan["q_lens"], softmax_scale(qk_dim)
     slots, new = table.num_pages, sum(q_lens)
-    keys = draws.normal((slots + new, kv_heads, qk_dim), torch.bfloat16)
-    values = draws.normal((slots + new, kv_heads, vo_dim), torch.bfloat16)
+    keys = draws.normal((slots + new, kv_heads, qk_dim), torch.bfloat16, value_scale(kind))
+    values = draws.normal((slots + new, kv_heads, vo_dim), torch.bfloat16, value_scale(kind))
     if kind == "positive":
         values.abs_()
     q = draws.normal([new, heads, qk_dim], scale=query_scale(kind))

@@ -16,7 +16,7 @@ import torch
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention import triton
-from flashinfer_trace.families.attention.cases import add_peaks, query_scale, softmax_scale
+from flashinfer_trace.families.attention.cases import BEYOND_FLOAT16, add_peaks, query_scale, softmax_scale
 from flashinfer_trace.families.attention.oracle import any_chunks, expected_outputs
 from flashinfer_trace.families.attention.paged import spoil_unused
 from flashinfer_trace.families.attention.paged_cases import index_inputs, page_table, paged_family, paged_memory
@@ -33,8 +33,14 @@ __all__ = ["FAMILIES"]
 E4M3, SMALLEST_STEP, SUBNORMAL = 2.0**-4, 2.0**-10, 2.0**-6
 #: A sum of products of fp8 on tensor cores drops up to 2^-13 of itself at each of at most 8 steps.
 ACCUMULATION = 2.0**-10
-#: Scales of a cache: the default, and others that no power of two hides.
-SCALES = {"normal": (1.0, 1.0), "large": (0.75, 1.5), "positive": (1.25, 0.6)}
+#: Scales of a cache: the default; others that no power of two hides; and those of keys and values that exceed float16's
+#: range although no code does. The kernel multiplies float32 numbers by them.
+SCALES = {
+    "normal": (1.0, 1.0),
+    "large": (0.75, 1.5),
+    "positive": (1.25, 0.6),
+    "beyond_float16": (BEYOND_FLOAT16, BEYOND_FLOAT16),
+}
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.attention.cases import add_peaks, query_scale, softmax_scale
+from flashinfer_trace.families.attention.cases import add_peaks, query_scale, softmax_scale, value_scale
 from flashinfer_trace.families.attention.oracle import any_chunks, expected_outputs
 from flashinfer_trace.families.attention.paged import spoil_unused
 from flashinfer_trace.families.attention.paged_cases import index_inputs, page_table, paged_memory, query_lengths
@@ -22,7 +22,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     q_lens, kind, sm_scale = query_lengths(plan), plan["logits"], softmax_scale(dim)
     table = page_table(definition, plan, draws)
     shape = (table.num_pages, table.page_size, kv_heads, dim)
-    k_cache, v_cache = draws.normal(shape, torch.bfloat16), draws.normal(shape, torch.bfloat16)
+    k_cache, v_cache = (draws.normal(shape, torch.bfloat16, value_scale(kind)) for _ in range(2))
     if kind == "positive":
         v_cache.abs_()
     q = draws.normal([sum(q_lens), heads, dim], scale=query_scale(kind))

@@ -11,7 +11,7 @@ import functools
 import torch
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.attention.cases import add_peaks, query_scale, softmax_scale
+from flashinfer_trace.families.attention.cases import add_peaks, query_scale, softmax_scale, value_scale
 from flashinfer_trace.families.attention.oracle import expected_outputs, in_pieces
 from flashinfer_trace.families.attention.paged import spoil_unused
 from flashinfer_trace.families.attention.paged_cases import index_inputs, page_table, paged_memory, query_lengths
@@ -38,7 +38,7 @@ def all_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     heads, ckv_dim, kpe_dim = (axes[axis] for axis in ("num_qo_heads", "head_dim_ckv", "head_dim_kpe"))
     q_lens, kind = query_lengths(plan), plan["logits"]
     table = page_table(definition, plan, draws)
-    cache = draws.normal((table.num_pages, table.page_size, ckv_dim + kpe_dim), torch.bfloat16)
+    cache = draws.normal((table.num_pages, table.page_size, ckv_dim + kpe_dim), torch.bfloat16, value_scale(kind))
     if kind == "positive":
         cache.abs_()
     queries = draws.normal([sum(q_lens), heads, ckv_dim + kpe_dim], scale=query_scale(kind))

@@ -14,7 +14,7 @@ from flashinfer_trace.families.moe.deepseek import (
 )
 from flashinfer_trace.families.moe.deepseek_kernels import ds_gate, unsupported_by_fused_gate
 from flashinfer_trace.families.moe.experts import BF16, expert_outputs
-from flashinfer_trace.families.moe.inputs import hidden_values
+from flashinfer_trace.families.moe.inputs import EXPERT_FAULTS, hidden_values
 from flashinfer_trace.families.moe.kernels import LAUNCHABLE, REFERENCE, hopper_pipeline
 from flashinfer_trace.families.moe.oracle import route
 from flashinfer_trace.families.moe.pipeline import bf16_products, run_experts
@@ -119,5 +119,6 @@ FAMILIES = (
                 compare={"output": BF16_HOPPER},
             ),
         ),
+        faults=EXPERT_FAULTS,
     ),
 )

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
+
 import torch
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe.kernels import HOPPER, blackwell_kernel, hopper_pipeline, trtllm_gen
 from flashinfer_trace.families.moe.pipeline import fp8_products, run_experts
 from flashinfer_trace.harness.family import Inputs, Outputs
+
+
+@dataclass(frozen=True)
+class RoutingOptions:
+    """What a kernel takes.
+
+    Attributes:
+        ties: whether experts may have equal scores; otherwise it need not choose the lower index.
+    """
+
+    ties: bool = True
 
 
 def ds_gate(definition: Definition, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,6 +44,21 @@ def ds_gate(definition: Definition, inputs: Inputs) -> tuple[torch.Tensor, torch
 def run_ds_pipeline(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     """sgl-kernel's pipeline with DeepSeek's gate."""
     return run_experts(definition, inputs, outputs, *ds_gate(definition, inputs), fp8_products)
+
+
+def run_one_group_pipeline(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """sgl-kernel's pipeline with the gate of Kimi-K2, whose experts are in one group."""
+    import sgl_kernel
+
+    weights, ids = sgl_kernel.kimi_k2_moe_fused_gate(
+        inputs["routing_logits"],
+        inputs["routing_bias"].float(),
+        topk=definition.const_axes["top_k"],
+        renormalize=True,
+        routed_scaling_factor=float(inputs["routed_scaling_factor"]),
+        apply_routed_scaling_factor_on_output=True,
+    )
+    return run_experts(definition, inputs, outputs, weights, ids, fp8_products)
 
 
 def run_ds_trtllm_gen(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
@@ -55,14 +84,36 @@ def unsupported_by_fused_gate(definition: Definition) -> str | None:
     )
 
 
+def unsupported_by_kimi_gate(definition: Definition) -> str | None:
+    """Why sgl_kernel.kimi_k2_moe_fused_gate does not route this Definition, or None."""
+    experts, groups = definition.const_axes["num_experts"], definition.const_axes["n_group"]
+    if (experts, groups) == (384, 1):
+        return None
+    return f"kimi_k2_moe_fused_gate takes 384 experts in one group, not {experts} in {groups}"
+
+
+GROUPED_PRODUCT = "sgl_kernel.fp8_blockwise_scaled_grouped_mm"
+STEPS = "prepare_moe_input, shuffle_rows, silu_and_mul, group_quant, shuffle_mul_sum"
+
 KERNELS = (
     hopper_pipeline(
-        "sgl_kernel.fp8_blockwise_scaled_grouped_mm",
+        GROUPED_PRODUCT,
         "sglang-kernel",
         run_ds_pipeline,
-        "pipeline: moe_fused_gate, prepare_moe_input, shuffle_rows, silu_and_mul, group_quant, shuffle_mul_sum",
+        f"pipeline: moe_fused_gate, {STEPS}",
         HOPPER,
         unsupported_by_fused_gate,
+    ),
+    dataclasses.replace(
+        hopper_pipeline(
+            GROUPED_PRODUCT,
+            "sglang-kernel",
+            run_one_group_pipeline,
+            f"pipeline: kimi_k2_moe_fused_gate, {STEPS}",
+            HOPPER,
+            unsupported_by_kimi_gate,
+        ),
+        plan_options=RoutingOptions(ties=False),
     ),
     blackwell_kernel(run_ds_trtllm_gen),
 )

@@ -24,8 +24,14 @@ BIASES = ("zero", "small", "large", "negative")
 FACTORS = (2.5, 1.0, 0.75)
 #: The smallest gap between scores that are not equal, over 1 + |bias|: several float32 roundings of a sum of two.
 GAP = 2.0**-18
-#: The smallest score that is drawn: its logarithm is far above that of float32's smallest normal number.
+#: The smallest logit of a chosen expert is above minus this: the logarithm of its score is far above that of float32's
+#: smallest normal number, below which kernels may flush scores to 0. From about 17 on, scores are 1 in float32, and
+#: from 37 on in float64 as well; between them float32 cannot tell experts apart, and no row is drawn in which it must.
 LOGIT_RANGE = 30.0
+#: Of corners: logits beyond float16's range, whose scores are 0 and 1; biases below 1e-5, far apart in a sum with a
+#: score of 1, and biases that decide between scores of 1, further apart than errors of `TANH_ERROR` on both sides.
+BEYOND_FLOAT16 = 99840.0
+FAINT, RISING = 2.0**-17, 2.0**-10
 #: How often inputs are drawn. With equal logits the bias alone decides: of 384 small ones, two neighbours among the
 #: best are too close for every row in about 4 of 100 draws.
 ATTEMPTS = 10
@@ -49,12 +55,18 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """Ties under a bias that decides them, and biases beyond float16's range; on a CPU only."""
-    if request.large:
-        return []
+    """Ties under a bias that decides them; logits and biases beyond float16's range; biases below 1e-5 beside equal
+    logits, which kernels with coarse scores, and those that choose any of equal ones, do not take."""
+    options = request.options_of(kernels.RouterOptions)
     plan = plan_for_axes(request.definition, {"seq_len": 3}, Draws(0, "cpu"))
-    ties = [{**plan, "routing": "ties"}] if request.options_of(kernels.RouterOptions).ties else []
-    return [*ties, {**plan, "bias": "beyond_float16", "flag": False}]
+    plan["score_error"] = options.score_error
+    ties = [{**plan, "routing": "ties"}] if options.ties else []
+    faint = [{**plan, "routing": "equal", "bias": "faint"}] if options.ties and not options.score_error else []
+    beyond = [
+        {**plan, "bias": "beyond_float16", "flag": False},
+        {**plan, "routing": "beyond_float16", "bias": "rising"},
+    ]
+    return [*ties, *beyond, *faint]
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
@@ -73,6 +85,11 @@ def draw_bias(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
     shape = [definition.const_axes["num_experts"]]
     if plan["bias"] == "beyond_float16":
         return torch.arange(1, shape[0] + 1, device=draws.device) * 65536.0
+    if plan["bias"] == "rising":
+        return torch.arange(shape[0], device=draws.device) * RISING
+    if plan["bias"] == "faint":
+        # In turns, so that each group has two of the largest, and groups tie.
+        return (torch.arange(shape[0], device=draws.device) % 3 - 1) * FAINT
     if plan["bias"] == "large":
         return draws.integers(shape, 0, 1).float() * 0.25 + 32
     if plan["bias"] == "negative":
@@ -89,6 +106,9 @@ def draw_logits(definition: Definition, plan: Plan, draws: Draws) -> torch.Tenso
         logits = tied_logits(shape, draws)
     elif plan["routing"] == "equal":
         logits = logits[:, :1].expand(shape).contiguous()
+    elif plan["routing"] == "beyond_float16":
+        # Three of four are large, enough of them in few groups.
+        logits = torch.where(logits < 0.67, BEYOND_FLOAT16, -BEYOND_FLOAT16)
     elif plan["routing"] == "one_group":
         logits[:, experts // groups :] -= 4
     return logits
@@ -121,8 +141,9 @@ def decidable(
     """
     candidates, groups = grouped_choice(definition, torch.sigmoid(logits.double()) + bias.double())
     smallest = GAP * (1 + float(bias.double().abs().max())) + 2 * score_error
-    clear = logits.abs().amax(dim=1) < LOGIT_RANGE
-    ordered = candidates.sort(dim=1, descending=True).values[:, : routed_count(definition) + 1]
+    ordered, order = candidates.sort(dim=1, descending=True)
+    ordered = ordered[:, : routed_count(definition) + 1]
+    clear = logits.gather(1, order[:, : routed_count(definition)]).amin(dim=1) > -LOGIT_RANGE
     gaps = ordered[:, :-1] - ordered[:, 1:]
     clear &= ((gaps == 0) | (gaps > smallest)).all(dim=1)
     kept = definition.const_axes.get("topk_group", 1)

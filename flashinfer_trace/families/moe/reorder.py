@@ -56,11 +56,12 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """Expert 0 alone, tokens without experts, and values beyond float16's range; on a CPU only."""
-    if request.large:
-        return []
+    """Tokens without experts; on a CPU also expert 0 alone, which the kernel does not take, and values beyond float16's
+    range, of which it was never seen what the kernel makes."""
     first = request.options_of(ReorderOptions).first_expert
     usual = {"seq_len": 5, "values": "normal", "choice": "some", "lowest_id": 0 if first else 1}
+    if request.large:
+        return [usual]
     return [usual, {**usual, "values": "huge", "choice": "any"}, *([{**usual, "choice": "first"}] if first else [])]
 
 

@@ -36,6 +36,10 @@ GAP, REACH = 2.0**-16, 80.0
 #: Probabilities of such logits differ by more than neighbouring bf16 numbers, which are at most 2^-7 apart.
 WIDE = {"wide": 4.0, "wide_peaked": 12.0}
 BF16_GAP = 2.0**-6
+#: Of a corner: logits of FAINT_LEVELS times this are below 1e-5, and 64 roundings of a number below 1 apart: more than
+#: those of a float32 exponential, its argument and its division by a sum together, which are the same for equal logits.
+FAINT, FAINT_LEVELS = 2.0**-18, 2
+GAPS = {**dict.fromkeys(WIDE, BF16_GAP), "faint": FAINT / 2}
 
 
 def decidable(logits: torch.Tensor, top_k: int, gap: float = GAP) -> torch.Tensor:
@@ -62,6 +66,8 @@ def draw_logits(definition: Definition, plan: Plan, draws: Draws) -> torch.Tenso
     logits = draws.normal(shape) * {"peaked": 12.0, **WIDE}.get(routing, 1.0)
     if routing == "ties":
         logits = tied_logits(shape, draws)
+    elif routing == "faint":
+        logits = draws.integers(shape, -FAINT_LEVELS, FAINT_LEVELS) * FAINT
     elif routing == "beyond_float16":
         end = first + local
         logits = torch.full(shape, 70144.0, device=draws.device)
@@ -76,7 +82,7 @@ def draw_logits(definition: Definition, plan: Plan, draws: Draws) -> torch.Tenso
         # Where the other choices are local too, their weights stay large enough to matter.
         logits[:, first + local // 2] += 8 if experts == local else 18
     rounded = logits.to(torch.bfloat16)
-    return clear_rows(rounded, decidable(rounded, top_k, BF16_GAP if routing in WIDE else GAP), count)
+    return clear_rows(rounded, decidable(rounded, top_k, GAPS.get(routing, GAP)), count)
 
 
 # The router alone
@@ -96,10 +102,15 @@ def router_plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
 
 
 def router_corners(request: PlanRequest) -> list[Plan]:
-    """Logits beyond float16's range, the largest for the last experts; only on a CPU."""
+    """Logits beyond float16's range, the largest for the last experts, and logits below 1e-5.
+
+    Not for kernels that choose any of equal logits, or round probabilities to bf16: the chosen ones are equal in both.
+    """
+    if not request.options_of(kernels.SoftmaxOptions).exact:
+        return []
     experts = request.definition.const_axes["num_experts"]
     plan = {"seq_len": 3, "routing": "beyond_float16", "rank": experts - 1, "norm": False}
-    return [] if request.large else [plan]
+    return [plan, {**plan, "routing": "faint"}]
 
 
 def router_plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
@@ -137,10 +148,14 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """Experts with exactly one token; logits and hidden states beyond float16's range; only on a CPU."""
-    if request.large:
-        return []
+    """Experts with exactly one token; logits and hidden states beyond float16's range, only on a CPU.
+
+    It was never seen what the kernels of the experts make of those: the bounds hold for what they round in float32 and
+    bf16, but scales of blocks are numbers that they choose.
+    """
     one = {"seq_len": 1, "routing": "local", "values": "normal", "zero_row": False, "rank": 0, "norm": True}
+    if request.large:
+        return [one]
     axes = request.definition.const_axes
     last = axes["num_experts"] // axes["num_local_experts"] - 1
     return [one, {**one, "seq_len": 3, "routing": "beyond_float16", "values": "huge", "rank": last}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flashinfer_trace.families.sampling.rows import NO_TOP_K, SamplingOptions, draw_count
+from flashinfer_trace.families.sampling.rows import NO_TOP_K, SamplingOptions, draw_count, is_joint
 from flashinfer_trace.harness.family import Plan, PlanRequest
 
 __all__ = ["renorm_corners", "sampling_corners"]
@@ -15,6 +15,12 @@ USUAL = {"top_k": 8, "top_p": 0.9, "min_p": 0.02}
 
 #: Sums on either side of the 1e-8 below which a renormalised row is not scaled as others are.
 SMALL_SUMS = (1.5e-8, 1.004e-8, 7e-9)
+
+#: Sums far from 1, of rows that are sampled from: no kernel takes them for nothing. What top-k before top-p keeps of a
+#: row is divided by 1e-8 if its sum is smaller, so kernels have only the larger one, of which a third is kept.
+FAINT_SUMS = (1e-7, 1e-12)
+#: Draws on a GPU of each row of such a sum: enough for the three tokens of which it is made.
+FAINT_DRAWS = 100
 
 #: The largest vocabulary of which a case has more rows than tokens, and shows the least probable token.
 MANY_ROWS = 64
@@ -87,12 +93,31 @@ def row_specs(request: PlanRequest) -> list[list[dict[str, Any]]]:
     return plans + [specs[first : first + ROWS] for first in range(0, len(specs), ROWS)]
 
 
+def faint_rows(request: PlanRequest) -> list[dict[str, Any]]:
+    """Specs of rows with sums far below 1, of which few tokens are kept; none for a kernel of rows that sum to 1.
+
+    The last token, to which the first draw of a sampler by rejection goes there, is not among the kept ones of all.
+    """
+    if request.options_of(SamplingOptions).sums_to_one:
+        return []
+    definition = request.definition
+    divides = {"top_k", "top_p"} <= definition.inputs.keys() and not is_joint(definition)
+    sums = FAINT_SUMS[:1] if request.large and divides else FAINT_SUMS
+    few = {"top_k": 3} if "top_k" in definition.inputs else {}
+    return [spec(request, "trailing", total, **few) for total in sums * 2]
+
+
 def sampling_corners(request: PlanRequest) -> Sequence[Plan]:
-    """As many draws as in `sampling_plans`, shared by the rows; and a batch of one."""
+    """A batch of one, of which the last token is not drawn; faint rows; and as many draws as in `sampling_plans`,
+    shared by the rows."""
     total, options = draw_count(request), request.options_of(SamplingOptions)
     taken = ([one for one in specs if options.takes(one)] for specs in row_specs(request))
     plans = [{"rows": len(each), "draws": max(1, total // len(each)), "specs": each} for each in taken if each]
-    return [*plans, {"rows": 1, "draws": 1, "specs": [spec(request, "short")]}]
+    faint = faint_rows(request)
+    if faint:
+        draws = FAINT_DRAWS if request.large else max(1, total // len(faint))
+        plans.insert(0, {"rows": len(faint), "draws": draws, "specs": faint})
+    return [{"rows": 1, "draws": 1, "specs": [spec(request, "trailing")]}, *plans]
 
 
 def renorm_corners(request: PlanRequest) -> Sequence[Plan]:

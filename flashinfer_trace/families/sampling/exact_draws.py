@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -25,8 +25,9 @@ LARGEST = 1.0 - 2.0**-53
 #: Edges that are looked at in each row, evenly spaced and the last one: those of a whole vocabulary would take minutes.
 EDGES = 40
 
-#: Rows of one batch: fewer than any of their tokens that are kept.
-BATCH = 3
+#: Rows of one batch, by size of the vocabulary: fewer than any of their tokens that are kept; and one row of thousands
+#: of tokens, of which a single draw shows little but to a test that knows the number drawn. None: the Definition's own.
+BATCHES: Mapping[int | None, int] = {None: 3, 4099: 1}
 
 #: Rows and parameters, each without a token whose support a rounding could change.
 CASES: tuple[dict[str, Any], ...] = (
@@ -49,19 +50,29 @@ def wrong_draws(definition: Definition) -> list[str]:
     a sampler that rejects, and where that one is not kept, and in the others, of the kept ones, u in [0, kept mass).
     """
     lines = []
+    for vocab_size, batch in BATCHES.items():
+        sized = definition if vocab_size is None else definition.with_const_axes({"vocab_size": vocab_size})
+        lines += wrong_draws_of(sized, batch)
+    return lines
+
+
+def wrong_draws_of(definition: Definition, batch: int) -> list[str]:
+    """As `wrong_draws`, with so many rows at a time."""
+    lines = []
     for number, case in enumerate(CASES):
         spec = {name: value for name, value in case.items() if name in ("row", "sum") or name in definition.inputs}
         inputs = make_inputs(definition, {"rows": 1, "draws": 1, "specs": [spec]}, Draws(number, "cpu"))
         edges = list(uniform_numbers(definition, inputs, case["row"] == "dyadic"))
         wanted = [token for _, token in edges]
         uniform = torch.tensor([u for u, _ in edges], dtype=torch.float64)
-        got = [token for few in torch.split(uniform, BATCH) for token in tokens_for(definition, inputs, few)]
+        got = [token for few in torch.split(uniform, batch) for token in tokens_for(definition, inputs, few)]
         wrong = [i for i, token in enumerate(wanted) if i >= len(got) or got[i] != token]
+        rows_of = f"{batch} rows of {definition.const_axes['vocab_size']} tokens"
         if wrong or len(got) != len(wanted):
             first = wrong[0] if wrong else 0
             found = got[first] if first < len(got) else "nothing"
             lines.append(
-                f"reference: {spec}, seed {number}: for u = {edges[first][0]!r} it draws {found} instead of "
+                f"reference: {spec}, seed {number}, {rows_of}: for u = {edges[first][0]!r} it draws {found} instead of "
                 f"{wanted[first]} ({len(wrong)} of {len(edges)} numbers at the edges of intervals)"
             )
     return lines

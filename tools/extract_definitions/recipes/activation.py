@@ -30,11 +30,12 @@ def needs(request: Request) -> Iterator[Need]:
             if request.usage.op(op):
                 request.uncovered[op] = f"no family covers hidden_act {activation!r}"
         return
-    widths = [("act_fn", width, where or "the feed-forward layers") for width, where in dense_widths(request)]
-    if not widths and request.usage.op("act_fn"):
-        request.unused["act_fn"] = "no layer of this model has a dense feed-forward network or a shared expert"
+    widths = [
+        ("act_fn", width, where or "the feed-forward layers") for width, where in dense_widths(request, ("act_fn",))
+    ]
     if model.experts is not None:
         widths.append(("experts", model.expert_size, "the routed experts"))
+        request.expect("experts", "the routed experts")
     for size in request.tensor_parallel(TENSOR_PARALLEL):
         for op, width, role in widths:
             stages = request.stages(op, [f"sgl-kernel:{family}"])

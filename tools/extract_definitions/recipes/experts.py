@@ -13,6 +13,8 @@ from tools.kernel_tracing.configuration.checks import expert_misfit
 #: Ops of the experts.
 OPS = ("experts",)
 TOPK = "topk"
+#: The topk_method with which experts are chosen by scores that include a correction bias.
+BIASED = "noaux_tc"
 #: Features that share one scale; for weights, in both directions.
 BLOCK = 128
 BLOCK_SCALED = frozenset({"flashinfer:trtllm_fp8_block_scale_moe", "sgl-kernel:fp8_blockwise_scaled_grouped_mm"})
@@ -38,22 +40,43 @@ OUTPUTS = {
 def router_stages(request: Request, gates: Iterable[str]) -> tuple[str, ...]:
     """When the router runs: in one of the kernels or, where no kernel takes its sizes, compiled by PyTorch."""
     found = request.usage.op(TOPK)
+    request.expect(TOPK, "the choice of experts")
     return request.stages(TOPK, gates if found is not None and found.kernels else ())
 
 
-def is_sigmoid(request: Request) -> bool:
-    """Whether routing scores experts by a sigmoid: as configured, else if the code chooses with a correction bias."""
-    if "scoring_func" in request.model:
-        return request.model.text("scoring_func") == "sigmoid"
-    return "topk_method" not in request.model and any(
-        "correction_bias=" in text for text in request.usage.code.modules.get(TOPK, ())
-    )
+def scoring(request: Request) -> str:
+    """How the code scores experts: by a sigmoid where it chooses them with a correction bias, else by a softmax.
+
+    Code that reads topk_method has a bias with one method only, whatever scoring_func says.
+
+    Returns:
+        "sigmoid" or "softmax"; "" if the configuration says another: the ops are then reported as not covered.
+    """
+    model, code = request.model, request.usage.code
+    method, configured = model.config.get("topk_method"), model.config.get("scoring_func")
+    takes_bias = any("correction_bias=" in text for text in code.modules.get(TOPK, ()))
+    is_biased = takes_bias and ("topk_method" not in code.reads or method == BIASED)
+    found, reason = "sigmoid" if is_biased else "softmax", ""
+    if "topk_method" in code.reads and method is None:
+        reason = "the code needs the field topk_method, which the configuration does not give"
+    elif configured not in (None, found):
+        decisive = f" with topk_method {method}" if "topk_method" in code.reads else ""
+        reason = f"the code scores experts by a {found}{decisive}, and scoring_func is {configured}"
+    elif is_biased and method not in (None, BIASED):
+        reason = f"the code chooses experts with a correction bias, and topk_method is {method}"
+    if reason:
+        not_covered(request, reason)
+    return "" if reason else found
+
+
+def not_covered(request: Request, reason: str) -> None:
+    """Reports routing and experts as not covered."""
+    request.uncovered.update({op: reason for op in (*OPS, TOPK) if request.usage.op(op)})
 
 
 def block_scaled(request: Request) -> tuple[bool, ...]:
     """In which numbers the experts are published: True for fp8 with block scales, False for bfloat16."""
-    own = request.model.config.get("quantization_config")
-    formats = [own, *request.model.quantised]
+    formats = [request.model.quantization, *request.model.quantised]
     return tuple(dict.fromkeys(one is not None and _is_block_scaled(one) for one in formats))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tools.extract_definitions.models import QUANTIZATION
+
 #: Numbers of heads, and whether heads share latents.
 HEADS = frozenset({"num_attention_heads", "num_key_value_heads", "kv_lora_rank"})
 GROUPED = HEADS | {"head_dim", "hidden_size"}
@@ -13,14 +15,14 @@ WIDTHS = frozenset(
     {
         *("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"),
         *("n_routed_experts", "num_experts", "num_local_experts", "n_shared_experts"),
-        *("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers"),
+        *("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers", "moe_layer_freq"),
     }
 )
 #: How experts are chosen and in which numbers they are stored.
 ROUTING = frozenset(
     {
         *("num_experts_per_tok", "n_group", "topk_group", "scoring_func", "topk_method", "norm_topk_prob"),
-        *("routed_scaling_factor", "quantization_config"),
+        *("routed_scaling_factor", *QUANTIZATION),
     }
 )
 ROTARY = frozenset({"partial_rotary_factor", "rope_scaling", "rope_parameters"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tools.extract_definitions.models import QUANTIZATION
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.recipes.feed_forward import dense_widths
 from tools.extract_definitions.recipes.fields import GROUPED, LATENT, WIDTHS
@@ -43,6 +44,7 @@ def needs(request: Request) -> Iterator[Need]:
     for size in request.tensor_parallel(TENSOR_PARALLEL):
         for op, n, k, role in _layers(request, size):
             found = request.usage.op(op)
+            request.expect(op, role)
             if is_quantised(request, op):
                 yield from _block_scaled(request, op, n, k, Use(request.model, op, role, tp=size))
                 continue
@@ -94,11 +96,7 @@ def _layers(request: Request, size: int) -> Iterator[Layer]:
     hidden = model.size("hidden_size")
     heads = model.size("num_attention_heads") // size
     yield from _latent_layers(request, heads) if model.is_latent else _attention_layers(request, heads, size)
-    widths = dense_widths(request)
-    if not widths:
-        for op in ("gate_up_proj", "down_proj"):
-            request.unused[op] = "no layer of this model has a dense feed-forward network or a shared expert"
-    for width, where in widths:
+    for width, where in dense_widths(request, ("gate_up_proj", "down_proj")):
         if request.divides(width, size, "the width"):
             share, of = width // size, f" of {where}" if where else ""
             yield "gate_up_proj", 2 * share, hidden, f"gate_up_proj{of} (2 x {share})"
@@ -106,14 +104,22 @@ def _layers(request: Request, size: int) -> Iterator[Layer]:
     vocabulary = model.size("vocab_size")
     if request.divides(vocabulary, size, "vocab_size"):
         share = vocabulary // size
-        capped = ", before the logits are capped" if model.config.get("final_logit_softcapping") else ""
+        capped = ""
+        if cap := model.config.get("final_logit_softcapping"):
+            capped = ", before the logits are capped"
+            request.uncovered["logits_processor"] = (
+                f"no family covers the cap of the final logits (final_logit_softcapping {cap})"
+            )
         text = "vocabulary" if size == 1 else f"{share} tokens of the vocabulary"
         yield "logits_processor", share, hidden, f"lm_head ({text}{capped})"
     if model.experts is not None:
-        yield "gate", model.experts, hidden, f"router (gate, {model.experts} experts)"
-        yield ROUTER, model.experts, hidden, f"router ({model.experts} experts)"
+        if request.usage.op(ROUTER):
+            yield ROUTER, model.experts, hidden, f"router ({model.experts} experts)"
+        else:
+            yield "gate", model.experts, hidden, f"router (gate, {model.experts} experts)"
     if model.count("shared_expert_intermediate_size"):
-        yield "gate", 1, hidden, "shared_expert_gate (weight of the shared expert)"
+        gate = "shared_expert_gate (weight of the shared expert)"
+        yield "gate" if request.usage.op("gate_up_proj") else "shared_expert_gate", 1, hidden, gate
 
 
 def _latent_layers(request: Request, heads: int) -> Iterator[Layer]:
@@ -191,5 +197,5 @@ def _describe_block_scaled(
 
 
 BIASES = {"attention_bias", "qkv_bias"}
-FIELDS = GROUPED | LATENT | WIDTHS | BIASES | {"vocab_size", "final_logit_softcapping", "quantization_config"}
+FIELDS = GROUPED | LATENT | WIDTHS | BIASES | {"vocab_size", "final_logit_softcapping", *QUANTIZATION}
 RECIPE = Recipe("gemm", (BF16, BIAS, FP8), frozenset({*BLOCK_SCALED, *SPECIAL}), FIELDS, needs, describe)

@@ -62,6 +62,7 @@ def scale(axes: Mapping[str, int]) -> dict[str, Any]:
 def needs(request: Request) -> Iterator[Need]:
     if request.model.is_latent:
         return
+    request.expect("attn", "grouped-query attention")
     for family, kernels in KERNELS.items():
         stages = request.stages("attn", kernels)
         if STAGE[family] not in stages:

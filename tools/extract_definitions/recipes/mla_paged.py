@@ -23,6 +23,7 @@ def needs(request: Request) -> Iterator[Need]:
     model = request.model
     if not attention.has_dense_latents(request, OP):
         return
+    request.expect(OP, "latent attention")
     if request.usage.op("indexer"):
         request.unused["indexer"] = "index_topk is not set"
 

@@ -35,15 +35,20 @@ TAGS = (
 def needs(request: Request) -> Iterator[Need]:
     model = request.model
     experts = model.experts
-    if experts is None or not routed.is_sigmoid(request):
+    if experts is None or routed.scoring(request) != "sigmoid":
+        return
+    if model.config.get("norm_topk_prob") not in (None, True):
+        text = "no family covers sigmoid routing whose weights are not divided by their sum (norm_topk_prob false)"
+        routed.not_covered(request, text)
         return
     router = {"num_experts": experts, **_routing(model)}
-    if (
-        (stages := routed.router_stages(request, GATES))
-        and model.config.get("norm_topk_prob")
-        and experts <= MAX_EXPERTS
-        and router["top_k"] <= MAX_CHOSEN
-    ):
+    stages = routed.router_stages(request, GATES)
+    if experts > MAX_EXPERTS or router["top_k"] > MAX_CHOSEN:
+        request.uncovered[routed.TOPK] = (
+            f"the kernels of {ROUTER} take at most {MAX_EXPERTS} experts and choose at most {MAX_CHOSEN}, "
+            f"not {router['top_k']} of {experts}"
+        )
+    elif stages:
         yield Need(ROUTER, router, Use(model, routed.TOPK), stages)
     reason = ""
     if True not in routed.block_scaled(request):

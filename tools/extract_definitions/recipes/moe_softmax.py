@@ -45,10 +45,10 @@ NORMALISE = tensor(
 def needs(request: Request) -> Iterator[Need]:
     model = request.model
     experts = model.experts
-    if experts is None or routed.is_sigmoid(request):
+    if experts is None or routed.scoring(request) != "softmax":
         return
     if reason := _grouped(model):
-        request.uncovered.update({op: reason for op in (*routed.OPS, routed.TOPK) if request.usage.op(op)})
+        routed.not_covered(request, reason)
         return
     routing = ("routing:renormalize" if _normalises(model) else "routing:softmax",)
     families = [

@@ -63,6 +63,8 @@ def needs(request: Request) -> Iterator[Need]:
             if stages := request.stages(op, [add_norm]):
                 yield need(fused, model.size("hidden_size"), op, "", stages)
     for op, (field, role) in LATENT.items():
+        if field in model:
+            request.expect(op, role)
         if not (stages := request.stages(op, [NORM])):
             continue
         if field in model:

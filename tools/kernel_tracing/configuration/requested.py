@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import ast
 import difflib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flashinfer_trace.json_source import JsonSourceError, load_object
 from flashinfer_trace.model_coverage import plain_name
 from tools.kernel_tracing.evaluator.serving import Configuration
 from tools.kernel_tracing.rules import environments, serving_steps
 from tools.kernel_tracing.source.sources import SourceTree
 
 MODELS = Path("models")
+#: Most characters of a value that a message shows.
+LONGEST_VALUE = 200
 # Short names of parallel sizes.
 _SHORT = {"tp": "tp_size", "ep": "ep_size", "dp": "dp_size", "pp": "pp_size"}
 
@@ -138,14 +140,14 @@ def model_config(name: str, models: Path = MODELS) -> dict[str, Any]:
     path = Path(name) if name.endswith(".json") else known.get(plain_name(name), models / f"{name}.json")
     if plain_name(name) not in known and Path(name).is_dir():
         path = Path(name) / "config.json"
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError:
+    if not path.exists():
         names = ", ".join(sorted(file.stem for file in known.values()))
-        raise ConfigurationError(f"{path}: no such file; name a config.json, or one of {names}") from None
-    except ValueError as error:
-        raise ConfigurationError(f"{path}: not JSON ({error})") from None
-    config = document.get("config", document) if isinstance(document, dict) else {}
+        raise ConfigurationError(f"{path}: no such file; name a config.json, or one of {names}")
+    try:
+        document = load_object(path)
+    except JsonSourceError as error:
+        raise ConfigurationError(f"{path}: {error}") from None
+    config = document.get("config", document)
     if not isinstance(config, dict) or not config.get("architectures"):
         raise ConfigurationError(f"{path}: names no architectures; give the config.json of a model")
     _check_constants(path, config)
@@ -164,21 +166,28 @@ def check_parts(config: Mapping[str, Any], name: str) -> None:
         within = config[text].get("architectures")
         whose = within[0] if isinstance(within, list) and within else "the class of the text model"
         raise ConfigurationError(
-            f"{name}: the sizes of {config['architectures'][0]} are in its {text!r}; models of several parts are not "
-            f"evaluated: give a config.json with the fields of {text!r} and 'architectures': [{whose}]"
+            f"{name}: the sizes of {config['architectures'][0][:LONGEST_VALUE]} are in its {_shown(text)}; models of "
+            "several parts are not evaluated: give a config.json with the fields of "
+            f"{_shown(text)} and 'architectures': [{str(whose)[:LONGEST_VALUE]}]"
         )
+
+
+def _shown(value: Any) -> str:
+    """A value of a file in a message: cut, for it may be of any length."""
+    text = repr(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
 
 def _check_constants(path: Path, config: Mapping[str, Any]) -> None:
     named = config["architectures"]
     if not (isinstance(named, list) and isinstance(named[0], str)):
-        raise ConfigurationError(f"{path}: the field 'architectures' is {named!r}; it must list one class")
+        raise ConfigurationError(f"{path}: the field 'architectures' is {_shown(named)}; it must list one class")
     for field in (*_SIZES, *_COUNTS):
         value = config.get(field)
         least = 0 if field in _COUNTS else 1
         if value is not None and (type(value) is not int or value < least):
             kind = "an integer that is not negative" if field in _COUNTS else "a positive integer"
-            raise ConfigurationError(f"{path}: the field {field!r} is {value!r}; it must be {kind}")
+            raise ConfigurationError(f"{path}: the field {field!r} is {_shown(value)}; it must be {kind}")
 
 
 def shortened(config: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,142 @@
+"""Wrong references that random draws accept, and corners reject: of attention, samplers and routers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import flashinfer_trace
+from flashinfer_trace.families import family_of
+from flashinfer_trace.families.sampling.exact_draws import wrong_draws
+from flashinfer_trace.harness import job as harness_job
+from flashinfer_trace.harness.family import PlanRequest
+from flashinfer_trace.harness.twins import Twins
+from flashinfer_trace.harness.verify import Job, prepare, verify
+
+EXAMPLES = 6
+
+DECODE = "gqa_paged_decode_h32_kv16_d128_ps64"
+PREFILL = "gqa_paged_prefill_causal_h32_kv16_d128_ps64"
+RAGGED = "gqa_ragged_prefill_causal_h32_kv8_d128"
+#: The mask of every block is that of the first one.
+FIRST_MASK = ("torch.arange(start, stop, device", "torch.arange(queries[b], queries[b] + stop - start, device")
+PAGED_VALUES = ("gather(v_cache, own_pages, kv_len)", "gather(v_cache, own_pages, kv_len).clamp(-65504, 65504)")
+PAGED_KEYS = ("gather(k_cache, own_pages, kv_len)", "gather(k_cache, own_pages, kv_len).clamp(-100, 100)")
+LATENT_VALUES = ("kpe, sm_scale), ckv)", "kpe, sm_scale), ckv.clamp(-65504, 65504))")
+FAINT_LOGITS = (
+    "softmax_route(routing_logits,",
+    "softmax_route(torch.where(routing_logits.abs() < 1e-5, 0.0, routing_logits),",
+)
+FAINT_BIAS = ("scores + {0}", "scores + torch.where({0}.abs() < 1e-5, 0.0, {0})")
+UNSTABLE = (
+    "torch.sigmoid(routing_logits.double())",
+    "(routing_logits.double().exp() / (1 + routing_logits.double().exp()))",
+)
+SAMPLER = "sampling_from_probs_v128256"
+KEPT_MASS = ("u * cumulative[:, -1:]", "u * cumulative[:, -1:].clamp_min(1e-8)")
+TOKEN_0 = (
+    "return torch.minimum(token, last)",
+    "return torch.where(probs.sum(dim=-1, keepdim=True) < 1e-6, 0, torch.minimum(token, last))",
+)
+
+
+def formatted(change, name):
+    return tuple(text.format(name) for text in change)
+
+
+MUTANTS = [
+    *((name, change) for name in (PREFILL, DECODE) for change in (PAGED_VALUES, PAGED_KEYS)),
+    (RAGGED, ("weights @ v", "weights @ v.clamp(-65504, 65504)")),
+    ("gqa_extend_causal_h32_kv8_qk128_vo128", ("dim=-1) @ v", "dim=-1) @ v.clamp(-65504, 65504)")),
+    (
+        "gqa_paged_decode_fp8_cache_h32_kv8_d128_ps1",
+        ("own_output * v_scale", "(own_output * v_scale).clamp(-65504, 65504)"),
+    ),
+    ("mla_paged_decode_h16_ckv512_kpe64_ps64", LATENT_VALUES),
+    *((f"{family}_{SAMPLER}", KEPT_MASS) for family in ("top_k", "top_k_top_p", "top_k_top_p_joint", "min_p")),
+    *((f"{family}_{SAMPLER}", TOKEN_0) for family in ("top_k", "top_p", "top_k_top_p", "top_k_top_p_joint")),
+    ("moe_topk_softmax_topk8_e128", FAINT_LOGITS),
+    ("moe_topk_deepseek_topk8_ng8_kg4_e256", formatted(FAINT_BIAS, "routing_bias")),
+    ("moe_topk_sigmoid_topk8_e256", formatted(FAINT_BIAS, "correction_bias")),
+    ("moe_topk_deepseek_topk8_ng8_kg4_e256", UNSTABLE),
+    ("moe_topk_sigmoid_topk8_e256", UNSTABLE),
+]
+
+
+def changed(name, old, new):
+    """The Definition with a change of its reference."""
+    definition = flashinfer_trace.load(name)
+    assert definition.reference.count(old) == 1, f"{name} has {old!r} {definition.reference.count(old)} times"
+    return dataclasses.replace(definition, reference=definition.reference.replace(old, new))
+
+
+@pytest.mark.parametrize(("name", "change"), MUTANTS)
+def test_a_corner_rejects_what_drawn_cases_accept(name, change):
+    definition = changed(name, *change)
+    family = family_of(definition)
+    drawn_only = dataclasses.replace(family, corners=lambda request: (), checks=())
+    assert verify(Job(definition, drawn_only), examples=EXAMPLES).status == "passed"
+    report = verify(Job(definition, family), examples=0)
+    assert report.status == "failed"
+    assert "repeat: flashinfer-trace verify" in report.message
+
+
+@pytest.mark.parametrize("name", [PREFILL, RAGGED])
+def test_blocks_of_few_queries_show_what_one_block_hides(name, monkeypatch):
+    definition = changed(name, *FIRST_MASK)
+    family = family_of(definition)
+    report = verify(Job(definition, family), examples=EXAMPLES)
+    assert report.status == "failed" and report.message.startswith("reference: output output")
+    monkeypatch.setattr(harness_job, "SMALL_BLOCK", "2 ** 25")
+    assert verify(Job(definition, family), examples=EXAMPLES).status == "passed"
+
+
+@pytest.mark.parametrize("name", [PREFILL, RAGGED])
+def test_corners_of_a_twin_have_blocks_of_one_query_and_of_several(name):
+    definition = flashinfer_trace.load(name)
+    family = family_of(definition)
+    twin = prepare(definition, family, "cpu", full=False)
+    assert harness_job.SMALL_BLOCK in twin.reference and not harness_job.BLOCK.search(twin.reference)
+    assert prepare(definition, family, "cpu", full=True).reference == definition.reference
+    for plan in Job(definition, family).corners:
+        requests = zip(plan["q_lens"], plan["kv_lens"], strict=True)
+        blocks = [(queries, 2**10 // (twin.const_axes["num_qo_heads"] * keys)) for queries, keys in requests]
+        assert any(block <= 1 < queries for queries, block in blocks)
+        assert any(1 < block < queries for queries, block in blocks)
+
+
+ALWAYS_LAST = (
+    "return torch.minimum(token, last)",
+    "return last if probs.shape[0] == 1 and probs.shape[1] > 1000 else torch.minimum(token, last)",
+)
+
+
+@pytest.mark.parametrize("family", ["top_k", "top_p", "top_k_top_p", "top_k_top_p_joint", "min_p"])
+def test_one_row_of_thousands_of_tokens_is_drawn_exactly(family):
+    definition = changed(f"{family}_{SAMPLER}", *ALWAYS_LAST)
+    twin = prepare(definition, family_of(definition), "cpu", full=False)
+    lines = wrong_draws(twin)
+    assert lines and all("1 rows of 4099 tokens" in line for line in lines)
+
+
+def test_one_row_of_a_whole_vocabulary_is_sampled_from_at_real_size():
+    """Of one draw only tokens that are not kept are seen: here the last one, which has no mass."""
+    old = "return torch.minimum(token, last)"
+    last = "torch.full_like(token, probs.shape[1] - 1)"
+    new = f"return {last} if probs.shape[0] == 1 and probs.shape[1] > 5000 else torch.minimum(token, last)"
+    definition = changed(f"top_k_{SAMPLER}", old, new)
+    report = Twins().verify(Job(definition, family_of(definition)), examples=2, seed=0)
+    assert report.status == "failed"
+    assert "--full --plan" in report.message and '"rows":1' in report.message
+
+
+@pytest.mark.parametrize("name", [PREFILL, "moe_topk_softmax_topk8_e128", "moe_topk_deepseek_topk8_ng8_kg4_e256"])
+def test_these_corners_are_a_gpus_too(name):
+    definition = flashinfer_trace.load(name)
+    family = family_of(definition)
+    for kernel in family.kernels_of(definition):
+        plans = family.corners(PlanRequest(definition, kernel.limits, True, kernel.plan_options))
+        kinds = {plan.get("logits", plan.get("routing")) for plan in plans}
+        exact = kernel.plan_options is None or getattr(kernel.plan_options, "exact", True)
+        assert ("beyond_float16" in kinds) == exact, kernel.label

@@ -1,0 +1,89 @@
+"""What a kernel has seen before a series of timed calls, on a made-up GPU: nothing of what is timed."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+import torch
+
+from flashinfer_trace.isolation import protocol
+from flashinfer_trace.judging import child
+from flashinfer_trace.judging.arena import Arena, Filled
+from flashinfer_trace.judging.stopwatch import Stopwatch
+
+REPEATS = 2
+
+
+class Kernel:
+    """Doubles its input, and notes what it is called on, and where that lies."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[float, int]] = []
+
+    def __call__(self, inputs: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor]) -> None:
+        self.seen.append((inputs["x"][0].item(), inputs["x"].data_ptr()))
+        outputs["y"].copy_(2 * inputs["x"])
+
+
+@pytest.fixture
+def session(monkeypatch):
+    """A submission's process as it is on a GPU, but with memory of the CPU, and no other pages to move to."""
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(child._Session, "_move", lambda self: None)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        made = child._Session(theirs, None)
+        made._device = "cpu:0"  # which is not "cpu", so that inputs are copied as they are for a GPU
+        made._inputs, made._outputs = ["x"], ["y"]
+        made._stopwatch, made._arena = Stopwatch("cpu"), Arena(1 << 16)
+        for request in ({"go": True}, {"collect": True}):
+            ours.sendall(protocol.pack_header(request))
+        yield made
+
+
+def called_before(session, request: dict[str, object]) -> None:
+    """Leaves the inputs of a request on the device, as a call does."""
+    session._tensors(session._device_memory(session._arena.memory[: request["size"]]), request)
+
+
+def filled(session, value: float, graph: bool, size: int = 4) -> tuple[Filled, dict[str, object]]:
+    """Inputs of one value in the memory of a session, and the request for a series of calls on them."""
+    memory = Filled({"x": torch.full((size,), value)}, {"y": torch.full((size,), torch.nan)})
+    memory.fill(session._arena.memory)
+    timing = {"repeats": REPEATS, "flush": 0, "warm_up": 0, "graph": graph}
+    slots = json.loads(json.dumps({name: slot.to_json() for name, slot in memory.slots.items()}))
+    return memory, {"size": memory.size, "slots": slots, "numbers": {}, "seed": 0, "timing": timing}
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_kernel_is_prepared_on_earlier_inputs_where_those_that_are_timed_will_lie(graph, session, monkeypatch):
+    captured = []
+
+    def capture(call):
+        call()
+        captured.append(call())
+        return call
+
+    monkeypatch.setattr(child, "captured", capture)
+    called_before(session, filled(session, 3.0, graph)[1])
+    kernel = Kernel()
+    memory, request = filled(session, 5.0, graph)
+    session._timed(kernel, request)
+    prepared = 3 if graph else 1  # before capturing there is a call that is not captured
+    assert [value for value, _ in kernel.seen] == [3.0] * prepared + [5.0] * REPEATS
+    assert len({address for _, address in kernel.seen}) == 1 and len(captured) == graph
+    assert [memory.outputs(copy)["y"].tolist() for copy in range(REPEATS)] == [[10.0] * 4] * REPEATS
+
+
+@pytest.mark.parametrize("size", [0, 8])
+def test_no_graph_is_captured_on_what_is_timed(size, session):
+    """Where there are no earlier inputs, or none of these shapes."""
+    if size:
+        called_before(session, filled(session, 3.0, True, size)[1])
+    kernel = Kernel()
+    with pytest.raises(RuntimeError, match="captured on earlier inputs of the same shapes, and there are none"):
+        session._timed(kernel, filled(session, 5.0, True)[1])
+    assert not kernel.seen

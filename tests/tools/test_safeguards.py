@@ -1,0 +1,53 @@
+"""docs/safeguards.md counts what the tests hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import times
+from flashinfer_trace import DatasetError, find_root
+from tools import safeguards
+
+
+def test_what_is_counted_is_what_is_tested():
+    from isolation.conftest import ESCAPES  # of the tests
+    from test_forgeries import FORGERIES
+
+    fuzz = {"kinds": {"a": {"files": 3, "commands": 5, "refused": 4, "findings": 0}}}
+    mutants = {"gemm": {"mutants": 10, "counts": {"compared": 9, "survived": 1}}}
+    rows = {row[0]: row[1] for row in safeguards.counted(find_root(), fuzz, mutants)}
+    assert rows["References that escape or deceive"].startswith(f"{len(ESCAPES)}, ")
+    assert rows["Forged evidence"] == f"{len(FORGERIES)} forgeries, all refused"
+    assert rows["Hostile files"].startswith("3 files, 5 runs of commands, [0 findings]")
+    assert "90.00% of those that answer rejected" in rows["A wrong reference"]
+
+
+def test_a_table_of_forgeries_that_is_gone_is_named(tmp_path):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_forgeries.py").write_text("FORGERIES = []\n")
+    with pytest.raises(DatasetError, match=r"test_forgeries\.py: has no dictionary FORGERIES"):
+        safeguards.forgeries(tmp_path)
+
+
+def test_times_are_shown_once_they_are_measured(tmp_path, monkeypatch):
+    (tmp_path / "benchmarks").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(times.isolation, "cost", lambda *_: times.isolation.Cost(150.0, 82.4))
+    assert "not recorded yet" in safeguards.timed(tmp_path)[0][1]
+    assert times.main(["dataset"]) == 0
+    row = safeguards.timed(tmp_path)[0][1]
+    assert row.startswith("82 s on ") and "150 s of processors" in row
+    monkeypatch.setattr(
+        times.isolation, "pairs", lambda *_: [(times.isolation.Cost(10.5, 1), times.isolation.Cost(10, 1))]
+    )
+    assert times.main(["overhead"]) == 0
+    assert safeguards.timed(tmp_path)[-1][1].startswith("+5.0% of a processor's time")
+    assert set(times.read_times(tmp_path)) == {"dataset", "overhead"}
+
+
+@pytest.mark.parametrize("text", ["{", "null", '{"dataset": 1}', '{"overhead": {"date": "x"}}'])
+def test_measured_times_that_cannot_be_used_are_named(tmp_path, text):
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / times.MEASURED).write_text(text)
+    with pytest.raises(times.TimesError, match=r"times\.json: unusable .*measure again"):
+        times.read_times(tmp_path)

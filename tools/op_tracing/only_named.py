@@ -1,0 +1,53 @@
+"""docs/coverage.md: kernels that tags name although nobody ran them for the Definition (`called_as:`), and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from flashinfer_trace import Definition
+from flashinfer_trace.kernel_paths import CALLED, load_kernel_paths, paths_of_tags
+from flashinfer_trace.ledger import RECORDED_ON, kernels_today
+from tools.shared.markdown import code, escape, table
+
+__all__ = ["NO_RECORD", "only_named", "why_not_run"]
+
+TEXT = """## Kernels that are only named
+
+Kernels that libraries or models call for the function of a Definition, and that its `called_as:` tags name because
+nobody ran them for it: how many Definitions name each, and why it did not run. Other kernels prove those of these
+Definitions that are verified. A kernel that does not take the sizes of a Definition is not named by it.
+"""
+#: How paths begin that no record has -> why.
+NO_RECORD = {
+    "sgl_kernel.flash_attn.": (
+        "FlashAttention 3, which sglang-kernel 0.4.2 keeps in a library of its own, flash_ops.abi3.so (1.07 GB); it "
+        "was not carried to the GPUs on which evidence is recorded, and no record has a kernel of it"
+    )
+}
+
+
+def only_named(root: Path, dataset: Iterable[Definition]) -> str:
+    """The part of the document about them.
+
+    Args:
+        root: the dataset root.
+        dataset: its Definitions.
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    for one in dataset:
+        for path in one.tag_values(CALLED):
+            counts[why_not_run(root, one, path), path] += 1
+    rows = [[code(path), str(count), escape(why)] for (why, path), count in sorted(counts.items())]
+    return "\n".join(["", TEXT, *table(["Kernel", "Definitions", "Why it did not run"], rows, "lrl")]) + "\n"
+
+
+def why_not_run(root: Path, definition: Definition, path: str) -> str:
+    """Why a kernel did not run for a Definition that names it; "" if nothing says so."""
+    known = load_kernel_paths(root)
+    for kernel in kernels_today(root, definition).values():
+        if path in paths_of_tags(known, kernel):
+            here, needed = kernel.runs_on(RECORDED_ON), ".".join(map(str, kernel.min_capability))
+            return "awaits a GPU run" if here else f"needs compute capability {needed}"
+    return next((why for start, why in NO_RECORD.items() if path.startswith(start)), "")
