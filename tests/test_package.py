@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -155,3 +157,9 @@ def test_inputs_are_made_for_a_name_too():
 def test_an_unknown_op_type_is_an_error_with_a_suggestion():
     with pytest.raises(flashinfer_trace.DatasetError, match="no op_type 'gem'; did you mean gemm"):
         list(flashinfer_trace.definitions(op_type="gem"))
+
+
+@pytest.mark.skipif("CI" not in os.environ, reason="only CI must have what tests skip themselves without")
+def test_ci_has_ray():
+    """Without it, the tests of clusters are skipped."""
+    assert importlib.metadata.version("ray")

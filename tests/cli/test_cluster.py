@@ -17,11 +17,7 @@ from flashinfer_trace.cli.runs import Settings
 from flashinfer_trace.cli.tasks import find_tasks
 from flashinfer_trace.dataset import find_root
 
-#: CI installs ray; elsewhere it may be missing.
-if "CI" in os.environ:
-    import ray
-else:
-    ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'flashinfer-trace[cluster]'")
+ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'flashinfer-trace[cluster]'")
 
 NAMES = [
     "rmsnorm_h512",
