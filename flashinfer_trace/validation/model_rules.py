@@ -41,9 +41,9 @@ DIGITS = 18
 _DIVISORS = (1, 2, 3, 4, 8)
 #: Format codes and group sizes, which descriptions of tensors give, are smaller; sizes of models are not.
 _LEAST_OF_TENSORS = 256
-#: How sizes are said, # being the number -> the axis that has it, the first of these that a Definition has. Two axes
-#: with a minus between them stand for their difference.
-_SAID: Mapping[str, tuple[str, ...]] = {
+#: Phrases that give a size, with # for the number -> the axis whose value it must be: the first of these axes that the
+#: Definition has. Two axes with a minus sign between them stand for their difference.
+_PHRASES: Mapping[str, tuple[str, ...]] = {
     "# query heads?": ("num_qo_heads",),
     "# key(?:-value)? heads?": ("num_kv_heads",),
     "heads? of size #": ("head_dim", "head_size"),
@@ -141,9 +141,9 @@ def _titles(titles: tuple[str, ...]) -> re.Pattern[str]:
 def check_numbers(candidate: Candidate, findings: Findings) -> None:
     """Sizes, small numbers and 16-bit formats in the description are those of the Definition.
 
-    What `_SAID` reads must be the value of the very axis, also in the descriptions of axes, inputs and outputs. Any
-    other size may be a const axis, a sum, difference, product or quotient of two, or a number of the reference, the
-    constraints or a tag. In parentheses, arithmetic whose result is such a number may have any operands.
+    The number in a phrase of `_PHRASES` must be the value of its own axis, also in the descriptions of axes, inputs and
+    outputs. Any other size may be a const axis, a sum, difference, product or quotient of two, or a number of the
+    reference, the constraints or a tag. In parentheses, arithmetic whose result is such a number may have any operands.
     """
     text = candidate.data.get("description")
     if isinstance(text, str):
@@ -152,10 +152,10 @@ def check_numbers(candidate: Candidate, findings: Findings) -> None:
         _check_small(text, candidate, findings)
     if not candidate.const_axes or len(candidate.const_axes) > 32:
         return
-    own, said = set(_own_numbers(candidate)), list(_said(candidate.const_axes))
+    own, phrases = set(_own_numbers(candidate)), list(_expected_phrases(candidate.const_axes))
     for place, text in _described_parts(candidate.data):
         text = _THOUSANDS.sub("", text)
-        reported = _check_said(text, place, said, findings)
+        reported = _check_phrases(text, place, phrases, findings)
         least = 0 if place == ("description",) else _LEAST_OF_TENSORS
         wrong = [number for number in _strange(text, own, least) if number not in reported]
         if wrong:
@@ -195,12 +195,12 @@ def _described_parts(data: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...],
             yield (*place, "description"), text
 
 
-def _check_said(
-    text: str, place: tuple[str, ...], said: Iterable[tuple[re.Pattern[str], str, int]], findings: Findings
+def _check_phrases(
+    text: str, place: tuple[str, ...], phrases: Iterable[tuple[re.Pattern[str], str, int]], findings: Findings
 ) -> set[int]:
-    """Sizes that are said of an axis are those of this axis; returns those that are not."""
+    """Reports each phrase whose number is not the value of its axis, and returns these numbers."""
     wrong = set()
-    for phrase, axis, value in said if _any_phrase().search(text) else ():
+    for phrase, axis, value in phrases if _any_phrase().search(text) else ():
         for found in phrase.finditer(text):
             if (number := int(found[1][:DIGITS])) != value:
                 wrong.add(number)
@@ -209,8 +209,8 @@ def _check_said(
     return wrong
 
 
-def _said(sizes: Mapping[str, int]) -> Iterator[tuple[re.Pattern[str], str, int]]:
-    """How the sizes of a Definition's axes are said: the pattern of a phrase, the axis and its value."""
+def _expected_phrases(sizes: Mapping[str, int]) -> Iterator[tuple[re.Pattern[str], str, int]]:
+    """The phrases that apply to a Definition with these axes: pattern, axis, and the value that it must give."""
     for phrase, axes in _phrases().items():
         for axis in axes:
             first, _, other = axis.partition(" - ")
@@ -222,7 +222,7 @@ def _said(sizes: Mapping[str, int]) -> Iterator[tuple[re.Pattern[str], str, int]
 @functools.cache
 def _phrases() -> dict[re.Pattern[str], tuple[str, ...]]:
     number = r"(?<![\w.-])(\d+)(?![\w^]|[.,]\d)"
-    return {re.compile(said.replace("#", number)): axes for said, axes in _SAID.items()}
+    return {re.compile(phrase.replace("#", number)): axes for phrase, axes in _PHRASES.items()}
 
 
 @functools.cache

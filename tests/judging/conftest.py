@@ -1,4 +1,4 @@
-"""One server for all submissions of a test session, and the verdicts that --record-verdicts writes."""
+"""One server for all submissions of a test run, and the verdicts that --record-verdicts writes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def gpu_run(cuda_device: str) -> dict[str, Any]:
-    """What the verdicts of this session on a GPU are taken on."""
+    """The GPU, versions and code with which verdicts are recorded."""
     return run_of(cuda_device)
 
 
