@@ -14,7 +14,7 @@ from flashinfer_trace.families import all_families
 from flashinfer_trace.files import read_text
 from tools.shared.markdown import code, table
 
-__all__ = ["END", "START", "cheats_document", "section"]
+__all__ = ["CHEATS", "END", "START", "cheats_document", "section"]
 
 START = "<!-- From here on written by `python -m tools.generate_docs`; do not edit. -->"
 END = "<!-- Up to here written by `python -m tools.generate_docs`. -->"

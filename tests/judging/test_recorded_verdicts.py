@@ -18,7 +18,7 @@ from recorded_verdicts import Recorder, entry, run_of
 from flashinfer_trace import DatasetError, load
 from flashinfer_trace.families import family_of
 from flashinfer_trace.judging.verdict import Failure, Grade, Verdict
-from tools.cheats import END, START, THEIRS, VERDICTS, cheats_document, section
+from tools.cheats import CHEATS, END, START, THEIRS, VERDICTS, cheats_document, section
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = json.loads(Path(__file__).with_name("verdicts.schema.json").read_text(encoding="utf-8"))
@@ -156,7 +156,10 @@ def test_a_recording_is_a_column(tmp_path):
 
 
 def test_markers_are_needed(tmp_path):
-    (tmp_path / "docs").mkdir()
+    assert cheats_document(tmp_path) == {}, "a dataset without the judge's tests has no such page"
+    for path in (tmp_path / CHEATS, tmp_path / "docs" / "judge.md"):
+        path.parent.mkdir(parents=True)
+    (tmp_path / CHEATS).write_text("ALL = ()\n")
     (tmp_path / "docs" / "judge.md").write_text(f"text\n{END}\n{START}\n")
     with pytest.raises(DatasetError, match=r"judge\.md: lacks the lines"):
         cheats_document(tmp_path)
