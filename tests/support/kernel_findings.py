@@ -177,12 +177,10 @@ FINDINGS = (
     *(Finding(name, "flashinfer-python", "0.6.12", probe) for name, probe in flashinfer_findings.PROBES),
     *(Finding(name, "sglang", "0.5.11", probe) for name, probe in sglang_findings.PROBES),
     *(
-        Finding(f"{name}: masked_m is ignored", SGL, SGL_VERSION, functools.partial(masked_rows, name), pending=True)
+        Finding(f"{name}: masked_m is ignored", SGL, SGL_VERSION, functools.partial(masked_rows, name))
         for name in GROUP_QUANTISERS
     ),
-    Finding("sgl_kernel.rmsnorm: a float32 weight is read as bf16", SGL, SGL_VERSION, norm_wide_weight, pending=True),
-    *(Finding(name, SGL, SGL_VERSION, probe, pending=True) for name, probe in moe_findings.PENDING),
-    *(Finding(name, SGL, SGL_VERSION, probe, kills, pending=True) for name, probe, kills in sparse_findings.PENDING),
+    Finding("sgl_kernel.rmsnorm: a float32 weight is read as bf16", SGL, SGL_VERSION, norm_wide_weight),
     *(Finding(name, "flashinfer-python", "0.6.12", probe, pending=True) for name, probe in flashinfer_findings.PENDING),
 )
 

@@ -150,9 +150,6 @@ PROBES: tuple[tuple[str, Callable[[], bool]], ...] = (
     ("get_cutlass_w4a8_moe_mm_data: int64 ids are misread", w4a8_wide_ids),
     ("get_cutlass_w4a8_moe_mm_data: permutations are not written", w4a8_permutations),
     ("cutlass_w4a8_moe_mm: a float16 output receives bfloat16 bits", w4a8_half_output),
-)
-#: Reported, but nobody has run these probes yet.
-PENDING: tuple[tuple[str, Callable[[], bool]], ...] = (
     ("topk_softmax: a NaN makes it choose an expert twice", lambda: softmax_repeats_an_expert(math.nan)),
     ("topk_softmax: an infinity makes it choose an expert twice", lambda: softmax_repeats_an_expert(math.inf)),
     ("moe_fused_gate: weights are NaN where all sigmoids are 0", gate_without_weight),

@@ -81,9 +81,6 @@ PROBES: tuple[tuple[str, Callable[[], bool], bool], ...] = (
     ("fast_topk_v2: more than 4096 scores in one bin", lambda: crowded_bin(positions), False),
     ("gelu_tanh_and_mul: rows of half a vector", lambda: half_of_a_vector("gelu_tanh_and_mul"), True),
     ("gelu_tanh_and_mul: strides are ignored", lambda: strided_rows("gelu_tanh_and_mul"), False),
-)
-#: The same of kernels whose probes nobody has run yet.
-PENDING: tuple[tuple[str, Callable[[], bool], bool], ...] = (
     (
         "fast_topk_transform_fused: more than 4096 scores in one bin",
         lambda: crowded_bin(lambda scores: slots(scores, numbers(0))),
