@@ -39,8 +39,9 @@ def functions(definitions: Iterable[Definition], known: Covered) -> dict[str, st
         for name in names:
             families.setdefault(family_name(dataset[name], naming), dataset[name])
         simplest = min(families.values(), key=lambda one: len(one.inputs))
-        others = f" (and functions of {len(families) - 1} other families)" if len(families) > 1 else ""
-        found[key] = first_sentence(simplest) + others
+        others = len(families) - 1
+        more = f" (and functions of {others} other {'family' if others == 1 else 'families'})" if others else ""
+        found[key] = first_sentence(simplest) + more
     return found
 
 
