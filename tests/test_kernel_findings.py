@@ -10,6 +10,7 @@ from pathlib import Path
 import kernel_findings
 import pytest
 from kernel_findings import FINDINGS
+from moe_findings import raises
 
 from flashinfer_trace import find_root
 
@@ -90,3 +91,12 @@ def test_a_probe_that_fails_otherwise_shows_no_defect(returncode, output, kills)
     finding = kernel_findings.Finding("a kernel", "a-library", "1", lambda: True, kills)
     with pytest.raises(RuntimeError, match="the probe ended"):
         verdict(finding, returncode, output)
+
+
+def test_an_error_is_a_refusal_but_not_one_of_a_module_that_cannot_be_built():
+    def refuse(message):
+        raise RuntimeError(message)
+
+    assert raises(lambda: refuse("x must be float32"))
+    with pytest.raises(RuntimeError, match="build failed"):
+        raises(lambda: refuse("Ninja build failed. Ninja output:"))
