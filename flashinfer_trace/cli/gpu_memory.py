@@ -22,8 +22,8 @@ Group = Sequence[Sequence[Task]]
 CONTEXT = 1 << 30
 #: Bytes that a Definition is thought to need besides those of its weights before one of its family was verified.
 BESIDES = 2 << 30
-#: How many times its own bytes a weight takes: drawn as float32 and converted, or copied for a kernel.
-DRAWN = 4
+#: How many times its own bytes a weight takes: itself, drawn as float32 and converted; or copied, and compared.
+DRAWN = 3
 #: Bytes for each weight of a matrix whose float64 products an oracle computes: itself, its magnitude and its square.
 JUDGED = 28
 

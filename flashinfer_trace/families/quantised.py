@@ -59,7 +59,7 @@ def normal_codes(draws: Draws, shape: Sequence[int]) -> torch.Tensor:
     for part in torch.split(codes.view(-1).view(torch.int16), _CHUNK):
         words = torch.empty(part.numel() // 4, dtype=torch.int64, device=draws.device)
         words.random_(-(2**63), None, generator=draws.generator)
-        part.copy_(pairs.index_select(0, words.view(torch.int16).to(torch.int32).add_(1 << 15)))
+        torch.index_select(pairs, 0, words.view(torch.uint16).to(torch.int32), out=part)
     return codes.view(torch.float8_e4m3fn)
 
 

@@ -67,6 +67,13 @@ class Draws:
         factor = {"normal": 1.0, "large": 1000.0, "tiny": 0.001, "huge": 1e5, "minute": 1e-6}[kind]
         return self.normal(shape, dtype, scale * factor)
 
+    def matrices(self, shape: Sequence[int], dtype: torch.dtype, kind: str, scale: float = 1.0) -> torch.Tensor:
+        """As `values`, one matrix after the other, where float32 numbers of all of them would take too much memory."""
+        drawn = torch.empty(tuple(shape), dtype=dtype, device=self.device)
+        for matrix in drawn:
+            matrix.copy_(self.values(shape[1:], dtype, kind, scale))
+        return drawn
+
 
 @functools.cache
 def sizes(low: int, high: int) -> st.SearchStrategy[int]:

@@ -68,6 +68,24 @@ def dequantise_fp4(codes: torch.Tensor, scales: torch.Tensor, block: int) -> tor
     return (values.view(-1, scales.shape[1], block) * scales.float().unsqueeze(2)).flatten(1)
 
 
+def tokens_of_experts(experts: torch.Tensor, num_experts: int) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Of choices [tokens, top_k]: each expert below num_experts that was chosen, by which tokens, and as which choice.
+
+    Choices below 0 are of experts on other ranks. The choices are sorted, because asking for each expert which tokens
+    chose it would wait for a GPU as many times.
+    """
+    top_k = experts.shape[1]
+    order = experts.flatten().argsort(stable=True)
+    bounds = torch.arange(num_experts + 1, device=experts.device)
+    ends = torch.searchsorted(experts.flatten()[order].long(), bounds).tolist()
+    found = []
+    for expert in range(num_experts):
+        chosen = order[ends[expert] : ends[expert + 1]]
+        if len(chosen) > 0:
+            found.append((expert, chosen // top_k, chosen % top_k))
+    return found
+
+
 def rows_of_experts(expert_counts: torch.Tensor) -> list[tuple[int, int, int]]:
     """Of rows that are sorted by expert: each expert with rows, its first row, and the end of its rows."""
     found, first = [], 0

@@ -16,7 +16,7 @@ bfloat16 differ by those roundings.
 
 import torch
 
-from ._shared import deepseek_route, swiglu_mlp
+from ._shared import deepseek_route, swiglu_mlp, tokens_of_experts
 
 NUM_EXPERTS = 256
 NUM_LOCAL_EXPERTS = 32
@@ -50,10 +50,7 @@ def run(
     x = hidden_states.float()
     output = torch.zeros_like(x)
     # One expert at a time, and only those that received a token: all of them in float32 would take 5.6 GB.
-    for expert in range(NUM_LOCAL_EXPERTS):
-        token, slot = (local == expert).nonzero(as_tuple=True)
-        if len(token) == 0:
-            continue
+    for expert, token, slot in tokens_of_experts(local, NUM_LOCAL_EXPERTS):
         result = swiglu_mlp(x[token], gemm1_weights[expert].float(), gemm2_weights[expert].float())
         output.index_add_(0, token, result * weights[token, slot].unsqueeze(1))
     return output.to(torch.bfloat16)

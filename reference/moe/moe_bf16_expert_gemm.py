@@ -9,6 +9,8 @@ Products and the routing weight are computed in float32 and rounded once.
 
 import torch
 
+from ._shared import tokens_of_experts
+
 NUM_EXPERTS = 32
 TOP_K = 8
 ROWS_PER_TOKEN = 1
@@ -32,10 +34,7 @@ def run(
     rows = hidden_states.float().expand(seq_len, TOP_K, K)
     output = rows.new_zeros(seq_len, TOP_K, N)
     # One expert at a time, and only those that received a token: all of them in float32 would take up to 4 GB.
-    for expert in range(NUM_EXPERTS):
-        token, slot = (topk_ids == expert).nonzero(as_tuple=True)
-        if len(token) == 0:
-            continue
+    for expert, token, slot in tokens_of_experts(topk_ids, NUM_EXPERTS):
         output[token, slot] = rows[token, slot] @ weights[expert].float().T
     if mul_routed_weight:
         output = output * topk_weights.unsqueeze(2)

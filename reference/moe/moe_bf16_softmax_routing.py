@@ -15,7 +15,7 @@ Kernels that keep the first product, the activation or the result of each expert
 
 import torch
 
-from ._shared import softmax_route, swiglu_mlp
+from ._shared import softmax_route, swiglu_mlp, tokens_of_experts
 
 NUM_EXPERTS = 8
 NUM_LOCAL_EXPERTS = 8
@@ -45,10 +45,7 @@ def run(
     x = hidden_states.float()
     output = torch.zeros_like(x)
     # One expert at a time, and only those that received a token: all of them in float32 would take up to 10 GB.
-    for expert in range(NUM_LOCAL_EXPERTS):
-        token, slot = (local == expert).nonzero(as_tuple=True)
-        if len(token) == 0:
-            continue
+    for expert, token, slot in tokens_of_experts(local, NUM_LOCAL_EXPERTS):
         result = swiglu_mlp(x[token], gemm1_weights[expert].float(), gemm2_weights[expert].float())
         output.index_add_(0, token, result * weights[token, slot].unsqueeze(1))
     return output.to(torch.bfloat16)

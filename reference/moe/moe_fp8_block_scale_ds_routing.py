@@ -20,6 +20,8 @@ import math
 
 import torch
 
+from ._shared import tokens_of_experts
+
 NUM_EXPERTS = 256
 NUM_LOCAL_EXPERTS = 32
 TOP_K = 8
@@ -84,10 +86,7 @@ def run(
     x = (blocks * hidden_states_scale.T.unsqueeze(2)).view(seq_len, HIDDEN_SIZE)
     output = torch.zeros_like(x)
     # One expert at a time, and only those that received a token: all of them in float32 would take 5.6 GB.
-    for expert in range(NUM_LOCAL_EXPERTS):
-        token, slot = (local == expert).nonzero(as_tuple=True)
-        if len(token) == 0:
-            continue
+    for expert, token, slot in tokens_of_experts(local, NUM_LOCAL_EXPERTS):
         up, gate = (x[token] @ dequantise(gemm1_weights[expert], gemm1_weights_scale[expert]).T).chunk(2, dim=1)
         hidden = torch.nn.functional.silu(gate) * up
         result = hidden @ dequantise(gemm2_weights[expert], gemm2_weights_scale[expert]).T

@@ -12,7 +12,7 @@ in float32 and rounded once.
 
 import torch
 
-from ._shared import dequantise, quantised_groups
+from ._shared import dequantise, quantised_groups, tokens_of_experts
 
 NUM_EXPERTS = 32
 TOP_K = 8
@@ -42,10 +42,7 @@ def run(
     rows = quantised_groups(hidden_states, BLOCK).expand(seq_len, TOP_K, K)
     output = rows.new_zeros(seq_len, TOP_K, N)
     # One expert at a time, and only those that received a token: all of them in float32 would take up to 4 GB.
-    for expert in range(NUM_EXPERTS):
-        token, slot = (topk_ids == expert).nonzero(as_tuple=True)
-        if len(token) == 0:
-            continue
+    for expert, token, slot in tokens_of_experts(topk_ids, NUM_EXPERTS):
         own = dequantise(weights[expert], weights_scale[expert], BLOCK)
         output[token, slot] = rows[token, slot] @ own.T
     if mul_routed_weight:

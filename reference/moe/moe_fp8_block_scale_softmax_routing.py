@@ -16,7 +16,7 @@ two products is not quantised again; kernels that do so differ by that rounding.
 
 import torch
 
-from ._shared import dequantise, softmax_route, swiglu_mlp
+from ._shared import dequantise, softmax_route, swiglu_mlp, tokens_of_experts
 
 NUM_EXPERTS = 8
 NUM_LOCAL_EXPERTS = 8
@@ -57,10 +57,7 @@ def run(
     x = (blocks * hidden_states_scale.T.unsqueeze(2)).view(seq_len, HIDDEN_SIZE)
     output = torch.zeros_like(x)
     # One expert at a time, and only those that received a token: all of them in float32 would take up to 10 GB.
-    for expert in range(NUM_LOCAL_EXPERTS):
-        token, slot = (local == expert).nonzero(as_tuple=True)
-        if len(token) == 0:
-            continue
+    for expert, token, slot in tokens_of_experts(local, NUM_LOCAL_EXPERTS):
         gemm1 = dequantise(gemm1_weights[expert], gemm1_weights_scale[expert], BLOCK)
         gemm2 = dequantise(gemm2_weights[expert], gemm2_weights_scale[expert], BLOCK)
         result = swiglu_mlp(x[token], gemm1, gemm2)

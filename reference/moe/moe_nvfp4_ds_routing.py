@@ -20,7 +20,7 @@ between the two products is not quantised again; kernels that do so differ by th
 
 import torch
 
-from ._shared import deepseek_route, dequantise_fp4
+from ._shared import deepseek_route, dequantise_fp4, tokens_of_experts
 
 NUM_EXPERTS = 256
 NUM_LOCAL_EXPERTS = 32
@@ -70,10 +70,7 @@ def run(
     x = dequantise_fp4(hidden_states, hidden_states_scale, BLOCK)
     output = torch.zeros_like(x)
     # One expert at a time, and only those that received a token: all of them in float32 would take 5.6 GB.
-    for expert in range(NUM_LOCAL_EXPERTS):
-        token, slot = (local == expert).nonzero(as_tuple=True)
-        if len(token) == 0:
-            continue
+    for expert, token, slot in tokens_of_experts(local, NUM_LOCAL_EXPERTS):
         both = x[token] @ dequantise_fp4(gemm1_weights[expert], gemm1_weights_scale[expert], BLOCK).T
         up, gate = both.chunk(2, dim=1)
         hidden = torch.nn.functional.silu(gate * output1_scale_gate_scalar[expert]) * up * output1_scale_scalar[expert]

@@ -61,19 +61,24 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     return {"A": a, "B": b}
 
 
-def magnitudes(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """|a| @ |b|.mT, float64, and never too small: a bound needs it less exactly than the product.
+def positive_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a @ b.mT of float32 matrices without negative elements, float64, and never too small: enough for a bound.
 
-    A GPU multiplies on tensor cores. They keep 10 of the bits of each element, all that float16 and bfloat16 have, and
-    cut off up to 2^-23 of a sum whenever they add 8 products: 2^-11 + 2^-11 + k / 8 x 2^-23 < `SLACK` up to k = 2^17.
+    A GPU multiplies on tensor cores. They keep 10 of the bits of each element after the leading one, and cut off up to
+    2^-23 of a sum whenever they add 8 products: 2^-10 + 2^-10 + k / 8 x 2^-23 < `SLACK` up to k = 2^16.
     """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        product = (b.abs().float() @ a.abs().float().mT).mT
+        product = (b @ a.mT).mT
     finally:
         torch.set_float32_matmul_precision(before)
     return product.double().mul_(1 + SLACK).contiguous()
+
+
+def magnitudes(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """|a| @ |b|.mT: see `positive_product`. Tensor cores keep all bits of float16 and bfloat16."""
+    return positive_product(a.abs().float(), b.abs().float())
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:

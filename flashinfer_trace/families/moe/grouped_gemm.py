@@ -28,13 +28,16 @@ from flashinfer_trace.harness.inputs import Draws, indptr, sizes, split
 KINDS = ("normal", "large", "tiny", "integers")
 #: ``one``: all rows belong to one expert; ``even``: as evenly as they can be; ``uneven``: some experts have none.
 GROUPS = ("uneven", "even", "one")
+#: On a GPU, most cases are of a few experts, as in `expert_gemm`: only ``neighbours`` have rows, NEIGHBOURS in a row.
+GROUPS_OF_MANY = (*GROUPS, *("neighbours",) * 5)
+NEIGHBOURS = 16
 
 
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
     return st.fixed_dictionaries(
         {
             "total_rows": sizes(*request.range("total_rows", 0, 40, 1000)),
-            "groups": st.sampled_from(GROUPS),
+            "groups": st.sampled_from(GROUPS_OF_MANY if request.large else GROUPS),
             "values": st.sampled_from(KINDS),
             "zero_row": st.booleans(),
         }
@@ -58,7 +61,9 @@ def group_lengths(total: int, experts: int, kind: str, draws: Draws) -> list[int
         return [total if expert == chosen else 0 for expert in range(experts)]
     if kind == "even":
         return [total // experts + (expert < total % experts) for expert in range(experts)]
-    return split(total, experts, draws)
+    among = min(experts, NEIGHBOURS) if kind == "neighbours" else experts
+    first = draws.host_integers(1, 0, experts - among)[0]
+    return [0] * first + split(total, among, draws) + [0] * (experts - among - first)
 
 
 def offsets_of(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
@@ -126,7 +131,7 @@ def expected_output(
         if end > start
     ]
     shape = (len(rows), definition.const_axes["n"])
-    found = products(rows, [(expert, own, own) for expert, own in groups], weights, shape)
+    found = products(rows, [(expert, own, own) for expert, own in groups], weights, shape, squared=True)
     return {"output": reshaped(found, shape, exact and len(rows) > 0)}
 
 

@@ -80,14 +80,15 @@ def fp8_experts(definition: Definition, hidden: torch.Tensor, draws: Draws) -> I
 def drawn_ids(count: int, top_k: int, experts: int, choice: str, draws: Draws) -> torch.Tensor:
     """int32 [count, top_k]: different experts for each token, or -1 for those on other ranks.
 
-    ``random``; ``skewed``: some experts more often than others; ``few``: of the last top_k + 1 experts; ``elsewhere``:
-    about half are on other ranks; ``nobody``: all are; ``one_expert``: the first choice is the same for all tokens, and
-    the others are on other ranks.
+    ``random``; ``skewed``: some experts more often than others; ``few``: of the last top_k + 1 experts; ``neighbours``:
+    of 2 top_k experts in a row; ``elsewhere``: about half are on other ranks; ``nobody``: all are; ``one_expert``: the
+    first choice is the same for all tokens, and the others are on other ranks.
     """
-    first = max(0, experts - top_k - 1) if choice == "few" else 0
-    scores = draws.uniform([count, experts - first])
+    among = min(experts, {"few": top_k + 1, "neighbours": 2 * top_k}.get(choice, experts))
+    first = draws.host_integers(1, 0, experts - among)[0] if choice == "neighbours" else experts - among
+    scores = draws.uniform([count, among])
     if choice == "skewed":
-        scores += draws.uniform([1, experts - first])
+        scores += draws.uniform([1, among])
     shuffled = scores.argsort(dim=1)
     ids = (shuffled[:, :top_k] + first).to(torch.int32)
     if choice in ("one_expert", "nobody"):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe import ogs_kernels as kernels
 from flashinfer_trace.families.moe.expert_gemm import drawn_activations
-from flashinfer_trace.families.moe.grouped_gemm import GROUPS, group_lengths
+from flashinfer_trace.families.moe.grouped_gemm import GROUPS, GROUPS_OF_MANY, group_lengths
 from flashinfer_trace.families.moe.products import PRODUCT, TERM_ROUNDINGS, U32, products, reshaped
 from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, summation_error
 from flashinfer_trace.harness.family import Family, Inputs, Plan, PlanRequest
@@ -42,7 +42,7 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
         {
             "num_tokens": sizes(*request.range("num_tokens", 0, 16, most)),
             "top_k": st.integers(*choices),
-            "groups": st.sampled_from(GROUPS),
+            "groups": st.sampled_from(GROUPS_OF_MANY if request.large else GROUPS),
             "values": st.sampled_from(KINDS),
             "zero_row": st.booleans(),
         }
@@ -78,7 +78,7 @@ def drawn_weights(definition: Definition, scale: float, kind: str, draws: Draws)
     axes, whole = definition.const_axes, kind == "integers"
     experts, n, k = axes["num_experts"], axes["n"], axes["k"]
     if "weights_scale" not in definition.inputs:
-        return {"weights": draws.values([experts, k, n], torch.bfloat16, "integers" if whole else "normal", scale)}
+        return {"weights": draws.matrices([experts, k, n], torch.bfloat16, "integers" if whole else "normal", scale)}
     typical = 130 if kind == "large" else 127 + round(math.log2(scale / MXFP4_SIGMA))
     return {
         "weights": draws.integers([experts, n, axes["k_bytes"]], -128, 127, torch.int8),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from flashinfer_trace.families.gemm import positive_product
 from flashinfer_trace.families.moe.experts import TRUNCATION_VARIANCE
 from flashinfer_trace.families.moe.kernels import GAIN_CONFIDENCE
 from flashinfer_trace.families.quantised import blocks_of, float_variance
@@ -62,6 +63,7 @@ def products(
     weights: Weights,
     shape: tuple[int, int],
     spread: torch.Tensor | None = None,
+    squared: bool = False,
 ) -> Expected:
     """rows times the weights of their experts; zero where nobody writes.
 
@@ -71,28 +73,32 @@ def products(
         weights: the weights of one expert.
         shape: of the output.
         spread: how far each element of `rows` may be off, [m, k], or None.
+        squared: whether a kernel truncates, so that its bound needs ``squares``.
 
     Returns:
         Parts ``magnitude``, the sum of |products|; ``squares``, that of their squares; ``spread``, that of |errors|.
+        They are bounds: see `positive_product`.
     """
-    value, magnitude, squares, off = (rows.new_zeros(shape) for _ in range(4))
+    value, magnitude, off, squares = (rows.new_zeros(shape) for _ in range(4))
+    magnitudes = rows.abs().float()
     for expert, to, source in of_expert:
-        own, x = weights(expert), rows[source]
-        sizes = own.abs()
-        value[to] = x @ own.T
-        magnitude[to] = x.abs() @ sizes.T
-        squares[to] = x.square() @ own.square().T
+        own, x = weights(expert), magnitudes[source]
+        value[to] = rows[source] @ own.T
+        sizes = own.float().abs_()
+        magnitude[to] = positive_product(x, sizes)
         if spread is not None:
-            off[to] = spread[source] @ sizes.T
-    length = torch.tensor(float(rows.shape[1]))
-    return Expected(value, {"magnitude": magnitude, "squares": squares, "spread": off, "length": length})
+            off[to] = positive_product(spread[source].float(), sizes)
+        if squared:
+            squares[to] = positive_product(x.square(), sizes.square_())
+    parts = {"magnitude": magnitude, "spread": off, "length": torch.tensor(float(rows.shape[1]))}
+    return Expected(value, {**parts, "squares": squares} if squared else parts)
 
 
 def scaled(expected: Expected, factors: torch.Tensor) -> Expected:
     """The products times one factor a row."""
     size = factors.abs()
-    parts = {name: part * size for name, part in expected.parts.items() if name in ("magnitude", "spread")}
-    parts |= {"squares": expected.parts["squares"] * size.square(), "length": expected.parts["length"]}
+    of = {"magnitude": size, "spread": size, "squares": size.square()}
+    parts = {name: part * of[name] if name in of else part for name, part in expected.parts.items()}
     return Expected(expected.value * factors, parts)
 
 

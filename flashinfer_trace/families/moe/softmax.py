@@ -186,8 +186,8 @@ def bf16_experts(definition: Definition, hidden: torch.Tensor, draws: Draws) -> 
     experts, hidden_size, size = axes["num_local_experts"], axes["hidden_size"], axes["intermediate_size"]
     return {
         "hidden_states": hidden.to(torch.bfloat16),
-        "gemm1_weights": draws.normal([experts, 2 * size, hidden_size], torch.bfloat16, hidden_size**-0.5),
-        "gemm2_weights": draws.normal([experts, hidden_size, size], torch.bfloat16, size**-0.5),
+        "gemm1_weights": draws.matrices([experts, 2 * size, hidden_size], torch.bfloat16, "normal", hidden_size**-0.5),
+        "gemm2_weights": draws.matrices([experts, hidden_size, size], torch.bfloat16, "normal", size**-0.5),
     }
 
 

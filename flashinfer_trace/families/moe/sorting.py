@@ -43,11 +43,6 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     return {"topk_ids": drawn_ids(plan["seq_len"], axes["top_k"], axes["num_experts"], plan["choice"], draws)}
 
 
-def chosen_pairs(ids: torch.Tensor, expert: int) -> torch.Tensor:
-    """The (token, choice) pairs of an expert, ascending."""
-    return (ids.flatten() == expert).nonzero().flatten()
-
-
 def pairs_by_expert(ids: torch.Tensor, num_experts: int) -> dict[int, list[int]]:
     """The pairs of each expert, ascending, and of -1: the ids are read once, not searched once for each expert."""
     pairs: dict[int, list[int]] = {expert: [] for expert in range(-1, num_experts)}
