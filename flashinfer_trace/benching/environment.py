@@ -142,9 +142,9 @@ def environment(device: str, run: Run = _run) -> Environment:
 
     kind = torch.device(device)
     if kind.type != "cuda":
-        return Environment(platform.machine(), "", "", "", torch.__version__, platform.python_version())
+        return Environment(platform.machine(), "", "", "", str(torch.__version__), platform.python_version())
     driver = _driver(name_of(kind), run)
     major, minor = torch.cuda.get_device_capability(kind)
     name, cuda = torch.cuda.get_device_name(kind), torch.version.cuda or ""
     card = (_uuid(kind) or "")[:CARD_DIGITS]
-    return Environment(name, f"{major}.{minor}", driver, cuda, torch.__version__, platform.python_version(), card)
+    return Environment(name, f"{major}.{minor}", driver, cuda, str(torch.__version__), platform.python_version(), card)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import execnet
 import jsonschema
 import pytest
 from cheating_kernels import ALL
@@ -70,6 +71,12 @@ def test_verdicts_on_another_state_are_not_mixed(change, tmp_path):
     recorded(path, ("cheats", "zeros", WRONG))
     document = recorded(path, ("cheats", "in_float16", WRONG), run={**RUN, **change})
     assert [one["name"] for one in document["verdicts"]] == ["in_float16"]
+
+
+def test_workers_can_send_what_verdicts_are_taken_on():
+    """execnet sends plain types only: torch's version is a class of its own."""
+    found = run_of("cpu")
+    assert execnet.loads(execnet.dumps(found)) == found
 
 
 def test_one_process_writes_the_verdicts_of_all_workers(tmp_path):

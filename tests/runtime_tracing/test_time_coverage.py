@@ -228,7 +228,7 @@ def test_evidence_names_what_launches_a_triton_kernel():
 
 def test_tensors_are_read_from_arguments():
     text = "a: (float8_e4m3fn[2,3], float32[]), eps: 1e-06, shape: (2, 3), name: 'x', m: bool[4]"
-    assert tensors(text) == [("float8_e4m3fn", (2, 3)), ("float32", ()), ("bool", (4,))]
+    assert tensors(text) == (("float8_e4m3fn", (2, 3)), ("float32", ()), ("bool", (4,)))
 
 
 def test_the_time_of_a_layer_counts_for_all_layers_like_it():

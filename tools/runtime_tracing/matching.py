@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import math
 import re
 from collections import defaultdict
@@ -90,9 +91,9 @@ def computes(call: RecordedCall, definition: Definition, window: int | None = No
     if call.kernel.endswith(".moe_align_block_size"):
         arguments = _EXPERTS.sub(lambda count: f": {int(count[1]) - 1}", arguments)
     settings = dict(_SETTING.findall(call.arguments))
-    eps, unnamed = _EPS.search(definition.reference), _UNNAMED_EPS.search(arguments)
+    eps, unnamed = _eps_of(definition.reference), _UNNAMED_EPS.search(arguments)
     given_eps = settings.get("eps", unnamed[1] if unnamed else None)
-    if eps and given_eps and float(given_eps) != float(eps[1]):
+    if eps and given_eps and float(given_eps) != eps:
         return False
     if _CACHES.search(arguments) and "v_cache" not in definition.inputs:
         return False
@@ -118,13 +119,22 @@ def computes(call: RecordedCall, definition: Definition, window: int | None = No
     codes = next((one.dtype for one in inputs if one.dtype.startswith("float8")), None)
     # Kernels take scales after the codes that they belong to, or after all codes.
     inputs.sort(key=lambda one: one.dtype == "float32")
-    given.sort(key=lambda one: one[0] == "float32")
-    return _assigned(inputs, given, const, {}, codes)
+    ordered = sorted(given, key=lambda one: one[0] == "float32")
+    return _assigned(inputs, ordered, const, {}, codes)
 
 
-def tensors(arguments: str) -> list[tuple[str, Shape]]:
+@functools.cache
+def _eps_of(reference: str) -> float | None:
+    """The epsilon of a reference that has one."""
+    found = _EPS.search(reference)
+    return float(found[1]) if found else None
+
+
+@functools.cache
+def tensors(arguments: str) -> tuple[tuple[str, Shape], ...]:
     """dtype and shape of each tensor among recorded arguments, in order."""
-    return [(dtype, tuple(map(int, filter(None, sizes.split(","))))) for dtype, sizes in _TENSOR.findall(arguments)]
+    found = _TENSOR.findall(arguments)
+    return tuple((dtype, tuple(map(int, filter(None, sizes.split(","))))) for dtype, sizes in found)
 
 
 def _is_sized(tensor: TensorSpec, const: Mapping[str, int]) -> bool:

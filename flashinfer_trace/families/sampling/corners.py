@@ -66,8 +66,8 @@ def row_specs(request: PlanRequest) -> list[list[dict[str, Any]]]:
     if "top_k" in off and options.lowest_k <= 0:
         plans.append([spec(request, "few_valued", top_k=0)] * 2)
     if "top_k" in off and vocab_size <= MANY_ROWS:
-        # One token is left out, and it is the only one of its probability.
-        plans.append([spec(request, "normal", **{**off, "top_k": vocab_size - 1})])
+        # One token is left out, and it is the only one of its probability, which is large enough for it to be drawn.
+        plans.append([spec(request, "zipf", **{**off, "top_k": vocab_size - 1})])
     if "top_p" in off and options.boundaries:
         # The limit is within one rounding of the mass of some tokens: a sum in float32 decides otherwise.
         every = {"top_k": vocab_size} if "top_k" in off else {}
