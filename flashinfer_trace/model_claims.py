@@ -76,14 +76,14 @@ class ModelClaims:
     curated: tuple[tuple[tuple[str, ...], frozenset[str]], ...]
     titles: Mapping[str, str] = field(default_factory=dict)
     families: Mapping[str, tuple[FamilyTags, ...]] = field(default_factory=dict)
+    _known: dict[str, frozenset[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def calls(self, definition: str) -> set[str]:
+    def calls(self, definition: str) -> frozenset[str]:
         """The tags (model:, tp:, ep:) that say which models call a Definition, and at which sizes."""
-        found = set(self.needed.get(definition, ()))
-        for names, tags in self.curated:
-            if _pattern(names).fullmatch(definition):
-                found |= tags
-        return found
+        if definition not in self._known:
+            curated = (tags for names, tags in self.curated if _pattern(names).fullmatch(definition))
+            self._known[definition] = self.needed.get(definition, frozenset()).union(*curated)
+        return self._known[definition]
 
     def allows(self, definition: str, model: str) -> bool:
         """Whether a Definition may carry ``model:<model>``."""

@@ -7,10 +7,13 @@ import sys
 import emulated_moe
 import pytest
 import torch
+from emulated_tensor_core import cut, truncating_product
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
+from flashinfer_trace.families.gemm import SLACK, positive_product
 from flashinfer_trace.families.moe import deepseek_bf16, expert_gemm, gating, grouped_gemm, nvfp4, rows, sorting
+from flashinfer_trace.families.moe.inputs import drawn_ids
 from flashinfer_trace.families.moe.products import e4m3_groups
 from flashinfer_trace.harness.family import Kernel
 from flashinfer_trace.harness.inputs import Draws
@@ -218,3 +221,34 @@ def test_a_kernel_that_takes_the_other_code_of_a_tie_is_accepted(kernels):
     other["hidden_states"][other["hidden_states"] == 18 / 64] = 16 / 64
     expected = family.oracle(small, inputs)["output"]
     assert not family.compare["output"].compare(outputs(small, **other)["output"], expected).passed
+
+
+def test_magnitudes_on_tensor_cores_are_never_too_small():
+    """They keep 10 bits of each element, and cut off below the 23rd of the largest of 8 products and the sum."""
+    draws = Draws(3, "cpu")
+    a, b = (draws.normal([2, 16384]).abs() for _ in range(2))
+    short = [cut(one.double(), one.double(), 10) for one in (a, b)]
+    on_a_gpu = truncating_product(*short, kept_bits=23, step=8) * (1 + SLACK)
+    exact = a.double() @ b.double().mT
+    assert (exact * (1 - 2**-9) < on_a_gpu / (1 + SLACK)).all() and (on_a_gpu < exact * (1 + SLACK)).all()
+    assert (on_a_gpu >= exact).all() and (positive_product(a, b) >= exact).all()
+
+
+def test_neighbours_are_few_experts_in_a_row_anywhere():
+    """Of a GPU's cases, so that not all weights are read in each."""
+    ids = [drawn_ids(50, 4, 256, "neighbours", Draws(seed, "cpu")) for seed in range(8)]
+    assert all(int(one.max() - one.min()) < 8 and len(one[0].unique()) == 4 for one in ids)
+    lengths = [grouped_gemm.group_lengths(400, 256, "neighbours", Draws(seed, "cpu")) for seed in range(8)]
+    for each in lengths:
+        used = [expert for expert, rows in enumerate(each) if rows]
+        assert len(each) == 256 and sum(each) == 400 and 4 < len(used) <= used[-1] - used[0] + 1 <= 16
+    assert len({int(one.min()) for one in ids}) > 4 and len({one.index(max(one)) for one in lengths}) > 4
+
+
+@pytest.mark.parametrize("kind", ["normal", "integers"])
+def test_matrices_are_drawn_one_after_the_other(kind):
+    together, apart = Draws(1, "cpu"), Draws(1, "cpu")
+    drawn = together.matrices([3, 4, 8], torch.bfloat16, kind, 0.5)
+    assert drawn.dtype == torch.bfloat16 and drawn.shape == (3, 4, 8)
+    for matrix in drawn:
+        assert torch.equal(matrix, apart.values([4, 8], torch.bfloat16, kind, 0.5))
