@@ -234,6 +234,11 @@ def test_magnitudes_on_tensor_cores_are_never_too_small():
     assert (on_a_gpu >= exact).all() and (positive_product(a, b) >= exact).all()
 
 
+def test_no_sum_is_longer_than_magnitudes_are_derived_for():
+    lengths = [axes.get("k", axes.get("K", 0)) for axes in (one.const_axes for one in flashinfer_trace.definitions())]
+    assert 2**15 < max(lengths) <= 2**16
+
+
 def test_neighbours_are_few_experts_in_a_row_anywhere():
     """Of a GPU's cases, so that not all weights are read in each."""
     ids = [drawn_ids(50, 4, 256, "neighbours", Draws(seed, "cpu")) for seed in range(8)]

@@ -93,7 +93,7 @@ def computes(call: RecordedCall, definition: Definition, window: int | None = No
     settings = dict(_SETTING.findall(call.arguments))
     eps, unnamed = _eps_of(definition.reference), _UNNAMED_EPS.search(arguments)
     given_eps = settings.get("eps", unnamed[1] if unnamed else None)
-    if eps and given_eps and float(given_eps) != eps:
+    if eps is not None and given_eps and float(given_eps) != eps:
         return False
     if _CACHES.search(arguments) and "v_cache" not in definition.inputs:
         return False
