@@ -14,7 +14,7 @@ import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.families.sparse_attention.rows import ROOM, Rows
 from flashinfer_trace.families.speculative import sampling
-from flashinfer_trace.families.speculative.trees import drawn_parents, links, walk
+from flashinfer_trace.families.speculative.trees import children_of, drawn_parents, links
 from flashinfer_trace.harness.case import reference_outputs, run_case
 from flashinfer_trace.harness.family import PlanRequest
 from flashinfer_trace.harness.inputs import Draws
@@ -125,9 +125,7 @@ def test_a_hadamard_matrix_is_symmetric_and_its_own_inverse():
 @pytest.mark.parametrize("shape", ["random", "chain", "star"])
 def test_links_say_the_tree_that_was_drawn(shape):
     parents = drawn_parents(shape, 9, 3, Draws(2, "cpu"))
-    first, following = links(parents)
-    inputs = {"retrive_next_token": torch.tensor([first]), "retrive_next_sibling": torch.tensor([following])}
-    children = walk(inputs, 0)
+    children = children_of(*links(parents))
     assert [sorted(each) for each in children] == children
     assert all(parents[child] == node for node, each in enumerate(children) for child in each)
     assert sum(map(len, children)) == 8

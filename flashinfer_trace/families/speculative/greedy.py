@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.speculative.trees import SHAPES, drawn_parents, link_inputs, walk
+from flashinfer_trace.families.speculative.trees import SHAPES, children_of, drawn_parents, link_inputs
 from flashinfer_trace.harness.compare import Exact, Expected
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.faults import with_inputs
@@ -103,10 +103,11 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """Tree by tree, from the root on, in Python."""
     candidates, places = inputs["candidates"].tolist(), inputs["retrive_index"].tolist()
     target = inputs["target_predict"].flatten().tolist()
+    trees = zip(inputs["retrive_next_token"].tolist(), inputs["retrive_next_sibling"].tolist(), strict=True)
     accepted: list[list[int]] = []
     tokens: dict[int, int] = {}
-    for tree, place in enumerate(places):
-        children, node, path = walk(inputs, tree), 0, [place[0]]
+    for tree, (place, links) in enumerate(zip(places, trees, strict=True)):
+        children, node, path = children_of(*links), 0, [place[0]]
         while True:
             wanted = tokens[place[node]] = target[place[node]]
             agreeing = [child for child in children[node] if candidates[tree][child] == wanted]

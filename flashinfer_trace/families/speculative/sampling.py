@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.sampling import SUM
 from flashinfer_trace.families.speculative.greedy import COMPARE, LAUNCHABLE, UNWRITTEN, expected_path
-from flashinfer_trace.families.speculative.trees import SHAPES, drawn_parents, link_inputs, walk
+from flashinfer_trace.families.speculative.trees import SHAPES, children_of, drawn_parents, link_inputs
 from flashinfer_trace.harness.compare import Exact, Expected, unit_roundoff
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.faults import with_inputs
@@ -244,7 +244,10 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 
 def accepted_path(definition: Definition, inputs: Inputs, tree: int) -> tuple[list[int], list[tuple[int, int]]]:
     """The root and the accepted nodes, and (parent, token) of each rejected node."""
-    children, candidates = walk(inputs, tree), inputs["candidates"][tree].tolist()
+    first, following, candidates = (
+        inputs[name][tree].tolist() for name in ("retrive_next_token", "retrive_next_sibling", "candidates")
+    )
+    children = children_of(first, following)
     numbers = inputs["uniform_samples"][tree].double().tolist()
     path: list[int] = [0]
     rejected: list[tuple[int, int]] = []

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from flashinfer_trace.harness.inputs import Draws
 
-__all__ = ["SHAPES", "drawn_parents", "link_inputs", "links", "walk"]
+__all__ = ["SHAPES", "children_of", "drawn_parents", "link_inputs", "links"]
 
 #: ``chain``: each node descends from the one before, up to the number of steps; ``star``: all from the root.
 SHAPES = ("random", "chain", "star")
@@ -63,10 +62,12 @@ def link_inputs(trees: Sequence[Sequence[int]], nodes: int, shuffled: bool, draw
     }
 
 
-def walk(inputs: dict[str, Any], tree: int) -> list[list[int]]:
-    """The children of each node of one tree, in the order in which a kernel meets them."""
-    first = inputs["retrive_next_token"][tree].tolist()
-    following = inputs["retrive_next_sibling"][tree].tolist()
+def children_of(first: list[int], following: list[int]) -> list[list[int]]:
+    """The children of each node of one tree, in the order in which a kernel meets them.
+
+    Args:
+        first, following: the tree's rows of ``retrive_next_token`` and ``retrive_next_sibling``.
+    """
     children = []
     for node in first:
         found = []
