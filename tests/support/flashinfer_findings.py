@@ -57,9 +57,6 @@ PROBES = (
     ("top_p_renorm_probs: a token inside the mass p is dropped", a_kept_token_is_lost),
     ("fused_topk_deepseek: weights are off by more than 2e-6", approximate_sigmoids),
     ("flashinfer.norm.rmsnorm: a float32 weight is read as bf16", wide_weight),
-)
-#: Reported, but nobody has run these probes yet.
-PENDING = (
     ("fp4_quantize: codes are not written on Hopper", lambda: no_fp4_codes("fp4_quantize")),
     ("nvfp4_quantize: codes are not written on Hopper", lambda: no_fp4_codes("nvfp4_quantize")),
 )

@@ -181,7 +181,6 @@ FINDINGS = (
         for name in GROUP_QUANTISERS
     ),
     Finding("sgl_kernel.rmsnorm: a float32 weight is read as bf16", SGL, SGL_VERSION, norm_wide_weight),
-    *(Finding(name, "flashinfer-python", "0.6.12", probe, pending=True) for name, probe in flashinfer_findings.PENDING),
 )
 
 
