@@ -19,12 +19,16 @@ class Grade:
     WRONG = "wrong"
     #: Every case was empty, or one that zeros would pass.
     UNPROVEN = "unproven"
-    #: It could not be loaded, or a package that it imports is missing: nothing is known of what it computes.
+    #: It could not be loaded, or the machine lacks a package or memory: nothing is known of what it computes.
     NOT_JUDGED = "not judged"
 
 
 #: What a process says if an import fails while the kernel runs. This package, which is kept from it, is not missing.
 _MISSING = re.compile(r"(ModuleNotFoundError: No module named|ImportError:) ")
+#: What torch, CUDA, Triton and cuBLAS say if a GPU has no memory left. Other processes may have taken it.
+_NO_MEMORY = re.compile(
+    r"\w+Error: (CUDA out of memory|(CUDA error|Triton Error \[CUDA\]): (out of memory|CUBLAS_STATUS_ALLOC_FAILED))"
+)
 
 
 @dataclass(frozen=True)
@@ -60,9 +64,15 @@ class Failure:
         return found[1] if found and self.kind in ("not-loaded", "raised") else ""
 
     @property
+    def out_of_memory(self) -> bool:
+        """Whether the GPU had no memory left."""
+        return self.kind in ("not-loaded", "raised") and bool(_NO_MEMORY.match(self.message))
+
+    @property
     def unjudged(self) -> bool:
         """Whether it says nothing of what the kernel computes."""
-        return self.kind == "not-loaded" or (self.kind == "raised" and bool(_MISSING.match(self.message)))
+        missing = self.kind == "raised" and bool(_MISSING.match(self.message))
+        return self.kind == "not-loaded" or missing or self.out_of_memory
 
     def at(self, axes: dict[str, int], plan: dict[str, Any], seed: int) -> Failure:
         """The failure, of this case."""
@@ -162,6 +172,8 @@ def _reasons(failure: Failure) -> list[str]:
     lines = [f"  {failure.kind}: {failure.message}"]
     if failure.missing:
         lines.append(f"  the package {failure.missing} is not installed here: install it, then judge the kernel again")
+    if failure.out_of_memory:
+        lines.append("  the GPU had no memory left: judge the kernel again when other processes use less of it")
     if failure.standard:
         lines.append(f"  it came closest to the bounds of {failure.standard}")
     if failure.axes:

@@ -249,6 +249,23 @@ def test_a_package_that_is_missing_when_the_kernel_runs_is_named(kernel, server)
     assert "the package no_such_package is not installed here" in str(verdict)
 
 
+@pytest.mark.parametrize(
+    ("error", "judged"),
+    [
+        ("torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 20.00 GiB.')", False),
+        ("type('AcceleratorError', (RuntimeError,), {})('CUDA error: out of memory')", False),
+        ("RuntimeError('Triton Error [CUDA]: out of memory')", False),
+        ("RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`')", False),
+        ("RuntimeError('Triton Error [CUDA]: an illegal memory access was encountered')", True),
+        ("RuntimeError('out of resource: shared memory, Required: 262144, Hardware limit: 232448')", True),
+    ],
+)
+def test_a_kernel_without_memory_on_its_gpu_is_not_judged(error, judged, kernel, server):
+    verdict = judge(kernel(f"def run(x, w):\n  raise {error}"), NAME, server=server)
+    assert verdict.grade == (Grade.WRONG if judged else Grade.NOT_JUDGED)
+    assert ("the GPU had no memory left" in str(verdict)) != judged
+
+
 def test_this_package_is_not_missing_but_refused(kernel, server):
     verdict = judge(kernel("def run(x, w):\n  import flashinfer_trace\n  return x"), NAME, server=server)
     assert verdict.grade == Grade.WRONG and not verdict.failure.missing
