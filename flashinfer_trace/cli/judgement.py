@@ -66,8 +66,8 @@ def check(
     as well and writes into them. It runs in a process of its own, with your rights: do not judge code that you would
     not run.
 
-    Exit status: 0 reference-grade or kernel-grade, 1 wrong, 2 wrong usage, or a kernel that was not judged (it could not
-    be loaded, a package is missing, the GPU has no memory left), 3 no case could have failed, 130 interrupted.
+    Exit status: 0 reference-grade or kernel-grade, 1 wrong, 2 wrong usage, or a kernel that was not judged (it could
+    not be loaded, a package is missing, the GPU has no memory left), 3 no case could have failed, 130 interrupted.
     """
     if twin and full:
         raise click.UsageError("--twin and --full are different sizes; give one of them")
