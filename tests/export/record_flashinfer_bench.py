@@ -2,7 +2,7 @@
 
 flashinfer-trace export fib TRACESET NAME...                # a machine without a GPU will do
 flashinfer-bench run --local TRACESET                       # 0.1.2, unmodified, on a GPU
-python tests/export/record_flashinfer_bench.py TRACESET
+python tests/export/record_flashinfer_bench.py TRACESET     # replaces what the file says of the same solutions
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+
+from flashinfer_trace.files import Lines, laid_out, write_text
 
 RESULTS = Path(__file__).with_name("flashinfer_bench.json")
 
@@ -35,11 +37,25 @@ def summary(directory: Path) -> dict[str, Any]:
     return {"date": date, "environment": json.loads(machine), "rejected": rejected, "runs": runs}
 
 
+def merged(recordings: list[dict[str, Any]], latest: dict[str, Any]) -> list[dict[str, Any]]:
+    """All recordings, oldest first; of each solution only the latest runs."""
+    kept = []
+    for one in recordings:
+        runs = {name: found for name, found in one["runs"].items() if name not in latest["runs"]}
+        rejected = [found for found in one["rejected"] if found["solution"] in runs]
+        kept += [{**one, "rejected": rejected, "runs": runs}] if runs else []
+    return [*kept, latest]
+
+
+def layout(path: tuple[str, ...], value: object) -> Lines | None:
+    """A line for each part of a recording, and for each solution."""
+    spread = len(path) < 2 or path[1:] in (("runs",), ("rejected",))
+    return Lines(2 * len(path) + 2, closing=2 * len(path)) if spread else None
+
+
 def main() -> None:
-    document = summary(Path(sys.argv[1]))
-    runs = ",\n".join(f"    {json.dumps(name)}: {json.dumps(found)}" for name, found in document.pop("runs").items())
-    head = json.dumps(document, indent=2).removesuffix("\n}")
-    RESULTS.write_text(f'{head},\n  "runs": {{\n{runs}\n  }}\n}}\n')
+    recordings = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
+    write_text(RESULTS, laid_out(merged(recordings, summary(Path(sys.argv[1]))), layout))
 
 
 if __name__ == "__main__":

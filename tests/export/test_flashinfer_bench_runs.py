@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from emulated_tensor_core import truncating_product
-from record_flashinfer_bench import RESULTS, summary
+from record_flashinfer_bench import RESULTS, merged, summary
 from record_flashinfer_bench_validator import RESULTS as VALIDATED
 from record_flashinfer_bench_validator import summary as validator_summary
 
@@ -23,6 +23,7 @@ from flashinfer_trace.families import family_of
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
 RECORDED = json.loads(RESULTS.read_text())
+RUNS = {name: found for one in RECORDED for name, found in one["runs"].items()}
 REJECTED = "fp8_scaled_mm_n3072_k1536"
 REJECTED_ATTENTION = "dsa_sparse_attention_fp8_cache_h128_ckv512_kpe64_topk2048_ps64"
 #: Of the 64 of their first workloads.
@@ -36,13 +37,17 @@ def rows(heading: str) -> list[list[str]]:
 
 
 def test_the_figures_are_those_of_the_file():
-    runs, machine = RECORDED["runs"], RECORDED["environment"]
-    workloads = {name.partition("__")[0]: len(found) for name, found in runs.items()}
-    statuses = Counter(status for found in runs.values() for status in found)
-    assert statuses.keys() == {"PASSED", "INCORRECT_NUMERICAL"}
-    counts = [len(workloads), sum(workloads.values()), len(runs), statuses.total(), *statuses.values()]
-    where = [RECORDED["date"], f"{machine['hardware']}, torch {machine['libs']['torch']}"]
-    assert rows("| Date | GPU ") == [[*where, *map(str, counts)]]
+    wanted = []
+    for recording in RECORDED:
+        runs, machine = recording["runs"], recording["environment"]
+        workloads = {name.partition("__")[0]: len(found) for name, found in runs.items()}
+        statuses = Counter(status for found in runs.values() for status in found)
+        right, wrong = statuses.pop("PASSED"), statuses.pop("INCORRECT_NUMERICAL", 0)
+        assert not statuses
+        counts = [len(workloads), sum(workloads.values()), len(runs), right + wrong, right, wrong]
+        where = [recording["date"], f"{machine['hardware']}, torch {machine['libs']['torch']}"]
+        wanted.append([*where, *map(str, counts)])
+    assert rows("| Date | GPU ") == wanted
 
 
 def test_the_rejected_are_those_of_the_file():
@@ -53,7 +58,8 @@ def test_the_rejected_are_those_of_the_file():
             f"{one['absolute']:g}",
             f"{one['relative']:,.3g}" if one["relative"] < 1e3 else f"{round(one['relative'], -1):,.0f}",
         ]
-        for one in RECORDED["rejected"]
+        for recording in RECORDED
+        for one in recording["rejected"]
     ]
     assert rows("| Solution | Axes ") == wanted
     assert {found[0].strip("`").partition("__")[0] for found in wanted} == {REJECTED, REJECTED_ATTENTION}
@@ -62,12 +68,12 @@ def test_the_rejected_are_those_of_the_file():
 def test_the_definitions_of_the_file_exist():
     """All of them can be exported again."""
     known = {path.stem for path in (flashinfer_trace.find_root() / "definitions").glob("*/*.json")}
-    assert {name.partition("__")[0] for name in RECORDED["runs"]} <= known
+    assert {name.partition("__")[0] for name in RUNS} <= known
 
 
 def test_the_families_without_a_run_are_named(one_each: dict[str, Definition]):
     """Of those whose results flashinfer-bench can compare; the reason is that of the export, or that nobody ran it."""
-    ran = {family_of(flashinfer_trace.load(name.partition("__")[0])).name for name in RECORDED["runs"]}
+    ran = {family_of(flashinfer_trace.load(name.partition("__")[0])).name for name in RUNS}
     can = {family for family, one in one_each.items() if unjudged(one, family_of(one)) is None}
     text = TEXT.partition("Those without a run:\n\n")[2].partition("\n\n")[0]
     named = dict(re.findall(r"^- `(\w+)`: (.*)", text, re.M))
@@ -116,6 +122,16 @@ def test_traces_are_summed_up(tmp_path):
     assert document["runs"] == {"norm__mine": ["PASSED", "INCORRECT_NUMERICAL"]}
     assert document["date"] == "2026-01-02"
     assert [(one["axes"], one["absolute"]) for one in document["rejected"]] == [({"m": 1}, 0.5)]
+
+
+def test_a_recording_replaces_the_runs_of_the_same_solutions_only():
+    rejected = [{"solution": "norm__mine"}, {"solution": "gemm__mine"}]
+    first = {"date": "2026-01-02", "rejected": rejected, "runs": {"norm__mine": ["a"], "gemm__mine": ["b"]}}
+    second = {"date": "2026-01-03", "rejected": [], "runs": {"norm__mine": ["c"]}}
+    kept = {**first, "rejected": rejected[1:], "runs": {"gemm__mine": ["b"]}}
+    assert merged([], first) == [first] and merged([first], second) == [kept, second]
+    third = {**second, "runs": {"norm__mine": ["d"], "gemm__mine": ["e"]}}
+    assert merged([kept, second], third) == [third]
 
 
 def test_a_right_kernel_is_rejected_for_a_few_elements_that_cancel():
