@@ -200,7 +200,10 @@ class _Helper:
         return ANSWERS_WITHIN * len(self.work.group if self.work else ())
 
     def _lost(self, work: Work, text: str) -> Answers:
-        return Answers([[_failed(task, self.device, text) for task in batch] for batch in work.group], usable=False)
+        failures = [
+            [_failed(task.definition.name, task.target, self.device, text) for task in batch] for batch in work.group
+        ]
+        return Answers(failures, usable=False)
 
     def finish(self) -> None:
         """Waits until it has ended, because nobody asks any more."""
@@ -220,8 +223,8 @@ class _Helper:
         self.connection.close()
 
 
-def _failed(task: Task, device: str, text: str) -> Answer:
-    return Report(task.definition.name, task.target, device, "failed", message=text), None
+def _failed(definition: str, target: str, device: str, text: str) -> Answer:
+    return Report(definition, target, device, "failed", message=text), None
 
 
 def _serve(connection: Connection) -> None:
@@ -230,7 +233,19 @@ def _serve(connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(EOFError, OSError):
         while True:
-            connection.send(_run(connection.recv()))
+            connection.send(_served(connection.recv()))
+
+
+def _served(sent: Sequence[Shipment]) -> Answers:
+    """The answers; failures with the reason if there are none, for example because a file of the dataset has gone."""
+    try:
+        return _run(sent)
+    except Exception as error:
+        text = f"the process that verified it ended: {type(error).__name__}: {error}"
+    failures = [
+        [_failed(one.definition.name, target, one.settings.device, text) for target, *_ in one.targets] for one in sent
+    ]
+    return Answers(failures, usable=False)
 
 
 def _run(sent: Sequence[Shipment]) -> Answers:

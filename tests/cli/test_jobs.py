@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from made_up_evidence import small_dataset
 
 from flashinfer_trace.cli import processes
 from flashinfer_trace.cli.gpu_memory import Queue, memory_of_weights
@@ -77,6 +78,18 @@ def test_what_does_not_answer_in_time_has_failed_and_stops_nothing_else(monkeypa
     assert len({report.definition.partition("_")[0] for report in failed}) == 1
     assert {report.status for report in reports if report not in failed} == {"passed"}
     assert multiprocessing.active_children() == []
+
+
+def test_what_another_process_cannot_read_is_named(tmp_path):
+    """As if the checkout changed during a long run."""
+    root = small_dataset(tmp_path, find_root(), "rmsnorm_h512", "gemm_bf16_n512_k512")
+    tasks = find_tasks([load(name, root) for name in ("rmsnorm_h512", "gemm_bf16_n512_k512")], root, "oracle", None)
+    (root / "schema" / "naming.json").unlink()
+    reports = list(run_in_processes(tasks, SETTINGS, 1, lambda label, done: None))
+    assert {report.definition for report in reports} == {"rmsnorm_h512", "gemm_bf16_n512_k512"}
+    for report in reports:
+        assert report.status == "failed"
+        assert f"ended: NamingError: {root / 'schema' / 'naming.json'}: cannot be read" in report.message
 
 
 class OnGpu:
