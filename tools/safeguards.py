@@ -73,7 +73,8 @@ def counted(checkout: Path, fuzz: Mapping[str, Any], mutants: Mapping[str, Any])
     refused = sum(one.get("refused", True) for one in escapes)
     files, commands, _, findings = (sum(row[name] for row in fuzz["kinds"].values()) for name in FIGURES)
     every = overall(mutants)
-    rejected = f"{every['mutants']} wrong references; {score(every, answering=True):.2%} of those that answer rejected"
+    wrong = every["mutants"] - every["counts"].get("equivalent", 0)
+    rejected = f"{wrong} wrong references; {score(every, answering=True):.2%} of those that answer rejected"
     return [
         [
             "References that escape or deceive",
