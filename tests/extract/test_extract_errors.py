@@ -33,7 +33,7 @@ def test_spellings_of_a_name(extract, name):
     assert extract("--model-name", name, "--dry-run")[0] == 0
 
 
-@pytest.mark.parametrize("field", sorted(TINY))
+@pytest.mark.parametrize("field", sorted(TINY.keys() - {"torch_dtype"}))
 def test_a_missing_field_is_named(root, extract, snapshot, field):
     add_model(root, "partial", "Partial", {name: value for name, value in TINY.items() if name != field})
     status, _, err = extract("--model-name", "partial")

@@ -13,6 +13,7 @@ TINY = {
     "num_key_value_heads": 2,
     "vocab_size": 128,
     "rms_norm_eps": 1e-6,
+    "torch_dtype": "bfloat16",
 }
 #: A mixture of experts, routed by a softmax.
 SPARSE = {
