@@ -346,3 +346,8 @@ def test_a_configuration_without_a_dtype_is_what_sglang_takes_it_for(name, field
     reason = "the configuration gives no torch_dtype or dtype, and SGLang then serves the model in float16"
     assert ("norm" in ops) is is_claimed and (reason in unsupported.get("norm", "")) is not is_claimed
     assert "sampler" in ops
+
+
+def test_an_expression_that_takes_too_long_is_refused():
+    slow = {**PACKED, "ignore": ["re:(?:.*?){20}[A-Z]"]}
+    assert "has an expression that takes too long" in said(LLAMA, "qkv_proj", slow)

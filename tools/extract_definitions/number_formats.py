@@ -16,6 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import regex
+
+from flashinfer_trace.patterns import SECONDS
 from tools.extract_definitions.model_code import built_by
 from tools.extract_definitions.models import DeclaredFields, Model
 from tools.extract_definitions.module_places import EXPERTS, Place, placed_modules
@@ -60,7 +63,9 @@ def _by_component(path: str, entries: Sequence[str]) -> bool:
 
 def _by_pattern(path: str, entries: Sequence[str]) -> bool:
     return any(
-        re.match(entry[3:], path) is not None if entry.startswith("re:") else entry.lower() in path.lower()
+        regex.match(entry[3:], path, timeout=SECONDS) is not None
+        if entry.startswith("re:")
+        else entry.lower() in path.lower()
         for entry in entries
     )
 
@@ -207,6 +212,22 @@ def numbers(request: Request, op: str) -> Numbers:
     key, entries = _listed(quantization, method)
     if not _is_list_of_names(entries):
         return Numbers(False, (f"{key} of {said} is {_short(entries)}; it must be a list of names",))
+    try:
+        return _by_list(request, model, op, (key, tuple(entries)))
+    except TimeoutError:
+        return Numbers(False, (f"{key} of {said} has an expression that takes too long: {_short(entries)}",))
+
+
+def _by_list(request: Request, model: Model, op: str, listed: tuple[str, tuple[str, ...]]) -> Numbers:
+    """The numbers of an op, by what the configuration leaves unquantised.
+
+    Raises:
+        TimeoutError: an expression takes too long.
+    """
+    quantization, (_, entries) = model.quantization, listed
+    assert quantization is not None
+    method = METHODS[quantization["quant_method"]]
+    said = f"{model.quantization_field} {quantization['quant_method']}"
     if op == HEAD:
         return Numbers(False, tuple(_of_head(quantization, method, entries, said)))
     is_fp8 = (quantization["quant_method"], quantization.get("weight_block_size")) == ("fp8", FP8_BLOCKS)
@@ -214,7 +235,7 @@ def numbers(request: Request, op: str) -> Numbers:
     if op == ROUTING or not entries or (op == EXPERTS and not is_fp8):
         left = method.skips("", ()) and op not in (ROUTING, EXPERTS)
     else:
-        left, reasons = _is_left(request, model, op, (key, tuple(entries)), method)
+        left, reasons = _is_left(request, model, op, listed, method)
         if reasons:
             return Numbers(False, tuple(reasons))
     if left:
@@ -252,7 +273,7 @@ def _of_head(quantization: Mapping[str, Any], method: Method, entries: Sequence[
         yield f"the output head is quantised (lm_head in {said})"
     elif method.has_head and quantization.get("weight_block_size") is None:
         pattern = _pattern(tuple(entries))
-        is_listed = bool(entries) and pattern is not None and pattern.search("lm_head") is not None
+        is_listed = bool(entries) and pattern is not None and _finds(pattern, "lm_head")
         if not is_listed and quantization.get("lm_head") is not False:
             yield f"nothing says that the output head is not quantised (no lm_head in {said})"
 
@@ -273,8 +294,8 @@ def _is_left(
     assert pattern is not None
     left = []
     for place in places:
-        parts = [bool(pattern.search(part)) for part in place.parts]
-        is_left = all(parts) or bool(pattern.search(place.name))
+        parts = [_finds(pattern, part) for part in place.parts]
+        is_left = all(parts) or _finds(pattern, place.name)
         if any(parts) and not is_left:
             return False, [f"only a part of {place.name} is not quantised: {key} lists {_first(place, pattern)}"]
         skipped = op != EXPERTS and method.skips(place.name, entries)
@@ -289,8 +310,8 @@ def _is_left(
     return bool(some), []
 
 
-def _first(place: Place, pattern: re.Pattern[str]) -> str:
-    return next(part for part in place.parts if pattern.search(part))
+def _first(place: Place, pattern: Any) -> str:
+    return next(part for part in place.parts if _finds(pattern, part))
 
 
 @cache
@@ -300,21 +321,26 @@ def _unknown(entries: tuple[str, ...], names: str, layers: int) -> list[str]:
     for entry in entries:
         number = re.search(r"(?:^|\.)layers\.(\d+)(?:\.|$)", entry)
         pattern = _pattern((entry,))
-        if not (number and int(number[1]) >= layers) and not (pattern and pattern.search(names)):
+        if not (number and int(number[1]) >= layers) and not (pattern and _finds(pattern, names)):
             found.append(entry)
     return found
 
 
 @cache
-def _pattern(entries: tuple[str, ...]) -> re.Pattern[str] | None:
+def _pattern(entries: tuple[str, ...]) -> Any:
     """What finds the modules that the entries name, or that are within these; None if one is no pattern."""
     plain = [re.escape(one).replace(r"\*", "[^.\n]*") for one in entries if not one.startswith("re:")]
     texts = [f"(?:^|\\.)(?:{'|'.join(plain)})(?:\\.|$)"] if plain else []
     texts += [f"^(?:{one[3:]})" for one in entries if one.startswith("re:")]
     try:
-        return re.compile("|".join(texts), re.MULTILINE)
-    except re.error:
+        return regex.compile("|".join(texts), regex.MULTILINE)
+    except (regex.error, RecursionError, OverflowError):
         return None
+
+
+def _finds(pattern: Any, text: str) -> bool:
+    """Whether a pattern is found in a text; raises TimeoutError if that takes longer than `SECONDS`."""
+    return pattern.search(text, timeout=SECONDS) is not None
 
 
 def _call(text: str) -> ast.Call:
