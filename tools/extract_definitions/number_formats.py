@@ -338,9 +338,18 @@ def _pattern(entries: tuple[str, ...]) -> Any:
         return None
 
 
+_too_slow: set[Any] = set()
+
+
 def _finds(pattern: Any, text: str) -> bool:
-    """Whether a pattern is found in a text; raises TimeoutError if that takes longer than `SECONDS`."""
-    return pattern.search(text, timeout=SECONDS) is not None
+    """Whether a pattern is found in a text; raises TimeoutError if that, or an earlier text, took over `SECONDS`."""
+    if pattern in _too_slow:
+        raise TimeoutError
+    try:
+        return pattern.search(text, timeout=SECONDS) is not None
+    except TimeoutError:
+        _too_slow.add(pattern)
+        raise
 
 
 def _call(text: str) -> ast.Call:
