@@ -33,7 +33,7 @@ def test_spellings_of_a_name(extract, name):
     assert extract("--model-name", name, "--dry-run")[0] == 0
 
 
-@pytest.mark.parametrize("field", sorted(TINY))
+@pytest.mark.parametrize("field", sorted(set(TINY) - {"head_dim"}))
 def test_a_missing_field_is_named(root, extract, snapshot, field):
     add_model(root, "partial", "Partial", {name: value for name, value in TINY.items() if name != field})
     status, _, err = extract("--model-name", "partial")
@@ -48,7 +48,7 @@ def test_a_missing_field_is_named(root, extract, snapshot, field):
         ({"vocab_size": 0}, "the field 'vocab_size' is 0; it must be a positive integer"),
         ({"num_attention_heads": True}, "the field 'num_attention_heads' is True; it must be a positive integer"),
         (
-            {"num_attention_heads": 7, "num_key_value_heads": 7},
+            {"num_attention_heads": 7, "num_key_value_heads": 7, "head_dim": None},
             "num_attention_heads 7 does not divide hidden_size 64; add 'head_dim'",
         ),
         (

@@ -17,6 +17,9 @@ VARIANTS = ("_softcap", "_softcap_window", "_window", "_sinks", "_sinks_window")
 SLIDING = "sliding_attention"
 LAYER_TYPES = ("full_attention", SLIDING)
 TENSOR_PARALLEL = (1, 2, 4, 8)
+#: Sizes of heads that FlashInfer's kernels for decode and prefill take: its loops load 64 features at a time, its
+#: decode adds up over a power of two of threads, and what merges the parts of a request refuses other sizes.
+HEAD_SIZES = (64, 128, 256)
 REQUESTS = "Number of requests."
 LENGTH = "Length of the offset arrays: number of requests + 1."
 QUERY_OFFSETS = "Query offsets: request b owns rows qo_indptr[b] to qo_indptr[b + 1] - 1."
@@ -40,6 +43,15 @@ def has_dense_latents(request: Request, op: str) -> bool:
     if request.model.is_sparse and request.model.is_latent:
         request.uncovered[op] = SPARSE
     return request.model.is_latent and not request.model.is_sparse
+
+
+def takes_heads(request: Request, op: str) -> bool:
+    """Whether FlashInfer's kernels take heads of this size. If they do not, the op is reported as not covered."""
+    if (size := request.model.head_dim) in HEAD_SIZES:
+        return True
+    known = listed([str(one) for one in HEAD_SIZES])
+    request.uncovered[op] = f"FlashInfer's kernels of the family take heads of {known} features, not of {size}"
+    return False
 
 
 def variants(request: Request, op: str) -> list[tuple[str, dict[str, int]]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.recipes.fields import GROUPED, LATENT, ROTARY
-from tools.extract_definitions.words import const, document, plural, tensor, uses, var
+from tools.extract_definitions.words import const, document, listed, plural, tensor, uses, var
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
 KERNELS = frozenset({"sgl-kernel:apply_rope_with_cos_sin_cache_inplace", "sgl-kernel:rotary_embedding"})
@@ -18,19 +18,26 @@ TAGS = (
     "sgl_api:sgl_kernel.rotary_embedding",
 )
 NEOX, INTERLEAVED = "rope_with_cos_sin_cache_neox_style", "rope_with_cos_sin_cache_gptj_style"
+#: Sizes of heads for which SGLang calls the kernels that read a float32 cache (rotary_embedding.py: RotaryEmbedding).
+HEAD_SIZES = (64, 128, 256, 512)
 
 
 def needs(request: Request) -> Iterator[Need]:
     model = request.model
     if not (stages := request.stages("rotary_emb", KERNELS)):
         return
+    # Of latent attention, only the part with the position is rotated, and all heads share one key.
+    family, dim = (INTERLEAVED, model.size("qk_rope_head_dim")) if model.is_latent else (NEOX, model.head_dim)
+    if dim not in HEAD_SIZES:
+        request.uncovered["rotary_emb"] = (
+            f"no family covers the kernel that SGLang calls for heads of {dim} features, because it reads a bfloat16 "
+            f"cache; those of a float32 cache are for {listed([str(size) for size in HEAD_SIZES])}"
+        )
+        return
+    rotated = int(dim * model.number("partial_rotary_factor")) if "partial_rotary_factor" in model else dim
     for size in request.tensor_parallel(TENSOR_PARALLEL):
         heads = model.size("num_attention_heads") // size
-        if model.is_latent:  # only the part with the position is rotated, and all heads share one key
-            family, kv_heads, dim = INTERLEAVED, 1, model.size("qk_rope_head_dim")
-        else:
-            family, kv_heads, dim = NEOX, max(1, model.size("num_key_value_heads") // size), model.head_dim
-        rotated = int(dim * model.number("partial_rotary_factor")) if "partial_rotary_factor" in model else dim
+        kv_heads = 1 if model.is_latent else max(1, model.size("num_key_value_heads") // size)
         axes = {"num_qo_heads": heads, "num_kv_heads": kv_heads, "head_size": dim, "rotary_dim": rotated}
         yield Need(family, axes, Use(model, "rotary_emb", tp=size), stages)
 
