@@ -22,8 +22,8 @@ def of_dataset(name, **changes):
 def test_heads_of_sizes_that_the_kernels_do_not_take(size):
     ops, unsupported, _ = of_dataset("llama-3.1-8b", head_dim=size)
     assert not {"attn", "rotary_emb"} & set(ops) and {"qkv_proj", "o_proj"} <= set(ops)
-    assert f"SGLang calls for heads of {size} features, because it reads a bfloat16 cache" in unsupported["rotary_emb"]
-    assert f"take heads of 64, 128 and 256 features, not of {size}" in unsupported["attn"]
+    assert f"kernel for heads of {size} features reads a bfloat16 cache" in unsupported["rotary_emb"]
+    assert f"FlashInfer's kernels take no heads of {size} features" in unsupported["attn"]
 
 
 @pytest.mark.parametrize("size", [64, 128, 256])
@@ -39,3 +39,66 @@ def test_the_rotary_embedding_takes_larger_heads_than_attention():
 def test_the_rotary_part_of_latent_attention_has_a_size_that_the_kernels_take():
     ops, unsupported, _ = of_dataset("deepseek-v3", qk_rope_head_dim=32)
     assert "rotary_emb" not in ops and "heads of 32 features" in unsupported["rotary_emb"]
+
+
+ATTENTION = {"attn", "qkv_proj", "o_proj", "rotary_emb"}
+WINDOW = ["full_attention"] * 26
+#: Fields that the code of a model does not read -> the ops that they would change, and a part of the reason.
+UNREAD = [
+    ("mixtral-8x7b", {"head_dim": 64}, ATTENTION, "(head_dim 64)"),
+    ("qwen2-57b-a14b", {"head_dim": 64}, ATTENTION, "(head_dim 64)"),
+    ("mixtral-8x7b", {"attention_bias": True}, {"qkv_proj", "o_proj"}, "(attention_bias True)"),
+    ("mixtral-8x7b", {"qkv_bias": True}, {"qkv_proj"}, "the bias of qkv_proj by qkv_bias"),
+    ("mixtral-8x7b", {"moe_intermediate_size": 1024}, {"experts"}, "(moe_intermediate_size 1024)"),
+    ("qwen2.5-7b", {"qkv_bias": False}, {"qkv_proj"}, "the bias of qkv_proj by qkv_bias"),
+    ("qwen2.5-7b", {"attention_bias": True}, {"o_proj"}, "(attention_bias True)"),
+    ("llama-3.1-8b", {"qkv_bias": True}, {"qkv_proj"}, "the bias of qkv_proj by qkv_bias"),
+    ("qwen3-30b-a3b", {"qkv_bias": True}, {"qkv_proj"}, "the bias of qkv_proj by qkv_bias"),
+    ("qwen3-30b-a3b", {"moe_intermediate_size": None}, {"experts"}, "the code needs the field moe_intermediate_size"),
+    ("gemma-2-2b", {"layer_types": WINDOW}, {"attn"}, "does not read layer_types"),
+    ("llama-3.1-8b", {"sliding_window": 4096}, {"attn"}, "(sliding_window 4096)"),
+    ("llama-3.1-8b", {"attn_logit_softcapping": 50.0}, {"attn"}, "(attn_logit_softcapping 50.0)"),
+    *(
+        ("llama-3.1-8b", {"residual_multiplier": 0.5}, {op}, "(residual_multiplier 0.5)")
+        for op in ("input_layernorm", "post_attention_layernorm", "norm")
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "refused", "reason"), UNREAD)
+def test_a_field_that_the_code_does_not_read_and_that_says_otherwise(name, changes, refused, reason):
+    ops, unsupported, _ = of_dataset(name, **changes)
+    assert not refused & set(ops) and refused <= set(of_dataset(name)[0])
+    assert [op for op in refused if reason not in unsupported[op]] == []
+
+
+#: Fields that the code of a model does not read, with values that change nothing.
+SAME = [
+    ("mixtral-8x7b", {"head_dim": 128, "attention_bias": False, "qkv_bias": False, "moe_intermediate_size": 14336}),
+    ("qwen2.5-7b", {"head_dim": 128, "qkv_bias": True}),
+    ("qwen2.5-7b", {"sliding_window": 4096, "use_sliding_window": False}),
+    ("qwen3-30b-a3b", {"qkv_bias": False}),
+    ("qwen2-57b-a14b", {"qkv_bias": True}),
+    ("gemma-2-2b", {"layer_types": ["sliding_attention", "full_attention"] * 13}),
+    ("llama-3.1-8b", {"layer_types": ["full_attention"] * 32, "attn_logit_softcapping": 0, "residual_multiplier": 1}),
+    ("llama-3.1-8b", {"sliding_window": 131072, "max_position_embeddings": 131072}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), SAME)
+def test_a_field_that_the_code_does_not_read_and_that_says_the_same(name, changes):
+    assert of_dataset(name, **changes) == of_dataset(name)
+
+
+def test_the_code_decides_on_the_bias():
+    with_bias, without = (
+        of_dataset("qwen2-57b-a14b", qkv_bias=value)[0]["qkv_proj"]["gemm"] for value in (True, False)
+    )
+    assert all("bias" in name for name in with_bias) and not any("bias" in name for name in without)
+    assert of_dataset("qwen2-57b-a14b", qkv_bias=None)[0]["qkv_proj"]["gemm"] == without
+
+
+def test_a_window_that_no_position_exceeds_is_none():
+    plain = of_dataset("gemma-2-2b", sliding_window=None)
+    assert of_dataset("gemma-2-2b", sliding_window=8192, max_position_embeddings=8192) == plain
+    assert any("window" in name for name in of_dataset("gemma-2-2b")[0]["attn"]["gqa_paged"])

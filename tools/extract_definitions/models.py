@@ -67,6 +67,13 @@ class Model:
     path: Path
     quantised: tuple[Mapping[str, Any], ...] = ()
 
+    def __post_init__(self) -> None:
+        """A window that no position exceeds is none."""
+        if isinstance(self.config, dict):
+            window, positions = (self.config.get(field) for field in ("sliding_window", "max_position_embeddings"))
+            if isinstance(window, int) and isinstance(positions, int) and window >= positions:
+                object.__setattr__(self, "config", {**self.config, "sliding_window": None})
+
     def __contains__(self, field: str) -> bool:
         return self.config.get(field) is not None
 

@@ -9,6 +9,7 @@ from typing import Any
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.models import Model
 from tools.extract_definitions.needs import Need, Request, Use
+from tools.extract_definitions.recipes.unread import of_heads, reported, unread
 from tools.extract_definitions.settings import CAPPED
 from tools.extract_definitions.words import const, listed, tensor, var
 
@@ -45,13 +46,28 @@ def has_dense_latents(request: Request, op: str) -> bool:
     return request.model.is_latent and not request.model.is_sparse
 
 
-def takes_heads(request: Request, op: str) -> bool:
-    """Whether FlashInfer's kernels take heads of this size. If they do not, the op is reported as not covered."""
-    if (size := request.model.head_dim) in HEAD_SIZES:
-        return True
-    known = listed([str(one) for one in HEAD_SIZES])
-    request.uncovered[op] = f"FlashInfer's kernels of the family take heads of {known} features, not of {size}"
-    return False
+def is_covered(request: Request, op: str) -> bool:
+    """Whether the families may cover grouped-query attention. If they may not, the op is reported as not covered."""
+    size = request.model.head_dim
+    other_size = "" if size in HEAD_SIZES else f"FlashInfer's kernels take no heads of {size} features"
+    return not reported(request, [op], *_unread(request, op), of_heads(request) or other_size)
+
+
+def _unread(request: Request, op: str) -> Iterator[str]:
+    """Caps and windows that the configuration gives and the code does not read."""
+    config = request.model.config
+    yield unread(request, "attn_logit_softcapping", [0])
+    if config.get("use_sliding_window") is not False:
+        yield unread(request, "sliding_window")
+    kinds = set(LAYER_TYPES) if _has_window(request, op) else {"full_attention"}
+    if set(config.get("layer_types") or kinds) != kinds:
+        yield unread(request, "layer_types")
+
+
+def _has_window(request: Request, op: str) -> bool:
+    """Whether some layers have a window: the configuration gives its size, and the code passes it."""
+    built = request.usage.code.modules.get(op, ())
+    return "sliding_window" in request.model and any("sliding_window_size=" in one for one in built)
 
 
 def variants(request: Request, op: str) -> list[tuple[str, dict[str, int]]]:
@@ -68,7 +84,7 @@ def variants(request: Request, op: str) -> list[tuple[str, dict[str, int]]]:
         suffix, axes = "_softcap", {"logits_soft_cap": _whole(model, "attn_logit_softcapping")}
     if any("sinks=" in one for one in called):
         suffix += "_sinks"
-    if "sliding_window" not in model or not any("sliding_window_size=" in one for one in built):
+    if not _has_window(request, op):
         return [(suffix, axes)]
     types = set(model.config.get("layer_types") or LAYER_TYPES)
     windowed = (f"{suffix}_window", {**axes, "window_size": model.size("sliding_window")})

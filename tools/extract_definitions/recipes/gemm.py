@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import ast
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from tools.extract_definitions.models import QUANTIZATION
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.recipes.feed_forward import dense_widths
 from tools.extract_definitions.recipes.fields import GROUPED, LATENT, WIDTHS
+from tools.extract_definitions.recipes.unread import of_heads, reported, unread
 from tools.extract_definitions.understanding import is_quantised
 from tools.extract_definitions.words import const, document, plural, tensor, uses, var
 
@@ -26,6 +28,8 @@ SPECIAL = {
 BF16, BIAS, FP8 = "gemm_bf16", "gemm_bf16_bias", "fp8_blockwise_scaled_mm"
 #: What the code calls a router that is a linear layer with a bias.
 ROUTER = "router"
+#: The projections of attention, whose bias and size of heads fields may give.
+PROJECTIONS = ("qkv_proj", "o_proj")
 #: Kernels that compute it; SGLang runs the second where a size of the weights is no multiple of 128 (2,112 in MLA).
 BLOCK_SCALED = ("sgl-kernel:fp8_blockwise_scaled_mm", "triton:_w8a8_block_fp8_matmul")
 #: Features that share one scale; for weights, in both directions.
@@ -45,6 +49,8 @@ def needs(request: Request) -> Iterator[Need]:
         for op, n, k, role in _layers(request, size):
             found = request.usage.op(op)
             request.expect(op, role)
+            if reported(request, [op], *_unread(request, op)):
+                continue
             if is_quantised(request, op):
                 yield from _block_scaled(request, op, n, k, Use(request.model, op, role, tp=size))
                 continue
@@ -68,14 +74,45 @@ def _families(request: Request, op: str, size: int) -> tuple[str, ...]:
 
 def _has_bias(request: Request, op: str) -> bool:
     """Whether a linear layer adds a bias: as configured where the code leaves it open, else as the code says."""
-    config = request.model.config
-    if op == "qkv_proj":
-        own = config.get("qkv_bias", request.model.architecture.startswith("Qwen2"))
-        return bool(own or config.get("attention_bias"))
-    built = request.usage.code.modules.get(op, ())
-    if op == "o_proj":
-        return bool(config.get("attention_bias")) and any("bias=False" not in text for text in built)
-    return op == ROUTER and any("bias=True" in text for text in built)
+    given = _biases(request, op)
+    if field := _bias_field(given):
+        config, defaults = request.model.config, request.usage.code.reads.get(field, ())
+        return bool(config.get(field, "True" in defaults))
+    return op in (*PROJECTIONS, ROUTER) and "True" in given
+
+
+def _biases(request: Request, op: str) -> set[str]:
+    """What the code passes as `bias` where it builds a linear layer, which has one by default."""
+    calls = (ast.parse(text, mode="eval").body for text in request.usage.code.modules.get(op, ()))
+    given = [call.keywords for call in calls if isinstance(call, ast.Call)]
+    return {
+        next((ast.unparse(one.value) for one in keywords if one.arg == "bias"), "True").rpartition(".")[2]
+        for keywords in given
+    }
+
+
+def _bias_field(given: Collection[str]) -> str:
+    """The field that decides a bias; "" if the code does, with a literal.
+
+    Where a class derives from another, the code builds a layer in both ways; a class that reads attention_bias derives
+    from one with qkv_bias or a literal.
+    """
+    if {"attention_bias", "bias"} & set(given):
+        return "attention_bias"
+    return "qkv_bias" if "qkv_bias" in given else ""
+
+
+def _unread(request: Request, op: str) -> Iterator[str]:
+    """Fields that give another layer than the code builds."""
+    if op not in PROJECTIONS:
+        return
+    if not request.model.is_latent:
+        yield of_heads(request)
+    field, has_bias = _bias_field(_biases(request, op)), _has_bias(request, op)
+    if field != "attention_bias":
+        yield unread(request, "attention_bias", [has_bias])
+    if op == "qkv_proj" and field != "qkv_bias" and request.model.config.get("qkv_bias") not in (None, has_bias):
+        yield f"the code does not choose the bias of {op} by qkv_bias, which the configuration gives"
 
 
 def _block_scaled(request: Request, op: str, n: int, k: int, use: Use) -> Iterator[Need]:

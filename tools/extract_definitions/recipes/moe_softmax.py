@@ -10,6 +10,7 @@ from tools.extract_definitions.models import Model
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.recipes import experts as routed
 from tools.extract_definitions.recipes.fields import HEADS, ROUTING, WIDTHS
+from tools.extract_definitions.recipes.unread import of_experts, reported
 from tools.extract_definitions.words import const, document, listed, models, plural, tensor, var
 
 TENSOR_PARALLEL, EXPERT_PARALLEL = (1, 8), (8,)
@@ -58,6 +59,8 @@ def needs(request: Request) -> Iterator[Need]:
     for place in _places(request, experts):
         if stages := routed.router_stages(request, [GATE]):
             yield Need(ROUTER, router, replace(place, op=routed.TOPK), stages, routing)
+        if reported(request, routed.OPS, of_experts(request)):
+            continue
         width = model.expert_size
         if place.tp is not None and not request.divides(width, place.tp, "the width of an expert"):
             continue

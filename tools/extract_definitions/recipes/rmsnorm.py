@@ -8,6 +8,7 @@ from typing import Any
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.recipes.fields import GROUPED
+from tools.extract_definitions.recipes.unread import of_heads, reported, unread
 from tools.extract_definitions.settings import over_all_heads
 from tools.extract_definitions.words import alike, const, document, listed, models, plural, tensor, users, var
 
@@ -27,7 +28,8 @@ LATENT = {
     "q_a_layernorm": ("q_lora_rank", "the compressed query (q_lora_rank)"),
     "kv_a_layernorm": ("kv_lora_rank", "the compressed key-value latent (kv_lora_rank)"),
 }
-HEAD = ("q_norm", "k_norm")
+HEAD, FUSED_HEADS = ("q_norm", "k_norm"), "fused_inplace_qknorm"
+OF_HEADS = (*HEAD, FUSED_HEADS)
 #: Ops of layers that call their norms themselves. Where the trace also has the other op, it is of the layers that the
 #: model builds, which leave their norms to a LayerCommunicator; these are of the class that it derives from.
 OF_LAYERS, COMMUNICATED = ("input_layernorm", "post_attention_layernorm"), "prepare_attn"
@@ -52,6 +54,8 @@ def needs(request: Request) -> Iterator[Need]:
             )
         return Need(name, {"hidden_size": size}, Use(model, op, role), stages)
 
+    if reported(request, (*HIDDEN, *LATENT, *OF_HEADS), unread(request, "residual_multiplier", [1])):
+        return
     inherited = OF_LAYERS if request.usage.op(COMMUNICATED) else ()
     request.unused.update(dict.fromkeys(inherited, f"its layers call this norm in {COMMUNICATED} or prepare_mlp"))
     for (plain, fused), (norm, add_norm) in KERNELS.items():
@@ -72,7 +76,9 @@ def needs(request: Request) -> Iterator[Need]:
         else:
             request.unused[op] = f"{field} is not set"
     if "use_qk_norm" in request.usage.code.reads and not model.config.get("use_qk_norm"):
-        request.unused.update(dict.fromkeys((*HEAD, "fused_inplace_qknorm"), "use_qk_norm is not set"))
+        request.unused.update(dict.fromkeys(OF_HEADS, "use_qk_norm is not set"))
+        return
+    if any(map(request.usage.op, OF_HEADS)) and reported(request, OF_HEADS, of_heads(request)):
         return
     for op in HEAD:
         if stages := request.stages(op, [NORM, BATCH_INVARIANT]):
@@ -83,7 +89,7 @@ def needs(request: Request) -> Iterator[Need]:
 
 def _fused_heads(request: Request) -> Iterator[Need]:
     """The norms of all heads of queries and keys in one kernel."""
-    model, op = request.model, "fused_inplace_qknorm"
+    model, op = request.model, FUSED_HEADS
     if not (stages := request.stages(op)):
         return
     if EPSILONS.get(model.number("rms_norm_eps")) != "":
@@ -188,7 +194,7 @@ RECIPE = Recipe(
     op_type="rmsnorm",
     families=(*FAMILIES, HEADS_FUSED),
     kernels=frozenset({"jit:qknorm", *(kernel for kernels in KERNELS.values() for kernel in kernels)}),
-    fields=GROUPED | {"rms_norm_eps", "q_lora_rank", "use_qk_norm"},
+    fields=GROUPED | {"rms_norm_eps", "q_lora_rank", "use_qk_norm", "residual_multiplier"},
     needs=needs,
     document=describe,
 )

@@ -7,7 +7,8 @@ from typing import Any
 
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.recipes.fields import GROUPED, LATENT, ROTARY
-from tools.extract_definitions.words import const, document, listed, plural, tensor, uses, var
+from tools.extract_definitions.recipes.unread import of_heads, reported
+from tools.extract_definitions.words import const, document, plural, tensor, uses, var
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
 KERNELS = frozenset({"sgl-kernel:apply_rope_with_cos_sin_cache_inplace", "sgl-kernel:rotary_embedding"})
@@ -28,11 +29,11 @@ def needs(request: Request) -> Iterator[Need]:
         return
     # Of latent attention, only the part with the position is rotated, and all heads share one key.
     family, dim = (INTERLEAVED, model.size("qk_rope_head_dim")) if model.is_latent else (NEOX, model.head_dim)
+    if not model.is_latent and reported(request, ["rotary_emb"], of_heads(request)):
+        return
     if dim not in HEAD_SIZES:
-        request.uncovered["rotary_emb"] = (
-            f"no family covers the kernel that SGLang calls for heads of {dim} features, because it reads a bfloat16 "
-            f"cache; those of a float32 cache are for {listed([str(size) for size in HEAD_SIZES])}"
-        )
+        reason = f"SGLang's kernel for heads of {dim} features reads a bfloat16 cache, which no family covers"
+        request.uncovered["rotary_emb"] = reason
         return
     rotated = int(dim * model.number("partial_rotary_factor")) if "partial_rotary_factor" in model else dim
     for size in request.tensor_parallel(TENSOR_PARALLEL):
