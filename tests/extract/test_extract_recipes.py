@@ -102,3 +102,39 @@ def test_a_window_that_no_position_exceeds_is_none():
     plain = of_dataset("gemma-2-2b", sliding_window=None)
     assert of_dataset("gemma-2-2b", sliding_window=8192, max_position_embeddings=8192) == plain
     assert any("window" in name for name in of_dataset("gemma-2-2b")[0]["attn"]["gqa_paged"])
+
+
+#: How a checkpoint stores fp8 blocks.
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+def fp8_products(name, **changes):
+    """The names of the products in fp8 blocks, and the reasons of other ops."""
+    ops, unsupported, _ = of_dataset(name, quantization_config=BLOCKS, **changes)
+    found = {op: [one for one in kinds.get("gemm", []) if one.startswith("fp8")] for op, kinds in ops.items()}
+    return {op: names for op, names in found.items() if names}, unsupported
+
+
+def test_each_part_of_a_merged_layer_has_whole_blocks():
+    found, _ = fp8_products("qwen3-30b-a3b")
+    # On 8 ranks, 4 query heads and a key and a value head of 128 features each.
+    assert found["qkv_proj"] == [f"fp8_blockwise_scaled_mm_n{n}_k2048" for n in (5120, 768)]
+    narrow, unsupported = fp8_products("qwen3-30b-a3b", head_dim=64, num_attention_heads=32, num_key_value_heads=8)
+    # A key head of one rank has 64 features, though all heads together have 384.
+    assert narrow["qkv_proj"] == ["fp8_blockwise_scaled_mm_n3072_k2048"] and "qkv_proj" not in unsupported
+    none, unsupported = fp8_products("qwen3-30b-a3b", head_dim=64, num_key_value_heads=1)
+    assert "qkv_proj" not in none and "blocks of 128 features do not fit into qkv_proj" in unsupported["qkv_proj"]
+
+
+def test_gate_and_up_have_whole_blocks_each():
+    whole, _ = fp8_products("deepseek-v3")
+    assert whole["gate_up_proj"] == [f"fp8_blockwise_scaled_mm_n{n}_k7168" for n in (36864, 4096, 4608, 512)]
+    found, _ = fp8_products("deepseek-v3", intermediate_size=1536)  # 192 features of gate on each of 8 ranks
+    assert found["gate_up_proj"] == [f"fp8_blockwise_scaled_mm_n{n}_k7168" for n in (3072, 4096, 512)]
+
+
+def test_layers_that_ranks_share_have_whole_blocks_and_others_need_not():
+    found, unsupported = fp8_products("deepseek-v3", num_attention_heads=8, v_head_dim=64)
+    assert found["q_b_proj"] == ["fp8_blockwise_scaled_mm_n1536_k1536"]  # not a head of 192 features
+    assert found["fused_qkv_a_proj_with_mqa"] == ["fp8_blockwise_scaled_mm_n2112_k7168"]
+    assert "q_b_proj" not in unsupported

@@ -34,6 +34,8 @@ PROJECTIONS = ("qkv_proj", "o_proj")
 BLOCK_SCALED = ("sgl-kernel:fp8_blockwise_scaled_mm", "triton:_w8a8_block_fp8_matmul")
 #: Features that share one scale; for weights, in both directions.
 BLOCK = 128
+#: Layers whose output features ranks share, beside merged ones.
+SHARED = ("q_proj", "q_b_proj", "kv_b_proj")
 FP8_TAGS = (
     "quantization:fp8_block_scale",
     "sgl_api:sgl_kernel.fp8_blockwise_scaled_mm",
@@ -119,13 +121,28 @@ def _block_scaled(request: Request, op: str, n: int, k: int, use: Use) -> Iterat
     """A layer whose weights are fp8 in blocks."""
     if not (stages := request.stages(op, BLOCK_SCALED)):
         return
-    if k % BLOCK:
-        request.left_out[f"{use.role} of {request.model.name}, TP {use.tp}: blocks of {BLOCK} features do not fit"] = (
-            None
-        )
+    if k % BLOCK or any(part % BLOCK for part in _parts(request, op, n, use.tp or 1)):
+        problem = f"blocks of {BLOCK} features do not fit"
+        request.left_out[f"{use.role} of {request.model.name}, TP {use.tp}: {problem}"] = None
+        if use.tp == 1:  # then they fit no share either
+            request.uncovered[op] = f"{problem} into {use.role}"
         return
     blocks = {"num_n_blocks": -(-n // BLOCK), "num_k_blocks": k // BLOCK}
     yield Need(FP8, {"n": n, "k": k, **blocks}, use, stages)
+
+
+def _parts(request: Request, op: str, n: int, size: int) -> tuple[int, ...]:
+    """The output features of a rank that SGLang loads only in whole blocks (fp8.py: validate_block_quant_shapes).
+
+    These are the parts of merged layers, and what ranks have of a layer that they share. What each rank holds as a
+    whole, such as the first projections of latent attention, may end in a smaller block.
+    """
+    if op == "qkv_proj":
+        dim, kv_heads = request.model.head_dim, max(1, request.model.size("num_key_value_heads") // size)
+        return n - 2 * kv_heads * dim, kv_heads * dim
+    if op == "gate_up_proj":
+        return (n // 2,)
+    return (n,) if op in SHARED and size > 1 else ()
 
 
 def _layers(request: Request, size: int) -> Iterator[Layer]:
