@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from plans import plan_of
 
 import flashinfer_trace
+from tools.extract_definitions.errors import ExtractionError
 
 ROOT = flashinfer_trace.find_root()
 
@@ -138,3 +140,45 @@ def test_layers_that_ranks_share_have_whole_blocks_and_others_need_not():
     assert found["q_b_proj"] == ["fp8_blockwise_scaled_mm_n1536_k1536"]  # not a head of 192 features
     assert found["fused_qkv_a_proj_with_mqa"] == ["fp8_blockwise_scaled_mm_n2112_k7168"]
     assert "q_b_proj" not in unsupported
+
+
+NORMS = {"input_layernorm", "post_attention_layernorm", "norm"}
+#: Values that no family covers, or that are not there -> the ops that need them, and a part of the reason.
+UNCOVERED = [
+    ("llama-3.1-8b", {"rms_norm_eps": 1e-12}, NORMS, "have an epsilon of 1e-06 and 1e-05, and rms_norm_eps is 1e-12"),
+    ("llama-3.1-8b", {"rms_norm_eps": None}, NORMS, "the code needs the field rms_norm_eps"),
+    ("qwen3-8b", {"rms_norm_eps": 1e-12}, {"q_norm", "k_norm", "fused_inplace_qknorm"}, "rms_norm_eps is 1e-12"),
+    ("qwen3-8b", {"rms_norm_eps": None}, {"q_norm", "k_norm", "fused_inplace_qknorm"}, "the field rms_norm_eps"),
+    ("gemma-2-2b", {"rms_norm_eps": 1e-5}, {"norm"}, "of gemma_fused_add_rmsnorm have an epsilon of 1e-06, and"),
+    ("gemma-2-2b", {"attn_logit_softcapping": 30.5}, {"attn"}, "whole numbers for caps (attn_logit_softcapping 30.5)"),
+    ("deepseek-v3", {"n_group": None}, {"topk", "experts"}, "the code needs the field n_group"),
+    ("deepseek-v3", {"topk_group": None}, {"topk"}, "the code needs the field topk_group"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "refused", "reason"), UNCOVERED)
+def test_a_value_that_no_family_covers_makes_its_ops_unsupported(name, changes, refused, reason):
+    ops, unsupported, _ = of_dataset(name, **changes)
+    assert [op for op in refused if reason not in unsupported[op]] == []
+    lost = set(of_dataset(name)[0]) - set(ops)
+    assert refused <= lost | {"experts"} and "logits_processor" in ops
+
+
+def test_a_cap_of_zero_is_none():
+    plain = of_dataset("gemma-2-2b", attn_logit_softcapping=None)
+    assert of_dataset("gemma-2-2b", attn_logit_softcapping=0) == plain
+
+
+#: Values that no model can have -> a part of the error.
+IMPOSSIBLE = [
+    ("llama-3.1-8b", {"head_dim": 127}, "llama-3.1-8b.json: head_dim is 127; heads have an even number of features"),
+    ("mixtral-8x7b", {"num_experts_per_tok": 9}, "num_experts_per_tok 9 exceeds the number of experts, 8"),
+    ("deepseek-v3", {"n_group": 7}, "n_group 7 does not divide 256 experts"),
+    ("deepseek-v3", {"topk_group": 9}, "topk_group 9 exceeds n_group 8"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "message"), IMPOSSIBLE)
+def test_a_value_that_no_model_can_have_is_an_error(name, changes, message):
+    with pytest.raises(ExtractionError, match=re.escape(message)):
+        of_dataset(name, **changes)

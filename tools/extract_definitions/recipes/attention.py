@@ -6,8 +6,6 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tools.extract_definitions.errors import ExtractionError
-from tools.extract_definitions.models import Model
 from tools.extract_definitions.needs import Need, Request, Use
 from tools.extract_definitions.recipes.unread import of_heads, reported, unread
 from tools.extract_definitions.settings import CAPPED
@@ -48,9 +46,10 @@ def has_dense_latents(request: Request, op: str) -> bool:
 
 def is_covered(request: Request, op: str) -> bool:
     """Whether the families may cover grouped-query attention. If they may not, the op is reported as not covered."""
-    size = request.model.head_dim
+    size, cap = request.model.head_dim, _cap(request)
     other_size = "" if size in HEAD_SIZES else f"FlashInfer's kernels take no heads of {size} features"
-    return not reported(request, [op], *_unread(request, op), of_heads(request) or other_size)
+    part = f"the families have whole numbers for caps (attn_logit_softcapping {cap:g})" if cap % 1 else ""
+    return not reported(request, [op], *_unread(request, op), of_heads(request) or other_size, part)
 
 
 def _unread(request: Request, op: str) -> Iterator[str]:
@@ -62,6 +61,12 @@ def _unread(request: Request, op: str) -> Iterator[str]:
     kinds = set(LAYER_TYPES) if _has_window(request, op) else {"full_attention"}
     if set(config.get("layer_types") or kinds) != kinds:
         yield unread(request, "layer_types")
+
+
+def _cap(request: Request) -> float:
+    """The cap of the logits that the configuration gives; 0 if none."""
+    field = "attn_logit_softcapping"
+    return request.model.number(field) if request.model.config.get(field) else 0
 
 
 def _has_window(request: Request, op: str) -> bool:
@@ -80,8 +85,8 @@ def variants(request: Request, op: str) -> list[tuple[str, dict[str, int]]]:
     built, called = code.modules.get(op, ()), code.calls.get(op, ())
     axes: dict[str, int] = {}
     suffix = ""
-    if any(f"logit_cap={text}" in one for one in built for text in CAPPED) and "attn_logit_softcapping" in model:
-        suffix, axes = "_softcap", {"logits_soft_cap": _whole(model, "attn_logit_softcapping")}
+    if any(f"logit_cap={text}" in one for one in built for text in CAPPED) and _cap(request):
+        suffix, axes = "_softcap", {"logits_soft_cap": int(_cap(request))}
     if any("sinks=" in one for one in called):
         suffix += "_sinks"
     if not _has_window(request, op):
@@ -89,13 +94,6 @@ def variants(request: Request, op: str) -> list[tuple[str, dict[str, int]]]:
     types = set(model.config.get("layer_types") or LAYER_TYPES)
     windowed = (f"{suffix}_window", {**axes, "window_size": model.size("sliding_window")})
     return [*([(suffix, axes)] if "full_attention" in types else []), *([windowed] if SLIDING in types else [])]
-
-
-def _whole(model: Model, field: str) -> int:
-    value = model.number(field)
-    if value != int(value):
-        raise ExtractionError(f"{model.path}: {field} is {value:g}, but families have whole numbers for caps")
-    return int(value)
 
 
 def variant_axes(axes: Mapping[str, int]) -> dict[str, Any]:

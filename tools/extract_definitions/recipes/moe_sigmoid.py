@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.models import Model
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.recipes import experts as routed
@@ -41,6 +42,9 @@ def needs(request: Request) -> Iterator[Need]:
     if model.config.get("norm_topk_prob") not in (None, True):
         text = "no family covers sigmoid routing whose weights are not divided by their sum (norm_topk_prob false)"
         routed.not_covered(request, text)
+        return
+    if lacking := [field for field in ("n_group", "topk_group") if field not in model]:
+        routed.not_covered(request, f"the code needs the field {lacking[0]}, which the configuration does not give")
         return
     router = {"num_experts": experts, **_routing(model)}
     stages = routed.router_stages(request, GATES)
@@ -84,11 +88,17 @@ def _not_covered(request: Request, experts: int) -> str:
 
 
 def _routing(model: Model) -> dict[str, int]:
-    return {
-        "top_k": model.size("num_experts_per_tok"),
-        "n_group": model.size("n_group"),
-        "topk_group": model.size("topk_group"),
-    }
+    """How experts are chosen.
+
+    Raises:
+        ExtractionError: the groups do not divide the experts, or there are fewer than routing chooses.
+    """
+    groups, chosen = model.size("n_group"), model.size("topk_group")
+    if (model.experts or 0) % groups:
+        raise ExtractionError(f"{model.path}: n_group {groups} does not divide {model.experts} experts; correct it")
+    if chosen > groups:
+        raise ExtractionError(f"{model.path}: topk_group {chosen} exceeds n_group {groups}; correct one of them")
+    return {"top_k": model.chosen_experts, "n_group": groups, "topk_group": chosen}
 
 
 def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def needs(request: Request) -> Iterator[Need]:
     families = [
         FP8 if scaled else BF16 for scaled in routed.block_scaled(request) if request.options.quantized or not scaled
     ]
-    router = {"num_experts": experts, "top_k": model.size("num_experts_per_tok")}
+    router = {"num_experts": experts, "top_k": model.chosen_experts}
     for place in _places(request, experts):
         if stages := routed.router_stages(request, [GATE]):
             yield Need(ROUTER, router, replace(place, op=routed.TOPK), stages, routing)
