@@ -182,3 +182,11 @@ IMPOSSIBLE = [
 def test_a_value_that_no_model_can_have_is_an_error(name, changes, message):
     with pytest.raises(ExtractionError, match=re.escape(message)):
         of_dataset(name, **changes)
+
+
+@pytest.mark.parametrize("name", ["qwen3-4b", "llama-3.1-8b", "mixtral-8x7b"])
+def test_an_architecture_that_is_not_traced_with_fp8_blocks(name):
+    _, unsupported = fp8_products(name)
+    for op in ("qkv_proj", "o_proj"):
+        assert unsupported[op].startswith("no traced configuration of ")
+        assert "runs fp8 block weights by a kernel that fp8_blockwise_scaled_mm covers" in unsupported[op]

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from tools.extract_definitions.models import QUANTIZATION
-from tools.extract_definitions.needs import Need, Recipe, Request, Use
+from tools.extract_definitions.needs import Need, Recipe, Request, Use, kernel_name
 from tools.extract_definitions.recipes.feed_forward import dense_widths
 from tools.extract_definitions.recipes.fields import GROUPED, LATENT, WIDTHS
 from tools.extract_definitions.recipes.unread import of_heads, reported, unread
@@ -119,6 +119,10 @@ def _unread(request: Request, op: str) -> Iterator[str]:
 
 def _block_scaled(request: Request, op: str, n: int, k: int, use: Use) -> Iterator[Need]:
     """A layer whose weights are fp8 in blocks."""
+    found = request.usage.op(op)
+    if found and request.options.ranks is None and not set(map(kernel_name, found.kernels)) & set(BLOCK_SCALED):
+        traced = f"no traced configuration of {request.usage.architecture} runs fp8 block weights"
+        request.uncovered[op] = f"{traced} by a kernel that {FP8} covers"
     if not (stages := request.stages(op, BLOCK_SCALED)):
         return
     if k % BLOCK or any(part % BLOCK for part in _parts(request, op, n, use.tp or 1)):
