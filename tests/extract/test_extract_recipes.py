@@ -47,21 +47,21 @@ ATTENTION = {"attn", "qkv_proj", "o_proj", "rotary_emb"}
 WINDOW = ["full_attention"] * 26
 #: Fields that the code of a model does not read -> the ops that they would change, and a part of the reason.
 UNREAD = [
-    ("mixtral-8x7b", {"head_dim": 64}, ATTENTION, "(head_dim 64)"),
-    ("qwen2-57b-a14b", {"head_dim": 64}, ATTENTION, "(head_dim 64)"),
-    ("mixtral-8x7b", {"attention_bias": True}, {"qkv_proj", "o_proj"}, "(attention_bias True)"),
+    ("mixtral-8x7b", {"head_dim": 64}, ATTENTION, "the code does not read head_dim"),
+    ("qwen2-57b-a14b", {"head_dim": 64}, ATTENTION, "the code does not read head_dim"),
+    ("mixtral-8x7b", {"attention_bias": True}, {"qkv_proj", "o_proj"}, "the code does not read attention_bias"),
     ("mixtral-8x7b", {"qkv_bias": True}, {"qkv_proj"}, "the bias of qkv_proj by qkv_bias"),
-    ("mixtral-8x7b", {"moe_intermediate_size": 1024}, {"experts"}, "(moe_intermediate_size 1024)"),
+    ("mixtral-8x7b", {"moe_intermediate_size": 1024}, {"experts"}, "the code does not read moe_intermediate_size"),
     ("qwen2.5-7b", {"qkv_bias": False}, {"qkv_proj"}, "the bias of qkv_proj by qkv_bias"),
-    ("qwen2.5-7b", {"attention_bias": True}, {"o_proj"}, "(attention_bias True)"),
+    ("qwen2.5-7b", {"attention_bias": True}, {"o_proj"}, "the code does not read attention_bias"),
     ("llama-3.1-8b", {"qkv_bias": True}, {"qkv_proj"}, "the bias of qkv_proj by qkv_bias"),
     ("qwen3-30b-a3b", {"qkv_bias": True}, {"qkv_proj"}, "the bias of qkv_proj by qkv_bias"),
     ("qwen3-30b-a3b", {"moe_intermediate_size": None}, {"experts"}, "the code needs the field moe_intermediate_size"),
     ("gemma-2-2b", {"layer_types": WINDOW}, {"attn"}, "does not read layer_types"),
-    ("llama-3.1-8b", {"sliding_window": 4096}, {"attn"}, "(sliding_window 4096)"),
-    ("llama-3.1-8b", {"attn_logit_softcapping": 50.0}, {"attn"}, "(attn_logit_softcapping 50.0)"),
+    ("llama-3.1-8b", {"sliding_window": 4096}, {"attn"}, "the code does not read sliding_window"),
+    ("llama-3.1-8b", {"attn_logit_softcapping": 50.0}, {"attn"}, "the code does not read attn_logit_softcapping"),
     *(
-        ("llama-3.1-8b", {"residual_multiplier": 0.5}, {op}, "(residual_multiplier 0.5)")
+        ("llama-3.1-8b", {"residual_multiplier": 0.5}, {op}, "the code does not read residual_multiplier")
         for op in ("input_layernorm", "post_attention_layernorm", "norm")
     ),
 ]
