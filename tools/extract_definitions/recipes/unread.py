@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable
-from reprlib import repr as shown
 from typing import Any
 
 from tools.extract_definitions.needs import Request
@@ -20,7 +20,8 @@ def unread(request: Request, field: str, expected: Collection[Any] = ()) -> str:
     value = request.model.config.get(field)
     if value is None or field in request.usage.code.reads or value in expected:
         return ""
-    return f"the code does not read {field}, which the configuration gives ({field} {shown(value)})"
+    said = "" if isinstance(value, (list, dict)) else f" ({field} {json.dumps(value)})"
+    return f"the code does not read {field}, which the configuration gives{said}"
 
 
 def of_heads(request: Request) -> str:
