@@ -26,14 +26,14 @@ def test_a_hugging_face_configuration(root, extract, snapshot, tmp_path):
 
 
 def test_a_part_of_each_head_is_rotated(root, extract, snapshot):
-    add_model(root, "part", "Part", {**TINY, "head_dim": 16, "partial_rotary_factor": 0.5, "attention_bias": True})
+    add_model(root, "part", "Part", {**TINY, "partial_rotary_factor": 0.5, "attention_bias": True})
     assert extract("--model-name", "part", "--tp", 1)[0] == 0
-    rope = load_definition(root, "rope/rope_with_cos_sin_cache_neox_style_h8_kv2_d16_rd8.json")
-    assert rope["axes"]["rotary_dim"]["value"] == 8
-    assert "features i and i + 4 of each head" in rope["description"]
-    assert "the first 8 features of each head rotated" in rope["description"]
-    qkv = load_definition(root, "gemm/gemm_bf16_bias_n192_k64.json")
-    assert qkv["description"].endswith("In Part: qkv_proj ((8 query + 2 x 2 key-value heads) x 16) at TP 1.")
+    rope = load_definition(root, "rope/rope_with_cos_sin_cache_neox_style_h8_kv2_d64_rd32.json")
+    assert rope["axes"]["rotary_dim"]["value"] == 32
+    assert "features i and i + 16 of each head" in rope["description"]
+    assert "the first 32 features of each head rotated" in rope["description"]
+    qkv = load_definition(root, "gemm/gemm_bf16_bias_n768_k64.json")
+    assert qkv["description"].endswith("In Part: qkv_proj ((8 query + 2 x 2 key-value heads) x 64) at TP 1.")
     assert list(qkv["inputs"]) == ["A", "B", "bias"]
 
 

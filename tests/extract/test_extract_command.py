@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from made_up_evidence import made_up_evidence
-from small_models import MIXTURE, add_model, load_definition
+from small_models import MIXTURE, TINY, add_model, load_definition
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.validation import validate_paths
@@ -26,6 +26,7 @@ def states(table):
 
 
 def test_a_small_model(root, extract, snapshot):
+    add_model(root, "tiny", "Tiny", {**TINY, "head_dim": 8})  # two of its projections have the same sizes
     status, out, err = extract("--model-name", "tiny", "--tp", 1, 2)
     assert status == 0, err
     files = snapshot()
@@ -146,6 +147,7 @@ def test_models_share_kernels(root, extract, snapshot):
 
 
 def test_tags_of_one_stage_and_size_are_merged(root, extract):
+    add_model(root, "tiny", "Tiny", {**TINY, "head_dim": 8})
     extract("--model-name", "tiny", "--execution-modes", "decode", "--tp", 2)
     assert load_definition(root, "gemm/gemm_bf16_n48_k64.json")["tags"] == [
         "status:unverified",

@@ -33,7 +33,7 @@ def test_spellings_of_a_name(extract, name):
     assert extract("--model-name", name, "--dry-run")[0] == 0
 
 
-@pytest.mark.parametrize("field", sorted(TINY.keys() - {"torch_dtype"}))
+@pytest.mark.parametrize("field", sorted(TINY.keys() - {"head_dim", "rms_norm_eps", "torch_dtype"}))
 def test_a_missing_field_is_named(root, extract, snapshot, field):
     add_model(root, "partial", "Partial", {name: value for name, value in TINY.items() if name != field})
     status, _, err = extract("--model-name", "partial")
@@ -48,7 +48,7 @@ def test_a_missing_field_is_named(root, extract, snapshot, field):
         ({"vocab_size": 0}, "the field 'vocab_size' is 0; it must be a positive integer"),
         ({"num_attention_heads": True}, "the field 'num_attention_heads' is True; it must be a positive integer"),
         (
-            {"num_attention_heads": 7, "num_key_value_heads": 7},
+            {"num_attention_heads": 7, "num_key_value_heads": 7, "head_dim": None},
             "num_attention_heads 7 does not divide hidden_size 64; add 'head_dim'",
         ),
         (
@@ -56,7 +56,9 @@ def test_a_missing_field_is_named(root, extract, snapshot, field):
             "num_key_value_heads 7 does not divide num_attention_heads",
         ),
         ({"rms_norm_eps": -1}, "the field 'rms_norm_eps' is -1; it must be a positive number"),
-        ({"rms_norm_eps": 1e-3}, "rms_norm_eps is 0.001, but the families of rmsnorm have 1e-06 and 1e-05"),
+        ({"head_dim": 127}, "head_dim is 127; heads have an even number of features"),
+        ({"partial_rotary_factor": 0.02}, "partial_rotary_factor 0.02 rotates 1 of 64 features"),
+        ({"partial_rotary_factor": 2}, "partial_rotary_factor 2 rotates 128 of 64 features"),
         ({"architectures": "LlamaForCausalLM"}, "it must list one class"),
         ({"architectures": ["UnheardForCausalLM"]}, "no trace of the architecture UnheardForCausalLM; there are "),
         ({"architectures": ["../up"]}, "no trace of the architecture ../up"),

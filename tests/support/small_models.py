@@ -11,6 +11,7 @@ TINY = {
     "intermediate_size": 96,
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
+    "head_dim": 64,
     "vocab_size": 128,
     "rms_norm_eps": 1e-6,
     "torch_dtype": "bfloat16",
