@@ -101,7 +101,8 @@ def _fused_heads(request: Request) -> Iterator[Need]:
     if not _with_epsilon(request, "rmsnorm", op):
         return
     if EPSILONS[model.number("rms_norm_eps")]:
-        request.uncovered[op] = f"the family {HEADS_FUSED} has an epsilon of 1e-6"
+        curated = f"{HEADS_FUSED}{EPSILONS[model.number('rms_norm_eps')]}"
+        request.uncovered[op] = f"extraction derives {HEADS_FUSED}, with an epsilon of 1e-6; {curated} is curated"
         return
     for size in request.tensor_parallel(TENSOR_PARALLEL):
         axes = {
