@@ -44,7 +44,7 @@ RULES: dict[str, str] = {
     "name-overlap": "No input has the name of an output or an axis.",
     "description-trivial": "A description says more than blanks, the name or TODO.",
     "description-number": "Numbers and 16-bit formats in a description are those of the Definition and its tags.",
-    "description-model": "A Definition with model: tags describes no model of models/ that is not tagged.",
+    "description-model": "A description names a model of models/ only if it is tagged; without such tags, for its sizes.",
     # Axes
     "axis-undeclared": "Every axis in a shape is declared.",
     "axis-unused": "Every axis is used by a shape, a constraint, the name or the reference.",

@@ -111,6 +111,35 @@ def test_a_malformed_curated_file_is_reported(dataset: Dataset, minimal: dict[st
     assert [(problem.rule, problem.file) for problem in found] == [("dataset-schema", "models/curated/claims.json")]
 
 
+COPIED = "It normalises the hidden state in DeepSeek-R1 and DeepSeek-V3, and (twice) in DeepSeek-R1."
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (COPIED, "DeepSeek-R1, DeepSeek-V3"),
+        ("Attention. Used at TP 4 by Qwen2.5-14B. Sizes of Qwen3-8B.", "Qwen2.5-14B"),
+        ("Attention of 8 heads, page size 1, in Qwen3-8B", "Qwen3-8B"),
+        ("These are the sizes of Qwen3-8B at TP 1, but SGLang calls another kernel there.", ""),
+        ("Router, Qwen3-8B's sizes. The size is Qwen3-8B's. This is the size of Qwen3-8B's hidden states.", ""),
+        ("Used by Qwen3-9000B and by Qwen3-4B, which models/needs/ gives.", ""),
+    ],
+)
+def test_without_model_tags_a_description_says_no_more_than_whose_sizes_these_are(
+    text: str, named: str, minimal: dict[str, Any]
+) -> None:
+    known = load_model_claims(REPOSITORY)
+    assert known is not None
+    claims = ModelClaims(known.models, {minimal["name"]: frozenset({"model:qwen3-4b"})}, (), known.titles)
+    findings = Findings(REPOSITORY / "x.json", REPOSITORY)
+    check_models(Candidate({**minimal, "description": text}), claims, findings)
+    assert [one.message.partition(", in ")[0] for one in findings.problems] == (
+        [f"the description says of {named} what models/ does not"] if named else []
+    )
+    for one in findings.problems:
+        assert one.rule == "description-model" and "write `Sizes of ...`" in one.hint
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
