@@ -1,4 +1,4 @@
-"""Rules on tags that name kernels."""
+"""Rules on kernels: those that tags name, and that there is one."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import difflib
 
 from flashinfer_trace.kernel_paths import CALLED, KINDS, Claimable, KernelPaths
 from flashinfer_trace.validation.candidate import Candidate
-from flashinfer_trace.validation.problems import Findings, pointer_of, quote
+from flashinfer_trace.validation.problems import Findings, quote
 
-__all__ = ["check_claims"]
+__all__ = ["check_claims", "check_no_kernel"]
 
 _EMBED = "run `flashinfer-trace embed`"
 
@@ -26,7 +26,7 @@ def check_claims(candidate: Candidate, known: KernelPaths, kernels: Claimable, f
         namespace, _, path = tag.partition(":")
         if namespace not in KINDS or "." not in path:
             continue
-        pointer, package = pointer_of("tags", index), path.partition(".")[0]
+        pointer, package = f"/tags/{index}", path.partition(".")[0]
         if package in known.versions and path not in known.paths:
             close = difflib.get_close_matches(path, known.paths, 1)
             offer = f"did you mean {close[0]}? " if close else ""
@@ -43,3 +43,13 @@ def check_claims(candidate: Candidate, known: KernelPaths, kernels: Claimable, f
                 f"{namespace}: claims a run, but the evidence of this Definition has none of {quote(path)} that fits"
             )
             findings.add("tag-claim", message, f"record one, or {_EMBED}", pointer)
+
+
+def check_no_kernel(candidate: Candidate, family: str, findings: Findings) -> None:
+    """Reports a Definition that each kernel of its family refuses, so that it can never be verified."""
+    message = f"by schema/records.json, no kernel of the record of {family} computes this Definition"
+    hint = (
+        f"choose sizes that one takes: `flashinfer-trace verify {candidate.name} --against kernel` says what each "
+        "needs; or correct the record and, in a checkout, run python -m tools.generate_docs"
+    )
+    findings.add("no-kernel", message, hint, "/name")

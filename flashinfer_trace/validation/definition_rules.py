@@ -213,7 +213,7 @@ def check_tags(candidate: Candidate, naming: Naming, findings: Findings) -> None
     seen: set[str] = set()
     counts: Counter[str] = Counter()
     for index, tag in candidate.tags:
-        pointer = pointer_of("tags", index)
+        pointer = f"/tags/{index}"
         if tag in seen:
             findings.add("tag-duplicate", f"the tag {quote(tag)} appears twice", "remove one", pointer)
             continue

@@ -29,6 +29,7 @@ RULES: dict[str, str] = {
     "json-duplicate-key": "No key appears twice in one object.",
     # Schema
     "dataset-schema": "schema/ and models/ hold valid schemas, conventions and data.",
+    "dataset-claim": "models/curated/claims.json names Definitions and kernels that exist.",
     "schema-type": "Every value has the type that the schema gives it.",
     "schema-required": "No required field is missing.",
     "schema-unknown-field": "There are no fields that the schema does not know.",
@@ -44,13 +45,15 @@ RULES: dict[str, str] = {
     "name-overlap": "No input has the name of an output or an axis.",
     "description-trivial": "A description says more than blanks, the name or TODO.",
     "description-number": "Numbers and 16-bit formats in a description are those of the Definition and its tags.",
-    "description-model": "A description names a model of models/ only if it is tagged; without such tags, for its sizes.",
+    "description-model": "A description names a model only if it is tagged; without model: tags, only for its sizes.",
     # Axes
     "axis-undeclared": "Every axis in a shape is declared.",
     "axis-unused": "Every axis is used by a shape, a constraint, the name or the reference.",
     "axis-unbound": "Every var axis is in an input's shape, or determined by a constraint.",
     # Contracts
     "contract-family": "Definitions of a family differ in the values of their const axes, and in no axis or tensor.",
+    # Kernels
+    "no-kernel": "Some kernel of the family's record computes the Definition, by schema/records.json.",
     # Tags
     "tag-unknown": "A tag's namespace, or the flag, is in schema/naming.json.",
     "tag-value": "A tag's value is one that its namespace allows.",
