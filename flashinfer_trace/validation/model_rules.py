@@ -293,7 +293,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {ast.Add: oper
 
 def _value(text: str) -> int | None:
     """The value of an expression such as ``((64 query + 2 x 8 key-value heads) x 128)``; None if it is none."""
-    plain = re.sub(r"(?<=[\d)])\s*( x | of | heads of )", " * ", re.sub(r",[^()]*(?=\)$)", "", text))
+    plain = re.sub(r"(?<=[\d)])\s*( x | of | heads of )", " * ", re.sub(r"[,:][^()]*(?=\)$)", "", text))
     plain = re.sub(r"[A-Za-z_-]+(\s+x\s+)", r"* ", plain)
     plain = re.sub(r"[A-Za-z_][\w-]*", " ", plain)
     try:

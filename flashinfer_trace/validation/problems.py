@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flashinfer_trace.json_source import JsonDocument, escape_pointer
 
-__all__ = ["RULES", "Findings", "Problem", "Result", "format_json", "format_text", "pointer_of", "quote"]
+__all__ = ["RULES", "Findings", "Problem", "Result", "format_json", "format_text", "pointer_of", "quote", "quote_tag"]
 
 #: Every rule: its stable id and what it demands. `Findings.add` refuses ids that are not here.
 RULES: dict[str, str] = {
@@ -175,13 +175,18 @@ def pointer_of(*parts: str | int) -> str:
     return "".join(f"/{escape_pointer(str(part))}" for part in parts)
 
 
-def quote(value: object) -> str:
-    """A value from a file, quoted as JSON and cut to 60 characters; the type of what JSON cannot write."""
+def quote(value: object, longest: int = 60) -> str:
+    """A value from a file, quoted as JSON and cut to so many characters; the type of what JSON cannot write."""
     try:
-        text = json.dumps(value[:80] if isinstance(value, str) else value, ensure_ascii=False)
+        text = json.dumps(value[: longest + 20] if isinstance(value, str) else value, ensure_ascii=False)
     except (TypeError, ValueError):  # bytes and complex numbers, or an integer too long for decimal digits
         text = f"a {type(value).__name__}"
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
+def quote_tag(tag: str) -> str:
+    """A tag, quoted as JSON and whole, so that it can be copied; `Candidate.tags` leaves out longer ones."""
+    return quote(tag, 220)
 
 
 def printable(text: str) -> str:

@@ -240,6 +240,8 @@ def test_numbers_in_names_are_none(text: str, numbers: list[str]) -> None:
         ("((64 query + 2 x 8 key-value heads) x 128)", 10240),
         ("((28 query + 2 x 4 key-value heads) x 128, before its bias is added)", 4608),
         ("(q_lora_rank 1536 + kv_lora_rank 512 + rope 64)", 2112),
+        ("(6 heads of 128 features: sizes of Llama-3.1-8B and Qwen3-8B at TP 1)", 768),
+        ("(6 heads of 128 features, the sizes of Qwen3-8B: at TP 1)", 768),
         ("(vocabulary)", None),
         ("(see 3 and 4)", None),
     ],
