@@ -72,6 +72,7 @@ _PHRASES: Mapping[str, tuple[str, ...]] = {
     "over # features": ("hidden_size",),
     "hidden size #": ("hidden_size",),
     "over # tokens": ("vocab_size",),
+    r"1/sqrt\(#\)": ("head_dim", "qk_dim"),
 }
 
 

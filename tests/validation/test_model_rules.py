@@ -186,6 +186,8 @@ def test_numbers_of_a_description(text: str, expected: list[str], minimal: dict[
         ("gemm_n6144_k4096", "", "4096 input", "6144 input", "K is 4096"),
         ("gqa_paged_decode_h32_kv8_d128_ps64", "axes/page_size", ".", ", or page size 16.", "page_size is 64"),
         ("gqa_paged_decode_h32_kv8_d128_ps64", "inputs/q", ".", " of 64 query heads.", "num_qo_heads is 32"),
+        ("gqa_paged_decode_h32_kv8_d128_ps64", "inputs/sm_scale", "sqrt(128)", "sqrt(64)", "head_dim is 128"),
+        ("gqa_extend_causal_h16_kv16_qk192_vo128", "inputs/sm_scale", "sqrt(192)", "sqrt(128)", "qk_dim is 192"),
         ("gqa_paged_decode_h32_kv8_d128_ps64", "outputs/lse", "logarithm", "logarithm of 5000", "do not follow"),
     ],
 )
@@ -209,7 +211,8 @@ def test_every_way_to_say_a_size_is_used_and_names_axes_that_exist() -> None:
     used: dict[str, bool] = {}
     for one in definitions(root=REPOSITORY):
         for phrase, axes in _phrases().items():
-            if phrase.pattern not in used and phrase.search(one.description) and set(axes) & set(one.const_axes):
+            said = [one.description, *(tensor.description for tensor in one.inputs.values())]
+            if phrase.pattern not in used and any(map(phrase.search, said)) and set(axes) & set(one.const_axes):
                 used[phrase.pattern] = True
     assert [phrase.pattern for phrase in _phrases() if phrase.pattern not in used] == []
 
