@@ -140,7 +140,7 @@ def _check_sentences(text: str, candidate: Candidate, claims: ModelClaims, findi
     for sentence in _SENTENCE_END.split(text):
         named = () if _OF_SIZES.search(sentence) else dict.fromkeys(pattern.findall(sentence))
         if other := [title for title in named if not claims.allows(str(candidate.name), claims.titles[title])]:
-            message = f"the description says of {', '.join(other)} what models/ does not, in {quote(sentence)}"
+            message = f"the description says of {', '.join(other)} what models/ does not, in {quote(sentence, 160)}"
             hint = (
                 "remove that from it; if the sizes are theirs, write `Sizes of ...`; if you know that they call this, "
                 "claim it with its source in models/curated/claims.json"
