@@ -32,6 +32,7 @@ from flashinfer_trace.reference import ReferenceSourceError
 from flashinfer_trace.validation import Result, format_text
 from tools.extract_definitions import apply, report
 from tools.extract_definitions.errors import ExtractionError
+from tools.extract_definitions.model_files import check_file
 from tools.extract_definitions.models import Model, available, load_config, load_model
 from tools.extract_definitions.needs import Options, Request
 from tools.extract_definitions.plan import CONFLICT, CREATED, TAGGED, Plan, Planner
@@ -115,6 +116,8 @@ def requests(root: Path, options: argparse.Namespace) -> list[Request]:
     names = available(root) if options.all_models else options.model_name
     if options.config is None:
         models = [load_model(root, name) for name in names]
+        for one in models:
+            check_file(root, one.path)
     elif len(names) == 1:
         models = [load_config(root, options.config, names[0])]
     else:
