@@ -29,7 +29,6 @@ from flashinfer_trace.model_claims import ModelClaimsError
 from flashinfer_trace.naming import NamingError
 from flashinfer_trace.records import RecordsError
 from flashinfer_trace.reference import ReferenceSourceError
-from flashinfer_trace.validation import Result, format_text
 from tools.extract_definitions import apply, report
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.model_files import check_file
@@ -95,8 +94,12 @@ def _run(options: argparse.Namespace) -> int:
         return 2
     problems = apply.problems_of(plan, root)
     if problems:
-        print(format_text(Result(0, problems)), file=sys.stderr)
-        print("error: a recipe produced invalid Definitions; nothing was written", file=sys.stderr)
+        print(*report.invalid(plan, problems), sep="\n", file=sys.stderr)
+        print(
+            "error: these Definitions would be invalid; nothing was written. Correct the constants of the model, or "
+            "the reference or recipe that does not take them",
+            file=sys.stderr,
+        )
         return 1
     return _carry_out(plan, definitions, options)
 
