@@ -1,4 +1,4 @@
-"""Brings Definitions up to date with ``reference/``, ``evidence/`` and ``models/``; nothing else in them changes."""
+"""Brings Definitions up to date with ``reference/``, ``evidence/`` and ``models/``; else only their layout changes."""
 
 from __future__ import annotations
 
