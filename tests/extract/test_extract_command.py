@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -388,4 +389,9 @@ def test_a_recipe_that_makes_something_invalid_writes_nothing(root, extract, sna
     path.write_text(path.read_text().replace("import torch", "import os\nimport torch", 1))
     status, _, err = extract("--model-name", "tiny")
     assert status == 1 and "reference-import" in err and "nothing was written" in err
+    *lines, last = err.splitlines()
+    assert lines and all(re.match(r"tiny(, twin-1\.5)? \(n \d+, k \d+\): reference-import: ", line) for line in lines)
+    target = root / "definitions" / "gemm" / "gemm_bf16_n64_k64.json"
+    assert any(line.startswith("tiny (n 64, k 64): ") and line.endswith(f"; for {target}") for line in lines)
+    assert "extract_definitions_" not in err and "Correct the constants of the model" in last
     assert snapshot() == {}
