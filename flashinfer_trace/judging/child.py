@@ -44,6 +44,8 @@ def serve(pipe: socket.socket, kernel: object | None) -> None:
     try:
         domain.enter()
         os.dup2(2, 1)  # standard output is the judge's: it may be JSON
+        if kernel is None:
+            _seed_afresh()
         _Session(pipe, kernel).answer_all()
     except EOFError:
         os._exit(0)
@@ -234,6 +236,13 @@ class _Session:
             if count == 0:
                 raise EOFError
             target = target[count:]
+
+
+def _seed_afresh() -> None:
+    """Seeds global generators as a new interpreter does: a fork has those of its parent, and draws what others draw."""
+    torch.default_generator.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
 
 
 def _stored(returned: Any, outputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
