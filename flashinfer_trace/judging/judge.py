@@ -218,18 +218,13 @@ class _Run:
     @torch.no_grad()
     def all(self, examples: int, seed: int) -> Failure | None:
         """Runs cases until `examples` drawn ones count; the failure that left no standard."""
-        required = examples
+        verdict = self._verdict
         for case in cases(self._job, examples, seed):
-            if case.kind == "drawn" and self._left[0].cases >= required:
+            if case.kind == "drawn" and self._left[0].cases >= examples + verdict.corners + verdict.repeated:
                 break
-            counted = self._left[0].cases
             failure = self._case(case)
             if failure is not None:
                 return failure
-            real = self._left[0].cases > counted
-            self._verdict.corners += real and case.kind == "corner"
-            self._verdict.repeated += real and case.kind == "repeated"
-            required += real and case.kind != "drawn"
         return self._unrandom(seed)
 
     def _case(self, case: Case) -> Failure | None:
@@ -244,8 +239,21 @@ class _Run:
             return Failure(failed.kind, failed.message).at(*where)
         expected = job.family.expected(job.sized, inputs)
         in_place = self._known.in_place if self._known else ()
+        counted = self._left[0].cases
         failure = checked(job, answer, inputs, expected, self._left, in_place)
-        return failure.at(*where) if failure else None
+        if failure is not None:
+            return failure.at(*where)
+        if self._left[0].cases > counted:
+            self._count(case.kind, axes)
+        return None
+
+    def _count(self, kind: str, axes: Mapping[str, int]) -> None:
+        """Counts a case in that could have failed."""
+        verdict = self._verdict
+        verdict.corners += kind == "corner"
+        verdict.repeated += kind == "repeated"
+        for axis, value in axes.items():
+            verdict.largest[axis] = max(value, verdict.largest.get(axis, 0))
 
     def _unrandom(self, seed: int) -> Failure | None:
         """What is not random in the draws of a sampler."""

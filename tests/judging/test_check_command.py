@@ -32,7 +32,7 @@ def test_a_right_kernel_exits_with_0_and_is_json_on_demand():
     VALID.validate(verdict)
     assert verdict["grade"] == "reference-grade" and verdict["passed"] is True
     assert verdict["seed"] == 4 and verdict["failure"] is None
-    assert verdict["outputs"]["output"]["worst"] <= 1
+    assert verdict["outputs"]["output"]["worst"] <= 1 and verdict["largest"].keys() == {"batch_size"}
 
 
 def test_a_wrong_kernel_exits_with_1_whatever_it_prints(tmp_path):
