@@ -26,7 +26,7 @@ from flashinfer_trace.judging.cases import Case, cases
 from flashinfer_trace.judging.draws import unrandom
 from flashinfer_trace.judging.process import Answer, Failed, Limits, Server, SubmissionProcess
 from flashinfer_trace.judging.replay import replay, small_by_default
-from flashinfer_trace.judging.returned import misfit, outputs_of
+from flashinfer_trace.judging.returned import misfit, outputs_of, with_unwritten
 from flashinfer_trace.judging.standards import REFERENCE, Standard, Trial, limited, standards, trials
 from flashinfer_trace.judging.submission import Submission, SubmissionError, from_callable, from_path
 from flashinfer_trace.judging.verdict import Failure, Grade, Verdict
@@ -234,7 +234,8 @@ class _Run:
         where = axes, case.plan, case.seed
         try:
             self._verdict.calls += 1
-            answer = self._process.call(inputs, poisoned_outputs(job.sized, inputs), case.call_seed)
+            poisoned = poisoned_outputs(job.sized, inputs)
+            answer = self._process.call(inputs, poisoned, case.call_seed)
         except Failed as failed:
             return Failure(failed.kind, failed.message).at(*where)
         expected = job.family.expected(job.sized, inputs)
@@ -242,7 +243,7 @@ class _Run:
         counted = self._left[0].cases
         failure = checked(job, answer, inputs, expected, self._left, in_place)
         if failure is not None:
-            return failure.at(*where)
+            return with_unwritten(failure, answer, poisoned).at(*where)
         if self._left[0].cases > counted:
             self._count(case.kind, axes)
         return None
