@@ -123,11 +123,12 @@ def _module(request: Mapping[str, Any]) -> ModuleType:
         sys.path.insert(0, request["root"])
         return importlib.import_module(".".join(path.relative_to(request["root"]).with_suffix("").parts))
     sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = f"_submitted_{path.stem}"  # a file may be called torch.py
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise LoadError(f"{path.name} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # before it runs: triton and dataclasses look modules up there
+    sys.modules[name] = module  # before it runs: triton and dataclasses look modules up there
     spec.loader.exec_module(module)
     return module
 
