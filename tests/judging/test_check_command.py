@@ -91,6 +91,15 @@ def test_wrong_usage_exits_with_2(arguments, message):
     assert message in result.output
 
 
+def test_wrong_usage_is_no_verdict_in_json_and_the_document_says_so():
+    result = invoke("no_such.py", "-d", NORM, "--format", "json")
+    assert result.exit_code == 2 and json.loads(result.stdout).keys() == {"error"}
+    text = (flashinfer_trace.find_root() / "docs" / "judge.md").read_text(encoding="utf-8")
+    assert "of wrong usage, no verdict but an object with the message as its only field, `error`" in " ".join(
+        text.split()
+    )
+
+
 @pytest.mark.parametrize("text", ["import no_such_package", "def run(x, w:", "def run(x): return x"])
 def test_a_kernel_that_is_not_judged_exits_with_2(text, tmp_path):
     path = tmp_path / "broken.py"
