@@ -117,4 +117,4 @@ def _alike_rows(outputs: Mapping[str, torch.Tensor], left: torch.Tensor, right: 
 def _chance(more: int, fewer: int) -> float:
     """Twice the probability that one side of as many fair coins shows as seldom as the rarer of two."""
     coins = more + fewer
-    return 2 * sum(math.comb(coins, rarer) for rarer in range(min(more, fewer) + 1)) / 2**coins
+    return float(2 * sum(math.comb(coins, rarer) for rarer in range(min(more, fewer) + 1)) / 2**coins)
