@@ -108,7 +108,7 @@ def _run(definition: Definition, kernel: Kernel) -> str:
     results = ", ".join(f"results[{name!r}]" for name in definition.outputs)
     lines = [f"def {_ENTRY}({names}):", f"    inputs = {{{given}}}"]
     if kernel.seeded:
-        lines.append("    results = CALL(DEFINITION, inputs, int(torch.randint(1 << 31, ())))")
+        lines.append("    results = CALL(DEFINITION, inputs, int(torch.randint(1 << 31, (), device='cpu')))")
     else:
         device = next(name for name, spec in definition.inputs.items() if spec.shape is not None)
         lines.append("    outputs = {")

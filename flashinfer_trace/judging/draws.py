@@ -19,13 +19,18 @@ __all__ = ["unrandom"]
 #: Of equal rows that are drawn from in one call: at most so many, of at most so many elements together.
 ROWS, ELEMENTS = 1024, 1 << 24
 
+#: Rows of the inputs that are looked at so: how often two draws of one row are equal differs between them.
+SOURCES = 4
+
 #: Probability that a sampler whose rows are independent is said to have others.
 ALPHA = 1e-8
 
-#: What a sampler may take its randomness from, for messages.
+#: What a sampler may take its randomness from, and how often, for messages.
 ADVICE = (
     "draw from torch's generators, which each call finds in another state, or take a seed from the system's entropy"
 )
+
+ADVICE_FOR_ROWS = "draw a random number for each row"
 
 
 def unrandom(
@@ -44,7 +49,7 @@ def unrandom(
     """
     size = dict.fromkeys(job.sized.var_axes, SEEDED_ROWS)
     inputs = job.family.inputs_for_axes(job.sized, size, seed, job.device)
-    seeds = iter(random.Random(seed).sample(range(1 << 31), 9))
+    seeds = iter(random.Random(seed).sample(range(1 << 31), 6 + 3 * SOURCES))
     times = f"from equal inputs, {SEEDED_ROWS} rows each"
     if _alike(_draw(job, process, inputs, seeds), _draw(job, process, inputs, seeds)):
         return Failure("same-draws", f"it draws the same twice {times}; {ADVICE}")
@@ -57,7 +62,7 @@ def unrandom(
                     return Failure(
                         "same-draws", f"the {number} calls of two new processes draw the same {times}; {ADVICE}"
                     )
-    return _dependent(job, process, _of_one_row(job, inputs), seeds) if rows else None
+    return _dependent(job, process, inputs, seeds) if rows else None
 
 
 def _draw(job: Job, process: SubmissionProcess, inputs: Inputs, seeds: Iterator[int]) -> dict[str, torch.Tensor]:
@@ -68,12 +73,12 @@ def _alike(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]
     return all(torch.equal(first[name], second[name]) for name in first)
 
 
-def _of_one_row(job: Job, inputs: Inputs) -> Inputs:
-    """The first row of the inputs, many times."""
+def _of_one_row(job: Job, inputs: Inputs, row: int) -> Inputs:
+    """One row of the inputs, many times."""
     by_row = [name for name, spec in job.sized.inputs.items() if spec.shape and spec.shape[0] in job.sized.var_axes]
     count = min(ROWS, max(SEEDED_ROWS, ELEMENTS // sum(inputs[name][0].numel() for name in by_row)))
     return {
-        name: value[:1].expand(count, *value.shape[1:]).contiguous() if name in by_row else value
+        name: value[row : row + 1].expand(count, *value.shape[1:]).contiguous() if name in by_row else value
         for name, value in inputs.items()
     }
 
@@ -81,32 +86,35 @@ def _of_one_row(job: Job, inputs: Inputs) -> Inputs:
 def _dependent(job: Job, process: SubmissionProcess, inputs: Inputs, seeds: Iterator[int]) -> Failure | None:
     """The failure of a sampler whose draws of equal rows depend on each other.
 
-    If they do not, two rows draw the same with one probability, whichever they are: pairs of neighbours of one call as
-    often as pairs of random rows of another, but for chance (Fisher's exact test).
+    If they do not, two rows draw the same with one probability, whichever they are: of a pair of neighbours of one call
+    and a pair of random rows of another, either is as likely the only one that does (McNemar's exact test).
     """
-    ordered, mixed = (_draw(job, process, inputs, seeds) for _ in range(2))
-    count = len(next(iter(ordered.values())))
-    generator = torch.Generator().manual_seed(next(seeds))
-    order = torch.randperm(count, generator=generator)
-    rows, half = torch.arange(count), count // 2
-    control = _equal(mixed, order[:half], order[half : 2 * half])
-    pairs = {"neighbours": (rows[0::2], rows[1::2]), "rows half a batch apart": (rows[:half], rows[half:])}
-    for who, (left, right) in pairs.items():
-        found = _equal(ordered, left[:half], right[:half])
-        if _chance(found, control, half) < ALPHA / len(pairs):
-            message = f"{who} of {count} equal rows draw the same in {found} of {half} pairs, random rows in {control}"
-            return Failure("same-draws", f"rows of one call depend on each other: {message}; each needs its own number")
+    found = {"neighbours": [0, 0], "rows half a batch apart": [0, 0]}
+    for row in range(SOURCES):
+        equal = _of_one_row(job, inputs, row)
+        ordered, mixed = (_draw(job, process, equal, seeds) for _ in range(2))
+        count = len(next(iter(ordered.values())))
+        rows, half = torch.arange(count), count // 2
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(next(seeds)))
+        control = _alike_rows(mixed, order[:half], order[half : 2 * half])
+        for who, (left, right) in zip(found, ((rows[0::2], rows[1::2]), (rows, rows[half:])), strict=True):
+            pairs = _alike_rows(ordered, left[:half], right[:half])
+            found[who][0] += int((pairs & ~control).sum())
+            found[who][1] += int((control & ~pairs).sum())
+    for who, (more, fewer) in found.items():
+        if _chance(more, fewer) < ALPHA / len(found):
+            counts = f"{who} alone draw the same {more} times, and two random rows alone {fewer} times"
+            return Failure("same-draws", f"equal rows of one call depend on each other: {counts}; {ADVICE_FOR_ROWS}")
     return None
 
 
-def _equal(outputs: Mapping[str, torch.Tensor], left: torch.Tensor, right: torch.Tensor) -> int:
-    """How many pairs of rows have equal outputs."""
-    found = [(value.cpu()[left] == value.cpu()[right]).reshape(len(left), -1).all(1) for value in outputs.values()]
-    return int(torch.stack(found).all(0).sum())
+def _alike_rows(outputs: Mapping[str, torch.Tensor], left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Which pairs of rows have equal outputs: bool [pairs], on the CPU."""
+    values = [value.cpu() for value in outputs.values()]
+    return torch.stack([(value[left] == value[right]).reshape(len(left), -1).all(1) for value in values]).all(0)
 
 
-def _chance(found: int, control: int, pairs: int) -> float:
-    """The probability of two counts that differ so much or more, of as many pairs each that are alike: both tails."""
-    total = found + control
-    more = range(max(found, control), min(total, pairs) + 1)
-    return 2 * sum(math.comb(pairs, one) * math.comb(pairs, total - one) for one in more) / math.comb(2 * pairs, total)
+def _chance(more: int, fewer: int) -> float:
+    """Twice the probability that one side of as many fair coins shows as seldom as the rarer of two."""
+    coins = more + fewer
+    return float(2 * sum(math.comb(coins, rarer) for rarer in range(min(more, fewer) + 1)) / 2**coins)

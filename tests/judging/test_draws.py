@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flashinfer_trace.judging.child import _seed_afresh
-from flashinfer_trace.judging.draws import _chance
+from flashinfer_trace.judging.draws import ALPHA, _chance
 from flashinfer_trace.judging.judge import judge
 from flashinfer_trace.judging.verdict import Grade
 
@@ -59,11 +59,7 @@ DISHONEST = {
     ),
     "one number for the batch": ("", "random(1).expand(len(p))", "neighbours"),
     "one number for two rows": ("", "random(len(p) // 2 + 1).repeat_interleave(2)[:len(p)]", "neighbours"),
-    "one number for both halves": (
-        "",
-        "random((len(p) + 1) // 2).repeat(2)[:len(p)]",
-        "rows half a batch apart",
-    ),
+    "one number for both halves": ("", "random((len(p) + 1) // 2).repeat(2)[:len(p)]", "rows half a batch apart alone"),
     "one number, and golden ratios": ("", GOLDEN, "neighbours"),
 }
 
@@ -120,10 +116,10 @@ def test_a_forked_process_draws_what_no_other_does():
     assert len(drawn) == 4
 
 
-@pytest.mark.parametrize(("found", "control", "chance"), [(1, 1, 2 * 5 / 6), (2, 0, 2 / 6), (0, 2, 2 / 6), (0, 0, 2.0)])
-def test_the_chance_of_two_counts_is_fishers(found, control, chance):
-    assert _chance(found, control, 2) == pytest.approx(chance)
+@pytest.mark.parametrize(("more", "fewer", "chance"), [(0, 0, 2.0), (1, 1, 1.5), (0, 3, 0.25), (3, 0, 0.25)])
+def test_the_chance_of_two_counts_is_that_of_coins(more, fewer, chance):
+    assert _chance(more, fewer) == chance
 
 
-def test_counts_of_concentrated_and_of_spread_rows_are_no_evidence():
-    assert _chance(512, 512, 512) == 2.0 and _chance(3, 9, 512) > 0.01 and _chance(0, 40, 512) < 1e-8
+def test_only_many_rows_that_differ_one_way_are_evidence():
+    assert _chance(0, 26) > ALPHA > _chance(0, 28) and _chance(480, 520) > 0.1 and _chance(300, 500) < ALPHA
