@@ -22,7 +22,7 @@ ROWS, ELEMENTS = 1024, 1 << 24
 #: Rows of the inputs that are looked at so: how often two draws of one row are equal differs between them.
 SOURCES = 4
 
-#: Probability that a sampler whose rows are independent is said to have others.
+#: Probability that a sampler that draws each row independently is rejected all the same.
 ALPHA = 1e-8
 
 #: What a sampler may take its randomness from, and how often, for messages.

@@ -119,6 +119,13 @@ def _built(value: ast.expr) -> Iterator[ast.Call]:
             yield value
 
 
+def call_of(text: str) -> ast.Call:
+    """A call that was kept as its text."""
+    node = ast.parse(text, mode="eval").body
+    assert isinstance(node, ast.Call), text
+    return node
+
+
 def built_by(call: ast.Call) -> str:
     """The class or function that a call names: `get_moe_impl_class` in `get_moe_impl_class(quant_config)(...)`."""
     function: ast.expr = call

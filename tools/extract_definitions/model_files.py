@@ -6,7 +6,8 @@ from pathlib import Path
 
 from flashinfer_trace.json_source import load
 from flashinfer_trace.validation import Result, format_text
-from flashinfer_trace.validation.problems import Findings, quote
+from flashinfer_trace.validation.data_rules import check_names
+from flashinfer_trace.validation.problems import Findings
 from flashinfer_trace.validation.schemas import SchemaFileError, Schemas, check_schema
 from tools.extract_definitions.errors import ExtractionError
 
@@ -14,7 +15,7 @@ __all__ = ["check_file"]
 
 
 def check_file(root: Path, path: Path) -> None:
-    """Checks models/<name>.json, which can be read, by schema/model.schema.json, and that it has its own name.
+    """Checks models/<name>.json, which can be read, by schema/model.schema.json, and its name and title.
 
     Raises:
         ExtractionError: it has problems; the message has a line for each, as `flashinfer-trace validate` prints it.
@@ -25,8 +26,6 @@ def check_file(root: Path, path: Path) -> None:
         check_schema(Schemas(root).of("model"), document.data, findings, "dataset-schema")
     except SchemaFileError as error:
         raise ExtractionError(f"{error.path}: {error.reason}; restore it from version control") from error
-    if (name := document.data.get("name", path.stem)) != path.stem:
-        message = f"name is {quote(name)}, but the file is {path.name}"
-        findings.add("dataset-schema", message, "rename the file, or correct the field", "/name")
+    check_names(path, "model", document.data, {}, findings)
     if findings.problems:
         raise ExtractionError(f"{path} is not valid; nothing was written\n{format_text(Result(0, findings.problems))}")

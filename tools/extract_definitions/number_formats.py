@@ -7,8 +7,6 @@ An op is claimed only where both agree for all layers that run it.
 
 from __future__ import annotations
 
-import ast
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,11 +17,12 @@ from typing import Any
 import regex
 
 from flashinfer_trace.patterns import SECONDS
-from tools.extract_definitions.model_code import built_by
+from tools.extract_definitions.model_code import built_by, call_of
 from tools.extract_definitions.models import DeclaredFields, Model
 from tools.extract_definitions.module_places import EXPERTS, Place, placed_modules
 from tools.extract_definitions.needs import Request
 from tools.extract_definitions.settings import LINEAR
+from tools.extract_definitions.words import short
 
 DTYPES = ("dtype", "torch_dtype")
 #: Classes that SGLang serves in bfloat16 whatever the configuration says.
@@ -180,11 +179,11 @@ def not_classified(model: Model) -> list[str]:
         return []
     name = str(quantization.get("quant_method", ""))
     if (method := METHODS.get(name)) is None:
-        given = f"{field} {name}" if name else f"{field} {_short(model.config[field])} gives no quant_method"
+        given = f"{field} {name}" if name else f"{field} {short(model.config[field])} gives no quant_method"
         return [f"no family covers the numbers of this checkpoint ({given})"]
     known = method.keys | {"quant_method", *method.lists, *KV_CACHE}
     found = [
-        f"nobody has classified {key} {_short(value)} of {field} ({Path(__file__).name})"
+        f"nobody has classified {key} {short(value)} of {field} ({Path(__file__).name})"
         for key, value in quantization.items()
         if key not in known or value not in NEUTRAL.get(key, (value,))
     ]
@@ -211,11 +210,11 @@ def numbers(request: Request, op: str) -> Numbers:
     said = f"{model.quantization_field} {quantization['quant_method']}"
     key, entries = _listed(quantization, method)
     if not _is_list_of_names(entries):
-        return Numbers(False, (f"{key} of {said} is {_short(entries)}; it must be a list of names",))
+        return Numbers(False, (f"{key} of {said} is {short(entries)}; it must be a list of names",))
     try:
         return _by_list(request, model, op, (key, tuple(entries)))
     except TimeoutError:
-        return Numbers(False, (f"{key} of {said} has an expression that takes too long: {_short(entries)}",))
+        return Numbers(False, (f"{key} of {said} has an expression that takes too long: {short(entries)}",))
 
 
 def _by_list(request: Request, model: Model, op: str, listed: tuple[str, tuple[str, ...]]) -> Numbers:
@@ -254,7 +253,7 @@ def _is_built_without(request: Request, op: str) -> bool:
     built = request.usage.code.modules.get(op, ())
     if op in (HEAD, ROUTING, EXPERTS) or not built:
         return False
-    return all("quant_config=None" in text or built_by(_call(text)) not in LINEAR for text in built)
+    return all("quant_config=None" in text or built_by(call_of(text)) not in LINEAR for text in built)
 
 
 def _listed(quantization: Mapping[str, Any], method: Method) -> tuple[str, Any]:
@@ -350,14 +349,3 @@ def _finds(pattern: Any, text: str) -> bool:
     except TimeoutError:
         _too_slow.add(pattern)
         raise
-
-
-def _call(text: str) -> ast.Call:
-    node = ast.parse(text, mode="eval").body
-    assert isinstance(node, ast.Call), text
-    return node
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

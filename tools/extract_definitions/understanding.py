@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from tools.extract_definitions.layer_sizes import other_sizes
-from tools.extract_definitions.model_code import built_by
+from tools.extract_definitions.model_code import built_by, call_of
 from tools.extract_definitions.models import QUANTIZATION, Model
 from tools.extract_definitions.needs import Need, Request
 from tools.extract_definitions.number_formats import DTYPES, KV_CACHE, not_classified, numbers, other_dtypes
 from tools.extract_definitions.settings import COMMUNICATED, EXPRESSED, LINEAR, Settings, is_variant, settings
+from tools.extract_definitions.words import short
 
 FIELDS = Path(__file__).with_name("config_fields.json")
 #: What the data names as a group -> op_types.
@@ -133,7 +134,7 @@ def is_called_so(request: Request, need: Need) -> bool:
         or not calls
     ):
         return True
-    numbers = {len(call.args) + len(call.keywords) for call in map(_call, calls)}
+    numbers = {len(call.args) + len(call.keywords) for call in map(call_of, calls)}
     return (max(numbers) > 1) if "fused" in need.family else (min(numbers) == 1)
 
 
@@ -145,7 +146,7 @@ def _of_fields(model: Model, op_type: str, need: Need) -> Iterator[str]:
             and _affects(entry, op_type, need.use.op)
             and not known_fields().is_neutral(field, model)
         ):
-            yield f"{entry['because']} ({field} {_short(model.config[field])})"
+            yield f"{entry['because']} ({field} {short(model.config[field])})"
 
 
 def _affects(entry: Mapping[str, Any], op_type: str, op: str) -> bool:
@@ -184,7 +185,7 @@ def _of_rotation(request: Request, op_type: str) -> Iterator[str]:
             continue
         kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, dict) else scaling
         if kind not in CACHED_ROPE or "mrope_section" in scaling:
-            yield f"no family covers this kind of rotation ({field} {_short(scaling)})"
+            yield f"no family covers this kind of rotation ({field} {short(scaling)})"
     if "partial_rotary_factor" in model:
         if "partial_rotary_factor" not in reads and model.config["partial_rotary_factor"] != 1:
             yield "the code does not read partial_rotary_factor, which the configuration gives"
@@ -210,10 +211,10 @@ def _of_code(request: Request, op_type: str, need: Need) -> Iterator[str]:
             if not text.startswith("PPMissingLayer("):
                 yield from (
                     f"the code {reason}"
-                    for reason in _of_module(_call(text), expected, request, (op_type, need.use.op))
+                    for reason in _of_module(call_of(text), expected, request, (op_type, need.use.op))
                 )
         for text in code.calls.get(attribute, ()):
-            names = {keyword.arg for keyword in _call(text).keywords if keyword.arg is not None}
+            names = {keyword.arg for keyword in call_of(text).keywords if keyword.arg is not None}
             if expected.called is not None and (others := sorted(names - expected.called)):
                 yield f"the code passes {', '.join(others)} to {attribute}"
     if (op_type, need.use.op) == ("gemm", "gate"):  # its class multiplies by itself, in some releases in float32
@@ -273,14 +274,3 @@ def _of_renormalising(argument: str, text: str, model: Model) -> Iterator[str]:
 def _is_literal(text: str) -> bool:
     """Whether a text names nothing, so that no field decides it."""
     return not any(isinstance(node, ast.Name) for node in ast.walk(ast.parse(text)))
-
-
-def _call(text: str) -> ast.Call:
-    node = ast.parse(text, mode="eval").body
-    assert isinstance(node, ast.Call), text
-    return node
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,6 +12,12 @@ from tools.extract_definitions.needs import Need
 
 #: The longest description that the schema allows; a longer one is cut between words.
 MAX_DESCRIPTION = 4000
+
+
+def short(value: Any) -> str:
+    """A value of a configuration as JSON, cut to 60 characters."""
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def var(description: str) -> dict[str, Any]:
