@@ -11,22 +11,29 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from flashinfer_trace.harness.family import Plan, PlanRequest
+from flashinfer_trace.harness.family import Inputs, Plan, PlanRequest
+from flashinfer_trace.harness.faults import Fault, Trial, with_inputs
 from flashinfer_trace.harness.inputs import Draws, sizes, split
 
 __all__ = [
     "LOGIT_KINDS",
+    "SCALES",
     "AttentionOptions",
     "add_peaks",
+    "any_scale",
     "batch_size_of",
     "corner_lengths",
     "lengths",
     "lengths_for_axes",
     "query_scale",
     "softmax_scale",
+    "usual_scale",
     "value_scale",
 ]
 
+#: The scale of the logits as multiples of the one that models use: a kernel that has that one built in fails. Standard
+#: deviations of the kinds of logits are those at the usual one.
+SCALES = (1.0, 1.5, 0.6)
 #: normal: logits with standard deviation 1. large: with standard deviation 20, so that errors of the logits matter.
 #: peaked: one key has nearly all the weight. uniform: all keys have the same weight. positive: values do not cancel.
 #: Latent attention sums over 576 features but scales by 1 / sqrt(192), so at real sizes the standard deviations of its
@@ -58,9 +65,24 @@ class AttentionOptions:
     keyless_requests: bool = True
 
 
-def softmax_scale(head_dim: int) -> float:
-    """float32(1 / sqrt(head_dim))."""
-    return float(torch.tensor(head_dim**-0.5, dtype=torch.float32))
+def softmax_scale(head_dim: int, factor: float = 1.0) -> float:
+    """float32(factor / sqrt(head_dim)); the factor is one of `SCALES`."""
+    return float(torch.tensor(head_dim**-0.5 * factor, dtype=torch.float32))
+
+
+def any_scale(plans: st.SearchStrategy[Plan]) -> st.SearchStrategy[Plan]:
+    """The plans, each with a ``scale``, one of `SCALES`, which is drawn last."""
+    return st.tuples(plans, st.sampled_from(SCALES)).map(lambda drawn: {**drawn[0], "scale": drawn[1]})
+
+
+def usual_scale(head_dim: int | None = None) -> Fault:
+    """The fault of a kernel that has the usual scale built in: that of so many features, by default of its queries."""
+
+    def misread(inputs: Inputs, trial: Trial) -> Inputs | None:
+        usual = softmax_scale(inputs["q"].shape[-1] if head_dim is None else head_dim)
+        return None if float(inputs["sm_scale"]) == usual else {**inputs, "sm_scale": usual}
+
+    return with_inputs("sm_scale replaced by its usual value", misread)
 
 
 def query_scale(kind: str) -> float:
@@ -123,19 +145,23 @@ def lengths(draw: Callable[[Any], Any], request: PlanRequest, page_size: int, ha
 def corner_lengths(request: PlanRequest, has_queries: bool) -> list[Plan]:
     """Keys and values beyond float16's range, logits whose spread exceeds float32's, and requests of 300 and 40 keys.
 
+    The first and the last of them have unusual scales.
+
     Every query sees a key, and the blocks of a twin's reference have one query and several. Logits of a wide spread are
     for a CPU only, because it is not known what kernels round there, and flashinfer's take products of queries and keys
     near -5e4, which vast logits exceed, for masked ones. Normal ones with these lengths are like those that it draws.
     """
     kinds = ("beyond_float16",) if request.large else ("beyond_float16", "spread", "vast", "normal")
-    plans: list[Plan] = [{"kv_lens": [300, 40], "logits": kind} for kind in kinds]
+    scales = {"beyond_float16": SCALES[2], "normal": SCALES[1]}
+    plans: list[Plan] = [{"kv_lens": [300, 40], "logits": kind, "scale": scales.get(kind, SCALES[0])} for kind in kinds]
     return [{**plan, "q_lens": [5, 9]} for plan in plans] if has_queries else plans
 
 
 def lengths_for_axes(axes: Mapping[str, int], kv_lens: list[int] | None, has_queries: bool, draws: Draws) -> Plan:
     """Lengths with these axes, as `lengths` draws them. Defaults: 4 requests, 8 queries in all, up to 64 keys each."""
     batch_size = batch_size_of(axes)
-    plan: Plan = {"kv_lens": draws.host_integers(batch_size, 1, 64) if kv_lens is None else kv_lens, "logits": "normal"}
+    kv_lens = draws.host_integers(batch_size, 1, 64) if kv_lens is None else kv_lens
+    plan: Plan = {"kv_lens": kv_lens, "logits": "normal", "scale": SCALES[0]}
     if has_queries:
         plan["q_lens"] = split(axes.get("total_q", 8), batch_size, draws)
     return plan
