@@ -34,6 +34,8 @@ __all__ = ["FAMILIES"]
 CHOICES = ("all", "any", "some", "one")
 #: What stands for no slot: -1, as kernels take it, or any other negative number.
 NOTHING = (-1, -(2**30))
+#: Slots that the tokens of a corner choose, all together, up to which there are 300 of them.
+CHOSEN = 2**16
 #: Heads of one block of the kernel: SGLang pads them to this many. Chosen slots come in blocks, too.
 BLOCK_HEADS, BLOCK_SLOTS = 64, 128
 
@@ -68,7 +70,8 @@ def corners(request: PlanRequest) -> list[Plan]:
     range, for which it is not known what kernels round, and more tokens than a block of a reference at the twin's
     sizes."""
     options = request.options_of(SparseOptions)
-    usual = {"num_tokens": 70, "num_pages": 9, "choice": "any", "logits": "normal", "unused": "nan"}
+    tokens = max(70, min(300, CHOSEN // request.definition.const_axes["topk"]))
+    usual = {"num_tokens": tokens, "num_pages": 9, "choice": "any", "logits": "normal", "unused": "nan"}
     usual["scale"] = SCALES[1]
     usual["nothing"] = NOTHING[1] if options.any_negative else NOTHING[0]
     few = {**usual, "num_tokens": 5, "scale": SCALES[0]}
@@ -181,6 +184,7 @@ FAMILIES = (
         twin={"num_qo_heads": 4, "head_dim_ckv": 64, "head_dim_kpe": 16, "page_size": 2, "topk": 10},
         plans=plans,
         corners=corners,
+        many_rows=0,  # a corner has as many tokens as take less than a second
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
         oracle=oracle,

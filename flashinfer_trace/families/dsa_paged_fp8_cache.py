@@ -254,6 +254,7 @@ FAMILIES = (
         },
         plans=plans,
         corners=corners,
+        many_rows=0,  # see `dsa_paged`
         plan_for_axes=dsa_paged.plan_for_axes,
         make_inputs=make_inputs,
         oracle=oracle,

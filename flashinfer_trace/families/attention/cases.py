@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from flashinfer_trace.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Plan, PlanRequest
 from flashinfer_trace.harness.faults import Fault, Trial, with_inputs
 from flashinfer_trace.harness.inputs import Draws, sizes, split
@@ -46,6 +47,10 @@ LOGIT_KINDS = ("normal", "large", "peaked", "uniform", "positive")
 #: holds for these, unless it leaves the range of bf16 and float32.
 BEYOND_FLOAT16 = 2.0**17
 QUERY_SCALE = {"uniform": 0.0, "large": 20.0, "spread": 200.0, "vast": 4000.0, "beyond_float16": 1 / BEYOND_FLOAT16}
+#: Keys of a long request and the number of short ones, in corners for a CPU.
+LONG, MANY = 3000, 70
+#: The products of one query with the keys of such a corner, over all heads, up to which it takes about a second.
+PRODUCTS = 2**26
 #: How far the one key of peaked logits is above the others, in nats.
 PEAK = 14.0
 
@@ -145,7 +150,8 @@ def lengths(draw: Callable[[Any], Any], request: PlanRequest, page_size: int, ha
 def corner_lengths(request: PlanRequest, has_queries: bool) -> list[Plan]:
     """Keys and values beyond float16's range, logits whose spread exceeds float32's, and requests of 300 and 40 keys.
 
-    The first and the last of them have unusual scales.
+    The first and the fourth of them have unusual scales. On a CPU, where plans draw few requests and keys, the last two
+    are a request of LONG keys, and MANY short requests beside those of 300 and 40, unless heads are too many and wide.
 
     Every query sees a key, and the blocks of a twin's reference have one query and several. Logits of a wide spread are
     for a CPU only, because it is not known what kernels round there, and flashinfer's take products of queries and keys
@@ -154,7 +160,27 @@ def corner_lengths(request: PlanRequest, has_queries: bool) -> list[Plan]:
     kinds = ("beyond_float16",) if request.large else ("beyond_float16", "spread", "vast", "normal")
     scales = {"beyond_float16": SCALES[2], "normal": SCALES[1]}
     plans: list[Plan] = [{"kv_lens": [300, 40], "logits": kind, "scale": scales.get(kind, SCALES[0])} for kind in kinds]
-    return [{**plan, "q_lens": [5, 9]} for plan in plans] if has_queries else plans
+    q_lens = [[5, 9]] * len(plans)
+    if not request.large:
+        few = [1 + number % 3 for number in range(MANY)]
+        short = [count + 7 * number % 29 for number, count in enumerate(few)]
+        larger = {"logits": "normal", "scale": SCALES[0]}
+        products = products_of_a_key(request.definition)
+        if LONG * products <= PRODUCTS:
+            plans.append({"kv_lens": [LONG, 40], **larger})
+            q_lens.append([2, 9])
+        if sum(short) * products <= PRODUCTS:
+            plans.append({"kv_lens": [300, 40, *short], **larger})
+            q_lens.append([5, 9, *few])
+    return [{**plan, "q_lens": own} for plan, own in zip(plans, q_lens, strict=True)] if has_queries else plans
+
+
+def products_of_a_key(definition: Definition) -> int:
+    """How many products one query has with a key and its value, over all heads."""
+    axes = definition.const_axes
+    latent = 2 * axes.get("head_dim_ckv", 0) + axes.get("head_dim_kpe", 0)
+    both = axes["qk_dim"] + axes["vo_dim"] if "qk_dim" in axes else 2 * axes.get("head_dim", 0)
+    return axes["num_qo_heads"] * (latent or both)
 
 
 def lengths_for_axes(axes: Mapping[str, int], kv_lens: list[int] | None, has_queries: bool, draws: Draws) -> Plan:
