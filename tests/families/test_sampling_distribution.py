@@ -121,6 +121,15 @@ def test_one_sample_outside_the_support_is_enough(wrong: int) -> None:
     samples[77] = wrong
     comparison = POLICY.compare(samples, expectation(ROW[None], 2048))
     assert comparison.ratio == math.inf and comparison.index == (77,)
+    assert str(comparison).startswith(f"worst error is inf x its bound at [77]: got {wrong:.9g}; allowed: 5 tokens; ")
+
+
+def test_the_only_token_that_is_allowed_is_named() -> None:
+    row = torch.zeros(1, 32000, dtype=torch.float64)
+    row[0, 31999] = 1.0
+    comparison = POLICY.compare(torch.zeros(3, dtype=torch.int32), expectation(row, 3))
+    text = "got 0; allowed: only token 31999; 3 of 3 samples are outside the support, first of row 0"
+    assert str(comparison).endswith(text) and "nan" not in str(comparison)
 
 
 def test_a_wrong_shape_is_rejected() -> None:

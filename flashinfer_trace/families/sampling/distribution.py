@@ -106,7 +106,7 @@ class Distribution:
         figures = outside.sum(dtype=torch.float64), exponent.amax(), total, in_parts(support.parts, count)
         wrong, largest, *known = torch.cat([figure.flatten() for figure in figures]).tolist()
         if wrong:
-            return self._outside(actual, outside, group)
+            return self._outside(actual, outside, group, support)
         totals, in_each = known[:rows], iter(known[rows:])
         counts = [bins.counts(list(itertools.islice(in_each, MAX_BINS))) for bins in support.bins]
         tests = [*self._thresholds(totals, support), *self._bins(totals, counts, support)]
@@ -139,11 +139,16 @@ class Distribution:
             wrong.append(Mutant("shifted by one", lambda samples, _: (samples + 1) % value.shape[-1]))
         return tuple(wrong)
 
-    def _outside(self, actual: torch.Tensor, outside: torch.Tensor, group: torch.Tensor) -> Comparison:
+    def _outside(
+        self, actual: torch.Tensor, outside: torch.Tensor, group: torch.Tensor, support: Support
+    ) -> Comparison:
         wrong = outside.nonzero().flatten()
         first = int(wrong[0])
-        detail = f"{len(wrong)} of {len(outside)} samples are outside the support, first of row {int(group[first])}"
-        return Comparison(math.inf, math.inf, (first,), float(actual[first]), detail=detail)
+        row = int(group[first])
+        allowed = (~support.never[row]).nonzero().flatten()
+        which = f"only token {int(allowed[0])}" if len(allowed) == 1 else f"{len(allowed)} tokens"
+        outside_of = f"{len(wrong)} of {len(outside)} samples are outside the support, first of row {row}"
+        return Comparison(math.inf, math.inf, (first,), float(actual[first]), detail=f"allowed: {which}; {outside_of}")
 
     def _thresholds(self, totals: Sequence[float], support: Support) -> Iterator[tuple[float, str]]:
         """Undecidable samples of each row against their largest share."""
