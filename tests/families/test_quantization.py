@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from whole_dataset import FAMILIES, FIRST
+from whole_dataset import FAMILIES
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
@@ -97,13 +97,20 @@ def test_where_the_scale_is_a_power_of_two_halves_go_away_from_zero(round_halves
     assert verify(Job(definition, family, of_kernels), examples=0).status == "passed"
 
 
-@pytest.mark.parametrize("name", [name for name, one in FIRST.items() if one.op_type == "quantization"])
-def test_kernels_have_the_bounds_that_their_evidence_names(name):
+@pytest.mark.parametrize("name", ["per_token_quant_fp8", "per_token_group_quant_fp8", "per_token_group_quant_int8"])
+def test_of_kernels_both_codes_pass_where_approximate_quotients_reach_a_boundary(name):
     family = FAMILIES[name]
-    for kernel in family.kernels:
-        assert kernel.compare.get("codes") is not family.compare["codes"]
-        if name != "silu_and_mul_per_token_group_quant_fp8":
-            assert family.policies(kernel)["codes"].reason == family.compare["codes"].reason
+    value = torch.tensor([[100.0 if "fp8" in name else 50.0]], dtype=torch.float64)
+    below = torch.tensor([[96.0 if "fp8" in name else 49.0]])
+    above = torch.tensor([[104.0 if "fp8" in name else 50.0]])
+    for exact in (True, False):
+        expected = Expected(value, {"exact": torch.tensor([[exact]])})
+        passed = [family.compare["codes"].compare(code, expected).passed for code in (below, above)]
+        assert passed == ([True, not exact] if "fp8" in name else [not exact, True])
+        for kernel in family.kernels:
+            policy = family.policies(kernel)["codes"]
+            assert all(policy.compare(code, expected).passed for code in (below, above))
+            assert "power of two" not in policy.reason
 
 
 def test_groups_of_zeros_and_of_vanishing_values():

@@ -96,6 +96,8 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 
 #: Part of expected codes: whether the scale of each element is a power of two, so that a quotient by it is exact.
 EXACT = "exact"
+#: The end of a reason for codes that are exact there.
+UNLESS_EXACT = ", unless the scale is a power of two"
 #: float64 values -> codes as float64.
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 
@@ -135,13 +137,13 @@ def scale_bound(expected: Expected) -> torch.Tensor:
 
 CODES_E4M3 = Interval(
     e4m3_limits,
-    "the nearest e4m3 code; its neighbour too where 8 float32 roundings move the quotient past a tie",
+    f"the nearest e4m3 code; its neighbour too where 8 float32 roundings move the quotient past a tie{UNLESS_EXACT}",
     codes=True,
 )
 CODES_OF_POWERS = Interval(exact_e4m3_limits, "the nearest e4m3 code: a power of two divides exactly", codes=True)
 CODES_INT8 = Interval(
     int8_limits,
-    "the quotient without its fraction; the next code too where 8 float32 roundings reach an integer",
+    f"the quotient without its fraction; the next code too where 8 float32 roundings reach an integer{UNLESS_EXACT}",
     codes=True,
 )
 
@@ -153,7 +155,7 @@ def of_kernels(codes: Interval) -> Interval:
         parts = {name: part for name, part in expected.parts.items() if name != EXACT}
         return codes.limits(replace(expected, parts=parts))
 
-    return replace(codes, limits=limits)
+    return replace(codes, limits=limits, reason=codes.reason.removesuffix(UNLESS_EXACT))
 
 
 SCALES = ErrorBound(scale_bound, "a float32 quotient of an exact maximum: two roundings, u = 2^-24")

@@ -15,6 +15,7 @@ from flashinfer_trace.families.quantization.cases import (
     INT8_MAX,
     SCALES,
     SMALLEST_MAXIMUM,
+    UNLESS_EXACT,
     code_limits,
     corners,
     make_inputs,
@@ -55,7 +56,7 @@ def run_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outp
 
 CODES = Interval(
     limits,
-    "the nearest integer; its neighbour too where 8 float32 roundings move the quotient past a half",
+    f"the nearest integer; its neighbour too where 8 float32 roundings move the quotient past a half{UNLESS_EXACT}",
     codes=True,
 )
 FAMILIES = (
