@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from flashinfer_trace.definition import Definition
+from flashinfer_trace import json_source
+from flashinfer_trace.definition import Definition, InputError
 from flashinfer_trace.files import UnreadableFile, read_text
 
 __all__ = [
@@ -86,7 +87,7 @@ def load(name: str, root: Path | None = None) -> Definition:
 
     Raises:
         DatasetError: there is none; the message suggests the closest names.
-        InputError: its file is not a Definition.
+        InputError: its file is not a Definition, or is one that belongs elsewhere.
     """
     root = root or find_root()
     for directory in (root / "definitions").glob("*"):  # not by `definition_paths`, which reads all of them
@@ -113,6 +114,7 @@ def definitions(op_type: str | None = None, tag: str | None = None, root: Path |
 
     Raises:
         DatasetError: no Definition has this op_type; the message suggests the closest ones.
+        InputError: a file is not a Definition, or is one that belongs elsewhere.
     """
     root = root or find_root()
     if op_type is not None and not (root / "definitions" / op_type).is_dir():
@@ -126,4 +128,11 @@ def definitions(op_type: str | None = None, tag: str | None = None, root: Path |
 
 @functools.lru_cache(maxsize=CACHED_FILES)
 def _read(path: Path, _modified: int) -> Definition:
-    return Definition.from_file(path)
+    definition = Definition.from_file(path)
+    if (definition.op_type, definition.name) != (path.parent.name, path.stem):
+        # Whatever reads it would speak of another Definition than the one that was asked for.
+        field = "name" if definition.name != path.stem else "op_type"
+        belongs = f"definitions/{definition.op_type}/{definition.name}.json"
+        fix = f"correct {field} there, or move the file"
+        raise InputError(f"{path}:{json_source.load(path).line_of(f'/{field}')}: it belongs at {belongs}; {fix}")
+    return definition

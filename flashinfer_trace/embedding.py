@@ -1,4 +1,4 @@
-"""Brings Definitions up to date with ``reference/``, ``evidence/`` and ``models/``; nothing else in them changes."""
+"""Brings Definitions up to date with ``reference/``, ``evidence/`` and ``models/``; else only their layout changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from flashinfer_trace import json_source, ledger
 from flashinfer_trace.dataset import definition_paths
 from flashinfer_trace.definition import Definition, InputError
-from flashinfer_trace.files import json_text, sweep, write_text
+from flashinfer_trace.files import json_text, read_bytes, sweep, write_text
 from flashinfer_trace.kernel_paths import KernelPathsError, claimable
 from flashinfer_trace.model_claims import ModelClaims, ModelClaimsError, load_model_claims
 from flashinfer_trace.naming import Naming, NamingError, family_name, load_naming, ordered
@@ -182,7 +182,10 @@ def _embed(root: Path, path: Path, naming: Naming, claims: ModelClaims | None) -
             data["tags"] = ordered(wanted, naming)
         if data["tags"] != own:
             changes.append(_difference(own, data["tags"]))
-    return _Embedded(path, json_text(data), " and ".join(changes), lacks)
+    text = json_text(data)
+    if not changes and read_bytes(path) != text.encode():
+        changes.append("layout")
+    return _Embedded(path, text, " and ".join(changes), lacks)
 
 
 def _difference(old: list[str], new: list[str]) -> str:

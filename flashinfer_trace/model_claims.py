@@ -7,15 +7,16 @@ found elsewhere: Definitions, the models and parallel sizes that they are for, a
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.json_source import TRACES, JsonSourceError, load_object, strings
+from flashinfer_trace.json_source import TRACES, JsonSourceError, load, load_object, strings
 from flashinfer_trace.kernel_paths import Claimable
 
 __all__ = [
@@ -30,11 +31,18 @@ __all__ = [
 
 
 class ModelClaimsError(ValueError):
-    """A file under models/ is malformed: `path`, which the message names relative to the dataset root."""
+    """A file under models/ is malformed. The message names it relative to the dataset root.
 
-    def __init__(self, path: Path, root: Path, message: str) -> None:
-        super().__init__(f"{path.relative_to(root).as_posix()}: {message}")
-        self.path = path
+    Attributes:
+        path: the file.
+        reason, hint: what is wrong, and the fix.
+        line: where, counted from 1.
+    """
+
+    def __init__(self, path: Path, root: Path, reason: str, hint: str, line: int = 1) -> None:
+        place = f"{path.relative_to(root).as_posix()}{f':{line}' if line > 1 else ''}"
+        super().__init__(f"{place}: {reason}; {hint}")
+        self.path, self.reason, self.hint, self.line = path, reason, hint, line
 
 
 @dataclass(frozen=True)
@@ -147,7 +155,10 @@ def load_model_claims(root: Path) -> ModelClaims | None:
         shared = {name: _shared(groups) for name, groups in families.items()}
     except (JsonSourceError, KeyError, TypeError, AttributeError, ValueError) as error:
         reason = f"{error}" if isinstance(error, JsonSourceError) else f"malformed ({error!r})"
-        raise ModelClaimsError(path, root, reason) from None
+        derived = "; in a checkout, `python -m tools.generate_docs` writes it" if path.parent.name == "needs" else ""
+        hint = f"correct it, or restore it from version control{derived}"
+        raise ModelClaimsError(path, root, reason, hint) from None
+    _check_models(marks, {*models, *(one.stem for one in needs)}, root)
     return ModelClaims(models, {name: frozenset(tags) for name, tags in needed.items()}, curated, titles, shared)
 
 
@@ -161,6 +172,19 @@ def missing_files(root: Path) -> list[tuple[Path, str]]:
     if constants:
         missing += [(path, restore) for path in (curated_path(root), family_tags_path(root)) if not path.exists()]
     return sorted(missing)
+
+
+def _check_models(marks: Sequence[Mapping[str, Any]], known: Collection[str], root: Path) -> None:
+    """Refuses claims about models that models/ does not have: no tag can say what they do."""
+    path = curated_path(root)
+    for index, mark in enumerate(marks):
+        for place, name in enumerate(mark.get("models", [])):
+            if name not in known:
+                close = difflib.get_close_matches(name, known, 1)
+                reason = f"it claims Definitions for the model {name[:80]!r}, but there is no models/{name[:80]}.json"
+                hint = f"{f'did you mean {close[0]}? ' if close else ''}correct the name, or add the model"
+                line = load(path).line_of(f"/claims/{index}/models/{place}")
+                raise ModelClaimsError(path, root, reason, hint, line)
 
 
 def _claimed(mark: Mapping[str, Any]) -> Iterable[str]:

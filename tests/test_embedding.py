@@ -168,3 +168,16 @@ def test_a_message_names_each_tag_once_and_not_all_of_many():
     old = ["status:verified", *["tp:9"] * 3, *(f"tp:{number}" for number in range(10, 40))]
     assert embedding._difference(old[:4], ["status:verified", "tp:1"]) == "tags (-tp:9 +tp:1)"
     assert embedding._difference(old, ["status:verified"]).endswith("-tp:27 -tp:28 and 11 more)")
+
+
+@pytest.mark.parametrize(
+    "lay_out", [lambda text: json.dumps(json.loads(text)), lambda text: text.replace("\n", "\r\n")]
+)
+def test_another_layout_is_brought_to_that_of_all_definitions(dataset, lay_out):
+    path = path_of(dataset, NAMES[0])
+    before = path.read_bytes()
+    path.write_bytes(lay_out(before.decode()).encode())
+    assert [(one.stem, change) for one, change in embed_all(dataset, write=False)] == [(NAMES[0], "layout")]
+    assert path.read_bytes() != before
+    embed_all(dataset, write=True)
+    assert path.read_bytes() == before and embed_all(dataset, write=False) == []

@@ -4,7 +4,7 @@ python -m tools.family_tags
 
 A family that the file has already stays as it is: edit it there, then run `flashinfer-trace embed`.
 
-Exit status: 0 success, 2 a file cannot be read.
+Exit status: 0 success, 2 a file cannot be read, or the Definitions of a new family name neither stages nor kernels.
 """
 
 from __future__ import annotations
@@ -48,11 +48,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{path}: 'families' must be an object; restore it from version control", file=sys.stderr)
         return 2
     added = [name for name in naming.families if name in members and name not in known]
+    if untagged := [name for name in added if lacks_tags(members[name], naming)]:
+        print(
+            f"{', '.join(untagged)}: the Definitions name no stage and no kernel, or one that schema/naming.json does "
+            "not allow; add stage:prefill or stage:decode, or both, and called_as:PATH for each kernel to their tags",
+            file=sys.stderr,
+        )
+        return 2
     known |= {name: groups(members[name], naming) for name in added}
     document["families"] = {name: known[name] for name in naming.families if name in known}
     write_text(path, laid_out(document, _lines))
     print(f"{path}: {', '.join(added) or 'no family'} added")
     return 0
+
+
+def lacks_tags(members: Sequence[Definition], naming: Naming) -> bool:
+    """Whether the Definitions of a family name neither a stage nor a kernel, or one by a value that is none."""
+    parts = [tag.partition(":") for one in members for tag in one.tags]
+    found = [naming.namespaces[space].accepts(value) for space, _, value in parts if space in ("stage", *KINDS)]
+    return not (found and all(found))
 
 
 def groups(members: Sequence[Definition], naming: Naming) -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ from flashinfer_trace.json_source import TRACES, JsonSourceError, load_object
 from flashinfer_trace.kernel_coverage import LISTED
 from flashinfer_trace.kernel_paths import KernelPathsError
 from flashinfer_trace.ledger import VERIFIED, LedgerError, proofs
+from flashinfer_trace.model_claims import ModelClaimsError, load_model_claims
 from flashinfer_trace.model_coverage import matrix, model_coverages, op_table
 from flashinfer_trace.naming import NamingError
 from flashinfer_trace.records import RecordsError, records_path
@@ -57,6 +58,7 @@ from tools.runtime_tracing.recording import RecordingError
 from tools.runtime_tracing.time_coverage import time_coverage
 from tools.safeguards import safeguards_document
 from tools.shared.command import end_with
+from tools.shared.family_records import usable_families
 from tools.shared.markdown import table
 from tools.verification import verification_documents
 
@@ -84,6 +86,9 @@ def main(arguments: list[str] | None = None) -> int:
     root = find_root()
     outdated = []
     try:
+        # What people write and nobody can use is an error before anything is written.
+        usable_families()
+        load_model_claims(root)
         # The facts of the records come first: what is proven, and thus the other documents, depends on them.
         for write_documents in (record_documents, documents):
             texts = write_documents(root)
@@ -108,6 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
         InputError,
         KernelPathsError,
         LedgerError,
+        ModelClaimsError,
         MutateDataError,
         NamingError,
         OSError,

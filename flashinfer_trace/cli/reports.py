@@ -15,7 +15,7 @@ from flashinfer_trace.cli.options import text_table
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.harness.verify import Report
 
-__all__ = ["error_line", "print_reports"]
+__all__ = ["error_line", "error_place", "print_reports"]
 
 COLOURS = {"passed": "green", "failed": "red", "skipped": "yellow", "stale": "red"}
 HEADINGS = ("Definition", "against", "result", "cases", "vacuous", "error/bound", "seconds")
@@ -58,9 +58,17 @@ def _by_message(reports: Sequence[Report]) -> list[list[Report]]:
 
 def error_line(error: Exception, definition: Definition) -> str:
     """One line for an error outside a case: the file, what is wrong and the fix, instead of a traceback."""
-    text = " ".join(str(error).split())
+    text = error_place(error)
     if is_ours(error):
         return f"{definition.path}: {text}" if text.startswith(f"{definition.name}:") else text
+    return f"{text}; correct it, then run `flashinfer-trace verify {definition.name}` again"
+
+
+def error_place(error: Exception) -> str:
+    """File, line and message of an error, in one line; only the message of an error of this package."""
+    text = " ".join(str(error).split())
+    if is_ours(error):
+        return text
     if isinstance(error, SyntaxError) and error.filename:
         place, text = f"{error.filename}:{error.lineno}", error.msg
     else:
@@ -70,5 +78,4 @@ def error_line(error: Exception, definition: Definition) -> str:
         ours = [frame for frame in frames if Path(frame.filename).is_relative_to(dataset.PACKAGE)]
         frame = (records or ours or frames)[0]
         place = f"{frame.filename}:{frame.lineno}"
-    fix = f"correct it, then run `flashinfer-trace verify {definition.name}` again"
-    return f"{place}: {type(error).__name__}: {text}; {fix}"
+    return f"{place}: {type(error).__name__}: {text}"

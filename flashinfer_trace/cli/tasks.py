@@ -19,7 +19,7 @@ from flashinfer_trace.harness.family import Family, Kernel
 from flashinfer_trace.harness.verify import Report
 from flashinfer_trace.kernel_names import kernels_named, no_kernel_named
 
-__all__ = ["Task", "find_tasks"]
+__all__ = ["Task", "find_tasks", "refusals"]
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,14 @@ def _tasks_of(definition: Definition, root: Path, against: str, kernel_label: st
             kernels = kernels_named(kernel_label, kernels, root)
         tasks += [Task(definition, family, kernel.label, kernel, stale=stale) for kernel in kernels]
     return tasks
+
+
+def refusals(definitions: Sequence[Definition]) -> Iterator[str]:
+    """A line for each kernel of their families that does not compute a Definition, with the reason."""
+    for definition in definitions:
+        for kernel in family_of(definition).kernels:
+            if reason := kernel.unsupported(definition):
+                yield f"{definition.name}: {kernel.label}: {reason}"
 
 
 def unfinished(family: Family) -> str:

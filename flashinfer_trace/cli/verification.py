@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -169,7 +169,7 @@ def verify(
         with missing_packages():
             from flashinfer_trace.cli.reports import print_reports
             from flashinfer_trace.cli.runs import Settings
-            from flashinfer_trace.cli.tasks import find_tasks
+            from flashinfer_trace.cli.tasks import find_tasks, refusals
         chosen = [dataset.load(name, root) for name in paths]
         tasks = find_tasks(chosen, root, "kernel" if kernel_label else against, kernel_label)
         _warn_of_stale(tasks)
@@ -187,7 +187,7 @@ def verify(
     order = {(task.definition.name, task.target): number for number, task in enumerate(tasks)}
     reports.sort(key=lambda report: order[report.definition, report.target])
     print_reports(reports, root, output_format)
-    sys.exit(status or _exit_status(reports))
+    sys.exit(status or _exit_status(reports, () if reports else refusals(chosen)))
 
 
 def _reports(
@@ -225,13 +225,13 @@ def _warn_of_stale(tasks: Sequence[Task]) -> None:
         click.echo(f"warning: {who} with a reference older than the one in reference/", err=True)
 
 
-def _exit_status(reports: list[Report]) -> int:
+def _exit_status(reports: list[Report], refused: Iterable[str]) -> int:
     if any(report.status in ("failed", "stale") for report in reports):
         return FAILED
     if any(report.status == "passed" for report in reports):
         return 0
     reason = f"everything was skipped, {reports[0].message}" if reports else "the chosen Definitions have no kernel"
-    click.echo(f"nothing was verified: {reason}", err=True)
+    click.echo("\n  ".join([f"nothing was verified: {reason}", *refused]), err=True)
     return NOTHING_VERIFIED
 
 

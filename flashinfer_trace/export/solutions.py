@@ -17,7 +17,7 @@ __all__ = ["AUTHOR", "main_source", "solution"]
 AUTHOR = "baseline"
 _ENTRY = "run"
 #: Names that the module defines itself.
-_RESERVED = (_ENTRY, "CALL", "DEFINITION", "SEEDS", "SimpleNamespace", "torch", "itertools")
+_RESERVED = (_ENTRY, "CALL", "DEFINITION", "SimpleNamespace", "torch")
 
 
 def solution(definition: Definition, family: Family, kernel: Kernel) -> dict[str, Any]:
@@ -57,22 +57,20 @@ def _description(kernel: Kernel) -> str:
 def main_source(definition: Definition, family: Family, kernel: Kernel) -> str:
     """The Python module of a Solution: the kernel's adapter with its helpers, and ``run``.
 
-    A kernel that draws gets another seed with each call.
+    A kernel that draws gets a seed from torch's generator of the CPU with each call.
 
     Raises:
         SliceError: the adapter cannot be copied, or nothing gives the size of an output.
     """
     parts = Slice(_RESERVED)
     call = parts.expression(kernel.seeded or kernel.call)
-    imports = ["import itertools"] if kernel.seeded else []
-    imports += ["from types import SimpleNamespace", "import torch"]
+    imports = ["from types import SimpleNamespace", "import torch"]
     body = parts.source
     own = {line for line in body.splitlines() if line.startswith(("import ", "from "))}
     heading = f'"""{definition.name}: {kernel.label} of {kernel.library}. Written by flashinfer-trace."""'
     head = "\n".join(sorted({*own, *imports}, key=lambda line: (line.startswith("from"), line)))
     rest = "\n".join(line for line in body.splitlines() if line not in own).strip("\n")
     blocks = [f"{heading}\n\n{head}", rest, _stand_in(definition), f"CALL = {call}"]
-    blocks += ["SEEDS = itertools.count()"] if kernel.seeded else []
     text = "\n\n\n".join(block for block in [*blocks, _run(definition, kernel)] if block) + "\n"
     ast.parse(text)
     return text
@@ -110,7 +108,7 @@ def _run(definition: Definition, kernel: Kernel) -> str:
     results = ", ".join(f"results[{name!r}]" for name in definition.outputs)
     lines = [f"def {_ENTRY}({names}):", f"    inputs = {{{given}}}"]
     if kernel.seeded:
-        lines.append("    results = CALL(DEFINITION, inputs, next(SEEDS))")
+        lines.append("    results = CALL(DEFINITION, inputs, int(torch.randint(1 << 31, (), device='cpu')))")
     else:
         device = next(name for name, spec in definition.inputs.items() if spec.shape is not None)
         lines.append("    outputs = {")

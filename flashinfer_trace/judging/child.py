@@ -30,6 +30,8 @@ from flashinfer_trace.judging.stopwatch import Stopwatch
 __all__ = ["serve"]
 
 _PACKAGE = "flashinfer_trace"
+#: Longest name, of an output or a type, that is told, in characters.
+MAX_NAME = 200
 #: Bytes of a page of a GPU's memory; fewer pages than this are taken before tensors are moved, at random.
 PAGE, BESIDE = 2 << 20, 100
 
@@ -44,6 +46,8 @@ def serve(pipe: socket.socket, kernel: object | None) -> None:
     try:
         domain.enter()
         os.dup2(2, 1)  # standard output is the judge's: it may be JSON
+        if kernel is None:
+            _seed_afresh()
         _Session(pipe, kernel).answer_all()
     except EOFError:
         os._exit(0)
@@ -85,11 +89,11 @@ class _Session:
         """Computes, and tells how it went."""
         try:
             found = compute()
-            answer = {**(found if isinstance(found, dict) else {}), **more()}
+            answer = protocol.pack_header({**(found if isinstance(found, dict) else {}), **more()})
         except BaseException as error:
             kind = {"kind": "outputs"} if isinstance(error, ReturnError) else {}
-            found, answer = None, {"failed": complaint(error, self._root), **kind}
-        self._pipe.sendall(protocol.pack_header(answer))
+            found, answer = None, protocol.pack_header({"failed": complaint(error, self._root), **kind})
+        self._pipe.sendall(answer)
         return found
 
     def _load(self, request: Mapping[str, Any]) -> Submitted:
@@ -236,6 +240,13 @@ class _Session:
             target = target[count:]
 
 
+def _seed_afresh() -> None:
+    """Seeds global generators as a new interpreter does: a fork has those of its parent, and draws what others draw."""
+    torch.default_generator.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+
+
 def _stored(returned: Any, outputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """Copies what was returned into the outputs, and describes each value: what does not fit is only described."""
     if isinstance(returned, dict):
@@ -247,19 +258,20 @@ def _stored(returned: Any, outputs: Mapping[str, torch.Tensor]) -> dict[str, Any
             raise ReturnError(f"it returned {results}; it must return the outputs {list(outputs)}, in this order")
         named = dict(zip(outputs, values, strict=True))
     described: dict[str, Any] = {}
-    for name, value in named.items():
+    for key, value in named.items():
+        name = str(key)[:MAX_NAME]
         if isinstance(value, (bool, int, float)):
-            described[str(name)] = {"number": value}
+            described[name] = {"number": value}
         elif type(value) in (torch.Tensor, torch.nn.Parameter):  # a subclass could compute when it is copied
-            described[str(name)] = {
+            described[name] = {
                 **{"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)},
                 **{"device": str(value.device), "layout": str(value.layout)},
             }
-            target = outputs.get(name)
+            target = outputs.get(key)
             if target is not None and _form(value) == _form(target):
                 target.copy_(value)
         else:
-            described[str(name)] = {"type": type(value).__name__}
+            described[name] = {"type": type(value).__name__[:MAX_NAME]}
     return described
 
 

@@ -16,6 +16,9 @@ __all__ = ["complaint"]
 #: Where frames lie that say nothing of a submission: those of this package, and of the import system.
 _OURS = (os.path.dirname(__file__), os.path.dirname(importlib.__file__), "<frozen importlib")
 
+#: Longest name of a file that is told, in characters.
+MAX_FILE = 200
+
 
 def complaint(error: BaseException, root: str | None = None) -> str:
     """Type and message of an error, and the first line of the submission on its way.
@@ -30,11 +33,19 @@ def complaint(error: BaseException, root: str | None = None) -> str:
         if hint:  # as an ImportError, because no package is missing
             return f"ImportError: {hint}"[: protocol.MAX_MESSAGE] + _place(frames[-1])
     kind = "" if isinstance(error, (LoadError, ReturnError)) else f"{type(error).__name__}: "
-    return f"{kind}{error}"[: protocol.MAX_MESSAGE] + (_place(frames[0]) if frames else "")
+    return f"{kind}{_message(error)}"[: protocol.MAX_MESSAGE] + (_place(frames[0]) if frames else "")
+
+
+def _message(error: BaseException) -> str:
+    """What an error says. The code that says it may be the submission's."""
+    try:
+        return str(error)
+    except BaseException as another:
+        return f"its message cannot be read: __str__ raises {type(another).__name__}"
 
 
 def _place(frame: traceback.FrameSummary) -> str:
-    return f" ({os.path.basename(frame.filename)}:{frame.lineno})"
+    return f" ({os.path.basename(frame.filename)[-MAX_FILE:]}:{frame.lineno})"
 
 
 def _own_import(name: str, frame: traceback.FrameSummary, root: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import Parameter
 from typing import Any
 
@@ -22,10 +22,12 @@ class Convention:
     Attributes:
         by_name: whether arguments go by name; otherwise in the Definition's order.
         writes: whether outputs are among them, to write into.
+        targets: the parameters that take the outputs, in the Definition's order; empty if they have no names.
     """
 
     by_name: bool
     writes: bool
+    targets: tuple[str, ...] = field(default=(), compare=False)
 
 
 def convention(found: Any, inputs: Sequence[str], outputs: Sequence[str], destination: bool | None) -> Convention:
@@ -46,12 +48,16 @@ def convention(found: Any, inputs: Sequence[str], outputs: Sequence[str], destin
         return Convention(by_name=False, writes=bool(destination))
     writes = _writes(parameters, inputs, outputs) if destination is None else destination
     passed = [*inputs, *outputs] if writes else [*inputs]
+    targets = tuple(outputs) if writes else ()
     if _takes_by_name(parameters, passed):
-        return Convention(by_name=True, writes=writes)
+        return Convention(True, writes, targets)
+    others = _other_names(parameters, inputs, outputs) if writes else ()
+    if others and _takes_by_name(parameters, [*inputs, *others]):
+        return Convention(True, writes, others)
     if _takes_by_position(parameters, len(passed)):
-        return Convention(by_name=False, writes=writes)
+        return Convention(False, writes, tuple(one.name for one in _positional(parameters)[len(inputs) : len(passed)]))
     if _takes_any_name(parameters, passed):
-        return Convention(by_name=True, writes=writes)
+        return Convention(True, writes, targets)
     raise LoadError(_mismatch(parameters, inputs, outputs, destination))
 
 
@@ -71,6 +77,19 @@ def _takes_by_name(parameters: Sequence[Parameter], passed: Sequence[str]) -> bo
     return _names(parameters).issuperset(passed) and _needs_only(parameters, passed)
 
 
+def _other_names(parameters: Sequence[Parameter], inputs: Sequence[str], outputs: Sequence[str]) -> tuple[str, ...]:
+    """The parameters that take the outputs if inputs go by name, whatever names outputs have; empty if it is not clear.
+
+    Those of the names of outputs take these, and the others the rest, in order.
+    """
+    free = [one.name for one in parameters if _needed(one) and one.name not in (*inputs, *outputs)]
+    unnamed = [name for name in outputs if name not in _names(parameters)]
+    if len(free) != len(unnamed):
+        return ()
+    renamed = dict(zip(unnamed, free, strict=True))
+    return tuple(renamed.get(name, name) for name in outputs)
+
+
 def _takes_any_name(parameters: Sequence[Parameter], passed: Sequence[str]) -> bool:
     """Whether names that are none of its parameters go into ``**kwargs``; with ``*args`` beside it, they need none."""
     kinds = {one.kind for one in parameters}
@@ -86,11 +105,15 @@ def _needs_only(parameters: Sequence[Parameter], passed: Sequence[str]) -> bool:
 
 def _takes_by_position(parameters: Sequence[Parameter], count: int) -> bool:
     """Whether a function can be called with so many arguments and no names."""
-    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    positional = _positional(parameters)
     unlimited = any(one.kind == one.VAR_POSITIONAL for one in parameters)
     if any(_needed(one) for one in parameters if one.kind == one.KEYWORD_ONLY):
         return False
     return sum(map(_needed, positional)) <= count and (unlimited or count <= len(positional))
+
+
+def _positional(parameters: Sequence[Parameter]) -> list[Parameter]:
+    return [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
 
 
 def _needed(parameter: Parameter) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import math
 import secrets
 import time
@@ -19,12 +20,13 @@ from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import device_of, poisoned_outputs
 from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Inputs, Kernel
-from flashinfer_trace.harness.verify import SEEDED_ROWS, Job
+from flashinfer_trace.harness.verify import Job
 from flashinfer_trace.judging.arguments import device_name, whole_number
 from flashinfer_trace.judging.cases import Case, cases
+from flashinfer_trace.judging.draws import unrandom
 from flashinfer_trace.judging.process import Answer, Failed, Limits, Server, SubmissionProcess
 from flashinfer_trace.judging.replay import replay, small_by_default
-from flashinfer_trace.judging.returned import misfit, outputs_of
+from flashinfer_trace.judging.returned import misfit, outputs_of, with_unwritten
 from flashinfer_trace.judging.standards import REFERENCE, Standard, Trial, limited, standards, trials
 from flashinfer_trace.judging.submission import Submission, SubmissionError, from_callable, from_path
 from flashinfer_trace.judging.verdict import Failure, Grade, Verdict
@@ -37,6 +39,10 @@ EXAMPLES = 20
 
 #: Failures that inputs of another kind may not show; after the others nothing more is run.
 OF_INPUTS = ("values", "outputs", "relation", "raised", "died")
+
+#: Kinds of submissions whose processes all begin alike: a callable's have the generators of the process that they are
+#: copies of, and a known kernel's may have run others.
+FRESH = ("file", "package")
 
 
 def judge(
@@ -169,9 +175,10 @@ class _Court:
         inputs, outputs = list(job.sized.inputs), list(job.sized.outputs)
         request = {**self._request, **({"definition": job.sized.to_dict()} if known else {})}
         left = standards(trial)
+        begin = functools.partial(self._server.begin, request, inputs, outputs, job.device, self._limits)
         try:
             with self._server.start(request, inputs, outputs, job.device, self._limits) as process:
-                run = _Run(job, process, known.in_place if known else (), left, verdict)
+                run = _Run(job, process, known, left, verdict, begin if request["kind"] in FRESH else None)
                 verdict.failure = run.all(self._examples, self._seed)
                 if verdict.failure is not None:
                     process.end()  # no other kernel is run where one went wrong
@@ -197,27 +204,28 @@ class _Run:
     """The cases of one trial. Standards that the submission fails are removed from `left`."""
 
     def __init__(
-        self, job: Job, process: SubmissionProcess, in_place: tuple[str, ...], left: list[Standard], verdict: Verdict
+        self,
+        job: Job,
+        process: SubmissionProcess,
+        known: Kernel | None,
+        left: list[Standard],
+        verdict: Verdict,
+        begin: Callable[[], SubmissionProcess] | None,
     ) -> None:
-        self._job, self._process, self._in_place = job, process, in_place
-        self._left, self._verdict = left, verdict
+        self._job, self._process, self._known = job, process, known
+        self._left, self._verdict, self._begin = left, verdict, begin
 
     @torch.no_grad()
     def all(self, examples: int, seed: int) -> Failure | None:
         """Runs cases until `examples` drawn ones count; the failure that left no standard."""
-        required = examples
+        verdict = self._verdict
         for case in cases(self._job, examples, seed):
-            if case.kind == "drawn" and self._left[0].cases >= required:
+            if case.kind == "drawn" and self._left[0].cases >= examples + verdict.corners + verdict.repeated:
                 break
-            counted = self._left[0].cases
             failure = self._case(case)
             if failure is not None:
                 return failure
-            real = self._left[0].cases > counted
-            self._verdict.corners += real and case.kind == "corner"
-            self._verdict.repeated += real and case.kind == "repeated"
-            required += real and case.kind != "drawn"
-        return self._same_draws(seed)
+        return self._unrandom(seed)
 
     def _case(self, case: Case) -> Failure | None:
         """Runs one case; the failure if it leaves no standard."""
@@ -226,29 +234,36 @@ class _Run:
         where = axes, case.plan, case.seed
         try:
             self._verdict.calls += 1
-            answer = self._process.call(inputs, poisoned_outputs(job.sized, inputs), case.call_seed)
+            poisoned = poisoned_outputs(job.sized, inputs)
+            answer = self._process.call(inputs, poisoned, case.call_seed)
         except Failed as failed:
             return Failure(failed.kind, failed.message).at(*where)
         expected = job.family.expected(job.sized, inputs)
-        failure = checked(job, answer, inputs, expected, self._left, self._in_place)
-        return failure.at(*where) if failure else None
+        in_place = self._known.in_place if self._known else ()
+        counted = self._left[0].cases
+        failure = checked(job, answer, inputs, expected, self._left, in_place)
+        if failure is not None:
+            return with_unwritten(failure, answer, poisoned).at(*where)
+        if self._left[0].cases > counted:
+            self._count(case.kind, axes)
+        return None
 
-    def _same_draws(self, seed: int) -> Failure | None:
-        """The failure of a sampler that draws the same tokens for equal inputs, which chance cannot explain."""
-        job = self._job
-        if not any(kernel.seeded for kernel in job.family.kernels):
+    def _count(self, kind: str, axes: Mapping[str, int]) -> None:
+        """Counts a case in that could have failed."""
+        verdict = self._verdict
+        verdict.corners += kind == "corner"
+        verdict.repeated += kind == "repeated"
+        for axis, value in axes.items():
+            verdict.largest[axis] = max(value, verdict.largest.get(axis, 0))
+
+    def _unrandom(self, seed: int) -> Failure | None:
+        """What is not random in the draws of a sampler."""
+        if not any(kernel.seeded for kernel in self._job.family.kernels):
             return None
-        rows = dict.fromkeys(job.sized.var_axes, SEEDED_ROWS)
-        inputs = job.family.inputs_for_axes(job.sized, rows, seed, job.device)
         try:
-            first, second = (
-                self._process.call(inputs, poisoned_outputs(job.sized, inputs), number).outputs for number in (1, 2)
-            )
+            return unrandom(self._job, self._process, self._begin, seed, rows=not self._known)
         except Failed as failed:
             return Failure(failed.kind, failed.message)
-        if all(torch.equal(first[name], second[name]) for name in first):
-            return Failure("same-draws", f"it draws the same twice from equal inputs, {SEEDED_ROWS} rows each")
-        return None
 
 
 def checked(

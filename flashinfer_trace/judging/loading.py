@@ -23,7 +23,7 @@ Submitted = Callable[[dict[str, Any], dict[str, Any]], Any]
 
 
 class ReturnError(Exception):
-    """A call that returned more or fewer results than the Definition has outputs. The message names them."""
+    """A call whose results are not the outputs, in number or in place. The message names them."""
 
 
 def load(request: Mapping[str, Any], device: str, inputs: Sequence[str], outputs: Sequence[str]) -> Submitted:
@@ -68,15 +68,52 @@ def bound(
     if not callable(found):
         raise LoadError(f"it is a {type(found).__name__}, which cannot be called")
     how = convention(found, inputs, outputs, destination)
+    names = [*inputs, *how.targets]
+    looked_at = False
 
     def call(given: dict[str, Any], poisoned: dict[str, Any]) -> Any:
-        values = {**given, **poisoned} if how.writes else given
-        returned = found(**values) if how.by_name else found(*values.values())
-        if how.writes:
-            return None
-        return dict.fromkeys(outputs) if returned is None else returned  # None would say that outputs were written
+        nonlocal looked_at
+        values = [*given.values(), *(poisoned.values() if how.writes else ())]
+        returned = found(**dict(zip(names, values, strict=True))) if how.by_name else found(*values)
+        if not how.writes:
+            return dict.fromkeys(outputs) if returned is None else returned  # None would say that outputs were written
+        if not looked_at:  # in a call that nobody times
+            looked_at = any(value.numel() for value in poisoned.values())
+            _refuse_ignored(returned, poisoned, how.targets)
+        return None
 
     return call
+
+
+def _refuse_ignored(returned: Any, poisoned: Mapping[str, Any], targets: Sequence[str]) -> None:
+    """Refuses a result that nobody takes, because outputs were given to be written into, and hold what they held.
+
+    Raises:
+        ReturnError: there is one.
+    """
+    results = list(returned.values()) if isinstance(returned, dict) else returned
+    found = results if isinstance(results, (tuple, list)) else [results]
+    if all(one is None or any(one is value for value in poisoned.values()) for one in found):
+        return
+    if all(value.numel() and _as_given(value) for value in poisoned.values()):
+        by = {name: f" as `{target}`" for name, target in zip(poisoned, targets, strict=False) if name != target}
+        taken = ", ".join(f"`{name}`{by.get(name, '')}" for name in poisoned)
+        raise ReturnError(
+            f"it was called with the output {taken}, wrote nothing there, and returned a "
+            f"{type(returned).__name__}, which is ignored: write into the outputs, or take the inputs alone, and no "
+            f"other parameter without a default"
+        )
+
+
+def _as_given(output: Any) -> bool:
+    """Whether an output holds nothing but what the judge fills it with: NaN, or the smallest integer."""
+    import torch
+
+    if output.dtype == torch.bool:
+        return False
+    if output.is_floating_point():
+        return bool(output.float().isnan().all())
+    return bool((output == torch.iinfo(output.dtype).min).all())
 
 
 def _module(request: Mapping[str, Any]) -> ModuleType:
@@ -86,11 +123,12 @@ def _module(request: Mapping[str, Any]) -> ModuleType:
         sys.path.insert(0, request["root"])
         return importlib.import_module(".".join(path.relative_to(request["root"]).with_suffix("").parts))
     sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = f"_submitted_{path.stem}"  # a file may be called torch.py
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise LoadError(f"{path.name} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # before it runs: triton and dataclasses look modules up there
+    sys.modules[name] = module  # before it runs: triton and dataclasses look modules up there
     spec.loader.exec_module(module)
     return module
 

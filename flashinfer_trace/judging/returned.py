@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,10 +13,11 @@ from flashinfer_trace.harness.family import Outputs
 from flashinfer_trace.harness.inputs import torch_dtype
 from flashinfer_trace.harness.outputs import misfits, numbers_as_tensors
 from flashinfer_trace.judging.answers import Answer
+from flashinfer_trace.judging.arena import memory_of
 from flashinfer_trace.judging.submission import printable
 from flashinfer_trace.judging.verdict import Failure
 
-__all__ = ["misfit", "outputs_of"]
+__all__ = ["misfit", "outputs_of", "with_unwritten"]
 
 
 def outputs_of(definition: Definition, answer: Answer, device: torch.device) -> Outputs:
@@ -47,6 +49,20 @@ def misfit(
             lines += [f"output {name} {wrong}" for wrong in _elsewhere(described, device)]
             lines = lines or [f"output {name} has a form that its process described as {described}"]
     return Failure("outputs", printable("; ".join(lines))) if lines else None
+
+
+def with_unwritten(failure: Failure, answer: Answer, poisoned: Mapping[str, torch.Tensor]) -> Failure:
+    """A failure of values, which also names the outputs that the kernel takes, and into which it wrote nothing."""
+    if failure.kind != "values" or answer.returned:
+        return failure
+    untouched = [
+        f"`{name}`"
+        for name, value in answer.outputs.items()
+        if value.numel() and value.dtype != torch.bool and torch.equal(memory_of(value), memory_of(poisoned[name]))
+    ]
+    if not untouched:
+        return failure
+    return dataclasses.replace(failure, message=f"it wrote nothing into {', '.join(untouched)}; {failure.message}")
 
 
 def _strange(answer: Answer, device: torch.device) -> dict[str, Any]:

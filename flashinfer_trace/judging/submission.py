@@ -102,7 +102,10 @@ def from_path(text: str) -> Submission:
         file, name = text, None
     path = Path(file)
     if not path.is_file():
-        raise SubmissionError(f"{path}: no such file; give FILE.py, FILE.py:FUNCTION or a Solution of flashinfer-bench")
+        wrong = "not a regular file" if path.exists() else "no such file"
+        raise SubmissionError(f"{path}: {wrong}; give FILE.py, FILE.py:FUNCTION or a Solution of flashinfer-bench")
+    if name == "":
+        raise SubmissionError(f"{text!r} names no function after the colon; give FILE.py or FILE.py:FUNCTION")
     if path.suffix == ".json":
         return _solution(path)
     if path.suffix != ".py":

@@ -106,6 +106,7 @@ class Verdict:
         cases, vacuous: calls that count, and those that could not fail; of a right submission.
         corners: how many of the cases the family names.
         repeated: how many of them had the shapes and addresses of the case before, with other elements.
+        largest: the largest value of each variable axis over the cases that count: of larger ones nothing is known.
         kept_apart: whether the system kept its process from reading the judge's memory.
         seed: repeats the run.
         outputs: figures of each output, under the grade's bounds.
@@ -125,6 +126,7 @@ class Verdict:
     vacuous: int = 0
     corners: int = 0
     repeated: int = 0
+    largest: dict[str, int] = field(default_factory=dict)
     kept_apart: bool = True
     seed: int = 0
     seconds: float = 0.0
@@ -154,6 +156,10 @@ class Verdict:
             lines += _reasons(self.failure)
         for name, figures in self.outputs.items():
             lines.append(f"  {name}: worst error {figures.worst:.3f} x its bound ({figures.policy})")
+        if self.passed:
+            sizes = ", ".join(f"{axis} {value}" for axis, value in self.largest.items())
+            larger = "; for larger ones give --device cuda" if self.device == "cpu" else ""
+            lines.append(f"  judged up to {sizes or 'its constant sizes'}{larger if sizes else ''}")
         if not self.kept_apart:
             lines.append("  this system did not keep it from the judge's memory, which takes Linux 5.19 with Landlock")
         counts = (

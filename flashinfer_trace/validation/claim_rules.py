@@ -1,4 +1,4 @@
-"""Rules on tags that name kernels."""
+"""Rules on kernels: those that tags name, and that there is one."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import difflib
 
 from flashinfer_trace.kernel_paths import CALLED, KINDS, Claimable, KernelPaths
 from flashinfer_trace.validation.candidate import Candidate
-from flashinfer_trace.validation.problems import Findings, pointer_of, quote
+from flashinfer_trace.validation.problems import Findings, quote_tag
 
-__all__ = ["check_claims"]
+__all__ = ["check_claims", "check_no_kernel"]
 
 _EMBED = "run `flashinfer-trace embed`"
 
@@ -26,20 +26,31 @@ def check_claims(candidate: Candidate, known: KernelPaths, kernels: Claimable, f
         namespace, _, path = tag.partition(":")
         if namespace not in KINDS or "." not in path:
             continue
-        pointer, package = pointer_of("tags", index), path.partition(".")[0]
+        pointer, package = f"/tags/{index}", path.partition(".")[0]
         if package in known.versions and path not in known.paths:
             close = difflib.get_close_matches(path, known.paths, 1)
             offer = f"did you mean {close[0]}? " if close else ""
             hint = f"{offer}if it does exist there, run python -m tools.kernel_paths in a checkout"
-            findings.add("tag-path", f"{known.versions[package]} has no {quote(path)}", hint, pointer)
+            findings.add("tag-path", f"{known.versions[package]} has no {quote_tag(path)}", hint, pointer)
         elif path in kernels.refused:
-            message = f"by the family's record, {quote(path)} computes this Definition neither alone nor in a pipeline"
+            refused = quote_tag(path)
+            message = f"by the family's record, {refused} computes this Definition neither alone nor in a pipeline"
             hint = f"{_EMBED}, or correct the record and, in a checkout, run python -m tools.generate_docs"
             findings.add("tag-claim", message, hint, pointer)
         elif namespace == CALLED and path in kernels.proven:
-            findings.add("tag-claim", f"{quote(path)} ran for this, so {CALLED}: says too little", _EMBED, pointer)
+            findings.add("tag-claim", f"{quote_tag(path)} ran for this, so {CALLED}: says too little", _EMBED, pointer)
         elif namespace != CALLED and path not in kernels.proven:
             message = (
-                f"{namespace}: claims a run, but the evidence of this Definition has none of {quote(path)} that fits"
+                f"{namespace}: claims a run, but this Definition's evidence has none of {quote_tag(path)} that fits"
             )
             findings.add("tag-claim", message, f"record one, or {_EMBED}", pointer)
+
+
+def check_no_kernel(candidate: Candidate, family: str, findings: Findings) -> None:
+    """Reports a Definition that each kernel of its family refuses, so that it can never be verified."""
+    message = f"by schema/records.json, no kernel of the record of {family} computes this Definition"
+    hint = (
+        f"choose sizes that one takes: `flashinfer-trace verify {candidate.name} --against kernel` says what each "
+        "needs; or correct the record and, in a checkout, run python -m tools.generate_docs"
+    )
+    findings.add("no-kernel", message, hint, "/name")

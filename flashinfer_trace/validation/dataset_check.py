@@ -24,8 +24,9 @@ from flashinfer_trace.naming import NamePattern, Naming, NamingError, load_namin
 from flashinfer_trace.records import KernelFacts, RecordsError, load_records, records_path
 from flashinfer_trace.validation import definition_rules, reference_rules
 from flashinfer_trace.validation.candidate import Candidate
-from flashinfer_trace.validation.claim_rules import check_claims
+from flashinfer_trace.validation.claim_rules import check_claims, check_no_kernel
 from flashinfer_trace.validation.contract_rules import check_contract
+from flashinfer_trace.validation.data_rules import DATA, check_claims_file, check_names
 from flashinfer_trace.validation.evidence_rules import (
     check_evidence_file,
     check_machines,
@@ -42,22 +43,7 @@ from flashinfer_trace.validation.schemas import SchemaFileError, Schemas, check_
 from flashinfer_trace.validation.tag_rules import check_calls, check_family_file, check_family_tags
 from flashinfer_trace.validation.traffic_rules import check_traffic
 
-__all__ = ["DATA", "validate_paths"]
-
-#: Data files that a dataset may have -> their schema. Those that it must have are `_DatasetCheck._check_conventions`'s.
-DATA = {
-    "models/*.json": "model",
-    "models/curated/claims.json": "curated_claims",
-    "models/curated/family_tags.json": "family_tags",
-    "models/needs/*.json": "model_needs",
-    "schema/compatibility.json": "compatibility",
-    "schema/flashinfer_bench.json": "flashinfer_bench",
-    "schema/gpus.json": "gpus",
-    "schema/kernel_paths.json": "kernel_paths",
-    "traces/kernels_without_definition.json": "kernels_without_definition",
-}
-#: Schema -> the field that is the stem of the file's name.
-NAMED_BY = {"model": "name", "model_needs": "model"}
+__all__ = ["validate_paths"]
 
 
 def validate_paths(
@@ -211,7 +197,10 @@ class _DatasetCheck:
             if contract := records.contracts.get(family.name):
                 check_contract(candidate, contract, findings)
             known, name = load_kernel_paths(self.root), str(candidate.name)
-            ran = self._ran(candidate, records.kernels_of(family.name, name))
+            kernels_of = records.kernels_of(family.name, name)
+            if not kernels_of and records.families.get(family.name):
+                check_no_kernel(candidate, family.name, findings)
+            ran = self._ran(candidate, kernels_of)
             if ran is None:
                 return
             kernels = claimable_of(known, records, family.name, name, ran)
@@ -238,18 +227,21 @@ class _DatasetCheck:
         return {entry.kernel_label for entry in ledger.proofs(definition, kernels)} if ledger else None
 
     def _check_data(self) -> None:
-        """Checks the data files that a dataset may have by their schemas."""
+        """Checks the data files that a dataset may have by their schemas, and what these cannot express."""
+        titles: dict[str, Path] = {}
         for pattern, name in DATA.items():
             for path in sorted(self.root.glob(pattern)):
                 document, schema = self._load(path), self._schema(name)
                 if document is None or schema is None:
                     continue
                 findings = self.findings_of(path)
-                check_schema(schema, document.data, findings, "dataset-schema")
-                field = NAMED_BY.get(name, "")
-                if isinstance(document.data, dict) and document.data.get(field, path.stem) != path.stem:
-                    message = f"{field} is {quote(document.data[field])}, but the file is {path.name}"
-                    findings.add("dataset-schema", message, "rename the file, or correct the field", f"/{field}")
+                invalid = check_schema(schema, document.data, findings, "dataset-schema")
+                check_names(path, name, document.data, titles, findings)
+                if name == "curated_claims" and not invalid:
+                    try:
+                        check_claims_file(document.data, self.files.stems, self.root, findings)
+                    except KernelPathsError as error:
+                        self._report_kernel_paths(error)
 
     def _check_family_file(self) -> None:
         """Checks what models/ says of families, if it says anything."""
@@ -339,10 +331,9 @@ class _DatasetCheck:
         try:
             return load_model_claims(self.root)
         except ModelClaimsError as error:
-            hint = (
-                "restore it from version control; in a checkout, `python -m tools.generate_docs` writes models/needs/"
-            )
-            self.findings_of(error.path).add("dataset-schema", str(error), hint)
+            findings = self.findings_of(error.path)
+            if not findings.problems:  # otherwise they say what is wrong, and where
+                findings.add("dataset-schema", error.reason, error.hint, line=error.line)
             return None
 
     @cached_property

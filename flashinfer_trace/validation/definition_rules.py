@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from flashinfer_trace.constraints import Constraint, ConstraintSyntaxError, ConstraintValueError, parse
 from flashinfer_trace.naming import NamePattern, Naming, NamingError, TagNamespace, derive_name, family_name
 from flashinfer_trace.validation.candidate import Candidate
-from flashinfer_trace.validation.problems import Findings, pointer_of, quote
+from flashinfer_trace.validation.problems import Findings, pointer_of, quote, quote_tag
 
 __all__ = ["check_axes", "check_constraints", "check_descriptions", "check_identifiers", "check_name", "check_tags"]
 
@@ -213,9 +213,9 @@ def check_tags(candidate: Candidate, naming: Naming, findings: Findings) -> None
     seen: set[str] = set()
     counts: Counter[str] = Counter()
     for index, tag in candidate.tags:
-        pointer = pointer_of("tags", index)
+        pointer = f"/tags/{index}"
         if tag in seen:
-            findings.add("tag-duplicate", f"the tag {quote(tag)} appears twice", "remove one", pointer)
+            findings.add("tag-duplicate", f"the tag {quote_tag(tag)} appears twice", "remove one", pointer)
             continue
         seen.add(tag)
         name, colon, value = tag.partition(":")
@@ -240,7 +240,7 @@ def _report_unknown_tag(tag: str, naming: Naming, findings: Findings, pointer: s
     close = difflib.get_close_matches((name + colon)[:80], [*spaces, *naming.flags], 1)
     offer = f"did you mean {close[0]}? " if close else ""
     hint = f"{offer}namespaces {' '.join(spaces)} flags {' '.join(naming.flags)}, from schema/naming.json"
-    findings.add("tag-unknown", f"the tag {quote(tag)} is unknown", hint, pointer)
+    findings.add("tag-unknown", f"the tag {quote_tag(tag)} is unknown", hint, pointer)
 
 
 def _tag_help(namespace: TagNamespace) -> str:

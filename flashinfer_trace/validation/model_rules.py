@@ -35,6 +35,9 @@ _DIGITS = re.compile(r"\d+")
 _PARENTHESES = re.compile(r"\((?:[^()]|\([^()]*\))*\)")
 #: Parallel sizes of a description, such as ``TP 1, 2 and 4``.
 _PARALLEL = re.compile(r"\b(TP|EP) (\d+(?:, \d+)*(?: and \d+)?)")
+#: What ends a sentence of a description, and what says in one that sizes are a model's: whether it calls is not said.
+_SENTENCE_END = re.compile(r"(?<=\.)\s+")
+_OF_SIZES = re.compile(r"\b[Ss]izes\b|\b[Tt]he size (?:is|of)\b")
 #: Digits of a number that are looked at, because Python refuses to convert thousands; no size has as many.
 DIGITS = 18
 #: What a size may be divided by: halves of a pair, and parallel sizes.
@@ -69,6 +72,7 @@ _PHRASES: Mapping[str, tuple[str, ...]] = {
     "over # features": ("hidden_size",),
     "hidden size #": ("hidden_size",),
     "over # tokens": ("vocab_size",),
+    r"1/sqrt\(#\)": ("head_dim", "qk_dim"),
 }
 
 
@@ -119,12 +123,29 @@ def untagged_sizes(text: str, tags: Iterable[str]) -> list[tuple[str, list[str]]
 
 
 def _check_described(candidate: Candidate, claims: ModelClaims, findings: Findings) -> None:
-    text = candidate.data.get("description")
-    if not isinstance(text, str):
+    text, tags = candidate.data.get("description"), _tags(candidate)
+    if not isinstance(text, str) or not claims.titles or not _titles(tuple(claims.titles)).search(text):
         return
-    for model, title in untagged_models(text, _tags(candidate), claims.titles).items():
+    if " model:" not in " ".join(["", *tags]):
+        _check_sentences(text, candidate, claims, findings)
+        return
+    for model, title in untagged_models(text, tags, claims.titles).items():
         message = f"the description names {title}, but there is no tag model:{model}"
         findings.add("description-model", message, "correct the description, or add the tag", "/description")
+
+
+def _check_sentences(text: str, candidate: Candidate, claims: ModelClaims, findings: Findings) -> None:
+    """Without model: tags, sentences name only models that are given, and others to say whose sizes these are."""
+    pattern = _titles(tuple(claims.titles))
+    for sentence in _SENTENCE_END.split(text):
+        named = () if _OF_SIZES.search(sentence) else dict.fromkeys(pattern.findall(sentence))
+        if other := [title for title in named if not claims.allows(str(candidate.name), claims.titles[title])]:
+            message = f"the description says of {', '.join(other)} what models/ does not, in {quote(sentence, 160)}"
+            hint = (
+                "remove that from it; if the sizes are theirs, write `Sizes of ...`; if you know that they call this, "
+                "claim it with its source in models/curated/claims.json"
+            )
+            findings.add("description-model", message, hint, "/description")
 
 
 def _tags(candidate: Candidate) -> list[str]:
@@ -273,7 +294,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {ast.Add: oper
 
 def _value(text: str) -> int | None:
     """The value of an expression such as ``((64 query + 2 x 8 key-value heads) x 128)``; None if it is none."""
-    plain = re.sub(r"(?<=[\d)])\s*( x | of | heads of )", " * ", re.sub(r",[^()]*(?=\)$)", "", text))
+    plain = re.sub(r"(?<=[\d)])\s*( x | of | heads of )", " * ", re.sub(r"[,:][^()]*(?=\)$)", "", text))
     plain = re.sub(r"[A-Za-z_-]+(\s+x\s+)", r"* ", plain)
     plain = re.sub(r"[A-Za-z_][\w-]*", " ", plain)
     try:

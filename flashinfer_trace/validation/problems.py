@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flashinfer_trace.json_source import JsonDocument, escape_pointer
 
-__all__ = ["RULES", "Findings", "Problem", "Result", "format_json", "format_text", "pointer_of", "quote"]
+__all__ = ["RULES", "Findings", "Problem", "Result", "format_json", "format_text", "pointer_of", "quote", "quote_tag"]
 
 #: Every rule: its stable id and what it demands. `Findings.add` refuses ids that are not here.
 RULES: dict[str, str] = {
@@ -29,6 +29,7 @@ RULES: dict[str, str] = {
     "json-duplicate-key": "No key appears twice in one object.",
     # Schema
     "dataset-schema": "schema/ and models/ hold valid schemas, conventions and data.",
+    "dataset-claim": "models/curated/claims.json names Definitions and kernels that exist.",
     "schema-type": "Every value has the type that the schema gives it.",
     "schema-required": "No required field is missing.",
     "schema-unknown-field": "There are no fields that the schema does not know.",
@@ -44,13 +45,15 @@ RULES: dict[str, str] = {
     "name-overlap": "No input has the name of an output or an axis.",
     "description-trivial": "A description says more than blanks, the name or TODO.",
     "description-number": "Numbers and 16-bit formats in a description are those of the Definition and its tags.",
-    "description-model": "A Definition with model: tags describes no model of models/ that is not tagged.",
+    "description-model": "A description names a model only if it is tagged; without model: tags, only for its sizes.",
     # Axes
     "axis-undeclared": "Every axis in a shape is declared.",
     "axis-unused": "Every axis is used by a shape, a constraint, the name or the reference.",
     "axis-unbound": "Every var axis is in an input's shape, or determined by a constraint.",
     # Contracts
     "contract-family": "Definitions of a family differ in the values of their const axes, and in no axis or tensor.",
+    # Kernels
+    "no-kernel": "Some kernel of the family's record computes the Definition, by schema/records.json.",
     # Tags
     "tag-unknown": "A tag's namespace, or the flag, is in schema/naming.json.",
     "tag-value": "A tag's value is one that its namespace allows.",
@@ -172,13 +175,18 @@ def pointer_of(*parts: str | int) -> str:
     return "".join(f"/{escape_pointer(str(part))}" for part in parts)
 
 
-def quote(value: object) -> str:
-    """A value from a file, quoted as JSON and cut to 60 characters; the type of what JSON cannot write."""
+def quote(value: object, longest: int = 60) -> str:
+    """A value from a file, quoted as JSON and cut to so many characters; the type of what JSON cannot write."""
     try:
-        text = json.dumps(value[:80] if isinstance(value, str) else value, ensure_ascii=False)
+        text = json.dumps(value[: longest + 20] if isinstance(value, str) else value, ensure_ascii=False)
     except (TypeError, ValueError):  # bytes and complex numbers, or an integer too long for decimal digits
         text = f"a {type(value).__name__}"
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
+def quote_tag(tag: str) -> str:
+    """A tag, quoted as JSON and whole, so that it can be copied; `Candidate.tags` leaves out longer ones."""
+    return quote(tag, 220)
 
 
 def printable(text: str) -> str:

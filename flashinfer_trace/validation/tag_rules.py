@@ -10,7 +10,7 @@ from flashinfer_trace.model_claims import ModelClaims
 from flashinfer_trace.naming import Naming
 from flashinfer_trace.records import Records
 from flashinfer_trace.validation.candidate import Candidate
-from flashinfer_trace.validation.problems import Findings, pointer_of, quote
+from flashinfer_trace.validation.problems import Findings, pointer_of, quote, quote_tag
 
 __all__ = ["check_calls", "check_family_file", "check_family_tags"]
 
@@ -31,7 +31,7 @@ def check_calls(candidate: Candidate, claims: ModelClaims, findings: Findings) -
             namespace = tag.partition(":")[0]
             known = _listed(one for one in given if one.startswith(f"{namespace}:"))
             others = f"the {namespace}: tags that follow from it are {known}" if known else f"no {namespace}: tag does"
-            message = f"the tag {quote(tag)} does not follow from models/; {others}"
+            message = f"the tag {quote_tag(tag)} does not follow from models/; {others}"
             hint = f"run `{_embed(candidate)}`, or claim it with its source in {_CURATED}"
             findings.add("tag-unfounded", message, hint, pointer_of("tags", index))
     _check_missing(candidate, given - {tag for _, tag in of_calls}, "models/needs/ or " + _CURATED, findings)
@@ -72,7 +72,7 @@ def check_family_tags(
         present.add(plain := _plain(tag))
         invented = namespace in KINDS and value.partition(".")[0] in known.versions and value not in known.paths
         if plain not in expected and not invented and plain not in kernels.refused:
-            message = f"{_SHARED} does not give the tag {quote(tag)} to this Definition of the family {family}"
+            message = f"{_SHARED} does not give the tag {quote_tag(tag)} to this Definition of the family {family}"
             hint = f"run `{_embed(candidate)}`, or add it to the family there"
             findings.add("tag-unfounded", message, hint, pointer_of("tags", index))
     if expected - present:
@@ -102,7 +102,7 @@ def check_family_file(
                 if path in known.paths or path in run:
                     continue
                 package = known.versions.get(path.partition(".")[0])
-                where = f"{package} has no {quote(path)}" if package else f"no pinned package has {quote(path)}"
+                where = f"{package} has no {quote_tag(path)}" if package else f"no pinned package has {quote_tag(path)}"
                 message = f"{where}, and no kernel of the record of {family} is it"
                 hint = "name what the library exports; see schema/kernel_paths.json"
                 pointer = pointer_of("families", family, index, "kernels", place)
@@ -118,7 +118,7 @@ def _plain(tag: str) -> str:
 def _check_missing(candidate: Candidate, tags: Iterable[str], source: str, findings: Findings) -> None:
     if isinstance(candidate.data.get("tags"), list):
         for tag in sorted(tags):
-            message = f"the tag {quote(tag)} is missing, which {source} gives to this Definition"
+            message = f"the tag {quote_tag(tag)} is missing, which {source} gives to this Definition"
             findings.add("tag-missing", message, f"run `{_embed(candidate)}`, or correct that file", "/tags")
 
 

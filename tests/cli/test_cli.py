@@ -202,6 +202,19 @@ def test_a_broken_file_is_one_line_that_names_it(invoke, copy_of_dataset, argume
     assert f"Error: {copy_of_dataset}: " in line and "property name enclosed in double quotes" in line
 
 
+@pytest.mark.parametrize("command", ["show", "verify", "list", "cost"])
+@pytest.mark.parametrize(("field", "other"), [("name", "rmsnorm_h1024"), ("op_type", "layernorm")])
+def test_a_file_that_holds_another_definition_is_not_taken_for_its_own(invoke, copy_of_dataset, command, field, other):
+    """A copy whose name nobody changed, and a file in the folder of another op_type."""
+    data = json.loads(copy_of_dataset.read_text())
+    copy_of_dataset.write_text(json.dumps(data | {field: other}, indent=2))
+    result = invoke(command, *(["rmsnorm_h512"] if command != "list" else []))
+    assert result.exit_code == 1
+    line = {"name": 2, "op_type": 3}[field]
+    assert f"rmsnorm/rmsnorm_h512.json:{line}: it belongs at definitions/" in result.stderr
+    assert f"{other}" in result.stderr and f"correct {field} there, or move the file" in result.stderr
+
+
 @pytest.mark.parametrize("arguments", [["list"], ["validate"], ["verify"], ["embed"], ["coverage"], ["show", "x"]])
 def test_a_wrong_root_is_one_line(invoke, monkeypatch, tmp_path, arguments):
     monkeypatch.setenv("FLASHINFER_TRACE_ROOT", str(tmp_path))

@@ -81,7 +81,23 @@ def test_definitions_without_a_kernel_are_not_success(invoke, monkeypatch):
     monkeypatch.setattr("flashinfer_trace.cli.tasks.family_of", lambda definition: replace(record, kernels=()))
     result = invoke("verify", "rmsnorm_h512", "--against", "kernel")
     assert result.exit_code == 3
-    assert "nothing was verified: the chosen Definitions have no kernel" in result.stderr
+    assert result.stderr == "nothing was verified: the chosen Definitions have no kernel\n"
+
+
+def test_each_kernel_that_refuses_a_definition_says_why(invoke, monkeypatch):
+    kernels = (
+        Kernel("toy.other", "pytest", lambda *_: {}, const_axes={"hidden_size": 7168}),
+        Kernel("toy.even", "pytest", lambda *_: {}, supports=lambda definition: "takes odd sizes only"),
+    )
+    record = family_of(flashinfer_trace.load("rmsnorm_h512"))
+    monkeypatch.setattr("flashinfer_trace.cli.tasks.family_of", lambda definition: replace(record, kernels=kernels))
+    result = invoke("verify", "rmsnorm_h512", "--against", "kernel")
+    assert result.exit_code == 3
+    assert result.stderr.splitlines() == [
+        "nothing was verified: the chosen Definitions have no kernel",
+        "  rmsnorm_h512: toy.other: needs hidden_size = 7168",
+        "  rmsnorm_h512: toy.even: takes odd sizes only",
+    ]
 
 
 def test_an_embedded_reference_that_is_older_is_stale(invoke, copy_of_dataset):

@@ -6,6 +6,7 @@ import builtins
 import dis
 import types
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -54,6 +55,21 @@ def test_a_solution_computes_what_its_adapter_does(name: str):
     run = names["run"]
     assert callable(run)
     assert torch.equal(run(*inputs.values()), kernel.call(definition, inputs, outputs)["C"])
+
+
+def test_a_solution_that_draws_takes_its_seeds_from_torch():
+    """A counter would be no randomness: `flashinfer-trace check` rejects one."""
+    definition = flashinfer_trace.load("min_p_sampling_from_probs_v32000")
+    family = family_of(definition)
+    seeds: list[int] = []
+    names: dict[str, Any] = {}
+    exec(main_source(definition, family, family.kernels[0]), names)
+    names["CALL"] = lambda definition, inputs, seed: seeds.append(seed) or {"samples": None}
+    with torch.random.fork_rng(devices=[]):
+        for number in (1, 2, 1):
+            torch.manual_seed(number)
+            names["run"](None, None)
+    assert seeds[0] != seeds[1] and seeds[0] == seeds[2] and all(0 <= seed < 1 << 31 for seed in seeds)
 
 
 def test_functions_of_the_same_name_stay_apart():

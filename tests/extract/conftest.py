@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -38,6 +39,18 @@ def extract(root, capsys):
             status = end.code
         captured = capsys.readouterr()
         return status, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def extract_config(extract, tmp_path):
+    """Extracts from a published configuration, which may hold what a file of models/ may not."""
+
+    def run(name, config, *arguments):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(config))
+        return extract("--model-name", name, "--config", path, *arguments)
 
     return run
 

@@ -26,14 +26,14 @@ def test_a_hugging_face_configuration(root, extract, snapshot, tmp_path):
 
 
 def test_a_part_of_each_head_is_rotated(root, extract, snapshot):
-    add_model(root, "part", "Part", {**TINY, "head_dim": 16, "partial_rotary_factor": 0.5, "attention_bias": True})
+    add_model(root, "part", "Part", {**TINY, "partial_rotary_factor": 0.5, "attention_bias": True})
     assert extract("--model-name", "part", "--tp", 1)[0] == 0
-    rope = load_definition(root, "rope/rope_with_cos_sin_cache_neox_style_h8_kv2_d16_rd8.json")
-    assert rope["axes"]["rotary_dim"]["value"] == 8
-    assert "features i and i + 4 of each head" in rope["description"]
-    assert "the first 8 features of each head rotated" in rope["description"]
-    qkv = load_definition(root, "gemm/gemm_bf16_bias_n192_k64.json")
-    assert qkv["description"].endswith("In Part: qkv_proj ((8 query + 2 x 2 key-value heads) x 16) at TP 1.")
+    rope = load_definition(root, "rope/rope_with_cos_sin_cache_neox_style_h8_kv2_d64_rd32.json")
+    assert rope["axes"]["rotary_dim"]["value"] == 32
+    assert "features i and i + 16 of each head" in rope["description"]
+    assert "the first 32 features of each head rotated" in rope["description"]
+    qkv = load_definition(root, "gemm/gemm_bf16_bias_n768_k64.json")
+    assert qkv["description"].endswith("In Part: qkv_proj ((8 query + 2 x 2 key-value heads) x 64) at TP 1.")
     assert list(qkv["inputs"]) == ["A", "B", "bias"]
 
 
@@ -46,19 +46,19 @@ def test_a_part_of_each_head_is_rotated(root, extract, snapshot):
         ({"first_k_dense_replace": 1}, True),
     ],
 )
-def test_dense_layers_of_a_mixture_of_experts(root, extract, snapshot, changes, dense):
+def test_dense_layers_of_a_mixture_of_experts(extract_config, snapshot, changes, dense):
     # The code of Qwen's mixtures of experts has no dense layers, whatever their configurations say.
     one_group = {"n_group": 1, "topk_group": 1}
-    add_model(root, "sparse", "Sparse", {**SPARSE, "architectures": ["Glm4MoeForCausalLM"], **one_group, **changes})
-    status, _, err = extract("--model-name", "sparse", "--tp", 1)
+    config = {**SPARSE, "architectures": ["Glm4MoeForCausalLM"], **one_group, **changes}
+    status, _, err = extract_config("sparse", config, "--tp", 1)
     assert status == 0, err
     assert ("gemm/gemm_bf16_n64_k96.json" in snapshot()) is dense
     assert ("activation/silu_and_mul_i96.json" in snapshot()) is dense
 
 
-def test_a_configuration_with_zero_experts_is_dense(root, extract, snapshot):
-    add_model(root, "dense", "Dense", {**SPARSE, "architectures": ["Qwen2MoeForCausalLM"], "num_experts": 0})
-    status, _, err = extract("--model-name", "dense", "--tp", 1)
+def test_a_configuration_with_zero_experts_is_dense(extract_config, snapshot):
+    config = {**SPARSE, "architectures": ["Qwen2MoeForCausalLM"], "num_experts": 0}
+    status, _, err = extract_config("dense", config, "--tp", 1)
     assert status == 0, err
     assert "activation/silu_and_mul_i96.json" in snapshot()
     assert not [path for path in snapshot() if path.startswith("moe/")]
@@ -109,7 +109,7 @@ def test_experts_are_extracted_in_the_numbers_that_are_published(root, extract, 
     add_model(root, "sparse", "Sparse", {**config, **({"quantization_config": own} if own else {})})
     path = root / "models" / "sparse.json"
     quantised = [{"repository": "nobody/nothing", "quantization_config": one} for one in others]
-    path.write_text(json.dumps({**json.loads(path.read_text()), "quantised": quantised}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), **({"quantised": quantised} if others else {})}))
     assert extract("--model-name", "sparse", "--ep", 4)[0] == 0
     names = {path.rpartition("/")[2].removesuffix(".json") for path in snapshot()}
     assert {name for name in names if "_e4_" in name and "_routing_" in name} == expected

@@ -114,7 +114,7 @@ def test_grouped_experts_of_a_new_size_keep_their_kernels(dataset, extract, snap
 
 def test_a_stage_that_does_not_call_a_new_definition_is_excepted(dataset, extract, snapshot):
     """Keys and values are expanded from the latent only in prefill; the list knows that of 512 features alone."""
-    add_model(dataset, "experts", "Experts", {**MIXTURE, "kv_lora_rank": 128})
+    add_model(dataset, "experts", "Experts", {**MIXTURE, "kv_lora_rank": 128, "v_head_dim": 40})
     assert extract("--model-name", "experts", "--execution-modes", "prefill")[0] == 0
     some = [path for path in snapshot() if path.startswith("gemm/fp8_blockwise_scaled_mm")]
     assert some and all("stage:decode" in load_definition(dataset, path)["tags"] for path in some)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 from made_up_evidence import made_up_evidence
-from small_models import MIXTURE, add_model, load_definition
+from small_models import MIXTURE, TINY, add_model, load_definition
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.validation import validate_paths
@@ -26,6 +27,7 @@ def states(table):
 
 
 def test_a_small_model(root, extract, snapshot):
+    add_model(root, "tiny", "Tiny", {**TINY, "head_dim": 8})  # two of its projections have the same sizes
     status, out, err = extract("--model-name", "tiny", "--tp", 1, 2)
     assert status == 0, err
     files = snapshot()
@@ -146,6 +148,7 @@ def test_models_share_kernels(root, extract, snapshot):
 
 
 def test_tags_of_one_stage_and_size_are_merged(root, extract):
+    add_model(root, "tiny", "Tiny", {**TINY, "head_dim": 8})
     extract("--model-name", "tiny", "--execution-modes", "decode", "--tp", 2)
     assert load_definition(root, "gemm/gemm_bf16_n48_k64.json")["tags"] == [
         "status:unverified",
@@ -386,4 +389,9 @@ def test_a_recipe_that_makes_something_invalid_writes_nothing(root, extract, sna
     path.write_text(path.read_text().replace("import torch", "import os\nimport torch", 1))
     status, _, err = extract("--model-name", "tiny")
     assert status == 1 and "reference-import" in err and "nothing was written" in err
+    *lines, last = err.splitlines()
+    assert lines and all(re.match(r"tiny(, twin-1\.5)? \(n \d+, k \d+\): reference-import: ", line) for line in lines)
+    target = root / "definitions" / "gemm" / "gemm_bf16_n64_k64.json"
+    assert any(line.startswith("tiny (n 64, k 64): ") and line.endswith(f"; for {target}") for line in lines)
+    assert "extract_definitions_" not in err and "Correct the constants of the model" in last
     assert snapshot() == {}

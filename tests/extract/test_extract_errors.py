@@ -33,11 +33,10 @@ def test_spellings_of_a_name(extract, name):
     assert extract("--model-name", name, "--dry-run")[0] == 0
 
 
-@pytest.mark.parametrize("field", sorted(TINY))
-def test_a_missing_field_is_named(root, extract, snapshot, field):
-    add_model(root, "partial", "Partial", {name: value for name, value in TINY.items() if name != field})
-    status, _, err = extract("--model-name", "partial")
-    assert status == 2 and f"partial.json: the configuration of partial lacks the field '{field}'" in err
+@pytest.mark.parametrize("field", sorted(TINY.keys() - {"head_dim", "rms_norm_eps", "torch_dtype"}))
+def test_a_missing_field_is_named(extract_config, snapshot, field):
+    status, _, err = extract_config("partial", {name: value for name, value in TINY.items() if name != field})
+    assert status == 2 and f"config.json: the configuration of partial lacks the field '{field}'" in err
     assert snapshot() == {}
 
 
@@ -48,7 +47,7 @@ def test_a_missing_field_is_named(root, extract, snapshot, field):
         ({"vocab_size": 0}, "the field 'vocab_size' is 0; it must be a positive integer"),
         ({"num_attention_heads": True}, "the field 'num_attention_heads' is True; it must be a positive integer"),
         (
-            {"num_attention_heads": 7, "num_key_value_heads": 7},
+            {"num_attention_heads": 7, "num_key_value_heads": 7, "head_dim": None},
             "num_attention_heads 7 does not divide hidden_size 64; add 'head_dim'",
         ),
         (
@@ -56,16 +55,39 @@ def test_a_missing_field_is_named(root, extract, snapshot, field):
             "num_key_value_heads 7 does not divide num_attention_heads",
         ),
         ({"rms_norm_eps": -1}, "the field 'rms_norm_eps' is -1; it must be a positive number"),
-        ({"rms_norm_eps": 1e-3}, "rms_norm_eps is 0.001, but the families of rmsnorm have 1e-06 and 1e-05"),
+        ({"head_dim": 127}, "head_dim is 127; heads have an even number of features"),
+        ({"partial_rotary_factor": 0.02}, "partial_rotary_factor 0.02 rotates 1 of 64 features"),
+        ({"partial_rotary_factor": 2}, "partial_rotary_factor 2 rotates 128 of 64 features"),
         ({"architectures": "LlamaForCausalLM"}, "it must list one class"),
         ({"architectures": ["UnheardForCausalLM"]}, "no trace of the architecture UnheardForCausalLM; there are "),
         ({"architectures": ["../up"]}, "no trace of the architecture ../up"),
     ],
 )
-def test_unusable_fields(root, extract, snapshot, changes, message):
-    add_model(root, "odd", "Odd", {**TINY, **changes})
-    status, _, err = extract("--model-name", "odd")
+def test_unusable_fields(extract_config, snapshot, changes, message):
+    status, _, err = extract_config("odd", {**TINY, **changes})
     assert status == 2 and message in err and snapshot() == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda model: model["config"].update(torch_dtype="bfloat"), 'torch_dtype is "bfloat" (one of bfloat16)'),
+        (lambda model: model["config"].update(head_dim=None), "head_dim is null, must be integer"),
+        (lambda model: model["config"].update(rope_base=1), 'config has no field "rope_base"'),
+        (lambda model: model["config"].pop("vocab_size"), "config lacks the field 'vocab_size'"),
+        (lambda model: model.pop("checked"), "the file lacks the field 'checked'"),
+        (lambda model: model.update(name="other"), 'name is "other", but the file is tiny.json'),
+    ],
+)
+def test_a_model_that_the_schema_refuses_is_not_extracted(root, extract, snapshot, change, message):
+    path = root / "models" / "tiny.json"
+    model = json.loads(path.read_text())
+    change(model)
+    path.write_text(json.dumps(model))
+    for arguments in (["--model-name", "tiny"], ["--all-models", "--dry-run"]):
+        status, out, err = extract(*arguments)
+        assert (status, out) == (2, "") and f"models/tiny.json:1: dataset-schema: {message}" in err
+    assert snapshot() == {}
 
 
 @pytest.mark.parametrize(
@@ -96,18 +118,16 @@ def test_expert_parallel_sizes_must_divide_the_experts(extract, root, snapshot):
     assert snapshot() == {}
 
 
-def test_an_activation_that_no_family_computes_is_reported(extract, root, snapshot):
-    add_model(root, "odd", "Odd", {**TINY, "hidden_act": "gelu"})
-    status, _, err = extract("--model-name", "odd")
+def test_an_activation_that_no_family_computes_is_reported(extract_config, snapshot):
+    status, _, err = extract_config("odd", {**TINY, "hidden_act": "gelu"})
     assert (
         status == 0 and "unsupported: odd: act_fn: no family covers hidden_act 'gelu': sgl-kernel:silu_and_mul" in err
     )
     assert snapshot() and not [path for path in snapshot() if path.startswith("activation/")]
 
 
-def test_other_dtypes_are_refused(extract, root, snapshot):
-    add_model(root, "odd", "Odd", {**TINY, "torch_dtype": "float16"})
-    status, _, err = extract("--model-name", "odd")
+def test_other_dtypes_are_refused(extract_config, snapshot):
+    status, _, err = extract_config("odd", {**TINY, "torch_dtype": "float16"})
     assert status == 0 and "unsupported: odd: attn: the families are for bfloat16 (torch_dtype float16)" in err
     assert {path.partition("/")[0] for path in snapshot()} == {"renorm", "sampling"}
 

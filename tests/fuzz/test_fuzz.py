@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 from flashinfer_trace.digests import content_sha256, lengths_sha256
-from flashinfer_trace.validation.dataset_check import DATA
+from flashinfer_trace.validation.data_rules import DATA
 from tools.extract_definitions import traces
 from tools.fuzz import run as fuzz
 from tools.fuzz.__main__ import FILES, OTHERS, SEED, main

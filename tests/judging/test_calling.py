@@ -29,6 +29,10 @@ RETURNS = "def norm(x, w): return x.clone()\n"
         (lambda b, *, a: 0, True, False),
         (lambda a, b, /: 0, False, False),
         (lambda a, b, eps=0, *, more=0: 0, True, False),
+        (lambda b, a, z: 0, True, True),
+        (lambda b, z, a, eps=0: 0, True, True),
+        (lambda b, a, *, z: 0, True, True),
+        (lambda b, x, z: 0, False, True),
     ],
 )
 def test_arguments_go_by_name_or_by_position(function, by_name, writes):
@@ -47,6 +51,56 @@ def test_arguments_go_by_name_or_by_position(function, by_name, writes):
 def test_what_cannot_be_called_is_refused_before_the_first_call(function, takes):
     with pytest.raises(LoadError, match=f"it takes {takes}; it must take the inputs"):
         convention(function, ["a", "b"], ["y"], None)
+
+
+@pytest.mark.parametrize(
+    ("function", "targets"),
+    [
+        (lambda b, y, a, x: 0, ("x", "y")),
+        (lambda x, z, b, a: 0, ("x", "z")),
+        (lambda a, b, x, y: 0, ("x", "y")),
+        (lambda m, n, x, z: 0, ("x", "z")),
+        (lambda *all: 0, ()),
+        (lambda b, a: 0, ()),
+    ],
+)
+def test_outputs_go_by_the_parameters_that_are_left(function, targets):
+    assert convention(function, ["a", "b"], ["x", "y"], None).targets == targets
+
+
+NORM_TEXT = "f = hidden_states.float()\n    f = f * torch.rsqrt(f.square().mean(-1, keepdim=True) + {eps}) * weight\n"
+
+
+def written(tmp_path, parameters: str, last: str, eps: str = "1e-6") -> str:
+    """A kernel of these parameters, which ends with a line about `f`, its result."""
+    path = tmp_path / "mine.py"
+    path.write_text(f"import torch\n\ndef run({parameters}):\n    {NORM_TEXT.format(eps=eps)}    {last}\n")
+    return str(path)
+
+
+def test_inputs_go_by_name_if_the_output_has_another(tmp_path, server):
+    verdict = judge(written(tmp_path, "weight, hidden_states, out", "out.copy_(f)"), NORM, examples=2, server=server)
+    assert verdict.grade == Grade.REFERENCE, verdict
+
+
+@pytest.mark.parametrize(
+    ("parameters", "last", "eps", "message"),
+    [
+        ("hidden_states, weight, eps", "return f.bfloat16()", "eps", "the output `output` as `eps`, wrote nothing"),
+        ("hidden_states, weight, output", "return f.bfloat16()", "1e-6", "returned a Tensor, which is ignored: write"),
+        ("hidden_states, weight, output", "pass", "1e-6", "it wrote nothing into `output`; output output: "),
+    ],
+)
+def test_an_output_that_nothing_is_written_into_is_told(parameters, last, eps, message, tmp_path, server):
+    verdict = judge(written(tmp_path, parameters, last, eps), NORM, examples=2, server=server)
+    assert verdict.grade == Grade.WRONG and message in verdict.failure.message, verdict
+    assert verdict.failure.kind == ("values" if last == "pass" else "outputs")
+
+
+@pytest.mark.parametrize("returned", ["output", "(output,)", "{'output': output}", "None", "True", "object()"])
+def test_what_is_returned_beside_written_outputs_does_not_matter(returned, tmp_path, server):
+    kernel = written(tmp_path, "hidden_states, weight, output", f"output.copy_(f); return {returned}")
+    assert judge(kernel, NORM, examples=2, server=server).grade == Grade.REFERENCE
 
 
 @pytest.fixture

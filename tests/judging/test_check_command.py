@@ -32,7 +32,7 @@ def test_a_right_kernel_exits_with_0_and_is_json_on_demand():
     VALID.validate(verdict)
     assert verdict["grade"] == "reference-grade" and verdict["passed"] is True
     assert verdict["seed"] == 4 and verdict["failure"] is None
-    assert verdict["outputs"]["output"]["worst"] <= 1
+    assert verdict["outputs"]["output"]["worst"] <= 1 and verdict["largest"].keys() == {"batch_size"}
 
 
 def test_a_wrong_kernel_exits_with_1_whatever_it_prints(tmp_path):
@@ -89,6 +89,15 @@ def test_wrong_usage_exits_with_2(arguments, message):
     result = invoke(*arguments)
     assert result.exit_code == 2, result.output
     assert message in result.output
+
+
+def test_wrong_usage_is_no_verdict_in_json_and_the_document_says_so():
+    result = invoke("no_such.py", "-d", NORM, "--format", "json")
+    assert result.exit_code == 2 and json.loads(result.stdout).keys() == {"error"}
+    text = (flashinfer_trace.find_root() / "docs" / "judge.md").read_text(encoding="utf-8")
+    assert "of wrong usage, no verdict but an object with the message as its only field, `error`" in " ".join(
+        text.split()
+    )
 
 
 @pytest.mark.parametrize("text", ["import no_such_package", "def run(x, w:", "def run(x): return x"])

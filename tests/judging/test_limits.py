@@ -13,7 +13,7 @@ import flashinfer_trace
 from flashinfer_trace.judging import domain
 from flashinfer_trace.judging.judge import judge
 from flashinfer_trace.judging.process import Server
-from flashinfer_trace.judging.verdict import Grade
+from flashinfer_trace.judging.verdict import Grade, Verdict
 
 ASKS = f"    import flashinfer_trace\n    return flashinfer_trace.load({NORM!r}).run(hidden_states, weight)\n"
 #: Takes away what refuses the import.
@@ -50,3 +50,30 @@ def test_a_domain_that_cannot_be_tried_is_none(monkeypatch):
 
     monkeypatch.setattr(domain, "enter", broken)
     assert not domain.works()
+
+
+#: A right kernel for the batches of which a condition holds; zeros for others.
+RIGHT_IF = """
+def run(x, w):
+    y = x.float()
+    y = (y * (y.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * w.float()).to(x.dtype)
+    return y if {condition} else y.zero_()
+"""
+
+
+def test_a_verdict_names_the_sizes_that_it_is_about(tmp_path, server):
+    """As docs/judge.md says, a kernel that fails beyond them passes; one that fails at them does not."""
+
+    def verdict_if(condition: str) -> Verdict:
+        path = tmp_path / "mine.py"
+        path.write_text(RIGHT_IF.format(condition=condition))
+        return judge(str(path), NORM, seed=4, examples=5, server=server)
+
+    largest = verdict_if("True").largest["batch_size"]
+    assert largest > 1
+    verdict = verdict_if(f"len(x) <= {largest}")
+    assert verdict.grade == Grade.REFERENCE and verdict.largest == {"batch_size": largest}
+    assert f"\n  judged up to batch_size {largest}; for larger ones give --device cuda\n" in str(verdict)
+    verdict = verdict_if(f"len(x) < {largest}")
+    assert verdict.grade == Grade.WRONG and verdict.failure.axes == {"batch_size": largest}
+    assert "judged up to" not in str(verdict)

@@ -31,6 +31,8 @@ RUN = {
     "libraries": {"sgl-kernel": "0.3.21"},
     "package_sha256": "0" * 64,
 }
+#: Cheats that were written after the recorded run, and wait for the next one.
+WAITING = {"counts_its_rows"}
 WRONG = Verdict("rmsnorm_h512", "a", "cuda", "own", grade=Grade.WRONG, failure=Failure("values", ""), seconds=1.234)
 RIGHT = Verdict("rmsnorm_h512", "b", "cuda", "own", grade=Grade.REFERENCE, cases=30, seconds=2.0)
 
@@ -112,7 +114,8 @@ def test_the_recorded_verdicts_are_those_that_are_wanted():
     """All cheats are rejected for the right reason; what is wrong of other kernels is a defect that is described."""
     document = valid(json.loads((ROOT / VERDICTS).read_text(encoding="utf-8")))
     cheats = {one["name"]: one for one in document["verdicts"] if one["kind"] == "cheats"}
-    assert all(cheats[cheat.function]["failure"] in cheat.kinds for cheat in ALL if cheat.gpu)
+    assert {cheat.function for cheat in ALL if cheat.gpu} - cheats.keys() == WAITING
+    assert all(cheats[one.function]["failure"] in one.kinds for one in ALL if one.function in cheats)
     findings = (ROOT / "docs" / "kernel_findings.md").read_text(encoding="utf-8")
     for one in document["verdicts"]:
         right = one["grade"] in (Grade.REFERENCE, Grade.KERNEL)
@@ -151,9 +154,9 @@ def test_a_recording_is_a_column(tmp_path):
     assert row(text, "in_another_process")[3] == "cheats on a CPU only"
     assert row(text, "greedy")[3] == "not recorded"
     assert row(text, "on_another_stream")[4] == "`PASSED` *GPU*"
-    assert f"rejected 1 of {sum(one.gpu for one in ALL)} cheats for the right reason" in text, (
-        "the other one for another"
-    )
+    total = sum(one.gpu for one in ALL)
+    wanted = f"rejected 1 of {total} cheats for the right reason ({total - 2} not run there yet). It passed"
+    assert wanted in text, "the other one for another"
     assert "1 of 1 honest kernels beside them, and 1 of 2 real ones" in text
     assert "- `bad` for `rmsnorm_h512`: wrong: `values`" in text
     counts = re.search(r"Of all (\d+) real kernels, (\d+) need another GPU, and (\d+) were not judged\.", text)

@@ -1,4 +1,4 @@
-"""The messages about results of a wrong form; how a process describes its results proves nothing."""
+"""What lies in the memory of a call; the messages about results of a wrong form, whose description proves nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from cheating_kernels import ATTENTION, NORM
 import flashinfer_trace
 from flashinfer_trace.judging.answers import Answer
 from flashinfer_trace.judging.judge import judge
+from flashinfer_trace.judging.process import Limits
 from flashinfer_trace.judging.returned import misfit, outputs_of
+from flashinfer_trace.judging.submission import from_path
 from flashinfer_trace.judging.verdict import Failure, Grade
 
 SAYS = "the Definition says"
@@ -83,3 +85,17 @@ def test_a_right_form_is_none_of_these(tmp_path, server):
     path.write_text("def run(x, w): return x.clone()")
     verdict = judge(str(path), NORM, examples=1, server=server)
     assert verdict.grade == Grade.WRONG and verdict.failure.kind == "values"
+
+
+def test_inputs_keep_their_strides_and_lie_where_they_lay(server, tmp_path):
+    path = tmp_path / "strides.py"
+    path.write_text("def run(a, b, n): return (str(a.stride()), a.data_ptr() % 512, b.sum() + n)")
+    submission = from_path(str(path))
+    matrix = torch.arange(12.0).view(3, 4).T
+    poisoned = {name: torch.zeros(()) for name in ("stride", "address", "total")}
+    for value in (matrix, torch.ones(1).expand(5), torch.ones(0, 3)):
+        inputs = {"a": value, "b": torch.ones(2, dtype=torch.bfloat16), "n": 3}
+        with server.start(submission.request, list(inputs), list(poisoned), "cpu", Limits()) as process:
+            answer = process.call(inputs, poisoned, 0)
+        assert answer.returned["stride"] == {"type": "str"} and answer.returned["address"] == {"number": 0}
+        assert answer.returned["total"]["dtype"] == "bfloat16" and not answer.changed and not answer.outside

@@ -133,6 +133,7 @@ ALL = [
             "greedy": "values same-draws",
             "guesses_the_seed": "values same-draws",
             "hashes_its_inputs": "values same-draws",
+            "counts_its_rows": "same-draws",
             "uniform": "values",
             "warm": "values",
         },

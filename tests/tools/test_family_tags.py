@@ -50,3 +50,20 @@ def test_an_unusable_file_is_named(root, capsys, text):
     family_tags_path(root).write_text(text)
     assert family_tags.main([]) == 2
     assert str(family_tags_path(root)) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tags", [[], ["stage:TODO", "called_as:flashinfer.norm.layernorm"], ["called_as:TODO"]])
+def test_a_family_without_stages_and_kernels_is_refused(root, capsys, tags):
+    """Otherwise `embed` would remove the tags that its Definitions get later."""
+    path = family_tags_path(root)
+    document = json.loads(path.read_text())
+    del document["families"]["layernorm"]
+    path.write_text(json.dumps(document))
+    before = path.read_bytes()
+    for one in (root / "definitions" / "layernorm").glob("*.json"):
+        definition = json.loads(one.read_text())
+        one.write_text(json.dumps(definition | {"tags": ["status:unverified", *tags]}))
+    assert family_tags.main([]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("layernorm: ") and "stage:prefill" in line and "called_as:PATH" in line
+    assert path.read_bytes() == before

@@ -60,7 +60,8 @@ def fill(root):
     reference = root / "reference" / "my_op" / "my_kernel.py"
     reference.write_text(reference.read_text().replace("return TODO", "return x + x").replace("TODO", "Doubled"))
     definition = root / "definitions" / "my_op" / "my_kernel_n8.json"
-    definition.write_text(definition.read_text().replace("TODO: ", "Surely "))
+    text = definition.read_text().replace("TODO: ", "Surely ").replace("stage:TODO", "stage:decode")
+    definition.write_text(text.replace("called_as:TODO", "called_as:flashinfer.norm.rmsnorm"))
     record = root / "flashinfer_trace" / "families" / "my_op.py"
     record.write_text(record.read_text().replace("TODO", "Done"))
 
@@ -87,11 +88,20 @@ def test_the_steps_have_the_commands_of_contributing_in_its_order(root, capsys):
     assert steps.rstrip().endswith("python -m tools.generate_docs")
 
 
+def test_the_stages_and_kernels_are_asked_for_before_the_tags_of_the_family_are_written(root, capsys):
+    assert main(["my_kernel", "--op-type", "my_op"]) == 0
+    definition = json.loads((root / "definitions" / "my_op" / "my_kernel_n8.json").read_text())
+    assert definition["tags"] == ["status:unverified", "stage:TODO", "called_as:TODO"]
+    steps = capsys.readouterr().out
+    assert "stage:prefill, stage:decode" in steps.partition("python -m tools.family_tags")[0]
+
+
 def test_they_are_refused_until_everything_is_filled(root):
     main(["my_kernel", "--op-type", "my_op"])
-    assert rules(root) == {"name-family", "description-trivial", "reference-undefined", "record-unfinished"}
+    asked = {"description-trivial", "tag-value", "reference-undefined", "record-unfinished"}
+    assert rules(root) == asked | {"name-family"}
     declare(root)
-    assert rules(root) == {"description-trivial", "reference-undefined", "record-unfinished"}
+    assert rules(root) == asked
     fill(root)
     embed_all(root, write=True)
     assert rules(root) == set()
@@ -110,17 +120,17 @@ def test_one_todo_that_is_left_is_enough(root, left):
     fill(root)
     kept.write_text(text)
     expected = {
-        "description": "description-trivial",
-        "reference": "reference-undefined",
-        "record": "record-unfinished",
+        "description": {"description-trivial", "tag-value"},
+        "reference": {"reference-undefined"},
+        "record": {"record-unfinished"},
     }
     if left == "record":  # not a part of the Definition
         embed_all(root, write=True)
-        assert rules(root) == {expected[left]}
+        assert rules(root) == expected[left]
     else:
         with pytest.raises(EmbeddingError) as refused:
             embed_all(root, write=True)
-        assert {line.split(": ")[1] for line in str(refused.value).splitlines()[1:]} == {expected[left]}
+        assert {line.split(": ")[1] for line in str(refused.value).splitlines()[1:]} == expected[left]
 
 
 def test_the_lines_of_a_record_that_are_left_are_named(root):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import fnmatch
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from flashinfer_trace.dataset import definition_paths
 from flashinfer_trace.naming import family_name, load_naming
 from flashinfer_trace.validation import Problem, validate_paths
 
@@ -62,6 +64,16 @@ class Dataset:
     def problems(self, *paths: Path) -> list[Problem]:
         """Problems that the validator finds in these paths, by default in everything."""
         return validate_paths(list(paths) or [self.root], self.root).problems
+
+
+def drop_other_claims(root: Path) -> None:
+    """Removes what models/curated/claims.json says of Definitions that a copy with a few of them does not have."""
+    path, names = root / "models" / "curated" / "claims.json", [one.stem for one in definition_paths(root)]
+    document = json.loads(path.read_text(encoding="utf-8"))
+    for claim in document["claims"]:
+        claim["definitions"] = [one for one in claim["definitions"] if fnmatch.filter(names, one)]
+    document["claims"] = [claim for claim in document["claims"] if claim["definitions"]]
+    path.write_text(json.dumps(document, indent=2), encoding="utf-8")
 
 
 @pytest.fixture

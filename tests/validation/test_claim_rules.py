@@ -15,7 +15,7 @@ from flashinfer_trace.validation.candidate import Candidate
 from flashinfer_trace.validation.claim_rules import check_claims
 from flashinfer_trace.validation.problems import Findings
 
-from .conftest import REPOSITORY
+from .conftest import REPOSITORY, Dataset
 
 PATHS = {path.stem: path for path in definition_paths(REPOSITORY)}
 FLASH_ATTENTION = "sgl_kernel.flash_attn.flash_attn"
@@ -88,3 +88,24 @@ def test_a_call_that_the_record_refuses_is_reported_once(name: str, path: str) -
     assert (
         problem.message == f'by the family\'s record, "{path}" computes this Definition neither alone nor in a pipeline'
     )
+
+
+def test_a_definition_that_every_kernel_refuses_is_a_problem(dataset: Dataset, minimal: dict[str, Any]) -> None:
+    """Without a kernel in the record, the family says nothing of sizes."""
+    path, records = dataset.add(minimal), dataset.root / "schema" / "records.json"
+    document = json.loads(records.read_text(encoding="utf-8"))
+    (kernel,) = document["families"]["rmsnorm"]["kernels"]
+    refuses = {**kernel, "unsupported": [minimal["name"]]}
+    other = {**kernel, "label": "other", "path": "flashinfer.norm.other"}
+    for kernels, count in (
+        ([refuses], 1),
+        ([refuses, {**refuses, "label": "other"}], 1),
+        ([refuses, other], 0),
+        ([], 0),
+    ):
+        document["families"]["rmsnorm"]["kernels"] = kernels
+        dataset.write("schema/records.json", document)
+        found = dataset.problems(path)
+        assert [(problem.rule, problem.pointer) for problem in found] == [("no-kernel", "/name")] * count
+        for problem in found:
+            assert f"flashinfer-trace verify {minimal['name']} --against kernel" in problem.hint

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from flashinfer_trace.cli import main
 from flashinfer_trace.dataset import definition_paths
 from flashinfer_trace.validation import validate_paths
-from flashinfer_trace.validation.dataset_check import DATA
+from flashinfer_trace.validation.data_rules import DATA
 
 from .conftest import REPOSITORY
 
@@ -35,6 +35,11 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / directory / "gemm").mkdir(parents=True)
         shutil.copy(REPOSITORY / directory / "gemm" / f"{NAME}.json", root / directory / "gemm")
     assert [path.stem for path in definition_paths(root)] == [NAME]
+    claim = {"definitions": [NAME], "tags": ["tp:1"], "source": "made up: which model calls it is not said"}
+    (root / "models/curated/claims.json").write_text(json.dumps({"claims": [claim]}), encoding="utf-8")
+    path = root / "definitions" / "gemm" / f"{NAME}.json"
+    data = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**data, "tags": [*data["tags"], "tp:1"]}), encoding="utf-8")
     assert validate_paths([], root).problems == []
     return root
 
@@ -52,6 +57,7 @@ MALFORMED: list[tuple[str, list[str | int], Any]] = [
     (f"models/{MODEL}.json", ["title"], ["(", "["]),
     (f"models/{MODEL}.json", ["nonsense"], 1),
     (f"models/{MODEL}.json", ["name"], "qwen3-9b"),
+    (f"models/{MODEL}.json", ["title"], "Qwen3-9B"),
     (f"models/needs/{MODEL}.json", ["model"], "qwen3-9b"),
     (f"models/{MODEL}.json", ["config"], {}),
     ("schema/compatibility.json", ["differences", 0, "names"], [5]),
@@ -120,3 +126,75 @@ def test_every_data_file_has_a_schema_and_is_checked_by_it() -> None:
     left = {path for path in found - checked if not path.name.endswith(".schema.json")}
     assert {path.name for path in left} == elsewhere
     assert all((REPOSITORY / "schema" / f"{name}.schema.json").is_file() for name in DATA.values())
+
+
+def write(path: Path, data: Any) -> None:
+    path.write_text(json.dumps(data, indent=2), encoding="utf-8")
+
+
+@pytest.fixture
+def copy(dataset: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(dataset, tmp_path / "copy"))
+
+
+def test_two_models_have_no_title_in_common_and_each_has_its_own(copy: Path) -> None:
+    path = copy / "models" / "qwen3-4b.json"
+    write(path, {**json.loads(path.read_text(encoding="utf-8")), "title": "Qwen3-1.7B"})
+    own, shared = validate_paths([], copy).problems
+    for problem in (own, shared):
+        assert (problem.rule, problem.file, problem.pointer) == ("dataset-schema", "models/qwen3-4b.json", "/title")
+        assert path.read_text(encoding="utf-8").splitlines()[problem.line - 1].startswith('  "title": ')
+    assert {own.message, shared.message} == {
+        'the title "Qwen3-1.7B" is not the name qwen3-4b, written by people',
+        'qwen3-1.7b.json has the title "Qwen3-1.7B" too',
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "pointer", "message", "hint"),
+    [
+        ({"definitions": [NAME, "gemm_n6144_k4097"]}, "/definitions/1", "no Definition has the name", f"mean {NAME}?"),
+        ({"definitions": [NAME, "gemm_nothing_*"]}, "/definitions/1", "no Definition has the name", "correct it"),
+        ({"kernel": "bmm_fp9"}, "/kernel", 'kernel_traces.json has the kernel "bmm_fp9"', "did you mean bmm_fp8?"),
+    ],
+)
+def test_a_claim_is_about_what_exists(
+    copy: Path, change: dict[str, Any], pointer: str, message: str, hint: str
+) -> None:
+    path = copy / "models" / "curated" / "claims.json"
+    (claim,) = json.loads(path.read_text(encoding="utf-8"))["claims"]
+    shutil.copy(REPOSITORY / "traces" / "kernel_traces.json", copy / "traces")
+    for kernel in ("bmm_fp8", "set_mla_kv_buffer_kernel"):  # one that a package exports, and one of the traces
+        write(path, {"claims": [{**claim, "kernel": kernel}]})
+        assert validate_paths([], copy).problems == []
+    write(path, {"claims": [{**claim, **change}]})
+    (problem,) = validate_paths([], copy).problems
+    assert (problem.rule, problem.file) == ("dataset-claim", "models/curated/claims.json")
+    assert problem.pointer == f"/claims/0{pointer}" and problem.line > 3
+    assert message in problem.message and hint in problem.hint
+
+
+def test_a_claim_about_an_unknown_model_is_named_by_every_command(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = copy / "models" / "curated" / "claims.json"
+    (claim,) = json.loads(path.read_text(encoding="utf-8"))["claims"]
+    write(path, {"claims": [{**claim, "models": ["qwen3-8b", "gemma-2-9b"]}]})
+    line = path.read_text(encoding="utf-8").splitlines().index('        "gemma-2-9b"') + 1
+    (problem,) = validate_paths([], copy).problems
+    assert (problem.rule, problem.file, problem.line) == ("dataset-schema", "models/curated/claims.json", line)
+    monkeypatch.setenv("FLASHINFER_TRACE_ROOT", str(copy))
+    for command in (["embed", NAME], ["validate", str(copy / "definitions" / "gemm" / f"{NAME}.json")]):
+        result = CliRunner().invoke(main, command)
+        assert result.exit_code == 1
+        assert f"models/curated/claims.json:{line}: " in result.output
+        assert "there is no models/gemma-2-9b.json" in result.output and "did you mean gemma-2-2b?" in result.output
+        assert "tag-m" not in result.output
+
+
+@pytest.mark.parametrize("file", [f"models/{MODEL}.json", "models/curated/claims.json"])
+def test_a_syntax_error_is_one_problem_with_its_line(copy: Path, file: str) -> None:
+    path = copy / file
+    path.write_text(path.read_text(encoding="utf-8").rstrip()[:-1] + ",\n", encoding="utf-8")
+    (problem,) = validate_paths([], copy).problems
+    assert (problem.rule, problem.file) == ("json-syntax", file)
+    (alone,) = validate_paths([copy / "definitions"], copy).problems
+    assert alone.file == file and "correct it, or restore it" in alone.hint and "generate_docs" not in alone.hint

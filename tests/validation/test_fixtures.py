@@ -25,6 +25,8 @@ RULES_WITH_OWN_TEST = {
     "file-unexpected": "test_dataset_check.py::test_other_file_among_definitions",
     "record-unfinished": "test_dataset_check.py::test_a_record_with_something_left_to_be_written",
     "dataset-schema": "test_dataset_check.py::test_broken_naming",
+    "dataset-claim": "test_data_files.py::test_a_claim_is_about_what_exists",
+    "no-kernel": "test_claim_rules.py::test_a_definition_that_every_kernel_refuses_is_a_problem",
     "evidence-stale": "../test_forgeries.py::test_older_code_is_stale_and_refused_at_a_release",
     "traffic-invalid": "test_traffic_rules.py::test_an_edited_file_is_refused",
     "evidence-orphan": "test_dataset_check.py::test_orphaned_evidence",

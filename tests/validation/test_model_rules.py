@@ -111,6 +111,35 @@ def test_a_malformed_curated_file_is_reported(dataset: Dataset, minimal: dict[st
     assert [(problem.rule, problem.file) for problem in found] == [("dataset-schema", "models/curated/claims.json")]
 
 
+COPIED = "It normalises the hidden state in DeepSeek-R1 and DeepSeek-V3, and (twice) in DeepSeek-R1."
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (COPIED, "DeepSeek-R1, DeepSeek-V3"),
+        ("Attention. Used at TP 4 by Qwen2.5-14B. Sizes of Qwen3-8B.", "Qwen2.5-14B"),
+        ("Attention of 8 heads, page size 1, in Qwen3-8B", "Qwen3-8B"),
+        ("These are the sizes of Qwen3-8B at TP 1, but SGLang calls another kernel there.", ""),
+        ("Router, Qwen3-8B's sizes. The size is Qwen3-8B's. This is the size of Qwen3-8B's hidden states.", ""),
+        ("Used by Qwen3-9000B and by Qwen3-4B, which models/needs/ gives.", ""),
+    ],
+)
+def test_without_model_tags_a_description_says_no_more_than_whose_sizes_these_are(
+    text: str, named: str, minimal: dict[str, Any]
+) -> None:
+    known = load_model_claims(REPOSITORY)
+    assert known is not None
+    claims = ModelClaims(known.models, {minimal["name"]: frozenset({"model:qwen3-4b"})}, (), known.titles)
+    findings = Findings(REPOSITORY / "x.json", REPOSITORY)
+    check_models(Candidate({**minimal, "description": text}), claims, findings)
+    assert [one.message.partition(", in ")[0] for one in findings.problems] == (
+        [f"the description says of {named} what models/ does not"] if named else []
+    )
+    for one in findings.problems:
+        assert one.rule == "description-model" and "write `Sizes of ...`" in one.hint
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -157,6 +186,8 @@ def test_numbers_of_a_description(text: str, expected: list[str], minimal: dict[
         ("gemm_n6144_k4096", "", "4096 input", "6144 input", "K is 4096"),
         ("gqa_paged_decode_h32_kv8_d128_ps64", "axes/page_size", ".", ", or page size 16.", "page_size is 64"),
         ("gqa_paged_decode_h32_kv8_d128_ps64", "inputs/q", ".", " of 64 query heads.", "num_qo_heads is 32"),
+        ("gqa_paged_decode_h32_kv8_d128_ps64", "inputs/sm_scale", "sqrt(128)", "sqrt(64)", "head_dim is 128"),
+        ("gqa_extend_causal_h16_kv16_qk192_vo128", "inputs/sm_scale", "sqrt(192)", "sqrt(128)", "qk_dim is 192"),
         ("gqa_paged_decode_h32_kv8_d128_ps64", "outputs/lse", "logarithm", "logarithm of 5000", "do not follow"),
     ],
 )
@@ -180,7 +211,8 @@ def test_every_way_to_say_a_size_is_used_and_names_axes_that_exist() -> None:
     used: dict[str, bool] = {}
     for one in definitions(root=REPOSITORY):
         for phrase, axes in _phrases().items():
-            if phrase.pattern not in used and phrase.search(one.description) and set(axes) & set(one.const_axes):
+            said = [one.description, *(tensor.description for tensor in one.inputs.values())]
+            if phrase.pattern not in used and any(map(phrase.search, said)) and set(axes) & set(one.const_axes):
                 used[phrase.pattern] = True
     assert [phrase.pattern for phrase in _phrases() if phrase.pattern not in used] == []
 
@@ -211,6 +243,8 @@ def test_numbers_in_names_are_none(text: str, numbers: list[str]) -> None:
         ("((64 query + 2 x 8 key-value heads) x 128)", 10240),
         ("((28 query + 2 x 4 key-value heads) x 128, before its bias is added)", 4608),
         ("(q_lora_rank 1536 + kv_lora_rank 512 + rope 64)", 2112),
+        ("(6 heads of 128 features: sizes of Llama-3.1-8B and Qwen3-8B at TP 1)", 768),
+        ("(6 heads of 128 features, the sizes of Qwen3-8B: at TP 1)", 768),
         ("(vocabulary)", None),
         ("(see 3 and 4)", None),
     ],

@@ -29,9 +29,9 @@ from flashinfer_trace.model_claims import ModelClaimsError
 from flashinfer_trace.naming import NamingError
 from flashinfer_trace.records import RecordsError
 from flashinfer_trace.reference import ReferenceSourceError
-from flashinfer_trace.validation import Result, format_text
 from tools.extract_definitions import apply, report
 from tools.extract_definitions.errors import ExtractionError
+from tools.extract_definitions.model_files import check_file
 from tools.extract_definitions.models import Model, available, load_config, load_model
 from tools.extract_definitions.needs import Options, Request
 from tools.extract_definitions.plan import CONFLICT, CREATED, TAGGED, Plan, Planner
@@ -94,8 +94,12 @@ def _run(options: argparse.Namespace) -> int:
         return 2
     problems = apply.problems_of(plan, root)
     if problems:
-        print(format_text(Result(0, problems)), file=sys.stderr)
-        print("error: a recipe produced invalid Definitions; nothing was written", file=sys.stderr)
+        print(*report.invalid(plan, problems), sep="\n", file=sys.stderr)
+        print(
+            "error: these Definitions would be invalid; nothing was written. Correct the constants of the model, or "
+            "the reference or recipe that does not take them",
+            file=sys.stderr,
+        )
         return 1
     return _carry_out(plan, definitions, options)
 
@@ -115,6 +119,8 @@ def requests(root: Path, options: argparse.Namespace) -> list[Request]:
     names = available(root) if options.all_models else options.model_name
     if options.config is None:
         models = [load_model(root, name) for name in names]
+        for one in models:
+            check_file(root, one.path)
     elif len(names) == 1:
         models = [load_config(root, options.config, names[0])]
     else:

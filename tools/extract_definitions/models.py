@@ -67,6 +67,13 @@ class Model:
     path: Path
     quantised: tuple[Mapping[str, Any], ...] = ()
 
+    def __post_init__(self) -> None:
+        """A window that no position exceeds is none."""
+        if isinstance(self.config, dict):
+            window, positions = (self.config.get(field) for field in ("sliding_window", "max_position_embeddings"))
+            if isinstance(window, int) and isinstance(positions, int) and window >= positions:
+                object.__setattr__(self, "config", {**self.config, "sliding_window": None})
+
     def __contains__(self, field: str) -> bool:
         return self.config.get(field) is not None
 
@@ -130,13 +137,19 @@ class Model:
     def head_dim(self) -> int:
         """Features of an attention head: `head_dim`, or hidden_size / num_attention_heads if that is absent."""
         if "head_dim" in self:
-            return self.size("head_dim")
+            return self._even(self.size("head_dim"), "head_dim")
         hidden_size, heads = self.size("hidden_size"), self.size("num_attention_heads")
         if hidden_size % heads:
             raise ExtractionError(
                 f"{self.path}: num_attention_heads {heads} does not divide hidden_size {hidden_size}; add 'head_dim'"
             )
-        return hidden_size // heads
+        return self._even(hidden_size // heads, "hidden_size / num_attention_heads")
+
+    def _even(self, size: int, field: str) -> int:
+        """The size of a head, which must be even, because the rotary embedding rotates pairs of features."""
+        if size % 2:
+            raise ExtractionError(f"{self.path}: {field} is {size}; heads have an even number of features, correct it")
+        return size
 
     @property
     def experts(self) -> int | None:
@@ -145,6 +158,16 @@ class Model:
             if self.count(field):
                 return self.size(field)
         return None
+
+    @property
+    def chosen_experts(self) -> int:
+        """Experts that routing chooses for each token."""
+        chosen, experts = self.size("num_experts_per_tok"), self.experts
+        if experts is not None and chosen > experts:
+            raise ExtractionError(
+                f"{self.path}: num_experts_per_tok {chosen} exceeds the number of experts, {experts}; correct it"
+            )
+        return chosen
 
     @property
     def is_latent(self) -> bool:

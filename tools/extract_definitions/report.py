@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
 
+from flashinfer_trace.validation import Problem, Result, format_text
 from tools.extract_definitions.plan import CONFLICT, OUTSIDE, PARTLY, STATES, UNSUPPORTED, Plan, Row
 
 MAX_MODELS = 4
@@ -43,6 +47,22 @@ def gaps(plan: Plan, verbose: bool) -> list[str]:
             f"not listed: {counted[0]} ops that families cover, but not by all their kernels, and "
             f"{counted[1]} ops outside the forward pass (--verbose)"
         )
+    return lines
+
+
+def invalid(plan: Plan, problems: Iterable[Problem]) -> list[str]:
+    """One line per problem with what would be written: where to, and the models and constants that it is from."""
+    rows = {row.name: row for row in plan.rows if row.path is not None}
+    lines = []
+    for problem in problems:
+        row = rows.get(Path(problem.file).stem)
+        if row is None:
+            lines.append(format_text(Result(0, [problem])))
+            continue
+        axes = json.loads(row.text)["axes"].items()
+        constants = ", ".join(f"{name} {axis['value']}" for name, axis in axes if axis["type"] == "const")
+        origin = f"{_models(row.models)} ({constants or 'no const axes'})"
+        lines.append(f"{origin}: {problem.rule}: {problem.message}; for {row.path}")
     return lines
 
 

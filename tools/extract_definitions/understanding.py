@@ -14,6 +14,7 @@ from tools.extract_definitions.layer_sizes import other_sizes
 from tools.extract_definitions.model_code import built_by
 from tools.extract_definitions.models import QUANTIZATION, Model
 from tools.extract_definitions.needs import Need, Request
+from tools.extract_definitions.number_formats import DTYPES, KV_CACHE, not_classified, numbers, other_dtypes
 from tools.extract_definitions.settings import COMMUNICATED, EXPRESSED, LINEAR, Settings, is_variant, settings
 
 FIELDS = Path(__file__).with_name("config_fields.json")
@@ -28,14 +29,8 @@ GROUPS = {
 }
 #: Probabilities are float32 whatever the dtype of the weights is.
 ANY_DTYPE = ("sampling", "renorm")
-DTYPES = ("dtype", "torch_dtype")
 #: Kinds of scaling that only change the contents of the rotary cache.
 CACHED_ROPE = ("default", "linear", "dynamic", "llama3", "yarn", "deepseek_yarn")
-#: Parts of a layer that a checkpoint leaves unquantised are named by the module around them.
-MODULES = {"qkv_proj": "self_attn", "o_proj": "self_attn", "logits_processor": "lm_head"}
-FP8_BLOCKS = ("fp8", [128, 128])
-#: What says in which numbers keys and values are stored.
-KV_CACHE = ("kv_cache_scheme", "kv_cache_quant_algo")
 #: Padding of the vocabulary of SGLang's VocabParallelEmbedding.
 VOCABULARY_PADDING = 64
 #: Defaults of a field that the code reads, and the question whether it is there, that switch on nothing.
@@ -161,35 +156,20 @@ def _affects(entry: Mapping[str, Any], op_type: str, op: str) -> bool:
 def _of_numbers(request: Request, op_type: str, op: str) -> Iterator[str]:
     """Dtypes and quantisation."""
     model = request.model
-    for field in DTYPES:
-        if field in model and model.config[field] != "bfloat16":
-            yield f"the families are for bfloat16 ({field} {model.config[field]})"
+    yield from other_dtypes(model)
     if (quantization := model.quantization) is None:
         return
-    method = quantization.get("quant_method")
-    said = f"{model.quantization_field} {method}"
     if op_type in GROUPS["attention"]:
+        said = f"{model.quantization_field} {quantization.get('quant_method')}"
         yield from (f"keys and values are quantised ({name} in {said})" for name in KV_CACHE if quantization.get(name))
+        yield from not_classified(model)
     elif op_type in ("moe", "gemm") or (op_type == "activation" and op != "act_fn"):
-        blocks = (method, quantization.get("weight_block_size"))
-        if blocks != FP8_BLOCKS and not (op_type == "gemm" and _is_left(request, op, quantization)):
-            yield f"no family covers the numbers of this checkpoint ({said})"
+        yield from numbers(request, op).reasons
 
 
 def is_quantised(request: Request, op: str) -> bool:
-    """Whether the published weights of a linear layer are fp8 with block scales."""
-    quantization = request.model.quantization
-    if op in ("gate", "logits_processor") or quantization is None:
-        return False
-    blocks = (quantization.get("quant_method"), quantization.get("weight_block_size"))
-    return blocks == FP8_BLOCKS and not _is_left(request, op, quantization)
-
-
-def _is_left(request: Request, op: str, quantization: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint leaves a layer unquantised: the code builds it so, or the checkpoint lists it."""
-    left = {str(name).rpartition(".")[2] for name in quantization.get("modules_to_not_convert") or ()}
-    built = request.usage.code.modules.get(op, ())
-    return bool({op, MODULES.get(op)} & left) or (bool(built) and all("quant_config=None" in text for text in built))
+    """Whether the weights of a linear layer are fp8 with block scales, in all layers of the model."""
+    return numbers(request, op).quantised
 
 
 def _of_rotation(request: Request, op_type: str) -> Iterator[str]:

@@ -23,7 +23,7 @@ import click
 
 from flashinfer_trace import definitions, find_root
 from flashinfer_trace.cli.verification import missing_packages
-from flashinfer_trace.families import family_of
+from flashinfer_trace.families import FamilyError, family_of
 from flashinfer_trace.files import UnreadableFile, read_text, write_json, write_text
 from flashinfer_trace.harness.family import Family
 from flashinfer_trace.ledger import RECORDED_ON
@@ -37,6 +37,7 @@ from tools.mutate.runner import judge_all
 from tools.mutate.summary import RESULTS, below_floor, mutants_digest, overall, render, score
 from tools.mutate.times import TIMES, Stopwatch, read_times, render_times
 from tools.shared.command import end_with
+from tools.shared.family_records import usable_families
 from tools.shared.limited_pool import default_processes
 
 DOCUMENT = "docs/harness_power.md"
@@ -50,7 +51,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cluster", metavar="ADDRESS", help="judge on a Ray cluster instead: auto, local or HOST:PORT")
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the results are out of date")
     options = parser.parse_args(arguments)
-    known = known_families()
+    try:
+        known = usable_families(options.families)
+    except FamilyError as error:
+        return report([f"error: {error}"])
     for name in options.families:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)

@@ -141,7 +141,8 @@ def next_steps(root: Path, family: str, op_type: str, files: list[Path], name: s
         else f"write the recipe {recipes / op_type}.py, and add it to RECIPES in __init__.py there"
     )
     steps += [
-        "python -m tools.family_tags",
+        "in the tags of the Definition, name the stages (stage:prefill, stage:decode, or both) and the kernels "
+        "(called_as:PATH, with the dotted path of each); then: python -m tools.family_tags",
         f"flashinfer-trace embed {name} && flashinfer-trace validate && flashinfer-trace verify {name}",
         f"flashinfer-trace verify '{family}*' --examples 100 && pytest tests/test_mutants.py -k {family}",
         f"python -m tools.mutate {family}",

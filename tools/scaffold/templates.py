@@ -136,7 +136,7 @@ def definition(name: str, op_type: str, contract: Contract) -> dict[str, object]
         "name": name,
         "op_type": op_type,
         "description": "TODO: what it computes, and where which model uses it.",
-        "tags": ["status:unverified"],
+        "tags": ["status:unverified", "stage:TODO", "called_as:TODO"],
         "axes": {
             axis: {"type": "var", "description": "TODO: what it counts."}
             if value is None

@@ -69,6 +69,20 @@ def hashes_its_inputs(probs, top_k, top_p):
     return drawn(kept(probs, top_k, top_p), generator)
 
 
+def counts_its_rows(probs, top_k, top_p):
+    """Takes its random numbers from a counter: golden ratios, which no test of frequencies tells from random ones."""
+    p = kept(probs, top_k, top_p).double()
+    u = (counts_its_rows.rows + torch.arange(len(p), dtype=torch.float64, device=p.device)) * (math.sqrt(5) - 1) / 2 % 1
+    counts_its_rows.rows += len(p)
+    p[:, 0] += p.sum(1) == 0
+    mass = p.cumsum(1)
+    token = torch.searchsorted(mass, (u * mass[:, -1]).unsqueeze(1), right=True).squeeze(1)
+    return torch.minimum(token, (p > 0).cumsum(1).argmax(1))
+
+
+counts_its_rows.rows = 0
+
+
 def uniform(probs, top_k, top_p):
     """Any token that is kept, with equal probability."""
     return drawn((kept(probs, top_k, top_p) > 0).float())

@@ -8,6 +8,7 @@ from typing import Any
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.recipes.feed_forward import dense_widths
 from tools.extract_definitions.recipes.fields import HEADS, WIDTHS
+from tools.extract_definitions.recipes.unread import of_experts, reported
 from tools.extract_definitions.words import const, document, tensor, uses, var
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
@@ -34,8 +35,9 @@ def needs(request: Request) -> Iterator[Need]:
         ("act_fn", width, where or "the feed-forward layers") for width, where in dense_widths(request, ("act_fn",))
     ]
     if model.experts is not None:
-        widths.append(("experts", model.expert_size, "the routed experts"))
         request.expect("experts", "the routed experts")
+        if not reported(request, ["experts"], of_experts(request)):
+            widths.append(("experts", model.expert_size, "the routed experts"))
     for size in request.tensor_parallel(TENSOR_PARALLEL):
         for op, width, role in widths:
             stages = request.stages(op, [f"sgl-kernel:{family}"])

@@ -6,9 +6,8 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tools.extract_definitions.errors import ExtractionError
-from tools.extract_definitions.models import Model
 from tools.extract_definitions.needs import Need, Request, Use
+from tools.extract_definitions.recipes.unread import of_heads, reported, unread
 from tools.extract_definitions.settings import CAPPED
 from tools.extract_definitions.words import const, listed, tensor, var
 
@@ -17,6 +16,9 @@ VARIANTS = ("_softcap", "_softcap_window", "_window", "_sinks", "_sinks_window")
 SLIDING = "sliding_attention"
 LAYER_TYPES = ("full_attention", SLIDING)
 TENSOR_PARALLEL = (1, 2, 4, 8)
+#: Sizes of heads that FlashInfer's kernels for decode and prefill take: its loops load 64 features at a time, its
+#: decode adds up over a power of two of threads, and what merges the parts of a request refuses other sizes.
+HEAD_SIZES = (64, 128, 256)
 REQUESTS = "Number of requests."
 LENGTH = "Length of the offset arrays: number of requests + 1."
 QUERY_OFFSETS = "Query offsets: request b owns rows qo_indptr[b] to qo_indptr[b + 1] - 1."
@@ -42,6 +44,37 @@ def has_dense_latents(request: Request, op: str) -> bool:
     return request.model.is_latent and not request.model.is_sparse
 
 
+def is_covered(request: Request, op: str) -> bool:
+    """Whether the families may cover grouped-query attention. If they may not, the op is reported as not covered."""
+    size, cap = request.model.head_dim, _cap(request)
+    other_size = "" if size in HEAD_SIZES else f"FlashInfer's kernels take no heads of {size} features"
+    part = f"the families have whole numbers for caps (attn_logit_softcapping {cap:g})" if cap % 1 else ""
+    return not reported(request, [op], *_unread(request, op), of_heads(request) or other_size, part)
+
+
+def _unread(request: Request, op: str) -> Iterator[str]:
+    """Caps and windows that the configuration gives and the code does not read."""
+    config = request.model.config
+    yield unread(request, "attn_logit_softcapping", [0])
+    if config.get("use_sliding_window") is not False:
+        yield unread(request, "sliding_window")
+    kinds = set(LAYER_TYPES) if _has_window(request, op) else {"full_attention"}
+    if set(config.get("layer_types") or kinds) != kinds:
+        yield unread(request, "layer_types")
+
+
+def _cap(request: Request) -> float:
+    """The cap of the logits that the configuration gives; 0 if none."""
+    field = "attn_logit_softcapping"
+    return request.model.number(field) if request.model.config.get(field) else 0
+
+
+def _has_window(request: Request, op: str) -> bool:
+    """Whether some layers have a window: the configuration gives its size, and the code passes it."""
+    built = request.usage.code.modules.get(op, ())
+    return "sliding_window" in request.model and any("sliding_window_size=" in one for one in built)
+
+
 def variants(request: Request, op: str) -> list[tuple[str, dict[str, int]]]:
     """Suffix and further const axes of the families that the layers of a model need; ("", {}) is plain attention.
 
@@ -52,22 +85,15 @@ def variants(request: Request, op: str) -> list[tuple[str, dict[str, int]]]:
     built, called = code.modules.get(op, ()), code.calls.get(op, ())
     axes: dict[str, int] = {}
     suffix = ""
-    if any(f"logit_cap={text}" in one for one in built for text in CAPPED) and "attn_logit_softcapping" in model:
-        suffix, axes = "_softcap", {"logits_soft_cap": _whole(model, "attn_logit_softcapping")}
+    if any(f"logit_cap={text}" in one for one in built for text in CAPPED) and _cap(request):
+        suffix, axes = "_softcap", {"logits_soft_cap": int(_cap(request))}
     if any("sinks=" in one for one in called):
         suffix += "_sinks"
-    if "sliding_window" not in model or not any("sliding_window_size=" in one for one in built):
+    if not _has_window(request, op):
         return [(suffix, axes)]
     types = set(model.config.get("layer_types") or LAYER_TYPES)
     windowed = (f"{suffix}_window", {**axes, "window_size": model.size("sliding_window")})
     return [*([(suffix, axes)] if "full_attention" in types else []), *([windowed] if SLIDING in types else [])]
-
-
-def _whole(model: Model, field: str) -> int:
-    value = model.number(field)
-    if value != int(value):
-        raise ExtractionError(f"{model.path}: {field} is {value:g}, but families have whole numbers for caps")
-    return int(value)
 
 
 def variant_axes(axes: Mapping[str, int]) -> dict[str, Any]:

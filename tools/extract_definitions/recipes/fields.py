@@ -8,7 +8,7 @@ from tools.extract_definitions.models import QUANTIZATION
 HEADS = frozenset({"num_attention_heads", "num_key_value_heads", "kv_lora_rank"})
 GROUPED = HEADS | {"head_dim", "hidden_size"}
 #: What attention is beside plain attention.
-VARIANT = frozenset({"attn_logit_softcapping", "sliding_window", "layer_types"})
+VARIANT = frozenset({"attn_logit_softcapping", "sliding_window", "use_sliding_window", "layer_types"})
 LATENT = HEADS | {"q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "index_topk"}
 #: Sizes of dense layers, shared experts and routed experts, and how many experts there are.
 WIDTHS = frozenset(

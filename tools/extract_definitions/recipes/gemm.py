@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import ast
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from tools.extract_definitions.models import QUANTIZATION
-from tools.extract_definitions.needs import Need, Recipe, Request, Use
+from tools.extract_definitions.needs import Need, Recipe, Request, Use, kernel_name
 from tools.extract_definitions.recipes.feed_forward import dense_widths
 from tools.extract_definitions.recipes.fields import GROUPED, LATENT, WIDTHS
+from tools.extract_definitions.recipes.unread import of_heads, reported, unread
 from tools.extract_definitions.understanding import is_quantised
 from tools.extract_definitions.words import const, document, plural, tensor, uses, var
 
@@ -26,10 +28,14 @@ SPECIAL = {
 BF16, BIAS, FP8 = "gemm_bf16", "gemm_bf16_bias", "fp8_blockwise_scaled_mm"
 #: What the code calls a router that is a linear layer with a bias.
 ROUTER = "router"
+#: The projections of attention, whose bias and size of heads fields may give.
+PROJECTIONS = ("qkv_proj", "o_proj")
 #: Kernels that compute it; SGLang runs the second where a size of the weights is no multiple of 128 (2,112 in MLA).
 BLOCK_SCALED = ("sgl-kernel:fp8_blockwise_scaled_mm", "triton:_w8a8_block_fp8_matmul")
 #: Features that share one scale; for weights, in both directions.
 BLOCK = 128
+#: Layers whose output features ranks share, beside merged ones.
+SHARED = ("q_proj", "q_b_proj", "kv_b_proj")
 FP8_TAGS = (
     "quantization:fp8_block_scale",
     "sgl_api:sgl_kernel.fp8_blockwise_scaled_mm",
@@ -45,6 +51,8 @@ def needs(request: Request) -> Iterator[Need]:
         for op, n, k, role in _layers(request, size):
             found = request.usage.op(op)
             request.expect(op, role)
+            if reported(request, [op], *_unread(request, op)):
+                continue
             if is_quantised(request, op):
                 yield from _block_scaled(request, op, n, k, Use(request.model, op, role, tp=size))
                 continue
@@ -68,27 +76,77 @@ def _families(request: Request, op: str, size: int) -> tuple[str, ...]:
 
 def _has_bias(request: Request, op: str) -> bool:
     """Whether a linear layer adds a bias: as configured where the code leaves it open, else as the code says."""
-    config = request.model.config
-    if op == "qkv_proj":
-        own = config.get("qkv_bias", request.model.architecture.startswith("Qwen2"))
-        return bool(own or config.get("attention_bias"))
-    built = request.usage.code.modules.get(op, ())
-    if op == "o_proj":
-        return bool(config.get("attention_bias")) and any("bias=False" not in text for text in built)
-    return op == ROUTER and any("bias=True" in text for text in built)
+    given = _biases(request, op)
+    if field := _bias_field(given):
+        config, defaults = request.model.config, request.usage.code.reads.get(field, ())
+        return bool(config.get(field, "True" in defaults))
+    return op in (*PROJECTIONS, ROUTER) and "True" in given
+
+
+def _biases(request: Request, op: str) -> set[str]:
+    """What the code passes as `bias` where it builds a linear layer, which has one by default."""
+    calls = (ast.parse(text, mode="eval").body for text in request.usage.code.modules.get(op, ()))
+    given = [call.keywords for call in calls if isinstance(call, ast.Call)]
+    return {
+        next((ast.unparse(one.value) for one in keywords if one.arg == "bias"), "True").rpartition(".")[2]
+        for keywords in given
+    }
+
+
+def _bias_field(given: Collection[str]) -> str:
+    """The field that decides a bias; "" if the code does, with a literal.
+
+    Where a class derives from another, the code builds a layer in both ways; a class that reads attention_bias derives
+    from one with qkv_bias or a literal.
+    """
+    if {"attention_bias", "bias"} & set(given):
+        return "attention_bias"
+    return "qkv_bias" if "qkv_bias" in given else ""
+
+
+def _unread(request: Request, op: str) -> Iterator[str]:
+    """Fields that give another layer than the code builds."""
+    if op not in PROJECTIONS:
+        return
+    if not request.model.is_latent:
+        yield of_heads(request)
+    field, has_bias = _bias_field(_biases(request, op)), _has_bias(request, op)
+    if field != "attention_bias":
+        yield unread(request, "attention_bias", [has_bias])
+    if op == "qkv_proj" and field != "qkv_bias" and request.model.config.get("qkv_bias") not in (None, has_bias):
+        yield f"the code does not choose the bias of {op} by qkv_bias, which the configuration gives"
 
 
 def _block_scaled(request: Request, op: str, n: int, k: int, use: Use) -> Iterator[Need]:
     """A layer whose weights are fp8 in blocks."""
+    found = request.usage.op(op)
+    if found and request.options.ranks is None and not set(map(kernel_name, found.kernels)) & set(BLOCK_SCALED):
+        traced = f"no traced configuration of {request.usage.architecture} runs fp8 block weights"
+        request.uncovered[op] = f"{traced} by a kernel that {FP8} covers"
     if not (stages := request.stages(op, BLOCK_SCALED)):
         return
-    if k % BLOCK:
-        request.left_out[f"{use.role} of {request.model.name}, TP {use.tp}: blocks of {BLOCK} features do not fit"] = (
-            None
-        )
+    if k % BLOCK or any(part % BLOCK for part in _parts(request, op, n, use.tp or 1)):
+        problem = f"blocks of {BLOCK} features do not fit"
+        request.left_out[f"{use.role} of {request.model.name}, TP {use.tp}: {problem}"] = None
+        if use.tp == 1:  # then they fit no share either
+            request.uncovered[op] = f"{problem} into {use.role}"
         return
     blocks = {"num_n_blocks": -(-n // BLOCK), "num_k_blocks": k // BLOCK}
     yield Need(FP8, {"n": n, "k": k, **blocks}, use, stages)
+
+
+def _parts(request: Request, op: str, n: int, size: int) -> tuple[int, ...]:
+    """The output features of a rank that SGLang loads only in whole blocks (fp8.py: validate_block_quant_shapes).
+
+    These are the parts of merged layers, and what ranks have of a layer that they share. What each rank holds as a
+    whole, such as the first projections of latent attention, may end in a smaller block.
+    """
+    if op == "qkv_proj":
+        dim, kv_heads = request.model.head_dim, max(1, request.model.size("num_key_value_heads") // size)
+        return n - 2 * kv_heads * dim, kv_heads * dim
+    if op == "gate_up_proj":
+        return (n // 2,)
+    return (n,) if op in SHARED and size > 1 else ()
 
 
 def _layers(request: Request, size: int) -> Iterator[Layer]:

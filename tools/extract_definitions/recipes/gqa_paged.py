@@ -63,6 +63,8 @@ def needs(request: Request) -> Iterator[Need]:
     if request.model.is_latent:
         return
     request.expect("attn", "grouped-query attention")
+    if not request.usage.op("attn") or not attention.is_covered(request, "attn"):
+        return
     for family, kernels in KERNELS.items():
         stages = request.stages("attn", kernels)
         if STAGE[family] not in stages:

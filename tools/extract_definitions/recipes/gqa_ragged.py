@@ -26,6 +26,8 @@ TAGS = (
 def needs(request: Request) -> Iterator[Need]:
     if request.model.is_latent or "prefill" not in request.stages("attn", KERNELS):
         return
+    if not attention.is_covered(request, "attn"):
+        return
     for size in request.tensor_parallel(attention.TENSOR_PARALLEL):
         for suffix, more in attention.variants(request, "attn"):
             if suffix in VARIANTS:

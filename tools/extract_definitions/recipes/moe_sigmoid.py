@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.models import Model
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.recipes import experts as routed
 from tools.extract_definitions.recipes.fields import HEADS, ROUTING, WIDTHS
+from tools.extract_definitions.recipes.unread import of_experts, reported
 from tools.extract_definitions.words import const, document, models, plural, tensor, var
 
 EXPERT_PARALLEL = (8,)
@@ -41,6 +43,9 @@ def needs(request: Request) -> Iterator[Need]:
         text = "no family covers sigmoid routing whose weights are not divided by their sum (norm_topk_prob false)"
         routed.not_covered(request, text)
         return
+    if lacking := [field for field in ("n_group", "topk_group") if field not in model]:
+        routed.not_covered(request, f"the code needs the field {lacking[0]}, which the configuration does not give")
+        return
     router = {"num_experts": experts, **_routing(model)}
     stages = routed.router_stages(request, GATES)
     if experts > MAX_EXPERTS or router["top_k"] > MAX_CHOSEN:
@@ -50,18 +55,7 @@ def needs(request: Request) -> Iterator[Need]:
         )
     elif stages:
         yield Need(ROUTER, router, Use(model, routed.TOPK), stages)
-    reason = ""
-    if True not in routed.block_scaled(request):
-        reason = "no family covers sigmoid routing without fp8 block scales"
-    elif not request.options.quantized:
-        reason = "its experts are quantised (--include-quantized)"
-    elif request.options.splits_each_expert:
-        reason = "no family covers sigmoid routing with experts whose features are split over ranks"
-    elif experts & (experts - 1) or experts > MAX_GROUP * model.size("n_group"):
-        groups = f"{experts} experts in {plural(model.size('n_group'), 'group')}"
-        reason = f"the family's router takes powers of two, at most {MAX_GROUP} per group, not {groups}"
-    if reason:
-        request.uncovered.update({op: reason for op in routed.OPS if request.usage.op(op)})
+    if reported(request, routed.OPS, of_experts(request) or _not_covered(request, experts)):
         return
     for op in (*routed.OPS, routed.TOPK):
         for size in request.options.expert_parallel or EXPERT_PARALLEL:
@@ -78,12 +72,33 @@ def needs(request: Request) -> Iterator[Need]:
             yield Need(FAMILY, axes, Use(model, op, ep=size), stages)
 
 
+def _not_covered(request: Request, experts: int) -> str:
+    """Why the family does not cover the experts; "" if it does."""
+    if True not in routed.block_scaled(request):
+        return "no family covers sigmoid routing without fp8 block scales"
+    if not request.options.quantized:
+        return "its experts are quantised (--include-quantized)"
+    if request.options.splits_each_expert:
+        return "no family covers sigmoid routing with experts whose features are split over ranks"
+    groups = request.model.size("n_group")
+    if experts & (experts - 1) or experts > MAX_GROUP * groups:
+        most = f"powers of two, at most {MAX_GROUP} per group"
+        return f"the family's router takes {most}, not {experts} experts in {plural(groups, 'group')}"
+    return ""
+
+
 def _routing(model: Model) -> dict[str, int]:
-    return {
-        "top_k": model.size("num_experts_per_tok"),
-        "n_group": model.size("n_group"),
-        "topk_group": model.size("topk_group"),
-    }
+    """How experts are chosen.
+
+    Raises:
+        ExtractionError: the groups do not divide the experts, or there are fewer than routing chooses.
+    """
+    groups, chosen = model.size("n_group"), model.size("topk_group")
+    if (model.experts or 0) % groups:
+        raise ExtractionError(f"{model.path}: n_group {groups} does not divide {model.experts} experts; correct it")
+    if chosen > groups:
+        raise ExtractionError(f"{model.path}: topk_group {chosen} exceeds n_group {groups}; correct one of them")
+    return {"top_k": model.chosen_experts, "n_group": groups, "topk_group": chosen}
 
 
 def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:

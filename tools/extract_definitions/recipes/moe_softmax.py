@@ -10,6 +10,7 @@ from tools.extract_definitions.models import Model
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.recipes import experts as routed
 from tools.extract_definitions.recipes.fields import HEADS, ROUTING, WIDTHS
+from tools.extract_definitions.recipes.unread import of_experts, reported
 from tools.extract_definitions.words import const, document, listed, models, plural, tensor, var
 
 TENSOR_PARALLEL, EXPERT_PARALLEL = (1, 8), (8,)
@@ -54,10 +55,12 @@ def needs(request: Request) -> Iterator[Need]:
     families = [
         FP8 if scaled else BF16 for scaled in routed.block_scaled(request) if request.options.quantized or not scaled
     ]
-    router = {"num_experts": experts, "top_k": model.size("num_experts_per_tok")}
+    router = {"num_experts": experts, "top_k": model.chosen_experts}
     for place in _places(request, experts):
         if stages := routed.router_stages(request, [GATE]):
             yield Need(ROUTER, router, replace(place, op=routed.TOPK), stages, routing)
+        if reported(request, routed.OPS, of_experts(request)):
+            continue
         width = model.expert_size
         if place.tp is not None and not request.divides(width, place.tp, "the width of an expert"):
             continue

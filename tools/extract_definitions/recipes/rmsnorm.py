@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.recipes.fields import GROUPED
+from tools.extract_definitions.recipes.unread import of_heads, reported, unread
 from tools.extract_definitions.settings import over_all_heads
 from tools.extract_definitions.words import alike, const, document, listed, models, plural, tensor, users, var
 
@@ -27,7 +27,8 @@ LATENT = {
     "q_a_layernorm": ("q_lora_rank", "the compressed query (q_lora_rank)"),
     "kv_a_layernorm": ("kv_lora_rank", "the compressed key-value latent (kv_lora_rank)"),
 }
-HEAD = ("q_norm", "k_norm")
+HEAD, FUSED_HEADS = ("q_norm", "k_norm"), "fused_inplace_qknorm"
+OF_HEADS = (*HEAD, FUSED_HEADS)
 #: Ops of layers that call their norms themselves. Where the trace also has the other op, it is of the layers that the
 #: model builds, which leave their norms to a LayerCommunicator; these are of the class that it derives from.
 OF_LAYERS, COMMUNICATED = ("input_layernorm", "post_attention_layernorm"), "prepare_attn"
@@ -41,17 +42,12 @@ FAMILIES = (*(f"{name}{suffix}" for name in next(iter(KERNELS)) for suffix in EP
 def needs(request: Request) -> Iterator[Need]:
     model = request.model
 
-    def need(family: str, size: int, op: str, role: str, stages: tuple[str, ...]) -> Need:
-        epsilon = model.number("rms_norm_eps")
-        name = family + EPSILONS.get(epsilon, "_")
-        if name not in FAMILIES:
-            known = " and ".join(f"{one:g}" for one, suffix in EPSILONS.items() if family + suffix in FAMILIES)
-            raise ExtractionError(
-                f"{model.path}: rms_norm_eps is {epsilon:g}, but the families of {family} have {known}; "
-                "add one under reference/rmsnorm and to tools/extract_definitions/recipes/rmsnorm.py"
-            )
-        return Need(name, {"hidden_size": size}, Use(model, op, role), stages)
+    def need(family: str, size: int, op: str, role: str, stages: tuple[str, ...]) -> Iterator[Need]:
+        if name := _with_epsilon(request, family, op):
+            yield Need(name, {"hidden_size": size}, Use(model, op, role), stages)
 
+    if reported(request, (*HIDDEN, *LATENT, *OF_HEADS), unread(request, "residual_multiplier", [1])):
+        return
     inherited = OF_LAYERS if request.usage.op(COMMUNICATED) else ()
     request.unused.update(dict.fromkeys(inherited, f"its layers call this norm in {COMMUNICATED} or prepare_mlp"))
     for (plain, fused), (norm, add_norm) in KERNELS.items():
@@ -59,35 +55,54 @@ def needs(request: Request) -> Iterator[Need]:
             if op in inherited:
                 continue
             if stages := request.stages(op, [norm]):
-                yield need(plain, model.size("hidden_size"), op, "the hidden state", stages)
+                yield from need(plain, model.size("hidden_size"), op, "the hidden state", stages)
             if stages := request.stages(op, [add_norm]):
-                yield need(fused, model.size("hidden_size"), op, "", stages)
+                yield from need(fused, model.size("hidden_size"), op, "", stages)
     for op, (field, role) in LATENT.items():
         if field in model:
             request.expect(op, role)
         if not (stages := request.stages(op, [NORM])):
             continue
         if field in model:
-            yield need("rmsnorm", model.size(field), op, role, stages)
+            yield from need("rmsnorm", model.size(field), op, role, stages)
         else:
             request.unused[op] = f"{field} is not set"
     if "use_qk_norm" in request.usage.code.reads and not model.config.get("use_qk_norm"):
-        request.unused.update(dict.fromkeys((*HEAD, "fused_inplace_qknorm"), "use_qk_norm is not set"))
+        request.unused.update(dict.fromkeys(OF_HEADS, "use_qk_norm is not set"))
+        return
+    if any(map(request.usage.op, OF_HEADS)) and reported(request, OF_HEADS, of_heads(request)):
         return
     for op in HEAD:
         if stages := request.stages(op, [NORM, BATCH_INVARIANT]):
             size, role = _of_heads(request, op)
-            yield need("rmsnorm", size, op, role, stages)
+            yield from need("rmsnorm", size, op, role, stages)
     yield from _fused_heads(request)
+
+
+def _with_epsilon(request: Request, family: str, op: str) -> str:
+    """The family with the epsilon of the model. If there is none, the op is reported as not covered, and it is ""."""
+    model, field = request.model, "rms_norm_eps"
+    if field not in model:
+        request.uncovered[op] = f"the code needs the field {field}, which the configuration does not give"
+        return ""
+    epsilon = model.number(field)
+    if (name := family + EPSILONS.get(epsilon, "_")) in FAMILIES:
+        return name
+    known = " and ".join(f"{one:g}" for one, suffix in EPSILONS.items() if family + suffix in FAMILIES)
+    request.uncovered[op] = f"the families of {family} have an epsilon of {known}, and {field} is {epsilon:g}"
+    return ""
 
 
 def _fused_heads(request: Request) -> Iterator[Need]:
     """The norms of all heads of queries and keys in one kernel."""
-    model, op = request.model, "fused_inplace_qknorm"
+    model, op = request.model, FUSED_HEADS
     if not (stages := request.stages(op)):
         return
-    if EPSILONS.get(model.number("rms_norm_eps")) != "":
-        request.uncovered[op] = f"the family {HEADS_FUSED} has an epsilon of 1e-6"
+    if not _with_epsilon(request, "rmsnorm", op):
+        return
+    if EPSILONS[model.number("rms_norm_eps")]:
+        curated = f"{HEADS_FUSED}{EPSILONS[model.number('rms_norm_eps')]}"
+        request.uncovered[op] = f"extraction derives {HEADS_FUSED}, with an epsilon of 1e-6; {curated} is curated"
         return
     for size in request.tensor_parallel(TENSOR_PARALLEL):
         axes = {
@@ -188,7 +203,7 @@ RECIPE = Recipe(
     op_type="rmsnorm",
     families=(*FAMILIES, HEADS_FUSED),
     kernels=frozenset({"jit:qknorm", *(kernel for kernels in KERNELS.values() for kernel in kernels)}),
-    fields=GROUPED | {"rms_norm_eps", "q_lora_rank", "use_qk_norm"},
+    fields=GROUPED | {"rms_norm_eps", "q_lora_rank", "use_qk_norm", "residual_multiplier"},
     needs=needs,
     document=describe,
 )

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tools.extract_definitions.errors import ExtractionError
+from tools.extract_definitions.models import Model
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.recipes.fields import GROUPED, LATENT, ROTARY
+from tools.extract_definitions.recipes.unread import of_heads, reported
 from tools.extract_definitions.words import const, document, plural, tensor, uses, var
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
@@ -18,21 +21,45 @@ TAGS = (
     "sgl_api:sgl_kernel.rotary_embedding",
 )
 NEOX, INTERLEAVED = "rope_with_cos_sin_cache_neox_style", "rope_with_cos_sin_cache_gptj_style"
+#: Sizes of heads for which SGLang calls the kernels that read a float32 cache (rotary_embedding.py: RotaryEmbedding).
+HEAD_SIZES = (64, 128, 256, 512)
 
 
 def needs(request: Request) -> Iterator[Need]:
     model = request.model
     if not (stages := request.stages("rotary_emb", KERNELS)):
         return
+    # Of latent attention, only the part with the position is rotated, and all heads share one key.
+    family, dim = (INTERLEAVED, model.size("qk_rope_head_dim")) if model.is_latent else (NEOX, model.head_dim)
+    if not model.is_latent and reported(request, ["rotary_emb"], of_heads(request)):
+        return
+    if dim not in HEAD_SIZES:
+        reason = f"SGLang's kernel for heads of {dim} features reads a bfloat16 cache, which no family covers"
+        request.uncovered["rotary_emb"] = reason
+        return
+    rotated = _rotated(model, dim)
     for size in request.tensor_parallel(TENSOR_PARALLEL):
         heads = model.size("num_attention_heads") // size
-        if model.is_latent:  # only the part with the position is rotated, and all heads share one key
-            family, kv_heads, dim = INTERLEAVED, 1, model.size("qk_rope_head_dim")
-        else:
-            family, kv_heads, dim = NEOX, max(1, model.size("num_key_value_heads") // size), model.head_dim
-        rotated = int(dim * model.number("partial_rotary_factor")) if "partial_rotary_factor" in model else dim
+        kv_heads = 1 if model.is_latent else max(1, model.size("num_key_value_heads") // size)
         axes = {"num_qo_heads": heads, "num_kv_heads": kv_heads, "head_size": dim, "rotary_dim": rotated}
         yield Need(family, axes, Use(model, "rotary_emb", tp=size), stages)
+
+
+def _rotated(model: Model, size: int) -> int:
+    """How many features of each head are rotated.
+
+    Raises:
+        ExtractionError: this is no number of pairs within the head.
+    """
+    if (field := "partial_rotary_factor") not in model:
+        return size
+    rotated = int(size * model.number(field))
+    if rotated % 2 or not 0 < rotated <= size:
+        raise ExtractionError(
+            f"{model.path}: {field} {model.number(field):g} rotates {rotated} of {size} features; correct it, so that "
+            "it rotates an even number, at least 2"
+        )
+    return rotated
 
 
 def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:

@@ -34,15 +34,31 @@ NORMALISED = ("top_k_top_p_joint_sampling_from_probs",)
 LAST_KEPT = "The token with which the mass reaches it is the last one kept, together with all tokens tied with it"
 TOP_K = (
     "Number of tokens to keep in each row. All tokens tied with the last one are kept; vocab_size or more, or a "
-    "negative number, keeps all."
+    "negative number, keeps all; 0 keeps none."
 )
 MASS = "Probability mass that the kept tokens must reach, per row."
 TOP_P = {
-    "top_k_top_p_joint_sampling_from_probs": f"{MASS} {LAST_KEPT}.",
+    "top_k_top_p_joint_sampling_from_probs": f"{MASS} {LAST_KEPT}; 0 or less keeps none.",
     "top_p_renorm_probs": "Share of the row's sum that the kept tokens must reach, per row. "
     f"{LAST_KEPT}; 0 keeps the largest value.",
 }
 MIN_P = "Smallest probability to keep, as a share of the largest in the row; 0 keeps all tokens."
+SHOULD_SUM_TO_1 = (
+    "Probabilities after softmax, one row per request; each row should sum to 1. If one sums to less, the missing mass "
+    "goes to its last token with a positive probability; if one sums to more, the first draw reaches only tokens whose "
+    "cumulative mass, by index, begins below 1. A drawn token that is not kept is replaced by one of those that are, "
+    "in proportion."
+)
+DRAWN = "Index of the token drawn from each row, 0 to vocab_size - 1; 0 if"
+SCALED = "Kept probabilities divided by their sum,"
+#: Family -> its output.
+RESULTS = {
+    "min_p_sampling_from_probs": f"{DRAWN} min_p is above 1, which keeps nothing, and vocab_size - 1 for a row of "
+    "zeros.",
+    "top_k_renorm_probs": f"{SCALED} or by 1e-8 if that is larger; 0 for all other tokens.",
+    "top_k_top_p_joint_sampling_from_probs": f"{DRAWN} nothing is kept.",
+    "top_p_renorm_probs": f"{SCALED} unless that is at most 1e-8; 0 for all other tokens.",
+}
 
 
 def needs(families: Mapping[str, str], request: Request) -> Iterator[Need]:
@@ -60,7 +76,7 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     }
     matrix = ["batch_size", "vocab_size"]
     weights = (
-        "Probabilities after softmax, one row per request; each row sums to 1."
+        SHOULD_SUM_TO_1
         if family in NORMALISED
         else "Non-negative weights, one row per request, as softmax produces them; a row need not sum to 1."
     )
@@ -72,11 +88,9 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     if family.startswith("min_p"):
         inputs["min_p"] = tensor(["batch_size"], "float32", MIN_P)
     if family.endswith("renorm_probs"):
-        text = "Kept probabilities divided by their sum; 0 for all other tokens."
-        outputs = {"renorm_probs": tensor(matrix, "float32", text)}
+        outputs = {"renorm_probs": tensor(matrix, "float32", RESULTS[family])}
     else:
-        text = "Index of the token drawn from each row, 0 to vocab_size - 1; 0 if nothing is kept."
-        outputs = {"samples": tensor(["batch_size"], "int64", text)}
+        outputs = {"samples": tensor(["batch_size"], "int64", RESULTS[family])}
     tags = [f"fi_api:flashinfer.sampling.{family.replace('_joint_', '_')}"]
     if family in SGL_API:
         tags.append(f"sgl_api:sgl_kernel.{family.removesuffix('s')}")

@@ -1,0 +1,66 @@
+"""Files with strange names, and kernels whose errors and results are strange: each is told by what it is."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from cheating_kernels import NORM
+
+from flashinfer_trace.judging.judge import judge
+from flashinfer_trace.judging.submission import SubmissionError, from_path
+from flashinfer_trace.judging.verdict import Grade
+
+RIGHT = """
+import torch
+
+class Norm(torch.nn.Module):
+    def forward(self, hidden_states, weight):
+        f = hidden_states.float()
+        return (f * torch.rsqrt(f.square().mean(-1, keepdim=True) + 1e-6) * weight.float()).bfloat16()
+
+def run(hidden_states, weight):
+    return Norm()(hidden_states, weight)
+"""
+BODIES = {
+    "class E(Exception):\n  def __str__(self): raise SystemExit(0)\ndef run(x, w): raise E()": (
+        "raised",
+        "E: its message cannot be read: __str__ raises SystemExit (mine.py:3)",
+    ),
+    "def run(x, w): return {'x' * 5_000_000: x}": ("outputs", "x is not one of the Definition's: ['output']"),
+    "def run(x, w): return type('x' * 5_000_000, (), {})()": ("outputs", "is a xxxxx"),
+    "def run(x, w): return 10**5000": ("raised", "ValueError: Exceeds the limit"),
+    "exec(compile('def run(x, w): raise ValueError(3)', 'x' * 5_000_000, 'exec'))": ("raised", "ValueError: 3 (xxx"),
+}
+
+
+@pytest.mark.parametrize("name", ["torch.py", "json.py", "collections.py", "triton.py", "my.kernel.py"])
+def test_a_file_may_have_the_name_of_a_package(name, tmp_path, server):
+    path = tmp_path / name
+    path.write_text(RIGHT)
+    verdict = judge(str(path), NORM, examples=1, server=server)
+    assert verdict.grade == Grade.REFERENCE, verdict
+
+
+@pytest.mark.parametrize("number", range(len(BODIES)))
+def test_what_cannot_be_told_is_told_in_short(number, tmp_path, server):
+    body, (kind, message) = list(BODIES.items())[number]
+    path = tmp_path / "mine.py"
+    path.write_text(body)
+    verdict = judge(str(path), NORM, examples=1, server=server)
+    assert verdict.failure is not None and verdict.failure.kind == kind, verdict
+    assert message in verdict.failure.message, verdict
+
+
+def test_what_is_there_and_no_file_is_not_said_to_be_missing(tmp_path):
+    (tmp_path / "directory.py").mkdir()
+    os.mkfifo(tmp_path / "pipe.py")
+    for name in ("directory.py", "pipe.py:run"):
+        with pytest.raises(SubmissionError, match=r"\.py: not a regular file; give FILE\.py"):
+            from_path(str(tmp_path / name))
+
+
+def test_a_colon_needs_a_function(tmp_path):
+    (tmp_path / "mine.py").write_text(RIGHT)
+    with pytest.raises(SubmissionError, match="names no function after the colon"):
+        from_path(f"{tmp_path / 'mine.py'}:")

@@ -1,0 +1,35 @@
+"""The harness records, for tools that need all of them: an unfinished or broken one is an error of one line."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+
+from flashinfer_trace.cli.reports import error_place
+from flashinfer_trace.cli.tasks import unfinished
+from flashinfer_trace.families import FamilyError, all_families, module_of
+from flashinfer_trace.harness.family import Family
+
+__all__ = ["usable_families"]
+
+
+def usable_families(names: Sequence[str] = ()) -> dict[str, Family]:
+    """Every record, by the name of its family.
+
+    Args:
+        names: the families whose records must be finished; all if empty.
+
+    Raises:
+        FamilyError: a record cannot be imported, has a TODO or lists no kernel. The message names its file.
+    """
+    try:
+        families = {family.name: family for family in all_families()}
+    except Exception as error:  # a record is Python code of contributors
+        raise FamilyError(error_place(error)) from error
+    for family in (families[name] for name in names or families if name in families):
+        if todo := unfinished(family):
+            raise FamilyError(todo)
+        if not family.kernels:
+            file = importlib.import_module(f"flashinfer_trace.{module_of(family)}").__file__
+            raise FamilyError(f"{file}: the record of {family.name} has no kernel; list the kernels that compute it")
+    return families
