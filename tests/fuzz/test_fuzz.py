@@ -24,12 +24,14 @@ from tools.fuzz.summary import RESULTS, document, summarise
 @pytest.fixture(scope="module", autouse=True)
 def prepared(tmp_path_factory):
     before, committed = dict(os.environ), traces.COMMITTED
-    with warnings.catch_warnings():
-        start_worker(str(tmp_path_factory.mktemp("fuzz")), limited=False)
-        yield
-    traces.COMMITTED = committed
-    os.environ.clear()
-    os.environ.update(before)
+    try:
+        with warnings.catch_warnings():
+            start_worker(str(tmp_path_factory.mktemp("fuzz")), limited=False)
+            yield
+    finally:
+        traces.COMMITTED = committed
+        os.environ.clear()
+        os.environ.update(before)
 
 
 #: Files of each group; the first of every kind comes in addition.

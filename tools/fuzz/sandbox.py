@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ from typing import Any
 from flashinfer_trace import Definition, find_root, load
 from flashinfer_trace.dataset import ROOT_VARIABLE
 from flashinfer_trace.digests import lengths_sha256
+from flashinfer_trace.files import write_json
 from flashinfer_trace.traffic import drawn, path_of
 from tools import traffic_statistics
 from tools.kernel_tracing.report.trace_files import load_traces, packed
@@ -201,6 +203,7 @@ def build(root: Path, source: Path) -> None:
             copy(source, root, f"{part}/{path.parent.name}/{name}.json")
     for name in files_of_models(root):
         copy(source, root, name)
+    make_claims(root)
     for name in (
         f"traces/digests/{ARCHITECTURE}.json",
         f"traces/runtime/{RUN}.json",
@@ -230,7 +233,19 @@ def files_of_models(root: Path) -> list[str]:
     of_models = [
         f"{folder}/{model}.json" for folder in ("models", "models/needs") for model in sorted({MODEL, *tagged})
     ]
-    return [*of_models, "models/curated/claims.json", "models/curated/family_tags.json"]
+    return [*of_models, "models/curated/family_tags.json"]
+
+
+def make_claims(root: Path) -> None:
+    """Claims of the Definitions in the dataset at `root` that say what their tags do; its source claims others."""
+    claims = []
+    for definition in map(functools.partial(load, root=root), DEFINITIONS):
+        sizes = [tag for tag in definition.tags if tag.startswith(("tp:", "ep:"))]
+        if models := definition.tag_values("model"):
+            told = {"models": list(models), **({"tags": sizes} if sizes else {}), "source": "they have these tags"}
+            claims.append({"definitions": [definition.name], **told})
+    document = {"$schema": "../../schema/curated_claims.schema.json", "claims": claims}
+    write_json(root / "models" / "curated" / "claims.json", document)
 
 
 def add_workloads(root: Path, definition: Definition) -> None:
