@@ -55,7 +55,14 @@ class Workload:
     plan: Mapping[str, Any] | None = None
 
 
-EQUAL_LENGTHS = {"kv_lens": [1024] * 16, "shared_prefix": 0, "num_pages": 16384, "logits": "normal", "unused": "stale"}
+EQUAL_LENGTHS = {
+    "kv_lens": [1024] * 16,
+    "shared_prefix": 0,
+    "num_pages": 16384,
+    "logits": "normal",
+    "scale": 1.0,
+    "unused": "stale",
+}
 
 TARGETS = (
     Workload("rmsnorm_h7168", {"batch_size": 4096}, {"hidden_size": 4096}, seconds=0.150),

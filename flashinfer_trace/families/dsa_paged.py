@@ -9,12 +9,20 @@ import torch
 from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.attention.cases import LOGIT_KINDS, add_peaks, query_scale
+from flashinfer_trace.families.attention.cases import (
+    LOGIT_KINDS,
+    SCALES,
+    add_peaks,
+    any_scale,
+    query_scale,
+    softmax_scale,
+    usual_scale,
+)
 from flashinfer_trace.families.attention.oracle import any_chunks, expected_outputs
 from flashinfer_trace.families.attention.paged import UNUSED_KINDS, spoil_unused
 from flashinfer_trace.families.attention.policies import LSE, OUTPUT, Rounding, kernel_policies
 from flashinfer_trace.families.attention.tiles import Memory
-from flashinfer_trace.families.mla_paged.inputs import SM_SCALE
+from flashinfer_trace.families.mla_paged.inputs import SCALED_DIM
 from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, sizes
@@ -26,6 +34,8 @@ __all__ = ["FAMILIES"]
 CHOICES = ("all", "any", "some", "one")
 #: What stands for no slot: -1, as kernels take it, or any other negative number.
 NOTHING = (-1, -(2**30))
+#: Slots that the tokens of a corner choose, all together, up to which there are 300 of them.
+CHOSEN = 2**16
 #: Heads of one block of the kernel: SGLang pads them to this many. Chosen slots come in blocks, too.
 BLOCK_HEADS, BLOCK_SLOTS = 64, 128
 
@@ -42,7 +52,7 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
     options = request.options_of(SparseOptions)
     choices = CHOICES if options.keyless else tuple(set(CHOICES) - {"some"})
     least = max(1, request.limits.get("num_pages", (1, 0))[0])
-    return st.fixed_dictionaries(
+    plans: st.SearchStrategy[Plan] = st.fixed_dictionaries(
         {
             "num_tokens": sizes(*request.range("num_tokens", 0, 12, 100)),
             "num_pages": st.integers(least, 200 if request.large else 12),
@@ -52,16 +62,20 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
             "nothing": st.sampled_from(NOTHING if options.any_negative else NOTHING[:1]),
         }
     )
+    return any_scale(plans)
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """A slot in any place; on a CPU also tokens that choose nothing, logits beyond float32's range, for which it is not
-    known what kernels round, and more tokens than a block of a reference at the twin's sizes."""
+    """A slot in any place, at an unusual scale; on a CPU also tokens that choose nothing, logits beyond float32's
+    range, for which it is not known what kernels round, and more tokens than a block of a reference at the twin's
+    sizes."""
     options = request.options_of(SparseOptions)
-    usual = {"num_tokens": 70, "num_pages": 9, "choice": "any", "logits": "normal", "unused": "nan"}
+    tokens = max(70, min(300, CHOSEN // request.definition.const_axes["topk"]))
+    usual = {"num_tokens": tokens, "num_pages": 9, "choice": "any", "logits": "normal", "unused": "nan"}
+    usual["scale"] = SCALES[1]
     usual["nothing"] = NOTHING[1] if options.any_negative else NOTHING[0]
-    few = {**usual, "num_tokens": 5}
-    one = {**few, "num_tokens": 8, "choice": "one"}
+    few = {**usual, "num_tokens": 5, "scale": SCALES[0]}
+    one = {**few, "num_tokens": 8, "choice": "one", "scale": SCALES[2]}
     if request.large:
         return [one]
     without = [{**few, "choice": "some"}] if options.keyless else []
@@ -78,6 +92,7 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
         "logits": "normal",
         "unused": "nan",
         "nothing": -1,
+        "scale": SCALES[0],
     }
 
 
@@ -99,7 +114,7 @@ def chosen_slots(plan: Plan, slots: int, topk: int, draws: Draws) -> torch.Tenso
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Normal queries and caches of the planned kind; slots that nobody chooses are NaN or stale."""
-    axes, kind = definition.const_axes, plan["logits"]
+    axes, kind, sm_scale = definition.const_axes, plan["logits"], softmax_scale(SCALED_DIM, plan["scale"])
     heads, ckv, kpe, page_size = (axes[axis] for axis in ("num_qo_heads", "head_dim_ckv", "head_dim_kpe", "page_size"))
     slots = plan["num_pages"] * page_size
     indices = chosen_slots(plan, slots, axes["topk"], draws)
@@ -109,7 +124,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     q = draws.normal([plan["num_tokens"], heads, ckv + kpe], scale=query_scale(kind))
     if kind == "peaked":
         counts = (indices >= 0).sum(dim=1).tolist()
-        add_peaks(q, cache, [1] * len(counts), counts, SM_SCALE, draws, indices[indices >= 0].long().cpu())
+        add_peaks(q, cache, [1] * len(counts), counts, sm_scale, draws, indices[indices >= 0].long().cpu())
     used = torch.zeros(slots, 1, dtype=torch.bool, device=draws.device)
     used[indices[indices >= 0].long()] = True
     spoil_unused(cache, used, plan["unused"])
@@ -121,7 +136,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
         "ckv_cache": cache[..., :ckv].contiguous(),
         "kpe_cache": cache[..., ckv:].contiguous(),
         "sparse_indices": indices,
-        "sm_scale": SM_SCALE,
+        "sm_scale": sm_scale,
     }
 
 
@@ -169,6 +184,7 @@ FAMILIES = (
         twin={"num_qo_heads": 4, "head_dim_ckv": 64, "head_dim_kpe": 16, "page_size": 2, "topk": 10},
         plans=plans,
         corners=corners,
+        many_rows=0,  # a corner has as many tokens as take less than a second
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
         oracle=oracle,
@@ -190,5 +206,6 @@ FAMILIES = (
                 optional=True,
             ),
         ),
+        faults=(usual_scale(SCALED_DIM),),
     ),
 )

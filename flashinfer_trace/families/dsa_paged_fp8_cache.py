@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families import dsa_paged
-from flashinfer_trace.families.attention.cases import add_peaks, query_scale
+from flashinfer_trace.families.attention.cases import add_peaks, query_scale, softmax_scale, usual_scale
 from flashinfer_trace.families.attention.oracle import any_chunks, expected_outputs
 from flashinfer_trace.families.attention.policies import LSE, OUTPUT, Rounding, kernel_policies
 from flashinfer_trace.families.attention.rounding import BFLOAT16, HIGHER_ORDERS, LOG2_E
 from flashinfer_trace.families.attention.tiles import Memory
-from flashinfer_trace.families.mla_paged.inputs import SM_SCALE
+from flashinfer_trace.families.mla_paged.inputs import SCALED_DIM
 from flashinfer_trace.families.quantised import E4M3_MAX
 from flashinfer_trace.harness.compare import CONFIDENCE, ErrorBound, Expected, Policy, host_figures
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
@@ -79,7 +79,7 @@ def keys_of(definition: Definition, rows: torch.Tensor) -> torch.Tensor:
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """As for a cache in bfloat16, whose keys are quantised; groups differ in size, so that no two scales are alike."""
-    axes, kind = definition.const_axes, plan["logits"]
+    axes, kind, sm_scale = definition.const_axes, plan["logits"], softmax_scale(SCALED_DIM, plan["scale"])
     heads, ckv, kpe, page_size = (axes[axis] for axis in ("num_qo_heads", "head_dim_ckv", "head_dim_kpe", "page_size"))
     slots, groups = plan["num_pages"] * page_size, axes["num_groups"]
     indices = dsa_paged.chosen_slots(plan, slots, axes["topk"], draws)
@@ -92,7 +92,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     chosen = indices[indices >= 0].long()
     if kind == "peaked":
         counts = (indices >= 0).sum(dim=1).tolist()
-        add_peaks(q, keys_of(definition, rows), [1] * len(counts), counts, SM_SCALE, draws, chosen.cpu())
+        add_peaks(q, keys_of(definition, rows), [1] * len(counts), counts, sm_scale, draws, chosen.cpu())
     unused = torch.ones(slots, dtype=torch.bool, device=draws.device)
     unused[chosen] = False
     stale = packed(cache[:, :ckv] * 1000, (cache[:, ckv:] * 1000).to(torch.bfloat16), groups)
@@ -106,7 +106,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
         "q_pe": q[..., ckv:].contiguous(),
         "kv_cache": rows.view(torch.float8_e4m3fn).view(plan["num_pages"], page_size, axes["bytes_per_token"]),
         "sparse_indices": indices,
-        "sm_scale": SM_SCALE,
+        "sm_scale": sm_scale,
     }
 
 
@@ -254,6 +254,7 @@ FAMILIES = (
         },
         plans=plans,
         corners=corners,
+        many_rows=0,  # see `dsa_paged`
         plan_for_axes=dsa_paged.plan_for_axes,
         make_inputs=make_inputs,
         oracle=oracle,
@@ -276,5 +277,6 @@ FAMILIES = (
                 optional=True,
             ),
         ),
+        faults=(usual_scale(SCALED_DIM),),
     ),
 )

@@ -85,7 +85,8 @@ class Comparison:
     Attributes:
         ratio: worst error over its bound; infinite for a NaN, a wrong infinity or a wrong shape; never NaN.
         error: Frobenius norm of the error over that of the expected value (0 if an exact policy passes).
-        index, actual, expected, bound: the worst element, for the report of one that fails.
+        index, actual, expected, bound: the worst element, for the report of one that fails; expected and bound are NaN
+            where no one number is expected.
         detail: further information for the reader (a statistic, a mismatch of shapes).
     """
 
@@ -102,7 +103,9 @@ class Comparison:
         return self.ratio <= 1.0
 
     def __str__(self) -> str:
-        element = f" at {list(self.index)}: got {self.actual:.9g}, expected {self.expected:.9g}, bound {self.bound:.3g}"
+        element = f" at {list(self.index)}: got {self.actual:.9g}"
+        if not (math.isnan(self.expected) and math.isnan(self.bound)):
+            element += f", expected {self.expected:.9g}, bound {self.bound:.3g}"
         parts = [f"worst error is {self.ratio:.3g} x its bound{element if self.index else ''}", self.detail]
         return "; ".join(part for part in parts if part)
 

@@ -209,6 +209,7 @@ class Family:
         kernels: the real implementations.
         corners: (request) -> plans that every verification runs before those that it draws: what random draws seldom
             meet. Each must have something to show that `plans` may miss.
+        many_rows: rows of one more corner, on a CPU (see `harness.many_rows`); 0 for none.
         relations: (definition, inputs, outputs) -> one line for each way in which the outputs do not fit each other,
             where each alone may be right in several ways: ids that point to other rows than the weights beside them.
         checks: (definition at the sizes to run) -> one line for each way in which the reference alone is wrong, where
@@ -228,6 +229,7 @@ class Family:
     compare: Mapping[str, Policy]
     kernels: tuple[Kernel, ...]
     corners: Callable[[PlanRequest], Sequence[Plan]] = lambda request: ()
+    many_rows: int = 300
     relations: tuple[Relation, ...] = ()
     checks: tuple[Callable[[Definition], list[str]], ...] = ()
     faults: tuple[Fault, ...] = ()

@@ -186,7 +186,7 @@ def test_bad_data_is_a_failure_of_its_definition(invoke, copy_of_dataset, damage
         (UNFINISHED, "the harness record of scaled is unfinished: write it"),
         (
             UNFINISHED.replace("TODO", "to do"),
-            "NotImplementedError: to do: draw axes and structure",
+            "NotImplementedError: to do: a plan for the axes that a user gives",
         ),
     ],
 )

@@ -15,7 +15,7 @@ import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.families.attention import kernels as attention_kernels
 from flashinfer_trace.families.attention import ragged
-from flashinfer_trace.families.attention.cases import LOGIT_KINDS
+from flashinfer_trace.families.attention.cases import LOGIT_KINDS, SCALES
 from flashinfer_trace.families.attention.kernels import CUDA_CORES, EMPTY, FA2, FA3, MASKED, SEEING
 from flashinfer_trace.families.attention.policies import LSE, kernel_policies
 from flashinfer_trace.families.gqa_paged import inputs as gqa
@@ -43,10 +43,10 @@ def model(definition, inputs, rounding, **options):
     )
 
 
-def long_case(name, logits):
+def long_case(name, logits, **rest):
     """(family, twin, inputs, expected) of requests that kernels split."""
     pages = {"num_pages": 800} if name in PAGED else {}
-    family, definition, inputs = case(name, **LENGTHS, logits=logits, **pages)
+    family, definition, inputs = case(name, **LENGTHS, logits=logits, **pages, **rest)
     return family, definition, inputs, family.oracle(definition, inputs)
 
 
@@ -72,6 +72,21 @@ def test_bounds_of_the_kernels_hold_for_a_model_of_them(name, logits, long):
         if logits == "normal":
             lse = kernel_policies(FA3.rounding, MASKED)["lse"].compare(outputs["lse"], expected["lse"])
             assert lse.passed == (not rounding.sum)
+
+
+@pytest.mark.parametrize("scale", SCALES[1:])
+@pytest.mark.parametrize("logits", ["large", "peaked"])
+@pytest.mark.parametrize("name", NAMES)
+def test_bounds_of_the_kernels_hold_at_other_scales(name, logits, scale):
+    """And only there: at the usual scale, outputs are others."""
+    family, definition, inputs, expected = long_case(name, logits, scale=scale)
+    roundings = LATENT_ROUNDINGS if name in LATENT else ROUNDINGS
+    for kernel in wrappers(family):
+        outputs = model(definition, inputs, roundings[kernel.variant])
+        comparisons = evaluate(family.policies(kernel), outputs, expected)
+        assert all(comparison.passed for comparison in comparisons.values()), comparisons
+        usual = model(definition, {**inputs, "sm_scale": inputs["sm_scale"] / scale}, roundings[kernel.variant])
+        assert not any(one.passed for one in evaluate(family.policies(kernel), usual, expected).values())
 
 
 @pytest.mark.parametrize("name", DECODE)
@@ -260,7 +275,8 @@ def test_the_wrapper_of_latent_attention_is_called_for_a_table_of_pages(stand_in
     definition = flashinfer_trace.load("mla_paged_decode_page_table_h16_ckv512_kpe64_ps64")
     family = family_of(definition)
     twin = prepare(definition, family, "cpu", full=False)
-    given = {"kv_lens": [9, 0, 4, 3, 21], "logits": "normal", "shared_prefix": 1, "num_pages": 40, "unused": "nan"}
+    given = {"kv_lens": [9, 0, 4, 3, 21], "logits": "normal", "scale": 0.6, "num_pages": 40}
+    given |= {"shared_prefix": 1, "unused": "nan"}
     assert {kernel.variant for kernel in wrappers(family)} == {"fa2", "fa3"}
     for kernel in wrappers(family):
         result = run_case(twin, family, given, 3, "cpu", kernel)

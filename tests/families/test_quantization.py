@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from types import ModuleType
 
 import pytest
 import torch
+from whole_dataset import FAMILIES
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
@@ -23,7 +25,8 @@ from flashinfer_trace.harness.case import run_case
 from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import PlanRequest
 from flashinfer_trace.harness.inputs import Draws
-from flashinfer_trace.harness.verify import prepare
+from flashinfer_trace.harness.power import stand_in
+from flashinfer_trace.harness.verify import Job, prepare, verify
 
 
 def test_nearest_e4m3_is_the_conversion_of_torch():
@@ -61,6 +64,53 @@ def test_int8_codes_of_tokens_are_rounded_with_halves_away_from_zero():
     outputs = definition.name_outputs(definition.run(x=x))
     assert outputs["codes"].tolist() == [[127, 2, -2, 2, 1, -1]]
     assert outputs["scales"].tolist() == [2.0]
+
+
+def int8_of(round_halves):
+    """A kernel that is right but for how it treats halves, and its scales."""
+
+    def call(definition, inputs, outputs):
+        values = inputs["x"].float()
+        scales = values.abs().amax(dim=1).clamp_min(SMALLEST_MAXIMUM) / 127
+        return {"codes": round_halves(values / scales[:, None]).to(torch.int8), "scales": scales}
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("round_halves", "status"),
+    [
+        (lambda y: torch.sign(y) * torch.floor(y.abs() + 0.5), "passed"),
+        (torch.round, "failed"),
+        (lambda y: torch.sign(y) * torch.ceil(y.abs() - 0.5), "failed"),
+        (lambda y: torch.floor(y + 0.5), "failed"),
+    ],
+    ids=["away from zero", "to even", "towards zero", "up"],
+)
+def test_where_the_scale_is_a_power_of_two_halves_go_away_from_zero(round_halves, status):
+    definition = flashinfer_trace.load("per_token_quant_int8_h4096")
+    family = family_of(definition)
+    kernel = dataclasses.replace(stand_in(None), call=int8_of(round_halves))
+    assert verify(Job(definition, family, kernel), examples=0).status == status
+    # A real kernel may divide approximately: of it both neighbours of a half are taken.
+    of_kernels = dataclasses.replace(kernel, compare=family.kernels[0].compare)
+    assert verify(Job(definition, family, of_kernels), examples=0).status == "passed"
+
+
+@pytest.mark.parametrize("name", ["per_token_quant_fp8", "per_token_group_quant_fp8", "per_token_group_quant_int8"])
+def test_of_kernels_both_codes_pass_where_approximate_quotients_reach_a_boundary(name):
+    family = FAMILIES[name]
+    value = torch.tensor([[100.0 if "fp8" in name else 50.0]], dtype=torch.float64)
+    below = torch.tensor([[96.0 if "fp8" in name else 49.0]])
+    above = torch.tensor([[104.0 if "fp8" in name else 50.0]])
+    for exact in (True, False):
+        expected = Expected(value, {"exact": torch.tensor([[exact]])})
+        passed = [family.compare["codes"].compare(code, expected).passed for code in (below, above)]
+        assert passed == ([True, not exact] if "fp8" in name else [not exact, True])
+        for kernel in family.kernels:
+            policy = family.policies(kernel)["codes"]
+            assert all(policy.compare(code, expected).passed for code in (below, above))
+            assert "power of two" not in policy.reason
 
 
 def test_groups_of_zeros_and_of_vanishing_values():

@@ -121,6 +121,15 @@ def test_one_sample_outside_the_support_is_enough(wrong: int) -> None:
     samples[77] = wrong
     comparison = POLICY.compare(samples, expectation(ROW[None], 2048))
     assert comparison.ratio == math.inf and comparison.index == (77,)
+    assert str(comparison).startswith(f"worst error is inf x its bound at [77]: got {wrong:.9g}; allowed: 5 tokens; ")
+
+
+def test_the_only_token_that_is_allowed_is_named() -> None:
+    row = torch.zeros(1, 32000, dtype=torch.float64)
+    row[0, 31999] = 1.0
+    comparison = POLICY.compare(torch.zeros(3, dtype=torch.int32), expectation(row, 3))
+    text = "got 0; allowed: only token 31999; 3 of 3 samples are outside the support, first of row 0"
+    assert str(comparison).endswith(text) and "nan" not in str(comparison)
 
 
 def test_a_wrong_shape_is_rejected() -> None:
@@ -149,6 +158,41 @@ def test_power_against_a_missing_token(vocab_size: int) -> None:
     missing[0, k - 1] = 0
     assert right[0, k - 1] == pytest.approx(0.02, rel=1e-9)
     assert rejections(POLICY, right, missing / missing.sum(), 2048, 40) >= 39
+
+
+def larger_of_two(value: torch.Tensor, share: float) -> torch.Tensor:
+    """The distribution of a sampler that takes the larger of two indices in this share of its draws."""
+    before = value.cumsum(dim=-1) - value
+    return value * (1 - share) + share * value * (2 * before + value)
+
+
+@pytest.mark.parametrize("vocab_size", [64, 129280])
+def test_power_against_an_error_that_depends_on_the_index(vocab_size: int) -> None:
+    """Bins in order of probability hold tokens from everywhere: they see the index only where few tokens weigh much."""
+    right = torch.full((1, vocab_size), 1 / vocab_size, dtype=torch.float64)
+    normal = normal_row(vocab_size, seeded(3))[None]
+    for value in (right, normal):
+        assert larger_of_two(value, 0.35).sum().item() == pytest.approx(1.0, abs=1e-12)
+        assert rejections(POLICY, value, larger_of_two(value, 0.35), 2048, 40) >= 38
+        assert rejections(POLICY, value, larger_of_two(value, -0.35), 2048, 40) >= 38
+    found = POLICY.compare(sample(larger_of_two(normal, 0.35), 8192, seeded(6)), expectation(normal, 8192))
+    assert "in order of index, samples are +0.0" in found.detail
+
+
+def test_a_right_sampler_is_off_in_order_of_index_no_more_often_than_its_part_of_alpha() -> None:
+    """Bernstein's bound is not far from the truth either: at half its exponent, some samplers are."""
+    value = torch.stack([normal_row(64, seeded(row)) for row in range(3)])
+    group = torch.arange(3).repeat_interleave(512)
+    support = Support.of(Expected(value, {"group": group, "margin": torch.full_like(value, math.inf)}), 0.0)
+    assert (value * support.middle).sum(dim=-1).tolist() == pytest.approx([0.0] * 3, abs=1e-12)
+    assert (value * support.middle.square()).sum(dim=-1).tolist() == pytest.approx(support.spread, rel=1e-9)
+    policy, generator, ratios = Distribution("test", alpha=0.25), seeded(5), []
+    for _ in range(1000):
+        tokens = sample(value, 512, generator).long()
+        moved = float(support.middle[group, tokens].sum())
+        ratios.append(policy._order(moved, [512.0] * 3, support)[0])
+    assert sum(ratio > 1 for ratio in ratios) <= 50 + 3 * math.sqrt(50)
+    assert sum(ratio > 0.5 for ratio in ratios) >= 20
 
 
 def test_uniform_instead_of_proportional_is_rejected() -> None:

@@ -227,7 +227,8 @@ def test_decode_with_a_cap_or_sinks_takes_slots_of_one_token(name, logits, kerne
     (kernel,) = (one for one in family.kernels_of(definition) if one.library == "sglang")
     assert kernel.unsupported(flashinfer_trace.load(name.replace("ps1", "ps64"))) == "takes slots: needs page_size 1"
     twin = definition.with_const_axes({**definition.const_axes, **family.twin, "page_size": 1})
-    plan = {"kv_lens": [300, 1, 33, 7], "logits": logits, "shared_prefix": 0, "unused": "nan", "num_pages": 350}
+    plan = {"kv_lens": [300, 1, 33, 7], "logits": logits, "scale": 1.5, "num_pages": 350}
+    plan |= {"shared_prefix": 0, "unused": "nan"}
     inputs = family.inputs(twin, plan, 3, "cpu")
     found, _ = kernel_outputs(twin, kernel, inputs)
     comparisons = evaluate(family.policies(kernel), found, family.oracle(twin, inputs))

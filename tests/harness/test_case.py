@@ -125,6 +125,7 @@ def test_vacuous_cases_never_count():
         FAMILY,
         plans=lambda request: FAMILY.plans(request).map(lambda p: {**p, "batch_size": 0}),
         corners=lambda request: [],
+        many_rows=0,
     )
     report = verify(Job(LOADED, only_empty), examples=5)
     assert report.status == "failed"
@@ -137,7 +138,7 @@ CORNER = {"batch_size": 3, "values": "large", "zero_row": True}
 
 
 def with_corners(*corners, **changes):
-    return dataclasses.replace(FAMILY, corners=lambda request: corners, **changes)
+    return dataclasses.replace(FAMILY, corners=lambda request: corners, many_rows=0, **changes)
 
 
 def test_corners_run_first_in_every_verification_and_beside_the_examples():
@@ -270,6 +271,7 @@ def test_a_kernel_that_takes_more_shares_the_cases_of_others_and_has_some_of_its
         counted_family(ran),
         plans=lambda request: FAMILY.plans(request).filter(lambda plan: request.plan_options is None or wide(plan)),
         corners=lambda request: [PLAN] if request.plan_options else [PLAN, CORNER],
+        many_rows=0,
     )
 
     def wide(plan):

@@ -31,7 +31,7 @@ def twin(name):
 
 def plan(name, kv_lens, q_lens=None, logits="normal", **rest):
     """A plan with these lengths; `q_lens` matters only if requests may have any number of queries."""
-    lengths = {"kv_lens": kv_lens, "logits": logits}
+    lengths = {"kv_lens": kv_lens, "logits": logits, "scale": 1.0}
     if name in CAUSAL:
         lengths["q_lens"] = q_lens or [1] * len(kv_lens)
     return {**(PAGES if name in PAGED else {}), **lengths, **rest}

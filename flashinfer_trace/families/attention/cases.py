@@ -11,22 +11,30 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from flashinfer_trace.harness.family import Plan, PlanRequest
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.harness.family import Inputs, Plan, PlanRequest
+from flashinfer_trace.harness.faults import Fault, Trial, with_inputs
 from flashinfer_trace.harness.inputs import Draws, sizes, split
 
 __all__ = [
     "LOGIT_KINDS",
+    "SCALES",
     "AttentionOptions",
     "add_peaks",
+    "any_scale",
     "batch_size_of",
     "corner_lengths",
     "lengths",
     "lengths_for_axes",
     "query_scale",
     "softmax_scale",
+    "usual_scale",
     "value_scale",
 ]
 
+#: The scale of the logits as multiples of the one that models use: a kernel that has that one built in fails. Standard
+#: deviations of the kinds of logits are those at the usual one.
+SCALES = (1.0, 1.5, 0.6)
 #: normal: logits with standard deviation 1. large: with standard deviation 20, so that errors of the logits matter.
 #: peaked: one key has nearly all the weight. uniform: all keys have the same weight. positive: values do not cancel.
 #: Latent attention sums over 576 features but scales by 1 / sqrt(192), so at real sizes the standard deviations of its
@@ -39,6 +47,10 @@ LOGIT_KINDS = ("normal", "large", "peaked", "uniform", "positive")
 #: holds for these, unless it leaves the range of bf16 and float32.
 BEYOND_FLOAT16 = 2.0**17
 QUERY_SCALE = {"uniform": 0.0, "large": 20.0, "spread": 200.0, "vast": 4000.0, "beyond_float16": 1 / BEYOND_FLOAT16}
+#: Keys of a long request and the number of short ones, in corners for a CPU.
+LONG, MANY = 3000, 70
+#: The products of one query with the keys of such a corner, over all heads, up to which it takes about a second.
+PRODUCTS = 2**26
 #: How far the one key of peaked logits is above the others, in nats.
 PEAK = 14.0
 
@@ -58,9 +70,24 @@ class AttentionOptions:
     keyless_requests: bool = True
 
 
-def softmax_scale(head_dim: int) -> float:
-    """float32(1 / sqrt(head_dim))."""
-    return float(torch.tensor(head_dim**-0.5, dtype=torch.float32))
+def softmax_scale(head_dim: int, factor: float = 1.0) -> float:
+    """float32(factor / sqrt(head_dim)); the factor is one of `SCALES`."""
+    return float(torch.tensor(head_dim**-0.5 * factor, dtype=torch.float32))
+
+
+def any_scale(plans: st.SearchStrategy[Plan]) -> st.SearchStrategy[Plan]:
+    """The plans, each with a ``scale``, one of `SCALES`, which is drawn last."""
+    return st.tuples(plans, st.sampled_from(SCALES)).map(lambda drawn: {**drawn[0], "scale": drawn[1]})
+
+
+def usual_scale(head_dim: int | None = None) -> Fault:
+    """The fault of a kernel that has the usual scale built in: that of so many features, by default of its queries."""
+
+    def misread(inputs: Inputs, trial: Trial) -> Inputs | None:
+        usual = softmax_scale(inputs["q"].shape[-1] if head_dim is None else head_dim)
+        return None if float(inputs["sm_scale"]) == usual else {**inputs, "sm_scale": usual}
+
+    return with_inputs("sm_scale replaced by its usual value", misread)
 
 
 def query_scale(kind: str) -> float:
@@ -123,19 +150,44 @@ def lengths(draw: Callable[[Any], Any], request: PlanRequest, page_size: int, ha
 def corner_lengths(request: PlanRequest, has_queries: bool) -> list[Plan]:
     """Keys and values beyond float16's range, logits whose spread exceeds float32's, and requests of 300 and 40 keys.
 
+    The first and the fourth of them have unusual scales. On a CPU, where plans draw few requests and keys, the last two
+    are a request of LONG keys, and MANY short requests beside those of 300 and 40, unless heads are too many and wide.
+
     Every query sees a key, and the blocks of a twin's reference have one query and several. Logits of a wide spread are
     for a CPU only, because it is not known what kernels round there, and flashinfer's take products of queries and keys
     near -5e4, which vast logits exceed, for masked ones. Normal ones with these lengths are like those that it draws.
     """
     kinds = ("beyond_float16",) if request.large else ("beyond_float16", "spread", "vast", "normal")
-    plans: list[Plan] = [{"kv_lens": [300, 40], "logits": kind} for kind in kinds]
-    return [{**plan, "q_lens": [5, 9]} for plan in plans] if has_queries else plans
+    scales = {"beyond_float16": SCALES[2], "normal": SCALES[1]}
+    plans: list[Plan] = [{"kv_lens": [300, 40], "logits": kind, "scale": scales.get(kind, SCALES[0])} for kind in kinds]
+    q_lens = [[5, 9]] * len(plans)
+    if not request.large:
+        few = [1 + number % 3 for number in range(MANY)]
+        short = [count + 7 * number % 29 for number, count in enumerate(few)]
+        larger = {"logits": "normal", "scale": SCALES[0]}
+        products = products_of_a_key(request.definition)
+        if LONG * products <= PRODUCTS:
+            plans.append({"kv_lens": [LONG, 40], **larger})
+            q_lens.append([2, 9])
+        if sum(short) * products <= PRODUCTS:
+            plans.append({"kv_lens": [300, 40, *short], **larger})
+            q_lens.append([5, 9, *few])
+    return [{**plan, "q_lens": own} for plan, own in zip(plans, q_lens, strict=True)] if has_queries else plans
+
+
+def products_of_a_key(definition: Definition) -> int:
+    """How many products one query has with a key and its value, over all heads."""
+    axes = definition.const_axes
+    latent = 2 * axes.get("head_dim_ckv", 0) + axes.get("head_dim_kpe", 0)
+    both = axes["qk_dim"] + axes["vo_dim"] if "qk_dim" in axes else 2 * axes.get("head_dim", 0)
+    return axes["num_qo_heads"] * (latent or both)
 
 
 def lengths_for_axes(axes: Mapping[str, int], kv_lens: list[int] | None, has_queries: bool, draws: Draws) -> Plan:
     """Lengths with these axes, as `lengths` draws them. Defaults: 4 requests, 8 queries in all, up to 64 keys each."""
     batch_size = batch_size_of(axes)
-    plan: Plan = {"kv_lens": draws.host_integers(batch_size, 1, 64) if kv_lens is None else kv_lens, "logits": "normal"}
+    kv_lens = draws.host_integers(batch_size, 1, 64) if kv_lens is None else kv_lens
+    plan: Plan = {"kv_lens": kv_lens, "logits": "normal", "scale": SCALES[0]}
     if has_queries:
         plan["q_lens"] = split(axes.get("total_q", 8), batch_size, draws)
     return plan

@@ -9,12 +9,19 @@ import torch
 from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition, InputError
-from flashinfer_trace.families.attention.cases import batch_size_of, corner_lengths, lengths, lengths_for_axes
+from flashinfer_trace.families.attention.cases import (
+    any_scale,
+    batch_size_of,
+    corner_lengths,
+    lengths,
+    lengths_for_axes,
+)
 from flashinfer_trace.families.attention.paged import UNUSED_KINDS, PageTable, allocate_pages, distinct_pages
 from flashinfer_trace.families.attention.policies import LSE, OUTPUT
 from flashinfer_trace.families.attention.tiles import Memory
 from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Plan, PlanRequest
+from flashinfer_trace.harness.faults import Fault
 from flashinfer_trace.harness.inputs import Draws, indptr, split
 
 __all__ = ["index_inputs", "kv_lengths", "page_table", "paged_family", "paged_memory", "query_lengths"]
@@ -26,8 +33,8 @@ def has_queries(definition: Definition) -> bool:
 
 
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    """Lengths, pages and kinds of one case."""
-    return _plans(request)
+    """Lengths, pages, kinds and scale of one case."""
+    return any_scale(_plans(request))
 
 
 @st.composite
@@ -137,6 +144,7 @@ def paged_family(
     make_inputs: Callable[[Definition, Plan, Draws], Inputs],
     oracle: Callable[[Definition, Inputs], dict[str, Expected]],
     kernels: tuple[Kernel, ...],
+    faults: tuple[Fault, ...],
 ) -> Family:
     """The record of one family; `Family` documents the arguments."""
     return Family(
@@ -150,4 +158,5 @@ def paged_family(
         oracle=oracle,
         compare={"output": OUTPUT, "lse": LSE},
         kernels=kernels,
+        faults=faults,
     )

@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention.cases import (
     add_peaks,
+    any_scale,
     batch_size_of,
     corner_lengths,
     lengths,
     lengths_for_axes,
     query_scale,
     softmax_scale,
+    usual_scale,
     value_scale,
 )
 from flashinfer_trace.families.attention.kernels import (
@@ -65,8 +67,8 @@ class Sizes:
 
 
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    """Lengths and kind of one case."""
-    return lengths(request, TILE if request.large else SMALL_TILE, True)
+    """Lengths, kind and scale of one case."""
+    return any_scale(lengths(request, TILE if request.large else SMALL_TILE, True))
 
 
 def corners(request: PlanRequest) -> list[Plan]:
@@ -84,7 +86,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Normal queries, keys and values of the planned kind."""
     sizes, device = Sizes.of(definition), draws.device
     q_lens, kv_lens, kind = plan["q_lens"], plan["kv_lens"], plan["logits"]
-    sm_scale, total = softmax_scale(sizes.key_dim), sum(kv_lens)
+    sm_scale, total = softmax_scale(sizes.key_dim, plan["scale"]), sum(kv_lens)
     k = draws.normal([total, sizes.kv_heads, sizes.key_dim], torch.bfloat16, value_scale(kind))
     v = draws.normal([total, sizes.kv_heads, sizes.value_dim], torch.bfloat16, value_scale(kind))
     if kind == "positive":
@@ -171,4 +173,5 @@ def ragged_family(
             ),
             *others,
         ),
+        faults=(usual_scale(),),
     )

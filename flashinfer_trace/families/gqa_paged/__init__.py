@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flashinfer_trace.families.attention.cases import usual_scale
 from flashinfer_trace.families.attention.paged_cases import paged_family
 from flashinfer_trace.families.gqa_paged.inputs import make_inputs, oracle
 from flashinfer_trace.families.gqa_paged.kernels import DECODE, PREFILL, TRITON_DECODE
@@ -15,7 +16,8 @@ TWIN = {"num_qo_heads": 6, "num_kv_heads": 2, "head_dim": 64}
 
 def family(name: str, page_size: int, kernels: tuple[Kernel, ...]) -> Family:
     """The record of one family; `page_size` is that of its twin."""
-    return paged_family(name, "gqa_paged", {**TWIN, "page_size": page_size}, make_inputs, oracle, kernels)
+    twin = {**TWIN, "page_size": page_size}
+    return paged_family(name, "gqa_paged", twin, make_inputs, oracle, kernels, (usual_scale(),))
 
 
 FAMILIES = (

@@ -20,12 +20,14 @@ from flashinfer_trace.families.attention import triton
 from flashinfer_trace.families.attention.cases import (
     AttentionOptions,
     add_peaks,
+    any_scale,
     batch_size_of,
     corner_lengths,
     lengths,
     lengths_for_axes,
     query_scale,
     softmax_scale,
+    usual_scale,
     value_scale,
 )
 from flashinfer_trace.families.attention.kernels import BATCHES, QUERIES
@@ -51,8 +53,8 @@ OPTIONS = AttentionOptions(unseeing_rows=False, keyless=False, keyless_requests=
 
 
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    """Lengths of new and of all tokens, slots and kinds of one case."""
-    return _plans(request)
+    """Lengths of new and of all tokens, slots, kinds and scale of one case."""
+    return any_scale(_plans(request))
 
 
 @st.composite
@@ -108,7 +110,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Normal queries, keys and values of the planned kind; slots that belong to no request are NaN or stale."""
     axes, device, kind = definition.const_axes, draws.device, plan["logits"]
     heads, kv_heads, qk_dim, vo_dim = (axes[axis] for axis in ("num_qo_heads", "num_kv_heads", "qk_dim", "vo_dim"))
-    table, q_lens, sm_scale = table_of(definition, plan, draws), plan["q_lens"], softmax_scale(qk_dim)
+    table, q_lens, sm_scale = table_of(definition, plan, draws), plan["q_lens"], softmax_scale(qk_dim, plan["scale"])
     slots, new = table.num_pages, sum(q_lens)
     keys = draws.normal((slots + new, kv_heads, qk_dim), torch.bfloat16, value_scale(kind))
     values = draws.normal((slots + new, kv_heads, vo_dim), torch.bfloat16, value_scale(kind))
@@ -220,5 +222,6 @@ FAMILIES = (
                 optional=True,
             ),
         ),
+        faults=(usual_scale(),),
     ),
 )

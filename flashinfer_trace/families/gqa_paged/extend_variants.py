@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 
 from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.attention.cases import SCALES
 from flashinfer_trace.families.attention.paged import distinct_pages
 from flashinfer_trace.families.attention.variants import TWINS, expected_of_variant, with_variant_inputs
 from flashinfer_trace.families.gqa_paged import extend
@@ -54,7 +55,12 @@ def corners(request: PlanRequest) -> list[Plan]:
         long = {"kv_lens": [2600, 3], "q_lens": [2, 1], "logits": "normal"}
         found = [{**around, "logits": "normal"}, {**around, "logits": "spread"}, long]
     for plan in found:
-        plan |= {"shared_prefix": 0, "unused": "nan", "num_slots": distinct_pages(extend.cached_lengths(plan), 1)}
+        plan |= {
+            "scale": SCALES[0],
+            "shared_prefix": 0,
+            "unused": "nan",
+            "num_slots": distinct_pages(extend.cached_lengths(plan), 1),
+        }
     return [*PLAIN.corners(request), *found]
 
 

@@ -16,7 +16,13 @@ import torch
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention import triton
-from flashinfer_trace.families.attention.cases import BEYOND_FLOAT16, add_peaks, query_scale, softmax_scale
+from flashinfer_trace.families.attention.cases import (
+    BEYOND_FLOAT16,
+    add_peaks,
+    query_scale,
+    softmax_scale,
+    usual_scale,
+)
 from flashinfer_trace.families.attention.oracle import any_chunks, expected_outputs
 from flashinfer_trace.families.attention.paged import spoil_unused
 from flashinfer_trace.families.attention.paged_cases import index_inputs, page_table, paged_family, paged_memory
@@ -47,7 +53,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Normal queries and caches of the planned kind, rounded to e4m3; entries of no request are NaN or stale."""
     axes, kind = definition.const_axes, plan["logits"]
     heads, kv_heads, dim = (axes[axis] for axis in ("num_qo_heads", "num_kv_heads", "head_dim"))
-    requests, sm_scale = plan["kv_lens"], softmax_scale(dim)
+    requests, sm_scale = plan["kv_lens"], softmax_scale(dim, plan["scale"])
     k_scale, v_scale = SCALES.get(kind, SCALES["normal"])
     table = page_table(definition, plan, draws)
     shape = (table.num_pages, table.page_size, kv_heads, dim)
@@ -161,5 +167,13 @@ def kernel() -> Kernel:
 
 
 FAMILIES = (
-    paged_family("gqa_paged_decode_fp8_cache", "gqa_paged", {**TWIN, "page_size": 1}, make_inputs, oracle, (kernel(),)),
+    paged_family(
+        "gqa_paged_decode_fp8_cache",
+        "gqa_paged",
+        {**TWIN, "page_size": 1},
+        make_inputs,
+        oracle,
+        (kernel(),),
+        (usual_scale(),),
+    ),
 )

@@ -19,7 +19,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Normal queries and caches of the planned kind; entries that belong to no request are NaN or stale."""
     device, axes = draws.device, definition.const_axes
     heads, kv_heads, dim = (axes[axis] for axis in ("num_qo_heads", "num_kv_heads", "head_dim"))
-    q_lens, kind, sm_scale = query_lengths(plan), plan["logits"], softmax_scale(dim)
+    q_lens, kind, sm_scale = query_lengths(plan), plan["logits"], softmax_scale(dim, plan["scale"])
     table = page_table(definition, plan, draws)
     shape = (table.num_pages, table.page_size, kv_heads, dim)
     k_cache, v_cache = (draws.normal(shape, torch.bfloat16, value_scale(kind)) for _ in range(2))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from flashinfer_trace.families.attention.cases import usual_scale
 from flashinfer_trace.families.attention.paged_cases import paged_family
 from flashinfer_trace.families.mla_paged.blackwell import TRTLLM_DECODE
-from flashinfer_trace.families.mla_paged.inputs import make_inputs, oracle
+from flashinfer_trace.families.mla_paged.inputs import SCALED_DIM, make_inputs, oracle
 from flashinfer_trace.families.mla_paged.kernels import DECODE, PREFILL
 from flashinfer_trace.families.mla_paged.sglang_kernels import FLASH_MLA, TRITON_DECODE
 from flashinfer_trace.harness.family import Family, Kernel
@@ -16,7 +17,8 @@ TWIN = {"num_qo_heads": 4, "head_dim_ckv": 64, "head_dim_kpe": 16}
 
 def family(name: str, page_size: int, kernels: tuple[Kernel, ...]) -> Family:
     """The record of one family; `page_size` is that of its twin."""
-    return paged_family(name, "mla_paged", {**TWIN, "page_size": page_size}, make_inputs, oracle, kernels)
+    twin = {**TWIN, "page_size": page_size}
+    return paged_family(name, "mla_paged", twin, make_inputs, oracle, kernels, (usual_scale(SCALED_DIM),))
 
 
 FAMILIES = (

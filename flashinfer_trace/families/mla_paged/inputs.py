@@ -20,8 +20,8 @@ from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Inputs, Plan
 from flashinfer_trace.harness.inputs import Draws
 
-#: float32(1/sqrt(128 + 64)), from the head dimension before absorption, whatever the size of the twin.
-SM_SCALE = softmax_scale(192)
+#: The usual scale is 1/sqrt(128 + 64), from the head dimension before absorption, whatever the size of the twin.
+SCALED_DIM = 128 + 64
 #: Split-KV kernels cut the keys of a request at multiples of this (or of a multiple of it).
 SMALLEST_CHUNK = 32
 
@@ -36,7 +36,7 @@ def all_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Normal queries and caches of the planned kind; entries that belong to no request are NaN or stale."""
     device, axes = draws.device, definition.const_axes
     heads, ckv_dim, kpe_dim = (axes[axis] for axis in ("num_qo_heads", "head_dim_ckv", "head_dim_kpe"))
-    q_lens, kind = query_lengths(plan), plan["logits"]
+    q_lens, kind, sm_scale = query_lengths(plan), plan["logits"], softmax_scale(SCALED_DIM, plan["scale"])
     table = page_table(definition, plan, draws)
     cache = draws.normal((table.num_pages, table.page_size, ckv_dim + kpe_dim), torch.bfloat16, value_scale(kind))
     if kind == "positive":
@@ -44,7 +44,7 @@ def all_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     queries = draws.normal([sum(q_lens), heads, ckv_dim + kpe_dim], scale=query_scale(kind))
     if kind == "peaked":
         tokens = cache.flatten(0, 1).unsqueeze(1)
-        add_peaks(queries, tokens, q_lens, plan["kv_lens"], SM_SCALE, draws, table.slots)
+        add_peaks(queries, tokens, q_lens, plan["kv_lens"], sm_scale, draws, table.slots)
     spoil_unused(cache, table.used(device), plan["unused"])
     queries = queries.to(torch.bfloat16)
     return {
@@ -52,7 +52,7 @@ def all_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
         "q_pe": queries[..., ckv_dim:].contiguous(),
         "ckv_cache": cache[..., :ckv_dim].contiguous(),
         "kpe_cache": cache[..., ckv_dim:].contiguous(),
-        "sm_scale": SM_SCALE,
+        "sm_scale": sm_scale,
         **index_inputs(table, plan, device),
     }
 

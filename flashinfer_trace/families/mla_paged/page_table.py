@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.attention.cases import AttentionOptions
+from flashinfer_trace.families.attention.cases import AttentionOptions, usual_scale
 from flashinfer_trace.families.attention.kernels import BATCHES, PAGES
 from flashinfer_trace.families.attention.paged_cases import kv_lengths, paged_family
 from flashinfer_trace.families.attention.policies import OUTPUT, Rounding, kernel_policies
@@ -167,5 +167,6 @@ WITH_LSE = paged_family(
     make_inputs,
     oracle,
     KERNELS,
+    (usual_scale(parts.SCALED_DIM),),
 )
 FAMILIES = (dataclasses.replace(WITH_LSE, compare={"output": OUTPUT}),)

@@ -2,13 +2,14 @@
 
 Codes are judged exactly, with one allowance: an implementation divides, or multiplies by a reciprocal, in float32.
 Where the exact quotient is so close to a boundary between two codes that these roundings can move it across, both codes
-pass.
+pass. Where the scale is a power of two, none of them rounds, and one code passes. Kernels keep the allowance there:
+their divisions and reciprocals may be approximate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from hypothesis import strategies as st
@@ -27,6 +28,8 @@ SMALLEST_MAXIMUM = 1e-10
 ROUNDINGS = 8
 QUOTIENT_ERROR = ROUNDINGS * unit_roundoff(torch.float32)
 
+#: Of corners only: integers up to HALVES, whose int8 scale is 2, so that odd ones are halves.
+HALVES = 254
 #: ``powers``: maxima of 1.75, whose e4m3 scale is a power of two; ``outliers``: one feature is 1000 times as large as
 #: the rest, which get small codes; ``vanishing``: below 1e-10.
 KINDS = (*VALUE_KINDS, "powers", "outliers", "vanishing")
@@ -55,10 +58,15 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """Values at the ends of float16's range, ties (integers), a vanishing maximum, and a row of zeros among others."""
+    """Values at the ends of float16's range, ties (integers), a vanishing maximum, and a row of zeros among others.
+
+    For int8 codes also halves that are exact.
+    """
     low, high = request.range("num_tokens", 0, 40, 4096)
     zeros = request.options_of(Rows).zeros
-    kinds = ("vanishing", "powers", "huge", "minute", "outliers", "integers")
+    kinds = ["vanishing", "powers", "huge", "minute", "outliers", "integers"]
+    if request.definition.outputs["codes"].dtype == "int8":
+        kinds.append("halves")
     return [
         {"num_tokens": max(low, min(3, high)), "values": values, "zero_row": zeros and values == "outliers"}
         for values in kinds
@@ -74,6 +82,9 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
         x[:, shape[1] // 3] *= 1000
     elif kind == "powers":
         x = draws.integers(shape, -4, 4).float().mul_(0.4375).to(torch.bfloat16)
+    elif kind == "halves":
+        x = draws.integers(shape, -HALVES, HALVES).to(torch.bfloat16)
+        x[:, :: definition.const_axes.get("group_size", shape[1])] = HALVES
     elif kind == "vanishing":
         x = draws.normal(shape, torch.bfloat16, 1e-11)
     else:
@@ -83,6 +94,10 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     return {"x": x}
 
 
+#: Part of expected codes: whether the scale of each element is a power of two, so that a quotient by it is exact.
+EXACT = "exact"
+#: The end of a reason for codes that are exact there.
+UNLESS_EXACT = ", unless the scale is a power of two"
 #: float64 values -> codes as float64.
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 
@@ -95,8 +110,11 @@ def nearest_e4m3(values: torch.Tensor) -> torch.Tensor:
 
 
 def code_limits(rounded: Rounding, expected: Expected) -> tuple[torch.Tensor, torch.Tensor]:
-    """The codes of quotients that are QUOTIENT_ERROR smaller and larger than the exact one."""
-    nearer, farther = (rounded(expected.value * factor) for factor in (1 - QUOTIENT_ERROR, 1 + QUOTIENT_ERROR))
+    """The codes of quotients that are QUOTIENT_ERROR smaller and larger than the exact one; its own where `EXACT`."""
+    error: torch.Tensor | float = QUOTIENT_ERROR
+    if EXACT in expected.parts:
+        error = expected.value.new_tensor(QUOTIENT_ERROR).where(~expected.parts[EXACT], 0.0)
+    nearer, farther = (rounded(expected.value * factor) for factor in (1 - error, 1 + error))
     return torch.minimum(nearer, farther), torch.maximum(nearer, farther)
 
 
@@ -119,15 +137,27 @@ def scale_bound(expected: Expected) -> torch.Tensor:
 
 CODES_E4M3 = Interval(
     e4m3_limits,
-    "the nearest e4m3 code; its neighbour too where 8 float32 roundings move the quotient past a tie",
+    f"the nearest e4m3 code; its neighbour too where 8 float32 roundings move the quotient past a tie{UNLESS_EXACT}",
     codes=True,
 )
 CODES_OF_POWERS = Interval(exact_e4m3_limits, "the nearest e4m3 code: a power of two divides exactly", codes=True)
 CODES_INT8 = Interval(
     int8_limits,
-    "the quotient without its fraction; the next code too where 8 float32 roundings reach an integer",
+    f"the quotient without its fraction; the next code too where 8 float32 roundings reach an integer{UNLESS_EXACT}",
     codes=True,
 )
+
+
+def of_kernels(codes: Interval) -> Interval:
+    """The policy of codes for kernels, of which no quotient is known to be exact."""
+
+    def limits(expected: Expected) -> tuple[torch.Tensor, torch.Tensor]:
+        parts = {name: part for name, part in expected.parts.items() if name != EXACT}
+        return codes.limits(replace(expected, parts=parts))
+
+    return replace(codes, limits=limits, reason=codes.reason.removesuffix(UNLESS_EXACT))
+
+
 SCALES = ErrorBound(scale_bound, "a float32 quotient of an exact maximum: two roundings, u = 2^-24")
 
 
@@ -137,7 +167,8 @@ def quantised(x: torch.Tensor, group: int, largest_code: float, smallest: float)
     largest = torch.maximum(values.amax(dim=2), -values.amin(dim=2)).clamp_min(smallest)
     scales = largest / largest_code
     quotients = torch.where(scales[:, :, None] > 0, values * largest_code / largest[:, :, None], 0.0)
-    return {"codes": Expected(quotients.flatten(1)), "scales": Expected(scales)}
+    exact = (torch.frexp(scales).mantissa == 0.5).repeat_interleave(group, dim=1)
+    return {"codes": Expected(quotients.flatten(1), {EXACT: exact}), "scales": Expected(scales)}
 
 
 def quantised_by_powers(x: torch.Tensor, group: int) -> dict[str, Expected]:

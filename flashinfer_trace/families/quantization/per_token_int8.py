@@ -6,6 +6,8 @@ rounds with CUDA's round(), halves away from zero, unlike the quantiser per grou
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from flashinfer_trace.definition import Definition
@@ -13,9 +15,11 @@ from flashinfer_trace.families.quantization.cases import (
     INT8_MAX,
     SCALES,
     SMALLEST_MAXIMUM,
+    UNLESS_EXACT,
     code_limits,
     corners,
     make_inputs,
+    of_kernels,
     plan_for_axes,
     plans,
     quantised,
@@ -50,6 +54,11 @@ def run_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outp
     return {"codes": codes, "scales": scales.squeeze(1)}
 
 
+CODES = Interval(
+    limits,
+    f"the nearest integer; its neighbour too where 8 float32 roundings move the quotient past a half{UNLESS_EXACT}",
+    codes=True,
+)
 FAMILIES = (
     Family(
         name="per_token_quant_int8",
@@ -60,14 +69,11 @@ FAMILIES = (
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
         oracle=oracle,
-        compare={
-            "codes": Interval(
-                limits,
-                "the nearest integer; its neighbour too where 8 float32 roundings move the quotient past a half",
-                codes=True,
+        compare={"codes": CODES, "scales": SCALES},
+        kernels=(
+            replace(
+                sglang_kernel(SGLANG_INT8, "per_token_quant_int8", run_triton), compare={"codes": of_kernels(CODES)}
             ),
-            "scales": SCALES,
-        },
-        kernels=(sglang_kernel(SGLANG_INT8, "per_token_quant_int8", run_triton),),
+        ),
     ),
 )

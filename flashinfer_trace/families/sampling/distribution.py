@@ -22,11 +22,10 @@ from flashinfer_trace.harness.mutants import ANY_OUTPUT, Mutant
 
 __all__ = ["ALPHA", "Distribution", "chi_square_critical"]
 
-#: Probability that a right sampler fails one comparison. A full run makes about 4 x 10^3 of them (32 Definitions that
-#: sample, 60 cases, reference and kernel): 4 x 10^-5 in all.
+#: Probability that a right sampler fails one of TESTS tests of one comparison, each of which takes an equal part of it;
+#: the test of the order of indices takes as large a part besides, so that a comparison has 1.2 x 10^-8. A full run
+#: makes about 4 x 10^3 of them (32 Definitions that sample, 60 cases, reference and kernel): 5 x 10^-5 in all.
 ALPHA = 1e-8
-
-#: Tests of one comparison, each of which takes an equal part of alpha.
 TESTS = 5
 
 #: Two distributions closer than this in total variation are not told apart by the draws of one case.
@@ -65,21 +64,25 @@ class Distribution:
     descending order of probability; Pearson's statistic of each row, and its sum over the rows, must stay below
     chi-square's critical values, and the mean logarithm of the bins' probabilities, which a temperature moves most,
     within Bernstein's bound. The count of each certain token, and the share of the undecidable ones, must stay within
-    Chernoff's bound of the binomial tails. Each of the five tests takes a fifth of alpha.
+    Chernoff's bound of the binomial tails. Each of these five tests takes a fifth of alpha. So does one more, for
+    errors that depend on the index: the cumulative probability up to the middle of each sample, in order of index, is
+    1/2 on average for a right sampler, and must be so within Bernstein's bound. A right sampler fails with a
+    probability of 1.2 alpha at most.
 
     `Expected.value` holds the probabilities, float64 [rows, vocab_size]; its parts ``group`` [batch_size], the row that
     each sample was drawn from, ``margin`` [rows, vocab_size], and, unless it equals `value`, ``chance``
     [rows, vocab_size]: at most this often a token is drawn if a kernel keeps it, and, unless tokens are ordered by
     `value`, ``before`` [rows, vocab_size]: the share of the tokens before each one in descending order of probability.
 
-    Power (measured in tests/harness/test_distribution.py): 2048 draws of a row reject a missing token of probability
-    0.02, and a temperature of 1.1 on normal logits of standard deviation 2.5, with probability above 0.95; in a
-    vocabulary of 64 tokens, where such a row has less entropy to lose, the temperature takes 8192 draws.
+    Power (measured in tests/families/test_sampling_distribution.py): 2048 draws of a row reject a missing token of
+    probability 0.02, and a temperature of 1.1 on normal logits of standard deviation 2.5, with probability above 0.95;
+    in a vocabulary of 64 tokens, where such a row has less entropy to lose, the temperature takes 8192 draws. So do
+    2048 draws a sampler that takes the larger of two indices in 35 % of them.
 
     Attributes:
         reason: one line for reports: what the window is made of.
         window: margins of at most this size are undecidable.
-        alpha: probability that a right sampler fails.
+        alpha: probability that a right sampler fails one of the five tests.
     """
 
     reason: str
@@ -103,13 +106,15 @@ class Distribution:
         count = count.view(rows, vocab_size) * support.certain
         total = count.sum(dim=-1, keepdim=True)
         exponent = binomial_exponent(count, total, support.probability)
-        figures = outside.sum(dtype=torch.float64), exponent.amax(), total, in_parts(support.parts, count)
-        wrong, largest, *known = torch.cat([figure.flatten() for figure in figures]).tolist()
+        moved = (count * support.middle).sum()
+        figures = outside.sum(dtype=torch.float64), exponent.amax(), moved, total, in_parts(support.parts, count)
+        wrong, largest, of_indices, *known = torch.cat([figure.flatten() for figure in figures]).tolist()
         if wrong:
-            return self._outside(actual, outside, group)
+            return self._outside(actual, outside, group, support)
         totals, in_each = known[:rows], iter(known[rows:])
         counts = [bins.counts(list(itertools.islice(in_each, MAX_BINS))) for bins in support.bins]
         tests = [*self._thresholds(totals, support), *self._bins(totals, counts, support)]
+        tests.append(self._order(of_indices, totals, support))
         tests.append((largest / self._critical_of_tokens(support), "each token as often as expected"))
         ratio, detail = max(tests, key=lambda test: test[0])
         if ratio > 1 and ratio == tests[-1][0]:
@@ -139,11 +144,16 @@ class Distribution:
             wrong.append(Mutant("shifted by one", lambda samples, _: (samples + 1) % value.shape[-1]))
         return tuple(wrong)
 
-    def _outside(self, actual: torch.Tensor, outside: torch.Tensor, group: torch.Tensor) -> Comparison:
+    def _outside(
+        self, actual: torch.Tensor, outside: torch.Tensor, group: torch.Tensor, support: Support
+    ) -> Comparison:
         wrong = outside.nonzero().flatten()
         first = int(wrong[0])
-        detail = f"{len(wrong)} of {len(outside)} samples are outside the support, first of row {int(group[first])}"
-        return Comparison(math.inf, math.inf, (first,), float(actual[first]), detail=detail)
+        row = int(group[first])
+        allowed = (~support.never[row]).nonzero().flatten()
+        which = f"only token {int(allowed[0])}" if len(allowed) == 1 else f"{len(allowed)} tokens"
+        outside_of = f"{len(wrong)} of {len(outside)} samples are outside the support, first of row {row}"
+        return Comparison(math.inf, math.inf, (first,), float(actual[first]), detail=f"allowed: {which}; {outside_of}")
 
     def _thresholds(self, totals: Sequence[float], support: Support) -> Iterator[tuple[float, str]]:
         """Undecidable samples of each row against their largest share."""
@@ -185,11 +195,29 @@ class Distribution:
         if sum(degrees):
             yield chi_square("all rows", pooled, sum(degrees), self.alpha / TESTS)
 
+    def _order(self, deviation: float, totals: Sequence[float], support: Support) -> tuple[float, str]:
+        """Sum of the middles of all samples, which are within 1/2, against its mean of 0: see `bernstein`."""
+        variance = sum(total * spread for total, spread in zip(totals, support.spread, strict=True))
+        mean = deviation / max(sum(totals), 1.0)
+        text = f"all rows: in order of index, samples are {mean:+.4f} of the distribution off, on average"
+        return bernstein(deviation, variance, 0.5) / math.log(2 * TESTS / self.alpha), text
+
     def _temperature(self, deviation: float, variance: float, largest: float) -> tuple[float, str]:
         """Sum of the scores of all samples against its mean: Bernstein's inequality of bounded independent terms."""
-        exponent = deviation**2 / (2 * (variance + largest * abs(deviation) / 3)) if deviation else 0.0
         figures = f"{deviation:.1f}, standard deviation {math.sqrt(variance):.1f}"
+        exponent = bernstein(deviation, variance, largest)
         return exponent / math.log(2 * TESTS / self.alpha), f"all rows: sum of log-probabilities is off by {figures}"
+
+
+def bernstein(deviation: float, variance: float, largest: float) -> float:
+    """x such that 2 exp(-x) bounds the probability that a sum of independent terms of mean 0 is so far off, or farther.
+
+    Args:
+        deviation: the sum.
+        variance: of the sum.
+        largest: size that no term exceeds.
+    """
+    return deviation**2 / (2 * (variance + largest * abs(deviation) / 3)) if deviation else 0.0
 
 
 def chi_square(who: str, statistic: float, degrees: int, alpha: float) -> tuple[float, str]:

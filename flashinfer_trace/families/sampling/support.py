@@ -64,6 +64,9 @@ class Support:
             kept; rounding may also let a draw fall through to a token at the threshold, hence the window in it.
         draws: of each row.
         bins: of each row.
+        middle: of each certain token, the probability of those before it in order of index and half its own, less 1/2;
+            float64 [rows, vocab_size].
+        spread: variance of the middle of a draw, of each row; its mean is 0.
         zero_never: whether token 0 is certainly not kept in some row.
         zero: probability of token 0 in each row, 0 where it is not certain.
     """
@@ -78,6 +81,8 @@ class Support:
     undecided: list[float]
     draws: list[int]
     bins: list[Bins]
+    middle: torch.Tensor
+    spread: list[float]
     zero_never: bool
     zero: list[float]
 
@@ -98,10 +103,11 @@ class Support:
             probability[:, 0],
             never[:, 0].double(),
             certain.sum(dim=-1, dtype=torch.float64),
+            spread_of(probability),
             *(in_parts(parts, amounts).flatten() for amounts in (probability, torch.xlogy(probability, probability))),
         ]
         known = iter(torch.cat(figures).tolist())
-        draws, share, zero, zero_never, tokens = (list(itertools.islice(known, rows)) for _ in range(5))
+        draws, share, zero, zero_never, tokens, spread = (list(itertools.islice(known, rows)) for _ in range(6))
         mass, logarithms = ([list(itertools.islice(known, MAX_BINS)) for _ in range(rows)] for _ in range(2))
         return cls(
             certain,
@@ -114,9 +120,24 @@ class Support:
             [min(each + window, 1.0) for each in share],
             [int(count) for count in draws],
             [bins_of(*row) for row in zip(mass, logarithms, draws, strict=True)],
+            middle_of(probability) * certain,
+            spread,
             any(zero_never),
             zero,
         )
+
+
+def middle_of(probability: torch.Tensor) -> torch.Tensor:
+    """The probability of the tokens before each one in order of index, and half its own, less 1/2.
+
+    Of any distribution its mean is 0, because sum p_i (p_1 + ... + p_(i-1) + p_i / 2) is half of (sum p_i)^2.
+    """
+    return running_sums(probability)[:, :-1].add_(probability, alpha=0.5).sub_(0.5)
+
+
+def spread_of(probability: torch.Tensor) -> torch.Tensor:
+    """Variance of `middle_of` of a draw: that of a uniform number, 1/12, less that within the tokens, sum p^3 / 12."""
+    return (1 - probability.pow(3).sum(dim=-1)).clamp_min(0.0) / 12
 
 
 def in_parts(parts: torch.Tensor, amounts: torch.Tensor) -> torch.Tensor:
