@@ -116,9 +116,9 @@ def lengths(draw: Callable[[Any], Any], request: PlanRequest, page_size: int, ha
     These are drawn often: requests without keys in the middle of a batch, requests without queries, more queries than
     keys (so that the first queries see nothing), and lengths around full pages.
     """
-    low, high = request.range("len_indptr", 1, 6, 17)
+    low, high = batch_sizes(request)
     # An empty batch and a batch without keys prove nothing, so they are drawn rarely.
-    batch_size = 0 if low == 1 and draw(st.integers(0, 30)) == 7 else draw(st.integers(max(1, low - 1), high - 1))
+    batch_size = 0 if low == 0 and draw(st.integers(0, 30)) == 7 else draw(st.integers(max(1, low), high))
     options = request.options_of(AttentionOptions)
     keyless = options.keyless and draw(st.integers(0, 30)) == 7
     longest = 2000 if request.large else 40
@@ -145,6 +145,14 @@ def lengths(draw: Callable[[Any], Any], request: PlanRequest, page_size: int, ha
     plan["kv_lens"] = kv_lens
     plan["logits"] = draw(st.sampled_from(LOGIT_KINDS))
     return plan
+
+
+def batch_sizes(request: PlanRequest) -> tuple[int, int]:
+    """The fewest and the most requests; offsets count one more, and a Definition with lengths has none."""
+    if "len_indptr" in request.definition.var_axes:
+        low, high = request.range("len_indptr", 1, 6, 17)
+        return low - 1, high - 1
+    return request.range("batch_size", 0, 5, 16)
 
 
 def corner_lengths(request: PlanRequest, has_queries: bool) -> list[Plan]:

@@ -14,7 +14,7 @@ import torch
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention.cases import AttentionOptions, usual_scale
-from flashinfer_trace.families.attention.kernels import BATCHES, PAGES
+from flashinfer_trace.families.attention.kernels import PAGES
 from flashinfer_trace.families.attention.paged_cases import kv_lengths, paged_family
 from flashinfer_trace.families.attention.policies import OUTPUT, Rounding, kernel_policies
 from flashinfer_trace.families.mla_paged import inputs as parts
@@ -36,6 +36,8 @@ __all__ = ["FAMILIES"]
 
 #: The heads that sgl-kernel's wrapper pads queries to.
 MOST_HEADS = 128
+#: Requests that every kernel takes, as `BATCHES` says it of offsets.
+REQUESTS = (1, (1 << 20) - 1)
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -131,7 +133,7 @@ def decode_kernel(
         variant=variant,
         min_capability=capabilities[0],
         max_capability=capabilities[1],
-        limits={**BATCHES, **PAGES},
+        limits={"batch_size": REQUESTS, **PAGES},
         plan_options=AttentionOptions(),
         const_axes=HEAD_DIMS,
         supports=supports,
@@ -169,4 +171,4 @@ WITH_LSE = paged_family(
     KERNELS,
     (usual_scale(parts.SCALED_DIM),),
 )
-FAMILIES = (dataclasses.replace(WITH_LSE, compare={"output": OUTPUT}),)
+FAMILIES = (dataclasses.replace(WITH_LSE, compare={"output": OUTPUT}, many_rows=0),)

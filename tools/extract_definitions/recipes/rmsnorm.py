@@ -36,7 +36,8 @@ OF_LAYERS, COMMUNICATED = ("input_layernorm", "post_attention_layernorm"), "prep
 EPSILONS = {1e-6: "", 1e-5: "_eps1e5"}
 HEADS_FUSED = "fused_qknorm"
 TENSOR_PARALLEL = (1, 2, 4, 8)
-FAMILIES = (*(f"{name}{suffix}" for name in next(iter(KERNELS)) for suffix in EPSILONS.values()), *list(KERNELS)[1])
+WITH_EPSILON = (*next(iter(KERNELS)), HEADS_FUSED)
+FAMILIES = (*(f"{name}{suffix}" for name in WITH_EPSILON for suffix in EPSILONS.values()), *list(KERNELS)[1])
 
 
 def needs(request: Request) -> Iterator[Need]:
@@ -98,11 +99,7 @@ def _fused_heads(request: Request) -> Iterator[Need]:
     model, op = request.model, FUSED_HEADS
     if not (stages := request.stages(op)):
         return
-    if not _with_epsilon(request, "rmsnorm", op):
-        return
-    if EPSILONS[model.number("rms_norm_eps")]:
-        curated = f"{HEADS_FUSED}{EPSILONS[model.number('rms_norm_eps')]}"
-        request.uncovered[op] = f"extraction derives {HEADS_FUSED}, with an epsilon of 1e-6; {curated} is curated"
+    if not (name := _with_epsilon(request, HEADS_FUSED, op)):
         return
     for size in request.tensor_parallel(TENSOR_PARALLEL):
         axes = {
@@ -110,7 +107,7 @@ def _fused_heads(request: Request) -> Iterator[Need]:
             "num_kv_heads": max(1, model.size("num_key_value_heads") // size),
             "head_dim": model.head_dim,
         }
-        yield Need(HEADS_FUSED, axes, Use(model, op, tp=size), stages)
+        yield Need(name, axes, Use(model, op, tp=size), stages)
 
 
 def _of_heads(request: Request, op: str) -> tuple[int, str]:
@@ -122,10 +119,11 @@ def _of_heads(request: Request, op: str) -> tuple[int, str]:
     return model.head_dim, "each head's query and key (q_norm, k_norm)"
 
 
-def _describe_fused_heads(axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
+def _describe_fused_heads(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
     heads, kv_heads, size = axes["num_qo_heads"], axes["num_kv_heads"], axes["head_dim"]
+    epsilon = "1e-5" if family.endswith("_eps1e5") else "1e-6"
     description = (
-        "RMSNorm of each head of queries and keys in bf16, epsilon 1e-6, in one kernel. "
+        f"RMSNorm of each head of queries and keys in bf16, epsilon {epsilon}, in one kernel. "
         f"{plural(heads, 'query head')} and {plural(kv_heads, 'key head')} of {size} features. {users(needs)}"
     )
     dimensions = {
@@ -150,8 +148,8 @@ def _describe_fused_heads(axes: Mapping[str, int], needs: Sequence[Need]) -> dic
 
 
 def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
-    if family == HEADS_FUSED:
-        return _describe_fused_heads(axes, needs)
+    if family.startswith(HEADS_FUSED):
+        return _describe_fused_heads(family, axes, needs)
     size, epsilon = axes["hidden_size"], "1e-5" if family.endswith("_eps1e5") else "1e-6"
     of_heads = all(need.use.op in HEAD and size == need.use.model.head_dim for need in needs)
     rows = (
@@ -201,7 +199,7 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
 
 RECIPE = Recipe(
     op_type="rmsnorm",
-    families=(*FAMILIES, HEADS_FUSED),
+    families=FAMILIES,
     kernels=frozenset({"jit:qknorm", *(kernel for kernels in KERNELS.values() for kernel in kernels)}),
     fields=GROUPED | {"rms_norm_eps", "q_lora_rank", "use_qk_norm", "residual_multiplier"},
     needs=needs,
