@@ -75,7 +75,7 @@ def test_the_families_without_a_run_are_named(one_each: dict[str, Definition]):
     """Of those whose results flashinfer-bench can compare; the reason is that of the export, or that nobody ran it."""
     ran = {family_of(flashinfer_trace.load(name.partition("__")[0])).name for name in RUNS}
     can = {family for family, one in one_each.items() if unjudged(one, family_of(one)) is None}
-    text = TEXT.partition("Those without a run:\n\n")[2].partition("\n\n")[0]
+    text = TEXT.partition("Without a run:\n\n")[2].partition("\n\n")[0]
     named = dict(re.findall(r"^- `(\w+)`: (.*)", text, re.M))
     assert can - ran == named.keys() and ran <= can
     assert f"one Definition of each of {len(ran)} families ran" in TEXT

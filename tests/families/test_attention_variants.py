@@ -21,6 +21,7 @@ from flashinfer_trace.harness.family import PlanRequest
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.verify import prepare
 
+DTYPES = {"output": torch.bfloat16, "lse": torch.float32}
 FIRST = {
     family_of(one).name: one
     for op_type in ("gqa_paged", "gqa_ragged")
@@ -143,18 +144,29 @@ def test_bounds_of_prefill_kernels_allow_for_the_error_of_sigmoid(name, error, a
     assert comparisons["output"].passed == accepted
 
 
-@pytest.mark.parametrize("name", [name for name in FIRST if "sinks" in name and name.startswith(EXTEND)])
-def test_outputs_may_be_zero_beside_a_sink_that_outweighs_all_keys(name):
-    """float32's exp of 100 is infinite, that of 60 is not: 60 above all logits, outputs are small, but not zero."""
-    family, definition, inputs = case(name, "uniform")
-    (kernel,) = family.kernels
-    for sink, accepted in ((100.0, True), (60.0, False)):
-        inputs["sinks"][0] = sink
-        expected = family.oracle(definition, inputs)
-        assert 0 < float(expected["output"].value[:, 0].abs().max()) < math.exp(8 - sink)
-        found = expected["output"].value.bfloat16()
-        found[:, 0] = 0.0
-        assert evaluate(family.policies(kernel), {"output": found}, expected)["output"].passed == accepted
+@pytest.mark.parametrize(
+    ("logits", "sink", "accepted"),
+    [
+        ("uniform", 100.0, True),
+        ("uniform", 88.0, True),
+        ("uniform", 87.0, False),
+        ("uniform", 60.0, False),
+        ("vast", -1e6, False),
+    ],
+)
+@pytest.mark.parametrize("name", [name for name in FIRST if "sinks" in name])
+def test_outputs_may_be_zero_only_where_float32_has_no_numbers_for_the_weights(name, logits, sink, accepted):
+    """Beside keys whose logits are 0: exp(-88) is below 2^-126, and exp(-87) is not. Or one key outweighs all else."""
+    family, definition, inputs = case(name, logits)
+    inputs["sinks"][0] = sink
+    expected = family.oracle(definition, inputs)
+    assert 0 < float(expected["output"].value[:, 0].abs().max()) < math.exp(8 - max(sink, 0))
+    exact = {name: one.value.to(DTYPES[name]) for name, one in expected.items()}
+    nothing = exact["output"].index_fill(1, torch.tensor([0]), 0.0)
+    for kernel in family.kernels:
+        policies = family.policies(kernel)
+        assert evaluate(policies, exact, expected)["output"].passed
+        assert evaluate(policies, {**exact, "output": nothing}, expected)["output"].passed == accepted, kernel.label
 
 
 @pytest.mark.parametrize(

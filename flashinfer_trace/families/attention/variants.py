@@ -22,11 +22,11 @@ from flashinfer_trace.families.attention.policies import LseOfNothing
 from flashinfer_trace.families.attention.rounding import LOG2_E
 from flashinfer_trace.families.attention.rows import CAPPED
 from flashinfer_trace.families.attention.tiles import Memory
-from flashinfer_trace.harness.compare import ErrorBound, Expected, host_figures
+from flashinfer_trace.harness.compare import ErrorBound, Expected, Policy, host_figures
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
 
-__all__ = ["SINKS_NEED_KEYS", "TWINS", "expected_of_variant", "variant_family"]
+__all__ = ["SINKS_NEED_KEYS", "TWINS", "expected_of_variant", "variant_family", "with_flushed_weights"]
 
 Oracle = Callable[[Definition, Inputs], dict[str, Expected]]
 #: Variant -> sizes of its twin. Logits of the kind *large* are far beyond the cap; most requests exceed the window.
@@ -42,6 +42,10 @@ TWINS: Mapping[str, Mapping[str, int]] = {
 SINK_SCALE = 4.0
 #: Times so much where logits have the kind spread: exp of how far a sink is from a logit exceeds float32's range.
 FAR_SINKS = 100.0
+#: float32's smallest normal number: kernels flush smaller ones to 0.
+SMALLEST = 2.0**-126
+#: What an output may lose to that beside a sink: see `flushed`.
+FLUSHED = "flushed"
 #: tanh.approx.f32 has a relative error of 2^-11 (PTX ISA, "tanh"), and its argument a few float32 roundings.
 CAP_ERROR = 2.0**-11 * (1 + 2**-8)
 
@@ -118,9 +122,36 @@ def expected_of_variant(definition: Definition, inputs: Inputs, memory: Memory, 
     if "window_size" not in axes and "sinks" not in inputs:
         return expected_outputs(q, memory, sm_scale, causal, any_chunks(axes.get("page_size", 1)), cap)
     own = each_query(memory, causal, axes.get("window_size"))
-    if "sinks" in inputs:
-        q, own = with_sinks(q, own, inputs["sinks"], sm_scale)
-    return expected_outputs(q, own, sm_scale, False, chunks_at_any_place(), cap)
+    if "sinks" not in inputs:
+        return expected_outputs(q, own, sm_scale, False, chunks_at_any_place(), cap)
+    q, own = with_sinks(q, own, inputs["sinks"], sm_scale)
+    found = expected_outputs(q, own, sm_scale, False, chunks_at_any_place(), cap)
+    output = found["output"]
+    parts = {**output.parts, FLUSHED: flushed(output, inputs["sinks"])}
+    return {**found, "output": replace(output, parts=parts)}
+
+
+def flushed(output: Expected, sinks: torch.Tensor) -> torch.Tensor:
+    """What an output may lose because kernels have no numbers below `SMALLEST`: [queries, heads, value_dim].
+
+    Where the largest weight of a key is below 2^-126, a kernel may multiply the sum over all keys by 0: by exp2 of how
+    far the keys are below the sink, or by the reciprocal of a denominator beyond 2^126. Then sum p |v| is lost. The
+    weights of n such keys add up to less than n 2^-126, and the sink has the rest: this is sum p |v| in rows where that
+    holds. In every row, a result below 2^-126 may become 0.
+    """
+    of_sink = sinks.double().unsqueeze(-1) * LOG2_E - output.parts["lse"]  # log2 of its weight
+    faint = (of_sink > -1) & (output.parts["others"] < output.parts["length"] * SMALLEST)
+    return torch.where(faint, output.parts["weighted"], 0.0) + SMALLEST
+
+
+def with_flushed_weights(policy: Policy) -> ErrorBound:
+    """The policy of a kernel's output beside sinks, whose bound allows for what is `flushed`."""
+    assert isinstance(policy, ErrorBound)
+
+    def bound(expected: Expected) -> torch.Tensor:
+        return policy.bound(expected) + expected.parts[FLUSHED]
+
+    return ErrorBound(bound, f"{policy.reason}; beside a sink, weights below 2^-126 may be 0", policy.gain)
 
 
 def with_variant_inputs(

@@ -16,9 +16,14 @@ import torch
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention.cases import SCALES
 from flashinfer_trace.families.attention.paged import distinct_pages
-from flashinfer_trace.families.attention.variants import TWINS, expected_of_variant, with_variant_inputs
+from flashinfer_trace.families.attention.variants import (
+    TWINS,
+    expected_of_variant,
+    with_flushed_weights,
+    with_variant_inputs,
+)
 from flashinfer_trace.families.gqa_paged import extend
-from flashinfer_trace.families.gqa_paged.triton_variants import with_cap, with_cap_error, with_flushed_outputs
+from flashinfer_trace.families.gqa_paged.triton_variants import with_cap, with_cap_error
 from flashinfer_trace.harness.compare import ErrorBound, Expected
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
@@ -83,7 +88,7 @@ def kernel_of(variant: str) -> Kernel:
     if "softcap" in variant:
         policy = with_cap_error(policy)
     if "sinks" in variant:
-        policy = with_flushed_outputs(policy)
+        policy = with_flushed_weights(policy)
     return replace(kernel, call=run_triton, compare={"output": policy})
 
 

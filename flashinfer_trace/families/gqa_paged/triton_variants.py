@@ -5,7 +5,7 @@ triton_ops/decode_attention.py and extend_attention.py):
 
 - tanh x is 2 sigmoid(2 x) - 1, so that its error does not become smaller with x: see `CAP_ERROR`.
 - A sink adds exp(sink - m) to the denominator, where m is the largest logit of a key, or the largest lse of a part.
-  Where that exceeds float32's range, the output is 0: see `FLUSHED`.
+  Where that exceeds float32's range, the output is 0: see `attention.variants.flushed`.
 - SGLang passes sinks in bf16, the dtype of its models; kernels widen them to float32.
 - A window is none of the decode kernel's business: SGLang gives it the slots of the keys in the window only.
 """
@@ -19,18 +19,17 @@ import torch
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention import triton
 from flashinfer_trace.families.attention.rounding import FLOAT32, LOG2_E
+from flashinfer_trace.families.attention.variants import with_flushed_weights
 from flashinfer_trace.harness.compare import ErrorBound, Expected, Policy, host_figures
 from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
 
-__all__ = ["decode_kernel", "with_cap", "with_cap_error", "with_flushed_outputs"]
+__all__ = ["decode_kernel", "with_cap", "with_cap_error"]
 
 #: Absolute error of a capped logit, as a multiple of the cap. Each of these is a bound in units of 2^-24: the quotient
 #: logit / cap is within 2 ulp, 4 |x|, of which tanh leaves less than 2; sigmoid(y) = 1 / (1 + exp(-y)) is within
 #: (4 + 2 |y|) s (1 - s) < 1.5 from exp, 1 from the sum and 4 from the quotient, all of it doubled; and 1 from the
 #: difference with 1. The product with the cap is among the roundings that the oracle counts.
 CAP_ERROR = 16 * FLOAT32
-#: float32's smallest normal number, for values below 2^7: what a quotient below it may be flushed by.
-FLUSHED = 2.0**-119
 
 
 def with_cap(definition: Definition, expected: dict[str, Expected]) -> dict[str, Expected]:
@@ -75,15 +74,6 @@ def with_cap_error_of_lse(policy: ErrorBound) -> ErrorBound:
     return ErrorBound(bound, f"{policy.reason}; {CAPPED}")
 
 
-def with_flushed_outputs(policy: ErrorBound) -> ErrorBound:
-    """A policy that lets outputs near float32's smallest normal number be 0: those beside a sink that outweighs all."""
-
-    def bound(expected: Expected) -> torch.Tensor:
-        return policy.bound(expected) + FLUSHED
-
-    return ErrorBound(bound, f"{policy.reason}; weights below 2^-126 may be 0", policy.gain)
-
-
 def run_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     """The lse comes from those of the parts and from the sinks: parts without keys keep -inf."""
     from sglang.srt.layers.attention.triton_ops.decode_attention import decode_attention_fwd
@@ -124,6 +114,6 @@ def decode_kernel(variant: str) -> Kernel:
     if variant == "softcap":
         output, lse = with_cap_error(output), with_cap_error_of_lse(lse)
     if variant == "sinks":
-        output = with_flushed_outputs(output)
+        output = with_flushed_weights(output)
     policies: dict[str, Policy] = {"output": output, "lse": lse}
     return replace(kernel, compare=policies)

@@ -4,7 +4,8 @@ flashinfer's wrappers take the cap and the window in plan(). Sinks are an argume
 BatchAttentionWithAttentionSinkWrapper, which has one kernel for decode and prefill. From its source
 (flashinfer 0.6.12, jit/attention/variants.py):
 
-- fa2 and fa3 add exp2(sink log2(e) - m) to the denominator, and return an lse that includes it.
+- fa2 and fa3 add exp2(sink log2(e) - m) to the denominator, and return an lse that includes it. Where the sink is above
+  m, they raise m to it, and multiply what the keys gave by ex2.approx.ftz of the difference, which is 0 below 2^-126.
 - For a request without keys, fa2 returns 0 and the sink as lse, as the Definitions say. fa3 skips it, and returns an
   lse of -5e4.
 - The name of the compiled module does not contain the head size: a process must use one head size for each dtype,
@@ -33,7 +34,13 @@ from flashinfer_trace.families.attention.kernels import (
     wrapper,
 )
 from flashinfer_trace.families.attention.policies import kernel_policies
-from flashinfer_trace.families.attention.variants import SINKS_NEED_KEYS, TWINS, expected_of_variant, variant_family
+from flashinfer_trace.families.attention.variants import (
+    SINKS_NEED_KEYS,
+    TWINS,
+    expected_of_variant,
+    variant_family,
+    with_flushed_weights,
+)
 from flashinfer_trace.families.gqa_paged.inputs import memory
 from flashinfer_trace.families.gqa_paged.kernels import last_page_len, sizes
 from flashinfer_trace.families.gqa_paged.triton_variants import decode_kernel, with_cap
@@ -91,14 +98,15 @@ def sink_kernels(decode: bool) -> tuple[Kernel, ...]:
         SINK_PATH, run_with_sinks, (FA2, FA3), limits=limits, const_axes=SINK_HEAD_DIM, plan_options=SEEING
     )
     backends: Sequence[Backend] = (FA2, FA3)
+    policies = [kernel_policies(backend.rounding) for backend in backends]
     return tuple(
         replace(
             kernel,
-            compare=kernel_policies(backend.rounding),
+            compare={**compare, "output": with_flushed_weights(compare["output"])},
             plan_options=SINKS_NEED_KEYS if backend is FA3 else kernel.plan_options,
             common=None if backend is FA3 else SINKS_NEED_KEYS,
         )
-        for kernel, backend in zip(kernels, backends, strict=True)
+        for kernel, backend, compare in zip(kernels, backends, policies, strict=True)
     )
 
 
