@@ -28,6 +28,9 @@ LIMITS = """## What no case has
 Norms add up squares in float32. Where that sum exceeds float32's largest number, 3.4e38, its root is infinite: the
 references of the RMSNorm families return zeros there, and those of LayerNorm the bias, while the exact result is of the
 size of the weights. Elements of 1e5, beyond float16's range, are a corner of every norm; such sums are not.
+
+Quantisers to fp8 per token have no least scale. A token whose largest value is below 448 * 2^-126, 5e-36, has a scale
+with fewer bits than a normal float32 number, down to 8: no case has such tokens.
 """
 
 PAGE = """# Accuracy of {op_type} kernels

@@ -2,7 +2,8 @@
 
 scale = max(max |x|, EPS) / 127 over the group, in float32. code = x / scale without its fraction: it is truncated
 towards zero, as the kernels do, and not rounded to nearest. Codes are in -127..127. The quotient is 127 x over the
-maximum, which is exact where it is an integer; x over the rounded scale can turn the largest element's 127 into 126.
+maximum, which is exact where it is an integer; x over the rounded scale can turn the largest element's 127 into 126. It
+is computed in float64, because 127 x may be beyond float32.
 """
 
 import torch
@@ -19,6 +20,6 @@ def run(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     assert x.shape[1] == HIDDEN_SIZE
     groups = x.float().unflatten(1, (NUM_GROUPS, GROUP_SIZE))
     largest = groups.abs().amax(dim=2).clamp_min(EPS)
-    quotients = groups * INT8_MAX / largest[:, :, None]
+    quotients = groups.double() * INT8_MAX / largest[:, :, None]
     # The conversion to an integer drops the fraction.
     return quotients.flatten(1).to(torch.int8), largest / INT8_MAX

@@ -113,6 +113,16 @@ def test_of_kernels_both_codes_pass_where_approximate_quotients_reach_a_boundary
             assert "power of two" not in policy.reason
 
 
+@pytest.mark.parametrize("name", ["per_token_quant_int8_h4096", "per_token_group_quant_int8_h7168_g128"])
+def test_codes_of_the_largest_values_that_bfloat16_has(name):
+    """127 x is beyond float32."""
+    definition = flashinfer_trace.load(name)
+    x = torch.zeros(1, definition.const_axes["hidden_size"], dtype=torch.bfloat16)
+    x[0, :3] = torch.tensor([1.0, -1.0, 0.25]) * torch.finfo(torch.bfloat16).max
+    codes, _ = definition.compiled(x)
+    assert codes[0, :4].tolist() == [127, -127, 31 if "group" in name else 32, 0]
+
+
 def test_groups_of_zeros_and_of_vanishing_values():
     x = torch.zeros(2, 64, dtype=torch.bfloat16)
     x[1, 32:] = 1e-11

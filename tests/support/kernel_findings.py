@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import attention_findings
 import flashinfer_findings
 import moe_findings
 import sglang_findings
@@ -45,6 +46,11 @@ class Finding:
     pending: bool = False
 
 
+def codes_of(name: str) -> tuple[torch.dtype, tuple[float, float]]:
+    """The dtype of the codes of a quantiser per group, and their limits."""
+    return (torch.int8, (-128.0, 127.0)) if name.endswith("int8") else (torch.float8_e4m3fn, (-448.0, 448.0))
+
+
 def per_token_zeros() -> bool:
     import sgl_kernel
 
@@ -54,19 +60,16 @@ def per_token_zeros() -> bool:
     return bool((codes.float() == 0).all())
 
 
-def fused_silu_ignored() -> bool:
+def fused_silu_ignored(name: str) -> bool:
     import sgl_kernel
 
     x = torch.randn(4, 256, dtype=torch.bfloat16, device="cuda")
+    dtype, limits = codes_of(name)
     # Room for a kernel that takes all 256 columns for one matrix.
-    memory = torch.zeros(8, 128, dtype=torch.float8_e4m3fn, device="cuda")
+    memory = torch.zeros(8, 128, device="cuda").to(dtype)
     scales = torch.zeros(8, 1, device="cuda")
-
-    def quantise() -> None:
-        arguments = (x, memory[:4], scales[:4], 128, 1e-10, -448.0, 448.0)
-        sgl_kernel.sgl_per_token_group_quant_8bit(*arguments, fuse_silu_and_mul=True, enable_v2=True)
-
-    if raises(quantise):
+    quantise = functools.partial(getattr(sgl_kernel, name), x, memory[:4], scales[:4], 128, 1e-10, *limits)
+    if raises(lambda: quantise(fuse_silu_and_mul=True, enable_v2=True)):
         return True
     gate, up = x.float().chunk(2, dim=1)
     wanted = torch.nn.functional.silu(gate) * up
@@ -132,8 +135,7 @@ def masked_rows(name: str) -> bool:
     import sgl_kernel
 
     x = torch.ones(2, 2, 256, dtype=torch.bfloat16, device="cuda")
-    dtype = torch.int8 if name.endswith("int8") else torch.float8_e4m3fn
-    limits = (-128.0, 127.0) if dtype == torch.int8 else (-448.0, 448.0)
+    dtype, limits = codes_of(name)
     codes = torch.zeros(2, 2, 256, device="cuda").to(dtype)
     scales = torch.zeros(2, 2, 2, device="cuda")
     given = torch.tensor([1, 2], dtype=torch.int32, device="cuda")
@@ -149,7 +151,10 @@ GROUP_QUANTISERS = tuple(f"sgl_per_token_group_quant_{kind}" for kind in ("8bit"
 
 FINDINGS = (
     Finding("sgl_per_token_quant_fp8: codes of a token of zeros", SGL, SGL_VERSION, per_token_zeros),
-    Finding("sgl_per_token_group_quant_8bit: fuse_silu_and_mul is ignored", SGL, SGL_VERSION, fused_silu_ignored),
+    *(
+        Finding(f"{name}: fuse_silu_and_mul is ignored", SGL, SGL_VERSION, functools.partial(fused_silu_ignored, name))
+        for name in GROUP_QUANTISERS
+    ),
     Finding("bmm_fp8: a row-major B gives a wrong product", SGL, SGL_VERSION, bmm_row_major),
     Finding(
         "qserve_w4a8_per_chn_gemm: n that is no multiple of 64",
@@ -181,6 +186,9 @@ FINDINGS = (
         for name in GROUP_QUANTISERS
     ),
     Finding("sgl_kernel.rmsnorm: a float32 weight is read as bf16", SGL, SGL_VERSION, norm_wide_weight),
+    *(Finding(name, "flashinfer-python", "0.6.12", probe) for name, probe in attention_findings.FLASHINFER),
+    *(Finding(name, SGL, SGL_VERSION, probe) for name, probe in attention_findings.SGL_KERNEL),
+    *(Finding(name, "sglang", "0.5.11", probe) for name, probe in attention_findings.SGLANG),
 )
 
 

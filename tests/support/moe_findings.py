@@ -142,6 +142,19 @@ def gate_without_weight() -> bool:
     return refused or bool(found[0][0].isfinite().all())
 
 
+def gate_of_bf16_logits() -> bool:
+    """64 tokens of random logits in bf16: the experts are those of the same logits in float32."""
+    import sgl_kernel
+
+    logits, bias = torch.randn(64, 256, device="cuda").bfloat16(), torch.zeros(256, device="cuda")
+    call = functools.partial(sgl_kernel.moe_fused_gate, num_expert_group=8, topk_group=4, topk=8)
+    chosen: list[torch.Tensor] = []
+    if raises(lambda: chosen.append(call(logits, bias.bfloat16())[1])):
+        return True
+    _, wanted = call(logits.float(), bias)
+    return torch.equal(chosen[0].sort(dim=1).values, wanted.sort(dim=1).values)
+
+
 #: The heading of each in docs/kernel_findings.md, and its probe.
 PROBES: tuple[tuple[str, Callable[[], bool]], ...] = (
     ("moe_sum_reduce: the last 8 columns are not written", sum_reduce_last_columns),
@@ -155,4 +168,5 @@ PROBES: tuple[tuple[str, Callable[[], bool]], ...] = (
     ("topk_softmax: a NaN makes it choose an expert twice", lambda: softmax_repeats_an_expert(math.nan)),
     ("topk_softmax: an infinity makes it choose an expert twice", lambda: softmax_repeats_an_expert(math.inf)),
     ("moe_fused_gate: weights are NaN where all sigmoids are 0", gate_without_weight),
+    ("moe_fused_gate: bf16 logits choose other experts", gate_of_bf16_logits),
 )

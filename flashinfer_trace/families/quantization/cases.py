@@ -28,8 +28,9 @@ SMALLEST_MAXIMUM = 1e-10
 ROUNDINGS = 8
 QUOTIENT_ERROR = ROUNDINGS * unit_roundoff(torch.float32)
 
-#: Of corners only: integers up to HALVES, whose int8 scale is 2, so that odd ones are halves.
-HALVES = 254
+#: Of corners only: integers up to HALVES, whose int8 scale is 2, so that odd ones are halves; and values of standard
+#: deviation VAST, whose products with 127 or 448 are beyond float32.
+HALVES, VAST = 254, 2.0**124
 #: ``powers``: maxima of 1.75, whose e4m3 scale is a power of two; ``outliers``: one feature is 1000 times as large as
 #: the rest, which get small codes; ``vanishing``: below 1e-10.
 KINDS = (*VALUE_KINDS, "powers", "outliers", "vanishing")
@@ -58,13 +59,13 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """Values at the ends of float16's range, ties (integers), a vanishing maximum, and a row of zeros among others.
+    """Values at the ends of float16's and of float32's range, ties, a vanishing maximum, and a row of zeros among others.
 
     For int8 codes also halves that are exact.
     """
     low, high = request.range("num_tokens", 0, 40, 4096)
     zeros = request.options_of(Rows).zeros
-    kinds = ["vanishing", "powers", "huge", "minute", "outliers", "integers"]
+    kinds = ["vanishing", "powers", "huge", "minute", "outliers", "integers", "vast"]
     if request.definition.outputs["codes"].dtype == "int8":
         kinds.append("halves")
     return [
@@ -85,6 +86,8 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     elif kind == "halves":
         x = draws.integers(shape, -HALVES, HALVES).to(torch.bfloat16)
         x[:, :: definition.const_axes.get("group_size", shape[1])] = HALVES
+    elif kind == "vast":
+        x = draws.normal(shape, torch.bfloat16, VAST)
     elif kind == "vanishing":
         x = draws.normal(shape, torch.bfloat16, 1e-11)
     else:
