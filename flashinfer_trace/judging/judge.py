@@ -147,7 +147,7 @@ class _Court:
         self._limits, self._examples, self._seed = limits, examples, seed
 
     def verdict(self, job: Job) -> Verdict:
-        """The verdict on all valid inputs, or on those that a known kernel takes."""
+        """The verdict on all valid inputs; of a submission that refuses some, on those that a known kernel takes."""
         known = self._known(job)
         every = [limited(job, [known])] if known else trials(job)
         first = self._on(every[0], known)
@@ -156,6 +156,9 @@ class _Court:
         wrong = [first]
         for trial in every[1:]:
             verdict = self._on(trial, None)
+            if verdict.passed and not first.failure.refused:
+                first.right_on = trial.limited_to
+                return first
             verdict.limited_to, verdict.beyond = trial.limited_to, first.failure
             if verdict.passed:
                 return verdict

@@ -142,15 +142,25 @@ def _found(module: ModuleType, request: Mapping[str, Any]) -> Any:
             where = "entry_point in the Solution's spec, as FILE.py::FUNCTION," if solution else "FILE:FUNCTION"
             raise LoadError(f"{file} has no {name}; its functions are {_public(module)}: {where} names one")
         return getattr(module, name)
-    usual = [one for one in USUAL_NAMES if hasattr(module, one)]
+    usual, own = [one for one in USUAL_NAMES if hasattr(module, one)], _public(module)
+    # A Triton kernel may be called `kernel`: it is an object, and what launches it is the one function.
+    launched = [one for one in usual if not _is_object(getattr(module, one))] or own
+    if len(launched) == 1 or (usual and launched is not own):
+        return getattr(module, launched[0])
     if usual:
         return getattr(module, usual[0])
-    own = _public(module)
-    if len(own) == 1:
-        return getattr(module, own[0])
     raise LoadError(
         f"none of {', '.join(USUAL_NAMES)} is defined, and of the functions {own} none is the only one; "
         f"name the one to judge: FILE:FUNCTION"
+    )
+
+
+def _is_object(found: Any) -> bool:
+    """Whether something can be called although it is neither a function, a class nor a module of torch."""
+    import torch
+
+    return callable(found) and not (
+        inspect.isroutine(found) or inspect.isclass(found) or isinstance(found, torch.nn.Module)
     )
 
 

@@ -14,9 +14,14 @@ from flashinfer_trace.judging.verdict import Verdict
 __all__ = ["replay", "small_by_default"]
 
 
+#: The window of keys up to which the corners of attention take seconds on a CPU: each query has keys of its own there.
+LARGEST_WINDOW = 512
+
+
 def small_by_default(definition: Definition, device: str) -> bool:
     """Whether a Definition is judged at the sizes of its family's small twin if nobody says at which."""
-    return device == "cpu" and not has_real_size(definition)
+    large = not has_real_size(definition) or definition.const_axes.get("window_size", 0) > LARGEST_WINDOW
+    return device == "cpu" and large
 
 
 def replay(submission: Submission, verdict: Verdict, definition: Definition, examples: int, limits: Limits) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from flashinfer_trace.harness.case import evaluate, unrelated, vacuity
 from flashinfer_trace.harness.compare import Comparison, Expected, Policy
@@ -110,6 +112,18 @@ def limited(job: Job, kernels: Sequence[Kernel]) -> Trial:
     first = kernels[0]
     parts = [f"{axis} {low} to {high}" for axis, (low, high) in first.limits.items()]
     if first.plan_options is not None:
-        parts.append(f"{first.plan_options}")
+        parts += _in_words(first.plan_options)
     text = f"{', '.join(parts)}: what {first.label} takes" if parts else ""
     return Trial(Job(job.definition, job.family, first, job.device, job.full), kernels, text)
+
+
+def _in_words(options: Any) -> list[str]:
+    """The options of a family that a kernel has otherwise than by default."""
+    values = {one.name: getattr(options, one.name) for one in dataclasses.fields(options)}
+    usual = {one.name: one.default for one in dataclasses.fields(options)}
+    changed = {name: value for name, value in values.items() if value != usual[name]}
+    words = {True: "only with {}", False: "without {}"}
+    return [
+        words[value].format(name.replace("_", " ")) if isinstance(value, bool) else f"{name.replace('_', ' ')} {value}"
+        for name, value in changed.items()
+    ]

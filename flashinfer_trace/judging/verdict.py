@@ -69,6 +69,11 @@ class Failure:
         return self.kind in ("not-loaded", "raised") and bool(_NO_MEMORY.match(self.message))
 
     @property
+    def refused(self) -> bool:
+        """Whether it raised an error instead of returning wrong values, and the device still works."""
+        return self.kind == "raised" and "CUDA error" not in self.message
+
+    @property
     def unjudged(self) -> bool:
         """Whether it says nothing of what the kernel computes."""
         missing = self.kind == "raised" and bool(_MISSING.match(self.message))
@@ -99,8 +104,9 @@ class Verdict:
         sizes: ``own``, or ``twin`` for the family's small twin.
         grade: see `Grade`.
         alike: known kernels whose stated bounds it stays within; of a reference-grade submission all of them.
-        limited_to: the inputs that it was graded on, if it failed on others; empty for all valid inputs.
-        beyond: what it did on those others.
+        limited_to: the inputs that it was graded on, if it refused others; empty for all valid inputs.
+        beyond: how it refused them.
+        right_on: the inputs, of those that known kernels take, on which a submission is right that is wrong elsewhere.
         failure: why it is wrong, or why it was not judged.
         calls: how often the submission was called.
         cases, vacuous: calls that count, and those that could not fail; of a right submission.
@@ -120,6 +126,7 @@ class Verdict:
     alike: list[str] = field(default_factory=list)
     limited_to: str = ""
     beyond: Failure | None = None
+    right_on: str = ""
     failure: Failure | None = None
     calls: int = 0
     cases: int = 0
@@ -154,11 +161,15 @@ class Verdict:
             lines.append(f"  beyond that: {self.beyond.message}; axes {self.beyond.axes}")
         if self.failure is not None:
             lines += _reasons(self.failure)
+        if self.right_on:
+            lines.append(
+                f"  right on fewer inputs, {self.right_on}: raise an error for all others to be graded on these"
+            )
         for name, figures in self.outputs.items():
             lines.append(f"  {name}: worst error {figures.worst:.3f} x its bound ({figures.policy})")
         if self.passed:
             sizes = ", ".join(f"{axis} {value}" for axis, value in self.largest.items())
-            larger = "; for larger ones give --device cuda" if self.device == "cpu" else ""
+            larger = "; for larger ones give --device cuda" if self.device == "cpu" and not self.limited_to else ""
             lines.append(f"  judged up to {sizes or 'its constant sizes'}{larger if sizes else ''}")
         if not self.kept_apart:
             lines.append("  this system did not keep it from the judge's memory, which takes Linux 5.19 with Landlock")

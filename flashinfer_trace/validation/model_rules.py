@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import itertools
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -40,14 +39,13 @@ _SENTENCE_END = re.compile(r"(?<=\.)\s+")
 _OF_SIZES = re.compile(r"\b[Ss]izes\b|\b[Tt]he size (?:is|of)\b")
 #: Digits of a number that are looked at, because Python refuses to convert thousands; no size has as many.
 DIGITS = 18
-#: What a size may be divided by: halves of a pair, and parallel sizes.
-_DIVISORS = (1, 2, 3, 4, 8)
 #: Format codes and group sizes, which descriptions of tensors give, are smaller; sizes of models are not.
 _LEAST_OF_TENSORS = 256
 #: Phrases that give a size, with # for the number -> the axis whose value it must be: the first of these axes that the
-#: Definition has. Two axes with a minus sign between them stand for their difference.
+#: Definition has. With a sign between them, two axes, or an axis and a number, stand for their difference or quotient.
 _PHRASES: Mapping[str, tuple[str, ...]] = {
     "# query heads?": ("num_qo_heads",),
+    "# heads, keys": ("num_qo_heads",),
     "# key(?:-value)? heads?": ("num_kv_heads",),
     "heads? of size #": ("head_dim", "head_size"),
     "keys of size #": ("qk_dim",),
@@ -59,10 +57,15 @@ _PHRASES: Mapping[str, tuple[str, ...]] = {
     "capped at #": ("logits_soft_cap",),
     "all # features rotated": ("head_size", "rotary_dim"),
     "first # features": ("rotary_dim",),
+    r"features i and i \+ #": ("rotary_dim / 2", "head_size / 2"),
     r"# of \d+ groups": ("topk_group",),
     "of # groups": ("n_group",),
     "# best (?:of|experts)": ("top_k - num_fused_shared_experts", "top_k"),
-    "# experts per token": ("top_k",),
+    "# experts (?:per|of each) token": ("top_k",),
+    r"experts \(# per token": ("top_k",),
+    r"\(# and the shared one\)": ("num_experts - 1",),
+    "expert parallelism over # ranks": ("num_experts / num_local_experts",),
+    "blocks of # rows": ("block_size",),
     "token among #": ("num_experts",),
     "best of # experts": ("num_experts",),
     "over (?:all )?# experts": ("num_experts",),
@@ -70,6 +73,7 @@ _PHRASES: Mapping[str, tuple[str, ...]] = {
     "with # input(?: features| and)": ("k", "K"),
     "and # output features": ("n", "N"),
     "over # features": ("hidden_size",),
+    "# features per rank": ("intermediate_size",),
     "hidden size #": ("hidden_size",),
     "over # tokens": ("vocab_size",),
     r"1/sqrt\(#\)": ("head_dim", "qk_dim"),
@@ -163,8 +167,8 @@ def check_numbers(candidate: Candidate, findings: Findings) -> None:
     """Sizes, small numbers and 16-bit formats in the description are those of the Definition.
 
     The number in a phrase of `_PHRASES` must be the value of its own axis, also in the descriptions of axes, inputs and
-    outputs. Any other size may be a const axis, a sum, difference, product or quotient of two, or a number of the
-    reference, the constraints or a tag. In parentheses, arithmetic whose result is such a number may have any operands.
+    outputs. Any other size is a const axis, or a number of the reference, the constraints or a tag. In parentheses,
+    arithmetic whose result is such a number may have any operands.
     """
     text = candidate.data.get("description")
     if isinstance(text, str):
@@ -176,9 +180,9 @@ def check_numbers(candidate: Candidate, findings: Findings) -> None:
     own, phrases = set(_own_numbers(candidate)), list(_expected_phrases(candidate.const_axes))
     for place, text in _described_parts(candidate.data):
         text = _THOUSANDS.sub("", text)
-        reported = _check_phrases(text, place, phrases, findings)
+        judged = _check_phrases(text, place, phrases, findings)
         least = 0 if place == ("description",) else _LEAST_OF_TENSORS
-        wrong = [number for number in _strange(text, own, least) if number not in reported]
+        wrong = [number for number in _strange(text, own, least) if number not in judged]
         if wrong:
             shown = ", ".join(f"{axis} {value}" for axis, value in candidate.const_axes.items())
             message = f"the description mentions numbers that do not follow from the sizes ({shown}): {_numbers(wrong)}"
@@ -219,24 +223,26 @@ def _described_parts(data: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...],
 def _check_phrases(
     text: str, place: tuple[str, ...], phrases: Iterable[tuple[re.Pattern[str], str, int]], findings: Findings
 ) -> set[int]:
-    """Reports each phrase whose number is not the value of its axis, and returns these numbers."""
-    wrong = set()
+    """Reports each phrase whose number is not the value of its axis, and returns the numbers of all phrases."""
+    judged = set()
     for phrase, axis, value in phrases if _any_phrase().search(text) else ():
         for found in phrase.finditer(text):
-            if (number := int(found[1][:DIGITS])) != value:
-                wrong.add(number)
+            judged.add(number := int(found[1][:DIGITS]))
+            if number != value:
                 message = f"the description says {quote(found[0])}, but {axis} is {value}"
                 findings.add("description-number", message, "correct the description", pointer_of(*place))
-    return wrong
+    return judged
 
 
 def _expected_phrases(sizes: Mapping[str, int]) -> Iterator[tuple[re.Pattern[str], str, int]]:
     """The phrases that apply to a Definition with these axes: pattern, axis, and the value that it must give."""
     for phrase, axes in _phrases().items():
         for axis in axes:
-            first, _, other = axis.partition(" - ")
-            if first in sizes and (not other or other in sizes):
-                yield phrase, axis, sizes[first] - sizes.get(other, 0)
+            first, sign, other = axis.partition(" - ") if " - " in axis else axis.partition(" / ")
+            second = int(other) if other.isdigit() else sizes.get(other, 0)
+            if first in sizes and (not other or second):
+                value = sizes[first]
+                yield phrase, axis, value // second if sign == " / " else value - second
                 break
 
 
@@ -276,14 +282,7 @@ def _check_formats(text: str, candidate: Candidate, findings: Findings) -> None:
 
 
 def _own_numbers(candidate: Candidate) -> Iterator[int]:
-    sizes = sorted(set(candidate.const_axes.values()))
-    yield from sizes
-    for a, b in itertools.combinations(candidate.const_axes.values(), 2):
-        yield from (a * b, a + b, abs(a - b))
-    for a, b in itertools.product(sizes, [*sizes, *_DIVISORS]):
-        if a % b == 0:
-            yield a // b
-    yield from (a - 1 for a in sizes)  # without a shared expert
+    yield from candidate.const_axes.values()
     others = [candidate.reference or "", *(text for _, text in candidate.constraints)]
     others += [tag.replace(":", " ") for _, tag in candidate.tags]
     yield from (int(number) for text in others for number in re.findall(r"(?<![\w.])\d{1,9}(?![\w.])", text))

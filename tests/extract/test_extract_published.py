@@ -162,6 +162,7 @@ REFUSED = [
     ("glm-4.5-air", "norm_topk_prob", False, {"topk"}),
     ("qwen3-32b", "dual_chunk_attention_config", {"chunk_size": 8192}, {"attn", "rotary_emb"}),
     ("qwen3-32b", "partial_rotary_factor", 0.5, {"rotary_emb"}),
+    ("qwen3-32b", "rope_parameters", {"rope_type": "default", "partial_rotary_factor": 0.5}, {"rotary_emb"}),
     ("glm-4.5-air", "partial_rotary_factor", None, {"rotary_emb"}),
     ("glm-4.5-air", "swiglu_limit", 7.0, {"act_fn", "experts"}),
     ("glm-4.5-air", "moe_layer_freq", 2, {"act_fn", "experts", "gate_up_proj", "down_proj"}),
@@ -190,6 +191,18 @@ def test_the_cap_of_the_final_logits_is_a_function_without_a_family(cap, reporte
     assert rows == {
         ("unsupported", unsupported) if reported else ("partly", "other kernels: triton:fused_softcap_kernel")
     }
+
+
+def test_a_norm_of_pytorch_is_reported():
+    data = json.loads(FIXTURES["qwen3-32b"].read_text())
+    model = Model("m", "M", data["config"], FIXTURES["qwen3-32b"])
+    usage = usage_of(model.architecture, None)
+    modules = {**usage.code.modules, "last_norm": ("nn.LayerNorm(5120)",), "gate": ("torch.nn.Linear(5120, 1)",)}
+    usage = replace(usage, code=replace(usage.code, modules=modules))
+    plan = Planner(ROOT, ROOT / "definitions").plan([Request(model, usage, Options())])
+    found = {row.name: (row.state, row.detail) for row in plan.rows if row.name in ("last_norm", "gate", "norm")}
+    assert found.pop("last_norm") == ("unsupported", "PyTorch's own kernels compute it (nn.LayerNorm)")
+    assert "gate" not in found
 
 
 def test_a_bias_is_part_of_the_layers_that_add_it():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 from collections import defaultdict
@@ -24,6 +25,7 @@ from flashinfer_trace.validation.model_rules import untagged_models, untagged_si
 from tools.extract_definitions.claimed import all_stages, describing, mark_claims
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.family_lists import FamilyLists
+from tools.extract_definitions.model_code import call_of
 from tools.extract_definitions.needs import Need, Recipe, Request, kernel_name
 from tools.extract_definitions.recipes import RECIPES
 from tools.extract_definitions.tags import merged
@@ -295,7 +297,20 @@ def _unclassified(request: Request) -> Iterator[str]:
 
 def _not_traced(request: Request) -> dict[str, str]:
     """The ops that the configuration needs and the trace lacks, with the reason."""
-    return {op: reason for op, reason in request.uncovered.items() if request.usage.op(op) is None}
+    reasons = {**_norms_of_pytorch(request), **request.uncovered}
+    return {op: reason for op, reason in reasons.items() if request.usage.op(op) is None}
+
+
+def _norms_of_pytorch(request: Request) -> dict[str, str]:
+    """The norms that the code builds as PyTorch's own modules: traces see those of SGLang."""
+    built = {
+        op: {ast.unparse(call_of(text).func) for text in calls} for op, calls in request.usage.code.modules.items()
+    }
+    return {
+        op: f"PyTorch's own kernels compute it ({min(names)})"
+        for op, names in built.items()
+        if any(name.endswith("Norm") and "nn" in name.split(".")[:-1] for name in names)
+    }
 
 
 def _for_review(root: Path, request: Request, met: set[str]) -> Iterator[tuple[str, str, str]]:

@@ -32,6 +32,8 @@ GROUPS = {
 ANY_DTYPE = ("sampling", "renorm")
 #: Kinds of scaling that only change the contents of the rotary cache.
 CACHED_ROPE = ("default", "linear", "dynamic", "llama3", "yarn", "deepseek_yarn")
+#: The share of a head's features that are rotated.
+PARTIAL = "partial_rotary_factor"
 #: Padding of the vocabulary of SGLang's VocabParallelEmbedding.
 VOCABULARY_PADDING = 64
 #: Defaults of a field that the code reads, and the question whether it is there, that switch on nothing.
@@ -186,13 +188,13 @@ def _of_rotation(request: Request, op_type: str) -> Iterator[str]:
         kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, dict) else scaling
         if kind not in CACHED_ROPE or "mrope_section" in scaling:
             yield f"no family covers this kind of rotation ({field} {short(scaling)})"
-    if "partial_rotary_factor" in model:
-        if "partial_rotary_factor" not in reads and model.config["partial_rotary_factor"] != 1:
-            yield "the code does not read partial_rotary_factor, which the configuration gives"
-    elif defaults := [
-        one for one in reads.get("partial_rotary_factor", ()) if one not in ("1", "1.0", "None", "hasattr")
-    ]:
-        yield f"the configuration gives no partial_rotary_factor, and the code takes {defaults[0]}"
+        elif isinstance(scaling, dict) and scaling.get(PARTIAL, 1) not in (1, model.config.get(PARTIAL, 1)):
+            yield f"extraction does not know whether the code reads {PARTIAL} in {field}"
+    if PARTIAL in model:
+        if PARTIAL not in reads and model.config[PARTIAL] != 1:
+            yield f"the code does not read {PARTIAL}, which the configuration gives"
+    elif defaults := [one for one in reads.get(PARTIAL, ()) if one not in ("1", "1.0", "None", "hasattr")]:
+        yield f"the configuration gives no {PARTIAL}, and the code takes {defaults[0]}"
 
 
 def _of_vocabulary(model: Model, op: str) -> Iterator[str]:

@@ -59,7 +59,7 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """Values at the ends of float16's and of float32's range, ties, a vanishing maximum, and a row of zeros among others.
+    """Values at the ends of float16's and float32's ranges, ties, a vanishing maximum, and a row of zeros among others.
 
     For int8 codes also halves that are exact.
     """

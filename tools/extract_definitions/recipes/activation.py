@@ -29,7 +29,7 @@ def needs(request: Request) -> Iterator[Need]:
     if (family := FAMILIES.get(activation)) is None:
         for op in ("act_fn", "experts"):
             if request.usage.op(op):
-                request.uncovered[op] = f"no family covers hidden_act {activation!r}"
+                request.uncovered[op] = f"extraction derives no activation of hidden_act {activation!r}"
         return
     widths = [
         ("act_fn", width, where or "the feed-forward layers") for width, where in dense_widths(request, ("act_fn",))

@@ -119,7 +119,9 @@ def variant_text(axes: Mapping[str, int], family: str) -> str:
 
 def sinks() -> dict[str, Any]:
     """The input of the sinks."""
-    return {"sinks": tensor(["num_qo_heads"], "float32", "Logit of the sink of each query head, without a scale.")}
+    text = "Logit of the sink of each query head, without a scale. "
+    text += "FlashInfer takes float32; SGLang's models keep bfloat16."
+    return {"sinks": tensor(["num_qo_heads"], "float32", text)}
 
 
 def paged_needs(

@@ -75,11 +75,11 @@ def needs(request: Request) -> Iterator[Need]:
 def _not_covered(request: Request, experts: int) -> str:
     """Why the family does not cover the experts; "" if it does."""
     if True not in routed.block_scaled(request):
-        return "no family covers sigmoid routing without fp8 block scales"
+        return "extraction derives no experts of sigmoid routing without fp8 block scales"
     if not request.options.quantized:
         return "its experts are quantised (--include-quantized)"
     if request.options.splits_each_expert:
-        return "no family covers sigmoid routing with experts whose features are split over ranks"
+        return "extraction derives no experts of sigmoid routing whose features are split over ranks"
     groups = request.model.size("n_group")
     if experts & (experts - 1) or experts > MAX_GROUP * groups:
         most = f"powers of two, at most {MAX_GROUP} per group"
