@@ -23,10 +23,10 @@ from benchmarks import isolation
 from flashinfer_trace.files import write_json
 from flashinfer_trace.json_source import JsonSourceError, load_object
 
-__all__ = ["MEASURED", "TimesError", "read_times"]
+__all__ = ["MEASURED", "MEASURED_ON_GPUS", "TimesError", "read_gpu_times", "read_times"]
 
-#: What was measured; committed.
-MEASURED = Path("benchmarks/times.json")
+#: What was measured; committed. That of GPUs is written by `pytest -m gpu --record-times FILE`.
+MEASURED, MEASURED_ON_GPUS = Path("benchmarks/times.json"), Path("benchmarks/gpu_times.json")
 VERIFY = "from flashinfer_trace.cli import main; main(['verify'])"
 SAMPLE = "import sys, pytest; sys.exit(pytest.main(['-q', '-n', 'auto', 'tests/mutate/test_sample.py']))"
 #: What is timed by the clock -> its program.
@@ -57,6 +57,24 @@ def read_times(root: Path) -> Mapping[str, Mapping[str, Any]]:
     except (JsonSourceError, KeyError, TypeError, ValueError) as error:
         raise TimesError(f"{path}: unusable ({error}); {fix}") from error
     return found
+
+
+def read_gpu_times(path: Path) -> list[Mapping[str, Any]]:
+    """The runs of a file that `pytest -m gpu --record-times` wrote; none if there is no file.
+
+    Raises:
+        TimesError: the file is unusable, or a figure is missing.
+    """
+    if not path.exists():
+        return []
+    try:
+        runs: list[Mapping[str, Any]] = load_object(path)["runs"]
+        for run in runs:
+            _ = run["gpu"], run["date"], float(run["seconds"])
+            _ = [int(run[key]) for key in ("gpus", "definitions", "passed", "failed")]
+    except (JsonSourceError, KeyError, TypeError, ValueError) as error:
+        raise TimesError(f"{path}: unusable ({error}); remove it, and measure again") from error
+    return runs
 
 
 def measure(name: str) -> dict[str, Any]:

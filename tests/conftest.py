@@ -38,6 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="only pairs without a run in evidence/, or with one that is out of date",
     )
+    group.addoption("--record-times", type=Path, metavar="FILE", help="record how long the pairs took in FILE")
     group.addoption("--record-power", type=Path, metavar="DIR", help="record after how many cases faults are found")
     group.addoption(
         "--record-verdicts", type=Path, metavar="FILE", help="record what the judge says of kernels in FILE"
@@ -51,6 +52,13 @@ def pytest_configure(config: pytest.Config) -> None:
         from recorded_verdicts import Recorder
 
         config.pluginmanager.register(Recorder(path))
+    times = config.getoption("--record-times")
+    if times:
+        if hasattr(config, "workerinput") or config.getoption("numprocesses", default=None):
+            raise pytest.UsageError("--record-times times one process of pytest: leave -n out")
+        from gpu_times import TimesRecorder
+
+        config.pluginmanager.register(TimesRecorder(times))
     if config.getoption("--record-evidence") and config.getoption("--seed") != SEED:
         raise pytest.UsageError(f"--record-evidence needs --seed {SEED}: a run with a chosen seed is not evidence")
 

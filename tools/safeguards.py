@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.times import MEASURED_ON_GPUS, read_gpu_times
 from benchmarks.times import read_times as measured_times
 from flashinfer_trace import DatasetError
 from flashinfer_trace.files import read_text
@@ -37,7 +38,8 @@ what was timed; do not edit. [SECURITY.md](../SECURITY.md) says what each safegu
 TIMED = """
 ## What it costs
 
-`python -m benchmarks.times` measures these, but for the whole run of mutants, which times itself.
+`python -m benchmarks.times` measures these, but for the whole run of mutants, which times itself, and the runs on GPUs,
+which are timed by `pytest -m gpu --require-gpu --record-times benchmarks/gpu_times.json`, with compiled kernels.
 """
 
 #: What `benchmarks.times` measures, and what it is meant to keep on how many processors.
@@ -45,6 +47,10 @@ RUNS = {
     "dataset": ("`flashinfer-trace verify` of the whole dataset", "180 s on 2"),
     "sample": ("The sample of mutants that CI judges", "180 s"),
 }
+
+
+#: What a run on a GPU is meant to take: the first of these that has as many Definitions.
+ON_GPUS = ((400, "360 s for 682 pairs"), (100_000, "900 s"))
 
 
 def safeguards_document(root: Path, fuzz: Mapping[str, Any], mutants: Mapping[str, Any]) -> dict[Path, str]:
@@ -117,7 +123,16 @@ def timed(checkout: Path) -> list[list[str]]:
     rows.append(["The whole run of mutants", took, "1500 s on 4"])
     found = measured.get("overhead")
     overhead = f"{found['overhead']:+.1%} of a processor's time ({found['date']})" if found else _missing("overhead")
-    return [*rows, ["Worker processes of references, in `verify`", overhead, "10 %"]]
+    rows.append(["Worker processes of references, in `verify`", overhead, "10 %"])
+    return [*rows, *map(_on_gpu, read_gpu_times(checkout / MEASURED_ON_GPUS))]
+
+
+def _on_gpu(run: Mapping[str, Any]) -> list[str]:
+    pairs = f"{run['passed'] + run['failed']} pairs of {run['definitions']} Definitions and their kernels"
+    failed = f", {run['failed']} of them failed" if run["failed"] else ""
+    most = next(text for definitions, text in ON_GPUS if run["definitions"] <= definitions)
+    where = f"{run['gpus']} {run['gpu']}" if run["gpus"] > 1 else f"one {run['gpu']}"
+    return [f"`pytest -m gpu`: {pairs}{failed}", f"{run['seconds']:.0f} s on {where} ({run['date']})", most]
 
 
 def _seconds(figures: Mapping[str, Any]) -> str:

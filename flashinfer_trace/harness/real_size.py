@@ -16,7 +16,7 @@ from flashinfer_trace.harness.verify import Job, Report, verify
 __all__ = ["has_real_size", "input_bytes", "real_cases", "with_real_size"]
 
 #: The memory of inputs up to which a case at a Definition's own sizes takes at most about a second.
-REAL_BYTES = 44 * 2**20
+REAL_BYTES = 72 * 2**20
 
 #: How many of the family's corners, the first ones, are run at a Definition's own sizes too.
 REAL_CORNERS = 3

@@ -4,7 +4,8 @@ output = (x - mean(x)) / sqrt(var(x) + EPS) * weight + bias, where var is the me
 mean of the row, without Bessel's correction. EPS is 1e-6, the default of FlashInfer and SGLang.
 
 The deviations are formed before they are squared: mean(x^2) - mean(x)^2 cancels in rows whose mean is large. Computed
-in float32 and rounded once, at the end, to the dtype of the input. A row of equal values gives the bias.
+in float32 and rounded once, at the end, to the dtype of the input. A row of equal values gives the bias. Where the sum
+of squared differences is beyond float32's range, 3.4e38, the output is the bias.
 """
 
 import torch

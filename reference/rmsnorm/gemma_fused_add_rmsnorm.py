@@ -1,8 +1,9 @@
 """Residual addition followed by the root-mean-square normalisation of the Gemma models.
 
-x = hidden_states + residual in float32; residual_out = x rounded once; output = x / sqrt(mean(x^2) + EPS) *
-(1 + weight): the learned weight is the difference of the scale from 1. As in the fused kernels, the norm reads the sum
-before it is rounded for residual_out. Both results are rounded once, at the end.
+x = hidden_states + residual in float32; residual_out = x rounded once; output = x / sqrt(mean(x^2) + EPS) * (1 +
+weight): the learned weight is the difference of the scale from 1. As in the fused kernels, the norm reads the sum
+before it is rounded for residual_out. Both results are rounded once, at the end. Where the sum of squares is beyond
+float32's range, 3.4e38, the output is 0.
 """
 
 import torch

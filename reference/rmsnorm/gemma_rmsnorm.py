@@ -1,7 +1,8 @@
 """Root-mean-square normalisation of the Gemma models: output = x / sqrt(mean(x^2) + EPS) * (1 + weight).
 
 The learned weight is the difference of the scale from 1. Computed in float32 and rounded once, at the end, to the dtype
-of the input; in bfloat16, 1 + weight would lose most bits of a small weight. A row of zeros gives zeros.
+of the input; in bfloat16, 1 + weight would lose most bits of a small weight. A row of zeros gives zeros. Where the sum
+of squares is beyond float32's range, 3.4e38, the output is 0.
 """
 
 import torch

@@ -145,6 +145,19 @@ def masked_rows(name: str) -> bool:
     return bool((codes[0, 1].float() == 0).all() and (scales[0, 1] == 0).all() and (scales[1] > 0).all())
 
 
+def codes_of_vast_values(name: str) -> bool:
+    """One group of 128 values of 1.5 times 2^126: each code is the largest."""
+    import sgl_kernel
+
+    x = torch.full((1, 128), 1.5 * 2.0**126, dtype=torch.bfloat16, device="cuda")
+    dtype, limits = codes_of(name)
+    codes = torch.zeros(1, 128, device="cuda").to(dtype)
+    quantise = getattr(sgl_kernel, name)
+    if raises(lambda: quantise(x, codes, torch.zeros(1, 1, device="cuda"), 128, 1e-10, *limits, enable_v2=True)):
+        return True
+    return bool((codes.float() == limits[1]).all())
+
+
 SGL, SGL_VERSION = "sglang-kernel", "0.4.2"
 #: Three names of one function.
 GROUP_QUANTISERS = tuple(f"sgl_per_token_group_quant_{kind}" for kind in ("8bit", "fp8", "int8"))
@@ -183,6 +196,12 @@ FINDINGS = (
     *(Finding(name, "sglang", "0.5.11", probe) for name, probe in sglang_findings.PROBES),
     *(
         Finding(f"{name}: masked_m is ignored", SGL, SGL_VERSION, functools.partial(masked_rows, name))
+        for name in GROUP_QUANTISERS
+    ),
+    *(
+        Finding(
+            f"{name}: codes of values beyond 2^126", SGL, SGL_VERSION, functools.partial(codes_of_vast_values, name)
+        )
         for name in GROUP_QUANTISERS
     ),
     Finding("sgl_kernel.rmsnorm: a float32 weight is read as bf16", SGL, SGL_VERSION, norm_wide_weight),

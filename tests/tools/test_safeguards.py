@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import torch
+from gpu_times import TimesRecorder
 
 from benchmarks import times
 from flashinfer_trace import DatasetError, find_root
@@ -51,3 +55,30 @@ def test_measured_times_that_cannot_be_used_are_named(tmp_path, text):
     (tmp_path / times.MEASURED).write_text(text)
     with pytest.raises(times.TimesError, match=r"times\.json: unusable .*measure again"):
         times.read_times(tmp_path)
+
+
+def test_how_long_pairs_took_on_a_gpu_is_recorded_and_shown(tmp_path, monkeypatch):
+    """A later run of as many Definitions on a GPU of this kind replaces the earlier one; skipped pairs do not count."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    path = tmp_path / times.MEASURED_ON_GPUS
+    path.parent.mkdir()
+    failed = SimpleNamespace(errisinstance=lambda kind: kind is not pytest.skip.Exception)
+    skipped = SimpleNamespace(errisinstance=lambda kind: kind is pytest.skip.Exception)
+    for names, found in ((["a", "b"], [None, failed]), (["a", "b"], [None, None]), (["c"], [None]), (["d"], [skipped])):
+        recorder = TimesRecorder(path)
+        for name, error in zip(names, found, strict=True):
+            params = {"definition": SimpleNamespace(name=name), "kernel": None}
+            item = SimpleNamespace(callspec=SimpleNamespace(params=params))
+            for when in ("setup", "call", "teardown"):
+                recorder.pytest_runtest_makereport(item, SimpleNamespace(when=when, excinfo=error))
+        recorder.begin -= 100 * len(names)
+        recorder.pytest_sessionfinish(SimpleNamespace())
+    one, two = times.read_gpu_times(path)
+    assert (one["definitions"], two["definitions"]) == (1, 2) and (two["passed"], two["failed"]) == (2, 0)
+    row = safeguards.timed(tmp_path)[-1]
+    assert row[0] == "`pytest -m gpu`: 2 pairs of 2 Definitions and their kernels"
+    assert row[1].startswith("200 s on one NVIDIA H200 (") and row[2] == "360 s for 682 pairs"
+    path.write_text('{"runs": [{"gpu": "a"}]}')
+    with pytest.raises(times.TimesError, match=r"gpu_times\.json: unusable .*measure again"):
+        times.read_gpu_times(path)

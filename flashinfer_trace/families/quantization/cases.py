@@ -29,8 +29,9 @@ ROUNDINGS = 8
 QUOTIENT_ERROR = ROUNDINGS * unit_roundoff(torch.float32)
 
 #: Of corners only: integers up to HALVES, whose int8 scale is 2, so that odd ones are halves; and values of standard
-#: deviation VAST, whose products with 127 or 448 are beyond float32.
-HALVES, VAST = 254, 2.0**124
+#: deviation VAST, whose products with 127 or 448 are beyond float32. By maxima beyond 2^126, which these do not reach,
+#: sgl-kernel's approximate division gives 0 (docs/kernel_findings.md).
+HALVES, VAST = 254, 2.0**121
 #: ``powers``: maxima of 1.75, whose e4m3 scale is a power of two; ``outliers``: one feature is 1000 times as large as
 #: the rest, which get small codes; ``vanishing``: below 1e-10.
 KINDS = (*VALUE_KINDS, "powers", "outliers", "vanishing")
