@@ -12,16 +12,16 @@ Importing the package does not import torch; only `make_inputs`, `judge`, `workl
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashinfer_trace.dataset import DatasetError, definitions, find_root, load
-from flashinfer_trace.definition import Axis, Definition, InputError, TensorSpec
-
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
     import torch
 
+    from flashinfer_trace.dataset import DatasetError, definitions, find_root, load
+    from flashinfer_trace.definition import Axis, Definition, InputError, TensorSpec
     from flashinfer_trace.judging.verdict import Verdict
     from flashinfer_trace.traffic import Workload
 
@@ -41,10 +41,20 @@ __all__ = [
 ]
 
 
+#: Names of other modules, each imported on first use: an interrupt at start-up comes when the command handles it.
+_EXPORTED = {
+    "dataset": ("DatasetError", "definitions", "find_root", "load"),
+    "definition": ("Axis", "Definition", "InputError", "TensorSpec"),
+}
+
+
 def __getattr__(name: str) -> Any:
-    """The module `costs`, imported on first use because it imports torch."""
-    if name == "costs":
-        return importlib.import_module("flashinfer_trace.costs")
+    """What other modules define, and the module `costs`, which imports torch."""
+    if name in ("costs", *_EXPORTED):
+        return importlib.import_module(f"flashinfer_trace.{name}")
+    for module, names in _EXPORTED.items():
+        if name in names:
+            return getattr(importlib.import_module(f"flashinfer_trace.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -75,6 +85,7 @@ def make_inputs(
             no such device here.
         ImportError: torch is not installed (``pip install flashinfer-trace[verify]``).
     """
+    from flashinfer_trace.dataset import load
     from flashinfer_trace.devices import check_visible
     from flashinfer_trace.requested import requested_inputs
 

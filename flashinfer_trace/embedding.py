@@ -37,12 +37,14 @@ class _Embedded:
         path, text: its file, and the new text.
         changes: what changes; "" if nothing does.
         lacks: whether it loses status:verified because it has no evidence file.
+        unproving: its evidence file, if there is one that does not prove it.
     """
 
     path: Path
     text: str
     changes: str
     lacks: bool
+    unproving: Path | None
 
 
 def embed_all(root: Path, write: bool, names: Sequence[str] = ()) -> list[tuple[Path, str]]:
@@ -62,8 +64,9 @@ def embed_all(root: Path, write: bool, names: Sequence[str] = ()) -> list[tuple[
 
     Raises:
         EmbeddingError: a name matches no Definition; a file is not a valid Definition, or would not be one afterwards;
-            a reference cannot be rendered; evidence cannot be read; or several Definitions would lose status:verified
-            because their evidence files are gone. One file alone may be removed on purpose, if evidence/ is there.
+            a reference cannot be rendered; evidence cannot be read or is not valid; or several Definitions would lose
+            status:verified because their evidence files are gone. One file alone may be removed on purpose, if
+            evidence/ is there.
     """
     from flashinfer_trace.validation import Result, format_text, validate_paths  # not needed by verify
 
@@ -83,8 +86,14 @@ def embed_all(root: Path, write: bool, names: Sequence[str] = ()) -> list[tuple[
     ) as error:
         raise EmbeddingError(str(error)) from error
     _check_losses(ledger.evidence_directory(root), [one.path.stem for one in embedded if one.lacks])
+    # That of a Definition which stays verified is checked with it.
+    if evidence := [one.unproving for one in embedded if one.unproving]:
+        found: Result = validate_paths(evidence, root)
+        if found.problems:
+            fix = "restore it from version control (`git restore evidence`), or delete it on purpose"
+            raise EmbeddingError(f"evidence is not valid; nothing was written; {fix}\n{format_text(found)}")
     if embedded:
-        found: Result = validate_paths(paths, root, {one.path: one.text for one in embedded})
+        found = validate_paths(paths, root, {one.path: one.text for one in embedded})
         if found.problems:
             where = " (lines of what would be written)" if any(one.changes for one in embedded) else ""
             raise EmbeddingError(f"not valid; nothing was written{where}\n{format_text(found)}")
@@ -160,6 +169,7 @@ def _embed(root: Path, path: Path, naming: Naming, claims: ModelClaims | None) -
         )
     reference = render(root, definition.op_type, family, definition.const_axes)
     is_proven = ledger.proven(root, dataclasses.replace(definition, reference=reference))
+    evidence = ledger.evidence_path(root, definition)
     status = ledger.VERIFIED if is_proven else ledger.UNVERIFIED
     changes = []
     if definition.reference != reference:
@@ -172,7 +182,7 @@ def _embed(root: Path, path: Path, naming: Naming, claims: ModelClaims | None) -
         own = [status if tag.startswith("status:") else tag for tag in tags]
         if own != tags:
             changes.append(status)
-            lacks = ledger.VERIFIED in tags and not ledger.evidence_path(root, definition).exists()
+            lacks = ledger.VERIFIED in tags and not evidence.exists()
         kernels = claimable(root, data)
         shared = claims.shares(definition.name, family, kernels) if claims else None
         data["tags"] = own
@@ -185,7 +195,9 @@ def _embed(root: Path, path: Path, naming: Naming, claims: ModelClaims | None) -
     text = json_text(data)
     if not changes and read_bytes(path) != text.encode():
         changes.append("layout")
-    return _Embedded(path, text, " and ".join(changes), lacks)
+    return _Embedded(
+        path, text, " and ".join(changes), lacks, evidence if not is_proven and evidence.exists() else None
+    )
 
 
 def _difference(old: list[str], new: list[str]) -> str:

@@ -14,7 +14,18 @@ from flashinfer_trace.records import KernelFacts
 if TYPE_CHECKING:
     from flashinfer_trace.definition import Definition
 
-__all__ = ["DRAWN_CASES", "REQUIRED_CASES", "SEED", "TIME_FORMAT", "Entry", "Objection", "chosen_seed", "implausible"]
+__all__ = [
+    "DRAWN_CASES",
+    "MOST_CASES",
+    "MOST_DRAWN",
+    "REQUIRED_CASES",
+    "SEED",
+    "TIME_FORMAT",
+    "Entry",
+    "Objection",
+    "chosen_seed",
+    "implausible",
+]
 
 #: Real cases that one entry needs to prove anything. If a defect showed in a fraction p of all cases, 50 independent
 #: ones would miss it with probability (1 - p)^50: at most 5 % for p = 6 % (the rule of three, 3 / 50).
@@ -24,6 +35,9 @@ REQUIRED_CASES = 50
 DRAWN_CASES = REQUIRED_CASES * 11 // 10
 #: Seed of all draws of recorded evidence. One that can be chosen could be chosen until a case that fails is not drawn.
 SEED = 0
+#: Cases that a recorded run may draw, and that an entry may have (with corners and cases at real sizes): more would
+#: take a GPU days.
+MOST_DRAWN, MOST_CASES = 5_000, 10_000
 #: No evidence is older than the project, and none is from the future (but clocks differ).
 EARLIEST = datetime.datetime(2026, 11, 21, tzinfo=datetime.timezone.utc)
 CLOCK_DIFFERENCE = datetime.timedelta(days=1)
@@ -131,7 +145,22 @@ class Entry:
             for figure in ("kernel_worst", "reference_worst"):
                 if not 0 <= output[figure] <= 1:  # a NaN fails too
                     return f"{figure} of {name} is {output[figure]}, beyond its bound"
-        return implausible(self.recorded_at)
+        return next((text for _, text in self.contradictions), None) or implausible(self.recorded_at)
+
+    @property
+    def contradictions(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Place and text of figures that no run can have."""
+        for field, count in (("cases", self.cases), ("vacuous", self.vacuous)):
+            if count > MOST_CASES:
+                yield (field,), f"{field} is {count}, but no run has more than {MOST_CASES}"
+        for name, output in self.outputs.items():
+            for who in ("kernel", "reference"):
+                # The nearest value of a format is off by something, but never by more than 0 is. A worst of more than 0
+                # says nothing of the error: a sampler's is that of a test of its draws.
+                worst, error = output[f"{who}_worst"], output[f"{who}_error"]
+                if worst == 0 and error > 1:
+                    text = f"{who}_error of {name} is {error}, but {who}_worst is 0: what is exact is off by 1 at most"
+                    yield ("outputs", name, f"{who}_error"), text
 
     def objections(self, definition: Definition, kernels: Mapping[str, KernelFacts]) -> Iterator[Objection]:
         """Why this run does not prove the Definition as it stands; nothing if it does.

@@ -128,6 +128,22 @@ def test_evidence_that_cannot_be_read_takes_no_tag_away(dataset):
     assert ledger.VERIFIED in tags_of(dataset, "rmsnorm_h512")
 
 
+@pytest.mark.parametrize("forged", [NAMES, NAMES[1:]])
+def test_evidence_that_validate_refuses_takes_no_tag_away(dataset, forged):
+    """Emptied, it has runs of no kernel; each file is told, with the fix."""
+    for name in forged:
+        path = dataset / "evidence" / "rmsnorm" / f"{name}.json"
+        path.write_text(json.dumps({"definition": name, "op_type": "rmsnorm", "entries": []}))
+    outdate(dataset, NAMES[0])
+    before = [path_of(dataset, name).read_text() for name in NAMES]
+    with pytest.raises(EmbeddingError, match=r"`git restore evidence`.*, or delete it on purpose") as error:
+        embed_all(dataset, write=True)
+    for name in forged:
+        assert f"evidence/rmsnorm/{name}.json:" in str(error.value)
+    assert "entries has 0 items" in str(error.value)
+    assert [path_of(dataset, name).read_text() for name in NAMES] == before
+
+
 def test_what_awaits_a_run_stays_unverified(dataset):
     (dataset / "evidence" / "rmsnorm" / "rmsnorm_h512.json").unlink()
     ((path, what),) = embed_all(dataset, write=True)

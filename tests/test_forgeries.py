@@ -180,6 +180,10 @@ FORGERIES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a negative count": (entry(lambda e: e.update(cases=-57)), "cases is -57, violates minimum"),
     "a negative count of vacuous cases": (entry(lambda e: e.update(vacuous=-1)), "vacuous is -1, violates minimum"),
     "a count that is true": (entry(lambda e: e.update(cases=True)), "cases is boolean"),
+    "too many cases": (entry(lambda e: e.update(cases=10**9)), "cases is 1000000000, but no run has more"),
+    "too many vacuous cases": (entry(lambda e: e.update(vacuous=10_001)), "vacuous is 10001, but no run has more"),
+    "an exact kernel that is far off": (output(kernel_worst=0, kernel_error=5.0), "but kernel_worst is 0"),
+    "an exact reference that is far off": (output(reference_worst=0, reference_error=1.01), "but reference_worst is 0"),
     "a chosen seed": (entry(lambda e: e.update(seed=7)), "the seed is 7, not 0"),
     "a failed run": (entry(lambda e: e.update(result="failed")), "the run failed"),
     "another result": (entry(lambda e: e.update(result="PASSED")), 'result is "PASSED"'),
@@ -239,6 +243,8 @@ def test_there_are_more_than_the_issue_counts() -> None:
         definition(lambda d: d["axes"]["page_size"].update(description="Said in other words.")),
         entry(lambda e: e["environment"].update(driver="580.95.05")),
         entry(lambda e: e.update(cases=ledger.REQUIRED_CASES, vacuous=0)),
+        output(kernel_worst=0, kernel_error=0.03432),  # the nearest e4m3 code
+        output(kernel_worst=0.5, kernel_error=0),  # a sampler
     ],
 )
 def test_what_does_not_matter_is_accepted(dataset: Path, change: Callable[[Path], object]) -> None:

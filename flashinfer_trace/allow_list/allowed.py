@@ -71,7 +71,8 @@ _TORCH = {
     "narrow dtypes: fp8 values, their power-of-two scales, packed fp4": "float8_e4m3fn float8_e5m2 float8_e4m3fnuz "
     "float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2 uint16 uint32 uint64",
     "constants": "e inf nan pi",
-    "types, for annotations and isinstance; ranges of dtypes": "Tensor Size dtype device finfo iinfo",
+    "a type for annotations and isinstance only: a call of it gives undefined values, and is refused": "Tensor",
+    "other types; ranges of dtypes": "Size dtype device finfo iinfo",
     "gradients switched off inside the call": "no_grad",
     "tensors with defined values": "arange eye full full_like linspace ones ones_like scalar_tensor tensor "
     "tril_indices triu_indices zeros zeros_like",

@@ -64,6 +64,7 @@ def check(
     _check_syntax(nodes, add)
     bound = _check_imports(module, nodes, add)
     _check_names(nodes, bound, op_type in allowed.DRAWING_OP_TYPES, add)
+    _check_types(nodes, bound, add)
     _check_ties(nodes, bound, add)
     _check_globals(nodes, table, add)
     return found
@@ -234,6 +235,50 @@ def _spelled(node: ast.AST) -> Iterator[str]:
         yield from node.name.split(".")
         if node.asname:
             yield node.asname
+
+
+#: Nodes that may say what type a value is.
+_TYPED = frozenset({ast.arg, ast.AnnAssign, ast.FunctionDef, ast.Call})
+_NAMES = frozenset({ast.Attribute, ast.Name})
+
+
+def _check_types(nodes: list[ast.AST], bound: dict[str, str], add: _Add) -> None:
+    """torch.Tensor says what a value is, in annotations and in isinstance(); called, it gives undefined memory."""
+    types: list[ast.expr | None] = []
+    checked: list[ast.expr] = []
+    for node in [one for one in nodes if one.__class__ in _TYPED]:
+        if isinstance(node, (ast.arg, ast.AnnAssign)):
+            types += [node.annotation]
+        elif isinstance(node, ast.FunctionDef):
+            types += [node.returns]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+            checked += node.args[1:2]
+    if checked and not _binds("isinstance", nodes):
+        types += checked
+    named: set[ast.AST | None] = set()
+    while types:  # a type is a name, or is made of others: `A | B`, `(A, B)`, `tuple[A, B]`
+        part = types.pop()
+        if part.__class__ in _NAMES:
+            named |= {part}
+        elif isinstance(part, ast.Tuple):
+            types += part.elts
+        elif isinstance(part, ast.BinOp):
+            types += [part.left, part.right]
+        elif isinstance(part, ast.Subscript):
+            types += [part.value, part.slice]
+    aliases = {alias for alias, path in bound.items() if path == "torch.Tensor"}
+    for node in [one for one in nodes if one.__class__ in _NAMES]:
+        is_type = isinstance(node, ast.Name) and node.id in aliases
+        if (is_type or (isinstance(node, ast.Attribute) and node.attr == "Tensor")) and node not in named:
+            hint = "name it in annotations and in isinstance() only; torch.tensor and torch.zeros make tensors"
+            add("reference-torch", node, "torch.Tensor as a value can be called, and gives undefined memory", hint)
+
+
+def _binds(name: str, nodes: list[ast.AST]) -> bool:
+    """Whether anything but a use of it spells a name."""
+    return any(
+        name in _spelled(node) for node in nodes if not (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
+    )
 
 
 #: Functions and methods that put values in order.

@@ -27,6 +27,7 @@ from flashinfer_trace.cli.options import (
     usual_jobs,
 )
 from flashinfer_trace.ledger import DRAWN_CASES, REQUIRED_CASES, SEED
+from flashinfer_trace.ledger_entry import MOST_DRAWN
 from flashinfer_trace.requested import LARGEST_SIZE
 
 if TYPE_CHECKING:
@@ -160,6 +161,8 @@ def verify(
         raise click.UsageError("--record needs --device cuda: only a run of the real kernel is evidence")
     if record and (examples or DRAWN_CASES) < REQUIRED_CASES:
         raise click.UsageError(f"--record needs --examples {REQUIRED_CASES} or more: fewer are not evidence")
+    if record and (examples or 0) > MOST_DRAWN:
+        raise click.UsageError(f"--record takes --examples {MOST_DRAWN} at most: evidence of more is refused")
     if record and seed != SEED:
         raise click.UsageError(f"--record needs --seed {SEED}: a run with a chosen seed is not evidence")
     if device == "cpu" and not full:

@@ -62,6 +62,8 @@ def check_evidence_file(
         for field, reason in (("recorded_at", implausible(entry.recorded_at)), ("seed", chosen_seed(entry.seed))):
             if reason is not None:
                 findings.add("evidence-invalid", reason, _RECORD, pointer_of("entries", index, field))
+        for place, reason in entry.contradictions:
+            findings.add("evidence-invalid", reason, _RECORD, pointer_of("entries", index, *place))
         if entry.kernel_label != kernel_label(entry.path, entry.variant):
             message = f"the label is {quote(entry.kernel_label)}, but path and variant give another"
             findings.add("evidence-invalid", message, _RECORD, pointer_of("entries", index, "kernel", "label"))

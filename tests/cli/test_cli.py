@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import subprocess
+import sys
 
 import click
 import pytest
@@ -16,6 +18,25 @@ from flashinfer_trace.cli.options import text_table
 from flashinfer_trace.ledger import proofs
 
 MODEL = str(flashinfer_trace.find_root() / "models" / "llama-3.1-8b.json")
+
+
+@pytest.mark.parametrize("importing", ["flashinfer_trace.cli", "click", "flashinfer_trace.dataset"])
+def test_an_interrupt_during_the_imports_is_one_line(importing):
+    program = f"""if True:
+        import signal, sys
+        class Interrupting:
+            def find_spec(self, name, *_):
+                if name == {importing!r}:
+                    signal.raise_signal(signal.SIGINT)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        from flashinfer_trace.__main__ import main  # as the console script does
+        sys.meta_path.insert(0, Interrupting())
+        sys.argv[1:] = ["list"]
+        assert {importing!r} not in sys.modules
+        main()
+    """
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "\ninterrupted\n")
 
 
 def test_references_are_embedded_and_statuses_match_the_evidence(invoke):

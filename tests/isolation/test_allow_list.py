@@ -172,6 +172,33 @@ def test_speculative_samplers_draw() -> None:
         check_allowed(source, "norm", "rmsnorm")
 
 
+@pytest.mark.parametrize(
+    ("body", "refused"),
+    [
+        ("def run(x: torch.Tensor, y: Tensor | None) -> tuple[torch.Tensor, Tensor]:\n    return x, y", False),
+        ("def run(x):\n    y: torch.Tensor = 2 * x\n    return y", False),
+        (
+            "def run(x):\n    return x if isinstance(x, (float, torch.Tensor)) or isinstance(x, Tensor | int) else 0",
+            False,
+        ),
+        ("def run(x):\n    return Tensor(1000)", True),
+        ("def run(x):\n    return list(map(torch.Tensor, [1000]))", True),
+        ("def run(x):\n    kind = Tensor\n    return kind(1000)", True),
+        ("def run(x, kind=torch.Tensor):\n    return kind(1000)", True),
+        ("def run(x):\n    return (torch.Tensor,)[0](1000)", True),
+        ("def run(x: torch.Tensor(1000)):\n    return x", True),
+        ("isinstance = None\n\n\ndef run(x):\n    return isinstance(x, torch.Tensor)", True),
+    ],
+)
+def test_the_type_of_tensors_is_named_and_never_called(body: str, refused: bool) -> None:
+    source = f"import torch\nfrom torch import Tensor\n\n\n{body}\n"
+    if not refused:
+        check_allowed(source, "mine", "rmsnorm")
+        return
+    with pytest.raises(ReferenceSourceError, match=r"torch\.Tensor as a value can be called.*in isinstance\(\) only"):
+        check_allowed(source, "mine", "rmsnorm")
+
+
 def test_errors_name_construct_line_and_how_to_propose() -> None:
     source = "import torch\n\n\ndef run(x):\n    match x:\n        case _:\n            return torch.fft.fft(x.foo)\n"
     with pytest.raises(ReferenceSourceError) as error:
