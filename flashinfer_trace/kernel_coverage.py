@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 TRITON_OPS = "sglang.srt.layers.attention.triton_ops"
+NSA = "sglang.srt.layers.attention.nsa"
 EP_MOE = "sglang.srt.layers.moe.ep_moe.kernels"
 MATMUL_OGS = "triton_kernels.matmul_ogs.matmul_ogs"
 JIT = "sglang.jit_kernel"
@@ -46,6 +47,8 @@ LAUNCHED_BY = {
     f"{TRITON_OPS}.decode_attention._fwd_kernel_stage2": f"{TRITON_OPS}.decode_attention.decode_attention_fwd",
     f"{TRITON_OPS}.extend_attention._fwd_kernel": f"{TRITON_OPS}.extend_attention.extend_attention_fwd",
     "sglang.srt.mem_cache.utils.set_mla_kv_buffer_kernel": "sglang.srt.mem_cache.utils.set_mla_kv_buffer_triton",
+    f"{NSA}.quant_k_cache._quantize_k_cache_fast_kernel": f"{NSA}.quant_k_cache.quantize_k_cache_separate",
+    f"{NSA}.dequant_k_cache._dequantize_k_cache_paged_kernel": f"{NSA}.dequant_k_cache.dequantize_k_cache_paged",
     "sglang.srt.layers.quantization.fp8_kernel._w8a8_block_fp8_matmul": (
         "sglang.srt.layers.quantization.fp8_kernel.w8a8_block_fp8_matmul_triton"
     ),

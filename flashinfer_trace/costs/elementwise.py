@@ -86,6 +86,12 @@ def store(*caches: str, at: str) -> CostFunction:
     return work
 
 
+def dequantise_slots(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
+    """A conversion and a product of each compressed feature; only rows of chosen slots are read."""
+    count = 2 * sizes["num_tokens"] * sizes["head_dim_ckv"]
+    return Work({CUDA_CORES: count}, reads={"kv_cache": rows_named(inputs["slots"], sizes["num_slots"])})
+
+
 def rope_and_store(sizes: Sizes, inputs: Mapping[str, Any]) -> Work:
     """All features are rotated, and the rows of keys and values are written once more."""
     turned = rope({**sizes, "rotary_dim": sizes["head_size"]}, inputs)
@@ -121,6 +127,8 @@ COSTS: dict[str, CostFunction] = {
     "concat_mla_absorb_q": each(0),
     "concat_mla_k": each(0),
     "set_mla_kv_buffer": store("kv_buffer", at="loc"),
+    "quantize_k_cache": each(QUANTISE, "num_tokens", "head_dim_ckv"),
+    "dequantize_k_cache": dequantise_slots,
     "store_cache": store("k_cache", "v_cache", at="indices"),
     "merge_state": merge,
     "merge_state_base_e": merge,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["PROBES"]
+__all__ = ["PENDING", "PROBES"]
 
 
 def first_expert() -> bool:
@@ -50,8 +50,22 @@ def logit_of_one_key() -> bool:
     return abs(float(torch.logsumexp(lse, dim=-1)) - 511) < 0.01
 
 
+def group_of_zeros() -> bool:
+    """One token of ones, whose last 128 compressed features are 0: so are their codes and their scale."""
+    from sglang.srt.layers.attention.nsa.quant_k_cache import quantize_k_cache_separate
+
+    k_nope = torch.ones(1, 512, dtype=torch.bfloat16, device="cuda")
+    k_nope[:, 384:] = 0
+    rows, _ = quantize_k_cache_separate(k_nope, torch.ones(1, 64, dtype=torch.bfloat16, device="cuda"))
+    codes, scales = (part.contiguous() for part in rows.view(1, 528).tensor_split((512,), dim=1))
+    zero = codes[:, 384:].view(torch.float8_e4m3fn).float() == 0
+    return bool(zero.all()) and float(scales.view(torch.float32)[0, 3]) == 0
+
+
 PROBES = [
     ("post_reorder_triton_kernel: expert 0 is left out", first_expert),
     ("top_k_top_p_min_p_sampling_from_probs_torch: a seed draws a dropped token", dropped_token),
     ("decode_attention_fwd: logits of multi-head attention are summed in bf16", logit_of_one_key),
 ]
+#: Probes that have run on no GPU yet.
+PENDING = [("quantize_k_cache_separate: codes of a group of zeros", group_of_zeros)]

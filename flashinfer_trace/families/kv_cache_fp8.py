@@ -1,0 +1,298 @@
+"""DeepSeek's packed fp8 cache of keys: new rows are quantised, and chosen rows are dequantised to bfloat16.
+
+SGLang's Triton kernels (0.5.11, srt/layers/attention/nsa) multiply by the reciprocal of a scale, in float32, and count
+offsets in int32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from hypothesis import strategies as st
+
+from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.kv_cache import slot_before
+from flashinfer_trace.families.quantised import CODE_SIGMA, normal_codes, varied_scales
+from flashinfer_trace.families.quantization.cases import CODES_E4M3, E4M3_MAX, SCALES, Rows, of_kernels, quantised
+from flashinfer_trace.families.quantization.kernels import LAUNCHABLE, sglang_kernel
+from flashinfer_trace.harness.compare import ErrorBound, Exact, Expected, rounding_error
+from flashinfer_trace.harness.family import Family, Inputs, Outputs, Plan, PlanRequest
+from flashinfer_trace.harness.faults import with_inputs
+from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
+
+__all__ = ["FAMILIES"]
+
+MODULE = "sglang.srt.layers.attention.nsa"
+#: The sizes that the kernels' wrappers take.
+SIZES = {"head_dim_ckv": 512, "head_dim_kpe": 64, "group_size": 128}
+BFLOAT16_MAX = torch.finfo(torch.bfloat16).max
+#: ``groups``: the groups of a token differ by up to 2^120; ``powers``: maxima of 1.75, whose scale is a power of two.
+KINDS = (*VALUE_KINDS, "groups", "powers")
+#: Standard deviation of the smallest values: scales are just normal numbers, and some values are not.
+LEAST = 2.0**-116
+#: ``quantised``: as of normal keys; ``any``: all finite codes, with scales of any size; ``powers``: with powers of two.
+ROW_KINDS = ("quantised", "any", "powers")
+#: ``random``: any slots, also several times; ``consecutive``: as of a prompt; ``one``: the same for all tokens.
+SLOTS = ("random", "consecutive", "one")
+
+
+def any_size(draws: Draws, shape: list[int]) -> torch.Tensor:
+    """float32 numbers from 2^-60 to 2^60, log-uniform."""
+    return torch.exp2(draws.uniform(shape, -60, 60))
+
+
+def rotary(draws: Draws, shape: list[int]) -> torch.Tensor:
+    """bfloat16 numbers of any size, the first row also with the largest."""
+    values = (draws.normal(shape) * any_size(draws, shape)).to(torch.bfloat16)
+    values[:1, -1:] = BFLOAT16_MAX
+    return values
+
+
+# Quantisation
+
+
+def quantise_plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    return st.fixed_dictionaries(
+        {
+            "num_tokens": sizes(*request.range("num_tokens", 0, 40, 4096)),
+            "values": st.sampled_from(KINDS),
+            "zero_group": st.booleans() if request.options_of(Rows).zeros else st.just(False),
+        }
+    )
+
+
+def quantise_plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    return {"num_tokens": axes.get("num_tokens", 8), "values": "normal", "zero_group": False}
+
+
+def quantise_corners(request: PlanRequest) -> list[Plan]:
+    """Groups of very different sizes, one of them of zeros; ties; the ends of the ranges of bf16 and of scales.
+
+    Whether kernels keep subnormal numbers has not been seen: only the reference meets the smallest values.
+    """
+    low, high = request.range("num_tokens", 0, 40, 4096)
+    zeros = request.options_of(Rows).zeros
+    kinds = ("groups", "powers", "largest", "huge", "minute", "integers", *(() if request.large else ("least",)))
+    count = max(low, min(3, high))
+    several = [{"num_tokens": count, "values": kind, "zero_group": zeros and kind == "groups"} for kind in kinds]
+    return [*several, {"num_tokens": 1, "values": "normal", "zero_group": False}]
+
+
+def values_of(kind: str, draws: Draws, tokens: int, groups: int, size: int) -> torch.Tensor:
+    """bfloat16 [tokens, groups, size], no group of which is zero."""
+    shape = [tokens, groups, size]
+    if kind == "groups":
+        return (draws.normal(shape) * any_size(draws, [tokens, groups, 1])).to(torch.bfloat16)
+    if kind in ("powers", "largest"):
+        factor = 0.4375 if kind == "powers" else BFLOAT16_MAX / 4
+        return draws.integers(shape, -4, 4).double().mul_(factor).to(torch.bfloat16)
+    if kind == "least":
+        return draws.normal(shape, torch.bfloat16, LEAST)
+    return draws.values([tokens, groups * size], torch.bfloat16, kind).view(shape)
+
+
+def quantise_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """Compressed keys of the planned kind; optionally a token in the middle has one group of zeros."""
+    axes, tokens = definition.const_axes, plan["num_tokens"]
+    k_nope = values_of(plan["values"], draws, tokens, axes["num_groups"], axes["group_size"])
+    if plan["zero_group"]:
+        k_nope[tokens // 2 :][:1, -1] = 0
+    return {"k_nope": k_nope.flatten(1), "k_rope": rotary(draws, [tokens, axes["head_dim_kpe"]])}
+
+
+def quantise_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    expected = quantised(inputs["k_nope"], definition.const_axes["group_size"], E4M3_MAX, 0.0)
+    return {**expected, "k_rope_out": Expected(inputs["k_rope"].double())}
+
+
+def parts_of(definition: Definition, nope: torch.Tensor, rope: torch.Tensor) -> Outputs:
+    """Rows of bytes, [num_tokens, codes and scales] and [num_tokens, rotated part], as the outputs."""
+    codes, scales = nope.tensor_split((definition.const_axes["head_dim_ckv"],), dim=1)
+    typed = codes.view(torch.float8_e4m3fn), scales.view(torch.float32), rope.view(torch.bfloat16)
+    return dict(zip(("codes", "scales", "k_rope_out"), typed, strict=True))
+
+
+def run_separate(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """As SGLang writes new keys: codes and scales in one tensor, the rotated part in another."""
+    from sglang.srt.layers.attention.nsa.quant_k_cache import quantize_k_cache_separate
+
+    nope, rope = quantize_k_cache_separate(inputs["k_nope"], inputs["k_rope"])
+    return parts_of(definition, nope.squeeze(1), rope.squeeze(1))
+
+
+def run_rows(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    """Whole rows, of keys in pages of one token."""
+    from sglang.srt.layers.attention.nsa.quant_k_cache import quantize_k_cache
+
+    keys = torch.cat((inputs["k_nope"], inputs["k_rope"]), dim=1)
+    rows = quantize_k_cache(keys[:, None, None]).view(torch.uint8).flatten(0, 2)
+    return parts_of(definition, *rows.tensor_split((rows.shape[1] - 2 * inputs["k_rope"].shape[1],), dim=1))
+
+
+# A group of zeros gets other codes than 0 (docs/kernel_findings.md): kernels are given none.
+QUANTISE = tuple(
+    replace(
+        sglang_kernel(f"{MODULE}.quant_k_cache", name, call),
+        plan_options=Rows(zeros=False),
+        const_axes=SIZES,
+        compare={"codes": of_kernels(CODES_E4M3)},
+    )
+    for name, call in (("quantize_k_cache_separate", run_separate), ("quantize_k_cache", run_rows))
+)
+
+
+# Dequantisation
+
+
+def dequantise_plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+    return st.fixed_dictionaries(
+        {
+            "num_tokens": sizes(*request.range("num_tokens", 0, 40, 4096)),
+            "num_slots": sizes(*request.range("num_slots", 1, 40, 4096)),
+            "slots": st.sampled_from(SLOTS),
+            "values": st.sampled_from(ROW_KINDS),
+        }
+    )
+
+
+def dequantise_plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    count = axes.get("num_tokens", 8)
+    slots = axes.get("num_slots", max(1, 4 * count))
+    return {"num_tokens": count, "num_slots": slots, "slots": "random", "values": "quantised"}
+
+
+def dequantise_corners(request: PlanRequest) -> list[Plan]:
+    """More tokens than slots; one token; products up to bf16's largest, and groups with the scale 0.
+
+    Whether kernels keep subnormal numbers has not been seen: only the reference meets the smallest scales.
+    """
+    low, high = request.range("num_tokens", 0, 40, 4096)
+    usual = {"num_tokens": max(low, min(7, high)), "num_slots": 5, "slots": "random", "values": "any"}
+    kinds = ("largest", "zeros", *(() if request.large else ("least",)))
+    return [
+        usual,
+        {**usual, "num_tokens": 1},
+        {**usual, "num_slots": 9, "slots": "consecutive", "values": "powers"},
+        *({**usual, "values": kind} for kind in kinds),
+    ]
+
+
+def finite_codes(draws: Draws, shape: list[int]) -> torch.Tensor:
+    """Every e4m3 number, but no NaN, equally often."""
+    codes = draws.integers(shape, 0, 253)
+    codes += codes >= 0x7F
+    return codes.to(torch.uint8).view(torch.float8_e4m3fn)
+
+
+def scales_of(kind: str, draws: Draws, shape: list[int]) -> torch.Tensor:
+    """float32 scales."""
+    if kind == "quantised":
+        return varied_scales(draws, shape, 1 / CODE_SIGMA)
+    if kind in ("powers", "least"):
+        low, high = (-20, 20) if kind == "powers" else (-126, -120)
+        return torch.exp2(draws.integers(shape, low, high).float())
+    if kind == "largest":
+        return torch.full(shape, BFLOAT16_MAX / E4M3_MAX, device=draws.device)
+    return any_size(draws, shape)
+
+
+def dequantise_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """Rows of the planned kind; every byte of a slot that no token chooses is NaN."""
+    axes, count, slots = definition.const_axes, plan["num_slots"], chosen(plan, draws)
+    codes = (normal_codes if plan["values"] == "quantised" else finite_codes)(draws, [count, axes["head_dim_ckv"]])
+    scales = scales_of(plan["values"], draws, [count, axes["num_groups"]])
+    if plan["values"] == "zeros":
+        scales[:, 0] = 0
+    parts = codes, scales, rotary(draws, [count, axes["head_dim_kpe"]])
+    rows = torch.cat([part.view(torch.uint8) for part in parts], dim=1)
+    unused = torch.ones(count, dtype=torch.bool, device=draws.device)
+    unused[slots] = False
+    rows[unused] = 0xFF
+    return {"kv_cache": rows.view(torch.float8_e4m3fn), "slots": slots.to(torch.int32)}
+
+
+def chosen(plan: Plan, draws: Draws) -> torch.Tensor:
+    """int64 [num_tokens]."""
+    tokens, last = plan["num_tokens"], plan["num_slots"] - 1
+    if plan["slots"] == "random":
+        return draws.integers([tokens], 0, last)
+    step = 1 if plan["slots"] == "consecutive" else 0
+    places = torch.arange(tokens, device=draws.device) * step + draws.host_integers(1, 0, last)[0]
+    return places.remainder(last + 1)
+
+
+def dequantise_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
+    """Exact products, of numbers that a table of all bytes gives. Where float32 holds them, one rounding is left."""
+    axes, slots = definition.const_axes, inputs["slots"].long()
+    rows = inputs["kv_cache"].view(torch.uint8)[slots]
+    every = torch.arange(256, dtype=torch.uint8, device=rows.device).view(torch.float8_e4m3fn).double()
+    ckv, end = axes["head_dim_ckv"], rows.shape[1] - 2 * axes["head_dim_kpe"]
+    scales = rows[:, ckv:end].contiguous().view(torch.float32).double()
+    products = every[rows[:, :ckv].long()] * scales.repeat_interleave(axes["group_size"], dim=1)
+    copied = rows[:, end:].contiguous().view(torch.bfloat16).double()
+    rounded = torch.arange(axes["head_dim_key"], device=rows.device) < ckv
+    exact = bool((products.float().double() == products).all())
+    return {"keys": Expected(torch.cat((products, copied), dim=1), {"rounded": rounded}, exact)}
+
+
+def product_bound(expected: Expected) -> torch.Tensor:
+    """A float32 rounding, and one of its result to bf16; nothing for what is copied."""
+    first = rounding_error(expected.value, torch.float32)
+    both = first + rounding_error(expected.value.abs() + first, torch.bfloat16)
+    return torch.where(expected.parts["rounded"], both, 0.0)
+
+
+def run_paged(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    from sglang.srt.layers.attention.nsa.dequant_k_cache import dequantize_k_cache_paged
+
+    return {"keys": dequantize_k_cache_paged(inputs["kv_cache"].unsqueeze(1), inputs["slots"]).squeeze(1)}
+
+
+FAMILIES = (
+    Family(
+        name="quantize_k_cache",
+        op_type="kv_cache",
+        twin={"head_dim_ckv": 96, "head_dim_kpe": 16, "group_size": 32, "num_groups": 3},
+        plans=quantise_plans,
+        corners=quantise_corners,
+        plan_for_axes=quantise_plan_for_axes,
+        make_inputs=quantise_inputs,
+        oracle=quantise_oracle,
+        compare={"codes": CODES_E4M3, "scales": SCALES, "k_rope_out": Exact("copies of bf16 numbers")},
+        kernels=QUANTISE,
+    ),
+    Family(
+        name="dequantize_k_cache",
+        op_type="kv_cache",
+        twin={
+            "head_dim_ckv": 96,
+            "head_dim_kpe": 16,
+            "head_dim_key": 112,
+            "group_size": 32,
+            "num_groups": 3,
+            "bytes_per_token": 140,
+        },
+        plans=dequantise_plans,
+        corners=dequantise_corners,
+        plan_for_axes=dequantise_plan_for_axes,
+        make_inputs=dequantise_inputs,
+        oracle=dequantise_oracle,
+        compare={
+            "keys": ErrorBound(
+                product_bound,
+                "the product of a code and its scale is rounded to float32, u = 2^-24, and to bf16, u = 2^-8; "
+                "the rotary part is copied",
+            )
+        },
+        kernels=(
+            replace(
+                sglang_kernel(f"{MODULE}.dequant_k_cache", "dequantize_k_cache_paged", run_paged),
+                limits={**LAUNCHABLE, "num_slots": (1, 1 << 21)},
+                const_axes=SIZES,
+            ),
+        ),
+        faults=(with_inputs("the slot before", lambda inputs, trial: slot_before("slots", inputs)),),
+    ),
+)

@@ -1,0 +1,179 @@
+"""DeepSeek's packed fp8 cache: rows are quantised and dequantised, and the real kernels are called as they want."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import hypothesis
+import pytest
+import torch
+
+import flashinfer_trace
+from flashinfer_trace.families import family_of
+from flashinfer_trace.families.kv_cache_fp8 import BFLOAT16_MAX, MODULE, finite_codes
+from flashinfer_trace.harness.case import run_case
+from flashinfer_trace.harness.family import PlanRequest
+from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.verify import prepare
+
+QUANTISE, DEQUANTISE = (f"{name}_k_cache_ckv512_kpe64_g128" for name in ("quantize", "dequantize"))
+FP8, BFLOAT16 = torch.float8_e4m3fn, torch.bfloat16
+#: Of the twins: features, rotated features and features of a group.
+CKV, KPE, GROUP = 96, 16, 32
+BYTES = CKV + 4 * (CKV // GROUP) + 2 * KPE
+
+
+def quantised_rows(k_nope, k_rope):
+    """The Triton kernel's arithmetic, in rows of bytes; a group of zeros is NaN."""
+    assert k_nope.dtype == k_rope.dtype == BFLOAT16
+    assert k_nope.shape[1:] == (CKV,) and k_rope.shape == (len(k_nope), KPE)
+    assert k_nope.stride(1) == k_rope.stride(1) == 1
+    rows = torch.empty(len(k_nope), BYTES, dtype=torch.uint8)
+    groups = k_nope.float().view(len(k_nope), CKV // GROUP, GROUP)
+    scales = groups.abs().amax(dim=2) / 448
+    codes = (groups * (1 / scales)[:, :, None]).clamp(-448, 448).flatten(1)
+    rows[:, :CKV] = codes.to(FP8).view(torch.uint8)
+    rows[:, CKV : -2 * KPE].view(torch.float32).copy_(scales)
+    rows[:, -2 * KPE :].view(BFLOAT16).copy_(k_rope)
+    return rows
+
+
+def quantize_k_cache(cache_k):
+    pages, page_size, heads, features = cache_k.shape
+    assert (heads, features) == (1, CKV + KPE)
+    flat = cache_k.view(-1, features)
+    return quantised_rows(flat[:, :CKV], flat[:, CKV:]).view(FP8).view(pages, page_size, 1, BYTES)
+
+
+def quantize_k_cache_separate(k_nope, k_rope, tile_size=128):
+    """Its rows of codes and scales, and those of the rotated part, are tensors of their own."""
+    rows = quantised_rows(k_nope, k_rope)
+    nope, rope = (part.contiguous() for part in rows.tensor_split((BYTES - 2 * KPE,), dim=1))
+    return nope.unsqueeze(1), rope.unsqueeze(1)
+
+
+def dequantize_k_cache_paged(quant_k_cache, page_table_1_flattened, group_size=128):
+    assert quant_k_cache.dtype == FP8 and quant_k_cache.shape[1:] == (1, BYTES)
+    assert page_table_1_flattened.dtype == torch.int32 and page_table_1_flattened.ndim == 1
+    rows = quant_k_cache.view(-1, BYTES).view(torch.uint8)[page_table_1_flattened.long()]
+    scales = rows[:, CKV : -2 * KPE].view(torch.float32).repeat_interleave(GROUP, dim=1)
+    ckv = rows[:, :CKV].view(FP8).float() * scales
+    return torch.cat((ckv.to(BFLOAT16), rows[:, -2 * KPE :].view(BFLOAT16)), dim=1).unsqueeze(1)
+
+
+STAND_INS = {
+    f"{MODULE}.quant_k_cache": (quantize_k_cache, quantize_k_cache_separate),
+    f"{MODULE}.dequant_k_cache": (dequantize_k_cache_paged,),
+}
+
+
+@pytest.fixture
+def libraries(monkeypatch):
+    for name, functions in STAND_INS.items():
+        module = ModuleType(name)
+        module.__dict__.update({function.__name__: function for function in functions})
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel"),
+    [
+        pytest.param(name, kernel, id=kernel.label)
+        for name in (QUANTISE, DEQUANTISE)
+        for kernel in family_of(flashinfer_trace.load(name)).kernels
+    ],
+)
+def test_kernels_are_called_as_their_library_wants(name, kernel, libraries):
+    definition = flashinfer_trace.load(name)
+    assert kernel.unsupported(definition) is None
+    family = family_of(definition)
+    small = prepare(definition, family, "cpu", full=False)
+    request = PlanRequest(small, kernel.limits, False, kernel.plan_options)
+    real = []
+
+    @hypothesis.settings(max_examples=25, database=None, deadline=None, phases=[hypothesis.Phase.generate])
+    @hypothesis.seed(3)
+    @hypothesis.given(family.plans(request))
+    def check(plan):
+        result = run_case(small, family, plan, 5, "cpu", kernel)
+        assert not result.failures and result.kernel
+        real.append(not result.vacuous)
+
+    check()
+    for number, plan in enumerate(family.corners(PlanRequest(small, kernel.limits, True, kernel.plan_options))):
+        result = run_case(small, family, plan, number, "cpu", kernel)
+        assert not result.failures, f"{plan}: {result.failures}"
+    assert sum(real) >= 10
+
+
+def test_kernels_get_no_group_of_zeros_and_the_reference_does():
+    definition = flashinfer_trace.load(QUANTISE)
+    family = family_of(definition)
+    for options in {kernel.plan_options for kernel in family.kernels} | {None}:
+        plans = family.corners(PlanRequest(definition, {}, True, options or type(family.kernels[0].plan_options)()))
+        assert any(plan["zero_group"] for plan in plans) == (options is None)
+
+
+def test_only_a_reference_meets_subnormal_numbers():
+    for name in (QUANTISE, DEQUANTISE):
+        definition = flashinfer_trace.load(name)
+        family = family_of(definition)
+        options = family.kernels[0].plan_options
+        for large in (True, False):
+            corners = family.corners(PlanRequest(definition, {}, large, options))
+            assert any(plan["values"] == "least" for plan in corners) is not large
+
+
+def test_what_is_quantised_by_hand():
+    """Groups of two: maxima of 448, of 0 and of the largest number, with a tie between the codes 96 and 104."""
+    definition = flashinfer_trace.load(QUANTISE)
+    sizes = {"head_dim_ckv": 6, "head_dim_kpe": 1, "group_size": 2, "num_groups": 3}
+    k_nope = torch.tensor([[-448.0, 100.0, 0.0, 0.0, BFLOAT16_MAX, -BFLOAT16_MAX]], dtype=BFLOAT16)
+    k_rope = torch.tensor([[1.0]], dtype=BFLOAT16)
+    codes, scales, copied = definition.with_const_axes(sizes).run(k_nope=k_nope, k_rope=k_rope)
+    assert codes.tolist() == [[-448.0, 96.0, 0.0, 0.0, 448.0, -448.0]]
+    assert scales[0, :2].tolist() == [1.0, 0.0]
+    assert float(scales[0, 2]) == pytest.approx(BFLOAT16_MAX / 448, rel=2**-23)
+    assert torch.equal(copied, k_rope) and copied.data_ptr() != k_rope.data_ptr()
+
+
+def test_quantised_rows_are_those_that_are_dequantised():
+    """Codes, scales and the rotated part, one after the other, are a row; most of a row comes back within a code."""
+    quantise, dequantise = (flashinfer_trace.load(name) for name in (QUANTISE, DEQUANTISE))
+    draws = Draws(0, "cpu")
+    k_nope, k_rope = draws.normal([9, 512], BFLOAT16), draws.normal([9, 64], BFLOAT16)
+    outputs = quantise.run(k_nope=k_nope, k_rope=k_rope)
+    rows = torch.cat([part.view(torch.uint8) for part in outputs], dim=1).view(FP8)
+    slots = torch.tensor([8, 0, 8, 3], dtype=torch.int32)
+    keys = dequantise.compiled(rows, slots)
+    assert torch.equal(keys[:, 512:], k_rope[slots])
+    largest = k_nope[slots].float().abs().amax(dim=1, keepdim=True)
+    assert bool(((keys[:, :512].float() - k_nope[slots].float()).abs() <= largest * 2**-4).all())
+    assert torch.equal(keys[0], keys[2])
+
+
+def test_an_unused_slot_is_nan_and_every_finite_code_is_drawn():
+    definition = flashinfer_trace.load(DEQUANTISE)
+    family = family_of(definition)
+    plan = {"num_tokens": 3, "num_slots": 4, "slots": "one", "values": "any"}
+    inputs = family.inputs(definition, plan, 1, "cpu")
+    assert len(set(inputs["slots"].tolist())) == 1
+    finite = inputs["kv_cache"][:, :512].float().isfinite().all(dim=1)
+    assert finite.sum() == 1 and bool(finite[inputs["slots"][0].long()])
+    bytes_drawn = finite_codes(Draws(0, "cpu"), [4096]).view(torch.uint8)
+    assert set(bytes_drawn.tolist()) == set(range(256)) - {0x7F, 0xFF}
+
+
+@pytest.mark.parametrize("feature", [0, 511, 512, 575])
+def test_one_wrong_feature_of_a_key_is_rejected(feature):
+    """The next bf16 number of a product, and of a copy, is none that the bound allows."""
+    definition = flashinfer_trace.load(DEQUANTISE)
+    family = family_of(definition)
+    plan = {"num_tokens": 3, "num_slots": 4, "slots": "random", "values": "powers"}
+    inputs = family.inputs(definition, plan, 1, "cpu")
+    keys = definition.compiled(**inputs)
+    expected = family.oracle(definition, inputs)["keys"]
+    assert family.compare["keys"].compare(keys, expected).passed
+    keys.view(torch.int16)[1, feature] += 1
+    assert not family.compare["keys"].compare(keys, expected).passed
