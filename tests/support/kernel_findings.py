@@ -194,7 +194,6 @@ FINDINGS = (
     *(Finding(name, SGL, SGL_VERSION, probe, kills) for name, probe, kills in sparse_findings.PROBES),
     *(Finding(name, "flashinfer-python", "0.6.12", probe) for name, probe in flashinfer_findings.PROBES),
     *(Finding(name, "sglang", "0.5.11", probe) for name, probe in sglang_findings.PROBES),
-    *(Finding(name, "sglang", "0.5.11", probe, pending=True) for name, probe in sglang_findings.PENDING),
     *(
         Finding(f"{name}: masked_m is ignored", SGL, SGL_VERSION, functools.partial(masked_rows, name))
         for name in GROUP_QUANTISERS

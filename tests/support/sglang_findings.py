@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["PENDING", "PROBES"]
+__all__ = ["PROBES"]
 
 
 def first_expert() -> bool:
@@ -66,6 +66,5 @@ PROBES = [
     ("post_reorder_triton_kernel: expert 0 is left out", first_expert),
     ("top_k_top_p_min_p_sampling_from_probs_torch: a seed draws a dropped token", dropped_token),
     ("decode_attention_fwd: logits of multi-head attention are summed in bf16", logit_of_one_key),
+    ("quantize_k_cache_separate: codes of a group of zeros", group_of_zeros),
 ]
-#: Probes that have run on no GPU yet.
-PENDING = [("quantize_k_cache_separate: codes of a group of zeros", group_of_zeros)]
