@@ -28,10 +28,11 @@ not edit.
 
 The kernels that SGLang calls for a model, the Definitions for which they run here (according to the record of their
 family, or their `fi_api:`, `sgl_api:` and `triton_api:` tags), and how many of these Definitions have evidence from
-that same kernel on a GPU. A kernel that a function launches counts as that function. *Only named* counts Definitions of
-the function whose `called_as:` tag names the kernel, or whose record says that it needs another GPU. Nobody ran it for
-them, so they do not cover it; [below](#kernels-that-are-only-named) are the reasons. Kernels with a Definition come
-first; the others say why they have none (`traces/kernels_without_definition.json`).
+that same kernel on a GPU. A kernel that a function launches counts as that function. A run of a pipeline tags the
+kernels of sgl-kernel that it is made of, but is counted as the pipeline's, and not as theirs. *Only named* counts
+Definitions of the function whose `called_as:` tag names the kernel, or whose record says that it needs another GPU.
+Nobody ran it for them, so they do not cover it; [below](#kernels-that-are-only-named) are the reasons. Kernels with a
+Definition come first; the others say why they have none (`traces/kernels_without_definition.json`).
 """
 
 #: Lists of traces/kernels_without_definition.json -> what the document says of them. The other list is in the tables.
