@@ -20,7 +20,7 @@ from flashinfer_trace.judging.verdict import Verdict
 
 RIGHT = f"{CHEATS}/norms.py:right"
 #: Judged at the sizes of its small twin on a CPU.
-LARGE = "gemm_n5120_k5120"
+LARGE = "gemm_n28672_k4096"
 
 
 def line(name: str, sizes: str = "own", limits: Limits | None = None, device: str = "cpu") -> str:
