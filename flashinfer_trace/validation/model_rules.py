@@ -236,14 +236,22 @@ def _check_phrases(
 
 def _expected_phrases(sizes: Mapping[str, int]) -> Iterator[tuple[re.Pattern[str], str, int]]:
     """The phrases that apply to a Definition with these axes: pattern, axis, and the value that it must give."""
-    for phrase, axes in _phrases().items():
-        for axis in axes:
-            first, sign, other = axis.partition(" - ") if " - " in axis else axis.partition(" / ")
-            second = int(other) if other.isdigit() else sizes.get(other, 0)
-            if first in sizes and (not other or second):
-                value = sizes[first]
-                yield phrase, axis, value // second if sign == " / " else value - second
+    for phrase, parts in _parts_of_phrases():
+        for axis, first, sign, other in parts:
+            second = sizes.get(other) if isinstance(other, str) else other
+            if first in sizes and second is not None:
+                yield phrase, axis, sizes[first] // second if sign == "/" else sizes[first] - second
                 break
+
+
+@functools.cache
+def _parts_of_phrases() -> list[tuple[re.Pattern[str], list[tuple[str, str, str, str | int]]]]:
+    """Each phrase with its axes: as they are written, and taken apart; what is no expression takes 0 away."""
+    found = []
+    for phrase, axes in _phrases().items():
+        parts = [(axis, *f"{axis} - 0".split(" ")[:3]) for axis in axes]
+        found.append((phrase, [(axis, one, sign, int(x) if x.isdigit() else x) for axis, one, sign, x in parts]))
+    return found
 
 
 @functools.cache
