@@ -5,17 +5,15 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-import hypothesis
 import pytest
 import torch
+from emulated_runs import assert_kernel_passes
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.families.kv_cache_fp8 import BFLOAT16_MAX, MODULE, finite_codes
-from flashinfer_trace.harness.case import run_case
 from flashinfer_trace.harness.family import PlanRequest
 from flashinfer_trace.harness.inputs import Draws
-from flashinfer_trace.harness.verify import prepare
 
 QUANTISE, DEQUANTISE = (f"{name}_k_cache_ckv512_kpe64_g128" for name in ("quantize", "dequantize"))
 FP8, BFLOAT16 = torch.float8_e4m3fn, torch.bfloat16
@@ -87,24 +85,7 @@ def libraries(monkeypatch):
 def test_kernels_are_called_as_their_library_wants(name, kernel, libraries):
     definition = flashinfer_trace.load(name)
     assert kernel.unsupported(definition) is None
-    family = family_of(definition)
-    small = prepare(definition, family, "cpu", full=False)
-    request = PlanRequest(small, kernel.limits, False, kernel.plan_options)
-    real = []
-
-    @hypothesis.settings(max_examples=25, database=None, deadline=None, phases=[hypothesis.Phase.generate])
-    @hypothesis.seed(3)
-    @hypothesis.given(family.plans(request))
-    def check(plan):
-        result = run_case(small, family, plan, 5, "cpu", kernel)
-        assert not result.failures and result.kernel
-        real.append(not result.vacuous)
-
-    check()
-    for number, plan in enumerate(family.corners(PlanRequest(small, kernel.limits, True, kernel.plan_options))):
-        result = run_case(small, family, plan, number, "cpu", kernel)
-        assert not result.failures, f"{plan}: {result.failures}"
-    assert sum(real) >= 10
+    assert_kernel_passes(definition, kernel, real=10, as_on_gpu=True)
 
 
 def test_kernels_get_no_group_of_zeros_and_the_reference_does():

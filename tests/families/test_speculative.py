@@ -8,6 +8,7 @@ import emulated_speculative
 import hypothesis
 import pytest
 import torch
+from emulated_runs import assert_kernel_passes
 from hypothesis import strategies as st
 
 import flashinfer_trace
@@ -15,7 +16,7 @@ from flashinfer_trace.families import family_of
 from flashinfer_trace.families.sparse_attention.rows import ROOM, Rows
 from flashinfer_trace.families.speculative import sampling
 from flashinfer_trace.families.speculative.trees import children_of, drawn_parents, links
-from flashinfer_trace.harness.case import reference_outputs, run_case
+from flashinfer_trace.harness.case import reference_outputs
 from flashinfer_trace.harness.family import PlanRequest
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.verify import prepare
@@ -60,25 +61,7 @@ def libraries(monkeypatch):
 
 @pytest.mark.parametrize(("name", "kernel"), TARGETS)
 def test_a_kernel_with_the_real_signature_passes(name, kernel, libraries):
-    definition = flashinfer_trace.load(name)
-    family = family_of(definition)
-    small = prepare(definition, family, "cpu", full=False)
-    request = PlanRequest(small, kernel.limits, False, kernel.plan_options)
-    real = []
-
-    @hypothesis.settings(max_examples=25, database=None, deadline=None, phases=[hypothesis.Phase.generate])
-    @hypothesis.seed(3)
-    @hypothesis.given(family.plans(request))
-    def check(plan):
-        result = run_case(small, family, plan, 5, "cpu", kernel)
-        assert not result.failures
-        real.append(not result.vacuous)
-
-    check()
-    for number, plan in enumerate(family.corners(request)):
-        result = run_case(small, family, plan, number, "cpu", kernel)
-        assert not result.failures
-    assert sum(real) >= 5
+    assert_kernel_passes(flashinfer_trace.load(name), kernel, real=5)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("fast_topk_") and "2048" in name])
