@@ -16,10 +16,11 @@ import builtins
 import functools
 import linecache
 import opcode
+import re
 import symtable
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,9 @@ IMPORT_STATEMENT = opcode.opmap["IMPORT_NAME"]
 
 #: Largest source of a family, in bytes; the largest has about 12 KiB.
 MAX_SOURCE_BYTES = 256 * 1024
+
+#: A line as Python counts them: `str.splitlines` ends one at a form feed and at U+2028, too.
+LINE = re.compile(r"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+")
 
 
 class ReferenceSourceError(ValueError):
@@ -82,7 +86,7 @@ def substitute_constants(source: str, const_axes: Mapping[str, int], label: str 
     Raises:
         ReferenceSourceError: `source` is not Python.
     """
-    lines = source.splitlines(keepends=True)
+    lines = LINE.findall(source)
     values = {axis.upper(): value for axis, value in const_axes.items()}
     for name, line, start, end in _constant_places(source, label):
         if name in values:
@@ -214,39 +218,50 @@ def _standalone_source(path: Path, _modified: int) -> str:
     imports = [node for node in module.body if isinstance(node, ast.ImportFrom) and node.level in (1, 2)]
     if not imports:
         return source
-    lines = source.splitlines(keepends=True)
+    lines = LINE.findall(source)
     functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
     if not functions:
         raise ReferenceSourceError(f"{path}: the reference defines no function; add `def run(...)`")
     at = min(node.lineno for node in functions) - 1
-    helpers = "\n\n".join(_helper_source(path, node) for node in imports)
-    lines.insert(at, helpers + "\n\n")
+    lines.insert(at, _helper_sources(path, imports) + "\n\n")
     for node in imports:
         for line in range(node.lineno - 1, node.end_lineno or node.lineno):
             lines[line] = ""
     return _squeeze_blank_lines("".join(lines))
 
 
-def _helper_source(path: Path, node: ast.ImportFrom) -> str:
-    """The functions that one sibling import names, and those they call, in the order of their file."""
-    directory = path.parents[node.level - 1]
-    sibling = directory / f"{(node.module or '').replace('.', '/')}.py"
+def _helper_sources(path: Path, imports: Sequence[ast.ImportFrom]) -> str:
+    """The functions that sibling imports name, and those they call, once each, in the order of their files."""
+    wanted: dict[Path, list[tuple[str, int]]] = {}
+    for node in imports:
+        for alias in node.names:
+            if alias.asname is not None:
+                told = f"imports {alias.name} as {alias.asname}; import it by its own name, by which it is copied in"
+                raise ReferenceSourceError(f"{path}:{node.lineno}: {told}")
+        sibling = path.parents[node.level - 1] / f"{(node.module or '').replace('.', '/')}.py"
+        wanted.setdefault(sibling, []).extend((alias.name, node.lineno) for alias in node.names)
+    return "\n\n".join(_functions_of(path, sibling, names) for sibling, names in wanted.items())
+
+
+def _functions_of(path: Path, sibling: Path, queue: list[tuple[str, int]]) -> str:
+    """The functions of `sibling` that the queue names, each with the line of `path` that asks for it, and their own."""
     if not sibling.is_file():
-        raise ReferenceSourceError(
-            f"{path}:{node.lineno}: imports from {sibling.relative_to(path.parents[1])}, which does not exist"
-        )
+        absent = sibling.relative_to(path.parents[1])
+        raise ReferenceSourceError(f"{path}:{queue[0][1]}: imports from {absent}, which does not exist")
     text = _read(sibling)
     available = {f.name: f for f in _parse(text, str(sibling)).body if isinstance(f, ast.FunctionDef)}
-    wanted, queue = set[str](), [alias.name for alias in node.names]
+    wanted = set[str]()
     while queue:
-        name = queue.pop()
+        name, line = queue.pop()
         if name not in available:
-            raise ReferenceSourceError(f"{path}:{node.lineno}: {sibling.name} has no function {name}")
+            raise ReferenceSourceError(f"{path}:{line}: {sibling.name} has no function {name}")
         if name not in wanted:
             wanted.add(name)
-            queue += [n.id for n in ast.walk(available[name]) if isinstance(n, ast.Name) and n.id in available]
-    segments = [ast.get_source_segment(text, available[name]) for name in available if name in wanted]
-    return "\n\n".join(f"{segment}\n" for segment in segments)
+            nodes = ast.walk(available[name])
+            queue += [(n.id, line) for n in nodes if isinstance(n, ast.Name) and n.id in available]
+    lines = LINE.findall(text)
+    found = [available[name] for name in available if name in wanted]
+    return "\n\n".join("".join(lines[f.lineno - 1 : f.end_lineno]).rstrip() + "\n" for f in found)
 
 
 def _squeeze_blank_lines(text: str) -> str:

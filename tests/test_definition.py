@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import pickle
+import time
 
 import pytest
 import torch
@@ -269,6 +270,8 @@ def test_reference_namespace_is_bare():
 def test_constants_are_substituted_only_where_they_name_an_axis():
     source = 'A = 1  # first\nEPS = 1e-6\nB = "x"\n\n\ndef run():\n    A = 3\n    return A\n'
     assert substitute_constants(source, {"a": 20, "c": 5}) == source.replace("A = 1 ", "A = 20 ")
+    breaks = '"""A form feed \x0c and \u2028 end no line of Python."""\r\nHIDDEN_SIZE = 4\rX = 4\n'
+    assert substitute_constants(breaks, {"hidden_size": 128}) == breaks.replace("SIZE = 4", "SIZE = 128")
 
 
 def test_sibling_functions_are_copied_in(tmp_path):
@@ -286,6 +289,38 @@ def test_sibling_functions_are_copied_in(tmp_path):
     assert rendered.index("def inner") < rendered.index("def outer") < rendered.index("def run")
     assert "\n\n\n\n" not in rendered
     assert compile_reference(rendered, "toy")(3) == 15
-    (directory / "toy.py").write_text("from ._shared import gone\n\n\ndef run(x):\n    return gone(x)\n")
-    with pytest.raises(ReferenceSourceError, match=r"toy\.py:1: _shared\.py has no function gone"):
+
+
+@pytest.mark.parametrize(
+    ("imports", "told"),
+    [
+        ("from ._shared import gone", r"toy\.py:1: _shared\.py has no function gone"),
+        ("from ._shared import one\nfrom ._shared import gone", r"toy\.py:2: _shared\.py has no function gone"),
+        ("from ._shared import one as two", r"toy\.py:1: imports one as two; import it by its own name"),
+        ("from ._absent import one", r"toy\.py:1: imports from toy/_absent\.py, which does not exist"),
+    ],
+)
+def test_a_sibling_import_that_cannot_be_copied_in_is_named(tmp_path, imports, told):
+    directory = tmp_path / "reference" / "toy"
+    directory.mkdir(parents=True)
+    (directory / "_shared.py").write_text("def one():\n    return 1\n")
+    (directory / "toy.py").write_text(f"{imports}\n\n\ndef run():\n    return one()\n")
+    with pytest.raises(ReferenceSourceError, match=told):
         render(tmp_path, "toy", "toy", {})
+
+
+def test_a_function_that_many_imports_name_is_copied_in_once(tmp_path):
+    directory = tmp_path / "reference" / "toy"
+    directory.mkdir(parents=True)
+    (directory / "_shared.py").write_text("\n\n".join(f"def f{i}():\n    return {i}\n" for i in range(2000)))
+    imports = "\n".join(f"from ._shared import f{i % 3}" for i in range(3000))
+    (directory / "toy.py").write_text(f"{imports}\n\n\ndef run():\n    return f1()\n")
+    began = time.perf_counter()
+    rendered = render(tmp_path, "toy", "toy", {})
+    assert time.perf_counter() - began < 2
+    assert [line for line in rendered.splitlines() if line.startswith("def ")] == [
+        "def f0():",
+        "def f1():",
+        "def f2():",
+        "def run():",
+    ]
