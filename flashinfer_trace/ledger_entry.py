@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from flashinfer_trace.definition import Definition
 
 __all__ = [
+    "CLOSENESS",
     "DRAWN_CASES",
     "MOST_CASES",
     "MOST_DRAWN",
@@ -42,6 +43,17 @@ MOST_DRAWN, MOST_CASES = 5_000, 10_000
 EARLIEST = datetime.datetime(2026, 11, 21, tzinfo=datetime.timezone.utc)
 CLOCK_DIFFERENCE = datetime.timedelta(days=1)
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+
+#: A reference may be worse than a kernel by this factor before it counts as less accurate: two correctly rounded
+#: results of one value differ by as much in their Frobenius norm.
+CLOSENESS = 1.05
+#: Figures are recorded with four digits.
+_RECORDED = 1.001
+#: Relative norm of what rounding to a dtype does at most, where few values are subnormal.
+_ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24}
+#: Relative norm of an error beyond which an output has nothing of the expected one. Codes of small values that become 0
+#: are off by 1.
+_NOTHING = 2.0
 
 #: Digest in an entry -> what has changed if it differs.
 _BINDING = {
@@ -170,8 +182,26 @@ class Entry:
             kernels: what computes it today, by label (see `kernels_today`).
         """
         yield from map(Objection, self._mismatches(definition, kernels))
-        if self.shortcoming is not None:
-            yield Objection(self.shortcoming, failed=True)
+        impossible = self.shortcoming or next(self._impossible(definition), None)
+        if impossible is not None:
+            yield Objection(impossible, failed=True)
+
+    def _impossible(self, definition: Definition) -> Iterator[str]:
+        """Figures that no run has that passed: of outputs that are floating-point numbers."""
+        for name, figures in self.outputs.items():
+            dtype = definition.outputs[name].dtype if name in definition.outputs else ""
+            if not dtype.startswith(("float", "bfloat")):
+                continue
+            for who in ("kernel", "reference"):
+                error, worst = figures[f"{who}_error"], figures[f"{who}_worst"]
+                if error > _NOTHING or (error == 0 and worst > 0):
+                    yield f"{who}_error of {name} is {error}, which does not go with {who}_worst {worst}"
+            closest = max(figures["kernel_error"], _ROUNDING.get(dtype, 1.0))
+            if figures["reference_error"] > CLOSENESS * closest * _RECORDED + 4 * _ROUNDING["float32"]:
+                yield (
+                    f"reference_error of {name} is {figures['reference_error']}, but kernel_error is "
+                    f"{figures['kernel_error']}: a reference is not farther from the oracle than a kernel"
+                )
 
     def _mismatches(self, definition: Definition, kernels: Mapping[str, KernelFacts]) -> Iterator[str]:
         today = {"reference": definition.reference_sha256, "contract": digests.contract_sha256(definition)}

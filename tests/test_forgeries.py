@@ -184,6 +184,12 @@ FORGERIES: dict[str, tuple[Callable[[Path], object], str]] = {
     "too many vacuous cases": (entry(lambda e: e.update(vacuous=10_001)), "vacuous is 10001, but no run has more"),
     "an exact kernel that is far off": (output(kernel_worst=0, kernel_error=5.0), "but kernel_worst is 0"),
     "an exact reference that is far off": (output(reference_worst=0, reference_error=1.01), "but reference_worst is 0"),
+    "a reference farther from the oracle than the kernel": (
+        output(reference_error=0.9, kernel_error=1e-9),
+        "reference_error of lse is 0.9, but kernel_error is 1e-09",
+    ),
+    "errors far beyond the values": (output(reference_error=1e30, kernel_error=1e30), r"kernel_error of lse is 1e\+30"),
+    "no error, yet near its bound": (output(kernel_worst=0.98, kernel_error=0), "does not go with kernel_worst 0.98"),
     "a chosen seed": (entry(lambda e: e.update(seed=7)), "the seed is 7, not 0"),
     "a failed run": (entry(lambda e: e.update(result="failed")), "the run failed"),
     "another result": (entry(lambda e: e.update(result="PASSED")), 'result is "PASSED"'),
@@ -244,7 +250,6 @@ def test_there_are_more_than_the_issue_counts() -> None:
         entry(lambda e: e["environment"].update(driver="580.95.05")),
         entry(lambda e: e.update(cases=ledger.REQUIRED_CASES, vacuous=0)),
         output(kernel_worst=0, kernel_error=0.03432),  # the nearest e4m3 code
-        output(kernel_worst=0.5, kernel_error=0),  # a sampler
     ],
 )
 def test_what_does_not_matter_is_accepted(dataset: Path, change: Callable[[Path], object]) -> None:

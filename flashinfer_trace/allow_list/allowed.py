@@ -39,8 +39,8 @@ _NODES = {
     "a context; torch.no_grad is the only one there is": "With withitem",
     "a docstring, or a call that writes to a tensor of the reference's own": "Expr",
     "calls, attributes and indices; names are checked one by one": "Call keyword Attribute Subscript Slice",
-    "values": "Constant Tuple List Dict Set JoinedStr FormattedValue",
-    "comprehensions": "ListComp GeneratorExp DictComp SetComp comprehension",
+    "values": "Constant Tuple List Dict JoinedStr FormattedValue",
+    "comprehensions": "ListComp GeneratorExp DictComp comprehension",
     "arithmetic": "BinOp Add Sub Mult Div FloorDiv Mod Pow MatMult UnaryOp USub UAdd",
     "bit operations, for masks and packed formats": "BitAnd BitOr BitXor Invert LShift RShift",
     "comparisons and logic": "Compare Eq NotEq Lt LtE Gt GtE Is IsNot In NotIn BoolOp And Or Not",
@@ -50,7 +50,7 @@ NODES = _names(_NODES)
 #: Builtins: values, iteration and errors; nothing that reaches files, modules, attributes by name, or frames.
 _BUILTINS = {
     "numbers": "abs bool divmod float int max min pow round sum",
-    "containers and slices": "dict frozenset len list set slice str tuple",
+    "containers and slices": "dict len list slice tuple",
     "iteration": "all any enumerate filter iter map next range reversed sorted zip",
     "what an argument is: a tensor or a number": "isinstance",
     "errors": "ArithmeticError AssertionError IndexError KeyError TypeError ValueError ZeroDivisionError",

@@ -9,10 +9,11 @@ from __future__ import annotations
 import ast
 import builtins
 import symtable
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from flashinfer_trace.allow_list import allowed
+from flashinfer_trace.allow_list.undetermined import Add, check_memory, check_text
 
 __all__ = ["Violation", "check", "is_literal"]
 
@@ -36,10 +37,6 @@ class Violation:
     line: int
     message: str
     hint: str
-
-
-#: Adds one violation: rule, node, message, hint.
-_Add = Callable[[str, ast.AST, str, str], None]
 
 
 def check(
@@ -66,6 +63,10 @@ def check(
     _check_names(nodes, bound, op_type in allowed.DRAWING_OP_TYPES, add)
     _check_types(nodes, bound, add)
     _check_ties(nodes, bound, add)
+    _check_decorators(nodes, bound, add)
+    check_text(nodes, add)
+    if op_type in allowed.DRAWING_OP_TYPES:
+        check_memory(nodes, bound, add)
     _check_globals(nodes, table, add)
     return found
 
@@ -79,7 +80,7 @@ def is_literal(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant)
 
 
-def _check_statements(module: ast.Module, add: _Add) -> None:
+def _check_statements(module: ast.Module, add: Add) -> None:
     """A module holds a docstring, imports, constants that are literals, and functions."""
     for index, statement in enumerate(module.body):
         targets: list[ast.expr] = []
@@ -116,7 +117,7 @@ _NAMING = (
 )
 
 
-def _check_state(nodes: list[ast.AST], add: _Add) -> None:
+def _check_state(nodes: list[ast.AST], add: Add) -> None:
     hint = "a reference is a pure function of its inputs"
     for node in [one for one in nodes if isinstance(one, _MAY_KEEP_STATE)]:
         if isinstance(node, _STATE):
@@ -129,14 +130,25 @@ def _check_state(nodes: list[ast.AST], add: _Add) -> None:
                     add("reference-state", default, "a default that is no literal is kept between calls", hint)
 
 
-def _check_syntax(nodes: list[ast.AST], add: _Add) -> None:
+def _check_decorators(nodes: list[ast.AST], bound: dict[str, str], add: Add) -> None:
+    """A decorator is one of torch's, whose path `_check_names` looks at: any other could bind what is kept."""
+    for decorator in [one for node in nodes if isinstance(node, ast.FunctionDef) for one in node.decorator_list]:
+        start: ast.expr = decorator.func if isinstance(decorator, ast.Call) else decorator
+        while isinstance(start, ast.Attribute):
+            start = start.value
+        if not (isinstance(start, ast.Name) and start.id in bound):
+            hint = "a reference is a pure function of its inputs; @torch.no_grad() is the only decorator that it needs"
+            add("reference-state", decorator, "a decorator can bind what is kept between calls", hint)
+
+
+def _check_syntax(nodes: list[ast.AST], add: Add) -> None:
     for node in nodes:
         name = type(node).__name__
         if name not in allowed.NODES and not isinstance(node, _STATE):
             add("reference-construct", node, f"the construct {name} is not allowed", _PROPOSE)
 
 
-def _check_imports(module: ast.Module, nodes: list[ast.AST], add: _Add) -> dict[str, str]:
+def _check_imports(module: ast.Module, nodes: list[ast.AST], add: Add) -> dict[str, str]:
     """Checks import statements; returns local name -> dotted path of the module or member it stands for."""
     bound: dict[str, str] = {}
     top_level = {id(statement) for statement in module.body}
@@ -160,7 +172,7 @@ def _check_imports(module: ast.Module, nodes: list[ast.AST], add: _Add) -> dict[
     return bound
 
 
-def _check_names(nodes: list[ast.AST], bound: dict[str, str], draws: bool, add: _Add) -> None:
+def _check_names(nodes: list[ast.AST], bound: dict[str, str], draws: bool, add: Add) -> None:
     """Dunder names anywhere, paths that begin at a module, and attributes of everything else."""
     inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
     paths = allowed.PATHS | (allowed.DRAWING_PATHS if draws else frozenset())
@@ -178,7 +190,7 @@ def _check_names(nodes: list[ast.AST], bound: dict[str, str], draws: bool, add: 
 
 
 def _check_chain(
-    node: ast.Attribute | ast.Name, bound: dict[str, str], paths: frozenset[str], draws: bool, add: _Add
+    node: ast.Attribute | ast.Name, bound: dict[str, str], paths: frozenset[str], draws: bool, add: Add
 ) -> None:
     """A whole chain of attributes: a path from a module as far as it goes, then attributes of what it stands for."""
     parts: list[str] = []
@@ -203,7 +215,7 @@ def _check_chain(
             add("reference-attribute", node, f"the attribute .{name[:80]} is not allowed", _attribute_hint(name, draws))
 
 
-def _refuse_path(shown: str, path: str, node: ast.AST, add: _Add) -> None:
+def _refuse_path(shown: str, path: str, node: ast.AST, add: Add) -> None:
     hint = _PROPOSE
     if path in allowed.DRAWING_PATHS:
         hint = f"only the op_types {' '.join(sorted(allowed.DRAWING_OP_TYPES))} draw, or use memory that a draw fills"
@@ -242,7 +254,7 @@ _TYPED = frozenset({ast.arg, ast.AnnAssign, ast.FunctionDef, ast.Call})
 _NAMES = frozenset({ast.Attribute, ast.Name})
 
 
-def _check_types(nodes: list[ast.AST], bound: dict[str, str], add: _Add) -> None:
+def _check_types(nodes: list[ast.AST], bound: dict[str, str], add: Add) -> None:
     """torch.Tensor says what a value is, in annotations and in isinstance(); called, it gives undefined memory."""
     types: list[ast.expr | None] = []
     checked: list[ast.expr] = []
@@ -285,7 +297,7 @@ def _binds(name: str, nodes: list[ast.AST]) -> bool:
 _ORDERS = ("argsort", "sort", "topk")
 
 
-def _check_ties(nodes: list[ast.AST], bound: dict[str, str], add: _Add) -> None:
+def _check_ties(nodes: list[ast.AST], bound: dict[str, str], add: Add) -> None:
     """Orders whose indices are used say which of equal values comes first: they are stable sorts.
 
     The values alone are the same however ties fall: ``.values`` of a sort or a topk needs nothing. A function that is
@@ -324,7 +336,7 @@ def _order(node: ast.Attribute | ast.Name, bound: dict[str, str]) -> str | None:
     return name if module == "torch" and name in _ORDERS and isinstance(node.ctx, ast.Load) else None
 
 
-def _check_globals(nodes: list[ast.AST], table: symtable.SymbolTable, add: _Add) -> None:
+def _check_globals(nodes: list[ast.AST], table: symtable.SymbolTable, add: Add) -> None:
     """Names that are looked up in the module: they are defined there, or harmless builtins."""
     defined = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()}
     missing: set[str] = set()

@@ -12,11 +12,13 @@ import torch
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.harness.compare import Comparison, Expected, Policy, rounding_norm_error, unit_roundoff
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, ReferenceRun
 from flashinfer_trace.harness.inputs import clone_inputs, torch_dtype
 from flashinfer_trace.harness.outputs import misfits, numbers_as_tensors
 from flashinfer_trace.isolation.ownership import aliased, not_owned
+from flashinfer_trace.isolation.state import numbers_drawn
 from flashinfer_trace.isolation.worker import ReferenceWorker
+from flashinfer_trace.ledger_entry import CLOSENESS
 from flashinfer_trace.precision import full_precision_products
 
 __all__ = [
@@ -29,10 +31,6 @@ __all__ = [
     "run_case",
     "shared_case",
 ]
-
-#: A reference may be worse than a kernel by this factor before it counts as less accurate: two correctly rounded
-#: results of one value differ by as much in their Frobenius norm.
-CLOSENESS = 1.05
 
 
 @dataclass
@@ -162,12 +160,17 @@ def judge_reference(
 
 
 def reference_outputs(
-    definition: Definition, inputs: Mapping[str, Any], seed: int, worker: ReferenceWorker | None = None
+    definition: Definition,
+    inputs: Mapping[str, Any],
+    seed: int,
+    worker: ReferenceWorker | None = None,
+    uniform: torch.Tensor | None = None,
 ) -> Outputs:
     """The embedded reference's outputs, with full-precision products; a sampler draws from a generator seeded here.
 
     It runs in `worker`, which takes inputs on the CPU. Without one it runs in this process, which is for references
-    that were read by somebody, and for those on a GPU.
+    that were read by somebody, and for those on a GPU. `uniform` are the numbers that torch.rand returns, if not those
+    of the generator.
 
     Raises:
         ReferenceFailed: in the worker it gave no outputs, or did what no reference may do.
@@ -175,9 +178,9 @@ def reference_outputs(
         InputError: it returned another number of results than the Definition has outputs.
     """
     if worker is not None:
-        return numbers_as_tensors(definition, worker.run(definition, inputs, seed), device_of(inputs))
+        return numbers_as_tensors(definition, worker.run(definition, inputs, seed, uniform), device_of(inputs))
     versions = {name: value._version for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-    with deterministic_draws(seed), full_precision_products(), torch.no_grad():
+    with deterministic_draws(seed), numbers_drawn(uniform), full_precision_products(), torch.no_grad():
         returned = definition.compiled(*(inputs[name] for name in definition.inputs))
     if isinstance(returned, (list, dict)):
         raise AssertionError(
@@ -192,6 +195,15 @@ def reference_outputs(
             f"{definition.name}: the reference changed its inputs {changed}; it must not write to them"
         )
     return outputs
+
+
+def reference_run(worker: ReferenceWorker | None = None) -> ReferenceRun:
+    """What a family's `checks` run references with: see `reference_outputs`."""
+
+    def run(definition: Definition, inputs: Mapping[str, Any], uniform: torch.Tensor | None = None) -> Outputs:
+        return reference_outputs(definition, inputs, 0, worker, uniform)
+
+    return run
 
 
 def kernel_outputs(

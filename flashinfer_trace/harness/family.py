@@ -27,6 +27,7 @@ __all__ = [
     "Outputs",
     "Plan",
     "PlanRequest",
+    "ReferenceRun",
     "Relation",
     "SeededCall",
 ]
@@ -43,6 +44,8 @@ KernelCall = Callable[[Definition, Inputs, Outputs], Outputs]
 Relation = Callable[[Definition, Inputs, Outputs], list[str]]
 #: (definition, inputs, seed) -> outputs.
 SeededCall = Callable[[Definition, Inputs, int], Outputs]
+#: (definition, inputs, numbers that torch.rand returns instead of the generator's) -> outputs of the reference.
+ReferenceRun = Callable[..., Outputs]
 Options = TypeVar("Options")
 
 
@@ -212,8 +215,8 @@ class Family:
         many_rows: rows of one more corner, on a CPU (see `harness.many_rows`); 0 for none.
         relations: (definition, inputs, outputs) -> one line for each way in which the outputs do not fit each other,
             where each alone may be right in several ways: ids that point to other rows than the weights beside them.
-        checks: (definition at the sizes to run) -> one line for each way in which the reference alone is wrong, where
-            inputs and outputs do not tell: how a sampler uses the number that it draws.
+        checks: (definition at the sizes to run, what runs its reference) -> one line for each way in which the
+            reference alone is wrong, where inputs and outputs do not tell: how a sampler uses the number that it draws.
         faults: ways to be wrong of a kernel of this family, beside those of any kernel (see `harness.faults`).
         unseen: why a verification does not reject a kernel with a fault, by pattern of the fault's name.
         unverified: why none of its kernels can be run for evidence; empty if they have run, or only await a GPU run.
@@ -231,7 +234,7 @@ class Family:
     corners: Callable[[PlanRequest], Sequence[Plan]] = lambda request: ()
     many_rows: int = 300
     relations: tuple[Relation, ...] = ()
-    checks: tuple[Callable[[Definition], list[str]], ...] = ()
+    checks: tuple[Callable[[Definition, ReferenceRun], list[str]], ...] = ()
     faults: tuple[Fault, ...] = ()
     unseen: Mapping[str, str] = field(default_factory=dict)
     unverified: str = ""

@@ -10,7 +10,7 @@ from typing import Any
 import hypothesis
 from hypothesis import strategies as st
 
-from flashinfer_trace.harness.case import CaseResult, SharedCase, reference_outputs, shared_case
+from flashinfer_trace.harness.case import CaseResult, SharedCase, reference_run, shared_case
 from flashinfer_trace.harness.family import FamilyError, Plan
 from flashinfer_trace.harness.job import Job, prepare, rounds
 from flashinfer_trace.harness.refusals import accepted_wrong_sizes
@@ -142,6 +142,7 @@ class _Cases:
         self._running = list(targets)
         self._real: tuple[Plan, int] | None = None
         self._broken: CaseFailure | None = None
+        self._failed = False
 
     def verify(self, examples: int, plan: Plan | None) -> None:
         """Runs the corners and `examples` cases, or the one of this plan: see `verify_together`."""
@@ -190,12 +191,14 @@ class _Cases:
     def check_reference(self) -> None:
         """Raises CaseFailure if a reference takes inputs of a wrong size, or a check of its family has lines to say."""
         job = self._job
-        lines = [line for check in job.family.checks for line in check(job.sized)]
+        run = reference_run(job.worker)
+        try:
+            lines = [line for check in job.family.checks for line in check(job.sized, run)]
+        except Exception as error:  # of the reference, which may raise anything
+            raise CaseFailure(f"{type(error).__name__}: {error}") from error
         if self._real is not None:
             inputs = job.family.inputs(job.sized, *self._real, job.device)
-            lines += accepted_wrong_sizes(
-                job.sized, inputs, lambda wrong: reference_outputs(job.sized, wrong, 0, job.worker)
-            )
+            lines += accepted_wrong_sizes(job.sized, inputs, lambda wrong: run(job.sized, wrong))
         if lines:
             raise CaseFailure("\n  ".join(lines))
 
@@ -255,6 +258,7 @@ class _Cases:
         for target, message in failed:
             # The last one stays, and is raised: hypothesis shrinks it.
             if len(self._running) == 1:
+                self._failed = True
                 raise CaseFailure(message)
             target.fail(message)
             self._running.remove(target)
@@ -275,7 +279,9 @@ class _Cases:
             self._on_case(result)
         if result.failures:
             return "\n  ".join([*result.failures, f"axes {result.axes}", repeat])
-        target.count(result)
+        # What passes while a failing case is shrunk does not count: else none would be missing, and it would not fail.
+        if not self._failed:
+            target.count(result)
         if not result.vacuous:
             self._real = self._real or (plan, seed)
         return ""

@@ -52,8 +52,9 @@ def serve(descriptor: int, memory_bytes: int, output_bytes: int, threads: int, b
                 run = _load(request)
                 continue
             values = protocol.read_values(request["values"], _read, 1 << 62, strided=True)
-            inputs = dict(zip(request["names"], values, strict=True))
-            _answer(functools.partial(_run, run, inputs, request, baseline, output_bytes))
+            inputs = dict(zip(request["names"], values, strict=False))
+            uniform = values[len(inputs)] if len(values) > len(inputs) else None
+            _answer(functools.partial(_run, run, inputs, uniform, request, baseline, output_bytes))
     except EOFError:
         os._exit(0)
     except BaseException:
@@ -76,6 +77,7 @@ def _load(request: Mapping[str, Any]) -> Callable[..., Any]:
 def _run(
     run: Callable[..., Any],
     inputs: Mapping[str, Any],
+    uniform: torch.Tensor | None,
     request: Mapping[str, Any],
     baseline: Baseline,
     output_bytes: int,
@@ -84,7 +86,7 @@ def _run(
     guard = state.InputGuard(inputs)
     torch.default_generator.manual_seed(request["seed"])
     before = state.random_state()
-    with torch.no_grad():
+    with state.numbers_drawn(uniform), torch.no_grad():
         result = run(*inputs.values())
         if torch.is_grad_enabled():
             raise _Failure("state", "it changed grad mode")

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import math
 import operator
 import os
 import random
 import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-__all__ = ["InputGuard", "changed_functions", "changed_settings", "functions", "random_state", "settings"]
+__all__ = [
+    "InputGuard",
+    "changed_functions",
+    "changed_settings",
+    "functions",
+    "numbers_drawn",
+    "random_state",
+    "settings",
+]
 
 #: Whose attributes are compared: the namespaces that a reference computes with.
 _NAMESPACES: dict[str, Any] = {
@@ -31,6 +40,24 @@ _NAMESPACES: dict[str, Any] = {
 COLUMNS = 61
 #: Bytes from which on a checksum is of sums.
 LARGE = 1 << 16
+
+
+@contextlib.contextmanager
+def numbers_drawn(uniform: torch.Tensor | None) -> Iterator[None]:
+    """torch.rand returns these numbers, in the shape and dtype that it is asked for; with None it draws."""
+    if uniform is None:
+        yield
+        return
+    rand, namespace = torch.rand, vars(torch)
+
+    def given(*size: int, dtype: torch.dtype = torch.float32, **options: Any) -> torch.Tensor:
+        return uniform.to(dtype).reshape(size)
+
+    namespace["rand"] = given
+    try:
+        yield
+    finally:
+        namespace["rand"] = rand
 
 
 def settings() -> dict[str, object]:

@@ -111,19 +111,21 @@ class ReferenceWorker:
             self._zygote.close()
             self._zygote = None
 
-    def run(self, definition: Definition, inputs: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    def run(self, definition: Definition, inputs: Mapping[str, Any], seed: int, uniform: Any = None) -> dict[str, Any]:
         """Outputs of the embedded reference by name: contiguous tensors on the CPU, or Python numbers.
 
         Args:
             definition: whose reference runs.
             inputs: every declared input: dense tensors on the CPU (strides are kept), or Python numbers.
             seed: of torch's global generator, for operations that draw.
+            uniform: a tensor of numbers that torch.rand returns instead, in the shape and dtype that it is asked for.
 
         Raises:
             ReferenceFailed: there are no outputs, or something happened that must not; the next call is not affected.
             InputError: the number of outputs is not the declared one.
         """
-        values = [protocol.describe_value(inputs[name], strided=True) for name in definition.inputs]
+        given = [inputs[name] for name in definition.inputs] + ([] if uniform is None else [uniform])
+        values = [protocol.describe_value(value, strided=True) for value in given]
         self._serve(definition)
         draws = definition.op_type in allowed.DRAWING_OP_TYPES
         header = {

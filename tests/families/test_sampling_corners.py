@@ -13,7 +13,7 @@ from flashinfer_trace.families import family_of
 from flashinfer_trace.families.sampling.exact_draws import wrong_draws
 from flashinfer_trace.families.sampling.inputs import make_rows
 from flashinfer_trace.families.sampling.rows import NEAR, SamplingOptions
-from flashinfer_trace.harness.case import reference_outputs, run_case
+from flashinfer_trace.harness.case import reference_outputs, reference_run, run_case
 from flashinfer_trace.harness.family import PlanRequest
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.verify import prepare
@@ -120,7 +120,7 @@ def test_a_batch_of_one_is_a_corner():
 
 @pytest.mark.parametrize("name", ALL[:4])
 def test_references_draw_exactly_as_they_say(name):
-    assert wrong_draws(TWINS[name]) == []
+    assert wrong_draws(TWINS[name], reference_run()) == []
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_what_uses_its_number_otherwise_is_rejected(name, old, new):
     changed = dataclasses.replace(twin, reference=twin.reference.replace(old, new))
     assert changed.reference != twin.reference
     try:
-        lines = wrong_draws(changed)
+        lines = wrong_draws(changed, reference_run())
     except Exception as error:  # an index beyond the vocabulary
         lines = [str(error)]
     assert lines

@@ -155,7 +155,7 @@ def test_a_run_without_one_of_its_corners_fails():
 
 
 def test_a_check_of_the_family_fails_the_reference_and_is_not_asked_of_kernels():
-    family = with_corners(checks=(lambda definition: [f"{definition.name} is wrong"],))
+    family = with_corners(checks=(lambda definition, run: [f"{definition.name} is wrong"],))
     report = verify(Job(LOADED, family), examples=4)
     assert (report.status, report.message) == ("failed", "rmsnorm_h512 is wrong")
     assert verify(Job(LOADED, family, kernel(honest)), examples=4).status == "passed"

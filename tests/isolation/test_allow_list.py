@@ -199,6 +199,35 @@ def test_the_type_of_tensors_is_named_and_never_called(body: str, refused: bool)
         check_allowed(source, "mine", "rmsnorm")
 
 
+@pytest.mark.parametrize(
+    ("body", "refused"),
+    [
+        ("def run(x):\n    assert x.ndim == 2, f'{x.ndim} dimensions'\n    return torch.einsum('ij->ji', x)", False),
+        ("def run(x: 'torch.Tensor'):\n    return torch.div(x, 2, rounding_mode='floor')", False),
+        ("def run(x):\n    return torch.empty(3).exponential_()", False),
+        ("def run(x):\n    return x * len(f'{run}')", True),
+        ("def run(x):\n    pattern = '%s'\n    return x * len(pattern % run)", True),
+        ("def run(x):\n    texts = []\n    texts.append('%s')\n    return x * len(texts[0] % run)", True),
+        ("PATTERN = '%s'\n\n\ndef run(x):\n    return x", True),
+        ("MODE = 'floor'\n\n\n@torch.no_grad()\ndef run(x):\n    return torch.div(x, 2, rounding_mode=MODE)", False),
+        ("def run(x):\n    return x * len(b'%a' % run)", True),
+        ("def run(x):\n    return x * sum(set(x.tolist()))", True),
+        ("def run(x):\n    return x * {1, 2}.pop()", True),
+        ("def run(x):\n    return x * [n for n in {i for i in range(3)}][0]", True),
+        ("def run(x):\n    return torch.empty(3)", True),
+        ("def run(x):\n    memory = torch.empty(3)\n    return memory.exponential_()", True),
+        ("def run(x):\n    make = torch.empty_like\n    return make(x).uniform_()", True),
+    ],
+)
+def test_nothing_differs_from_process_to_process(body: str, refused: bool) -> None:
+    source = f"import torch\n\n\n{body}\n"
+    if not refused:
+        check_allowed(source, "mine", "sampling")
+        return
+    with pytest.raises(ReferenceSourceError, match=r"text|f-string|memory of|builtin set|construct Set"):
+        check_allowed(source, "mine", "sampling")
+
+
 def test_errors_name_construct_line_and_how_to_propose() -> None:
     source = "import torch\n\n\ndef run(x):\n    match x:\n        case _:\n            return torch.fft.fft(x.foo)\n"
     with pytest.raises(ReferenceSourceError) as error:

@@ -57,6 +57,14 @@ def test_numbers_strides_and_empty_tensors_cross(worker: ReferenceWorker) -> Non
         assert copied.dtype == dtype and torch.equal(bits(copied), bits(value))
 
 
+def test_numbers_that_are_given_take_the_place_of_drawn_ones(worker: ReferenceWorker) -> None:
+    sampler = definition_of("def run(x):\n    return x + torch.rand(2, 2, dtype=torch.float64)\n", "sampling")
+    uniform = torch.tensor([0.25, 0.5, 0.75, 0.0], dtype=torch.float64)
+    given = worker.run(sampler, {"x": torch.zeros(2, 2)}, 0, uniform)["y"]
+    assert torch.equal(given, uniform.reshape(2, 2))
+    assert not torch.equal(worker.run(sampler, {"x": torch.zeros(2, 2)}, 0)["y"], given)
+
+
 def test_samplers_draw_from_the_seed(worker: ReferenceWorker) -> None:
     sampler = definition_of("def run(x):\n    return x + torch.rand(4)\n", "sampling")
     first, again, other = (worker.run(sampler, x(), seed)["y"] for seed in (1, 1, 2))

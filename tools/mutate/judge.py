@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from flashinfer_trace.harness.case import judge_reference, reference_outputs, same_bits
+from flashinfer_trace.harness.case import judge_reference, reference_outputs, reference_run, same_bits
 from flashinfer_trace.harness.inputs import clone_inputs
 from flashinfer_trace.harness.refusals import accepted_wrong_sizes
 from tools.mutate.cases import Bench, Case
@@ -65,7 +65,7 @@ def judge(bench: Bench, source: str) -> Verdict:
         return Verdict("accepted a wrong size", len(bench.cases), accepted[0][:200])
     for check in bench.family.checks:
         try:
-            lines = check(sized["twin"])
+            lines = check(sized["twin"], reference_run())
         except Exception as error:
             lines = [f"{type(error).__name__}: {error}"]
         if lines:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator, Mapping
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -13,7 +12,7 @@ from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.sampling.inputs import make_inputs
 from flashinfer_trace.families.sampling.oracles import decide
 from flashinfer_trace.families.sampling.rows import NO_TOP_K, draws_again
-from flashinfer_trace.harness.family import Inputs
+from flashinfer_trace.harness.family import Inputs, ReferenceRun
 from flashinfer_trace.harness.inputs import Draws
 
 __all__ = ["wrong_draws"]
@@ -43,7 +42,7 @@ CASES: tuple[dict[str, Any], ...] = (
 )
 
 
-def wrong_draws(definition: Definition) -> list[str]:
+def wrong_draws(definition: Definition, run: ReferenceRun) -> list[str]:
     """One line for each row of which the reference, given a uniform number, returns another token than it must.
 
     The token is the first, in order of index, whose cumulative mass exceeds u: of all positive tokens, u in [0, 1), in
@@ -52,11 +51,11 @@ def wrong_draws(definition: Definition) -> list[str]:
     lines = []
     for vocab_size, batch in BATCHES.items():
         sized = definition if vocab_size is None else definition.with_const_axes({"vocab_size": vocab_size})
-        lines += wrong_draws_of(sized, batch)
+        lines += wrong_draws_of(sized, batch, run)
     return lines
 
 
-def wrong_draws_of(definition: Definition, batch: int) -> list[str]:
+def wrong_draws_of(definition: Definition, batch: int, run: ReferenceRun) -> list[str]:
     """As `wrong_draws`, with so many rows at a time."""
     lines = []
     for number, case in enumerate(CASES):
@@ -65,7 +64,7 @@ def wrong_draws_of(definition: Definition, batch: int) -> list[str]:
         edges = list(uniform_numbers(definition, inputs, case["row"] == "dyadic"))
         wanted = [token for _, token in edges]
         uniform = torch.tensor([u for u, _ in edges], dtype=torch.float64)
-        got = [token for few in torch.split(uniform, batch) for token in tokens_for(definition, inputs, few)]
+        got = [token for few in torch.split(uniform, batch) for token in tokens_for(definition, inputs, few, run)]
         wrong = [i for i, token in enumerate(wanted) if i >= len(got) or got[i] != token]
         rows_of = f"{batch} rows of {definition.const_axes['vocab_size']} tokens"
         if wrong or len(got) != len(wanted):
@@ -114,13 +113,8 @@ def last_increase(sums: list[float]) -> int:
     return sums.index(sums[-1])
 
 
-def tokens_for(definition: Definition, inputs: Inputs, uniform: torch.Tensor) -> list[int]:
+def tokens_for(definition: Definition, inputs: Inputs, uniform: torch.Tensor, run: ReferenceRun) -> list[int]:
     """What the reference draws from the one row of `inputs` for each of these numbers, in every draw that it makes."""
-
-    def given(*size: int, dtype: torch.dtype = torch.float32, **options: Any) -> torch.Tensor:
-        return uniform.to(dtype).reshape(size)
-
     repeated = {name: value.repeat_interleave(len(uniform), dim=0) for name, value in inputs.items()}
-    with mock.patch.object(torch, "rand", given), torch.random.fork_rng(devices=[]), torch.no_grad():
-        samples = definition.compiled(*(repeated[name] for name in definition.inputs))
+    (samples,) = run(definition, repeated, uniform).values()
     return [int(token) for token in samples.reshape(-1)]
