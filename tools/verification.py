@@ -39,10 +39,12 @@ cases that prove something. *Error / bound* is the worst element over all cases 
 SIZES = """## Which sizes were run
 
 Every size is run separately. Each head count, head dimension, page size (1 and 64), vocabulary size, hidden size,
-projection width and number of experts that the models in `models/` need has its own Definition, at the parallel sizes
-in the table. Each Definition was run, or is among those above that await a run. Two things are omitted: parallel
-sizes that do not divide a model's heads, features or experts, or that would split a block of 128 features sharing an
-fp8 scale; and ops that no family covers, which [coverage.md](coverage.md) lists.
+projection width and number of experts that `models/needs/` lists has its own Definition: those of the models in
+`models/`, in the formats in which these are published, at the parallel sizes in the table (TP 16 is none of them).
+Linear layers in other formats (fp8 with a scale per channel, int8, int4, nvfp4) have Definitions for the models that
+their descriptions name, and not for all layers of these. Each Definition was run, or is among those above that await a
+run. Two things are omitted: parallel sizes that do not divide a model's heads, features or experts, or that would split
+a block of 128 features sharing an fp8 scale; and ops that no family covers, which [coverage.md](coverage.md) lists.
 """
 
 AWAITING = """## Definitions that await a GPU run

@@ -6,7 +6,8 @@ What the kernels do, from flashinfer's source (0.6.12, cascade.cuh, MergeStateKe
 - A state without keys (lse -inf) has weight 0 if the other state has keys. If neither has, the kernels subtract -inf
   from itself and return NaN; the correct output is 0, and the correct lse -inf. The reference is tested with such rows;
   the kernels are not given any.
-- sgl-kernel treats an lse of +inf as -inf. Finite logits never have one, so none is drawn.
+- sgl-kernel treats an lse of +inf as -inf, and so does the Triton kernel that SGLang has for other sizes: some kernels
+  of attention report it for a request without keys. flashinfer's kernel does not, and is given none.
 - flashinfer's blocks have one thread for every max(8, head_dim / 32) features of all heads, at most 1024 threads.
 """
 
@@ -40,6 +41,8 @@ SPREADS = ("near", "equal", "apart", "large", "nothing")
 CORNER_SPREAD = "vast"
 #: Rows without keys: on one side, on the other, and on both.
 EMPTY = ("a", "b", "both")
+#: What their lses are.
+NO_KEYS, NO_KEYS_BASE_E = (-math.inf,), (-math.inf, math.inf)
 VALUES = {"normal": 1.0, "large": 1e4, "tiny": 1e-4}
 #: Values of corners only, near the ends of bf16's range: a sum of the two states before they are weighted overflows.
 CORNER_VALUES = {"huge": 1.5e38, "minute": 1e-36}
@@ -115,8 +118,11 @@ def draw_lses(spread: str, shape: tuple[int, int], draws: Draws) -> tuple[torch.
     return a, b
 
 
-def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Values of the planned magnitude. A state without keys keeps its values, which must have no effect."""
+def make_inputs(no_keys: tuple[float, ...], definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """Values of the planned magnitude. A state without keys keeps its values, which must have no effect.
+
+    The lses of such states take turns among `no_keys`; where both states are empty, they are not the same.
+    """
     count = plan["seq_len"]
     heads, dim = (definition.const_axes[axis] for axis in ("num_heads", "head_dim"))
     scale = {**VALUES, **CORNER_VALUES}[plan["values"]]
@@ -127,12 +133,14 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     which = draws.integers([count, heads], 0, len(pairs) - 1).unsqueeze(0)
     s_a, s_b = (torch.stack(list(of_spread)).gather(0, which)[0] for of_spread in zip(*pairs, strict=True))
     # Each kind of empty row takes every seventh place, at a different offset, so that most rows keep their keys.
-    place = torch.arange(count * heads, device=draws.device).view(count, heads) % 7
+    index = torch.arange(count * heads, device=draws.device).view(count, heads)
+    place, turn = index % 7, index // 7
+    absent_a, absent_b = (torch.tensor(no_keys, device=draws.device)[(turn + by) % len(no_keys)] for by in (0, 1))
     for position, side in enumerate(EMPTY):
         if side in plan["empty"]:
             here = place == position
-            s_a = s_a.masked_fill(here, -math.inf) if side != "b" else s_a
-            s_b = s_b.masked_fill(here, -math.inf) if side != "a" else s_b
+            s_a = torch.where(here, absent_a, s_a) if side != "b" else s_a
+            s_b = torch.where(here, absent_b, s_b) if side != "a" else s_b
     return {"v_a": values[0], "s_a": s_a, "v_b": values[1], "s_b": s_b}
 
 
@@ -143,7 +151,7 @@ def oracle(log_of_base: float, definition: Definition, inputs: Inputs) -> dict[s
     relative error of one exponential; ``smaller``, the smaller share; ``distance`` of the lses in nats (0 where one is
     infinite, whose exponential is exact); ``values``, |v_a| + |v_b|.
     """
-    s_a, s_b = (inputs[name].double() * log_of_base for name in ("s_a", "s_b"))
+    s_a, s_b = (s.masked_fill(s == math.inf, -math.inf).double() * log_of_base for s in (inputs["s_a"], inputs["s_b"]))
     v_a, v_b = (inputs[name].double() for name in ("v_a", "v_b"))
     empty = (s_a == -math.inf) & (s_b == -math.inf)
     difference = torch.where(empty, 0.0, s_a - s_b)
@@ -232,7 +240,7 @@ def unsupported_by_sgl_kernel(definition: Definition) -> str | None:
     return None if dim % 8 == 0 else f"needs a multiple of 8 features, not {dim}"
 
 
-def family(name: str, log_of_base: float, kernel: Kernel) -> Family:
+def family(name: str, log_of_base: float, no_keys: tuple[float, ...], kernel: Kernel) -> Family:
     """The record of one base of the lse, with the only kernel that uses it; settings of all kernels are set here."""
     lse = ErrorBound(
         functools.partial(kernel_lse_bound, log_of_base),
@@ -247,7 +255,7 @@ def family(name: str, log_of_base: float, kernel: Kernel) -> Family:
         corners=corners,
         checks=(accepted_rows,),
         plan_for_axes=plan_for_axes,
-        make_inputs=make_inputs,
+        make_inputs=functools.partial(make_inputs, no_keys),
         oracle=functools.partial(oracle, log_of_base),
         compare={"v_merged": OUTPUT, "s_merged": LSE},
         kernels=(
@@ -266,6 +274,7 @@ FAMILIES = (
     family(
         "merge_state",
         math.log(2.0),
+        NO_KEYS,
         Kernel(
             "flashinfer.cascade.merge_state", "flashinfer-python", run_flashinfer, supports=unsupported_by_flashinfer
         ),
@@ -273,6 +282,7 @@ FAMILIES = (
     family(
         "merge_state_base_e",
         1.0,
+        NO_KEYS_BASE_E,
         Kernel("sgl_kernel.merge_state_v2", "sglang-kernel", run_sgl_kernel, supports=unsupported_by_sgl_kernel),
     ),
 )

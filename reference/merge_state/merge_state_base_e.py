@@ -5,9 +5,12 @@ logits. With w_a = exp(s_a) and w_b = exp(s_b), v_merged = (w_a v_a + w_b v_b) /
 s_merged = ln(w_a + w_b) (section 2.2 of Ye et al., "FlashInfer", MLSys 2025). Base e is that of FlashAttention.
 
 An lse of -inf is a state without keys, of weight 0: the other state comes out as it is, and two of them give v_merged 0
-and s_merged -inf, where the real kernel answers NaN. Values are finite, also those of a state without keys.
+and s_merged -inf, where the real kernel answers NaN. So is an lse of +inf, which some kernels of attention report for a
+request without keys. Values are finite, also those of a state without keys.
 Each output is rounded once, at the end: v_merged from float32 to the dtype of v_a, s_merged from float64 to float32.
 """
+
+import math
 
 import torch
 
@@ -26,4 +29,5 @@ def run(
     """
     assert v_a.shape[1:] == v_b.shape[1:] == (NUM_HEADS, HEAD_DIM)
     assert s_a.shape == s_b.shape == v_a.shape[:2]
+    s_a, s_b = (torch.where(s == math.inf, -math.inf, s) for s in (s_a, s_b))
     return merge(v_a, s_a, v_b, s_b, 1.0)

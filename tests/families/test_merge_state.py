@@ -68,6 +68,17 @@ def test_a_state_without_keys_counts_for_nothing(name):
         assert result["s_merged"].tolist() == [[700.25, -2.5, -math.inf]]
 
 
+def test_an_lse_of_plus_infinity_means_no_keys_in_base_e():
+    family, definition = twin("merge_state_base_e_h128_d128")
+    least = states(([1.0, 4.0, 5.0], [-math.inf, -2.5, -math.inf]), ([3.0, 8.0, 9.0], [700.25, -math.inf, -math.inf]))
+    largest = {name: value.masked_fill(value == -math.inf, math.inf) for name, value in least.items()}
+    for results in (
+        [reference_outputs(definition, inputs, 0) for inputs in (least, largest)],
+        [{o: e.value for o, e in family.oracle(definition, inputs).items()} for inputs in (least, largest)],
+    ):
+        assert all(torch.equal(results[0][output], results[1][output]) for output in results[0])
+
+
 @pytest.mark.parametrize(("name", "base"), NAMES.items())
 def test_merged_states_are_the_attention_over_all_keys(name, base):
     _, definition = twin(name)
@@ -102,7 +113,9 @@ def test_bases_differ():
 
 
 def kernel_model(base, v_a, s_a, v_b, s_b, error=0.0):
-    """Both kernels in float32; `error` is that of an approximate exponential."""
+    """Both kernels in float32; `error` is that of an approximate exponential. In base e, +inf is read as -inf."""
+    if base != 2:
+        s_a, s_b = (s.masked_fill(s == math.inf, -math.inf) for s in (s_a, s_b))
     top = torch.maximum(s_a, s_b)
     if base == 2:
         powers = [torch.exp2(s - top) for s in (s_a, s_b)]
@@ -155,7 +168,8 @@ def test_plans_draw_the_awkward_rows_but_spare_kernels_what_they_answer_with_nan
         assert {side for plan in plans for side in plan["empty"]} == sides
         assert (min(plan["seq_len"] for plan in plans) == 0) is (target is None)
     _, _, inputs, _ = case(name, empty=list(EMPTY))
-    nothing = [inputs[s] == -math.inf for s in ("s_a", "s_b")]
+    nothing = [inputs[s].isinf() for s in ("s_a", "s_b")]
+    assert all((inputs[s] == math.inf).any() for s in ("s_a", "s_b")) is (NAMES[name] != 2)
     assert (nothing[0] & nothing[1]).any()
     assert (nothing[0] & ~nothing[1]).any()
     assert (~nothing[0] & nothing[1]).any()

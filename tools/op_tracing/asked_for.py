@@ -102,7 +102,7 @@ def asked_for(kernels: Iterable[AskedKernel]) -> str:
     gpus = Counter(gpu for one in found for gpu in one.runs)
     sums = [f"{sum(bool(one.tagged) for one in found)} of {len(found)} kernels", *_counted(gpus.items())]
     rows = [[code(one.name), _names(one), ", ".join(_runs(one)), escape(one.reason)] for one in found]
-    needed = {one.reason.rpartition(" ")[2].rstrip(".") for one in found if one.tagged and not one.runs}
+    needed = {one.reason.rpartition(" ")[2].rstrip(".") for one in found if one.tagged and one.reason and not one.runs}
     text = KERNELS.format(capability=" or ".join(sorted(needed)))
     return "\n".join(["", text, *table(headings, [*rows, ["**all**", sums[0], ", ".join(sums[1:]), ""]])]) + "\n"
 

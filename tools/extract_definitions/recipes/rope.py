@@ -89,7 +89,11 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
         ),
     }
     query, key = ["num_tokens", "num_qo_heads", "head_size"], ["num_tokens", "num_kv_heads", "head_size"]
-    cache = "Row p holds the rotary_dim / 2 cosines of position p, then its sines; they are used as they are."
+    cache = (
+        "Row p holds the rotary_dim / 2 cosines of position p, then its sines; they are used as they are. "
+        "sgl_kernel.rotary_embedding takes the cache in the dtype of q and rounds each product; it is run with values "
+        "that bfloat16 holds exactly."
+    )
     position = "Position of each token, 0 to max_seq_len - 1, in any order; tokens may share a position."
     inputs = {
         "q": tensor(query, "bfloat16", "Queries before rotation."),
