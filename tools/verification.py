@@ -36,6 +36,11 @@ cases that prove something. *Error / bound* is the worst element over all cases 
 [accuracy.md](accuracy.md) lists the bounds and the reasons for them.
 """
 
+#: A library that a pinned one succeeds: records name it for functions that the pinned one lacks -> the rest of why.
+FORMER_LIBRARIES = {
+    "sgl-kernel": ", and sgl-kernel 0.3.21 (CUDA 12), the last release that has it: sglang-kernel 0.4.2 does not"
+}
+
 SIZES = """## Which sizes were run
 
 Every size is run separately. Each head count, head dimension, page size (1 and 64), vocabulary size, hidden size,
@@ -196,5 +201,6 @@ def sizes(root: Path) -> list[list[str]]:
 def why_missing(family: Family, kernel: Kernel) -> str:
     """Why there is no evidence of a kernel."""
     if kernel.unavailable(RECORDED_ON) is not None:
-        return f"needs compute capability {'.'.join(map(str, kernel.min_capability))} or above"
+        capability = f"needs compute capability {'.'.join(map(str, kernel.min_capability))} or above"
+        return capability + FORMER_LIBRARIES.get(kernel.library, "")
     return family.unverified or "awaits a GPU run"

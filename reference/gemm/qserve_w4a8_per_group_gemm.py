@@ -1,9 +1,9 @@
 """Linear layer with 4-bit weights in groups of input features and int8 activations per token, as in QServe.
 
 The 4-bit weights q (0..15) are dequantised in two levels (Lin et al., 2024). Within a group of GROUP input features of
-an output channel, q * scale + zero is an integer of 8 bits; zero is minus the zero point times the scale. The integers
-times w_scale, one per channel, are the weights: C = (A @ (q * scale + zero).T) * a_scale * w_scale. The sum of integer
-products is exact in float64; the result is rounded once, to float16.
+an output channel, q * scale + zero is an integer in -128..127; zero is minus the zero point times the scale. The
+integers times w_scale, one per channel, are the weights: C = (A @ (q * scale + zero).T) * a_scale * w_scale. The sum of
+integer products is exact in float64; the result is rounded once, to float16.
 
 Scales and zeros are stored in QServe's order: of each 32 channels, channel 8 i + j is at position 4 j + i.
 """
@@ -38,6 +38,6 @@ def run(
     assert zeros.shape == (NUM_GROUPS, N)
     assert scales.shape == (NUM_GROUPS, N)
     assert w_scales.shape == (N,)
-    # In int8, like the kernels: a product may wrap around, but with the zero it fits 8 bits again.
+    # In int8, like the kernels: a product may wrap around, but with the zero it is in -128..127 again.
     weights = qserve_nibbles(B).unflatten(1, (NUM_GROUPS, GROUP)) * in_order(scales) + in_order(zeros)
     return ((A.double() @ weights.flatten(1).double().T) * a_scales[:, None] * w_scales).to(torch.float16)

@@ -2,8 +2,9 @@
 
 A pair is numbered token * TOP_K + choice. sorted_token_ids lists the pairs of experts on other ranks (id -1) first, and
 then those of experts 0, 1, ..., NUM_EXPERTS - 1. Each part that is not empty is padded to a multiple of BLOCK_SIZE with
-the number of pairs, seq_len * TOP_K, which also fills the rest. expert_ids has the expert of each block of BLOCK_SIZE
-rows (-1 for pairs of other ranks), and num_tokens_post_pad the length of all parts.
+the number of pairs, seq_len * TOP_K, which also fills the rest: the list has room for BLOCK_SIZE - 1 rows of padding in
+each of the NUM_EXPERTS + 1 parts, or in as many parts as there are pairs, if these are fewer. expert_ids has the expert
+of each block of BLOCK_SIZE rows (-1 for pairs of other ranks), and num_tokens_post_pad the length of all parts.
 
 The order of pairs inside a part is not defined; here it is ascending. Blocks after num_tokens_post_pad / BLOCK_SIZE
 have no expert: kernels leave their entries unwritten, here they are -1.
@@ -30,7 +31,7 @@ def run(topk_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
     sorted_part = part[order]
     first_pair = counts.cumsum(0) - counts
     row = first_row[sorted_part] + torch.arange(pairs, device=device) - first_pair[sorted_part]
-    length = pairs + (NUM_EXPERTS + 1) * (BLOCK_SIZE - 1)
+    length = pairs + min(pairs, NUM_EXPERTS + 1) * (BLOCK_SIZE - 1)
     sorted_token_ids = torch.full((length,), pairs, dtype=torch.int32, device=device)
     sorted_token_ids[row] = order.to(torch.int32)
     block = torch.arange((length + BLOCK_SIZE - 1) // BLOCK_SIZE, device=device)

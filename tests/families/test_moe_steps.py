@@ -135,6 +135,37 @@ def test_blocks_by_hand():
     assert found["expert_ids"].tolist() == [-1, 1, 4, 4, -1, -1, -1]
 
 
+@pytest.mark.parametrize(("seq_len", "length"), [(0, 0), (1, 3 * 4), (2, 6 * 4), (3, 9 + 6 * 3)])
+def test_sorted_lists_are_as_long_as_those_of_the_wrapper(seq_len, length):
+    """Five experts, three chosen, blocks of four: up to two tokens, each pair has a block of its own."""
+    small = twin("moe_align_block_size")
+    inputs = family_of(small).inputs_for_axes(small, {"seq_len": seq_len}, 0, "cpu")
+    of_wrapper = emulated_moe.sglang_moe_align_block_size(inputs["topk_ids"], 4, 5)
+    found = outputs(small, **inputs)
+    assert [len(each) for each in found.values()] == [len(each) for each in of_wrapper] == [length, -(-length // 4), 1]
+
+
+def test_a_recorded_decode_call_of_sglang_has_inputs():
+    """8 tokens in DeepSeek-V3 with the shared expert fused."""
+    definition = flashinfer_trace.load("moe_align_block_size_topk9_e257_b64")
+    axes = {"seq_len": 8, "max_padded": 4608, "max_blocks": 72}
+    found = outputs(definition, **flashinfer_trace.make_inputs(definition, axes))
+    assert [len(each) for each in found.values()] == [4608, 72, 1]
+
+
+def test_ids_after_the_last_expert_get_no_row():
+    ids = torch.tensor([[3, 5, 0], [-1, 5, 4]], dtype=torch.int32)
+    found = outputs(twin("moe_w4a8_problem_sizes"), topk_ids=ids)
+    assert found["expert_offsets"].tolist() == [0, 1, 1, 1, 2, 3]
+    assert found["problem_sizes1"][:, 1].tolist() == found["problem_sizes2"][:, 1].tolist() == [1, 0, 0, 1, 1]
+
+
+def test_experts_of_other_ranks_have_both_ids():
+    small = twin("moe_w4a8_problem_sizes")
+    plan = {"seq_len": 8, "choice": "elsewhere"}
+    assert {-1, 5} <= set(family_of(small).inputs(small, plan, 0, "cpu")["topk_ids"].flatten().tolist())
+
+
 def test_permutations_by_hand():
     ids = torch.tensor([[3, -1, 0], [0, 3, 4]], dtype=torch.int32)
     found = outputs(twin("moe_prepare_input"), topk_ids=ids)

@@ -52,7 +52,9 @@ def test_an_h200_ran_nearly_every_kernel_itself(asked):
     assert "moe_bf16_softmax_routing_topk2_e8_h4096_i14336" not in asked["topk_softmax"].runs.get(GPU, ())
 
 
-def test_no_definition_of_topk_softmax_has_the_constants_of_deepseek_v3(asked):
+def test_topk_softmax_has_the_sizes_of_deepseek_v3_and_not_its_tag(asked):
+    """DeepSeek-V3 routes by sigmoid."""
+    assert "moe_topk_softmax_topk8_e256" in asked["topk_softmax"].tagged
     tags = {tag for one in definitions() if one.name in asked["topk_softmax"].tagged for tag in one.tag_values("model")}
     assert "deepseek-v2-lite" in tags and not tags & {"deepseek-v3", "deepseek-r1", "deepseek-v3.2"}
 

@@ -288,7 +288,8 @@ def fp8_m_grouped_gemm_nt_masked(a, b, d, masked_m, expected_m):
 
 def sglang_moe_align_block_size(topk_ids, block_size, num_experts):
     """SGLang's wrapper: sorted_token_ids, expert_ids, num_tokens_post_pad."""
-    length = topk_ids.numel() + (num_experts + 1) * (block_size - 1)
+    pairs = topk_ids.numel()
+    length = pairs * block_size if pairs < num_experts + 1 else pairs + (num_experts + 1) * (block_size - 1)
     sorted_ids, experts = torch.empty(length, dtype=INT32), torch.empty(-(-length // block_size), dtype=INT32)
     count = torch.empty(1, dtype=INT32)
     cumsum = torch.empty(num_experts + 2, dtype=INT32)

@@ -29,9 +29,9 @@ KERNELS = """## Kernels of DeepSeek models
 The kernels that SGLang calls for DeepSeek models, as the project's issue lists them (`traces/asked_for.json`), by the
 last component of their dotted path: Definitions whose tags name them, and how many of these have a run of the kernel
 itself on which GPU. Kernels that need compute capability {capability} are tagged `called_as:`, because a tag names a
-kernel by its library (`fi_api:`, `sgl_api:`, `triton_api:`) only once a run on a GPU of its own is recorded. No
-Definition of `topk_softmax` has the constants of DeepSeek-V3, which routes by sigmoid and groups of experts
-(`moe_fused_gate`); those with the constants of DeepSeek-V2-Lite, which routes by softmax, are the closest.
+kernel by its library (`fi_api:`, `sgl_api:`, `triton_api:`) only once a run on a GPU of its own is recorded. Of the
+Definitions of `topk_softmax`, `moe_topk_softmax_topk8_e256` has the sizes of DeepSeek-V3. None is tagged with that
+model, which routes by sigmoid and groups of experts (`moe_fused_gate`); DeepSeek-V2-Lite routes by softmax.
 """
 
 MODELS = """## Models that are not claimed

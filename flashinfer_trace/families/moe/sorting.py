@@ -20,18 +20,34 @@ from flashinfer_trace.harness.unordered import UNSPECIFIED
 #: choices are on other ranks; ``one_expert``: all first choices are the same, and the others are on other ranks.
 CHOICES = ("random", "skewed", "few", "elsewhere", "one_expert")
 SCALE_ROWS = 128
+#: The axis, the fewest tokens that are drawn, and the most on a CPU and on a GPU.
+TOKENS = ("seq_len", 0, 256, 4096)
 
 
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    return st.fixed_dictionaries(
-        {"seq_len": sizes(*request.range("seq_len", 0, 256, 4096)), "choice": st.sampled_from(CHOICES)}
-    )
+    """Half of the batches have no more pairs than experts, as in decode."""
+    low, high = request.range(*TOKENS)
+    few = sizes(max(low, 1), few_tokens(request.definition))
+    return st.fixed_dictionaries({"seq_len": few | sizes(low, high), "choice": st.sampled_from(CHOICES)})
+
+
+def few_tokens(definition: Definition) -> int:
+    """The most tokens that make no more pairs than there are experts; it is 1 at least."""
+    axes = definition.const_axes
+    return max(1, axes["num_experts"] // axes["top_k"])
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """One token; more pairs than a token has features, on a CPU only, where random draws are smaller."""
-    one = {"seq_len": 1, "choice": "random"}
-    return [one] if request.large else [one, {"seq_len": 1200, "choice": "elsewhere"}]
+    """One token; the largest batch with no more pairs than experts, and one token more.
+
+    On a CPU, where random draws are smaller: no token, if that is allowed, and more pairs than a token has features.
+    """
+    few, (fewest, _) = few_tokens(request.definition), request.range(*TOKENS)
+    on_cpu = [] if request.large else [fewest, 1200]
+    return [
+        {"seq_len": 1, "choice": "random"},
+        *({"seq_len": count, "choice": "elsewhere"} for count in (few, few + 1, *on_cpu)),
+    ]
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
@@ -41,6 +57,13 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     axes = definition.const_axes
     return {"topk_ids": drawn_ids(plan["seq_len"], axes["top_k"], axes["num_experts"], plan["choice"], draws)}
+
+
+def inputs_with_both_ids(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """Of the experts on other ranks, about half are -1 and the others num_experts."""
+    ids = make_inputs(definition, plan, draws)["topk_ids"]
+    last = draws.uniform(ids.shape) < 0.5
+    return {"topk_ids": ids.masked_fill_((ids < 0) & last, definition.const_axes["num_experts"])}
 
 
 def pairs_by_expert(ids: torch.Tensor, num_experts: int) -> dict[int, list[int]]:
@@ -55,7 +78,8 @@ def align_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """Part by part, in Python. ``group`` tells which entries may change places, and which are not specified."""
     axes, ids = definition.const_axes, inputs["topk_ids"]
     block, pairs = axes["block_size"], ids.numel()
-    length = pairs + (axes["num_experts"] + 1) * (block - 1)
+    parts = axes["num_experts"] + 1
+    length = pairs * block if pairs < parts else pairs + parts * (block - 1)
     slots: list[int] = []
     groups: list[int] = []
     experts: list[int] = []
@@ -93,6 +117,7 @@ def blocks_agree(definition: Definition, inputs: Inputs, outputs: Outputs) -> li
 def sizes_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """Counted expert by expert; the outputs that the Definition has."""
     axes, ids = definition.const_axes, inputs["topk_ids"]
+    ids = ids.masked_fill(ids == axes["num_experts"], -1)
     hidden, size, experts = axes["hidden_size"], axes["intermediate_size"], range(axes["num_experts"])
     pairs = pairs_by_expert(ids, axes["num_experts"])
     counts = [len(pairs[expert]) for expert in experts]
@@ -149,6 +174,7 @@ def family(
     policies: Mapping[str, Policy],
     relations: tuple[Relation, ...],
     kernel: Kernel,
+    inputs: Callable[[Definition, Plan, Draws], Inputs] = make_inputs,
 ) -> Family:
     """The record of one operation on the ids of chosen experts."""
     return Family(
@@ -158,7 +184,7 @@ def family(
         plans=plans,
         corners=corners,
         plan_for_axes=plan_for_axes,
-        make_inputs=make_inputs,
+        make_inputs=inputs,
         oracle=oracle,
         compare=policies,
         kernels=(kernel,),
@@ -190,5 +216,5 @@ FAMILIES = (
         (permutations_agree,),
         kernels.PREPARE,
     ),
-    family("moe_w4a8_problem_sizes", SIZES_TWIN, sizes_oracle, SIZES, (), kernels.W4A8_SIZES),
+    family("moe_w4a8_problem_sizes", SIZES_TWIN, sizes_oracle, SIZES, (), kernels.W4A8_SIZES, inputs_with_both_ids),
 )

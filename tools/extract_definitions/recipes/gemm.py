@@ -235,18 +235,19 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
 def _describe_block_scaled(
     sizes: str, axes: Mapping[str, int], needs: Sequence[Need], dimensions: dict[str, Any]
 ) -> dict[str, Any]:
-    codes, scales = "float8_e4m3fn", "Scales of the {}, positive; one for each {}."
+    codes, scales = "float8_e4m3fn", "Scales of the {}, positive; one for each {}. sgl-kernel takes {}."
     dimensions = {
         **dimensions,
         "num_n_blocks": const(axes["num_n_blocks"], "Blocks of 128 output features; the last may be smaller."),
         "num_k_blocks": const(axes["num_k_blocks"], "Blocks of 128 input features."),
     }
-    of_token, of_block = "128 consecutive features of a token", "block of 128 x 128"
+    of_token = ("activations", "128 consecutive features of a token", "them column by column: stride(0) is 1")
+    of_block = ("weights", "block of 128 x 128", "this memory as [num_k_blocks, num_n_blocks], column by column")
     inputs = {
         "A": tensor(["m", "k"], codes, "Activations as codes, one row per token."),
         "B": tensor(["n", "k"], codes, "Weights as codes, one row per output feature."),
-        "A_scale": tensor(["m", "num_k_blocks"], "float32", scales.format("activations", of_token)),
-        "B_scale": tensor(["num_n_blocks", "num_k_blocks"], "float32", scales.format("weights", of_block)),
+        "A_scale": tensor(["m", "num_k_blocks"], "float32", scales.format(*of_token)),
+        "B_scale": tensor(["num_n_blocks", "num_k_blocks"], "float32", scales.format(*of_block)),
     }
     outputs = {"C": tensor(["m", "n"], "bfloat16", "Product of the scaled matrices.")}
     description = f"Linear layer in block-scaled fp8, C = (A A_scale) @ (B B_scale).T, {sizes}"
