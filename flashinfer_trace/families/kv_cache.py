@@ -10,12 +10,13 @@ import torch
 from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.compare import Exact, Expected
+from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.harness.copies import SameBits
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.faults import with_inputs
 from flashinfer_trace.harness.inputs import Draws, sizes
 
-COPIES = Exact("copies of bf16 numbers; rows that are not written stay")
+COPIES = SameBits("copies, bit for bit; rows that are not written stay")
 JIT = "sglang.jit_kernel.kvcache"
 TRITON = "sglang.srt.mem_cache.utils"
 #: No kernel launches for zero rows: an empty grid is an error in CUDA.
@@ -30,20 +31,24 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
             "num_tokens": sizes(*request.range("num_tokens", 0, 40, 4096)),
             "spare": sizes(0, 1024 if request.large else 20),
             "slots": st.sampled_from(SLOTS),
+            "contents": st.just("normal"),
         }
     )
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
     count = axes.get("num_tokens", min(8, axes.get("num_slots", 8)))
-    return {"num_tokens": count, "spare": max(0, axes.get("num_slots", 4 * count) - count), "slots": "random"}
+    spare = max(0, axes.get("num_slots", 4 * count) - count)
+    return {"num_tokens": count, "spare": spare, "slots": "random", "contents": "normal"}
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """One token among others, and a cache that is written from its first to its last slot."""
+    """One token among others, a cache that is written from its first to its last slot, and contents of any bits."""
     low, high = request.range("num_tokens", 0, 40, 4096)
     count = max(low, min(7, high))
-    return [{"num_tokens": 1, "spare": 5, "slots": "random"}, {"num_tokens": count, "spare": 0, "slots": "all"}]
+    one = {"num_tokens": 1, "spare": 5, "slots": "random", "contents": "normal"}
+    several = {**one, "num_tokens": count}
+    return [one, {**several, "spare": 0, "slots": "all"}, {**several, "contents": "special"}]
 
 
 def slots_of(plan: Plan, draws: Draws) -> torch.Tensor:
@@ -56,7 +61,7 @@ def slots_of(plan: Plan, draws: Draws) -> torch.Tensor:
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Normal values everywhere, also in the slots: what is not written must stay."""
+    """Values of the planned kind everywhere, also in the slots: what is not written must stay."""
     spare = 0 if plan["slots"] == "all" else plan["spare"]
     known = {**definition.const_axes, "num_tokens": plan["num_tokens"], "num_slots": plan["num_tokens"] + spare}
     inputs: dict[str, Any] = {}
@@ -64,7 +69,8 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
         if spec.dtype == "int64":
             inputs[name] = slots_of(plan, draws)
         else:
-            inputs[name] = draws.normal([known[axis] for axis in spec.shape or ()], torch.bfloat16)
+            shape = [known[axis] for axis in spec.shape or ()]
+            inputs[name] = draws.values(shape, torch.bfloat16, plan["contents"])
     return inputs
 
 
@@ -74,7 +80,7 @@ def written(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> Exp
     for token, slot in enumerate(slots.tolist()):
         source[slot] = len(cache) + token
     index = torch.tensor(source, dtype=torch.int64, device=cache.device)
-    return Expected(torch.cat((cache, rows)).double()[index])
+    return Expected(torch.cat((cache, rows))[index])
 
 
 def store_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:

@@ -17,7 +17,8 @@ from flashinfer_trace.families.kv_cache import slot_before
 from flashinfer_trace.families.quantised import CODE_SIGMA, normal_codes, varied_scales
 from flashinfer_trace.families.quantization.cases import CODES_E4M3, E4M3_MAX, SCALES, Rows, of_kernels, quantised
 from flashinfer_trace.families.quantization.kernels import LAUNCHABLE, sglang_kernel
-from flashinfer_trace.harness.compare import ErrorBound, Exact, Expected, rounding_error
+from flashinfer_trace.harness.compare import Expected, rounding_error
+from flashinfer_trace.harness.copies import PartlyCopied, SameBits, partly_copied
 from flashinfer_trace.harness.family import Family, Inputs, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.faults import with_inputs
 from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
@@ -43,8 +44,10 @@ def any_size(draws: Draws, shape: list[int]) -> torch.Tensor:
     return torch.exp2(draws.uniform(shape, -60, 60))
 
 
-def rotary(draws: Draws, shape: list[int]) -> torch.Tensor:
-    """bfloat16 numbers of any size, the first row also with the largest."""
+def rotary(kind: str, draws: Draws, shape: list[int]) -> torch.Tensor:
+    """bfloat16 numbers of any size, the first row also with the largest; of any bits where the kind is ``special``."""
+    if kind == "special":
+        return draws.values(shape, torch.bfloat16, kind)
     values = (draws.normal(shape) * any_size(draws, shape)).to(torch.bfloat16)
     values[:1, -1:] = BFLOAT16_MAX
     return values
@@ -68,13 +71,14 @@ def quantise_plan_for_axes(definition: Definition, axes: Mapping[str, int], draw
 
 
 def quantise_corners(request: PlanRequest) -> list[Plan]:
-    """Groups of very different sizes, one of them of zeros; ties; the ends of the ranges of bf16 and of scales.
+    """Groups of very different sizes, one of them of zeros; ties; the ends of ranges; rotated parts of any bits.
 
     Whether kernels keep subnormal numbers has not been seen: only the reference meets the smallest values.
     """
     low, high = request.range("num_tokens", 0, 40, 4096)
     zeros = request.options_of(Rows).zeros
-    kinds = ("groups", "powers", "largest", "huge", "minute", "integers", *(() if request.large else ("least",)))
+    usual = ("groups", "powers", "largest", "huge", "minute", "integers", "special")
+    kinds = usual if request.large else (*usual, "least")
     count = max(low, min(3, high))
     several = [{"num_tokens": count, "values": kind, "zero_group": zeros and kind == "groups"} for kind in kinds]
     return [*several, {"num_tokens": 1, "values": "normal", "zero_group": False}]
@@ -90,7 +94,7 @@ def values_of(kind: str, draws: Draws, tokens: int, groups: int, size: int) -> t
         return draws.integers(shape, -4, 4).double().mul_(factor).to(torch.bfloat16)
     if kind == "least":
         return draws.normal(shape, torch.bfloat16, LEAST)
-    return draws.values([tokens, groups * size], torch.bfloat16, kind).view(shape)
+    return draws.values([tokens, groups * size], torch.bfloat16, "normal" if kind == "special" else kind).view(shape)
 
 
 def quantise_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -99,12 +103,12 @@ def quantise_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     k_nope = values_of(plan["values"], draws, tokens, axes["num_groups"], axes["group_size"])
     if plan["zero_group"]:
         k_nope[tokens // 2 :][:1, -1] = 0
-    return {"k_nope": k_nope.flatten(1), "k_rope": rotary(draws, [tokens, axes["head_dim_kpe"]])}
+    return {"k_nope": k_nope.flatten(1), "k_rope": rotary(plan["values"], draws, [tokens, axes["head_dim_kpe"]])}
 
 
 def quantise_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     expected = quantised(inputs["k_nope"], definition.const_axes["group_size"], E4M3_MAX, 0.0)
-    return {**expected, "k_rope_out": Expected(inputs["k_rope"].double())}
+    return {**expected, "k_rope_out": Expected(inputs["k_rope"])}
 
 
 def parts_of(definition: Definition, nope: torch.Tensor, rope: torch.Tensor) -> Outputs:
@@ -164,13 +168,13 @@ def dequantise_plan_for_axes(definition: Definition, axes: Mapping[str, int], dr
 
 
 def dequantise_corners(request: PlanRequest) -> list[Plan]:
-    """More tokens than slots; one token; products up to bf16's largest, and groups with the scale 0.
+    """More tokens than slots; one token; products up to bf16's largest; the scale 0; rotated parts of any bits.
 
     Whether kernels keep subnormal numbers has not been seen: only the reference meets the smallest scales.
     """
     low, high = request.range("num_tokens", 0, 40, 4096)
     usual = {"num_tokens": max(low, min(7, high)), "num_slots": 5, "slots": "random", "values": "any"}
-    kinds = ("largest", "zeros", *(() if request.large else ("least",)))
+    kinds = ("largest", "zeros", "special", *(() if request.large else ("least",)))
     return [
         usual,
         {**usual, "num_tokens": 1},
@@ -205,7 +209,7 @@ def dequantise_inputs(definition: Definition, plan: Plan, draws: Draws) -> Input
     scales = scales_of(plan["values"], draws, [count, axes["num_groups"]])
     if plan["values"] == "zeros":
         scales[:, 0] = 0
-    parts = codes, scales, rotary(draws, [count, axes["head_dim_kpe"]])
+    parts = codes, scales, rotary(plan["values"], draws, [count, axes["head_dim_kpe"]])
     rows = torch.cat([part.view(torch.uint8) for part in parts], dim=1)
     unused = torch.ones(count, dtype=torch.bool, device=draws.device)
     unused[slots] = False
@@ -231,17 +235,17 @@ def dequantise_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expec
     ckv, end = axes["head_dim_ckv"], rows.shape[1] - 2 * axes["head_dim_kpe"]
     scales = rows[:, ckv:end].contiguous().view(torch.float32).double()
     products = every[rows[:, :ckv].long()] * scales.repeat_interleave(axes["group_size"], dim=1)
-    copied = rows[:, end:].contiguous().view(torch.bfloat16).double()
-    rounded = torch.arange(axes["head_dim_key"], device=rows.device) < ckv
+    source = torch.nn.functional.pad(rows[:, end:].contiguous().view(torch.int16), (ckv, 0)).view(torch.bfloat16)
+    copied = torch.arange(axes["head_dim_key"], device=rows.device).expand_as(source) >= ckv
     exact = bool((products.float().double() == products).all())
-    return {"keys": Expected(torch.cat((products, copied), dim=1), {"rounded": rounded}, exact)}
+    value = torch.nn.functional.pad(products, (0, axes["head_dim_kpe"]))
+    return {"keys": partly_copied(value, {}, copied, source, exact)}
 
 
 def product_bound(expected: Expected) -> torch.Tensor:
-    """A float32 rounding, and one of its result to bf16; nothing for what is copied."""
+    """A float32 rounding, and one of its result to bf16."""
     first = rounding_error(expected.value, torch.float32)
-    both = first + rounding_error(expected.value.abs() + first, torch.bfloat16)
-    return torch.where(expected.parts["rounded"], both, 0.0)
+    return first + rounding_error(expected.value.abs() + first, torch.bfloat16)
 
 
 def run_paged(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
@@ -260,7 +264,7 @@ FAMILIES = (
         plan_for_axes=quantise_plan_for_axes,
         make_inputs=quantise_inputs,
         oracle=quantise_oracle,
-        compare={"codes": CODES_E4M3, "scales": SCALES, "k_rope_out": Exact("copies of bf16 numbers")},
+        compare={"codes": CODES_E4M3, "scales": SCALES, "k_rope_out": SameBits()},
         kernels=QUANTISE,
     ),
     Family(
@@ -280,10 +284,10 @@ FAMILIES = (
         make_inputs=dequantise_inputs,
         oracle=dequantise_oracle,
         compare={
-            "keys": ErrorBound(
+            "keys": PartlyCopied(
                 product_bound,
                 "the product of a code and its scale is rounded to float32, u = 2^-24, and to bf16, u = 2^-8; "
-                "the rotary part is copied",
+                "the rotary part is copied, bit for bit",
             )
         },
         kernels=(

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from flashinfer_trace.definition import Axis, Definition
 from flashinfer_trace.families import kv_cache, rope
 from flashinfer_trace.harness.compare import ErrorBound, Expected
+from flashinfer_trace.harness.copies import PartlyCopied, partly_copied
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.faults import Fault, Trial, with_inputs
 from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.mutants import same_values
 
 __all__ = ["FAMILIES"]
 
@@ -40,13 +42,13 @@ def corners(request: PlanRequest) -> list[Plan]:
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Queries, keys and angles as in `rope`; normal values, also in the slots: what is not written must stay."""
+    """Queries, keys and angles as in `rope`; values of the planned kind, also in the slots: others must stay."""
     tokens, width = plan["num_tokens"], definition.const_axes["row_dim"]
     slots = tokens if plan["slots"] == "all" else tokens + plan["spare"]
     rows = {"v": tokens, "k_cache": slots, "v_cache": slots}
     inputs: dict[str, Any] = {
         **rope.make_inputs(whole_heads(definition), plan, draws),
-        **{name: draws.normal([count, width], torch.bfloat16) for name, count in rows.items()},
+        **{name: draws.values([count, width], torch.bfloat16, plan["contents"]) for name, count in rows.items()},
         "out_loc": kv_cache.slots_of(plan, draws),
     }
     return {name: inputs[name] for name in definition.inputs}
@@ -55,15 +57,16 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """The rotation in complex128; slot by slot, where each row of a cache comes from."""
     rotated = rope.oracle(True, whole_heads(definition), inputs)
-    keys, slots, cache = rotated["k_out"], inputs["out_loc"], inputs["k_cache"].double()
-    rows = {name: part.flatten(1) for name, part in keys.parts.items()}
-    parts = {
-        "magnitude": kv_cache.written(torch.zeros_like(cache), slots, rows["magnitude"]).value,
-        "copied": kv_cache.written(torch.ones_like(cache), slots, rows["copied"]).value,
-    }
+    keys, slots, cache = rotated["k_out"], inputs["out_loc"], inputs["k_cache"]
+    none, rows = torch.zeros_like(cache, dtype=torch.float64), keys.value.flatten(1)
+    magnitude = kv_cache.written(none, slots, keys.parts["magnitude"].flatten(1)).value
+    copied = torch.ones_like(cache, dtype=torch.bool).index_fill(0, slots, False)
+    stored = partly_copied(
+        kv_cache.written(none, slots, rows).value, {"magnitude": magnitude}, copied, cache, keys.exact
+    )
     return {
         **rotated,
-        "k_cache_out": Expected(kv_cache.written(cache, slots, keys.value.flatten(1)).value, parts, keys.exact),
+        "k_cache_out": stored,
         "v_cache_out": kv_cache.written(inputs["v_cache"], slots, inputs["v"]),
     }
 
@@ -96,7 +99,7 @@ def stored_too_early(trial: Trial) -> Outputs | None:
     """What a kernel answers that stores the keys before it rotates them."""
     right = trial.outputs["k_cache_out"]
     wrong = right.index_copy(0, trial.inputs["out_loc"], trial.inputs["k"].flatten(1))
-    return None if torch.equal(wrong, right) else {**trial.outputs, "k_cache_out": wrong}
+    return None if same_values(wrong, right) else {**trial.outputs, "k_cache_out": wrong}
 
 
 IN_PLACE = ("q", "k", "k_cache", "v_cache")
@@ -116,8 +119,8 @@ FAMILIES = (
         compare={
             "q_out": TURNED,
             "k_out": TURNED,
-            "k_cache_out": ErrorBound(
-                rope.ROTATED.bound, "rows that are written: the bound of k_out; all others stay, so theirs is 0"
+            "k_cache_out": PartlyCopied(
+                rope.ROTATED.bound, "rows that are written: the bound of k_out; all others stay, bit for bit"
             ),
             "v_cache_out": kv_cache.COPIES,
         },

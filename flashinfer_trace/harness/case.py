@@ -13,7 +13,7 @@ import torch
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.harness.compare import Comparison, Expected, Policy, rounding_norm_error, unit_roundoff
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, ReferenceRun
-from flashinfer_trace.harness.inputs import clone_inputs, torch_dtype
+from flashinfer_trace.harness.inputs import as_integers, clone_inputs, torch_dtype
 from flashinfer_trace.harness.outputs import misfits, numbers_as_tensors
 from flashinfer_trace.isolation.ownership import aliased, not_owned
 from flashinfer_trace.isolation.state import numbers_drawn
@@ -337,12 +337,6 @@ def different_bits(a: Any, b: Any) -> bool | torch.Tensor:
     if not isinstance(a, torch.Tensor) or a.device.type == "cpu" or (a.shape, a.dtype) != (b.shape, b.dtype):
         return not same_bits(a, b)
     return (as_integers(a) != as_integers(b)).any()
-
-
-def as_integers(value: torch.Tensor) -> torch.Tensor:
-    """The bits of each element as an integer."""
-    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return value.detach().contiguous().view(integers[value.dtype.itemsize])
 
 
 def same_bits(a: Any, b: Any) -> bool:

@@ -371,7 +371,7 @@ def magnitude_of(expected: Expected) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Exact(Elementwise):
-    """Integers, booleans and copied values must be equal, element for element."""
+    """Integers and booleans must be equal, element for element. Copies have a policy in `harness.copies`."""
 
     reason: str = "integers are exact"
 
@@ -379,10 +379,14 @@ class Exact(Elementwise):
         value = expected.value
         if actual.shape != value.shape:
             return wrong_shape(actual, value)
-        wrong = (actual.double() != value.double()).flatten()
+        wrong = self.differs(actual, value).flatten()
         if not wrong.any():
             return Comparison(0.0)
         position = int(wrong.int().argmax())
         index = place(position, value.shape)
         detail = f"{int(wrong.sum())} of {value.numel()} elements differ"
         return Comparison(math.inf, math.inf, index, float(actual[index]), float(value[index]), 0.0, detail)
+
+    def differs(self, actual: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Which elements are wrong."""
+        return actual.double() != value.double()

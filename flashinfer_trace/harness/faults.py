@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from flashinfer_trace.harness.compare import Expected
-from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.inputs import INTEGERS, Draws, as_integers
 
 __all__ = ["Fault", "Trial", "any_kernel", "with_inputs"]
 
@@ -34,7 +34,6 @@ MANTISSA_BITS = {
     torch.float8_e4m3fn: 3,
     torch.float8_e5m2: 2,
 }
-INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -130,10 +129,6 @@ def changes(dtype: torch.dtype, dimensions: int) -> dict[str, Change]:
     if dimensions >= 2:
         found |= {"a stale last column": stale_last_column, "last column zero": zero_last_column}
     return found
-
-
-def as_integers(value: torch.Tensor) -> torch.Tensor:
-    return value.contiguous().view(INTEGERS[value.dtype.itemsize]) if value.dtype != torch.bool else value.int()
 
 
 def flipped(bit: int, largest: bool, output: torch.Tensor, before: torch.Tensor, trial: Trial) -> torch.Tensor | None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
-__all__ = ["VALUE_KINDS", "Draws", "indptr", "sizes", "split", "torch_dtype"]
+__all__ = ["VALUE_KINDS", "Draws", "as_integers", "indptr", "sizes", "special_numbers", "split", "torch_dtype"]
 
 #: How the elements of a floating-point input are distributed: see `Draws.values`.
 VALUE_KINDS = ("normal", "integers", "large", "tiny", "constant_rows")
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -21,6 +23,24 @@ def torch_dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype)
     return dtype
+
+
+def as_integers(value: torch.Tensor) -> torch.Tensor:
+    """The bits of each element as an integer."""
+    return value.detach().contiguous().view(INTEGERS[value.dtype.itemsize])
+
+
+def special_numbers(dtype: torch.dtype) -> torch.Tensor:
+    """Numbers that arithmetic changes and a copy of bits does not: zeros, infinities, NaN, subnormals, the largest.
+
+    The last NaN has a sign and a payload. Where a dtype has no infinity, its NaN takes the place.
+    """
+    info = torch.finfo(dtype)
+    subnormals = info.smallest_normal * info.eps, info.smallest_normal * (1 - info.eps)
+    numbers = (0.0, math.inf, info.max, *subnormals)
+    known = torch.tensor([math.nan, *numbers, *(-number for number in numbers)], dtype=torch.float32).to(dtype)
+    every_bit = torch.full([dtype.itemsize], 0xFF, dtype=torch.uint8).view(INTEGERS[dtype.itemsize])
+    return torch.cat((as_integers(known), every_bit)).view(dtype)
 
 
 class Draws:
@@ -58,14 +78,23 @@ class Draws:
         Kinds: ``normal``; ``integers`` (-4..4: products and short sums are exact, so a kernel must round correctly);
         ``large`` (1000 times larger); ``tiny`` (1000 times smaller); ``huge`` and ``minute`` (factors 1e5 and 1e-6, for
         corners: at the ends of float16's range); ``constant_rows`` (one value per row, so that its mean square is that
-        value's square).
+        value's square); ``special`` (for corners of copies: two thirds are `special_numbers`).
         """
+        if kind == "special":
+            return self._special(shape, dtype, scale)
         if kind == "integers":
             return self.integers(shape, -4, 4, torch.int8).to(dtype)
         if kind == "constant_rows":
             return self.normal([*shape[:-1], 1], torch.float32, scale).expand(*shape).to(dtype)
         factor = {"normal": 1.0, "large": 1000.0, "tiny": 0.001, "huge": 1e5, "minute": 1e-6}[kind]
         return self.normal(shape, dtype, scale * factor)
+
+    def _special(self, shape: Sequence[int], dtype: torch.dtype, scale: float) -> torch.Tensor:
+        special = as_integers(special_numbers(dtype)).to(self.device)
+        # In a random order, but each equally often: a few rows have them all.
+        place = self.permutation(math.prod(shape)).view(*shape) % (3 * len(special) // 2)
+        usual = as_integers(self.normal(shape, dtype, scale))
+        return torch.where(place < len(special), special[place % len(special)], usual).view(dtype)
 
     def matrices(self, shape: Sequence[int], dtype: torch.dtype, kind: str, scale: float = 1.0) -> torch.Tensor:
         """As `values`, one matrix after the other, where float32 numbers of all of them would take too much memory."""

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["ANY_OUTPUT", "MUTANTS", "ONE_PER_CENT_TOO_LARGE", "Mutant"]
+from flashinfer_trace.harness.inputs import as_integers
+
+__all__ = ["ANY_OUTPUT", "MUTANTS", "ONE_PER_CENT_TOO_LARGE", "Mutant", "same_values"]
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,10 @@ class Mutant:
 
 
 def same_values(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """`torch.equal`, which fp8 does not have on a CPU: codes are compared by their bits there."""
-    if a.dtype.itemsize == 1 and a.is_floating_point():
-        return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
-    return torch.equal(a, b)
+    """Whether all elements are equal, or have the same bits, as NaN may. fp8 has no `torch.equal` on a CPU."""
+    if a.shape == b.shape and torch.equal(as_integers(a), as_integers(b)):
+        return True
+    return a.dtype.itemsize > 1 and torch.equal(a, b)
 
 
 def stale(output: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:

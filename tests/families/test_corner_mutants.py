@@ -1,4 +1,4 @@
-"""Wrong references that random draws accept, and corners reject: of attention, samplers and routers."""
+"""Wrong references that random draws accept, and corners reject: of attention, samplers, routers and copies."""
 
 from __future__ import annotations
 
@@ -40,6 +40,39 @@ TOKEN_0 = (
     "return torch.minimum(token, last)",
     "return torch.where(probs.sum(dim=-1, keepdim=True) < 1e-6, 0, torch.minimum(token, last))",
 )
+#: A copy through arithmetic: it replaces NaN, bounds infinities, gives zeros one sign, or flushes subnormal numbers.
+THROUGH_ARITHMETIC = (
+    "{}.nan_to_num()",
+    "{}.clamp(-3.3895e38, 3.3895e38)",
+    "({} + 0.0)",
+    "torch.where({0}.abs() < 1e-38, {0} * 0.0, {0})",
+)
+ROTATED_BYTES = "rows[:, end:].view(torch.bfloat16)"
+#: What of a reference is a copy: written rows, and those that stay.
+COPIES = (
+    ("store_cache_d128", "k_cache.index_copy", "k_cache"),
+    ("store_cache_d128", "v_cache.index_copy", "v_cache"),
+    ("store_cache_d128", "indices, k)", "k"),
+    ("store_cache_d128", "indices, v)", "v"),
+    ("set_mla_kv_buffer_ckv512_kpe64", "kv_buffer.index_copy", "kv_buffer"),
+    ("set_mla_kv_buffer_ckv512_kpe64", "cat((cache_k_nope", "cache_k_nope"),
+    ("set_mla_kv_buffer_ckv512_kpe64", "cache_k_rope), dim", "cache_k_rope"),
+    ("concat_mla_k_h16_nope128_kpe64", "cat((k_nope", "k_nope"),
+    ("concat_mla_k_h16_nope128_kpe64", "k_rope.expand", "k_rope"),
+    ("concat_mla_absorb_q_h16_ckv512_kpe64", "cat((q_nope", "q_nope"),
+    ("concat_mla_absorb_q_h16_ckv512_kpe64", "q_rope), dim", "q_rope"),
+    ("moe_shuffle_rows_h2048", "input[dst2src_map]", "input"),
+    ("moe_shuffle_rows_fp32_h16", "input[dst2src_map]", "input"),
+    ("quantize_k_cache_ckv512_kpe64_g128", "k_rope.clone()", "k_rope"),
+    (
+        "dequantize_k_cache_ckv512_kpe64_g128",
+        "rows[:, end:].view(torch.bfloat16)",
+        "rows[:, end:].view(torch.bfloat16)",
+    ),
+    ("rope_with_cos_sin_cache_neox_style_store_h16_kv2_d128", "k_cache.index_copy", "k_cache"),
+    ("rope_with_cos_sin_cache_neox_style_store_h16_kv2_d128", "v_cache.index_copy", "v_cache"),
+    ("rope_with_cos_sin_cache_neox_style_store_h16_kv2_d128", "out_loc, v)", "v"),
+)
 
 
 def formatted(change, name):
@@ -72,15 +105,25 @@ def changed(name, old, new):
     return dataclasses.replace(definition, reference=definition.reference.replace(old, new))
 
 
-@pytest.mark.parametrize(("name", "change"), MUTANTS)
-def test_a_corner_rejects_what_drawn_cases_accept(name, change):
-    definition = changed(name, *change)
+def assert_a_corner_rejects(definition):
+    """And drawn cases do not."""
     family = family_of(definition)
     drawn_only = dataclasses.replace(family, corners=lambda request: (), checks=())
     assert verify(Job(definition, drawn_only), examples=EXAMPLES).status == "passed"
     report = verify(Job(definition, family), examples=0)
     assert report.status == "failed"
     assert "repeat: flashinfer-trace verify" in report.message
+
+
+@pytest.mark.parametrize(("name", "change"), MUTANTS)
+def test_a_corner_rejects_what_drawn_cases_accept(name, change):
+    assert_a_corner_rejects(changed(name, *change))
+
+
+@pytest.mark.parametrize("arithmetic", THROUGH_ARITHMETIC)
+@pytest.mark.parametrize(("name", "place", "copied"), COPIES)
+def test_a_corner_rejects_a_copy_through_arithmetic(name, place, copied, arithmetic):
+    assert_a_corner_rejects(changed(name, place, place.replace(copied, arithmetic.format(copied))))
 
 
 @pytest.mark.parametrize("name", [PREFILL, RAGGED])
@@ -141,3 +184,14 @@ def test_these_corners_are_a_gpus_too(name):
         kinds = {plan.get("logits", plan.get("routing")) for plan in plans}
         exact = kernel.plan_options is None or getattr(kernel.plan_options, "exact", True)
         assert ("beyond_float16" in kinds) == exact, kernel.label
+
+
+def test_a_reference_keeps_the_sign_of_codes_that_round_to_zero():
+    """Whether the kernel does has not been seen: its policy takes zeros of either sign."""
+    definition = changed(
+        "moe_nvfp4_experts_quant_e32_k2048", "8 * blocks.signbit()", "8 * (codes > 0) * blocks.signbit()"
+    )
+    family = family_of(definition)
+    assert verify(Job(definition, family), examples=EXAMPLES).status == "failed"
+    as_kernel = dataclasses.replace(family, compare=family.policies(family.kernels[0]))
+    assert verify(Job(definition, as_kernel), examples=EXAMPLES).status == "passed"

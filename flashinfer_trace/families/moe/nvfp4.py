@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -44,15 +44,21 @@ def values_of(packed: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class PackedFp4(Elementwise):
-    """Two fp4 codes in a byte: each must mean a number between the parts ``low`` and ``high``, [..., 2n]."""
+    """Two fp4 codes in a byte: each must mean a number between the parts ``low`` and ``high``, [..., 2n].
+
+    With `signs`, the sign of each must be that of the part ``negative``, also where it means zero.
+    """
 
     reason: str
+    signs: bool = False
 
     def compare(self, actual: torch.Tensor, expected: Expected) -> Comparison:
         if actual.shape != expected.value.shape:
             return wrong_shape(actual, expected.value)
         found, low, high = values_of(actual), expected.parts["low"], expected.parts["high"]
         wrong = (found < low) | (found > high)
+        if self.signs:
+            wrong |= found.signbit() != expected.parts["negative"]
         if not wrong.any():
             return Comparison(0.0)
         index = place(int(wrong.flatten().int().argmax()), wrong.shape)
@@ -60,7 +66,10 @@ class PackedFp4(Elementwise):
         return Comparison(math.inf, math.inf, index, float(found[index]), float(low[index]), 0.0, detail)
 
 
-CODES = PackedFp4("the nearest fp4 number; either one within 2^-19 of halfway, and for either scale of such a block")
+NEAREST = "the nearest fp4 number; either one within 2^-19 of halfway, and for either scale of such a block"
+CODES = PackedFp4(f"{NEAREST}; with the sign of its feature, also where it is zero", signs=True)
+#: Its conversion to fp4 is an instruction whose zeros nobody has seen here.
+CODES_OF_KERNEL = PackedFp4(f"{NEAREST}; a zero of either sign")
 SCALES = Interval(
     lambda expected: (expected.parts["low"], expected.parts["high"]),
     "the nearest e4m3 number; either one within 2^-19 of halfway",
@@ -116,7 +125,7 @@ def quant_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
         found += [both * blocks.sign() for both in rounded_both_ways(quotient, levels)]
     codes = torch.stack(found).flatten(2)
     packed = torch.zeros(len(rows), rows.shape[1] // 2, dtype=torch.int64, device=rows.device)
-    sides = {"low": codes.amin(dim=0), "high": codes.amax(dim=0)}
+    sides = {"low": codes.amin(dim=0), "high": codes.amax(dim=0), "negative": rows.signbit()}
     low, high = (scale.squeeze(2) for scale in scales)
     return {
         "codes": Expected(packed, sides),
@@ -182,7 +191,7 @@ FAMILIES = (
         make_inputs=quant_inputs,
         oracle=quant_oracle,
         compare={"codes": CODES, "scales": SCALES},
-        kernels=(kernels.QUANT,),
+        kernels=(replace(kernels.QUANT, compare={"codes": CODES_OF_KERNEL}),),
         unverified=UNVERIFIED,
     ),
     Family(

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe.kernels import LAUNCHABLE
-from flashinfer_trace.harness.compare import ErrorBound, Exact, Expected, rounding_error, summation_error
+from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, summation_error
+from flashinfer_trace.harness.copies import SameBits
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
-from flashinfer_trace.harness.inputs import Draws, sizes, torch_dtype
+from flashinfer_trace.harness.inputs import Draws, as_integers, sizes, torch_dtype
 
 #: ``positive``: no term cancels another, so that a missing one shows.
 KINDS = ("normal", "integers", "large", "tiny", "positive")
@@ -168,26 +169,27 @@ def copy_plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
             "num_rows": sizes(*request.range("num_rows", 1, 40, 600)),
             "num_copies": sizes(*request.range("num_copies", 0, 60, 2000)),
             "map": st.sampled_from(MAPS),
+            "contents": st.just("normal"),
         }
     )
 
 
 def copy_corners(request: PlanRequest) -> list[Plan]:
-    """The only row many times, and one row of many."""
+    """The only row many times, one row of many, and rows of any bits."""
     low, high = request.range("num_copies", 0, 60, 2000)
     copies = max(low, min(60, high))
-    return [
-        {"num_rows": 1, "num_copies": copies, "map": "repeated"},
-        {"num_rows": 40, "num_copies": 1, "map": "random"},
-    ]
+    random = {"num_rows": 40, "num_copies": copies, "map": "random", "contents": "special"}
+    usual = {**random, "contents": "normal"}
+    return [{**usual, "num_rows": 1, "map": "repeated"}, {**usual, "num_copies": 1}, random]
 
 
 def copy_plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    return {"num_rows": axes.get("num_rows", 8), "num_copies": axes.get("num_copies", 16), "map": "random"}
+    counts = {"num_rows": axes.get("num_rows", 8), "num_copies": axes.get("num_copies", 16)}
+    return {**counts, "map": "random", "contents": "normal"}
 
 
 def copy_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Any finite values: the rows are copied bit by bit."""
+    """Rows of values of the planned kind."""
     rows, copies = plan["num_rows"], plan["num_copies"]
     source = draws.integers([copies], 0, rows - 1)
     if plan["map"] == "repeated":
@@ -195,12 +197,14 @@ def copy_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     elif plan["map"] == "reversed":
         source = torch.arange(copies, 0, -1, device=draws.device) % rows
     dtype = torch_dtype(definition.inputs["input"].dtype)
-    values = draws.normal([rows, definition.const_axes["hidden_size"]], scale=16.0)
-    return {"input": values.to(dtype), "dst2src_map": source.to(torch.int32)}
+    values = draws.values([rows, definition.const_axes["hidden_size"]], dtype, plan["contents"], 16.0)
+    return {"input": values, "dst2src_map": source.to(torch.int32)}
 
 
 def copy_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
-    return {"output": Expected(inputs["input"].double().index_select(0, inputs["dst2src_map"].long()))}
+    rows = inputs["input"]
+    chosen = as_integers(rows).index_select(0, inputs["dst2src_map"].long())
+    return {"output": Expected(chosen.view(rows.dtype))}
 
 
 def run_shuffle_rows(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
@@ -227,7 +231,7 @@ def shuffle_rows(name: str) -> Family:
         plan_for_axes=copy_plan_for_axes,
         make_inputs=copy_inputs,
         oracle=copy_oracle,
-        compare={"output": Exact("copied values")},
+        compare={"output": SameBits()},
         kernels=(
             Kernel(
                 "sgl_kernel.shuffle_rows",
