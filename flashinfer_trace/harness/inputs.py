@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ __all__ = ["VALUE_KINDS", "Draws", "indptr", "sizes", "split", "torch_dtype"]
 
 #: How the elements of a floating-point input are distributed: see `Draws.values`.
 VALUE_KINDS = ("normal", "integers", "large", "tiny", "constant_rows")
+#: Factors of the rows of ``vast`` values, one after the other: squares of the last ones are beyond float32's range.
+VAST = (1e8, 1e16, 1e19)
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -57,13 +60,17 @@ class Draws:
 
         Kinds: ``normal``; ``integers`` (-4..4: products and short sums are exact, so a kernel must round correctly);
         ``large`` (1000 times larger); ``tiny`` (1000 times smaller); ``huge`` and ``minute`` (factors 1e5 and 1e-6, for
-        corners: at the ends of float16's range); ``constant_rows`` (one value per row, so that its mean square is that
-        value's square).
+        corners: at the ends of float16's range); ``vast`` (for corners: rows that are 1e8, 1e16 and 1e19 times larger,
+        in turn); ``constant_rows`` (one value per row, so that its mean square is that value's square).
         """
         if kind == "integers":
             return self.integers(shape, -4, 4, torch.int8).to(dtype)
         if kind == "constant_rows":
             return self.normal([*shape[:-1], 1], torch.float32, scale).expand(*shape).to(dtype)
+        if kind == "vast":
+            rows = torch.arange(math.prod(shape[:-1]), device=self.device).view(*shape[:-1], 1)
+            factors = torch.tensor(VAST, device=self.device)[rows % len(VAST)]
+            return self.normal(shape, scale=scale).mul_(factors).to(dtype)
         factor = {"normal": 1.0, "large": 1000.0, "tiny": 0.001, "huge": 1e5, "minute": 1e-6}[kind]
         return self.normal(shape, dtype, scale * factor)
 
