@@ -30,7 +30,8 @@ from flashinfer_trace.harness.intervals import Interval
 __all__ = ["FAMILIES"]
 
 #: ``dyadic``: multiples of 1/32 that sum to 1, with uniform numbers at the very edges: all arithmetic is exact;
-#: ``faint``: all but the last token have probabilities around the smallest threshold.
+#: ``faint``: all but the last token have probabilities around the smallest threshold. Only corners have ``beside``:
+#: flat ones, with uniform numbers beside the sums of second and third siblings.
 VALUES = ("peaked", "flat", "dyadic", "one_hot", "faint")
 #: The last uniform number: any, or a neighbour in float32 of an edge between two tokens.
 FINAL = ("random", "edge")
@@ -41,6 +42,8 @@ THRESHOLDS = ((1.0, 1.0), (0.3125, 1.0), (1.0, 0.5), (1.0, 0.0), (0.75, 0.9))
 UNITS = 32
 #: The closest that a uniform number comes to a sum, relative to it; roundings add up to less than 2^-20.
 CLEAR = 2.0**-16
+#: How far a number beside a sum is from it, relative to it: sums in a 16-bit format are farther.
+BESIDE = 2 * CLEAR
 #: How many uniform numbers are drawn for each that is used.
 SPARE = 8
 SMALLEST_THRESHOLD = 1e-9
@@ -79,7 +82,7 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """Exact arithmetic with each pair of thresholds; trees of each shape; nothing to draw from."""
+    """Exact arithmetic with each pair of thresholds; trees of each shape; nothing to draw from; numbers beside sums."""
     low, high = request.range("batch_size", 0, 6, 6)
     usual = plan_for_axes(request.definition, {"batch_size": max(low, min(5, high))}, Draws(0, "cpu"))
     exact = {**usual, "values": "dyadic"}
@@ -91,6 +94,7 @@ def corners(request: PlanRequest) -> list[Plan]:
         *({**usual, "values": "flat", "draft": draft, "final": "edge"} for draft in ("zeros", "random")),
         {**usual, "draft": "same", "shape": "chain"},
         {**usual, "values": "flat", "draft": "random", "thresholds": 4},
+        *({**usual, "shape": "star", "values": "beside", "thresholds": number} for number in (0, 2, 4)),
     ]
 
 
@@ -160,6 +164,8 @@ def beside_edges(weights: torch.Tensor, draws: Draws) -> torch.Tensor:
 def uniform(plan: Plan, tried: torch.Tensor, parents: torch.Tensor, draws: Draws) -> torch.Tensor:
     """The number of each node, clear of what its children compare it with; exactly there for half of dyadic ones.
 
+    Where the plan says so, it is beside what the second or third child compares it with.
+
     Args:
         plan: says whether sums are exact.
         tried: float64 [batch_size, num_draft_tokens], what the number of the parent of each node is compared with.
@@ -172,8 +178,27 @@ def uniform(plan: Plan, tried: torch.Tensor, parents: torch.Tensor, draws: Draws
     numbers = draws.uniform([SPARE, count, nodes])
     node = torch.arange(nodes, device=tried.device)
     edges = torch.where(parents[:, None, :] == node[:, None], tried[:, None, :], math.inf)
+    if plan["values"] == "beside" and count:
+        numbers = beside_sums(edges, numbers, draws)
     clear = ((numbers[..., None] - edges).abs() > CLEAR * edges.clamp_max(2.0)).all(-1)
     return numbers.gather(0, clear.long().argmax(0, keepdim=True))[0] if count else numbers[0]
+
+
+def beside_sums(edges: torch.Tensor, numbers: torch.Tensor, draws: Draws) -> torch.Tensor:
+    """float32 like `numbers`: on either side of the sum of the second or third child; as given where there is none.
+
+    Args:
+        edges: float64 [batch_size, nodes, nodes], what the number of each node is compared with at each of its
+            children, in the order in which they are tried; infinite at other nodes.
+        numbers: float32 [draws, batch_size, nodes].
+        draws: a stream.
+    """
+    child = edges.isfinite().cumsum(-1).masked_fill(~edges.isfinite(), 0)
+    chosen = draws.integers(numbers.shape, 2, 3)[..., None] == child
+    side = 2 * draws.integers(numbers.shape, 0, 1) - 1
+    sums = torch.where(chosen, edges, 0.0).sum(-1)
+    beside = (sums * (1 + side * BESIDE)).float()
+    return torch.where((beside > 0) & (beside < 1), beside, numbers)
 
 
 def exact(plan: Plan) -> bool:
