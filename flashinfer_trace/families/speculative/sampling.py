@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.sampling import SUM
 from flashinfer_trace.families.speculative.greedy import COMPARE, LAUNCHABLE, UNWRITTEN, expected_path
+from flashinfer_trace.families.speculative.numbers import CLEAR, beside_sums
 from flashinfer_trace.families.speculative.trees import SHAPES, children_of, drawn_parents, link_inputs
 from flashinfer_trace.harness.compare import Exact, Expected, unit_roundoff
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
@@ -40,10 +41,6 @@ DRAFTS = ("zeros", "random", "same")
 #: (threshold_single, threshold_acc); numbers of float32.
 THRESHOLDS = ((1.0, 1.0), (0.3125, 1.0), (1.0, 0.5), (1.0, 0.0), (0.75, 0.9))
 UNITS = 32
-#: The closest that a uniform number comes to a sum, relative to it; roundings add up to less than 2^-20.
-CLEAR = 2.0**-16
-#: How far a number beside a sum is from it, relative to it: sums in a 16-bit format are farther.
-BESIDE = 2 * CLEAR
 #: How many uniform numbers are drawn for each that is used.
 SPARE = 8
 SMALLEST_THRESHOLD = 1e-9
@@ -182,23 +179,6 @@ def uniform(plan: Plan, tried: torch.Tensor, parents: torch.Tensor, draws: Draws
         numbers = beside_sums(edges, numbers, draws)
     clear = ((numbers[..., None] - edges).abs() > CLEAR * edges.clamp_max(2.0)).all(-1)
     return numbers.gather(0, clear.long().argmax(0, keepdim=True))[0] if count else numbers[0]
-
-
-def beside_sums(edges: torch.Tensor, numbers: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """float32 like `numbers`: on either side of the sum of the second or third child; as given where there is none.
-
-    Args:
-        edges: float64 [batch_size, nodes, nodes], what the number of each node is compared with at each of its
-            children, in the order in which they are tried; infinite at other nodes.
-        numbers: float32 [draws, batch_size, nodes].
-        draws: a stream.
-    """
-    child = edges.isfinite().cumsum(-1).masked_fill(~edges.isfinite(), 0)
-    chosen = draws.integers(numbers.shape, 2, 3)[..., None] == child
-    side = 2 * draws.integers(numbers.shape, 0, 1) - 1
-    sums = torch.where(chosen, edges, 0.0).sum(-1)
-    beside = (sums * (1 + side * BESIDE)).float()
-    return torch.where((beside > 0) & (beside < 1), beside, numbers)
 
 
 def exact(plan: Plan) -> bool:
