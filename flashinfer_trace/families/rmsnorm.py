@@ -7,6 +7,7 @@ fused_add_rmsnorm, which follow flashinfer-bench's dataset, leave it out.
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Callable, Mapping
 
@@ -43,8 +44,10 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
     return {"batch_size": axes.get("batch_size", 8), "values": "normal", "zero_row": False}
 
 
-#: Weights at the ends of float16's range, beside activations of the same size.
-CORNER_WEIGHTS = {"huge": 1e5, "minute": 1e-6}
+#: Weights at the ends of float16's range, beside activations of the same size; usual ones beside vast activations.
+CORNER_WEIGHTS = {"huge": 1e5, "minute": 1e-6, "vast": 1.0}
+#: Beyond it a kernel's sum of squares is infinite, and the reciprocal root of that is 0. No row of a plan comes near.
+LARGEST_SUM = torch.finfo(torch.float32).max
 
 
 def corners(request: PlanRequest) -> list[Plan]:
@@ -71,7 +74,8 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 def normalise(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Expected:
     """The norm in float64, from the mean of the products x_i x_i (a dot product) instead of the row's 2-norm."""
     n = x.shape[-1]
-    mean_square = torch.einsum("bi,bi->b", x, x).div(n).unsqueeze(-1)
+    squares = torch.einsum("bi,bi->b", x, x).unsqueeze(-1)
+    mean_square = squares.div(n).masked_fill(squares > LARGEST_SUM, math.inf)
     value = (weight.double() * x) / torch.sqrt(mean_square + eps)
     return Expected(value, {"length": torch.tensor(float(n), device=x.device)})
 

@@ -33,7 +33,7 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """Heads and weights at the ends of float16's range."""
+    """Heads and weights at the ends of float16's range, and heads whose squares are beyond float32's."""
     low, high = request.range("num_tokens", 0, 24, 1024)
     return [{"num_tokens": max(low, min(3, high)), "values": values, "zero_row": False} for values in CORNER_WEIGHTS]
 

@@ -16,6 +16,8 @@ __all__ = ["VALUE_KINDS", "Draws", "as_integers", "indptr", "sizes", "special_nu
 #: How the elements of a floating-point input are distributed: see `Draws.values`.
 VALUE_KINDS = ("normal", "integers", "large", "tiny", "constant_rows")
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+#: Factors of the rows of ``vast`` values, one after the other: squares of the last ones are beyond float32's range.
+VAST = (1e8, 1e16, 1e19)
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -77,8 +79,9 @@ class Draws:
 
         Kinds: ``normal``; ``integers`` (-4..4: products and short sums are exact, so a kernel must round correctly);
         ``large`` (1000 times larger); ``tiny`` (1000 times smaller); ``huge`` and ``minute`` (factors 1e5 and 1e-6, for
-        corners: at the ends of float16's range); ``constant_rows`` (one value per row, so that its mean square is that
-        value's square); ``special`` (for corners of copies: two thirds are `special_numbers`).
+        corners: at the ends of float16's range); ``vast`` (for corners: rows that are 1e8, 1e16 and 1e19 times larger,
+        in turn); ``constant_rows`` (one value per row, so that its mean square is that value's square); ``special``
+        (for corners of copies: two thirds are `special_numbers`).
         """
         if kind == "special":
             return self._special(shape, dtype, scale)
@@ -86,6 +89,10 @@ class Draws:
             return self.integers(shape, -4, 4, torch.int8).to(dtype)
         if kind == "constant_rows":
             return self.normal([*shape[:-1], 1], torch.float32, scale).expand(*shape).to(dtype)
+        if kind == "vast":
+            rows = torch.arange(math.prod(shape[:-1]), device=self.device).view(*shape[:-1], 1)
+            factors = torch.tensor(VAST, device=self.device)[rows % len(VAST)]
+            return self.normal(shape, scale=scale).mul_(factors).to(dtype)
         factor = {"normal": 1.0, "large": 1000.0, "tiny": 0.001, "huge": 1e5, "minute": 1e-6}[kind]
         return self.normal(shape, dtype, scale * factor)
 

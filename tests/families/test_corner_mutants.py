@@ -34,7 +34,23 @@ UNSTABLE = (
     "torch.sigmoid(routing_logits.double())",
     "(routing_logits.double().exp() / (1 + routing_logits.double().exp()))",
 )
+NORMS = (
+    "rmsnorm_h128",
+    "fused_add_rmsnorm_residual_out_h1024",
+    "gemma_rmsnorm_h128",
+    "gemma_fused_add_rmsnorm_h1152",
+    "fused_qknorm_h8_kv1_d128",
+)
+BOUNDED_SQUARES = ("rsqrt(mean_square + EPS)", "rsqrt(mean_square.clamp_max(1e38) + EPS)")
 SAMPLER = "sampling_from_probs_v128256"
+ROUNDED_MASS = ("mass = mass + probability", "mass = mass.to(torch.bfloat16) + probability")
+TOP_K = ("top_k_renorm_probs", "top_k_sampling_from_probs", "top_k_top_p_sampling_from_probs")
+ANY_NEGATIVE_K = ("everything = (k < 0)", "everything = (k == -1)")
+FAINT_P = ("top_p.double()", "torch.where(top_p < 1e-6, 0.0, top_p.double())")
+FAINT_MIN_P = ("min_p.unsqueeze(-1)", "torch.where((min_p > 0) & (min_p < 1e-4), 2.0, min_p).unsqueeze(-1)")
+TEMPERATURES = [
+    ("temperature[:, None]", f"temperature[:, None].{limit}") for limit in ("clamp_min(1e-5)", "clamp_max(50)")
+]
 KEPT_MASS = ("u * cumulative[:, -1:]", "u * cumulative[:, -1:].clamp_min(1e-8)")
 TOKEN_0 = (
     "return torch.minimum(token, last)",
@@ -90,6 +106,14 @@ MUTANTS = [
     ("mla_paged_decode_h16_ckv512_kpe64_ps64", LATENT_VALUES),
     *((f"{family}_{SAMPLER}", KEPT_MASS) for family in ("top_k", "top_k_top_p", "top_k_top_p_joint", "min_p")),
     *((f"{family}_{SAMPLER}", TOKEN_0) for family in ("top_k", "top_p", "top_k_top_p", "top_k_top_p_joint")),
+    *((f"{family}_v128256", ANY_NEGATIVE_K) for family in TOP_K),
+    *((f"{family}_{SAMPLER}", FAINT_P) for family in ("top_p", "top_k_top_p", "top_k_top_p_joint")),
+    ("min_p_sampling_from_probs_v128256", FAINT_MIN_P),
+    *(("softmax_temperature_v128256", change) for change in TEMPERATURES),
+    *((name, BOUNDED_SQUARES) for name in NORMS),
+    ("layernorm_h128", tuple(text.replace("mean_square", "variance") for text in BOUNDED_SQUARES)),
+    ("fp8_mqa_logits_h64_d128", ("& (key < k_end[:, None])", "& (key < k_end[:, None].clamp_max(4096))")),
+    ("tree_speculative_sampling_target_only_s3_dt8_v129280", ROUNDED_MASS),
     ("moe_topk_softmax_topk8_e128", FAINT_LOGITS),
     ("moe_topk_deepseek_topk8_ng8_kg4_e256", formatted(FAINT_BIAS, "routing_bias")),
     ("moe_topk_sigmoid_topk8_e256", formatted(FAINT_BIAS, "correction_bias")),

@@ -38,13 +38,13 @@ def specs(name, large=False, options=None):
 
 @pytest.mark.parametrize("name", [name for name in ALL if "top_k" in name])
 def test_every_end_of_top_k_is_a_corner(name):
-    assert {spec["top_k"] for spec in specs(name)} >= {0, 1, -1, 63, 64, 65, 1 << 30}
+    assert {spec["top_k"] for spec in specs(name)} >= {0, 1, -1, -2, -(1 << 31), 63, 64, 65, 1 << 30}
     assert ("zipf", 63) in {(spec["row"], spec["top_k"]) for spec in specs(name)}
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if "top_p" in name])
 def test_every_end_of_top_p_is_a_corner(name):
-    assert {spec["top_p"] for spec in specs(name)} >= {0.0, 1.0, 1.5, "boundary", "above", "below"}
+    assert {spec["top_p"] for spec in specs(name)} >= {0.0, 1e-7, 1.0, 1.5, "boundary", "above", "below"}
 
 
 def test_sums_around_the_smallest_one_are_corners_of_references_alone():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flashinfer_trace.families.sampling.rows import NO_TOP_K, SamplingOptions, draw_count, is_joint
+from flashinfer_trace.families.sampling.rows import ANY_K, NO_TOP_K, SamplingOptions, draw_count, is_joint
 from flashinfer_trace.harness.family import Plan, PlanRequest
 
 __all__ = ["renorm_corners", "sampling_corners"]
@@ -37,9 +37,13 @@ def parameters(request: PlanRequest) -> list[dict[str, Any]]:
     definition, options = request.definition, request.options_of(SamplingOptions)
     vocab_size = definition.const_axes["vocab_size"]
     values: dict[str, Sequence[Any]] = {
-        "top_k": [k for k in (1, 2, vocab_size - 1, vocab_size, vocab_size + 1, -1, NO_TOP_K) if k >= options.lowest_k],
-        "top_p": [p for p in (0.05, 0.2, 0.3, 1.0, 1.5, 0.999) if options.takes_p(p)],
-        "min_p": [0.5, 1.0, 0.7, 0.0, -0.5, 1.5],
+        "top_k": [
+            k
+            for k in (1, 2, vocab_size - 1, vocab_size, vocab_size + 1, -1, -2, ANY_K, NO_TOP_K)
+            if k >= options.lowest_k
+        ],
+        "top_p": [p for p in (0.05, 0.2, 0.3, 1e-7, 1.0, 1.5, 0.999) if options.takes_p(p)],
+        "min_p": [0.5, 1.0, 0.7, 1e-5, 0.0, -0.5, 1.5],
     }
     return [{name: value} for name in values if name in definition.inputs for value in values[name]]
 
@@ -86,6 +90,9 @@ def row_specs(request: PlanRequest) -> list[list[dict[str, Any]]]:
             every = {"top_k": vocab_size} if "top_k" in off else {}
             given: list[dict[str, Any]] = [{**every, name: near} for near in ("over", "under")]
             plans.append([spec(request, "short", **each) for each in given])
+    if "min_p" in off:
+        # All tokens but one are at the same small share of that one, in a large vocabulary at less than 1e-5 of it.
+        plans.insert(0, [spec(request, "halved", min_p=p) for p in ("over", "under", 1e-5)])
     specs = [spec(request, "short", **corner) for corner in corners[3:]]
     if not options.sums_to_one:
         specs += [spec(request, row, total) for row in ("short", "trailing") for total in (0.5, 2.0)]

@@ -40,6 +40,8 @@ SMALLEST_SUM = 1e-8
 
 #: SGLang's "no top-k" is 2^30.
 NO_TOP_K = 1 << 30
+#: The smallest k. Kernels read a negative one as unsigned, so that it is beyond every vocabulary.
+ANY_K = -(1 << 31)
 
 #: ``boundary`` stands for a cumulative mass of the row, in descending order; ``above`` and ``below``, of corners only,
 #: for the float32 numbers next to it.
@@ -56,14 +58,14 @@ class SamplingOptions:
     """The rows that a kernel takes.
 
     Attributes:
-        lowest_k: smallest k; -1 for a k of any sign.
+        lowest_k: smallest k.
         highest_p: largest p of top-p.
         sums_to_one: only rows that sum to 1.
         boundaries: p of top-p at a cumulative mass of the row, or the float32 number next to one.
         untied: only rows without ties, of which something is kept.
     """
 
-    lowest_k: int = -1
+    lowest_k: int = ANY_K
     highest_p: float = math.inf
     sums_to_one: bool = False
     boundaries: bool = True

@@ -18,9 +18,12 @@ from flashinfer_trace.harness.inputs import Draws, sizes
 
 __all__ = ["FAMILIES"]
 
-#: ``shifted``: all logits of a row are around 100; ``masked``: half of them are -inf, as a grammar makes them.
+#: ``shifted``: all logits of a row are around 100; ``masked``: half of them are -inf, as a grammar makes them. Only
+#: corners have ``scaled`` ones, as large as the temperature.
 LOGITS = ("normal", "peaked", "equal", "shifted", "masked")
 TEMPERATURES = (1.0, 0.7, 0.05, 8.0)
+#: Of the rows of corners, in turn. Only of ``scaled`` logits does float32 leave anything but the largest one at 1e-6.
+EXTREMES = (1e-6, 1e2)
 #: Float32 results below this may be flushed to zero.
 SMALLEST = torch.finfo(torch.float32).smallest_normal
 #: Most maxima that a running sum is rescaled to: one for each 4096 of the largest vocabulary, and one for each slice.
@@ -42,11 +45,17 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """Logits far from 0, and masked ones, each with several temperatures."""
+    """Logits far from 0, and masked ones, each with several temperatures, and with extreme ones."""
     low, high = request.range("batch_size", 0, 24, 64)
     return [
-        {"batch_size": max(low, min(5, high)), "logits": logits, "temperature": "mixed"}
-        for logits in ("shifted", "masked", "peaked")
+        *(
+            {"batch_size": max(low, min(5, high)), "logits": logits, "temperature": "mixed"}
+            for logits in ("shifted", "masked", "peaked")
+        ),
+        *(
+            {"batch_size": max(low, min(4, high)), "logits": logits, "temperature": "extreme"}
+            for logits in ("scaled", "masked")
+        ),
     ]
 
 
@@ -62,8 +71,12 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     if plan["temperature"] == "mixed":
         chosen = torch.tensor(TEMPERATURES, device=draws.device)
         temperature = chosen[draws.integers([shape[0]], 0, len(TEMPERATURES) - 1)]
+    elif plan["temperature"] == "extreme":
+        temperature = torch.tensor(EXTREMES, device=draws.device)[torch.arange(shape[0], device=draws.device) % 2]
     else:
         temperature = torch.full([shape[0]], plan["temperature"], device=draws.device)
+    if plan["logits"] == "scaled":
+        logits = logits * temperature[:, None]
     return {"logits": logits, "temperature": temperature}
 
 
@@ -74,8 +87,8 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     ``mean_below`` and ``mean_size``, their means over the probabilities, [batch_size, 1].
     """
     scaled = inputs["logits"].double() / inputs["temperature"].double()[:, None]
-    probs = torch.exp(scaled - torch.logsumexp(scaled, dim=1, keepdim=True))
     largest = scaled.amax(dim=1, keepdim=True)
+    probs = torch.exp(scaled - largest - torch.logsumexp(scaled - largest, dim=1, keepdim=True))
     finite = scaled.isfinite()
     below = torch.where(finite, largest - scaled, 0.0)
     size = torch.where(finite, scaled.abs() + largest.abs(), 0.0)
@@ -88,9 +101,11 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 def kernel_bound(expected: Expected) -> torch.Tensor:
     """Float32: scaled logits, their difference from the maximum, __expf, a rescaled sum, a reciprocal and a product.
 
-    A scaled logit has two roundings and the reciprocal of the temperature one, so each is off by 3 u of its size.
+    A scaled logit has two roundings and the reciprocal of the temperature one, so each is off by 3 u of its size, the
+    largest too: a fused multiply-add subtracts its rounded value from a product that is not rounded.
     __expf is within 2 + 1.173 |x| ulp (CUDA C++ Programming Guide, "Intrinsic Functions"), an ulp being at most 2 u. A
-    term of the sum is multiplied by such exponentials again, whose exponents add up to at most its own.
+    term of the sum is multiplied by such exponentials again, whose exponents add up to at most its own. Near a
+    temperature of 0 an exponent may be off by more than 1, hence expm1: at 1e-6, logits of 8 are off by 3.
     """
     parts = expected.parts
 
@@ -99,11 +114,16 @@ def kernel_bound(expected: Expected) -> torch.Tensor:
 
     own = of_term(parts["size"], parts["below"], 1)
     total = of_term(parts["mean_size"], 2 * parts["mean_below"], 1 + RESCALINGS)
-    return expected.value * (own + total + SUM + 4 * U) + SMALLEST
+    return expected.value * torch.expm1(own + total + SUM + 4 * U) + SMALLEST
+
+
+def reference_bound(expected: Expected) -> torch.Tensor:
+    scaling = (expected.parts["size"] + expected.parts["mean_size"]) * 2.0**-52
+    return expected.value * (U * (1 + 2**-20) + scaling) + SMALLEST * U
 
 
 REFERENCE = ErrorBound(
-    lambda expected: expected.value * U * (1 + 2**-20) + SMALLEST * U, "one float32 rounding of a float64 softmax"
+    reference_bound, "one float32 rounding of a float64 softmax, whose scaled logits are within 2^-53 of their size"
 )
 KERNEL = ErrorBound(
     kernel_bound,

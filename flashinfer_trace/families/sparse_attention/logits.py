@@ -26,6 +26,8 @@ __all__ = ["FAMILIES"]
 VALUES = {"normal": 100.0, "positive": 100.0, "small": 0.25, "integers": 0.0}
 #: Keys of a token: those before it, those of its own sequence, any, or none for every other token.
 RANGES = ("causal", "ragged", "any", "some")
+#: Keys of a corner: not a multiple of any block, and beyond 4096.
+MANY_KEYS = 5003
 
 
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
@@ -49,9 +51,10 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """One token and one key; on a CPU also tokens that see nothing beside those that see all."""
+    """One token and one key, and thousands of keys; on a CPU also tokens that see nothing beside those that see all."""
     one = {"num_tokens": 1, "num_keys": 1, "values": "normal", "ranges": "causal"}
-    return [one] if request.large else [one, {**one, "num_tokens": 6, "num_keys": 30, "ranges": "some"}]
+    both = [one, {**one, "num_tokens": 2, "num_keys": MANY_KEYS, "ranges": "any"}]
+    return both if request.large else [*both, {**one, "num_tokens": 6, "num_keys": 30, "ranges": "some"}]
 
 
 def drawn_ranges(plan: Plan, draws: Draws) -> tuple[torch.Tensor, torch.Tensor]:
@@ -113,13 +116,14 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     key = torch.arange(len(k), device=k.device)
     seen = (key >= inputs["k_start"][:, None]) & (key < inputs["k_end"][:, None])
     k = torch.where(seen.any(dim=0)[:, None], k, 0.0)
-    loss = truncated_product(q, k.expand(len(q), *k.shape))
+    loss = truncated_product(q.flatten(0, 1), k)
+    product, squares, signed = (each.view(*q.shape[:2], len(k)) for each in (loss.product, loss.squares, loss.signed))
     unit = 2.0**-KEPT_BITS
-    deviation = (loss.squares.double() * ((STEP + OTHERS) / 4)).sqrt() * unit
-    shift = loss.signed.double() / 2 * unit
-    counts = loss.product > -(shift.abs() + CONFIDENCE * deviation)
+    deviation = (squares.double() * ((STEP + OTHERS) / 4)).sqrt() * unit
+    shift = signed.double() / 2 * unit
+    counts = product > -(shift.abs() + CONFIDENCE * deviation)
     weights, scale = inputs["weights"].double().T.unsqueeze(2), inputs["k_scale"].double()
-    value = (weights * loss.product.clamp_min(0)).sum(dim=0) * scale
+    value = (weights * product.clamp_min(0)).sum(dim=0) * scale
     parts = {
         "magnitude": (weights.abs() * (q.abs() @ k.abs().T)).sum(dim=0) * scale,
         "shift": (weights * shift * counts).sum(dim=0).abs() * scale,

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.sampling import SUM
 from flashinfer_trace.families.speculative.greedy import COMPARE, LAUNCHABLE, UNWRITTEN, expected_path
+from flashinfer_trace.families.speculative.numbers import CLEAR, beside_sums
 from flashinfer_trace.families.speculative.trees import SHAPES, children_of, drawn_parents, link_inputs
 from flashinfer_trace.harness.compare import Exact, Expected, unit_roundoff
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
@@ -30,7 +31,8 @@ from flashinfer_trace.harness.intervals import Interval
 __all__ = ["FAMILIES"]
 
 #: ``dyadic``: multiples of 1/32 that sum to 1, with uniform numbers at the very edges: all arithmetic is exact;
-#: ``faint``: all but the last token have probabilities around the smallest threshold.
+#: ``faint``: all but the last token have probabilities around the smallest threshold. Only corners have ``beside``:
+#: flat ones, with uniform numbers beside the sums of second and third siblings.
 VALUES = ("peaked", "flat", "dyadic", "one_hot", "faint")
 #: The last uniform number: any, or a neighbour in float32 of an edge between two tokens.
 FINAL = ("random", "edge")
@@ -39,8 +41,6 @@ DRAFTS = ("zeros", "random", "same")
 #: (threshold_single, threshold_acc); numbers of float32.
 THRESHOLDS = ((1.0, 1.0), (0.3125, 1.0), (1.0, 0.5), (1.0, 0.0), (0.75, 0.9))
 UNITS = 32
-#: The closest that a uniform number comes to a sum, relative to it; roundings add up to less than 2^-20.
-CLEAR = 2.0**-16
 #: How many uniform numbers are drawn for each that is used.
 SPARE = 8
 SMALLEST_THRESHOLD = 1e-9
@@ -79,7 +79,7 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """Exact arithmetic with each pair of thresholds; trees of each shape; nothing to draw from."""
+    """Exact arithmetic with each pair of thresholds; trees of each shape; nothing to draw from; numbers beside sums."""
     low, high = request.range("batch_size", 0, 6, 6)
     usual = plan_for_axes(request.definition, {"batch_size": max(low, min(5, high))}, Draws(0, "cpu"))
     exact = {**usual, "values": "dyadic"}
@@ -91,6 +91,7 @@ def corners(request: PlanRequest) -> list[Plan]:
         *({**usual, "values": "flat", "draft": draft, "final": "edge"} for draft in ("zeros", "random")),
         {**usual, "draft": "same", "shape": "chain"},
         {**usual, "values": "flat", "draft": "random", "thresholds": 4},
+        *({**usual, "shape": "star", "values": "beside", "thresholds": number} for number in (0, 2, 4)),
     ]
 
 
@@ -160,6 +161,8 @@ def beside_edges(weights: torch.Tensor, draws: Draws) -> torch.Tensor:
 def uniform(plan: Plan, tried: torch.Tensor, parents: torch.Tensor, draws: Draws) -> torch.Tensor:
     """The number of each node, clear of what its children compare it with; exactly there for half of dyadic ones.
 
+    Where the plan says so, it is beside what the second or third child compares it with.
+
     Args:
         plan: says whether sums are exact.
         tried: float64 [batch_size, num_draft_tokens], what the number of the parent of each node is compared with.
@@ -172,6 +175,8 @@ def uniform(plan: Plan, tried: torch.Tensor, parents: torch.Tensor, draws: Draws
     numbers = draws.uniform([SPARE, count, nodes])
     node = torch.arange(nodes, device=tried.device)
     edges = torch.where(parents[:, None, :] == node[:, None], tried[:, None, :], math.inf)
+    if plan["values"] == "beside" and count:
+        numbers = beside_sums(edges, numbers, draws)
     clear = ((numbers[..., None] - edges).abs() > CLEAR * edges.clamp_max(2.0)).all(-1)
     return numbers.gather(0, clear.long().argmax(0, keepdim=True))[0] if count else numbers[0]
 
