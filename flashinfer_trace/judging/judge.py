@@ -237,7 +237,7 @@ class _Run:
         where = axes, case.plan, case.seed
         try:
             self._verdict.calls += 1
-            poisoned = poisoned_outputs(job.sized, inputs)
+            poisoned = poisoned_outputs(job.sized, inputs, case.call_seed)
             answer = self._process.call(inputs, poisoned, case.call_seed)
         except Failed as failed:
             return Failure(failed.kind, failed.message).at(*where)
