@@ -45,7 +45,7 @@ def _parse_timeout(context: click.Context, parameter: click.Parameter, seconds: 
     "--timeout",
     type=float,
     callback=_parse_timeout,
-    help="Seconds that one call may take [60; the first: 300].",
+    help="Seconds that one call may take [60; the first: 300], and loading, which has 30 at least [120].",
 )
 @format_option
 def check(
@@ -89,7 +89,7 @@ def check(
     device = check_device(device, torch)
     if device == "cpu":
         torch.set_num_threads(1)
-    limits = Limits() if timeout is None else Limits(first_call=timeout, call=timeout)
+    limits = Limits() if timeout is None else Limits.of(timeout)
     # Before harness and families are imported, because a fork of this process must not contain the oracles. CUDA does
     # not survive a fork once `check_device` has looked for a GPU.
     with Server(fork=device == "cpu") as server:

@@ -31,7 +31,7 @@ def replay(submission: Submission, verdict: Verdict, definition: Definition, exa
         submission, verdict, definition: what was judged, how it did, and against what.
         examples, limits: as `judge` took them.
     """
-    timed = limits == Limits(first_call=limits.call, call=limits.call) and TIMEOUTS[0] <= limits.call <= TIMEOUTS[1]
+    timed = limits == Limits.of(limits.call) and TIMEOUTS[0] <= limits.call <= TIMEOUTS[1]
     if not submission.file or not (timed or limits == Limits()):
         return _call(submission, verdict, examples, limits)
     function = None if submission.sources else submission.request.get("name")

@@ -46,10 +46,10 @@ def test_sizes_that_are_not_the_usual_ones_are_an_option(name, sizes, device, op
 
 def test_limits_of_the_command_are_an_option():
     assert line(NORM).endswith("--seed 5")
-    assert line(NORM, limits=Limits(first_call=2.5, call=2.5)).endswith("--seed 5 --timeout 2.5")
+    assert line(NORM, limits=Limits.of(2.5)).endswith("--seed 5 --timeout 2.5")
 
 
-@pytest.mark.parametrize("limits", [Limits(call=2.0), Limits(load=9.0), Limits(first_call=1e5, call=1e5)])
+@pytest.mark.parametrize("limits", [Limits(call=2.0), Limits(load=9.0), Limits(30.0, 2.0, 3.0), Limits.of(1e5)])
 def test_limits_without_an_option_are_a_call(limits):
     """It is Python that gives the same verdict."""
     call = line(NORM, limits=limits)
