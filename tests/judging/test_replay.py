@@ -79,7 +79,7 @@ def test_full_judges_at_the_own_sizes_where_a_twin_is_usual(tmp_path):
     path.write_text("import torch\ndef run(A, B): return torch.zeros(len(A), len(B), dtype=A.dtype)")
     arguments = ["check", str(path), "-d", LARGE, "--examples", "1"]
     small, full = (CliRunner().invoke(main, arguments + more).output for more in ([], ["--full"]))
-    assert "at the sizes of the small twin" in small and " --twin " in small
+    assert "at the sizes of the small twin, the default here: N 48, K 64\n" in small and " --twin " not in small
     assert "at the sizes of the small twin" not in full and " --full " in full
     assert full.startswith(f"zeros.py for {LARGE} on cpu: wrong")
     both = CliRunner().invoke(main, [*arguments, "--full", "--twin"])
