@@ -84,7 +84,7 @@ class Failure:
 
     @property
     def of_sizes(self) -> bool:
-        """Whether a kernel with other sizes written into it may fail like this: it raises, or its outputs have those."""
+        """Whether a kernel with other sizes written into it fails like this: it raises, or its outputs have those."""
         return self.kind == "raised" or (self.kind == "outputs" and _SHAPE in self.message)
 
     def at(self, axes: dict[str, int], plan: dict[str, Any], seed: int) -> Failure:
