@@ -306,8 +306,8 @@ class _Bout:
         for one in running:
             with one.failing():
                 for number, process in list(enumerate(one.processes))[numbers.start : numbers.stop]:
-                    poisoned = poisoned_outputs(self._definition, inputs)
                     seed = self._seed((len(numbers) * (done or 0) + number) * self._timing.repeats)
+                    poisoned = poisoned_outputs(self._definition, inputs, seed)
                     if done is None:
                         self._judge(one, [process.call(inputs, poisoned, seed)], inputs, expected)
                     else:

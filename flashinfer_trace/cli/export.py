@@ -30,7 +30,8 @@ def export(form: str, out: Path, names: tuple[str, ...], extent: str | None, out
     """Write Definitions for another evaluator into the new directory OUT.
 
     fib: a TraceSet, with workloads and solutions, for `flashinfer-bench run --local OUT`. kernelbench: a problem in
-    the form of KernelBench for each Definition. NAME is a Definition or a glob (default: the whole dataset).
+    the form of KernelBench for each Definition with one output and floating-point inputs of one dtype. NAME is a
+    Definition or a glob (default: the whole dataset).
 
     What an evaluator cannot judge is left out, and OUT/left_out.json says why. OUT is complete, or not there at all.
     """

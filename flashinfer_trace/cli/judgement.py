@@ -39,13 +39,19 @@ def _parse_timeout(context: click.Context, parameter: click.Parameter, seconds: 
     help="Number of drawn cases that must count, beside the family's corners.",
 )
 @click.option("--seed", type=SEEDS, help="Seed of all draws, to repeat a run [fresh entropy].")
-@click.option("--twin", is_flag=True, help="Judge at the sizes of the family's small twin.")
-@click.option("--full", is_flag=True, help="Use real sizes on the CPU too, instead of the family's small twin.")
+@click.option(
+    "--twin", is_flag=True, help="Judge at the sizes of the family's small twin [on a CPU where real sizes are slow]."
+)
+@click.option(
+    "--full",
+    is_flag=True,
+    help="Use real sizes on a CPU even if they are slow: for a kernel with sizes written into it.",
+)
 @click.option(
     "--timeout",
     type=float,
     callback=_parse_timeout,
-    help="Seconds that one call may take [60; the first: 300].",
+    help="Seconds that one call may take [60; the first: 300], and loading, which has 30 at least [120].",
 )
 @format_option
 def check(
@@ -67,7 +73,8 @@ def check(
     not run.
 
     Exit status: 0 reference-grade or kernel-grade, 1 wrong, 2 wrong usage, or a kernel that was not judged (it could
-    not be loaded, a package is missing, the GPU has no memory left), 3 no case could have failed, 130 interrupted.
+    not be loaded, a package is missing, the GPU has no memory left, it may need --full), 3 no case could have failed,
+    130 interrupted.
     """
     if twin and full:
         raise click.UsageError("--twin and --full are different sizes; give one of them")
@@ -89,7 +96,7 @@ def check(
     device = check_device(device, torch)
     if device == "cpu":
         torch.set_num_threads(1)
-    limits = Limits() if timeout is None else Limits(first_call=timeout, call=timeout)
+    limits = Limits() if timeout is None else Limits.of(timeout)
     # Before harness and families are imported, because a fork of this process must not contain the oracles. CUDA does
     # not survive a fork once `check_device` has looked for a GPU.
     with Server(fork=device == "cpu") as server:

@@ -1,10 +1,13 @@
 """What evaluators that compare elements can judge, and why not the rest.
 
 flashinfer-bench 0.1.2 calls a reference and a solution once each and compares them element by element: each must have
-the same dtype, be finite, and lie within 1e-2, absolutely or relatively. KernelBench does the same. So the policies by
-which this dataset compares a kernel say what they can judge: not a result of which several are right. For op_type
-sampling flashinfer-bench has another evaluator: it reads an input `probs`, knows top-k and top-p, and takes the first
-output for token ids.
+the same dtype, be finite, and lie within 1e-2, absolutely or relatively. So the policies by which this dataset compares
+a kernel say what they can judge: not a result of which several are right. For op_type sampling flashinfer-bench has
+another evaluator: it reads an input `probs`, knows top-k and top-p, and takes the first output for token ids.
+
+KernelBench compares elements, too, absolutely and relatively at once. Its evaluator takes one precision for a problem,
+casts every tensor of `get_inputs()` to it, offsets and codes included, and reads the shape of the one output
+(`_process_input_tensor` and `run_and_check_correctness` in its eval.py).
 """
 
 from __future__ import annotations
@@ -15,13 +18,16 @@ from collections.abc import Mapping
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.harness.family import Family, Kernel
 
-__all__ = ["incomparable", "incomparable_kernel", "unjudged"]
+__all__ = ["PRECISIONS", "incomparable", "incomparable_kernel", "unfit_for_kernelbench", "unjudged"]
 
 #: Policies of outputs whose order is free.
 _ANY_ORDER = ("Multiset", "TopK")
 #: Policies of outputs of which neighbouring values can be right: codes of a quantiser, tokens that a sum decides on.
 _NEIGHBOURS = ("Interval", "PackedFp4")
 _WHOLE = ("int8", "int16", "int32", "int64", "bool")
+
+#: The dtypes to which KernelBench casts -> what it calls them.
+PRECISIONS: Mapping[str, str] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 #: Pattern of a family's name -> what a right kernel of it rounds, so that elements differ by more than 1e-2.
 _ROUNDED: Mapping[str, str] = {
@@ -44,6 +50,21 @@ def unjudged(definition: Definition, family: Family) -> str | None:
         return "the evaluator of op_type sampling reads an input `probs`, and takes the first output for token ids"
     if not {"top_k", "top_p"} & definition.inputs.keys():
         return "the evaluator of op_type sampling knows top-k and top-p only, and expects draws from the whole row here"
+    return None
+
+
+def unfit_for_kernelbench(definition: Definition, family: Family) -> str | None:
+    """Why KernelBench cannot judge any kernel of a Definition, or None."""
+    if reason := incomparable(definition, family):
+        return reason
+    if len(definition.outputs) > 1:
+        return "KernelBench compares one output, and it has several"
+    dtypes = sorted({one.dtype for one in definition.inputs.values() if one.shape is not None})
+    other = [dtype for dtype in dtypes if dtype not in PRECISIONS]
+    if other:
+        return f"KernelBench casts every input tensor to {', '.join(PRECISIONS)}, and some are {' and '.join(other)}"
+    if len(dtypes) > 1:
+        return f"KernelBench casts every input tensor to one dtype, and they are {' and '.join(dtypes)}"
     return None
 
 

@@ -98,6 +98,8 @@ def source(definition: Definition, name: str, shape: tuple[int, ...] | None) -> 
         return _scales(definition, name, shape)
     if shape is None:
         return None
+    if name == "temperature":  # of logits that are normal: as if those of a model were divided by 1 or so
+        return Scales(shape, spec.dtype, 1 / _LOGIT_SIGMA)
     if name == "probs":
         return Probabilities(shape)
     return Random(shape, spec.dtype) if _may_be_anything(name, spec.dtype, len(shape)) else None

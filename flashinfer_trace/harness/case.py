@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import torch
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.harness.compare import Comparison, Expected, Policy, rounding_norm_error, unit_roundoff
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, ReferenceRun
-from flashinfer_trace.harness.inputs import as_integers, clone_inputs, torch_dtype
+from flashinfer_trace.harness.inputs import Draws, as_integers, clone_inputs, torch_dtype
 from flashinfer_trace.harness.outputs import misfits, numbers_as_tensors
 from flashinfer_trace.isolation.ownership import aliased, not_owned
 from flashinfer_trace.isolation.state import numbers_drawn
@@ -95,7 +96,7 @@ class SharedCase:
     def _compare(self, kernel: Kernel, policies: Mapping[str, Policy], result: CaseResult) -> None:
         """Runs a kernel, and adds what it showed to the result."""
         definition = self.definition
-        outputs, failures = kernel_outputs(definition, kernel, self.inputs, self.copies)
+        outputs, failures = kernel_outputs(definition, kernel, self.inputs, self.copies, self.seed)
         result.failures += failures
         wrong = misfits(definition, self.axes, outputs, device_of(self.inputs))
         if wrong:
@@ -207,19 +208,20 @@ def reference_run(worker: ReferenceWorker | None = None) -> ReferenceRun:
 
 
 def kernel_outputs(
-    definition: Definition, kernel: Kernel, inputs: Mapping[str, Any], copies: Inputs | None = None
+    definition: Definition, kernel: Kernel, inputs: Mapping[str, Any], copies: Inputs | None = None, seed: int = 0
 ) -> tuple[Outputs, list[str]]:
     """Outputs of a kernel on copies of the inputs, into poisoned memory, and a line for each input that it spoiled or
     returned as an output, without declaring it in place.
 
-    `copies` are those that earlier kernels left unchanged, by name; those that this one leaves are put there.
+    `copies` are those that earlier kernels left unchanged, by name; those that this one leaves are put there. `seed` is
+    that of `poisoned_outputs`.
     """
     known = {} if copies is None else copies
     own = {**clone_inputs({name: value for name, value in inputs.items() if name not in known}), **known}
     own = {name: own[name] for name in inputs}
     kept = {name: value for name, value in own.items() if name not in kernel.in_place}
     known.clear()
-    poisoned = poisoned_outputs(definition, inputs)
+    poisoned = poisoned_outputs(definition, inputs, seed)
     poison_allocator(poisoned)
     # It is not waited for: what it leaves to do on another stream is not done when its outputs are compared, and shows.
     outputs = numbers_as_tensors(definition, kernel.call(definition, own, poisoned), device_of(inputs))
@@ -237,19 +239,21 @@ def device_of(inputs: Mapping[str, Any]) -> torch.device:
     return next(value.device for value in inputs.values() if isinstance(value, torch.Tensor))
 
 
-def poisoned_outputs(definition: Definition, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def poisoned_outputs(definition: Definition, inputs: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
     """Output tensors full of NaN (integers: their smallest value): an element that is never written shows.
 
-    Both values of a boolean are ordinary ones, so False is all that it can be.
+    Both values of a boolean are right ones, so that booleans are drawn, with `seed` and apart from the inputs of that
+    seed: each of them that is never written shows in every other call.
     """
     shapes = definition.output_shapes(definition.bind_axes(inputs))
     outputs = {}
     for name, shape in shapes.items():
         dtype = torch_dtype(definition.outputs[name].dtype)
         if dtype == torch.bool:
-            poison: float = False
-        else:
-            poison = math.nan if dtype.is_floating_point else torch.iinfo(dtype).min
+            draws = Draws(zlib.crc32(f"poison {name} {seed}".encode()), device_of(inputs))
+            outputs[name] = draws.integers(shape or (), 0, 1, dtype)
+            continue
+        poison = math.nan if dtype.is_floating_point else torch.iinfo(dtype).min
         outputs[name] = torch.full(shape or (), poison, dtype=dtype, device=device_of(inputs))
     return outputs
 

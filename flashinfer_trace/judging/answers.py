@@ -13,6 +13,10 @@ from flashinfer_trace.judging.submission import printable
 __all__ = ["Answer", "Failed", "Limits", "Timed", "Timing", "returned_of", "tampered_of", "times_of"]
 
 
+#: Seconds that loading a submission has at least, whatever its calls may take.
+LEAST_LOAD = 30.0
+
+
 class Failed(Exception):
     """A submission that gave no outputs.
 
@@ -37,6 +41,12 @@ class Limits:
     load: float = 120.0
     first_call: float = 300.0
     call: float = 60.0
+
+    @classmethod
+    def of(cls, seconds: float) -> Limits:
+        """What `flashinfer-trace check --timeout` says: libraries for CUDA take seconds to import, however fast calls
+        are."""
+        return cls(max(seconds, LEAST_LOAD), seconds, seconds)
 
 
 @dataclass(frozen=True)

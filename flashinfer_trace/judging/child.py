@@ -251,6 +251,8 @@ def _stored(returned: Any, outputs: Mapping[str, torch.Tensor]) -> dict[str, Any
     """Copies what was returned into the outputs, and describes each value: what does not fit is only described."""
     if isinstance(returned, dict):
         named = dict(returned)
+        if not named:  # which would say that the outputs were written
+            raise ReturnError(f"it returned an empty dict; it must return the outputs {list(outputs)}, by name")
     else:
         values: Sequence[Any] = returned if isinstance(returned, (tuple, list)) else [returned]
         if len(values) != len(outputs):

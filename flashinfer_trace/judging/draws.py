@@ -66,7 +66,8 @@ def unrandom(
 
 
 def _draw(job: Job, process: SubmissionProcess, inputs: Inputs, seeds: Iterator[int]) -> dict[str, torch.Tensor]:
-    return process.call(inputs, poisoned_outputs(job.sized, inputs), next(seeds)).outputs
+    seed = next(seeds)
+    return process.call(inputs, poisoned_outputs(job.sized, inputs, seed), seed).outputs
 
 
 def _alike(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> bool:

@@ -68,7 +68,8 @@ def judge(
         examples: drawn cases that must count, beside the corners; 1 or more.
         seed: of all cases, from 0 to 2**63 - 1; from the system's entropy if there is none.
         twin: whether to judge at the sizes of the family's small twin; by default on a CPU where a case at the
-            Definition's own sizes takes more than about a second.
+            Definition's own sizes takes more than about a second. Of these, a kernel that raises an error or returns
+            outputs of other shapes is not judged.
         limits: how long the submission may take.
         server: where its process is forked from.
 
@@ -90,6 +91,9 @@ def judge(
     started = time.perf_counter()
     with served(submission, server) as forks, submission.on_disk() as request:
         verdict = _Court(submission, request, forks, limits, examples, seed).verdict(job)
+    verdict.by_default = small and twin is None
+    if verdict.grade == Grade.WRONG and verdict.by_default and verdict.failure and verdict.failure.of_sizes:
+        verdict.grade = Grade.NOT_JUDGED
     verdict.seconds = time.perf_counter() - started
     verdict.replay = replay(submission, verdict, loaded, examples, limits)
     return verdict
@@ -172,8 +176,10 @@ class _Court:
 
     def _on(self, trial: Trial, known: Kernel | None) -> Verdict:
         job = trial.job
+        own, sized = job.definition.const_axes, job.sized.const_axes
         sizes = "own" if job.sized is job.definition else "twin"
         verdict = Verdict(job.definition.name, self._submission.label, job.device, sizes, seed=self._seed)
+        verdict.twin = {axis: value for axis, value in sized.items() if value != own[axis]}
         verdict.kept_apart = self._server.keeps_apart
         inputs, outputs = list(job.sized.inputs), list(job.sized.outputs)
         request = {**self._request, **({"definition": job.sized.to_dict()} if known else {})}
@@ -237,7 +243,7 @@ class _Run:
         where = axes, case.plan, case.seed
         try:
             self._verdict.calls += 1
-            poisoned = poisoned_outputs(job.sized, inputs)
+            poisoned = poisoned_outputs(job.sized, inputs, case.call_seed)
             answer = self._process.call(inputs, poisoned, case.call_seed)
         except Failed as failed:
             return Failure(failed.kind, failed.message).at(*where)

@@ -11,12 +11,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from flashinfer_trace.judging.arena import memory_of
 from flashinfer_trace.judging.convention import LoadError, convention
 
 __all__ = ["LoadError", "ReturnError", "Submitted", "bound", "load"]
 
 #: Names that are looked for in a file when none is given, in this order.
 USUAL_NAMES = ("run", "ModelNew", "kernel")
+
+#: Booleans that are right are what the judge drew for them with a probability of 2 to the power of minus this.
+BOOLEANS = 64
 
 #: (inputs by name, poisoned outputs by name) -> what the submission returned, None if it wrote into the outputs.
 Submitted = Callable[[dict[str, Any], dict[str, Any]], Any]
@@ -74,18 +78,22 @@ def bound(
     def call(given: dict[str, Any], poisoned: dict[str, Any]) -> Any:
         nonlocal looked_at
         values = [*given.values(), *(poisoned.values() if how.writes else ())]
+        looking = how.writes and not looked_at and any(value.numel() for value in poisoned.values())
+        before = {name: value.clone() for name, value in poisoned.items()} if looking else {}
         returned = found(**dict(zip(names, values, strict=True))) if how.by_name else found(*values)
         if not how.writes:
             return dict.fromkeys(outputs) if returned is None else returned  # None would say that outputs were written
-        if not looked_at:  # in a call that nobody times
-            looked_at = any(value.numel() for value in poisoned.values())
-            _refuse_ignored(returned, poisoned, how.targets)
+        if looking:  # in a call that nobody times
+            looked_at = True
+            _refuse_ignored(returned, poisoned, before, how.targets)
         return None
 
     return call
 
 
-def _refuse_ignored(returned: Any, poisoned: Mapping[str, Any], targets: Sequence[str]) -> None:
+def _refuse_ignored(
+    returned: Any, poisoned: Mapping[str, Any], before: Mapping[str, Any], targets: Sequence[str]
+) -> None:
     """Refuses a result that nobody takes, because outputs were given to be written into, and hold what they held.
 
     Raises:
@@ -95,7 +103,7 @@ def _refuse_ignored(returned: Any, poisoned: Mapping[str, Any], targets: Sequenc
     found = results if isinstance(results, (tuple, list)) else [results]
     if all(one is None or any(one is value for value in poisoned.values()) for one in found):
         return
-    if all(value.numel() and _as_given(value) for value in poisoned.values()):
+    if all(value.numel() and _as_given(value, before[name]) for name, value in poisoned.items()):
         by = {name: f" as `{target}`" for name, target in zip(poisoned, targets, strict=False) if name != target}
         taken = ", ".join(f"`{name}`{by.get(name, '')}" for name in poisoned)
         raise ReturnError(
@@ -105,15 +113,12 @@ def _refuse_ignored(returned: Any, poisoned: Mapping[str, Any], targets: Sequenc
         )
 
 
-def _as_given(output: Any) -> bool:
-    """Whether an output holds nothing but what the judge fills it with: NaN, or the smallest integer."""
+def _as_given(output: Any, before: Any) -> bool:
+    """Whether an output holds the bits that the judge filled it with, which a few booleans also hold by chance."""
     import torch
 
-    if output.dtype == torch.bool:
-        return False
-    if output.is_floating_point():
-        return bool(output.float().isnan().all())
-    return bool((output == torch.iinfo(output.dtype).min).all())
+    enough = output.dtype != torch.bool or output.numel() >= BOOLEANS
+    return enough and torch.equal(memory_of(output), memory_of(before))
 
 
 def _module(request: Mapping[str, Any]) -> ModuleType:

@@ -316,7 +316,7 @@ class SubmissionProcess:
         Raises:
             Failed: of `kind`, or of ``outputs``, with what the process says went wrong; or it did not answer.
         """
-        with self._failures():
+        with self._failures("was not loaded" if kind == "not-loaded" else "did not return"):
             answer = protocol.read_header(self._read, MAX_ANSWER)
         if "failed" in answer:
             of_outputs = kind == "raised" and answer.get("kind") == "outputs"
@@ -325,12 +325,12 @@ class SubmissionProcess:
         return answer
 
     @contextmanager
-    def _failures(self) -> Iterator[None]:
-        """Errors of the pipe as failures of the submission."""
+    def _failures(self, late: str = "did not return") -> Iterator[None]:
+        """Errors of the pipe as failures of the submission; `late` is what it did not do in time."""
         try:
             yield
         except TimeoutError as error:
-            raise self._timeout(self._seconds) from error
+            raise self._timeout(late) from error
         except protocol.ProtocolError as error:
             raise Failed("protocol", f"its process answered {error}") from error
         except OSError as error:
@@ -366,9 +366,9 @@ class SubmissionProcess:
                 raise self._death()
             target = target[count:]
 
-    def _timeout(self, seconds: float) -> Failed:
+    def _timeout(self, late: str) -> Failed:
         self._end(reap=False)
-        return Failed("timed-out", f"it did not return within {seconds:g} s")
+        return Failed("timed-out", f"it {late} within {self._seconds:g} s")
 
     def _death(self) -> Failed:
         status = self._end(reap=True)

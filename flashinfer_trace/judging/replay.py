@@ -14,14 +14,15 @@ from flashinfer_trace.judging.verdict import Verdict
 __all__ = ["replay", "small_by_default"]
 
 
-#: The window of keys up to which the corners of attention take seconds on a CPU: each query has keys of its own there.
+#: The window of keys up to which the corners of attention take seconds on a CPU where a request has several queries:
+#: each of them has keys of its own.
 LARGEST_WINDOW = 512
 
 
 def small_by_default(definition: Definition, device: str) -> bool:
     """Whether a Definition is judged at the sizes of its family's small twin if nobody says at which."""
-    large = not has_real_size(definition) or definition.const_axes.get("window_size", 0) > LARGEST_WINDOW
-    return device == "cpu" and large
+    wide = "qo_indptr" in definition.inputs and definition.const_axes.get("window_size", 0) > LARGEST_WINDOW
+    return device == "cpu" and (wide or not has_real_size(definition))
 
 
 def replay(submission: Submission, verdict: Verdict, definition: Definition, examples: int, limits: Limits) -> str:
@@ -31,14 +32,14 @@ def replay(submission: Submission, verdict: Verdict, definition: Definition, exa
         submission, verdict, definition: what was judged, how it did, and against what.
         examples, limits: as `judge` took them.
     """
-    timed = limits == Limits(first_call=limits.call, call=limits.call) and TIMEOUTS[0] <= limits.call <= TIMEOUTS[1]
+    timed = limits == Limits.of(limits.call) and TIMEOUTS[0] <= limits.call <= TIMEOUTS[1]
     if not submission.file or not (timed or limits == Limits()):
         return _call(submission, verdict, examples, limits)
     function = None if submission.sources else submission.request.get("name")
     file = os.path.relpath(submission.file) + (f":{function}" if function else "")
     options = f"-d {verdict.definition} --device {verdict.device}"
     if verdict.sizes == "twin":
-        options += " --twin"
+        options += "" if verdict.by_default else " --twin"
     elif small_by_default(definition, verdict.device):
         options += " --full"
     options += f" --examples {examples} --seed {verdict.seed}"
@@ -53,7 +54,7 @@ def _call(submission: Submission, verdict: Verdict, examples: int, limits: Limit
     kernel = repr(submission.file + (f":{name}" if name and not submission.sources else ""))
     arguments = (
         f"{kernel if submission.file else 'kernel'}, {verdict.definition!r}, device={verdict.device!r}, "
-        f"examples={examples}, seed={verdict.seed}, twin={verdict.sizes == 'twin'}"
+        f"examples={examples}, seed={verdict.seed}, twin={None if verdict.by_default else verdict.sizes == 'twin'}"
     )
     if limits == Limits():
         return f"flashinfer_trace.judge({arguments})"

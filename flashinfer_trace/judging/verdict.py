@@ -19,12 +19,15 @@ class Grade:
     WRONG = "wrong"
     #: Every case was empty, or one that zeros would pass.
     UNPROVEN = "unproven"
-    #: It could not be loaded, or the machine lacks a package or memory: nothing is known of what it computes.
+    #: It could not be loaded, the machine lacks a package or memory, or it may need the Definition's own sizes, which
+    #: nobody chose to leave: nothing is known of what it computes.
     NOT_JUDGED = "not judged"
 
 
 #: What a process says if an import fails while the kernel runs. This package, which is kept from it, is not missing.
 _MISSING = re.compile(r"(ModuleNotFoundError: No module named|ImportError:) ")
+#: What is said of a tensor that would fit other axes (`harness.outputs.misfits`).
+_SHAPE = " has the shape "
 #: What torch, CUDA, Triton and cuBLAS say if a GPU has no memory left. Other processes may have taken it.
 _NO_MEMORY = re.compile(
     r"\w+Error: (CUDA out of memory|(CUDA error|Triton Error \[CUDA\]): (out of memory|CUBLAS_STATUS_ALLOC_FAILED))"
@@ -79,6 +82,11 @@ class Failure:
         missing = self.kind == "raised" and bool(_MISSING.match(self.message))
         return self.kind == "not-loaded" or missing or self.out_of_memory
 
+    @property
+    def of_sizes(self) -> bool:
+        """Whether a kernel with other sizes written into it fails like this: it raises, or its outputs have those."""
+        return self.kind == "raised" or (self.kind == "outputs" and _SHAPE in self.message)
+
     def at(self, axes: dict[str, int], plan: dict[str, Any], seed: int) -> Failure:
         """The failure, of this case."""
         return dataclasses.replace(self, axes=axes, plan=plan, seed=seed)
@@ -102,6 +110,8 @@ class Verdict:
         submission: its label.
         device: where it ran.
         sizes: ``own``, or ``twin`` for the family's small twin.
+        twin: its values of the constant axes that it changes; empty at the own sizes.
+        by_default: whether it was the small twin that was judged, and nobody had asked for it.
         grade: see `Grade`.
         alike: known kernels whose stated bounds it stays within; of a reference-grade submission all of them.
         limited_to: the inputs that it was graded on, if it refused others; empty for all valid inputs.
@@ -122,6 +132,8 @@ class Verdict:
     submission: str
     device: str
     sizes: str
+    twin: dict[str, int] = field(default_factory=dict)
+    by_default: bool = False
     grade: str = Grade.UNPROVEN
     alike: list[str] = field(default_factory=list)
     limited_to: str = ""
@@ -179,10 +191,21 @@ class Verdict:
         shown = f"in call {self.calls}" if self.failure else f"{counts}; {self.vacuous} vacuous"
         if self.failure and not self.calls:
             shown = "it was not called"
-        size = ", at the sizes of the small twin" if self.sizes == "twin" else ""
-        lines.append(f"  {shown}{size}; {self.seconds:.1f} s; seed {self.seed}")
+        lines += self._of_twin()
+        lines.append(f"  {shown}; {self.seconds:.1f} s; seed {self.seed}")
         lines.append(f"  repeat: {self.replay}")
         return "\n".join(lines)
+
+    def _of_twin(self) -> list[str]:
+        """At which sizes it was judged, and what a kernel needs that was written for others."""
+        if self.sizes != "twin":
+            return []
+        sizes = ", ".join(f"{axis} {value}" for axis, value in self.twin.items())
+        default = ", the default here" if self.by_default else ""
+        lines = [f"  at the sizes of the small twin{default}: {sizes or 'the same'}"]
+        if self.failure is not None and not self.failure.unjudged:
+            lines.append("  a kernel with the Definition's own sizes written into it needs --full or --device cuda")
+        return lines
 
 
 def _reasons(failure: Failure) -> list[str]:

@@ -194,7 +194,7 @@ WRONG_INPUTS = [
 def test_a_wrong_pipeline_is_rejected(sgl_kernel, mistake):
     inputs, expected = case()
     mistake(inputs)
-    outputs = PIPELINE.call(TWIN, inputs, poisoned_outputs(TWIN, inputs))["output"]
+    outputs = PIPELINE.call(TWIN, inputs, poisoned_outputs(TWIN, inputs, 0))["output"]
     reference = TWIN.run(**inputs)
     for name, policy in POLICIES.items():
         assert not policy.compare(outputs, expected).passed, name
@@ -211,7 +211,7 @@ def test_weights_with_bias_are_rejected(sgl_kernel, monkeypatch):
 
     monkeypatch.setattr(sgl_kernel, "moe_fused_gate", biased_gate)
     inputs, expected = case(bias="large")
-    outputs = PIPELINE.call(TWIN, inputs, poisoned_outputs(TWIN, inputs))["output"]
+    outputs = PIPELINE.call(TWIN, inputs, poisoned_outputs(TWIN, inputs, 0))["output"]
     for name, policy in POLICIES.items():
         assert not policy.compare(outputs, expected).passed, name
 

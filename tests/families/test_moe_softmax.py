@@ -313,7 +313,7 @@ def test_a_wrong_pipeline_is_rejected(sgl_kernel, name, mistake):
     kernel = family.kernels[0]
     inputs, expected = case(twin)
     mistake(twin, inputs)
-    outputs = kernel.call(twin, inputs, poisoned_outputs(twin, inputs))["output"]
+    outputs = kernel.call(twin, inputs, poisoned_outputs(twin, inputs, 0))["output"]
     policies = [family.compare["output"], *(kernel.compare["output"] for kernel in family.kernels)]
     for policy in policies:
         assert not policy.compare(outputs, expected).passed, policy.reason

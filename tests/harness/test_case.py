@@ -12,8 +12,9 @@ from click.testing import CliRunner
 import flashinfer_trace
 from flashinfer_trace.cli import main
 from flashinfer_trace.families import family_of
-from flashinfer_trace.harness.case import run_case
+from flashinfer_trace.harness.case import kernel_outputs, poisoned_outputs, run_case
 from flashinfer_trace.harness.family import Kernel
+from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.job import BEYOND
 from flashinfer_trace.harness.verify import BATCH, Job, prepare, verify, verify_together
 
@@ -70,6 +71,41 @@ def test_an_honest_kernel_passes():
 def test_a_spoiled_input_is_named_unless_declared():
     assert "changed input weight, which it does not declare in place" in failures(spoils_an_input)
     assert not failures(spoils_an_input, in_place=("weight",))
+
+
+TREE = flashinfer_trace.load("build_tree_kernel_efficient_topk1_s3_dt4")
+MASKED = family_of(TREE).inputs(TREE, {"lengths": [17, 40], "shape": "random"}, 3, "cpu")
+
+
+def test_booleans_are_poisoned_at_random():
+    """With other bits for another seed, and not with those that the inputs of the same seed are drawn from."""
+    first, again, other = (poisoned_outputs(TREE, MASKED, seed)["tree_mask_out"] for seed in (3, 3, 4))
+    assert torch.equal(first, again) and 0.3 < (first == other).float().mean() < 0.7
+    assert 0.3 < first.float().mean() < 0.7
+    drawn = Draws(3, "cpu").integers(first.shape, 0, 1, torch.bool)
+    assert 0.3 < (first == drawn).float().mean() < 0.7
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_a_boolean_that_is_never_written_shows(value):
+    """A kernel that writes only the True entries of a mask, or only the others."""
+
+    def writes_one_value(definition, inputs, outputs):
+        mask, *links = definition.compiled(*inputs.values())
+        outputs["tree_mask_out"][mask == value] = value
+        return {**outputs, **dict(zip(list(outputs)[1:], links, strict=True))}
+
+    plan = {"lengths": [3, 1], "shape": "random"}
+    found = run_case(TREE, family_of(TREE), plan, 3, "cpu", kernel(writes_one_value)).failures
+    assert found and "output tree_mask_out" in found[0]
+
+
+def test_each_seed_of_a_kernel_poisons_anew():
+    def writes_nothing(definition, inputs, outputs):
+        return outputs
+
+    left = [kernel_outputs(TREE, kernel(writes_nothing), MASKED, seed=seed)[0]["tree_mask_out"] for seed in (1, 2)]
+    assert not torch.equal(*left)
 
 
 def test_an_element_that_is_never_written_is_nan():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from cheating_kernels import NORM
+from cheating_kernels import NORM, TREE
 
+from flashinfer_trace import load
 from flashinfer_trace.judging.convention import Convention, LoadError, convention
 from flashinfer_trace.judging.judge import judge
 from flashinfer_trace.judging.submission import SubmissionError
@@ -101,6 +102,15 @@ def test_an_output_that_nothing_is_written_into_is_told(parameters, last, eps, m
 def test_what_is_returned_beside_written_outputs_does_not_matter(returned, tmp_path, server):
     kernel = written(tmp_path, "hidden_states, weight, output", f"output.copy_(f); return {returned}")
     assert judge(kernel, NORM, examples=2, server=server).grade == Grade.REFERENCE
+
+
+def test_booleans_that_nothing_is_written_into_are_told_too(tmp_path, server):
+    outputs = load(TREE).outputs
+    path = tmp_path / "tree.py"
+    path.write_text(f"def run({', '.join([*load(TREE).inputs, *outputs])}): return tree_mask.clone()")
+    failure = judge(str(path), TREE, examples=1, server=server).failure
+    taken = ", ".join(f"`{name}`" for name in outputs)
+    assert failure.kind == "outputs" and f"with the output {taken}, wrote nothing there" in failure.message, failure
 
 
 @pytest.fixture

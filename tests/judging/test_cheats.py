@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cheating_kernels import ALL, ATTENTION, CHEATS, EXPERTS, GEMM, NORM, ROTATION, SAMPLER, Cheat
+from cheating_kernels import ALL, ATTENTION, CHEATS, EXPERTS, GEMM, NORM, ROTATION, SAMPLER, TREE, Cheat
 
 from flashinfer_trace.judging.judge import judge
 from flashinfer_trace.judging.process import Limits
@@ -21,6 +21,7 @@ HONEST = {
     "samplers.py:honest_attention": ATTENTION,
     "experts.py:honest_mixture": EXPERTS,
     "experts.py:honest_rotation": ROTATION,
+    "trees.py:honest_tree": TREE,
 }
 
 

@@ -11,6 +11,8 @@ from click.testing import CliRunner
 
 import flashinfer_trace
 from flashinfer_trace.cli import main
+from flashinfer_trace.judging.judge import judge
+from flashinfer_trace.judging.process import Limits
 
 RIGHT = f"{CHEATS}/norms.py:right"
 SCHEMA = json.loads((flashinfer_trace.find_root() / "schema" / "verdict.schema.json").read_text())
@@ -109,6 +111,15 @@ def test_a_kernel_that_is_not_judged_exits_with_2(text, tmp_path):
     verdict = json.loads(result.stdout)
     VALID.validate(verdict)
     assert verdict["grade"] == "not judged" and verdict["failure"]["kind"] == "not-loaded"
+
+
+def test_loading_has_a_limit_of_its_own(tmp_path, server):
+    """--timeout also limits it, but not to less than it takes to import libraries for CUDA."""
+    assert [Limits.of(seconds).load for seconds in (1, 30, 500)] == [30, 30, 500]
+    path = tmp_path / "loops.py"
+    path.write_text("while True: pass")
+    failure = judge(str(path), NORM, limits=Limits(load=0.3), server=server).failure
+    assert (failure.kind, failure.message) == ("timed-out", "it was not loaded within 0.3 s")
 
 
 def test_one_call_may_take_so_long(tmp_path):

@@ -38,7 +38,7 @@ def called(process, name):
     """Calls a kernel on a few rows; what it should have given lies close to what it gave."""
     definition = flashinfer_trace.load(name)
     inputs = family_of(definition).inputs_for_axes(definition, dict.fromkeys(definition.var_axes, 2), 1, "cpu")
-    answer = process.call(inputs, poisoned_outputs(definition, inputs), 0)
+    answer = process.call(inputs, poisoned_outputs(definition, inputs, 0), 0)
     for output, value in definition.name_outputs(definition.run(**inputs)).items():
         torch.testing.assert_close(answer.outputs[output].float(), value.float(), atol=1e-2, rtol=1e-2)
 

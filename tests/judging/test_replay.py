@@ -46,10 +46,10 @@ def test_sizes_that_are_not_the_usual_ones_are_an_option(name, sizes, device, op
 
 def test_limits_of_the_command_are_an_option():
     assert line(NORM).endswith("--seed 5")
-    assert line(NORM, limits=Limits(first_call=2.5, call=2.5)).endswith("--seed 5 --timeout 2.5")
+    assert line(NORM, limits=Limits.of(2.5)).endswith("--seed 5 --timeout 2.5")
 
 
-@pytest.mark.parametrize("limits", [Limits(call=2.0), Limits(load=9.0), Limits(first_call=1e5, call=1e5)])
+@pytest.mark.parametrize("limits", [Limits(call=2.0), Limits(load=9.0), Limits(30.0, 2.0, 3.0), Limits.of(1e5)])
 def test_limits_without_an_option_are_a_call(limits):
     """It is Python that gives the same verdict."""
     call = line(NORM, limits=limits)
@@ -79,7 +79,7 @@ def test_full_judges_at_the_own_sizes_where_a_twin_is_usual(tmp_path):
     path.write_text("import torch\ndef run(A, B): return torch.zeros(len(A), len(B), dtype=A.dtype)")
     arguments = ["check", str(path), "-d", LARGE, "--examples", "1"]
     small, full = (CliRunner().invoke(main, arguments + more).output for more in ([], ["--full"]))
-    assert "at the sizes of the small twin" in small and " --twin " in small
+    assert "at the sizes of the small twin, the default here: N 48, K 64\n" in small and " --twin " not in small
     assert "at the sizes of the small twin" not in full and " --full " in full
     assert full.startswith(f"zeros.py for {LARGE} on cpu: wrong")
     both = CliRunner().invoke(main, [*arguments, "--full", "--twin"])

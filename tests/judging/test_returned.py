@@ -33,6 +33,8 @@ RIGHT = {"dtype": "bfloat16", "shape": [2, 512], "device": "cpu", "layout": "tor
         ("3", "output output is a int; it must be a tensor"),
         ("(x, w)", "it returned 2 results; it must return the outputs ['output'], in this order"),
         ("()", "it returned 0 results; it must return the outputs ['output'], in this order"),
+        ("{}", "it returned an empty dict; it must return the outputs ['output'], by name"),
+        ("{'y': x}", "y is not one of the Definition's: ['output']"),
     ],
 )
 def test_a_result_of_a_wrong_form_is_described(result, message, tmp_path, server):

@@ -13,6 +13,7 @@ SAMPLER = "top_k_top_p_sampling_from_probs_v129280"
 EXPERTS = "moe_bf16_softmax_routing_topk2_e1_h4096_i14336"
 ROTATION = "rope_with_cos_sin_cache_neox_style_h10_kv2_d128_rd128"
 ATTENTION = "gqa_paged_decode_h16_kv2_d128_ps64"
+TREE = "build_tree_kernel_efficient_topk1_s3_dt4"
 
 
 @dataclass(frozen=True)
@@ -151,4 +152,5 @@ ALL = [
         ),
     ),
     *table("experts", ROTATION, dict.fromkeys(("takes_positions_for_granted", "rotates_queries_only"), "values")),
+    *table("trees", TREE, {"marks_only_what_is_true": "values"}),
 ]
