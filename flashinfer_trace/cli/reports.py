@@ -13,16 +13,19 @@ from flashinfer_trace import dataset, families
 from flashinfer_trace.cli.group import echo_json, is_ours
 from flashinfer_trace.cli.options import text_table
 from flashinfer_trace.definition import Definition
+from flashinfer_trace.harness.real_size import REAL_BYTES
 from flashinfer_trace.harness.verify import Report
 
 __all__ = ["error_line", "error_place", "print_reports"]
 
 COLOURS = {"passed": "green", "failed": "red", "skipped": "yellow", "stale": "red"}
+#: Names in the line about Definitions without a case at their own sizes; --format json tells all.
+NAMED = 3
 HEADINGS = ("Definition", "against", "result", "cases", "vacuous", "error/bound", "seconds")
 
 
 def print_reports(reports: Sequence[Report], root: Path, output_format: str) -> None:
-    """Prints a table, the messages of the reports, and a line of totals; or a JSON list of the reports."""
+    """Prints a table, the messages of the reports, and what they have in common; or a JSON list of the reports."""
     if output_format == "json":
         echo_json([dataclasses.asdict(report) for report in reports])
         return
@@ -32,11 +35,21 @@ def print_reports(reports: Sequence[Report], root: Path, output_format: str) -> 
         first, others = alike[0], len(alike) - 1
         more = f" and {others} more" if others else ""
         click.echo(f"\n{first.definition} ({first.target}){more} {first.status}: {first.message}")
+    large = [report.definition for report in reports if report.only_twin]
+    if large:
+        click.echo(f"\n{_only_twins(large)}")
     counts = {status: sum(report.status == status for report in reports) for status in COLOURS}
     shown = [f"{count} {status}" for status, count in counts.items() if count or status != "stale"]
     same = sum(bool(report.twin_of) for report in reports)
     note = f"; {same} share the small twin, and the cases, of another Definition" if same else ""
     click.echo(f"\n{', '.join(shown)}{note}; dataset: {root}")
+
+
+def _only_twins(names: Sequence[str]) -> str:
+    """How many Definitions have no case at their own sizes, why, which, and what to do about it."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    why = f"no case at their own sizes on a CPU (inputs of more than {REAL_BYTES // 2**20} MiB)"
+    return f"{len(names)} of these have {why}: {', '.join(names[:NAMED])}{more}; run them with --device cuda"
 
 
 def _row(report: Report) -> list[str]:

@@ -111,9 +111,11 @@ def _verified(tasks: Sequence[Task], settings: Settings, twins: Twins) -> list[R
 
 
 def _at_own_sizes(job: Job, report: Report) -> Report:
-    """The report; a failed one if the case at the Definition's own sizes proves nothing, where it has one."""
-    if report.status != "passed" or report.real_size or not has_real_size(job.definition):
+    """The report, which says if there is no case at the Definition's own sizes; a failed one if it proves nothing."""
+    if report.status != "passed" or report.real_size:
         return report
+    if not has_real_size(job.definition):
+        return replace(report, only_twin=True)
     message = "the case at its own sizes proves nothing; make the family's plan_for_axes draw one that does"
     return replace(report, status="failed", message=message)
 

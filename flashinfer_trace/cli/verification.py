@@ -135,6 +135,9 @@ def verify(
     NAME is a Definition or a glob (default: the whole dataset). A Definition whose embedded reference is older than its
     source in reference/ is stale, which counts as a failure: `flashinfer-trace embed NAME` writes the new one.
 
+    On a CPU, most cases are those of a small twin of the Definition, and a few have its own sizes. If its inputs are
+    too large for these, a line below the table says so (in JSON, only_twin): only --device cuda runs it at its own.
+
     Exit status: 0 nothing failed and something passed, 1 a failure, 2 wrong usage, 3 nothing was verified because
     everything was skipped or there is no kernel, 130 interrupted (the finished results are printed and recorded).
     """

@@ -17,6 +17,7 @@ from flashinfer_trace.families.attention.cases import (
     query_scale,
     softmax_scale,
     usual_scale,
+    value_scale,
 )
 from flashinfer_trace.families.attention.oracle import any_chunks, expected_outputs
 from flashinfer_trace.families.attention.paged import UNUSED_KINDS, spoil_unused
@@ -66,9 +67,11 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """A slot in any place, at an unusual scale; on a CPU also tokens that choose nothing, logits beyond float32's
-    range, for which it is not known what kernels round, and more tokens than a block of a reference at the twin's
-    sizes."""
+    """A slot in any place, and keys beyond float16's range, at unusual scales.
+
+    On a CPU also tokens that choose nothing, logits beyond float32's range, for which it is not known what kernels
+    round, and more tokens than a block of a reference at the twin's sizes.
+    """
     options = request.options_of(SparseOptions)
     tokens = max(70, min(300, CHOSEN // request.definition.const_axes["topk"]))
     usual = {"num_tokens": tokens, "num_pages": 9, "choice": "any", "logits": "normal", "unused": "nan"}
@@ -76,10 +79,11 @@ def corners(request: PlanRequest) -> list[Plan]:
     usual["nothing"] = NOTHING[1] if options.any_negative else NOTHING[0]
     few = {**usual, "num_tokens": 5, "scale": SCALES[0]}
     one = {**few, "num_tokens": 8, "choice": "one", "scale": SCALES[2]}
+    beyond = {**few, "logits": "beyond_float16", "scale": SCALES[1]}
     if request.large:
-        return [one]
+        return [one, beyond]
     without = [{**few, "choice": "some"}] if options.keyless else []
-    return [one, *without, {**few, "logits": "spread"}, usual]
+    return [one, *without, {**few, "logits": "spread"}, usual, beyond]
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
@@ -118,7 +122,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     heads, ckv, kpe, page_size = (axes[axis] for axis in ("num_qo_heads", "head_dim_ckv", "head_dim_kpe", "page_size"))
     slots = plan["num_pages"] * page_size
     indices = chosen_slots(plan, slots, axes["topk"], draws)
-    cache = draws.normal((slots, 1, ckv + kpe), torch.bfloat16)
+    cache = draws.normal((slots, 1, ckv + kpe), torch.bfloat16, value_scale(kind))
     if kind == "positive":
         cache.abs_()
     q = draws.normal([plan["num_tokens"], heads, ckv + kpe], scale=query_scale(kind))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families import dsa_paged
-from flashinfer_trace.families.attention.cases import add_peaks, query_scale, softmax_scale, usual_scale
+from flashinfer_trace.families.attention.cases import add_peaks, query_scale, softmax_scale, usual_scale, value_scale
 from flashinfer_trace.families.attention.oracle import any_chunks, expected_outputs
 from flashinfer_trace.families.attention.policies import LSE, OUTPUT, Rounding, kernel_policies
 from flashinfer_trace.families.attention.rounding import BFLOAT16, HIGHER_ORDERS, LOG2_E
@@ -83,7 +83,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     heads, ckv, kpe, page_size = (axes[axis] for axis in ("num_qo_heads", "head_dim_ckv", "head_dim_kpe", "page_size"))
     slots, groups = plan["num_pages"] * page_size, axes["num_groups"]
     indices = dsa_paged.chosen_slots(plan, slots, axes["topk"], draws)
-    cache = draws.normal((slots, ckv + kpe))
+    cache = draws.normal((slots, ckv + kpe), scale=value_scale(kind))
     cache[:, :ckv] *= torch.exp2(draws.uniform([slots, groups], -0.5, 0.5)).repeat_interleave(ckv // groups, dim=1)
     if kind == "positive":
         cache.abs_()

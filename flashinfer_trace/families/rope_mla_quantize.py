@@ -57,7 +57,10 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """Exact products, whose ties must go to even codes; values that saturate; scales that differ."""
+    """Exact products, whose ties must go to even codes; values that saturate; scales that differ.
+
+    The last one has values beyond float16's range, and scales that bring them back into that of e4m3.
+    """
     low, high = request.range("num_tokens", 0, 24, 512)
     usual = plan_for_axes(
         request.definition, {"num_tokens": max(low, min(5, high)), "max_seq_len": 64}, Draws(0, "cpu")
@@ -66,6 +69,7 @@ def corners(request: PlanRequest) -> list[Plan]:
         {**usual, "values": "spread", "cache": "quarter_turns"},
         {**usual, "values": "large", "scale_q": 1.7, "scale_kv": 0.5},
         {**usual, "values": "tiny", "scale_q": 0.5, "scale_kv": 1.7},
+        {**usual, "values": "huge", "scale_q": 2.0**-12, "scale_kv": 1.7e-4},
     ]
 
 

@@ -13,7 +13,7 @@ from flashinfer_trace.harness.family import Plan
 from flashinfer_trace.harness.inputs import Draws, torch_dtype
 from flashinfer_trace.harness.verify import Job, Report, verify
 
-__all__ = ["has_real_size", "input_bytes", "real_cases", "with_real_size"]
+__all__ = ["REAL_BYTES", "has_real_size", "input_bytes", "real_cases", "with_real_size"]
 
 #: The memory of inputs up to which a case at a Definition's own sizes takes at most about a second.
 REAL_BYTES = 72 * 2**20
@@ -50,7 +50,8 @@ def real_cases(full: Job, seed: int, corners: bool) -> list[tuple[Plan, int]]:
 def with_real_size(job: Job, report: Report, corners: bool) -> Report:
     """The report of a job's small twin, if it passed, together with `real_cases` at the Definition's own sizes.
 
-    Definitions whose inputs are large keep the report as it is. `real_size` is 0 where the served case is vacuous.
+    Definitions whose inputs are large keep the report as it is: what their references do at their own sizes, only a GPU
+    shows (`flashinfer-trace verify` says so). `real_size` is 0 where the served case is vacuous.
     """
     if report.status != "passed" or not has_real_size(job.definition):
         return report

@@ -44,6 +44,7 @@ class Report:
         cases, vacuous: distinct cases that count, and those that proved nothing.
         corners: how many of them the family names (see `Family.corners`).
         real_size: cases at the Definition's own sizes, beside those of its small twin (see `harness.real_size`).
+        only_twin: whether there are none of these, because the inputs are too large for a CPU.
         message: why it failed (ends with the line that repeats the case) or was skipped.
         twin_of: the Definition whose cases these were, if its small twin is the same (see `harness.twins`).
     """
@@ -56,6 +57,7 @@ class Report:
     vacuous: int = 0
     corners: int = 0
     real_size: int = 0
+    only_twin: bool = False
     seed: int = 0
     seconds: float = 0.0
     message: str = ""

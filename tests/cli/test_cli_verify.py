@@ -133,6 +133,25 @@ def test_a_case_at_the_own_sizes_that_proves_nothing_is_a_failure(invoke, monkey
     assert large.exit_code == 0, large.output
 
 
+def test_definitions_without_a_case_at_their_own_sizes_are_named(invoke):
+    small, large = "rmsnorm_h512", "moe_bf16_gather_gemm*"
+    output = invoke("verify", small, large, "--examples", "5").stdout
+    names = "moe_bf16_gather_gemm_e128_n1536_k2048, moe_bf16_gather_gemm_swiglu_e128_n5760_k2880"
+    line = f"2 of these have no case at their own sizes on a CPU (inputs of more than 72 MiB): {names}; run them with"
+    assert f"\n{line} --device cuda\n" in output
+    assert "3 passed, 0 failed" in output
+    reports = json.loads(invoke("verify", small, large, "--examples", "5", "--format", "json").stdout)
+    assert {report["definition"] for report in reports if report["only_twin"]} == set(names.split(", "))
+    assert "own sizes" not in invoke("verify", small, "--examples", "5").stdout
+    assert "own sizes" not in invoke("verify", names.split(", ")[0], "--axes", "num_tokens=2").stdout
+
+
+def test_only_the_first_of_many_definitions_without_a_case_are_named(invoke):
+    output = invoke("verify", "moe_bf16_expert_gemm_topk8*", "--examples", "5", "--jobs", "1").stdout
+    (line,) = [line for line in output.splitlines() if "of these have no case" in line]
+    assert line.count("moe_bf16_expert_gemm") == 3 and line.endswith(" more; run them with --device cuda")
+
+
 def test_what_many_reports_say_is_printed_once(invoke):
     result = invoke("verify", "rmsnorm_h*", "--against", "kernel")
     assert result.output.count("kernels need --device cuda") == 2, "once for all runs and once in the verdict"

@@ -13,6 +13,8 @@ import torch
 import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import evaluate, reference_outputs
+from flashinfer_trace.harness.family import PlanRequest
+from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.verify import Job, prepare, verify
 
 NAMES = (
@@ -31,7 +33,8 @@ def case(name, values="normal", **plan):
     definition = flashinfer_trace.load(name)
     family = family_of(definition)
     twin = prepare(definition, family, "cpu", full=False)
-    given = {"num_tokens": 9, "top_k": 3, "groups": "uneven", "values": values, "zero_row": False, **plan}
+    usual = family.plan_for_axes(twin, {}, Draws(0, "cpu"))
+    given = {**usual, "num_tokens": 9, "top_k": 3, "groups": "uneven", "values": values, **plan}
     return family, twin, family.inputs(twin, given, 3, "cpu")
 
 
@@ -75,6 +78,36 @@ def test_oracle_and_reference_are_what_loops_give(name, values):
     torch.testing.assert_close(expected["output"].value, by_loops(inputs), rtol=1e-10, atol=1e-12)
     comparisons = evaluate(family.policies(), reference_outputs(definition, inputs, 3), expected)
     assert comparisons["output"].passed
+
+
+@pytest.mark.parametrize(("alpha", "limit"), [(1.0, 1.5), (0.5, 20.0)])
+@pytest.mark.parametrize("name", [SWIGLU, NAMES[-1]])
+def test_oracle_and_reference_take_any_alpha_and_limit(name, alpha, limit):
+    family, definition, inputs = case(name, alpha=alpha, limit=limit)
+    assert (inputs["alpha"], inputs["limit"]) == (alpha, limit)
+    expected = family.oracle(definition, inputs)
+    torch.testing.assert_close(expected["output"].value, by_loops(inputs), rtol=1e-10, atol=1e-12)
+    comparisons = evaluate(family.policies(), reference_outputs(definition, inputs, 3), expected)
+    assert comparisons["output"].passed
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("name", [SWIGLU, NAMES[-1]])
+def test_corners_have_each_alpha_and_limit(name, large):
+    family, definition, _ = case(name)
+    corners = family.corners(PlanRequest(definition, {}, large))
+    assert {plan["alpha"] for plan in corners} == {1.702, 1.0, 0.5}
+    assert {plan["limit"] for plan in corners} == {7.0, 1.5, 20.0}
+
+
+@pytest.mark.parametrize("name", NAMES[4:])
+def test_scales_far_from_1_meet_activations_that_undo_them(name):
+    family, definition, inputs = case(name, "far")
+    exponents = (inputs["weights_scale"].int() & 255) - 127
+    assert exponents.min() < -60 and exponents.max() > 50
+    expected = family.oracle(definition, inputs)
+    torch.testing.assert_close(expected["output"].value, by_loops(inputs), rtol=1e-10, atol=1e-12)
+    assert 1e-3 < expected["output"].value.abs().max() < 1e3
 
 
 @pytest.mark.parametrize("change", ["alpha", "limit"])

@@ -47,8 +47,9 @@ LOGIT_KINDS = ("normal", "large", "peaked", "uniform", "positive")
 #: holds for these, unless it leaves the range of bf16 and float32.
 BEYOND_FLOAT16 = 2.0**17
 QUERY_SCALE = {"uniform": 0.0, "large": 20.0, "spread": 200.0, "vast": 4000.0, "beyond_float16": 1 / BEYOND_FLOAT16}
-#: Keys of a long request and the number of short ones, in corners for a CPU.
-LONG, MANY = 3000, 70
+#: Keys of a long request and the number of short ones, in corners for a CPU. Where heads are many and wide, the long
+#: one has fewer keys, at least LEAST_LONG.
+LONG, LEAST_LONG, MANY = 9000, 1000, 70
 #: The products of one query with the keys of such a corner, over all heads, up to which it takes about a second.
 PRODUCTS = 2**26
 #: How far the one key of peaked logits is above the others, in nats.
@@ -159,7 +160,7 @@ def corner_lengths(request: PlanRequest, has_queries: bool) -> list[Plan]:
     """Keys and values beyond float16's range, logits whose spread exceeds float32's, and requests of 300 and 40 keys.
 
     The first and the fourth of them have unusual scales. On a CPU, where plans draw few requests and keys, the last two
-    are a request of LONG keys, and MANY short requests beside those of 300 and 40, unless heads are too many and wide.
+    are a long request, and MANY short ones beside those of 300 and 40, unless heads are too many and wide.
 
     Every query sees a key, and the blocks of a twin's reference have one query and several. Logits of a wide spread are
     for a CPU only, because it is not known what kernels round there, and flashinfer's take products of queries and keys
@@ -174,8 +175,9 @@ def corner_lengths(request: PlanRequest, has_queries: bool) -> list[Plan]:
         short = [count + 7 * number % 29 for number, count in enumerate(few)]
         larger = {"logits": "normal", "scale": SCALES[0]}
         products = products_of_a_key(request.definition)
-        if LONG * products <= PRODUCTS:
-            plans.append({"kv_lens": [LONG, 40], **larger})
+        long = min(LONG, PRODUCTS // products)
+        if long >= LEAST_LONG:
+            plans.append({"kv_lens": [long, 40], **larger})
             q_lens.append([2, 9])
         if sum(short) * products <= PRODUCTS:
             plans.append({"kv_lens": [300, 40, *short], **larger})

@@ -31,6 +31,8 @@ GROUPS = ("uneven", "even", "one")
 #: On a GPU, most cases are of a few experts, as in `expert_gemm`: only ``neighbours`` have rows, NEIGHBOURS in a row.
 GROUPS_OF_MANY = (*GROUPS, *("neighbours",) * 5)
 NEIGHBOURS = 16
+#: How many times larger than others the scales of int4 weights of huge values are: beyond float16's range.
+HUGE_SCALES = 2.0**30
 
 
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
@@ -111,7 +113,8 @@ def w4a8_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     if not whole and len(rows):
         scale = (rows.abs().max() / 448).clamp_min(1e-10).view(1)
     shape = [experts, n, axes["num_k_blocks"]]
-    scales = powers(shape, draws) if whole else varied_scales(draws, shape, 1 / (4.6 * axes["k"] ** 0.5))
+    typical = (HUGE_SCALES if plan["values"] == "huge" else 1.0) / (4.6 * axes["k"] ** 0.5)
+    scales = powers(shape, draws) if whole else varied_scales(draws, shape, typical)
     return {
         "a": (rows / scale).clamp(-448, 448).to(torch.float8_e4m3fn),
         "a_scale": scale,

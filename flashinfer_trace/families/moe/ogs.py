@@ -19,14 +19,18 @@ from flashinfer_trace.families.moe.grouped_gemm import GROUPS, GROUPS_OF_MANY, g
 from flashinfer_trace.families.moe.products import PRODUCT, TERM_ROUNDINGS, U32, products, reshaped
 from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, summation_error
 from flashinfer_trace.harness.family import Family, Inputs, Plan, PlanRequest
+from flashinfer_trace.harness.faults import Fault, Trial, with_inputs
 from flashinfer_trace.harness.inputs import Draws, sizes
 
 __all__ = ["FAMILIES"]
 
 #: ``integers``: sums are exact in float32.
 KINDS = ("normal", "large", "tiny", "positive", "integers")
-#: Of gpt-oss.
-ALPHA, LIMIT = 1.702, 7.0
+#: What a clamped SwiGLU takes besides; the first ones are those of gpt-oss.
+ALPHAS, LIMITS = (1.702, 1.0, 0.5), (7.0, 1.5, 20.0)
+#: Only a corner has weights of this kind: blocks of features have scales of 2^FAR and 2^-FAR in turn, and activations
+#: that undo these. Powers of two scale every product exactly, so the outputs are those of normal values.
+FAR = 64
 #: Root mean square of random e2m1 codes.
 MXFP4_SIGMA = 2.9
 #: The derivative of g sigmoid(alpha g) is at most 1.0998, for any alpha.
@@ -38,6 +42,7 @@ SMALLEST = 2.0**-126
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
     most = 200 if request.large else 16
     choices = request.range("top_k", 1, 8, 8) if "gammas" in request.definition.inputs else (1, 8)
+    clamped = {"alpha": st.sampled_from(ALPHAS), "limit": st.sampled_from(LIMITS)}
     return st.fixed_dictionaries(
         {
             "num_tokens": sizes(*request.range("num_tokens", 0, 16, most)),
@@ -45,15 +50,26 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
             "groups": st.sampled_from(GROUPS_OF_MANY if request.large else GROUPS),
             "values": st.sampled_from(KINDS),
             "zero_row": st.booleans(),
+            **(clamped if "limit" in request.definition.inputs else {}),
         }
     )
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """One token with one choice; many choices of one expert; values beyond float16's range, on a CPU only."""
-    one = {"num_tokens": 1, "top_k": 1, "groups": "one", "values": "normal", "zero_row": False}
+    """One token with one choice; many choices of one expert; values beyond float16's range, on a CPU only.
+
+    A clamped SwiGLU has each alpha and each limit in one of them, and mxfp4 weights have scales far from 1 in another.
+    """
+    usual = plan_for_axes(request.definition, {"num_tokens": 5}, Draws(0, "cpu"))
+    one = {**usual, "num_tokens": 1, "top_k": 1, "groups": "one"}
     many = {**one, "num_tokens": 40, "top_k": 7}
-    return [many] if request.large else [one, many, {**one, "num_tokens": 5, "top_k": 3, "values": "huge"}]
+    few = {**usual, "top_k": 3}
+    found = [many] if request.large else [one, many, {**few, "groups": "one", "values": "huge"}]
+    if "weights_scale" in request.definition.inputs:
+        found.append({**few, "values": "far"})
+    if "limit" in request.definition.inputs:
+        found += [{**few, "alpha": ALPHAS[1], "limit": LIMITS[1]}, {**few, "alpha": ALPHAS[2], "limit": LIMITS[2]}]
+    return found
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
@@ -61,7 +77,8 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
     tokens = axes.get("num_tokens", -(-axes.get("num_rows", 16) // top_k))
     if tokens and "num_rows" in axes:
         top_k = axes["num_rows"] // tokens
-    return {"num_tokens": tokens, "top_k": top_k, "groups": "even", "values": "normal", "zero_row": False}
+    plan = {"num_tokens": tokens, "top_k": top_k, "groups": "even", "values": "normal", "zero_row": False}
+    return {**plan, "alpha": ALPHAS[0], "limit": LIMITS[0]} if "limit" in definition.inputs else plan
 
 
 def rows_of_choices(plan: Plan, draws: Draws) -> torch.Tensor:
@@ -73,17 +90,34 @@ def rows_of_choices(plan: Plan, draws: Draws) -> torch.Tensor:
 def drawn_weights(definition: Definition, scale: float, kind: str, draws: Draws) -> Inputs:
     """Weights of about this size; mxfp4 ones are random bytes, with scales that differ by powers of two.
 
-    Large ones have scales above 1, whose bytes are above 127.
+    Large ones have scales above 1, whose bytes are above 127; see FAR for those of far ones.
     """
     axes, whole = definition.const_axes, kind == "integers"
     experts, n, k = axes["num_experts"], axes["n"], axes["k"]
     if "weights_scale" not in definition.inputs:
         return {"weights": draws.matrices([experts, k, n], torch.bfloat16, "integers" if whole else "normal", scale)}
     typical = 130 if kind == "large" else 127 + round(math.log2(scale / MXFP4_SIGMA))
-    return {
-        "weights": draws.integers([experts, n, axes["k_bytes"]], -128, 127, torch.int8),
-        "weights_scale": draws.integers([experts, n, axes["num_k_blocks"]], typical - 1, typical + 1).to(torch.int8),
-    }
+    codes = draws.integers([experts, n, axes["k_bytes"]], -128, 127, torch.int8)
+    exponents = draws.integers([experts, n, axes["num_k_blocks"]], typical - 1, typical + 1)
+    if kind == "far":
+        exponents += far_exponents(axes["num_k_blocks"], draws)
+    return {"weights": codes, "weights_scale": exponents.to(torch.int8)}
+
+
+def far_exponents(blocks: int, draws: Draws) -> torch.Tensor:
+    """FAR and -FAR in turn, int64 [blocks]."""
+    return FAR - 2 * FAR * (torch.arange(blocks, device=draws.device) % 2)
+
+
+def drawn_rows(definition: Definition, shape: list[int], plan: Plan, draws: Draws) -> torch.Tensor:
+    """bfloat16 activations; those of large mxfp4 weights are normal."""
+    kind = plan["values"]
+    if kind == "far":
+        blocks = definition.const_axes["num_k_blocks"]
+        undone = torch.exp2(-far_exponents(blocks, draws).double()).repeat_interleave(shape[1] // blocks)
+        return (drawn_activations(shape, "normal", plan["zero_row"], draws) * undone).to(torch.bfloat16)
+    kind = "normal" if kind == "large" and "weights_scale" in definition.inputs else kind
+    return drawn_activations(shape, kind, plan["zero_row"], draws)
 
 
 def weights_of(inputs: Inputs, expert: int) -> torch.Tensor:
@@ -117,17 +151,16 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     # A token's rows are those at its positions, so that rows in order name tokens in the order of the positions.
     owners = positions.flatten().argsort() // plan["top_k"]
     height = rows if "gammas" in definition.inputs else plan["num_tokens"]
-    activations = "normal" if kind == "large" and "weights_scale" in definition.inputs else kind
     known: Inputs = {
-        "x": drawn_activations([height, k], activations, plan["zero_row"], draws),
+        "x": drawn_rows(definition, [height, k], plan, draws),
         **drawn_weights(definition, scale, kind, draws),
         "bias": draws.normal([experts, n], scale=2.0).round() if whole else draws.normal([experts, n], scale=2.0),
         "expert_counts": torch.tensor(counts, dtype=torch.int32, device=draws.device),
         "row_tokens": owners.int(),
         "gammas": gammas.to(torch.bfloat16),
         "positions": positions,
-        "alpha": ALPHA,
-        "limit": LIMIT,
+        "alpha": plan.get("alpha"),
+        "limit": plan.get("limit"),
     }
     return {name: known[name] for name in definition.inputs}
 
@@ -219,6 +252,18 @@ SUM = ErrorBound(
     "roundings of the rows",
 )
 
+
+def usual_value(name: str, usual: float) -> Fault:
+    """The fault of a kernel that has gpt-oss's value of a scalar built in."""
+
+    def misread(inputs: Inputs, trial: Trial) -> Inputs | None:
+        return None if inputs[name] == usual else {**inputs, name: usual}
+
+    return with_inputs(f"{name} replaced by its usual value", misread)
+
+
+#: Of a clamped SwiGLU.
+FAULTS = (usual_value("alpha", ALPHAS[0]), usual_value("limit", LIMITS[0]))
 #: (definition, inputs) -> expected outputs.
 Oracle = Callable[[Definition, Inputs], dict[str, Expected]]
 TWIN = {"num_experts": 5, "n": 24, "k": 80}
@@ -242,6 +287,7 @@ def family(name: str, oracle: Oracle, policy: ErrorBound, more: Mapping[str, int
         oracle=oracle,
         compare={"output": policy},
         kernels=(kernels.kernel(gather, policy if gather else kernels.rounded_rows(policy)),),
+        faults=FAULTS if "swiglu" in name else (),
     )
 
 

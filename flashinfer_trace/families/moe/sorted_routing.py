@@ -82,6 +82,7 @@ FAMILIES = (
         twin={"num_experts": 16, "top_k": 4},
         plans=softmax.router_plans,
         corners=softmax.router_corners,
+        many_rows=9000,  # more than 2048 rows of an expert, the most that are drawn on a GPU
         plan_for_axes=softmax.router_plan_for_axes,
         make_inputs=make_inputs,
         oracle=oracle,

@@ -20,6 +20,8 @@ __all__ = ["FAMILIES"]
 
 #: Which of the tokens that may be kept next are: any; one that was drafted last; one that was drafted first.
 SHAPES = ("random", "deep", "wide")
+#: Tokens of a long text: more than a number of 16 bits can be.
+LONG = 70000
 FULL_MASK = 0
 #: The kernel has one thread a node in one block.
 LAUNCHABLE = {"batch_size": (1, 1 << 16)}
@@ -43,10 +45,11 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """Sequences without text, of one token, and of different lengths; and more of them than are drawn on a CPU."""
+    """Sequences without text, of one token, and of different lengths; more than are drawn on a CPU; and a long text."""
     low, high = request.range("batch_size", 0, 8, 64)
     few = [{"lengths": [0, 1, 17, 2][: max(low, min(4, high))], "shape": shape} for shape in SHAPES]
-    return [*few, {"lengths": [number % 4 for number in range(40)], "shape": "random"}]
+    long = {"lengths": [3, LONG][-high:], "shape": "random"}
+    return [*few, {"lengths": [number % 4 for number in range(40)], "shape": "random"}, long]
 
 
 def drafted(definition: Definition, shape: str, draws: Draws) -> tuple[list[int], list[int]]:
