@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import evaluate, reference_outputs
 from flashinfer_trace.harness.family import PlanRequest
 from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.power import stand_in
 from flashinfer_trace.harness.verify import Job, prepare, verify
 
 NAMES = (
@@ -98,6 +100,18 @@ def test_corners_have_each_alpha_and_limit(name, large):
     corners = family.corners(PlanRequest(definition, {}, large))
     assert {plan["alpha"] for plan in corners} == {1.702, 1.0, 0.5}
     assert {plan["limit"] for plan in corners} == {7.0, 1.5, 20.0}
+
+
+@pytest.mark.parametrize("usual", [{"alpha": 1.702}, {"limit": 7.0}])
+@pytest.mark.parametrize("name", [SWIGLU, NAMES[-1]])
+def test_a_kernel_that_has_alpha_or_limit_built_in_is_refused(name, usual):
+    definition = flashinfer_trace.load(name)
+
+    def call(definition, inputs, outputs):
+        return reference_outputs(definition, {**inputs, **usual}, 0)
+
+    kernel = dataclasses.replace(stand_in(None), call=call)
+    assert verify(Job(definition, family_of(definition), kernel), examples=0).status == "failed"
 
 
 @pytest.mark.parametrize("name", NAMES[4:])

@@ -19,7 +19,6 @@ from flashinfer_trace.families.moe.grouped_gemm import GROUPS, GROUPS_OF_MANY, g
 from flashinfer_trace.families.moe.products import PRODUCT, TERM_ROUNDINGS, U32, products, reshaped
 from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, summation_error
 from flashinfer_trace.harness.family import Family, Inputs, Plan, PlanRequest
-from flashinfer_trace.harness.faults import Fault, Trial, with_inputs
 from flashinfer_trace.harness.inputs import Draws, sizes
 
 __all__ = ["FAMILIES"]
@@ -252,18 +251,6 @@ SUM = ErrorBound(
     "roundings of the rows",
 )
 
-
-def usual_value(name: str, usual: float) -> Fault:
-    """The fault of a kernel that has gpt-oss's value of a scalar built in."""
-
-    def misread(inputs: Inputs, trial: Trial) -> Inputs | None:
-        return None if inputs[name] == usual else {**inputs, name: usual}
-
-    return with_inputs(f"{name} replaced by its usual value", misread)
-
-
-#: Of a clamped SwiGLU.
-FAULTS = (usual_value("alpha", ALPHAS[0]), usual_value("limit", LIMITS[0]))
 #: (definition, inputs) -> expected outputs.
 Oracle = Callable[[Definition, Inputs], dict[str, Expected]]
 TWIN = {"num_experts": 5, "n": 24, "k": 80}
@@ -287,7 +274,6 @@ def family(name: str, oracle: Oracle, policy: ErrorBound, more: Mapping[str, int
         oracle=oracle,
         compare={"output": policy},
         kernels=(kernels.kernel(gather, policy if gather else kernels.rounded_rows(policy)),),
-        faults=FAULTS if "swiglu" in name else (),
     )
 
 
