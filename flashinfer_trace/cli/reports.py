@@ -48,8 +48,9 @@ def print_reports(reports: Sequence[Report], root: Path, output_format: str) -> 
 def _only_twins(names: Sequence[str]) -> str:
     """How many Definitions have no case at their own sizes, why, which, and what to do about it."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    why = f"no case at their own sizes on a CPU (inputs of more than {REAL_BYTES // 2**20} MiB)"
-    return f"{len(names)} of these have {why}: {', '.join(names[:NAMED])}{more}; run them with --device cuda"
+    who = f"{len(names)} of these have no case at their" if len(names) > 1 else "1 of these has no case at its"
+    why = f"own sizes on a CPU (inputs of more than {REAL_BYTES // 2**20} MiB)"
+    return f"{who} {why}: {', '.join(names[:NAMED])}{more}; verify with --device cuda"
 
 
 def _row(report: Report) -> list[str]:

@@ -137,7 +137,7 @@ def test_definitions_without_a_case_at_their_own_sizes_are_named(invoke):
     small, large = "rmsnorm_h512", "moe_bf16_gather_gemm*"
     output = invoke("verify", small, large, "--examples", "5").stdout
     names = "moe_bf16_gather_gemm_e128_n1536_k2048, moe_bf16_gather_gemm_swiglu_e128_n5760_k2880"
-    line = f"2 of these have no case at their own sizes on a CPU (inputs of more than 72 MiB): {names}; run them with"
+    line = f"2 of these have no case at their own sizes on a CPU (inputs of more than 72 MiB): {names}; verify with"
     assert f"\n{line} --device cuda\n" in output
     assert "3 passed, 0 failed" in output
     reports = json.loads(invoke("verify", small, large, "--examples", "5", "--format", "json").stdout)
@@ -149,7 +149,7 @@ def test_definitions_without_a_case_at_their_own_sizes_are_named(invoke):
 def test_only_the_first_of_many_definitions_without_a_case_are_named(invoke):
     output = invoke("verify", "moe_bf16_expert_gemm_topk8*", "--examples", "5", "--jobs", "1").stdout
     (line,) = [line for line in output.splitlines() if "of these have no case" in line]
-    assert line.count("moe_bf16_expert_gemm") == 3 and line.endswith(" more; run them with --device cuda")
+    assert line.count("moe_bf16_expert_gemm") == 3 and line.endswith(" more; verify with --device cuda")
 
 
 def test_what_many_reports_say_is_printed_once(invoke):
