@@ -223,21 +223,20 @@ PLACE = re.compile(r"(srt/[\w/]+\.py)(?:, ((?:\w+\.)*\w+))?")
 @digests.needs_digest_sources
 @release.needs_sources
 def test_the_places_that_curated_claims_name_exist() -> None:
-    """Each function is in its file, and one of the files names the kernel."""
-    claims = [one for one in json.loads(curated_path(ROOT).read_text(encoding="utf-8"))["claims"] if "models" in one]
+    """Each function is in its file of the release that the claim names; of 0.5.8, the file names the kernel, too."""
     sources = {"SGLang 0.5.8": digests.SOURCES, "SGLang 0.5.11": release.SOURCES}
-    elsewhere = 0
+    claims = json.loads(curated_path(ROOT).read_text(encoding="utf-8"))["claims"]
+    checked = 0
     for claim in claims:
-        places = PLACE.findall(claim["source"])
-        found = re.match(r"SGLang 0\.5\.\d+", claim["source"])
-        if found is None:
-            elsewhere += 1
+        named = re.match(r"SGLang 0\.5\.\d+", claim["source"])
+        if named is None:
             continue
+        places = PLACE.findall(claim["source"])
         assert places, claim
-        texts = []
+        checked += 1
         for file, name in places:
-            texts.append((sources[found[0]] / "sglang" / file).read_text(encoding="utf-8"))
+            text = (sources[named[0]] / "sglang" / file).read_text(encoding="utf-8")
             last = re.escape(name.rpartition(".")[2])
-            assert not name or re.search(rf"\b(def|class) {last}\b|self\.{last} =", texts[-1]), (file, name)
-        assert any(claim.get("kernel", "") in text for text in texts), (places, claim["kernel"])
-    assert elsewhere <= 1
+            assert not name or re.search(rf"\b(def|class) {last}\b|self\.{last} =", text), (file, name)
+            assert named[0] != "SGLang 0.5.8" or claim.get("kernel", "") in text, (file, claim["kernel"])
+    assert checked >= sum("models" in claim for claim in claims) - 1
