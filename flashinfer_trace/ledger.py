@@ -98,6 +98,8 @@ class Ledger:
                 _ = entry.shortcoming, entry.worst, [output["policy"] for output in entry.outputs.values()]
                 if not all(isinstance(text, str) for text in entry.texts):
                     raise TypeError("a name, a version or a digest is not a string")
+                if not all(isinstance(figure, (int, float)) for figure in entry.figures):
+                    raise TypeError("an error is not a number")
             return cls(data["definition"], data["op_type"], entries)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise LedgerError(f"not an evidence file ({error!r}); record it again on a GPU") from None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import flashinfer_trace
-from flashinfer_trace import digests
+from flashinfer_trace import digests, ledger_entry
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.digests import PACKAGE, CodeDigests, contract_sha256
 from flashinfer_trace.records import load_records
@@ -123,3 +123,8 @@ def test_the_contract_is_what_the_definition_promises() -> None:
     assert len(different | {original}) == len(changes) + 1
     assert contract_sha256(dataclasses.replace(DEFINITION, description="x", tags=("y",), reference="z")) == original
     assert contract_sha256(Definition.from_dict(DEFINITION.to_dict())) == original
+
+
+def test_what_judges_outside_of_the_digest_is_as_it_was() -> None:
+    """These values decide what passes, and no digest changes with them: whoever changes one records all runs again."""
+    assert (ledger_entry.CLOSENESS, ledger_entry.REQUIRED_CASES, ledger_entry.SEED) == (1.05, 50, 0)

@@ -198,6 +198,16 @@ def test_what_is_no_evidence_is_an_error_with_the_file(dataset, content, message
         ledger.read(dataset, DEFINITIONS[NAME])
 
 
+@pytest.mark.parametrize("figure", ["kernel_worst", "reference_worst", "kernel_error", "reference_error"])
+def test_a_figure_that_is_no_number_is_an_error_with_the_file(dataset, figure):
+    path = ledger.evidence_path(dataset, DEFINITIONS[NAME])
+    document = json.loads(path.read_text())
+    document["entries"][0]["outputs"]["output"][figure] = "0.5"
+    path.write_text(json.dumps(document))
+    with pytest.raises(ledger.LedgerError, match=rf"{NAME}\.json: not an evidence file"):
+        ledger.read(dataset, DEFINITIONS[NAME])
+
+
 def test_a_symbolic_link_is_no_evidence(dataset):
     path = ledger.evidence_path(dataset, DEFINITIONS[NAME])
     path.rename(dataset / "elsewhere.json")
