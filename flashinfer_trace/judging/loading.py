@@ -19,7 +19,7 @@ __all__ = ["LoadError", "ReturnError", "Submitted", "bound", "load"]
 #: Names that are looked for in a file when none is given, in this order.
 USUAL_NAMES = ("run", "ModelNew", "kernel")
 
-#: Booleans that are right are what the judge drew for them with a probability of 2 to the power of minus this.
+#: Fewest booleans by which an untouched output is recognised: right ones equal those drawn with probability 2^-64.
 BOOLEANS = 64
 
 #: (inputs by name, poisoned outputs by name) -> what the submission returned, None if it wrote into the outputs.

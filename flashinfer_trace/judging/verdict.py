@@ -26,7 +26,7 @@ class Grade:
 
 #: What a process says if an import fails while the kernel runs. This package, which is kept from it, is not missing.
 _MISSING = re.compile(r"(ModuleNotFoundError: No module named|ImportError:) ")
-#: What is said of a tensor that would fit other axes (`harness.outputs.misfits`).
+#: Part of every message about an output of the wrong shape (see `harness.outputs.misfits`).
 _SHAPE = " has the shape "
 #: What torch, CUDA, Triton and cuBLAS say if a GPU has no memory left. Other processes may have taken it.
 _NO_MEMORY = re.compile(

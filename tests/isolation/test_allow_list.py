@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import functools
 import math
 import subprocess
@@ -191,12 +192,9 @@ def test_speculative_samplers_draw() -> None:
     ],
 )
 def test_the_type_of_tensors_is_named_and_never_called(body: str, refused: bool) -> None:
-    source = f"import torch\nfrom torch import Tensor\n\n\n{body}\n"
-    if not refused:
-        check_allowed(source, "mine", "rmsnorm")
-        return
-    with pytest.raises(ReferenceSourceError, match=r"torch\.Tensor as a value can be called.*in isinstance\(\) only"):
-        check_allowed(source, "mine", "rmsnorm")
+    message = r"torch\.Tensor as a value can be called.*in isinstance\(\) only"
+    with pytest.raises(ReferenceSourceError, match=message) if refused else contextlib.nullcontext():
+        check_allowed(f"import torch\nfrom torch import Tensor\n\n\n{body}\n", "mine", "rmsnorm")
 
 
 @pytest.mark.parametrize(
@@ -220,12 +218,9 @@ def test_the_type_of_tensors_is_named_and_never_called(body: str, refused: bool)
     ],
 )
 def test_nothing_differs_from_process_to_process(body: str, refused: bool) -> None:
-    source = f"import torch\n\n\n{body}\n"
-    if not refused:
-        check_allowed(source, "mine", "sampling")
-        return
-    with pytest.raises(ReferenceSourceError, match=r"text|f-string|memory of|builtin set|construct Set"):
-        check_allowed(source, "mine", "sampling")
+    message = r"text|f-string|memory of|builtin set|construct Set"
+    with pytest.raises(ReferenceSourceError, match=message) if refused else contextlib.nullcontext():
+        check_allowed(f"import torch\n\n\n{body}\n", "mine", "sampling")
 
 
 def test_errors_name_construct_line_and_how_to_propose() -> None:
