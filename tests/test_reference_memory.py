@@ -30,17 +30,18 @@ ROWS = {
     **dict.fromkeys(("total_rows", "num_pairs", "num_copies"), TOKENS * TOP_K),
     "num_rows": TOKENS,
 }
-#: Values that DeepSeek-V3's config.json, and an eighth of its experts, give to axes; V3.2's indexer has 64 heads.
+#: Values that DeepSeek-V3's config.json, and an eighth of its experts, give to axes. Rows of features have 56 scales,
+#: V3.2's indexer has 64 heads of 128, a shared expert may be a ninth choice, and drafts have 4 tokens.
 #: Axes that are not here (blocks, packed bytes, page sizes) follow from them, or may have any value.
 SIZES = {
-    "hidden_size": {7168},
+    "hidden_size": {7168, 128, 56},
     "vocab_size": {129280},
     "intermediate_size": {2048, 18432},
     "num_experts": {32, 256},
     "num_local_experts": {32},
-    "top_k": {TOP_K, 2048},
+    "top_k": {TOP_K, TOP_K + 1, 2048},
     "n_group": {8},
-    "num_qo_heads": {128},
+    "num_qo_heads": {128, 64},
     "num_heads": {128, 64},
     "num_kv_heads": {128, 1},
     "head_dim_ckv": {512},
@@ -48,6 +49,7 @@ SIZES = {
     "head_size": {64},
     "qk_dim": {192},
     "vo_dim": {128},
+    "num_speculative_tokens": {4},
 }
 #: (n, k) of its linear layers, of its experts, and of the products with each head's part of kv_b_proj.
 LAYERS = {
@@ -159,6 +161,14 @@ def test_the_choice_has_every_format_and_kind_of_kernel():
     assert linear | {"mla_paged_decode", "mla_ragged_prefill_causal", "dsa_sparse_attention", "fast_topk_v2"} < families
     assert {"top_k_top_p_sampling_from_probs", "rmsnorm", "per_token_quant_fp8", "moe_align_block_size"} < families
     assert {"gemm_bf16_n129280_k7168", "fp8_scaled_mm_n36864_k7168", "fp8_scaled_mm_n7168_k18432"} < names
+
+
+def test_each_family_that_deepseek_v3_calls_is_chosen():
+    models = {"model:deepseek-v3", "model:deepseek-v3.2"}
+    called = {family for family, members in MEMBERS.items() if any(models & set(one.tags) for one in members)}
+    assert len(called) > 30
+    names = {one.name for one in CHOSEN}
+    assert not {family for family in called if names.isdisjoint(one.name for one in MEMBERS[family])}
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from flashinfer_trace.files import read_text
 from flashinfer_trace.harness.family import Family, Kernel
 from flashinfer_trace.traffic import path_of
 from flashinfer_trace.traffic.taken import unfit
+from tools.shared.family_records import capabilities
 from tools.shared.markdown import code, table
 
 __all__ = ["times_missing"]
@@ -76,8 +77,7 @@ def _defects(root: Path) -> set[str]:
 
 
 def _other_gpu(family: Family) -> str:
-    low = min(kernel.min_capability for kernel in family.kernels)
-    return f"needs a GPU of compute capability {low[0]}.{low[1]} or above"
+    return f"needs a GPU of compute capability {capabilities(family.kernels)}"
 
 
 def _planned(root: Path, members: Sequence[Definition]) -> list[Given]:

@@ -12,6 +12,7 @@ from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.family import Family, Kernel
 from flashinfer_trace.ledger import RECORDED_ON, VERIFIED, Entry, module_today, proofs, read
 from tools.extract_definitions import model_needs
+from tools.shared.family_records import capabilities
 from tools.shared.markdown import table
 
 __all__ = ["sizes", "stale", "verification_documents"]
@@ -60,9 +61,15 @@ tests against the float64 oracle run on every machine.
 
 MISSING = """## Kernels that have not been run yet
 
-Most need a Blackwell GPU. Whoever has one can contribute their runs:
+Most need a B200 or B300 (compute capability 10.x). Whoever has one can contribute their runs:
 `pytest -m gpu --require-gpu -rs --missing-evidence --record-evidence evidence` runs just the kernels that lack one, and
 `flashinfer-trace embed && python -m tools.generate_docs` then writes the status, the tags and these pages.
+
+`-rs` names what is not installed. Kernels called `sglang.*` need SGLang, which the extra `gpu` leaves out
+([CONTRIBUTING.md](../CONTRIBUTING.md#record-evidence) says how to add it); `sgl_kernel.cutlass_scaled_fp4_mm` needs
+sgl-kernel 0.3.21, in an environment with CUDA 12. FlashInfer downloads the binaries of its `trtllm_*` kernels when they
+are called first, so these need access to the network. `cutlass_mla_decode` raises on a B300:
+`-k "not cutlass_mla_decode"` leaves it out there.
 """
 
 STALE = """## Runs judged by older code
@@ -201,6 +208,5 @@ def sizes(root: Path) -> list[list[str]]:
 def why_missing(family: Family, kernel: Kernel) -> str:
     """Why there is no evidence of a kernel."""
     if kernel.unavailable(RECORDED_ON) is not None:
-        capability = f"needs compute capability {'.'.join(map(str, kernel.min_capability))} or above"
-        return capability + FORMER_LIBRARIES.get(kernel.library, "")
+        return f"needs compute capability {capabilities([kernel])}" + FORMER_LIBRARIES.get(kernel.library, "")
     return family.unverified or "awaits a GPU run"

@@ -176,6 +176,8 @@ def test_kernels_without_a_time_are_listed_with_the_reason():
     whys = {kernel: why for _, kernel, why in rows}
     assert f"`{label}`" not in whys
     assert whys["all"] == "needs a GPU of compute capability 10.0 or above"
+    _, (limited,) = missing("moe_nvfp4_experts_quant_e32_k7168")
+    assert limited[1:] == ["all", "needs a GPU of compute capability 10.0 to 10.3"]
     assert whys["`sgl_kernel.dsv3_fused_a_gemm`"] == f"not for `{name}`: needs n = 2112"
     assert whys["`sgl_kernel.dsv3_router_gemm`"] == "takes m from 1 to 16, and a workload has 64"
 

@@ -39,6 +39,11 @@ In `moe_*`, `gemm1_weights` stacks the up projection on the gate, as that datase
 (`trtllm_fp8_block_scale_moe`, `trtllm_bf16_moe`). SGLang's `fused_experts` and its CUTLASS kernels take the gate first:
 to run them, exchange the halves of `gemm1_weights` and of its scales. The tests of these kernels do so. Where a linear
 layer makes both halves for `silu_and_mul` or `gelu_tanh_and_mul`, the gate is first, as in these kernels.
+
+## Tokens of samplers
+
+`samples` is int64, as in that dataset. FlashInfer's functions return int32, and `pytest -m gpu` converts what they
+return.
 """
 
 

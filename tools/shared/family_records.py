@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from flashinfer_trace.cli.reports import error_place
 from flashinfer_trace.cli.tasks import unfinished
 from flashinfer_trace.families import FamilyError, all_families, module_of
-from flashinfer_trace.harness.family import Family
+from flashinfer_trace.harness.family import Family, Kernel
 
-__all__ = ["usable_families"]
+__all__ = ["capabilities", "usable_families"]
+
+#: The highest compute capability of a kernel that has no limit.
+UNLIMITED = Kernel("", "", None).max_capability
 
 
 def usable_families(names: Sequence[str] = ()) -> dict[str, Family]:
@@ -33,3 +36,10 @@ def usable_families(names: Sequence[str] = ()) -> dict[str, Family]:
             file = importlib.import_module(f"flashinfer_trace.{module_of(family)}").__file__
             raise FamilyError(f"{file}: the record of {family.name} has no kernel; list the kernels that compute it")
     return families
+
+
+def capabilities(kernels: Sequence[Kernel]) -> str:
+    """The compute capabilities that some of the kernels run on: ``10.0 to 10.3``, or ``10.0 or above``."""
+    low = ".".join(map(str, min(one.min_capability for one in kernels)))
+    highest = max(one.max_capability for one in kernels)
+    return f"{low} or above" if highest == UNLIMITED else f"{low} to {'.'.join(map(str, highest))}"
