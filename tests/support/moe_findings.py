@@ -30,6 +30,15 @@ def sum_reduce_last_columns() -> bool:
     return bool((output == 2).all())
 
 
+def sum_reduce_without_factor() -> bool:
+    import sgl_kernel
+
+    rows = torch.ones(1, 2, 16, dtype=torch.bfloat16, device="cuda")
+    output = torch.full((1, 16), -1.0, dtype=torch.bfloat16, device="cuda")
+    sgl_kernel.moe_sum_reduce(rows, output)
+    return bool((output == 2).all())
+
+
 def sigmoid_repeats_an_expert() -> bool:
     import sgl_kernel
 
