@@ -98,6 +98,14 @@ def test_the_constants_fit_together(name):
         assert config["topk_group"] <= config["n_group"]
 
 
+def test_a_model_that_is_the_same_as_another_has_its_constants():
+    """The other names none itself, as what is traced for it is looked up under its own name."""
+    same = {name: model["same_as"] for name, model in MODELS.items() if "same_as" in model}
+    assert same["deepseek-r1"] == "deepseek-v3"
+    for name, other in same.items():
+        assert name != other and other not in same and MODELS[name]["config"] == MODELS[other]["config"]
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_says_how_it_was_checked(name):
     """What it says of a test is true, and fields that the test leaves out are named."""
@@ -202,7 +210,7 @@ def test_each_gap_of_a_model_is_named_with_its_reason(name):
     for gap in needed["unsupported"]:
         reason, _, kernels = gap["reason"].rpartition(": ")
         assert len(reason) > 10 and named[gap["name"]].endswith(f": {reason}") and kernels
-    with_definitions = {"bmm_fp8", "concat_mla_k", "merge_state_v2", "set_mla_kv_buffer"} & set(named)
+    with_definitions = {"bmm", "bmm_fp8", "concat_mla_k", "merge_state_v2", "set_mla_kv_buffer"} & set(named)
     assert not with_definitions or not any("no family covers it" in named[op] for op in with_definitions)
 
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import flashinfer_trace
 from flashinfer_trace.cli import main
-from flashinfer_trace.model_coverage import model_coverages
+from flashinfer_trace.model_coverage import load_needs, model_coverages
 from tools.extract_definitions import model_needs
 from tools.extract_definitions.models import available
 
@@ -119,6 +119,34 @@ def test_committed_needs_are_up_to_date_and_follow_the_schema():
     for path, text in documents.items():
         assert path.read_text() == text, f"{path} is out of date; run `python -m tools.generate_docs`"
         assert [error.message for error in validator.iter_errors(json.loads(text))] == []
+
+
+def kernels_of(name):
+    return {entry["kernel"] for entry in load_needs(ROOT, name)[name]["kernels"]}
+
+
+def test_the_kernels_of_a_model_are_those_of_its_own_configurations():
+    """DeepSeek-V3, DeepSeek-V3.2 and Kimi-K2 have one architecture: DeepseekV3ForCausalLM."""
+    own, sparse, kimi = (kernels_of(name) for name in ("deepseek-v3", "deepseek-v3.2", "kimi-k2"))
+    indexer = {"deep-gemm:fp8_mqa_logits", "jit:hadamard_transform", "triton:_quantize_k_cache_fast_kernel"}
+    assert indexer <= sparse and not indexer & (own | kimi)
+    assert "sgl-kernel:kimi_k2_moe_fused_gate" in kimi - own and "sgl-kernel:moe_fused_gate" in own - kimi
+
+
+def test_a_model_without_configurations_has_the_kernels_of_the_same_model_or_of_its_architecture():
+    assert kernels_of("deepseek-r1") == kernels_of("deepseek-v3")
+    assert kernels_of("llama-3.1-70b") == kernels_of("llama-3.1-8b")
+    assert all(kernels_of(name) for name in available(ROOT))
+
+
+def test_an_op_is_not_said_to_have_no_family_if_its_function_has_one():
+    """Batch-invariant code replaces torch.bmm, which bmm_bf16 describes, by a kernel that no record has."""
+    for name in ("deepseek-v3", "deepseek-r1", "kimi-k2"):
+        reasons = {op["name"]: op["reason"] for op in load_needs(ROOT, name)[name]["unsupported"]}
+        assert reasons["bmm"] == (
+            "no recipe; other kernels of its function have Definitions: triton:bmm_kernel_persistent"
+        )
+        assert reasons["get_mla_kv_buffer"].startswith("no family covers it: ")
 
 
 def test_no_model_lacks_a_definition_that_its_ops_need():

@@ -16,7 +16,7 @@ from flashinfer_trace.json_source import TRACES, load_object
 from flashinfer_trace.kernel_coverage import definitions_by_kernel, kernel_coverages, key_of_traced
 from flashinfer_trace.kernel_paths import CALLED
 from flashinfer_trace.model_coverage import load_needs
-from tools.op_tracing.asked_for import ASKED, PLANS, AskedKernel, asked_for, asked_kernels, models_not_claimed
+from tools.op_tracing.asked_for import ASKED, DEEPSEEK, PLANS, AskedKernel, asked_for, asked_kernels, models_not_claimed
 from tools.op_tracing.definitions import covered, functions
 from tools.op_tracing.kernel_coverage import without_definition
 from tools.op_tracing.only_named import only_named, why_not_run
@@ -57,6 +57,38 @@ def test_topk_softmax_has_the_sizes_of_deepseek_v3_and_not_its_tag(asked):
     assert "moe_topk_softmax_topk8_e256" in asked["topk_softmax"].tagged
     tags = {tag for one in definitions() if one.name in asked["topk_softmax"].tagged for tag in one.tag_values("model")}
     assert "deepseek-v2-lite" in tags and not tags & {"deepseek-v3", "deepseek-r1", "deepseek-v3.2"}
+
+
+def sizes_of_deepseek_v3():
+    """What names give of DeepSeek-V3's layers: sizes of its configuration and of its projections, on 1 to 8 GPUs."""
+    config = load_object(find_root() / "models" / "deepseek-v3.json")["config"]
+    heads, rank, latent = (config[name] for name in ("num_attention_heads", "q_lora_rank", "kv_lora_rank"))
+    nope, rotated, value = (config[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    whole = {size for size in config.values() if type(size) is int}
+    whole |= {rank + latent + rotated, heads * (nope + rotated), heads * (nope + value), heads * value}
+    whole |= {2 * config[name] for name in ("intermediate_size", "moe_intermediate_size")}
+    return {size // gpus for size in whole for gpus in (1, 2, 4, 8)}
+
+
+def test_kernels_without_a_tag_of_deepseek_have_its_sizes(asked):
+    others = [one for one in asked.values() if one.tagged and not one.models & DEEPSEEK]
+    assert {"topk_softmax", "merge_state", "int8_scaled_mm"} <= {one.name for one in others}
+    assert not {"moe_fused_gate", "merge_state_v2", "rmsnorm"} & {one.name for one in others}
+    known = sizes_of_deepseek_v3()
+    for one in others:
+        named = [re.findall(r"(?<=_)(?!fp|nvfp)[a-z]+(\d+)(?=_|$)", name) for name in one.tagged]
+        assert any(sizes and {int(size) for size in sizes} <= known for sizes in named), one.name
+    text = asked_for(asked.values())
+    assert f"\n{len(others)} of the kernels have no Definition that is tagged with DeepSeek-V3" in text
+
+
+def test_the_total_tells_kernels_that_ran_from_those_that_are_only_named(asked):
+    ran = AskedKernel("a", ["x"], {"deepseek-v3"}, True, {GPU: {"x"}})
+    named = [AskedKernel(name, ["x"], reason="Needs compute capability 10.0.") for name in "bc"]
+    total = asked_for([ran, *named, AskedKernel("d", reason="Only a number.")]).splitlines()[-1]
+    missing = "2 need compute capability 10.0, 1 without a Definition"
+    assert total == f"| **all 4 kernels** | 1 that ran, 2 that are only named | 1 on {GPU} | {missing} |"
+    assert asked_for(asked.values()).splitlines()[-1].startswith(f"| **all {ASKED_KERNELS} kernels** |")
 
 
 def test_a_kernel_of_another_gpu_is_only_named(asked):

@@ -217,6 +217,31 @@ def test_sglang_sorts_the_experts_of_other_ranks_as_one_more(experts: int, compu
     assert computes(sort, load("moe_align_block_size_topk9_e257_b64")) is computed
 
 
+#: Triton compiles the kernel for the number of features in a group: it is in no recording.
+PACKED = "codes: float8_e4m3fn[3,512], scales: float32[3,4], rope: bfloat16[3,64], "
+NEW_KEYS = "k_nope: bfloat16[3,512], k_rope: bfloat16[3,64]"
+
+
+@pytest.mark.parametrize(
+    ("definition", "arguments", "computed"),
+    [
+        ("quantize_k_cache_ckv512_kpe64_g128", PACKED + NEW_KEYS, True),
+        ("quantize_k_cache_ckv512_kpe64_g128", PACKED.replace("[3,4]", "[3,8]") + NEW_KEYS, False),  # 64 features
+        ("quantize_k_cache_ckv512_kpe64_g128", NEW_KEYS, False),
+        # The sizes of outputs follow from those of inputs, but they have to be there, too.
+        ("silu_and_mul_i1408", "input: bfloat16[8,2816], out: bfloat16[8,1408]", True),
+        ("silu_and_mul_i704", "input: bfloat16[8,2816], out: bfloat16[8,1408]", False),
+        # Nor does the number of choices follow from rows of any number.
+        ("moe_topk_softmax_sorted_topk8_e128", "logits: bfloat16[9,128], pairs: int32[72]", False),
+        ("moe_topk_softmax_sorted_topk8_e128", "logits: bfloat16[9,128], pairs: int32[72], k: 8", True),
+    ],
+)
+def test_a_size_that_follows_from_others_may_be_missing_unless_a_tensor_has_it(
+    definition: str, arguments: str, computed: bool
+):
+    assert computes(call("x", arguments), load(definition)) is computed
+
+
 def test_evidence_names_what_launches_a_triton_kernel():
     write = load("set_mla_kv_buffer_ckv512_kpe64")
     evidence = Evidence([write], {write.name: ["sglang.srt.mem_cache.utils.set_mla_kv_buffer_triton"]})

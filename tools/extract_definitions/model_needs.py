@@ -100,11 +100,12 @@ def _sizes(planner: Planner, request: Request) -> list[dict[str, Any]]:
 def _kernels(model: Model, trace: Mapping[str, Any]) -> list[dict[str, Any]]:
     """All kernels that the code calls in the listed configurations, each with its ops.
 
-    The configurations are those of the model's architecture; if the list has none, those of the model itself.
+    The configurations are those of the model, or of the one with the same config (`same_as`); if the list has none,
+    those of its architecture.
     """
-    listed = trace["configurations"]
-    own = {n for n, one in enumerate(listed) if one["architecture"] == model.architecture}
-    own = own or {n for n, one in enumerate(listed) if plain_name(one["model"]) == plain_name(model.name)}
+    listed, models = trace["configurations"], {plain_name(model.name), plain_name(model.same_as)}
+    own = {n for n, one in enumerate(listed) if plain_name(one["model"]) in models}
+    own = own or {n for n, one in enumerate(listed) if one["architecture"] == model.architecture}
     ops: dict[str, set[str]] = defaultdict(set)
     for kernel in trace["kernels"]:
         for chain in kernel["chains"]:

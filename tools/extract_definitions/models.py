@@ -59,6 +59,7 @@ class Model:
         config: the fields of its configuration.
         path: the file that they come from.
         quantised: the `quantization_config` of each repository that publishes the model in other numbers.
+        same_as: the name of another model with the same configuration; "" if the file names none.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Model:
     config: Mapping[str, Any]
     path: Path
     quantised: tuple[Mapping[str, Any], ...] = ()
+    same_as: str = ""
 
     def __post_init__(self) -> None:
         """A window that no position exceeds is none."""
@@ -212,7 +214,7 @@ def load_model(root: Path, name: str) -> Model:
         quantised = tuple(one["quantization_config"] for one in data.get("quantised", ()))
     except (TypeError, KeyError) as error:
         raise ExtractionError(f"{path}: 'quantised' is malformed; schema/model.schema.json describes it") from error
-    return Model(path.stem, title, config, path, quantised)
+    return Model(path.stem, title, config, path, quantised, str(data.get("same_as", "")))
 
 
 def load_config(root: Path, path: Path, name: str) -> Model:

@@ -19,7 +19,8 @@ from flashinfer_trace.json_source import load_object
 from flashinfer_trace.kernel_coverage import definitions_by_kernel
 from flashinfer_trace.kernel_paths import claimable
 from flashinfer_trace.model_claims import load_model_claims
-from flashinfer_trace.naming import Naming, derive_name, load_naming, ordered
+from flashinfer_trace.naming import Naming, derive_name, family_name, load_naming, ordered
+from flashinfer_trace.records import load_records
 from flashinfer_trace.reference import render
 from flashinfer_trace.validation.model_rules import untagged_models, untagged_sizes
 from tools.extract_definitions.claimed import all_stages, describing, mark_claims
@@ -339,15 +340,27 @@ def _for_review(root: Path, request: Request, met: set[str]) -> Iterator[tuple[s
 def _reason(root: Path, request: Request, op: Op) -> str:
     """Why an op has no Definition that follows from the model, with its kernels."""
     known, kernels = request.uncovered if op.group in ("", "sampling") else {}, _kernels(request, op)
-    curated = any(kernel_name(kernel) in _with_definitions(root) for kernel in kernels)
-    reason = known.get(op.name, "no recipe; some of its kernels have Definitions" if curated else "no family covers it")
-    return f"{reason}: {', '.join(kernels) or 'torch'}"
+    reason = "no family covers it"
+    if any(kernel_name(kernel) in _with_definitions(root) for kernel in kernels):
+        reason = "no recipe; some of its kernels have Definitions"
+    elif op.name in _functions_with_definitions(root):
+        reason = "no recipe; other kernels of its function have Definitions"
+    return f"{known.get(op.name, reason)}: {', '.join(kernels) or 'torch'}"
 
 
 @functools.cache
 def _with_definitions(root: Path) -> frozenset[str]:
     """The kernels that have Definitions, whichever model these are for."""
     return frozenset(definitions_by_kernel(root, _readable(definition_paths(root))))
+
+
+@functools.cache
+def _functions_with_definitions(root: Path) -> frozenset[str]:
+    """The functions of PyTorch that have Definitions. An op that calls one is named after it."""
+    naming = load_naming(root)
+    known = {family_name(one, naming) for one in _readable(definition_paths(root))}
+    kernels = (one for name, of in load_records(root).families.items() if name in known for one in of.values())
+    return frozenset(kernel.path.rpartition(".")[2] for kernel in kernels if kernel.library == "torch")
 
 
 def _readable(paths: Iterable[Path]) -> Iterator[Definition]:

@@ -29,10 +29,16 @@ KERNELS = """## Kernels of DeepSeek models
 The kernels that SGLang calls for DeepSeek models, as the project's issue lists them (`traces/asked_for.json`), by the
 last component of their dotted path: Definitions whose tags name them, and how many of these have a run of the kernel
 itself on which GPU. Kernels that need compute capability {capability} are tagged `called_as:`, because a tag names a
-kernel by its library (`fi_api:`, `sgl_api:`, `triton_api:`) only once a run on a GPU of its own is recorded. Of the
-Definitions of `topk_softmax`, `moe_topk_softmax_topk8_e256` has the sizes of DeepSeek-V3. None is tagged with that
-model, which routes by sigmoid and groups of experts (`moe_fused_gate`); DeepSeek-V2-Lite routes by softmax.
+kernel by its library (`fi_api:`, `sgl_api:`, `triton_api:`) only once a run on a GPU of its own is recorded.
+
+{count} of the kernels have no Definition that is tagged with DeepSeek-V3, DeepSeek-R1 or DeepSeek-V3.2, because by
+default these models call others: their weights are in another format, they have another activation, route in another
+way, or merge states in another base. Each of the kernels has a Definition of DeepSeek-V3's sizes all the same, as
+`topk_softmax` has `moe_topk_softmax_topk8_e256`, although that model routes by sigmoid and groups of experts:
+{names}.
 """
+#: The models for which the kernels were asked for, as tags name them.
+DEEPSEEK = {"deepseek-v3", "deepseek-r1", "deepseek-v3.2"}
 
 MODELS = """## Models that are not claimed
 
@@ -49,6 +55,7 @@ class AskedKernel:
     Attributes:
         name: the last component of its dotted paths.
         tagged: names of the Definitions that have a tag of it.
+        models: the models with which these are tagged.
         ran: whether a tag names it by its library.
         runs: GPU -> names of the Definitions that have a run of it there.
         reason: why there is no tag, or no run.
@@ -56,6 +63,7 @@ class AskedKernel:
 
     name: str
     tagged: list[str] = field(default_factory=list)
+    models: set[str] = field(default_factory=set)
     ran: bool = False
     runs: dict[str, set[str]] = field(default_factory=dict)
     reason: str = ""
@@ -83,6 +91,7 @@ def asked_kernels(
             kernel = found.get(_name(path))
             if kernel is not None and namespace in KINDS:
                 kernel.ran |= namespace != CALLED
+                kernel.models.update(one.tag_values("model"))
                 if one.name not in kernel.tagged:
                     kernel.tagged.append(one.name)
         for entry in proofs(root, one):
@@ -100,11 +109,16 @@ def asked_for(kernels: Iterable[AskedKernel]) -> str:
     found = list(kernels)
     headings = ["Kernel", "Definitions with a tag", "Definitions with its own run", "Why there is none"]
     gpus = Counter(gpu for one in found for gpu in one.runs)
-    sums = [f"{sum(bool(one.tagged) for one in found)} of {len(found)} kernels", *_counted(gpus.items())]
     rows = [[code(one.name), _names(one), ", ".join(_runs(one)), escape(one.reason)] for one in found]
-    needed = {one.reason.rpartition(" ")[2].rstrip(".") for one in found if one.tagged and one.reason and not one.runs}
-    text = KERNELS.format(capability=" or ".join(sorted(needed)))
-    return "\n".join(["", text, *table(headings, [*rows, ["**all**", sums[0], ", ".join(sums[1:]), ""]])]) + "\n"
+    named = [one for one in found if one.tagged and not one.runs]
+    needed = Counter(one.reason.rpartition(" ")[2].rstrip(".") for one in named if one.reason)
+    others = [one.name for one in found if one.tagged and not one.models & DEEPSEEK]
+    text = KERNELS.format(capability=" or ".join(sorted(needed)), count=len(others), names=", ".join(map(code, others)))
+    missing = [f"{count} need compute capability {least}" for least, count in sorted(needed.items())]
+    missing.append(f"{sum(not one.tagged for one in found)} without a Definition")
+    ran = f"{sum(bool(one.runs) for one in found)} that ran, {len(named)} that are only named"
+    total = [f"**all {len(found)} kernels**", ran, ", ".join(_counted(gpus.items())), ", ".join(missing)]
+    return "\n".join(["", text, *table(headings, [*rows, total])]) + "\n"
 
 
 def models_not_claimed(root: Path, asked: Mapping[str, Any], dataset: Iterable[Definition]) -> str:

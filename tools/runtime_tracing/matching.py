@@ -8,7 +8,7 @@ import functools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from flashinfer_trace import Definition, TensorSpec
 from flashinfer_trace.kernel_coverage import LAUNCHED_BY
@@ -32,6 +32,9 @@ _CACHES = re.compile(r"\bv_cache: ")
 _EPS = re.compile(r"^EPS = (\S+)$", re.MULTILINE)
 #: Compiled functions have no names of parameters: among their numbers only an epsilon has a negative exponent.
 _UNNAMED_EPS = re.compile(r"\b\d+: ([\d.]+e-\d+)(?=, |$)")
+_NAME = re.compile(r"\b[a-z_]\w*")
+#: A remainder or a rounded quotient is that of several numbers.
+_ONE_WAY = re.compile(r"//|%")
 #: Settings of kernels -> the only value that Definitions describe: top-k before top-p, scales of any value.
 DESCRIBED = {"filter_apply_order": "'top_k_first'", "SCALE_UE8M0": "False"}
 #: Parts of the names of Definitions -> a setting, and its value in these.
@@ -112,9 +115,9 @@ def computes(call: RecordedCall, definition: Definition, window: int | None = No
     # A size that no input has, such as the number of chosen experts, is one of an output, or a number.
     named = {axis for one in inputs for axis in one.shape or ()}
     named |= {name for name in const for rule in definition.constraints if rule.startswith(f"{name} ==")}
-    elsewhere = {value for name, value in const.items() if name not in named | SETTING_AXES}
-    numbers = {size for _, shape in given for size in shape} | set(map(int, _INTEGER.findall(arguments)))
-    if not only_output and not elsewhere <= numbers | {1}:
+    numbers = {1, *(size for _, shape in given for size in shape), *map(int, _INTEGER.findall(arguments))}
+    found = {name for name, value in const.items() if name in named | SETTING_AXES or value in numbers}
+    if not only_output and not const.keys() <= found | _determined(definition, found):
         return False
     codes = next((one.dtype for one in inputs if one.dtype.startswith("float8")), None)
     # Kernels take scales after the codes that they belong to, or after all codes.
@@ -135,6 +138,21 @@ def tensors(arguments: str) -> tuple[tuple[str, Shape], ...]:
     """dtype and shape of each tensor among recorded arguments, in order."""
     found = _TENSOR.findall(arguments)
     return tuple((dtype, tuple(map(int, filter(None, sizes.split(","))))) for dtype, sizes in found)
+
+
+def _determined(definition: Definition, found: Set[str]) -> set[str]:
+    """The axes of no tensor that constraints give from constant axes that were found: a group's size from their number.
+
+    Triton compiles a kernel for such a number, which recordings then lack. They have the sizes of tensors: an output
+    that is not among them is that of another Definition, even if its size follows from that of an input.
+    """
+    sizes = {axis for one in (*definition.inputs.values(), *definition.outputs.values()) for axis in one.shape or ()}
+    determined: set[str] = set()
+    for rule in definition.constraints:
+        unknown = [name for name in _NAME.findall(rule) if name not in found]
+        if "==" in rule and not _ONE_WAY.search(rule) and len(unknown) == 1:
+            determined.update(unknown)
+    return determined - sizes
 
 
 def _is_sized(tensor: TensorSpec, const: Mapping[str, int]) -> bool:
