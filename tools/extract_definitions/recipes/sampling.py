@@ -50,13 +50,14 @@ SHOULD_SUM_TO_1 = (
     "in proportion."
 )
 DRAWN = "Index of the token drawn from each row, 0 to vocab_size - 1; 0 if"
+INT32 = "FlashInfer returns int32."
 SCALED = "Kept probabilities divided by their sum,"
 #: Family -> its output.
 RESULTS = {
     "min_p_sampling_from_probs": f"{DRAWN} min_p is above 1, which keeps nothing, and vocab_size - 1 for a row of "
-    "zeros.",
+    f"zeros. {INT32}",
     "top_k_renorm_probs": f"{SCALED} or by 1e-8 if that is larger; 0 for all other tokens.",
-    "top_k_top_p_joint_sampling_from_probs": f"{DRAWN} nothing is kept.",
+    "top_k_top_p_joint_sampling_from_probs": f"{DRAWN} nothing is kept. {INT32}",
     "top_p_renorm_probs": f"{SCALED} unless that is at most 1e-8; 0 for all other tokens.",
 }
 
