@@ -48,7 +48,7 @@ def find_root() -> Path:
         DatasetError: none of them contains a dataset.
     """
     override = os.environ.get(ROOT_VARIABLE)
-    candidates = [Path(override).resolve()] if override else [PACKAGE.parent, PACKAGE / "data"]
+    candidates = [Path(os.path.realpath(override))] if override else [PACKAGE.parent, PACKAGE / "data"]
     for candidate in candidates:
         if _is_dataset(candidate):
             editable = candidate == PACKAGE.parent and not override
@@ -92,8 +92,8 @@ def load(name: str, root: Path | None = None) -> Definition:
     root = root or find_root()
     for directory in (root / "definitions").glob("*"):  # not by `definition_paths`, which reads all of them
         path = directory / f"{name}.json"
-        if path.stem == name and path.is_file():
-            return _read(path, path.stat().st_mtime_ns)
+        if path.stem == name and os.path.lexists(path):
+            return _read(path, _modified(path))
     names = [path.stem for path in definition_paths(root)]
     hint = closest(name, names) or "`flashinfer-trace list` shows all names"
     raise DatasetError(f"no Definition named {name!r} among {len(names)} in {root / 'definitions'}; {hint}")
@@ -121,13 +121,21 @@ def definitions(op_type: str | None = None, tag: str | None = None, root: Path |
         known = sorted(path.name for path in (root / "definitions").iterdir() if path.is_dir())
         raise DatasetError(f"no op_type {op_type!r}; {closest(op_type, known) or 'there are ' + ', '.join(known)}")
     for path in definition_paths(root, op_type):
-        definition = _read(path, path.stat().st_mtime_ns)
+        definition = _read(path, _modified(path))
         if tag is None or tag in definition.tags:
             yield definition
 
 
+def _modified(path: Path) -> int:
+    """When a file was changed last, in nanoseconds; 0 if that cannot be told: reading it then says why."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
 @functools.lru_cache(maxsize=CACHED_FILES)
-def _read(path: Path, _modified: int) -> Definition:
+def _read(path: Path, _changed: int) -> Definition:
     definition = Definition.from_file(path)
     if (definition.op_type, definition.name) != (path.parent.name, path.stem):
         # Whatever reads it would speak of another Definition than the one that was asked for.

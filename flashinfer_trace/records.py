@@ -16,6 +16,9 @@ from flashinfer_trace import json_source
 __all__ = ["KernelFacts", "Records", "RecordsError", "load_records", "records_path"]
 
 
+_FIX = "in a checkout, run python -m tools.generate_docs"
+
+
 class RecordsError(ValueError):
     """schema/records.json is missing or malformed. The message says why."""
 
@@ -81,8 +84,7 @@ def load_records(root: Path) -> Records:
     try:
         return _load(path, path.stat().st_mtime_ns)
     except OSError as error:
-        fix = "in a checkout, run python -m tools.generate_docs"
-        raise RecordsError(f"{path}: cannot be read ({error.strerror}); {fix}") from None
+        raise RecordsError(f"{path}: cannot be read ({error.strerror}); {_FIX}") from None
 
 
 @functools.lru_cache(maxsize=8)
@@ -96,9 +98,9 @@ def _load(path: Path, _modified: int) -> Records:
             {name: _contract(family["contract"]) for name, family in families.items() if "contract" in family},
         )
     except json_source.JsonSourceError as error:
-        raise RecordsError(f"{path}: {error}; in a checkout, run python -m tools.generate_docs") from None
+        raise RecordsError(f"{path}: {error}; {_FIX}") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RecordsError(f"{path}: malformed ({error!r}); in a checkout, run python -m tools.generate_docs") from None
+        raise RecordsError(f"{path}: malformed ({error!r}); {_FIX}") from None
 
 
 def _kernels(family: Mapping[str, Any]) -> dict[str, KernelFacts]:
@@ -107,6 +109,8 @@ def _kernels(family: Mapping[str, Any]) -> dict[str, KernelFacts]:
         low, high = (_capability(data[key]) for key in ("min_capability", "max_capability"))
         texts = json_source.strings([data[key] for key in ("label", "library", "path", "variant")])
         label, library, path, variant = texts
+        if label in kernels:
+            raise ValueError(f"two kernels have the label {label}")
         kernels[label] = KernelFacts(
             label=label,
             library=library,

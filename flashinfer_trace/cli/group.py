@@ -34,6 +34,17 @@ LONGEST_LINE = 2000
 class CommandGroup(click.Group):
     """Turns errors in data into one line, with ``{"error": ...}`` on standard output if JSON was requested."""
 
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Parses the options before the command, of which `--help` and `--version` print at once."""
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # click exits quietly
+                raise
+            raise click.ClickException(message(error)) from error
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:

@@ -66,6 +66,7 @@ def parse_reference(candidate: Candidate, report: Findings) -> Reference | None:
             module = ast.parse(source)
             if _depth(module) > MAX_DEPTH:  # Pythons differ in what they take; the rule does not
                 raise RecursionError
+            compile(module, "reference", "exec", dont_inherit=True)  # some errors are the compiler's: a stray break
             return Reference(source, module, symtable.symtable(source, "reference", "exec"))
     except SyntaxError as error:
         report.add(

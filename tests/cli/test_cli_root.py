@@ -56,6 +56,37 @@ def test_the_variable_wins(checkout, monkeypatch, tmp_path):
         flashinfer_trace.find_root()
 
 
+def test_a_variable_that_names_a_loop_of_links(tmp_path, monkeypatch):
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    monkeypatch.setenv("FLASHINFER_TRACE_ROOT", str(loop))
+    with pytest.raises(flashinfer_trace.DatasetError, match="set FLASHINFER_TRACE_ROOT or reinstall"):
+        flashinfer_trace.find_root()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "directory", "loop"])
+def test_a_definition_that_is_no_file_is_named(checkout, monkeypatch, invoke, kind):
+    path = checkout / "definitions" / "rmsnorm" / "strange.json"
+    make = {"pipe": lambda: os.mkfifo(path), "directory": path.mkdir, "loop": lambda: path.symlink_to(path)}
+    monkeypatch.chdir(checkout)
+    make[kind]()
+    try:
+        results = [invoke(*command) for command in (["show", "strange"], ["list"], ["verify", "strange"])]
+    finally:
+        (path.rmdir if kind == "directory" else path.unlink)()
+    for result in results:
+        assert result.exit_code == 1 and f"{path}: cannot be read" in result.stderr, result.output
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_a_full_disk_is_one_line(option):
+    command = [sys.executable, "-c", "from flashinfer_trace.cli import main; main()", option]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr == "Error: [Errno 28] No space left on device\n"
+
+
 @pytest.mark.parametrize("text", [None, '[project]\nname = "another"\n', "\xff"])
 def test_another_project_with_such_directories_is_not_read(tmp_path, monkeypatch, text):
     for name in ("definitions", "schema"):

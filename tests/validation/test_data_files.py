@@ -44,6 +44,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+RECORDS = json.loads((REPOSITORY / "schema" / "records.json").read_text(encoding="utf-8"))["families"]
 #: File, where in it, and what is written there: each of another type than the schema's, or against its rules.
 MALFORMED: list[tuple[str, list[str | int], Any]] = [
     ("models/curated/claims.json", ["claims", 0, "definitions"], [5]),
@@ -69,6 +70,11 @@ MALFORMED: list[tuple[str, list[str | int], Any]] = [
     ("schema/records.json", ["families", "gemm", "contract", "inputs", "A", "shape"], [5]),
     ("schema/records.json", ["families", "gemm", "contract", "constraints"], [[]]),
     ("schema/records.json", ["families", "gemm", "kernels", 0, "path"], ["torch.mm"]),
+    (
+        "schema/records.json",
+        ["families", "silu_and_mul", "kernels", 1, "label"],
+        RECORDS["silu_and_mul"]["kernels"][0]["label"],
+    ),
     ("schema/gpus.json", ["gpus"], 5),
     ("schema/gpus.json", ["gpus", "H200", "peak", "float16"], []),
     ("traces/kernels_without_definition.json", ["kernels", "sgl_kernel.weak_ref_tensor"], ""),

@@ -160,6 +160,10 @@ def test_hostile_json(content: bytes, expected: str, dataset: Dataset) -> None:
         "\ufeffimport torch",
         "# -*- coding: utf-7 -*-\n+AGE-",
         "def run(x): '\\d'",
+        "def run(x):\n    if x:\n        break",
+        "def run(x):\n    return x.sum(dim=0, dim=1)",
+        "def run(x):\n    *a, *b = x",
+        "def run(x):\n" + "".join(" " * i + "for a in x:\n" for i in range(1, 25)) + " " * 25 + "pass",
     ],
     ids=lambda source: repr(source[:20]),
 )

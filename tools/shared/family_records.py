@@ -13,7 +13,7 @@ from flashinfer_trace.harness.family import Family, Kernel
 __all__ = ["capabilities", "usable_families"]
 
 #: The highest compute capability of a kernel that has no limit.
-UNLIMITED = Kernel("", "", None).max_capability
+UNLIMITED = Kernel.max_capability
 
 
 def usable_families(names: Sequence[str] = ()) -> dict[str, Family]:
