@@ -77,6 +77,7 @@ def test_a_solution_names_its_definition(tmp_path):
         (("no_such.py", "-d", NORM), "no such file"),
         ((RIGHT,), "name the Definition that the kernel computes: -d NAME"),
         ((RIGHT, "-d", "rmsnorm_h513"), "rmsnorm_h512"),
+        ((RIGHT, "-d", NORM, "-d", "rmsnorm_h128"), f"-d names one Definition, not 2: check {NORM}, rmsnorm_h128"),
         ((RIGHT, "-d", NORM, "--device", "tpu"), "--device tpu"),
         ((RIGHT, "-d", NORM, "--device", "mps"), "runs on cpu, cuda or cuda:N"),
         ((RIGHT, "-d", NORM, "--examples", "0"), "--examples"),
