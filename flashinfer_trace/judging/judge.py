@@ -202,7 +202,7 @@ class _Court:
 def _graded(verdict: Verdict, left: list[Standard]) -> Verdict:
     """The verdict with its grade: of the standards that were never failed, the reference's, or those of kernels."""
     if verdict.failure is not None:
-        verdict.grade = Grade.NOT_JUDGED if verdict.failure.unjudged else Grade.WRONG
+        verdict.grade = Grade.NOT_JUDGED if verdict.unjudged else Grade.WRONG
         return verdict
     best = left[0]
     verdict.cases, verdict.vacuous, verdict.outputs = best.cases, best.vacuous, best.figures
