@@ -19,7 +19,12 @@ LONGEST_NAME = 40
 
 @click.command()
 @click.argument("name", shell_complete=completion.names)
-@click.option("--axes", callback=parse_axes, help="Values of variable axes: k=v,k=v; the family chooses the others.")
+@click.option(
+    "--axes",
+    multiple=True,
+    callback=parse_axes,
+    help="Values of variable axes: k=v,k=v; the family chooses the others.",
+)
 @click.option("--seed", type=SEEDS, help="Seed of routing and lengths [0].")
 @click.option("--workload", metavar="NAME", help="At these inputs of docs/workloads.md, as decode-64, instead of axes.")
 @format_option

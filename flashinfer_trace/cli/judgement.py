@@ -29,7 +29,7 @@ def _parse_timeout(context: click.Context, parameter: click.Parameter, seconds: 
 
 @click.command()
 @click.argument("kernel", metavar="FILE.py[:FUNCTION]|SOLUTION.json")
-@click.option("-d", "--definition", "name", shell_complete=completion.names, help="What it computes.")
+@click.option("-d", "--definition", "names", multiple=True, shell_complete=completion.names, help="What it computes.")
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 @click.option(
     "--examples",
@@ -56,7 +56,7 @@ def _parse_timeout(context: click.Context, parameter: click.Parameter, seconds: 
 @format_option
 def check(
     kernel: str,
-    name: str | None,
+    names: tuple[str, ...],
     device: str,
     examples: int,
     seed: int | None,
@@ -78,12 +78,14 @@ def check(
     """
     if twin and full:
         raise click.UsageError("--twin and --full are different sizes; give one of them")
+    if len(names) > 1:
+        raise click.UsageError(f"-d names one Definition, not {len(names)}: check {', '.join(names)} one by one")
     root = dataset_root()
     try:
         submission = from_path(kernel)
     except SubmissionError as error:
         raise click.UsageError(str(error)) from error
-    wanted = name or submission.definition
+    wanted = names[0] if names else submission.definition
     if not wanted:
         raise click.UsageError(
             "name the Definition that the kernel computes: -d NAME (`flashinfer-trace list` shows all)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,23 +50,19 @@ def _parse_plan(context: click.Context, parameter: click.Parameter, text: str | 
     return parsed
 
 
-def parse_axes(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, int] | None:
-    """The option --axes."""
-    if text is None:
+def parse_axes(context: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> dict[str, int] | None:
+    """The option --axes, which may be repeated."""
+    if not texts:
         return None
     values: dict[str, int] = {}
-    for part in text.split(","):
+    for part in ",".join(texts).split(","):
         name, separator, value = part.partition("=")
         if not separator or not (value.strip().isascii() and value.strip().isdigit()):
             raise click.UsageError(f"--axes takes k=v,k=v with whole numbers; {part!r} is not of that form")
-        values[_new(name.strip(), values)] = _size(name.strip(), value.strip())
+        axis, size = name.strip(), _size(name.strip(), value.strip())
+        if values.setdefault(axis, size) != size:
+            raise click.UsageError(f"--axes has two values of {axis}; give one of them")
     return values
-
-
-def _new(axis: str, values: Mapping[str, int]) -> str:
-    if axis in values:
-        raise click.UsageError(f"--axes has two values of {axis}; give one of them")
-    return axis
 
 
 def _size(axis: str, digits: str) -> int:
@@ -92,7 +88,7 @@ def _size(axis: str, digits: str) -> int:
     help=f"Number of real cases per target [{ORACLE_EXAMPLES}; kernels: {DRAWN_CASES}].",
 )
 @click.option("--seed", type=SEEDS, default=SEED, show_default=True, help="Seed of all draws.")
-@click.option("--axes", callback=parse_axes, help="Run one case with these variable axes: k=v,k=v.")
+@click.option("--axes", multiple=True, callback=parse_axes, help="Run one case with these variable axes: k=v,k=v.")
 @click.option("--plan", callback=_parse_plan, help="Run one case with this plan (JSON), as a failure prints it.")
 @click.option("--full", is_flag=True, help="Use real sizes on the CPU too, instead of the family's small twin.")
 @click.option("--record", is_flag=True, help="Write evidence of the runs that passed on a GPU.")

@@ -25,8 +25,9 @@ from flashinfer_trace.judging.arguments import device_name, whole_number
 from flashinfer_trace.judging.cases import Case, cases
 from flashinfer_trace.judging.draws import unrandom
 from flashinfer_trace.judging.process import Answer, Failed, Limits, Server, SubmissionProcess
-from flashinfer_trace.judging.replay import replay, small_by_default
+from flashinfer_trace.judging.replay import replay
 from flashinfer_trace.judging.returned import misfit, outputs_of, with_unwritten
+from flashinfer_trace.judging.sizes import small_by_default, with_own_constants
 from flashinfer_trace.judging.standards import REFERENCE, Standard, Trial, limited, standards, trials
 from flashinfer_trace.judging.submission import Submission, SubmissionError, from_callable, from_path
 from flashinfer_trace.judging.verdict import Failure, Grade, Verdict
@@ -68,8 +69,8 @@ def judge(
         examples: drawn cases that must count, beside the corners; 1 or more.
         seed: of all cases, from 0 to 2**63 - 1; from the system's entropy if there is none.
         twin: whether to judge at the sizes of the family's small twin; by default on a CPU where a case at the
-            Definition's own sizes takes more than about a second. Of these, a kernel that raises an error or returns
-            outputs of other shapes is not judged.
+            Definition's own sizes takes more than about a second. The default twin keeps the constants that no shape
+            shows; a kernel that raises an error there or returns outputs of other shapes is not judged.
         limits: how long the submission may take.
         server: where its process is forked from.
 
@@ -86,13 +87,15 @@ def judge(
         raise SubmissionError(f"{submission.label} is for {submission.definition}, not for {loaded.name}")
     device = device_name(device)
     small = twin if twin is not None else small_by_default(loaded, device)
+    by_default = small and twin is None
     limits = limits or Limits()
-    job = Job(loaded, family_of(loaded), None, device, full=not small)
+    family = family_of(loaded)
+    job = Job(loaded, with_own_constants(loaded, family) if by_default else family, None, device, full=not small)
     started = time.perf_counter()
     with served(submission, server) as forks, submission.on_disk() as request:
         verdict = _Court(submission, request, forks, limits, examples, seed).verdict(job)
-    verdict.by_default = small and twin is None
-    if verdict.grade == Grade.WRONG and verdict.by_default and verdict.failure and verdict.failure.of_sizes:
+    verdict.by_default = by_default
+    if verdict.grade == Grade.WRONG and by_default and verdict.failure and verdict.failure.of_sizes:
         verdict.grade = Grade.NOT_JUDGED
     verdict.seconds = time.perf_counter() - started
     verdict.replay = replay(submission, verdict, loaded, examples, limits)
@@ -199,7 +202,7 @@ class _Court:
 def _graded(verdict: Verdict, left: list[Standard]) -> Verdict:
     """The verdict with its grade: of the standards that were never failed, the reference's, or those of kernels."""
     if verdict.failure is not None:
-        verdict.grade = Grade.NOT_JUDGED if verdict.failure.unjudged else Grade.WRONG
+        verdict.grade = Grade.NOT_JUDGED if verdict.unjudged else Grade.WRONG
         return verdict
     best = left[0]
     verdict.cases, verdict.vacuous, verdict.outputs = best.cases, best.vacuous, best.figures

@@ -65,8 +65,7 @@ def bound(
     import torch
 
     if inspect.isclass(found):
-        arguments = module.get_init_inputs() if module is not None and hasattr(module, "get_init_inputs") else []
-        found = found(*arguments)
+        found = _made(found, module)
     if isinstance(found, torch.nn.Module):
         found = found.to(device).eval()
     if not callable(found):
@@ -89,6 +88,24 @@ def bound(
         return None
 
     return call
+
+
+def _made(found: type, module: ModuleType | None) -> Any:
+    """An object of a class."""
+    told = hasattr(module, "get_init_inputs")
+    arguments = module.get_init_inputs() if module is not None and told else []
+    try:
+        return found(*arguments)
+    except TypeError as error:
+        if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+            raise  # by its own code: it takes the arguments
+        what, file = f"the arguments of {found.__name__}", Path(str(getattr(module, "__file__", ""))).name
+        hint = f"define get_init_inputs() in {file}, which returns {what}"
+        if told:
+            hint = f"get_init_inputs() in {file} must return {what}"
+        elif module is None:
+            hint = "give an object of it"
+        raise LoadError(f"{error}; {hint}") from error
 
 
 def _refuse_ignored(

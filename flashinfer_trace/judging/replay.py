@@ -6,23 +6,12 @@ import os
 import shlex
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.real_size import has_real_size
 from flashinfer_trace.judging.process import Limits
+from flashinfer_trace.judging.sizes import small_by_default
 from flashinfer_trace.judging.submission import TIMEOUTS, Submission
 from flashinfer_trace.judging.verdict import Verdict
 
-__all__ = ["replay", "small_by_default"]
-
-
-#: The window of keys up to which the corners of attention take seconds on a CPU where a request has several queries:
-#: each of them has keys of its own.
-LARGEST_WINDOW = 512
-
-
-def small_by_default(definition: Definition, device: str) -> bool:
-    """Whether a Definition is judged at the sizes of its family's small twin if nobody says at which."""
-    wide = "qo_indptr" in definition.inputs and definition.const_axes.get("window_size", 0) > LARGEST_WINDOW
-    return device == "cpu" and (wide or not has_real_size(definition))
+__all__ = ["replay"]
 
 
 def replay(submission: Submission, verdict: Verdict, definition: Definition, examples: int, limits: Limits) -> str:

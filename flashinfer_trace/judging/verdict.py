@@ -157,6 +157,11 @@ class Verdict:
         """Whether it is right by some standard."""
         return self.grade in (Grade.REFERENCE, Grade.KERNEL)
 
+    @property
+    def unjudged(self) -> bool:
+        """Whether the failure says nothing of what the kernel computes."""
+        return self.failure is not None and (self.failure.unjudged or not self.calls)
+
     def to_dict(self) -> dict[str, Any]:
         """The verdict as JSON."""
         return {"passed": self.passed, **dataclasses.asdict(self)}
@@ -172,7 +177,7 @@ class Verdict:
         if self.beyond is not None:
             lines.append(f"  beyond that: {self.beyond.message}; axes {self.beyond.axes}")
         if self.failure is not None:
-            lines += _reasons(self.failure)
+            lines += _reasons(self.failure, self.definition)
         if self.right_on:
             lines.append(
                 f"  right on fewer inputs, {self.right_on}: raise an error for all others to be graded on these"
@@ -203,13 +208,15 @@ class Verdict:
         sizes = ", ".join(f"{axis} {value}" for axis, value in self.twin.items())
         default = ", the default here" if self.by_default else ""
         lines = [f"  at the sizes of the small twin{default}: {sizes or 'the same'}"]
-        if self.failure is not None and not self.failure.unjudged:
+        if self.failure is not None and not self.unjudged:
             lines.append("  a kernel with the Definition's own sizes written into it needs --full or --device cuda")
         return lines
 
 
-def _reasons(failure: Failure) -> list[str]:
+def _reasons(failure: Failure, definition: str) -> list[str]:
     lines = [f"  {failure.kind}: {failure.message}"]
+    if failure.kind == "values":
+        lines[0] += f"; what is right: `flashinfer-trace show {definition}`"
     if failure.missing:
         lines.append(f"  the package {failure.missing} is not installed here: install it, then judge the kernel again")
     if failure.out_of_memory:

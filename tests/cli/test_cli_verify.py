@@ -43,6 +43,7 @@ def test_kernels_without_a_gpu_are_skipped_with_the_reason(invoke):
     [
         (("--seed", str(2**63)), "is not in the range 0<=x<=9223372036854775807"),
         (("--axes", "batch_size=1,batch_size=2"), "--axes has two values of batch_size"),
+        (("--axes", "batch_size=1", "--axes", "batch_size=2"), "--axes has two values of batch_size"),
         (("--axes", f"batch_size={2**31}"), "sizes are whole numbers from 0 to 2147483647"),
         (("--axes", f"batch_size={'9' * 5000}"), "sizes are whole numbers from 0 to 2147483647"),
         (("--evidence", "mine"), "--evidence mine is where --record writes; give --record too"),

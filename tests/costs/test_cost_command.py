@@ -72,6 +72,13 @@ def test_a_cost_as_text_and_as_json():
     assert data["seconds"]["H200"] == pytest.approx((931840 + 917504) / 4.8e12)
 
 
+def test_axes_may_be_given_one_by_one():
+    name, each = "gqa_ragged_prefill_causal_h32_kv8_d128", ("total_q=3", "total_kv=5")
+    together = invoke(name, "--axes", ",".join(each))
+    assert "total_q = 3, total_kv = 5" in together.output, together.output
+    assert invoke(name, "--axes", each[0], "--axes", each[1], "--axes", each[0]).output == together.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

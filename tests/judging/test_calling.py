@@ -69,6 +69,38 @@ def test_outputs_go_by_the_parameters_that_are_left(function, targets):
     assert convention(function, ["a", "b"], ["x", "y"], None).targets == targets
 
 
+@pytest.mark.parametrize(
+    ("more", "hint"),
+    [
+        ("", "define get_init_inputs() in mine.py, which returns the arguments of ModelNew"),
+        ("def get_init_inputs(): return [1, 2]", "get_init_inputs() in mine.py must return the arguments of ModelNew"),
+    ],
+)
+def test_a_class_that_takes_arguments_is_told_how_to_give_them(more, hint, tmp_path, server):
+    path = tmp_path / "mine.py"
+    path.write_text(f"class ModelNew:\n  def __init__(self, n): pass\n  def __call__(self, x, w): return x\n{more}")
+    assert not_judged(judge(str(path), NORM, server=server)).endswith(f"; {hint}")
+
+
+def test_a_class_whose_own_code_raises_is_told_where(tmp_path, server):
+    path = tmp_path / "mine.py"
+    path.write_text("class ModelNew:\n  def __init__(self): int([])\n  def __call__(self, x, w): return x")
+    message = not_judged(judge(str(path), NORM, server=server))
+    assert message.startswith("TypeError: int() ") and message.endswith(" (mine.py:2)")
+
+
+def test_a_class_of_this_process_is_given_as_an_object():
+    class Scaled:
+        def __init__(self, by):
+            self.by = by
+
+        def __call__(self, x, w):
+            return x * self.by
+
+    assert not_judged(judge(Scaled, NORM)).endswith("'by'; give an object of it")
+    assert judge(Scaled(2), NORM, examples=1).failure.kind == "values"
+
+
 NORM_TEXT = "f = hidden_states.float()\n    f = f * torch.rsqrt(f.square().mean(-1, keepdim=True) + {eps}) * weight\n"
 
 

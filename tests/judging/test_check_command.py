@@ -13,6 +13,7 @@ import flashinfer_trace
 from flashinfer_trace.cli import main
 from flashinfer_trace.judging.judge import judge
 from flashinfer_trace.judging.process import Limits
+from flashinfer_trace.judging.verdict import Grade
 
 RIGHT = f"{CHEATS}/norms.py:right"
 SCHEMA = json.loads((flashinfer_trace.find_root() / "schema" / "verdict.schema.json").read_text())
@@ -46,6 +47,7 @@ def test_a_wrong_kernel_exits_with_1_whatever_it_prints(tmp_path):
     VALID.validate(verdict)
     assert verdict["passed"] is False and verdict["failure"]["kind"] == "values"
     assert len(verdict["failure"]["index"]) == 2 and verdict["failure"]["bound"] > 0
+    assert f"; what is right: `flashinfer-trace show {NORM}`\n" in invoke(str(path), "-d", NORM).output
 
 
 def test_a_cpu_with_an_index_is_the_cpu():
@@ -77,6 +79,7 @@ def test_a_solution_names_its_definition(tmp_path):
         (("no_such.py", "-d", NORM), "no such file"),
         ((RIGHT,), "name the Definition that the kernel computes: -d NAME"),
         ((RIGHT, "-d", "rmsnorm_h513"), "rmsnorm_h512"),
+        ((RIGHT, "-d", NORM, "-d", "rmsnorm_h128"), f"-d names one Definition, not 2: check {NORM}, rmsnorm_h128"),
         ((RIGHT, "-d", NORM, "--device", "tpu"), "--device tpu"),
         ((RIGHT, "-d", NORM, "--device", "mps"), "runs on cpu, cuda or cuda:N"),
         ((RIGHT, "-d", NORM, "--examples", "0"), "--examples"),
@@ -102,15 +105,25 @@ def test_wrong_usage_is_no_verdict_in_json_and_the_document_says_so():
     )
 
 
-@pytest.mark.parametrize("text", ["import no_such_package", "def run(x, w:", "def run(x): return x"])
-def test_a_kernel_that_is_not_judged_exits_with_2(text, tmp_path):
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("import no_such_package", "not-loaded"),
+        ("def run(x, w:", "not-loaded"),
+        ("def run(x): return x", "not-loaded"),
+        ("import os\nos._exit(0)", "died"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "died"),
+    ],
+)
+def test_a_kernel_that_is_not_judged_exits_with_2(text, kind, tmp_path):
     path = tmp_path / "broken.py"
     path.write_text(text)
     result = invoke(str(path), "-d", NORM, "--format", "json")
     assert result.exit_code == 2, result.output
     verdict = json.loads(result.stdout)
     VALID.validate(verdict)
-    assert verdict["grade"] == "not judged" and verdict["failure"]["kind"] == "not-loaded"
+    assert verdict["grade"] == "not judged" and verdict["failure"]["kind"] == kind
+    assert verdict["calls"] == 0
 
 
 def test_loading_has_a_limit_of_its_own(tmp_path, server):
@@ -118,8 +131,9 @@ def test_loading_has_a_limit_of_its_own(tmp_path, server):
     assert [Limits.of(seconds).load for seconds in (1, 30, 500)] == [30, 30, 500]
     path = tmp_path / "loops.py"
     path.write_text("while True: pass")
-    failure = judge(str(path), NORM, limits=Limits(load=0.3), server=server).failure
-    assert (failure.kind, failure.message) == ("timed-out", "it was not loaded within 0.3 s")
+    verdict = judge(str(path), NORM, limits=Limits(load=0.3), server=server)
+    assert (verdict.failure.kind, verdict.failure.message) == ("timed-out", "it was not loaded within 0.3 s")
+    assert verdict.grade == Grade.NOT_JUDGED and verdict.calls == 0
 
 
 def test_one_call_may_take_so_long(tmp_path):

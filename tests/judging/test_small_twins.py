@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import jsonschema
 import pytest
@@ -10,8 +11,10 @@ from click.testing import CliRunner
 
 import flashinfer_trace
 from flashinfer_trace.cli import main
+from flashinfer_trace.constraints import parse
+from flashinfer_trace.families import family_of
 from flashinfer_trace.judging.judge import judge
-from flashinfer_trace.judging.replay import small_by_default
+from flashinfer_trace.judging.sizes import small_by_default, unseen, with_own_constants
 from flashinfer_trace.judging.verdict import Grade
 
 LARGE = "gemm_bf16_n102400_k2048"
@@ -85,3 +88,57 @@ def test_a_twin_is_not_the_default_where_it_saves_nothing(tmp_path, server):
     path.write_text(decode.reference)
     verdict = judge(str(path), decode, examples=1, server=server)
     assert verdict.grade == Grade.REFERENCE and verdict.sizes == "own" and not verdict.by_default, verdict
+
+
+WINDOW = "gqa_paged_prefill_causal_h32_kv16_d128_ps64_window1024"
+CAP = "gqa_ragged_prefill_causal_h1_kv1_d256_softcap50_window4096"
+GROUPS = "moe_bf16_ds_routing_topk8_ng8_kg4_e256_h7168_i256"
+
+
+def from_shapes(name: str, **other: int) -> str:
+    """A kernel that is at the default twin what one is that takes sizes from shapes: the reference, but for `other`."""
+    definition = flashinfer_trace.load(name)
+    twin = with_own_constants(definition, family_of(definition)).twin
+    return definition.with_const_axes({**twin, **other}).reference
+
+
+def test_a_default_twin_keeps_what_no_shape_shows():
+    found = set()
+    for definition in flashinfer_trace.definitions():
+        if small_by_default(definition, "cpu"):
+            hidden = {axis for axis in unseen(definition) if axis in family_of(definition).twin}
+            twin = with_own_constants(definition, family_of(definition)).twin
+            sizes = definition.with_const_axes(twin).const_axes
+            assert all(sizes[axis] == definition.const_axes[axis] for axis in hidden)
+            constraints = [one for one in map(parse, definition.constraints) if one.names <= sizes.keys()]
+            assert all(one.evaluate(sizes) for one in constraints), definition.name
+            found |= hidden
+    assert found >= {"logits_soft_cap", "window_size", "n_group", "topk_group"}
+
+
+@pytest.mark.parametrize("name", [WINDOW, GROUPS])
+def test_a_kernel_with_only_such_constants_in_it_is_right(name, check):
+    shown = check(from_shapes(name), name=name)
+    assert shown.exit_code == 0 and ": reference-grade\n" in shown.output, shown.output
+    sizes = re.search(r"small twin, the default here: (.*)", shown.output)
+    assert sizes is not None and "window_size" not in sizes[1] and "n_group" not in sizes[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        (WINDOW, {"window_size": 1023}),
+        (CAP, {"logits_soft_cap": 30}),
+        (GROUPS, {"n_group": 4}),
+        (GROUPS, {"topk_group": 3}),
+    ],
+)
+def test_one_with_another_of_them_is_wrong(name, other, check):
+    shown = check(from_shapes(name, **other), name=name)
+    assert shown.exit_code == 1 and "  values: " in shown.output, shown.output
+
+
+def test_one_for_pages_of_one_token_needs_no_length_of_the_last(check):
+    name = WINDOW.replace("ps64", "ps1")
+    text, count = re.subn(r"kv_last_page_len, PAGE_SIZE\)", "kv_last_page_len * 0 + 1, 1)", from_shapes(name))
+    assert count == 1 and check(text, name=name).exit_code == 0

@@ -371,7 +371,7 @@ def test_that_its_server_was_ended_is_a_verdict_too(kernel):
     with Server(fork=True) as ended:
         os.kill(ended._pid, signal.SIGKILL)
         verdict = judge(kernel("def run(x, w): return norm(x, w)"), NAME, server=ended)
-    assert verdict.grade == Grade.WRONG and verdict.failure.kind == "died", verdict
+    assert verdict.grade == Grade.NOT_JUDGED and verdict.failure.kind == "died", verdict
     assert not ended.alive
 
 
