@@ -1,8 +1,9 @@
 """The tags that follow from models/: which models call a Definition, at which sizes, and what its family shares.
 
-``models/needs/<model>.json`` is derived from traces and ``models/``. ``models/curated/claims.json`` holds what people
-found elsewhere: Definitions, the models and parallel sizes that they are for, and where that can be seen.
-``models/curated/family_tags.json`` holds the kernels and the other tags of each family. Nothing here imports torch.
+``models/needs/<model>.json`` is derived from traces and ``models/``; ``models/recorded/calls.json`` from runs that were
+recorded on a GPU. ``models/curated/claims.json`` holds what people found elsewhere: Definitions, the models and
+parallel sizes that they are for, and where that can be seen. ``models/curated/family_tags.json`` holds the kernels and
+the other tags of each family. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ __all__ = [
     "family_tags_path",
     "load_model_claims",
     "missing_files",
+    "recorded_path",
 ]
 
 
@@ -77,6 +79,7 @@ class ModelClaims:
         curated: (names or globs, tags) of models/curated/claims.json.
         titles: the name of each model as its authors write it -> the model.
         families: family -> what its Definitions share.
+        recorded: Definition -> tags (model:) of the models of which a recorded run calls it.
     """
 
     models: frozenset[str]
@@ -84,13 +87,15 @@ class ModelClaims:
     curated: tuple[tuple[tuple[str, ...], frozenset[str]], ...]
     titles: Mapping[str, str] = field(default_factory=dict)
     families: Mapping[str, tuple[FamilyTags, ...]] = field(default_factory=dict)
+    recorded: Mapping[str, frozenset[str]] = field(default_factory=dict)
     _known: dict[str, frozenset[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def calls(self, definition: str) -> frozenset[str]:
         """The tags (model:, tp:, ep:) that say which models call a Definition, and at which sizes."""
         if definition not in self._known:
             curated = (tags for names, tags in self.curated if _pattern(names).fullmatch(definition))
-            self._known[definition] = self.needed.get(definition, frozenset()).union(*curated)
+            derived = (source.get(definition, frozenset()) for source in (self.needed, self.recorded))
+            self._known[definition] = frozenset[str]().union(*derived, *curated)
         return self._known[definition]
 
     def allows(self, definition: str, model: str) -> bool:
@@ -122,6 +127,11 @@ def curated_path(root: Path) -> Path:
     return root / "models" / "curated" / "claims.json"
 
 
+def recorded_path(root: Path) -> Path:
+    """Where the Definitions lie that recorded runs of models call."""
+    return root / "models" / "recorded" / "calls.json"
+
+
 def family_tags_path(root: Path) -> Path:
     """Where the kernels and tags of families lie."""
     return root / "models" / "curated" / "family_tags.json"
@@ -142,10 +152,12 @@ def load_model_claims(root: Path) -> ModelClaims | None:
     try:
         marks = load_object(path)["claims"] if path.exists() else []
         curated = tuple((strings(mark["definitions"]), frozenset(_claimed(mark))) for mark in marks)
-        needed: dict[str, set[str]] = {}
+        pairs: list[tuple[str, str]] = []
         for path in needs:
-            for definition, tag in _needed(load_object(path, TRACES)):
-                needed.setdefault(definition, set()).add(tag)
+            pairs += _needed(load_object(path, TRACES))
+        path = recorded_path(root)
+        runs = load_object(path, TRACES)["recorded"] if path.exists() else []
+        recorded = _gathered((name, tag) for run in runs for tag in _claimed(run) for name in run["definitions"])
         titles = {}
         for path in constants:
             if title := load_object(path).get("title"):
@@ -155,11 +167,14 @@ def load_model_claims(root: Path) -> ModelClaims | None:
         shared = {name: _shared(groups) for name, groups in families.items()}
     except (JsonSourceError, KeyError, TypeError, AttributeError, ValueError) as error:
         reason = f"{error}" if isinstance(error, JsonSourceError) else f"malformed ({error!r})"
-        derived = "; in a checkout, `python -m tools.generate_docs` writes it" if path.parent.name == "needs" else ""
+        is_derived = path.parent.name in ("needs", "recorded")
+        derived = "; in a checkout, `python -m tools.generate_docs` writes it" if is_derived else ""
         hint = f"correct it, or restore it from version control{derived}"
         raise ModelClaimsError(path, root, reason, hint) from None
-    _check_models(marks, {*models, *(one.stem for one in needs)}, root)
-    return ModelClaims(models, {name: frozenset(tags) for name, tags in needed.items()}, curated, titles, shared)
+    known = {*models, *(one.stem for one in needs)}
+    _check_models(curated_path(root), "claims", marks, known, root)
+    _check_models(recorded_path(root), "recorded", runs, known, root)
+    return ModelClaims(models, _gathered(pairs), curated, titles, shared, recorded)
 
 
 def missing_files(root: Path) -> list[tuple[Path, str]]:
@@ -170,26 +185,36 @@ def missing_files(root: Path) -> list[tuple[Path, str]]:
     missing = [(root / "models" / "needs" / f"{name}.json", derive) for name in constants - needs]
     missing += [(root / "models" / f"{name}.json", restore) for name in needs - constants]
     if constants:
-        missing += [(path, restore) for path in (curated_path(root), family_tags_path(root)) if not path.exists()]
+        kept = {curated_path(root): restore, family_tags_path(root): restore, recorded_path(root): derive}
+        missing += [(path, fix) for path, fix in kept.items() if not path.exists()]
     return sorted(missing)
 
 
-def _check_models(marks: Sequence[Mapping[str, Any]], known: Collection[str], root: Path) -> None:
+def _check_models(
+    path: Path, member: str, marks: Sequence[Mapping[str, Any]], known: Collection[str], root: Path
+) -> None:
     """Refuses claims about models that models/ does not have: no tag can say what they do."""
-    path = curated_path(root)
     for index, mark in enumerate(marks):
         for place, name in enumerate(mark.get("models", [])):
             if name not in known:
                 close = difflib.get_close_matches(name, known, 1)
                 reason = f"it claims Definitions for the model {name[:80]!r}, but there is no models/{name[:80]}.json"
                 hint = f"{f'did you mean {close[0]}? ' if close else ''}correct the name, or add the model"
-                line = load(path).line_of(f"/claims/{index}/models/{place}")
+                line = load(path).line_of(f"/{member}/{index}/models/{place}")
                 raise ModelClaimsError(path, root, reason, hint, line)
 
 
 def _claimed(mark: Mapping[str, Any]) -> Iterable[str]:
     yield from (f"model:{name}" for name in strings(mark.get("models", [])))
     yield from strings(mark.get("tags", []))
+
+
+def _gathered(pairs: Iterable[tuple[str, str]]) -> dict[str, frozenset[str]]:
+    """Pairs of a Definition and a tag as Definition -> tags."""
+    found: dict[str, set[str]] = {}
+    for name, tag in pairs:
+        found.setdefault(name, set()).add(tag)
+    return {name: frozenset(tags) for name, tags in found.items()}
 
 
 def _needed(document: Mapping[str, Any]) -> Iterable[tuple[str, str]]:

@@ -1,9 +1,10 @@
 """Generates verification.md, accuracy.md and the folders beside them, harness_power.md, hostile_files.md, coverage.md,
 compatibility.md, performance.md, reference_speed.md and safeguards.md of docs/.
 
-It also writes the table of cheats in docs/judge.md, traces/op_traces.md, models/needs/ and schema/records.json. All are
-derived from the dataset, the family records, the evidence, the recorded times and verdicts, the results of
-`tools.mutate` and `tools.fuzz`, and the committed kernel and op traces. The sources of SGLang are not needed.
+It also writes the table of cheats in docs/judge.md, traces/op_traces.md, models/needs/, models/recorded/ and
+schema/records.json. All are derived from the dataset, the family records, the evidence, the recorded runs, times and
+verdicts, the results of `tools.mutate` and `tools.fuzz`, and the committed kernel and op traces. The sources of SGLang
+are not needed.
 
 python -m tools.generate_docs            # write them
 python -m tools.generate_docs --check    # exit 1 if one is out of date
@@ -53,6 +54,7 @@ from tools.op_tracing.kernel_coverage import kernel_coverage, without_definition
 from tools.op_tracing.only_named import only_named
 from tools.op_tracing.render import render
 from tools.performance import performance_documents
+from tools.runtime_tracing import model_calls
 from tools.runtime_tracing.consistency import consistent
 from tools.runtime_tracing.recording import RecordingError
 from tools.runtime_tracing.time_coverage import time_coverage
@@ -151,7 +153,8 @@ def documents(root: Path) -> dict[Path, str]:
     fuzzed = _trace(fuzz.RESULTS)
     asked, without = _trace(root / ASKED), _trace(root / LISTED)
     names = [one["name"] for one in traces["configurations"] if one["model"].startswith(ops["model"])]
-    runs = {one.name: [entry.path for entry in proofs(root, one)] for one in dataset}
+    proven = {one.name: [entry.path for entry in proofs(root, one)] for one in dataset}
+    runs = consistent(root / "traces" / "runtime", root)
     return {
         **verification_documents(root),
         **accuracy_documents(root),
@@ -165,7 +168,7 @@ def documents(root: Path) -> dict[Path, str]:
         + without_definition(without)
         + only_named(root, dataset)
         + asked_for(asked_kernels(root, dataset, asked, without))
-        + time_coverage(consistent(root / "traces" / "runtime", root), dataset, runs)
+        + time_coverage(runs, dataset, proven)
         + model_coverage(root, dataset)
         + models_not_claimed(root, asked, dataset),
         **compatibility_document(root, dataset),
@@ -174,6 +177,7 @@ def documents(root: Path) -> dict[Path, str]:
             root / "traces" / "kernels" / name: text for name, text in pages(traces, page_cover(dataset, known)).items()
         },
         **model_needs.documents(root),
+        **model_calls.document(root, runs, dataset),
     }
 
 

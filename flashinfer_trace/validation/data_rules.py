@@ -23,6 +23,7 @@ DATA = {
     "models/curated/claims.json": "curated_claims",
     "models/curated/family_tags.json": "family_tags",
     "models/needs/*.json": "model_needs",
+    "models/recorded/calls.json": "recorded_calls",
     "schema/compatibility.json": "compatibility",
     "schema/flashinfer_bench.json": "flashinfer_bench",
     "schema/gpus.json": "gpus",

@@ -91,8 +91,11 @@ def check_models(candidate: Candidate, claims: ModelClaims, findings: Findings) 
         if not known:
             message, hint = f"there is no models/{model}.json", "add the model, or remove the tag"
         else:
-            message = f"models/ does not say that {quote(model)} needs this Definition"
-            hint = "generate models/needs/, claim it with its source in models/curated/claims.json, or remove the tag"
+            message = f"models/ does not say that {quote(model)} needs or calls this Definition"
+            hint = (
+                "generate models/needs/ and models/recorded/, claim it with its source in models/curated/claims.json, "
+                "or remove the tag"
+            )
         findings.add("tag-model", message, hint, pointer_of("tags", index))
 
 

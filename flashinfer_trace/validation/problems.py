@@ -61,7 +61,7 @@ RULES: dict[str, str] = {
     "tag-duplicate": "No tag appears twice.",
     "tag-claim": "A tag names a kernel that ran by fi_api:, sgl_api: or triton_api:, and any other by called_as:.",
     "tag-path": "A kernel that a tag names exists in the pinned package (schema/kernel_paths.json).",
-    "tag-model": "A model: tag follows from models/needs/, or from models/curated/claims.json with a source.",
+    "tag-model": "A model: tag follows from models/needs/, models/recorded/ or, with a source, models/curated/.",
     "tag-unfounded": "Models, or a claim with its source, give each tp: and ep: tag; the family gives the other tags.",
     "tag-missing": "No tag is missing that follows from models/: model:, tp: and ep: tags, and those of the family.",
     "tag-count": "Exactly one status tag; other namespaces as often as schema/naming.json allows.",

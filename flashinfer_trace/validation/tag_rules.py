@@ -16,6 +16,7 @@ __all__ = ["check_calls", "check_family_file", "check_family_tags"]
 
 _CALLS = ("model", "tp", "ep")
 _CURATED = "models/curated/claims.json"
+_CALLED = f"models/needs/, models/recorded/calls.json or {_CURATED}"
 _SHARED = "models/curated/family_tags.json"
 
 
@@ -34,7 +35,7 @@ def check_calls(candidate: Candidate, claims: ModelClaims, findings: Findings) -
             message = f"the tag {quote_tag(tag)} does not follow from models/; {others}"
             hint = f"run `{_embed(candidate)}`, or claim it with its source in {_CURATED}"
             findings.add("tag-unfounded", message, hint, pointer_of("tags", index))
-    _check_missing(candidate, given - {tag for _, tag in of_calls}, "models/needs/ or " + _CURATED, findings)
+    _check_missing(candidate, given - {tag for _, tag in of_calls}, _CALLED, findings)
 
 
 def check_family_tags(

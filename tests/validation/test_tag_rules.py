@@ -15,7 +15,13 @@ from flashinfer_trace import definitions
 from flashinfer_trace.dataset import definition_paths
 from flashinfer_trace.embedding import embed_all
 from flashinfer_trace.kernel_paths import load_kernel_paths
-from flashinfer_trace.model_claims import curated_path, family_tags_path, load_model_claims, missing_files
+from flashinfer_trace.model_claims import (
+    curated_path,
+    family_tags_path,
+    load_model_claims,
+    missing_files,
+    recorded_path,
+)
 from flashinfer_trace.naming import family_name, load_naming
 from flashinfer_trace.records import load_records
 from flashinfer_trace.validation import Problem, validate_paths
@@ -23,11 +29,12 @@ from flashinfer_trace.validation import Problem, validate_paths
 from .conftest import REPOSITORY, drop_other_claims
 
 PATHS = {path.stem: path for path in definition_paths(REPOSITORY)}
-#: A Definition that models need, one that people wrote for models, and one that nobody needs.
-NEEDED, CLAIMED, OTHER = (
+#: A Definition that models need, one that people wrote for models, one that nobody needs, and one that runs call.
+NEEDED, CLAIMED, OTHER, RECORDED = (
     "gqa_paged_decode_h8_kv1_d128_ps1",
     "mla_rope_quantize_fp8_h16_ckv512_kpe64",
     "gemm_n6144_k4096",
+    "silu_and_mul_per_token_group_quant_fp8_i2048_g128",
 )
 EXPERTS = "moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048"
 KERNEL = "called_as:sgl_kernel.flash_attn.flash_attn_with_kvcache"
@@ -72,7 +79,7 @@ def test_another_value_is_refused(name: str, tag: str, other: str) -> None:
         assert problem.file.endswith(f"{name}.json") and f"flashinfer-trace embed {name}" in problem.hint
 
 
-@pytest.mark.parametrize("name", [NEEDED, EXPERTS, CLAIMED, OTHER])
+@pytest.mark.parametrize("name", [NEEDED, EXPERTS, CLAIMED, OTHER, RECORDED])
 def test_each_tag_that_is_lost_is_missed(name: str) -> None:
     tags = tags_of(name)
     assert problems(name, tags) == []
@@ -92,6 +99,7 @@ def test_a_tag_of_no_model_is_named_with_those_that_follow() -> None:
     [
         (OTHER, "tp:1", "tag-unfounded"),
         (OTHER, "model:llama-3.1-8b", "tag-model"),
+        (RECORDED, "model:llama-3.1-8b", "tag-model"),
         (OTHER, "called_as:sgl_kernel.fp8_blockwise_scaled_mm", "tag-unfounded"),
         (OTHER, "fused", "tag-unfounded"),
         (NEEDED, "ep:8", "tag-unfounded"),
@@ -123,7 +131,7 @@ def copy(tmp_path: Path) -> Path:
     root = tmp_path / "dataset"
     for directory in ("schema", "models", "reference"):
         shutil.copytree(REPOSITORY / directory, root / directory)
-    for name in (NEEDED, EXPERTS, CLAIMED, OTHER):
+    for name in (NEEDED, EXPERTS, CLAIMED, OTHER, RECORDED):
         for directory in ("definitions", "evidence"):
             source = REPOSITORY / directory / PATHS[name].parent.name / f"{name}.json"
             if source.exists():
@@ -170,6 +178,25 @@ def test_a_claim_or_a_family_that_changes_is_noticed_in_its_definitions(copy: Pa
     assert found == {(CLAIMED, "tag-missing"), (CLAIMED, "tag-unfounded"), (OTHER, "tag-missing")}
 
 
+def test_a_recorded_call_gives_a_tag_as_long_as_it_is_there(copy: Path) -> None:
+    """No model needs this Definition, and nobody claims it for one."""
+    known = load_model_claims(copy)
+    assert known is not None and known.needed.get(RECORDED) is None
+    assert not any(RECORDED in names for names, _ in known.curated)
+    assert known.calls(RECORDED) == {"model:deepseek-r1", "model:deepseek-v3"}
+    text = recorded_path(copy).read_text(encoding="utf-8")
+    edit(recorded_path(copy), lambda data: [run["definitions"].pop(RECORDED, None) for run in data["recorded"]])
+    found = [(problem.rule, Path(problem.file).stem) for problem in validate_paths([], copy).problems]
+    assert found == [("tag-model", RECORDED)] * 2
+    ((path, change),) = embed_all(copy, write=True)
+    assert (path.stem, change) == (RECORDED, "tags (-model:deepseek-r1 -model:deepseek-v3)")
+    recorded_path(copy).write_text(text, encoding="utf-8")
+    found = [(problem.rule, "models/recorded/" in problem.message) for problem in validate_paths([path], copy).problems]
+    assert found == [("tag-missing", True)] * 2
+    assert embed_all(copy, write=True) == [(path, "tags (+model:deepseek-r1 +model:deepseek-v3)")]
+    assert validate_paths([], copy).problems == []
+
+
 @pytest.mark.parametrize(
     ("family", "kernel", "message"),
     [
@@ -210,6 +237,7 @@ def test_a_family_that_is_none_is_refused(copy: Path) -> None:
         ("models/qwen3-8b.json", "version control"),
         ("models/curated/claims.json", "version control"),
         ("models/curated/family_tags.json", "version control"),
+        ("models/recorded/calls.json", "tools.generate_docs"),
     ],
 )
 def test_a_file_from_which_tags_follow_cannot_be_lost(copy: Path, lost: str, hint: str) -> None:

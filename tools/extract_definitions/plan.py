@@ -203,7 +203,8 @@ class Planner:
         path = self.existing.get(name)
         if path is None:
             target = self.definitions / recipe.op_type / f"{name}.json"
-            data["tags"] = self._listed(needs[0].family, data)
+            recorded = self.claims.recorded.get(name, frozenset()) if self.claims else ()
+            data["tags"] = merged(self._listed(needs[0].family, data), sorted(recorded), self.naming)
             return Row(CREATED, name, models, "", target, json_text(data))
         existing = _read(path)
         differences = _differences(existing, data)

@@ -94,11 +94,12 @@ KINDS: dict[str, Sequence[Kind]] = {
         Kind("schema", 40, (VALIDATE, EMBED)),
         Kind(
             "model",
-            120,
+            100,
             (VALIDATE, EMBED, EXTRACT, ("extract", "--config", "FILE", *EXTRACT[1:]), ("configuration", "FILE")),
         ),
         Kind("needs", 40, (VALIDATE, EMBED, *COVERAGE, KERNELS)),
         Kind("claims", 40, (VALIDATE, EMBED, EXTRACT)),
+        Kind("recorded", 20, (VALIDATE, EMBED, EXTRACT)),
         Kind("family_tags", 40, (VALIDATE, EMBED, EXTRACT, ("family_tags",))),
         Kind("kernel_paths", 40, (VALIDATE, EMBED, SHOW, KERNELS, VERIFY)),
         Kind("compatibility", 40, (VALIDATE, EMBED)),
@@ -155,6 +156,7 @@ class Sandbox:
             "model": f"models/{MODEL}.json",
             "needs": f"models/needs/{MODEL}.json",
             "claims": "models/curated/claims.json",
+            "recorded": "models/recorded/calls.json",
             "family_tags": "models/curated/family_tags.json",
             "kernel_paths": "schema/kernel_paths.json",
             "compatibility": "schema/compatibility.json",
@@ -237,15 +239,18 @@ def files_of_models(root: Path) -> list[str]:
 
 
 def make_claims(root: Path) -> None:
-    """Claims of the Definitions in the dataset at `root` that say what their tags do; its source claims others."""
-    claims = []
+    """Claims and runs that say of the Definitions at `root` what their tags do; its source has those of others."""
+    claims, runs = [], []
     for definition in map(functools.partial(load, root=root), DEFINITIONS):
         sizes = [tag for tag in definition.tags if tag.startswith(("tp:", "ep:"))]
         if models := definition.tag_values("model"):
             told = {"models": list(models), **({"tags": sizes} if sizes else {}), "source": "they have these tags"}
             claims.append({"definitions": [definition.name], **told})
+            runs.append({"models": list(models), "definitions": {definition.name: ["a_run"]}})
     document = {"$schema": "../../schema/curated_claims.schema.json", "claims": claims}
     write_json(root / "models" / "curated" / "claims.json", document)
+    (root / "models" / "recorded").mkdir()
+    write_json(root / "models" / "recorded" / "calls.json", {"recorded": runs})
 
 
 def add_workloads(root: Path, definition: Definition) -> None:

@@ -23,6 +23,8 @@ PRODUCTS = {"torch.matmul", "torch.mm", "torch.nn.functional.linear"}
 COUNTED = {"torch.nn.functional.linear", "torch.bmm"}
 #: dtype and sizes of a tensor among recorded arguments.
 _TENSOR = re.compile(r"\b([a-z]+\d\w*|bool)\[([\d,]*)\]")
+#: Name and sizes of a tensor of integers with two axes or more.
+_TABLE = re.compile(r"\b(\w+): int\d+\[(\d+(?:,\d+)+)\]")
 _SETTING = re.compile(r"\b(\w+): ([\w.+-]+|'\w+')(?=, |$)")
 _INTEGER = re.compile(r": (\d+)(?=, |$)")
 #: SGLang counts the experts of other ranks as one more expert.
@@ -36,9 +38,10 @@ _NAME = re.compile(r"\b[a-z_]\w*")
 #: A remainder or a rounded quotient is that of several numbers.
 _ONE_WAY = re.compile(r"//|%")
 #: Settings of kernels -> the only value that Definitions describe: top-k before top-p, scales of any value.
-DESCRIBED = {"filter_apply_order": "'top_k_first'", "SCALE_UE8M0": "False"}
+DESCRIBED = {"filter_apply_order": "'top_k_first'", "SCALE_UE8M0": "False", "scale_ue8m0": "False"}
 #: Parts of the names of Definitions -> a setting, and its value in these.
 NAMED = {
+    "_ue8m0_": ("scale_ue8m0", "True"),
     "_joint_": ("filter_apply_order", "'joint'"),
     "_neox_style_": ("is_neox", "True"),
     "_gptj_style_": ("is_neox", "False"),
@@ -93,7 +96,7 @@ def computes(call: RecordedCall, definition: Definition, window: int | None = No
         return False
     if call.kernel.endswith(".moe_align_block_size"):
         arguments = _EXPERTS.sub(lambda count: f": {int(count[1]) - 1}", arguments)
-    settings = dict(_SETTING.findall(call.arguments))
+    settings = dict(_SETTING.findall(arguments))
     eps, unnamed = _eps_of(definition.reference), _UNNAMED_EPS.search(arguments)
     given_eps = settings.get("eps", unnamed[1] if unnamed else None)
     if eps is not None and given_eps and float(given_eps) != eps:
@@ -107,11 +110,15 @@ def computes(call: RecordedCall, definition: Definition, window: int | None = No
         return False
     if "out_dtype" in settings and settings["out_dtype"] not in {one.dtype for one in definition.outputs.values()}:
         return False
-    const = {name: axis.value for name, axis in definition.axes.items() if axis.value is not None}
+    const = definition.const_axes
+    if any(settings[name].isdigit() and int(settings[name]) != const[name] for name in const.keys() & settings.keys()):
+        return False
+    if not _same_codes(call, definition) or not _same_tables(call, definition):
+        return False
     only_output = merges_parts(call) or sums_rows(call)
     taken = [definition.outputs["output"]] if only_output else read_inputs(call, definition.inputs)
-    inputs = [one for one in taken if _is_sized(one, const)]
     given = tensors(call.arguments)
+    inputs = [one for one in taken if _is_sized(one, const, given)]
     # A size that no input has, such as the number of chosen experts, is one of an output, or a number.
     named = {axis for one in inputs for axis in one.shape or ()}
     named |= {name for name in const for rule in definition.constraints if rule.startswith(f"{name} ==")}
@@ -155,9 +162,35 @@ def _determined(definition: Definition, found: Set[str]) -> set[str]:
     return determined - sizes
 
 
-def _is_sized(tensor: TensorSpec, const: Mapping[str, int]) -> bool:
-    """Whether it is a tensor of numbers with at least one constant size: no index, which a plan may have taken."""
-    return bool(tensor.shape) and "int" not in tensor.dtype and any(axis in const for axis in tensor.shape or ())
+def _same_codes(call: RecordedCall, definition: Definition) -> bool:
+    """Whether the codes that a Definition returns are among those of a call, if the call is given any."""
+    codes = {dtype for dtype, _ in tensors(call.arguments) if _is_code(dtype)}
+    return not codes or {one.dtype for one in definition.outputs.values() if _is_code(one.dtype)} <= codes
+
+
+def _same_tables(call: RecordedCall, definition: Definition) -> bool:
+    """Whether tables of integers that a call names as a Definition does, such as topk_ids, have its constant sizes."""
+    const = definition.const_axes
+    for name, text in _TABLE.findall(call.arguments):
+        axes = (definition.inputs[name].shape if name in definition.inputs else None) or ()
+        sizes = [int(size) for size in text.split(",")]
+        if len(axes) == len(sizes) and any(const.get(a, size) != size for a, size in zip(axes, sizes, strict=True)):
+            return False
+    return True
+
+
+def _is_code(dtype: str) -> bool:
+    return dtype == "int8" or dtype.startswith("float8")
+
+
+def _is_sized(tensor: TensorSpec, const: Mapping[str, int], given: Sequence[tuple[str, Shape]]) -> bool:
+    """Whether it is a tensor of numbers with at least one constant size: no index, which a plan may have taken.
+
+    Packed codes, which Definitions have in int8 and calls in another dtype, are none either.
+    """
+    if not any(axis in const for axis in tensor.shape or ()):
+        return False
+    return "int" not in tensor.dtype or (tensor.dtype == "int8" and any(dtype == "int8" for dtype, _ in given))
 
 
 def _assigned(

@@ -27,8 +27,9 @@ table of its own.
 
 A call counts as *verified* if evidence names its kernel (the library, and the function or class) for a Definition whose
 constant sizes, dtypes and settings are those of the recorded arguments. The settings are eps, causality, the dtype of
-the output, a cap of the logits, a window, which features are rotated together, and whether top-k comes before top-p. A
-tag that names a kernel without evidence from it does not count. For products of two bfloat16 matrices the kernel is
+the output, a cap of the logits, a window, which features are rotated together, whether scales are powers of two,
+whether top-k comes before top-p, and numbers that a call names as the Definition names an axis (`block_size`). A tag
+that names a kernel without evidence from it does not count. For products of two bfloat16 matrices the kernel is
 `torch.matmul` (cuBLAS); products with a bias, of float32 matrices and of batches are other functions. A Definition that
 quantises its activations itself also covers the product that its kernel launches with the quantised ones. The window of
 a Triton kernel is that of the model, because the call does not say it; a cache may have any size and dtype if the call
