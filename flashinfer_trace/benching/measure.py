@@ -194,8 +194,8 @@ def _start(
 ) -> None:
     """Processes for each contender. They load at the same time: most of it is importing, which takes seconds each.
 
-    All have loaded before the first call, and no process of another Definition is started before the last: imports keep
-    processors busy that launch what is timed.
+    All have loaded before the first call, and from then on run only while they are called. No process of another
+    Definition is started before the last call: imports keep processors busy that launch what is timed.
     """
     for one in contenders:
         request = stack.enter_context(one.submission.on_disk())
@@ -203,10 +203,11 @@ def _start(
             for _ in range(count):
                 process = server.begin(request, list(definition.inputs), list(definition.outputs), device, limits)
                 one.processes.append(stack.enter_context(process))
-    for one in contenders:
-        with one.failing():
-            for process in one.processes:
-                process.loaded()
+    for done in (SubmissionProcess.loaded, SubmissionProcess.pause):
+        for one in contenders:
+            with one.failing():
+                for process in one.processes:
+                    done(process)
 
 
 def _bytes(inputs: Inputs) -> int:

@@ -118,7 +118,12 @@ class Report:
             entry["best"] = each.best.kernel if each.best else None
             for one, figures in zip(each.kernels, entry["kernels"], strict=True):
                 figures |= {"roofline": each.fraction(one), "ratio": each.ratio(one)}
+                figures["unbelievable"] = self.unbelievable(each, one)
         return found
+
+    def unbelievable(self, each: Timetable, one: Measured) -> bool:
+        """Whether a kernel took less than the GPU needs at least, although the cache had been emptied."""
+        return not self.warm and (each.fraction(one) or 0.0) > 1.0
 
     def rows(self) -> list[list[str]]:
         """The table for people, headings first."""
@@ -126,11 +131,11 @@ class Report:
         for each in self.timetables:
             if each.skipped:
                 rows.append([each.workload, "-", "-", "-", "-", "-", each.skipped])
-            rows += [_row(each, one) for one in each.kernels]
+            rows += [_row(each, one, self.unbelievable(each, one)) for one in each.kernels]
         return rows
 
 
-def _row(each: Timetable, one: Measured) -> list[str]:
+def _row(each: Timetable, one: Measured, unbelievable: bool) -> list[str]:
     found = one.summary
     if found is None:
         why = one.failure.message if one.failure else "not timed"
@@ -145,6 +150,8 @@ def _row(each: Timetable, one: Measured) -> list[str]:
         remarks.append("the GPU waited for the processor")
     if found.disputed:
         remarks.append("took much longer by the judge's clock")
+    if unbelievable:
+        remarks.append("not believable: less than the GPU needs at least")
     if one.failure is not None:
         remarks.append(one.failure.message)
     return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from typing import Any
 
 import hypothesis
 
+from flashinfer_trace.families.attention.cases import products_of_a_key
+from flashinfer_trace.families.attention.paged import distinct_pages
 from flashinfer_trace.harness.family import Plan
 from flashinfer_trace.harness.verify import ROUNDS, Job
 
@@ -17,6 +20,10 @@ __all__ = ["Case", "cases"]
 #: Of the drawn cases, how many are followed by one with the same plan and other elements: a result that is remembered
 #: by address or shape, or left from the call before, is wrong then.
 REPEATED = 4
+#: Tokens that a page of attention's long requests has at least, if there are pages; how many pages they share.
+PAGE, SHARED = 64, 2
+#: Their queries, and fewer where products of these with the keys are more than take some tenths of a second.
+QUERIES, FEWER, PRODUCTS = [1, 70, 17], [1, 17, 2], 2**28
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ def cases(job: Job, examples: int, seed: int) -> Iterator[Case]:
     def case(plan: Plan, kind: str) -> Case:
         return Case(plan, numbers.getrandbits(31), numbers.getrandbits(31), kind)
 
-    for plan in job.corners:
+    for plan in [*job.corners, *_long_requests(job)]:
         yield case(plan, "corner")
     every = max(1, examples // REPEATED)
     for number in range(ROUNDS):
@@ -54,6 +61,26 @@ def cases(job: Job, examples: int, seed: int) -> Iterator[Case]:
             yield case(plan, "drawn")
             if place % every == every - 1:
                 yield case(plan, "repeated")
+
+
+def _long_requests(job: Job) -> list[Plan]:
+    """On a CPU, attention of three requests that have several pages, share the first ones, and have many queries: those
+    that are drawn there have up to 40 keys and 12 queries, and the family's corners share no page."""
+    corner = next((plan for plan in reversed(job.corners) if "kv_lens" in plan), None)
+    if job.large or corner is None:
+        return []
+    page_size = job.sized.const_axes.get("page_size", 1)
+    size = max(PAGE, page_size)
+    kv_lens, q_lens = [3 * size + 5, 2 * size + 1, 4 * size], QUERIES
+    if sum(map(operator.mul, q_lens, kv_lens)) * products_of_a_key(job.sized) > PRODUCTS:
+        q_lens = FEWER
+    cached = list(map(operator.sub, kv_lens, q_lens))
+    plan = {**corner, "kv_lens": kv_lens, "logits": "normal"}
+    plan |= {"q_lens": q_lens} if "q_lens" in plan else {}
+    for entry, lengths in (("num_pages", kv_lens), ("num_slots", cached)):
+        if entry in plan:
+            plan |= {"shared_prefix": SHARED, entry: distinct_pages(lengths, page_size, SHARED) + 1}
+    return [plan]
 
 
 def _drawn(job: Job, count: int, seed: int) -> list[Plan]:

@@ -14,13 +14,14 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from flashinfer_trace.isolation import protocol
 from flashinfer_trace.judging import domain, tampering
+from flashinfer_trace.judging.afterwards import stored, undisturbed
 from flashinfer_trace.judging.arena import Arena, Slot, tensor_in
 from flashinfer_trace.judging.complaints import complaint
 from flashinfer_trace.judging.loading import ReturnError, Submitted, bound, load
@@ -30,8 +31,6 @@ from flashinfer_trace.judging.stopwatch import Stopwatch
 __all__ = ["serve"]
 
 _PACKAGE = "flashinfer_trace"
-#: Longest name, of an output or a type, that is told, in characters.
-MAX_NAME = 200
 #: Bytes of a page of a GPU's memory; fewer pages than this are taken before tensors are moved, at random.
 PAGE, BESIDE = 2 << 20, 100
 
@@ -134,13 +133,14 @@ class _Session:
         stream = None if memory is host else torch.cuda.current_stream()
         with torch.no_grad():
             returned = submitted(inputs, dict(outputs))
-            if stream is not None:
-                torch.cuda.set_stream(stream)  # the submission may have left another one
-            described = {} if returned is None else _stored(returned, outputs)
-        if memory is not host:
-            snapshot = memory.clone()  # on the stream of the call, before anything waits for other streams
-            host.copy_(snapshot)
-            torch.cuda.synchronize()
+            with undisturbed():
+                if stream is not None:
+                    torch.cuda.set_stream(stream)  # the submission may have left another one
+                described = {} if returned is None else stored(returned, outputs)
+                if memory is not host:
+                    snapshot = memory.clone()  # on the stream of the call, before anything waits for other streams
+                    host.copy_(snapshot)
+                    torch.cuda.synchronize()
         return {"returned": described}
 
     def _timed(self, submitted: Submitted, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class _Session:
         series.prepare(ready or (lambda: submitted(inputs, dict(outputs))), outputs)
         self._answer(dict, dict)
         protocol.read_header(self._read)
-        returned = series.run(_stored)
+        returned = series.run()
         self._answer(dict, dict)
         protocol.read_header(self._read)
         copies.copy_(series.snapshots)
@@ -245,40 +245,6 @@ def _seed_afresh() -> None:
     torch.default_generator.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
-
-
-def _stored(returned: Any, outputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Copies what was returned into the outputs, and describes each value: what does not fit is only described."""
-    if isinstance(returned, dict):
-        named = dict(returned)
-        if not named:  # which would say that the outputs were written
-            raise ReturnError(f"it returned an empty dict; it must return the outputs {list(outputs)}, by name")
-    else:
-        values: Sequence[Any] = returned if isinstance(returned, (tuple, list)) else [returned]
-        if len(values) != len(outputs):
-            results = f"{len(values)} result{'' if len(values) == 1 else 's'}"
-            raise ReturnError(f"it returned {results}; it must return the outputs {list(outputs)}, in this order")
-        named = dict(zip(outputs, values, strict=True))
-    described: dict[str, Any] = {}
-    for key, value in named.items():
-        name = str(key)[:MAX_NAME]
-        if isinstance(value, (bool, int, float)):
-            described[name] = {"number": value}
-        elif type(value) in (torch.Tensor, torch.nn.Parameter):  # a subclass could compute when it is copied
-            described[name] = {
-                **{"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)},
-                **{"device": str(value.device), "layout": str(value.layout)},
-            }
-            target = outputs.get(key)
-            if target is not None and _form(value) == _form(target):
-                target.copy_(value)
-        else:
-            described[name] = {"type": type(value).__name__[:MAX_NAME]}
-    return described
-
-
-def _form(tensor: torch.Tensor) -> tuple[object, ...]:
-    return tensor.shape, tensor.dtype, tensor.device, tensor.layout
 
 
 class _Hidden(importlib.abc.MetaPathFinder):

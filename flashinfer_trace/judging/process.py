@@ -166,14 +166,18 @@ class Server:
 
 
 class SubmissionProcess:
-    """One process with one submission: a context manager that ends it. After `Failed`, a new one is needed."""
+    """One process with one submission: a context manager that ends it. After `Failed`, a new one is needed.
+
+    After a call it is stopped until the next one: what its threads would do then comes too late to be seen, and would
+    take time from other kernels.
+    """
 
     def __init__(self, server_: Server, pipe: socket.socket, pid: int, limits: Limits) -> None:
         self._server, self._pipe, self._pid, self._limits = server_, pipe, pid, limits
         self._arena: Arena | None = None
         self._calls = 0
         self._ended = False
-        self._asked = False
+        self._asked = self._stopped = False
         self._device, self._libraries = "", frozenset[str]()
         self._seconds = self._deadline = 0.0
 
@@ -234,10 +238,8 @@ class SubmissionProcess:
         seconds = self._limits.call if self._calls else self._limits.first_call
         self._calls += 1
         answer = self.ask(request, seconds, "raised")
-        with self._frozen():
-            return Answer(
-                filled.outputs(), returned_of(answer), filled.changed(), filled.outside(), tampered_of(answer)
-            )
+        self.pause()
+        return Answer(filled.outputs(), returned_of(answer), filled.changed(), filled.outside(), tampered_of(answer))
 
     def timed(
         self, inputs: Mapping[str, Any], poisoned: Mapping[str, torch.Tensor], seed: int, timing: Timing
@@ -257,9 +259,9 @@ class SubmissionProcess:
         self.ask({"go": True}, self._limits.call * timing.repeats, "raised")
         outside = time.perf_counter() - started
         answer = self.ask({"collect": True}, self._limits.call, "raised")
-        with self._frozen():
-            outputs = [filled.outputs(copy) for copy in range(timing.repeats)]
-            changed, beside = filled.changed(), filled.outside()
+        self.pause()
+        outputs = [filled.outputs(copy) for copy in range(timing.repeats)]
+        changed, beside = filled.changed(), filled.outside()
         answers = [Answer(each, returned_of(answer), changed, beside, tampered_of(answer)) for each in outputs]
         return Timed(answers, times_of(answer, timing.repeats), outside)
 
@@ -284,6 +286,16 @@ class SubmissionProcess:
         """
         self.answer("not-loaded")
 
+    def pause(self) -> None:
+        """Stops all threads of the submission until it is told something.
+
+        Raises:
+            Failed: it has ended.
+        """
+        with self._failures():
+            os.killpg(self._pid, signal.SIGSTOP)
+        self._stopped = True
+
     def ask(self, request: Mapping[str, Any], seconds: float, kind: str) -> dict[str, Any]:
         """Sends a request and waits for its answer.
 
@@ -304,6 +316,9 @@ class SubmissionProcess:
         self._seconds, self._deadline = seconds, time.monotonic() + seconds
         self._asked = True
         with self._failures():
+            if self._stopped:
+                os.killpg(self._pid, signal.SIGCONT)
+                self._stopped = False
             self._pipe.settimeout(seconds)
             self._pipe.sendall(protocol.pack_header(request))
             if "arena" in request:
@@ -344,19 +359,6 @@ class SubmissionProcess:
             self._arena.close()
         self._arena = Arena(2 * size)
         return {"arena": self._arena.size}
-
-    @contextmanager
-    def _frozen(self) -> Iterator[None]:
-        """While no thread of the submission runs: what is done after the return comes too late to be seen."""
-        try:
-            os.killpg(self._pid, signal.SIGSTOP)
-        except ProcessLookupError as error:
-            raise self._death() from error
-        try:
-            yield
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._pid, signal.SIGCONT)
 
     def _read(self, target: memoryview) -> None:
         while target:

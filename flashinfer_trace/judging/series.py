@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch._C import TensorBase
+from torch.cuda import current_stream, set_stream
 
+from flashinfer_trace.judging.afterwards import hush, stored, undisturbed
 from flashinfer_trace.judging.stopwatch import Stopwatch
 
 __all__ = ["Series", "captured", "seed_all"]
-
-#: (what was returned, outputs) -> a description of it, once it was copied into the outputs.
-Store = Callable[[Any, Mapping[str, torch.Tensor]], dict[str, Any]]
 
 
 class Series:
@@ -33,10 +34,11 @@ class Series:
     def __init__(
         self, stopwatch: Stopwatch, memory: torch.Tensor, first: int, seed: int, timing: Mapping[str, Any]
     ) -> None:
-        self._stopwatch, self._memory, self._first, self._seed, self._timing = stopwatch, memory, first, seed, timing
-        self._original = memory.clone()
+        self._stopwatch, self._memory, self._seed, self._timing = stopwatch, memory, seed, timing
+        self._original, self._inputs = memory.clone(), memory[:first].view(torch.int64)
         self._cache = torch.empty(timing["flush"], dtype=torch.uint8, device=memory.device)
         self.snapshots = torch.empty(timing["repeats"], len(memory) - first, dtype=torch.uint8, device=memory.device)
+        self._copies = [(snapshot, memory[first:]) for snapshot in self.snapshots]
         self._found: list[tuple[bool, Callable[[], float], dict[str, list[Callable[[], float]]]]] = []
 
     def prepare(self, call: Callable[[], Any], outputs: dict[str, torch.Tensor]) -> None:
@@ -48,39 +50,49 @@ class Series:
             torch.cuda.synchronize()
 
     @torch.no_grad()
-    def run(self, store: Store) -> dict[str, Any]:
+    def run(self) -> dict[str, Any]:
         """Makes the calls, and waits for the last copy; the description of what was returned last."""
         watch = self._stopwatch
-        stream = torch.cuda.current_stream() if self._memory.is_cuda else None
+        stream = current_stream() if self._memory.is_cuda else None
         described: dict[str, Any] = {}
-        for number in range(self._timing["repeats"]):
+        hush()
+        for number, (snapshot, outputs) in enumerate(self._copies):
             seed_all(self._seed + number)
-            self._memory.copy_(self._original)
             returned = None
-            spoiled = [tensor.clone() for tensor in self._outputs.values()]
-            del spoiled  # memory that the submission allocates is likely this one, and not that of its last result
-            if self._timing["flush"]:
-                self._cache.zero_()
-            else:  # a call would leave in the cache what the next one needs, but it could also leave its results to it
-                self._memory[: self._first].view(torch.int64).sum()
+            with undisturbed():
+                self._restore()
             watch.hold()
             watch.stream = stream
             watch.take_phases()
             start = watch.mark()
+            gc.enable()
             returned = self._call()
+            hush()
             end = watch.mark()
             late = watch.late(start)
             watch.stream = None
-            if stream is not None:
-                torch.cuda.set_stream(stream)  # the submission may have left another one
-            described = {} if returned is None else store(returned, self._outputs)
-            self.snapshots[number].copy_(self._memory[self._first :])
+            with undisturbed():
+                if stream is not None:
+                    set_stream(stream)  # the submission may have left another one
+                described = {} if returned is None else stored(returned, self._outputs)
+                TensorBase.copy_(snapshot, outputs)
             phases, late_phase = watch.take_phases()
             self._found.append((late_phase if phases else late, functools.partial(watch.seconds, start, end), phases))
+        gc.enable()
         watch.stream = stream
         watch.wait(watch.mark())
         watch.stream = None
         return described
+
+    def _restore(self) -> None:
+        """Brings memory, and the cache, into the state before a call."""
+        TensorBase.copy_(self._memory, self._original)
+        spoiled = [TensorBase.clone(tensor) for tensor in self._outputs.values()]
+        del spoiled  # memory that the submission allocates is likely this one, and not that of its last result
+        if self._timing["flush"]:
+            TensorBase.zero_(self._cache)
+        else:  # a call would leave in the cache what the next one needs, but it could also leave its results to it
+            TensorBase.sum(self._inputs)
 
     def times(self) -> list[dict[str, float]]:
         """Seconds of each call by phase, and ``ahead``: 1 if the GPU did not begin it before all of it was launched."""

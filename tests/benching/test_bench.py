@@ -3,6 +3,9 @@
 import dataclasses
 import json
 import os
+import sys
+import time
+from pathlib import Path
 
 import click
 import jsonschema
@@ -145,6 +148,28 @@ def test_nothing_is_gained_by_remembering_what_another_process_computed(tmp_path
     assert len(list(directory.iterdir())) == once + mine.summary.inputs * mine.summary.processes
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the states of processes in /proc")
+def test_a_process_is_stopped_unless_it_is_called(tmp_path, server, monkeypatch):
+    """One that has no turn too, because memory is short."""
+    monkeypatch.setattr("flashinfer_trace.benching.measure.judge", _passed)
+    monkeypatch.setattr("flashinfer_trace.benching.measure._Bout._processes", lambda self, inputs, kernels: 1)
+    pids, states, pause, filled = [], [], SubmissionProcess.pause, SubmissionProcess._filled
+
+    def paused(self):
+        pids.append(self._pid)
+        pause(self)
+
+    def noted(self, *arguments):
+        time.sleep(0.1)  # one that does not run is seen to be stopped when it is its turn to run
+        states.append([Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in set(pids)])
+        return filled(self, *arguments)
+
+    monkeypatch.setattr(SubmissionProcess, "pause", paused)
+    monkeypatch.setattr(SubmissionProcess, "_filled", noted)
+    assert timed(tmp_path, server, "def run(x, w):\n    return good(x, w)\n").timed
+    assert len(states) == 3 and all(each == ["T", "T"] for each in states)
+
+
 GEMM = "gemm_n128_k2048"
 
 
@@ -220,6 +245,15 @@ def test_the_command_does_not_time_a_cpu():
 
 
 MACHINE = Environment("NVIDIA H200", "9.0", "580.1", "13.0", "2.11.0", "3.12.3")
+
+
+@pytest.mark.parametrize(("warm", "least"), [(False, 2e-5), (True, 2e-5), (False, 1e-5)])
+def test_a_time_below_the_roofline_is_not_believed(warm, least):
+    found = summary([Series([{"total": 1.5e-5, "ahead": 1.0}] * 2, 0.0)])
+    table = Timetable("decode-8", {"batch_size": 8}, 3, least=least, kernels=[Measured("mine.py", summary=found)])
+    report, unbelievable = Report(NORM, None, MACHINE, warm, False, [table]), least > 1.5e-5 and not warm
+    assert report.to_dict()["timetables"][0]["kernels"][0]["unbelievable"] is unbelievable
+    assert report.rows()[1][-1] == ("not believable: less than the GPU needs at least" if unbelievable else "")
 
 
 def recorded(tmp_path, warm=False):

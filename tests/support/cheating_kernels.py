@@ -102,6 +102,21 @@ ALL = [
         cpu_only=("in_another_process",),
     ),
     *table(
+        "afterwards",
+        NORM,
+        {
+            "in_a_lazy_list": "outputs",
+            "in_a_lazy_dict": "outputs",
+            "in_a_lazy_key": "outputs",
+            "in_a_lazy_class": "values",
+            "in_a_method_of_torch": "values tampered",
+            "in_a_function_mode": "values",
+            "in_a_dispatch_mode": "values",
+            "in_a_profile_function": "values",
+            "in_a_collection_of_garbage": "values",
+        },
+    ),
+    *table(
         "streams",
         NORM,
         {

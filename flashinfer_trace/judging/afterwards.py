@@ -1,0 +1,103 @@
+"""What a submission's process does once a call has returned: it keeps the outputs, and runs no code of the submission.
+
+The clock of a timed call has stopped by then, so that whatever is computed here would take no time. All that is used
+here is taken from Python and torch before a submission can replace it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from gc import disable, enable, isenabled
+from sys import setprofile, settrace
+from typing import Any
+
+import torch
+from torch._C import DisableTorchFunction, TensorBase, _DisableTorchDispatch
+
+from flashinfer_trace.judging.loading import ReturnError
+
+__all__ = ["hush", "stored", "undisturbed"]
+
+#: Longest name, of an output or a type, that is told, in characters.
+MAX_NAME = 200
+
+_FORM = {name: getattr(TensorBase, name).__get__ for name in ("dtype", "shape", "device", "layout")}
+_monitoring: Any = getattr(sys, "monitoring", None)  # from Python 3.12
+_tool: Any = getattr(_monitoring, "get_tool", None)
+_set_events: Any = getattr(_monitoring, "set_events", None)
+_TOOLS = range(6 if _monitoring else 0)
+
+
+def hush() -> None:
+    """Stops what would run code of the submission by itself: profile and trace functions, tools that monitor, and the
+    collection of garbage, which has callbacks, until it is enabled again."""
+    disable()
+    setprofile(None)
+    settrace(None)
+    for tool in _TOOLS:
+        if _tool(tool) is not None:
+            _set_events(tool, 0)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Hushed, and without what makes torch ask the submission: tensors of its classes, and modes that are active."""
+    collects = isenabled()
+    hush()
+    try:
+        with DisableTorchFunction(), _DisableTorchDispatch():
+            yield
+    finally:
+        if collects:
+            enable()
+
+
+def stored(returned: Any, outputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Copies what was returned into the outputs, and describes each value: what does not fit is only described.
+
+    Classes of the submission's own are read as the container that they derive from, and never asked for anything.
+
+    Raises:
+        ReturnError: there are too few or too many values, or their names are no strings.
+    """
+    described: dict[str, Any] = {}
+    for name, value in _named(returned, outputs):
+        if type(value) in (torch.Tensor, torch.nn.Parameter):  # a subclass could compute when it is copied
+            form = _form(value)
+            described[name[:MAX_NAME]] = {
+                **{"dtype": str(form["dtype"]).removeprefix("torch."), "shape": list(form["shape"])},
+                **{"device": str(form["device"]), "layout": str(form["layout"])},
+            }
+            if name in outputs and form == _form(outputs[name]):
+                TensorBase.copy_(outputs[name], value)
+        elif issubclass(type(value), (bool, int, float)):
+            described[name[:MAX_NAME]] = {"number": value}
+        else:
+            described[name[:MAX_NAME]] = {"type": type(value).__name__[:MAX_NAME]}
+    return described
+
+
+def _named(returned: Any, outputs: Mapping[str, torch.Tensor]) -> list[tuple[str, Any]]:
+    """The values that were returned, with the names of outputs."""
+    kind = type(returned)
+    if issubclass(kind, dict):
+        named = list(dict.items(returned))
+        if not named:  # which would say that the outputs were written
+            raise ReturnError(f"it returned an empty dict; it must return the outputs {list(outputs)}, by name")
+        if any(type(name) is not str for name, _ in named):
+            raise ReturnError(f"it returned a dict whose keys are not all plain strings, as {list(outputs)} are")
+        return named
+    values: Sequence[Any] = [returned]
+    for base in (tuple, list):
+        if issubclass(kind, base):
+            values = list(base.__iter__(returned))
+    if len(values) != len(outputs):
+        results = f"{len(values)} result{'' if len(values) == 1 else 's'}"
+        raise ReturnError(f"it returned {results}; it must return the outputs {list(outputs)}, in this order")
+    return list(zip(outputs, values, strict=True))
+
+
+def _form(tensor: torch.Tensor) -> dict[str, Any]:
+    return {name: read(tensor) for name, read in _FORM.items()}

@@ -1,0 +1,163 @@
+"""Kernels for rmsnorm_h512 that compute when their call has returned, and the clock of a timed one has stopped."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+#: What is left to do, and the modes that are active.
+LEFT, ACTIVE = [], []
+
+
+def right(hidden_states, weight):
+    """What all of them pretend to compute."""
+    x = hidden_states.float()
+    return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight.float()).to(hidden_states.dtype)
+
+
+def empty(hidden_states, weight):
+    """The output, which `finish` will fill."""
+    output = torch.empty_like(hidden_states)
+    LEFT[:] = [(hidden_states, weight, output)]
+    return output
+
+
+def finish():
+    """Does what is left to do."""
+    if LEFT:
+        hidden_states, weight, output = LEFT.pop()
+        output.copy_(right(hidden_states, weight))
+
+
+def in_a_lazy_list(hidden_states, weight):
+    """Returns a list that is empty until somebody iterates over it."""
+
+    class Lazy(list):
+        def __len__(self):
+            return 1
+
+        def __iter__(self):
+            yield right(hidden_states, weight)
+
+    return Lazy()
+
+
+def in_a_lazy_dict(hidden_states, weight):
+    """Returns a dict that computes the value of a key."""
+
+    class Lazy(dict):
+        def keys(self):
+            return ["output"]
+
+        def __iter__(self):
+            return iter(["output"])
+
+        def __getitem__(self, key):
+            return right(hidden_states, weight)
+
+    return Lazy(output=None)
+
+
+def in_a_lazy_key(hidden_states, weight):
+    """Returns a dict whose key computes when somebody asks for its name."""
+
+    class Key(str):
+        def __str__(self):
+            finish()
+            return "output"
+
+    return {Key("output"): empty(hidden_states, weight)}
+
+
+def in_a_lazy_class(hidden_states, weight):
+    """Returns a tuple that computes when `isinstance` asks for its class."""
+
+    class Lazy(tuple):
+        @property
+        def __class__(self):
+            finish()
+            return tuple
+
+    return Lazy([empty(hidden_states, weight)])
+
+
+def in_a_method_of_torch(hidden_states, weight):
+    """Replaces `copy_` for one use."""
+
+    def copy_(self, *others, **options):
+        del torch.Tensor.copy_
+        finish()
+        return self.copy_(*others, **options)
+
+    output = empty(hidden_states, weight)
+    torch.Tensor.copy_ = copy_
+    return output
+
+
+def in_a_function_mode(hidden_states, weight):
+    """Leaves a mode active that computes when torch copies a tensor."""
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if function is torch.Tensor.copy_:
+                finish()
+            return function(*args, **(kwargs or {}))
+
+    return in_a_mode(Mode, hidden_states, weight)
+
+
+def in_a_dispatch_mode(hidden_states, weight):
+    """The same one level below, where torch dispatches its operators."""
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is torch.ops.aten.copy_.default:
+                finish()
+            return function(*args, **(kwargs or {}))
+
+    return in_a_mode(Mode, hidden_states, weight)
+
+
+def in_a_mode(mode, hidden_states, weight):
+    if not ACTIVE:
+        ACTIVE.append(mode())
+        ACTIVE[0].__enter__()
+    return empty(hidden_states, weight)
+
+
+def in_a_profile_function(hidden_states, weight):
+    """Has Python call it when the stopwatch returns."""
+
+    def profile(frame, event, argument):
+        if event == "return" and frame.f_code.co_name == "mark":
+            sys.setprofile(None)
+            finish()
+
+    output = empty(hidden_states, weight)
+    sys.setprofile(profile)
+    return output
+
+
+def in_a_collection_of_garbage(hidden_states, weight):
+    """Has Python call it when garbage is collected, which happens all the time, once the clock has stopped."""
+
+    def collected(phase, information):
+        if any(frame.co_name in ("stored", "late") for frame in codes(sys._getframe(1))):
+            finish()
+
+    if not ACTIVE:
+        ACTIVE.append(collected)
+        gc.callbacks.append(collected)
+        gc.set_threshold(1)
+    return empty(hidden_states, weight)
+
+
+def codes(frame):
+    """The code of a frame and of its callers."""
+    while frame is not None:
+        yield frame.f_code
+        frame = frame.f_back

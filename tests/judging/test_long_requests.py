@@ -1,0 +1,80 @@
+"""Attention on a CPU of requests that have several pages, share some, and have many queries."""
+
+from __future__ import annotations
+
+import pytest
+from cheating_kernels import NORM
+
+import flashinfer_trace
+from flashinfer_trace.families import family_of
+from flashinfer_trace.harness.verify import Job, verify
+from flashinfer_trace.judging.cases import FEWER, QUERIES, SHARED, cases
+from flashinfer_trace.judging.judge import judge
+from flashinfer_trace.judging.replay import small_by_default
+from flashinfer_trace.judging.verdict import Grade
+
+DECODE, PREFILL = "gqa_paged_decode_h6_kv2_d128_ps64", "gqa_paged_prefill_causal_h6_kv2_d128_ps64"
+OWN = "        own_pages = kv_indices[pages[b] : pages[b + 1]]\n"
+STORED = "            output[start:stop] = own_output.to(output.dtype)\n"
+#: What is wrong -> Definition, a line of its reference, and what stands after it in a kernel that is right otherwise.
+WRONG = {
+    "pages that two requests share are read once": (
+        DECODE,
+        OWN,
+        "        if b > 0 and set(own_pages.tolist()) & set(kv_indices[: pages[b]].tolist()):\n            continue\n",
+    ),
+    "pages of a second request follow each other": (
+        DECODE,
+        OWN,
+        "        if b > 0 and len(own_pages):\n"
+        "            own_pages = (own_pages[0] + torch.arange(len(own_pages))).clamp_max(len(k_cache) - 1)\n",
+    ),
+    "sixteen queries": (PREFILL, STORED, "            output[start + 16 : stop] = output[start + 15 : start + 16]\n"),
+    "sixty-four queries": (PREFILL, STORED, "            output[start + 64 : stop] = 0\n"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_kernel_that_is_wrong_there_is_wrong(name, tmp_path, server):
+    definition, line, more = WRONG[name]
+    reference = flashinfer_trace.load(definition).reference
+    assert reference.count(line) == 1
+    (tmp_path / "wrong.py").write_text(reference.replace(line, line + more))
+    verdict = judge(f"{tmp_path / 'wrong.py'}:run", definition, examples=3, server=server)
+    assert verdict.grade == Grade.WRONG and verdict.failure.kind == "values"
+    assert verdict.failure.plan["shared_prefix"] == SHARED, "corners, which come before it, do not show it"
+
+
+@pytest.mark.parametrize(
+    ("name", "queries"),
+    [
+        (DECODE, None),
+        ("gqa_paged_decode_h16_kv2_d64_ps1_sinks_window128", None),
+        ("mla_paged_decode_page_table_h128_ckv512_kpe64_ps128", None),
+        (PREFILL, QUERIES),
+        ("gqa_paged_prefill_causal_h32_kv16_d128_ps64_window1024", QUERIES),
+        ("mla_paged_prefill_causal_h16_ckv512_kpe64_ps1", QUERIES),
+        ("mla_ragged_prefill_causal_h128_qk192_vo128", FEWER),
+        ("gqa_extend_causal_h8_kv1_qk128_vo128", QUERIES),
+        ("gqa_ragged_prefill_causal_h6_kv2_d128", QUERIES),
+    ],
+)
+def test_there_is_one_such_case_which_the_reference_passes(name, queries):
+    definition = flashinfer_trace.load(name)
+    job = Job(definition, family_of(definition), full=not small_by_default(definition, "cpu"))
+    corners = [one.plan for one in cases(job, 1, 0) if one.kind == "corner"]
+    assert corners[:-1] == job.corners
+    plan = corners[-1]
+    assert plan.get("q_lens") == queries and min(plan["kv_lens"]) > SHARED * job.sized.const_axes.get("page_size", 1)
+    inputs = job.family.inputs(job.sized, plan, 0, "cpu")
+    if "kv_indices" in inputs:
+        pages = inputs["kv_indices"].tolist()
+        assert len(set(pages)) == len(pages) - SHARED * (len(plan["kv_lens"]) - 1)
+    assert verify(job, plan=plan, seed=0).status == "passed"
+
+
+@pytest.mark.parametrize("name", [DECODE, NORM])
+def test_there_is_none_on_a_gpu_where_longer_ones_are_drawn_and_of_other_kernels(name):
+    definition = flashinfer_trace.load(name)
+    job = Job(definition, family_of(definition), device="cuda" if name == DECODE else "cpu", full=True)
+    assert [one.plan for one in cases(job, 1, 0) if one.kind == "corner"] == job.corners
