@@ -2,6 +2,7 @@
 
 python tests/judging/compare_with_flashinfer_bench.py         # on a CPU; pip install --no-deps flashinfer-bench==0.1.2
 python tests/judging/compare_with_flashinfer_bench.py --gpu   # on a GPU, those that it cannot judge on a CPU
+python tests/judging/compare_with_flashinfer_bench.py --missing   # only those without a verdict of the same machine
 
 Each kernel runs in a process of its own, with valid inputs of ours and the default configuration. It is the check of
 correctness alone; on the CPU, waiting for CUDA is replaced by nothing. Samplers choose among few tokens: its evaluator
@@ -109,24 +110,26 @@ def judged_apart(cheat: Cheat, device: str = "cpu") -> str:
     return lines[-1] if done.returncode == 0 and lines else "RUNTIME_ERROR"
 
 
-def recorded(device: str) -> dict[str, Any]:
+def recorded(device: str, before: dict[str, Any]) -> dict[str, Any]:
     """The verdicts on the kernels that its evaluators can judge on a device, with date, versions and machine.
 
     Args:
         device: ``cpu``, or ``cuda`` for those that need it.
+        before: what was recorded; its verdicts stay if version and machine are the same.
     """
+    run = {"flashinfer_bench": importlib.metadata.version("flashinfer-bench"), **machine(device)}
+    same = all(before.get(key) == value for key, value in run.items() if key != "date")
+    known = before["verdicts"] if same else {}
     on_a_cpu = [one for one in ALL if one.cpu and one.definition in AXES]
     on_a_gpu = [one for one in ALL if one.gpu and one.definition in AXES and one not in on_a_cpu]
     wanted = on_a_cpu if device == "cpu" else on_a_gpu
-    verdicts = {}
+    verdicts = {one.function: known[one.function] for one in wanted if one.function in known}
+    left = [one for one in wanted if one.function not in known]
     with ThreadPoolExecutor(1 if device == "cpu" else AT_ONCE) as threads:
-        for cheat, said in zip(wanted, threads.map(lambda one: judged_apart(one, device), wanted), strict=True):
+        for cheat, said in zip(left, threads.map(lambda one: judged_apart(one, device), left), strict=True):
             verdicts[cheat.function] = said
             print(cheat.function, said, flush=True)
-    return {
-        **{"flashinfer_bench": importlib.metadata.version("flashinfer-bench"), **machine(device)},
-        "verdicts": verdicts,
-    }
+    return {**run, "verdicts": verdicts}
 
 
 def main() -> None:
@@ -134,9 +137,10 @@ def main() -> None:
         (cheat,) = (one for one in ALL if one.function == sys.argv[2])
         print("\n" + status(cheat, sys.argv[3]))
         return
-    device = "cuda" if sys.argv[1:] == ["--gpu"] else "cpu"
+    device = "cuda" if "--gpu" in sys.argv else "cpu"
     found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    write_json(RESULTS, {**found, device: recorded(device)})
+    before = found.get(device, {}) if "--missing" in sys.argv else {}
+    write_json(RESULTS, {**found, device: recorded(device, before)})
 
 
 if __name__ == "__main__":
