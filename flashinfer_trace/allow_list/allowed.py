@@ -36,7 +36,7 @@ _NODES = {
     "assignments": "Assign AugAssign AnnAssign Name Load Store Starred Del Delete",
     "control flow; the worker process stops a loop that does not end": "If For While Break Continue Pass IfExp",
     "checks of the contract": "Assert Raise",
-    "a context; torch.no_grad is the only one there is": "With withitem",
+    "a context: torch.no_grad, and no other": "With withitem",
     "a docstring, or a call that writes to a tensor of the reference's own": "Expr",
     "calls, attributes and indices; names are checked one by one": "Call keyword Attribute Subscript Slice",
     "values": "Constant Tuple List Dict JoinedStr FormattedValue",

@@ -63,7 +63,7 @@ def check(
     _check_names(nodes, bound, op_type in allowed.DRAWING_OP_TYPES, add)
     _check_types(nodes, bound, add)
     _check_ties(nodes, bound, add)
-    _check_decorators(nodes, bound, add)
+    _check_contexts(nodes, add)
     check_text(nodes, add)
     if op_type in allowed.DRAWING_OP_TYPES:
         check_memory(nodes, bound, add)
@@ -130,15 +130,14 @@ def _check_state(nodes: list[ast.AST], add: Add) -> None:
                     add("reference-state", default, "a default that is no literal is kept between calls", hint)
 
 
-def _check_decorators(nodes: list[ast.AST], bound: dict[str, str], add: Add) -> None:
-    """A decorator is one of torch's, whose path `_check_names` looks at: any other could bind what is kept."""
-    for decorator in [one for node in nodes if isinstance(node, ast.FunctionDef) for one in node.decorator_list]:
-        start: ast.expr = decorator.func if isinstance(decorator, ast.Call) else decorator
-        while isinstance(start, ast.Attribute):
-            start = start.value
-        if not (isinstance(start, ast.Name) and start.id in bound):
-            hint = "a reference is a pure function of its inputs; @torch.no_grad() is the only decorator that it needs"
-            add("reference-state", decorator, "a decorator can bind what is kept between calls", hint)
+def _check_contexts(nodes: list[ast.AST], add: Add) -> None:
+    """A decorator and a context are torch.no_grad: others could bind what is kept, or change what torch does."""
+    found = [("decorator", one) for node in nodes if isinstance(node, ast.FunctionDef) for one in node.decorator_list]
+    found += [("context", item.context_expr) for node in nodes if isinstance(node, ast.With) for item in node.items]
+    for kind, node in found:
+        if ast.unparse(node.func if isinstance(node, ast.Call) else node) != "torch.no_grad":
+            hint = f"a reference is a pure function of its inputs; torch.no_grad() is the only {kind} that it needs"
+            add("reference-state", node, f"a {kind} can change what stays between calls, or what torch does", hint)
 
 
 def _check_syntax(nodes: list[ast.AST], add: Add) -> None:

@@ -223,6 +223,26 @@ def test_nothing_differs_from_process_to_process(body: str, refused: bool) -> No
         check_allowed(f"import torch\n\n\n{body}\n", "mine", "sampling")
 
 
+@pytest.mark.parametrize(
+    ("context", "refused"),
+    [
+        ("torch.no_grad()", False),
+        ("torch.device('meta')", True),
+        ("x.device", True),
+        ("torch.no_grad(), torch.device('cpu')", True),
+        ("torch.ones(2)", True),
+    ],
+)
+def test_the_only_context_switches_gradients_off(context: str, refused: bool) -> None:
+    bodies = [f"def run(x):\n    with {context}:\n        return torch.ones(2)"]
+    if "," not in context:
+        bodies.append(f"def run(x):\n    @{context}\n    def made():\n        return torch.ones(2)\n    return made()")
+    for body in bodies:
+        message = r"can change .* or what torch does \(.*torch\.no_grad\(\) is the only"
+        with pytest.raises(ReferenceSourceError, match=message) if refused else contextlib.nullcontext():
+            check_allowed(f"import torch\n\n\n{body}\n", "mine", "rmsnorm")
+
+
 def test_errors_name_construct_line_and_how_to_propose() -> None:
     source = "import torch\n\n\ndef run(x):\n    match x:\n        case _:\n            return torch.fft.fft(x.foo)\n"
     with pytest.raises(ReferenceSourceError) as error:
