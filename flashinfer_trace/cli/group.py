@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 from typing import Any
 
 import click
@@ -43,6 +44,7 @@ class CommandGroup(click.Group):
         except OSError as error:
             if error.errno == errno.EPIPE:  # click exits quietly
                 raise
+            _discard_output()
             raise click.ClickException(message(error)) from error
 
     def resolve_command(
@@ -69,6 +71,7 @@ class CommandGroup(click.Group):
             bad_data = is_ours(error) or (isinstance(error, OSError) and error.errno != errno.EPIPE)
             if not bad_data:
                 raise
+            _discard_output()
             raise self._reported(ctx, click.ClickException(message(error))) from error
         except KeyboardInterrupt:
             self._reported(ctx, click.ClickException("interrupted"))
@@ -80,6 +83,14 @@ class CommandGroup(click.Group):
         if ctx.meta.get("json"):
             echo_json({"error": error.format_message()})
         return error
+
+
+def _discard_output() -> None:
+    """Drops what standard output cannot take, as on a full disk: Python would try again at its end, and say so."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def message(error: Exception) -> str:

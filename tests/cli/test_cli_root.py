@@ -79,11 +79,12 @@ def test_a_definition_that_is_no_file_is_named(checkout, monkeypatch, invoke, ki
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("option", ["--help", "--version"])
-def test_a_full_disk_is_one_line(option):
-    command = [sys.executable, "-c", "from flashinfer_trace.cli import main; main()", option]
+@pytest.mark.parametrize("arguments", ["--help", "--version", "list --help", "show rmsnorm_h512", "list"])
+def test_a_full_disk_is_one_line(arguments):
+    command = [sys.executable, "-c", "from flashinfer_trace.cli import main; main()", *arguments.split()]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=buffered, text=True, timeout=60)
     assert done.returncode == 1 and done.stderr == "Error: [Errno 28] No space left on device\n"
 
 

@@ -341,11 +341,10 @@ def _for_review(root: Path, request: Request, met: set[str]) -> Iterator[tuple[s
 def _reason(root: Path, request: Request, op: Op) -> str:
     """Why an op has no Definition that follows from the model, with its kernels."""
     known, kernels = request.uncovered if op.group in ("", "sampling") else {}, _kernels(request, op)
-    reason = "no family covers it"
-    if any(kernel_name(kernel) in _with_definitions(root) for kernel in kernels):
-        reason = "no recipe; some of its kernels have Definitions"
-    elif op.name in _functions_with_definitions(root):
-        reason = "no recipe; other kernels of its function have Definitions"
+    some = any(kernel_name(kernel) in _with_definitions(root) for kernel in kernels)
+    which = "some of its kernels" if some else "other kernels of its function"
+    have = some or op.name in _functions_with_definitions(root)
+    reason = f"no recipe; {which} have Definitions" if have else "no family covers it"
     return f"{known.get(op.name, reason)}: {', '.join(kernels) or 'torch'}"
 
 
