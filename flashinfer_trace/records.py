@@ -15,7 +15,6 @@ from flashinfer_trace import json_source
 
 __all__ = ["KernelFacts", "Records", "RecordsError", "load_records", "records_path"]
 
-
 _FIX = "in a checkout, run python -m tools.generate_docs"
 
 
