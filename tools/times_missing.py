@@ -13,6 +13,7 @@ from flashinfer_trace.families import family_of
 from flashinfer_trace.files import read_text
 from flashinfer_trace.harness.family import Family, Kernel
 from flashinfer_trace.traffic import path_of
+from flashinfer_trace.traffic.profiles import load_traffic
 from flashinfer_trace.traffic.taken import unfit
 from tools.shared.family_records import capabilities
 from tools.shared.markdown import code, table
@@ -81,12 +82,14 @@ def _other_gpu(family: Family) -> str:
 
 
 def _planned(root: Path, members: Sequence[Definition]) -> list[Given]:
-    """Those of a family that have workloads in a file."""
+    """Those of a family that have workloads in a file, with those that are timed: the quick ones."""
     found: list[Given] = []
     for definition in members:
         path = path_of(definition, root)
         if path.exists():
-            found.append((definition, [one["axes"] for one in json.loads(read_text(path))["workloads"].values()]))
+            every = json.loads(read_text(path))["workloads"]
+            quick = {one.name for each in load_traffic(root).values() for one in each if one.quick}
+            found.append((definition, [one["axes"] for name, one in every.items() if name in quick]))
     return found
 
 

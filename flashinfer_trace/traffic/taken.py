@@ -23,4 +23,7 @@ def unfit(kernel: Kernel, axes: Mapping[str, int]) -> str | None:
         return "computes probabilities in bfloat16, which does not tell apart what the logits of the workloads do"
     if error := getattr(options, "score_error", 0.0):
         return f"computes scores with an error of {error:.1e}, and those of the workloads may be closer than that"
+    length, multiple = axes.get("max_padded", 0), getattr(options, "multiple", 1)
+    if length % multiple:
+        return f"takes lists whose length is a multiple of {multiple}, and that of a workload is {length}"
     return None

@@ -180,6 +180,13 @@ def test_requests_have_a_profile(tmp_path):
             "probabilities in bfloat16",
         ),
         ("moe_post_reorder_topk9_h7168", "", {}, "loses what expert 0 computed"),
+        (
+            "moe_align_block_size_topk8_e256_b64",
+            "",
+            {"max_padded": 16703},
+            "a multiple of 4, and that of a workload is",
+        ),
+        ("moe_align_block_size_topk8_e256_b64", "", {"max_padded": 4096}, None),
         ("rope_with_cos_sin_cache_neox_style_d128_rd64", "torch.ops.sgl_kernel.rotary_embedding", {}, "as bfloat16"),
         ("rmsnorm_h512", "flashinfer.norm.rmsnorm", {"batch_size": 0}, "takes batch_size from 1 to"),
         ("rmsnorm_h512", "flashinfer.norm.rmsnorm", {"batch_size": 64}, None),

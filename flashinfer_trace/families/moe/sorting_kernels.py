@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe.kernels import LAUNCHABLE
 from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
 from flashinfer_trace.harness.unordered import Multiset
+
+
+@dataclass(frozen=True)
+class ListOptions:
+    """What a kernel takes, where nothing behind its outputs may change.
+
+    Attributes:
+        multiple: of which number the length of its list must be a multiple. Plans draw any length, because PyTorch's
+            allocator rounds the memory of an output up.
+    """
+
+    multiple: int = 1
+
 
 ATOMICS = Multiset(
     "each expert has its pairs; atomics decide their order, and nothing is written where there is no pair"
@@ -76,6 +91,7 @@ ALIGN = Kernel(
     "sglang-kernel",
     run_align,
     limits=LAUNCHABLE,
+    plan_options=ListOptions(multiple=4),
     compare={"sorted_token_ids": ATOMICS, "expert_ids": ATOMICS},
 )
 PREPARE = Kernel(
