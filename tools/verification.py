@@ -68,8 +68,7 @@ Most need a B200 or B300 (compute capability 10.x). Whoever has one can contribu
 `-rs` names what is not installed. Kernels called `sglang.*` need SGLang, which the extra `gpu` leaves out
 ([CONTRIBUTING.md](../CONTRIBUTING.md#record-evidence) says how to add it); `sgl_kernel.cutlass_scaled_fp4_mm` needs
 sgl-kernel 0.3.21, in an environment with CUDA 12. FlashInfer downloads the binaries of its `trtllm_*` kernels when they
-are called first, so these need access to the network. `cutlass_mla_decode` raises on a B300:
-`-k "not cutlass_mla_decode"` leaves it out there.
+are called first, so these need access to the network.
 """
 
 STALE = """## Runs judged by older code

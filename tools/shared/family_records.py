@@ -39,7 +39,9 @@ def usable_families(names: Sequence[str] = ()) -> dict[str, Family]:
 
 
 def capabilities(kernels: Sequence[Kernel]) -> str:
-    """The compute capabilities that some of the kernels run on: ``10.0 to 10.3``, or ``10.0 or above``."""
-    low = ".".join(map(str, min(one.min_capability for one in kernels)))
-    highest = max(one.max_capability for one in kernels)
-    return f"{low} or above" if highest == UNLIMITED else f"{low} to {'.'.join(map(str, highest))}"
+    """The compute capabilities that some of the kernels run on: ``10.0``, ``10.0 to 10.3``, or ``10.0 or above``."""
+    lowest, highest = min(one.min_capability for one in kernels), max(one.max_capability for one in kernels)
+    low, high = (".".join(map(str, each)) for each in (lowest, highest))
+    if highest == UNLIMITED:
+        return f"{low} or above"
+    return low if lowest == highest else f"{low} to {high}"

@@ -153,7 +153,14 @@ KERNELS = (
         )
         for backend in hopper.BACKENDS
     ),
-    decode_kernel("sgl_kernel.cutlass_mla_decode", "sglang-kernel", run_cutlass, supports=cutlass_sizes),
+    decode_kernel(
+        "sgl_kernel.cutlass_mla_decode",
+        "sglang-kernel",
+        run_cutlass,
+        # It raises on all other GPUs, a B300 (10.3) among them.
+        capabilities=((10, 0), (10, 0)),
+        supports=cutlass_sizes,
+    ),
     decode_kernel(
         "flashinfer.decode.trtllm_batch_decode_with_kv_cache_mla",
         "flashinfer-python",
