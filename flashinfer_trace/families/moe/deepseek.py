@@ -17,6 +17,7 @@ from flashinfer_trace.families.moe.inputs import (
     SPARE_ROWS,
     VALUES,
     clear_rows,
+    faint_logits,
     fp8_experts,
     hidden_values,
     tied_logits,
@@ -26,8 +27,9 @@ from flashinfer_trace.families.moe.oracle import in_groups, oracle
 from flashinfer_trace.harness.family import Family, Inputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, sizes
 
-#: ``large`` biases dwarf the scores, as those of trained models may: s + bias then loses bits in float32.
-BIASES = ("zero", "small", "large")
+#: ``large`` biases dwarf the scores, as those of trained models may: s + bias then loses bits in float32. With
+#: ``negative`` ones all s + bias are below zero, so that what is dropped must not be marked by zero.
+BIASES = ("zero", "small", "large", "negative")
 FACTORS = (2.5, 1.0, 0.75)
 #: Smallest gap between a chosen and a rejected score, over 1 + |bias|: several float32 roundings of a sum of two.
 GAP = 2.0**-18
@@ -56,16 +58,20 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """Experts with exactly one token; biases and hidden states beyond float16's range, only on a CPU.
+    """Experts with exactly one token; negative biases; sums of scores near 1e-9, for the kernels that take them; biases
+    and hidden states beyond float16's range, only on a CPU.
 
     It was never seen what the kernels of the experts make of those (`softmax.corners` says why it matters).
     """
-    axes = request.definition.const_axes
+    axes, options = request.definition.const_axes, request.options_of(RoutingOptions)
     one = {**plan_for_axes(request.definition, {"seq_len": 1}, Draws(0, "cpu")), "routing": "local"}
+    few = {**one, "seq_len": 3}
+    faint = [{**few, "routing": "faint", "bias": "zero"}] if options.ties and options.faint else []
+    found = [one, {**few, "bias": "negative"}, *faint]
     if request.large:
-        return [one]
+        return found
     last = axes["num_experts"] // axes["num_local_experts"] - 1
-    return [one, {**one, "seq_len": 3, "routing": "random", "bias": "beyond_float16", "values": "huge", "rank": last}]
+    return [*found, {**few, "routing": "random", "bias": "beyond_float16", "values": "huge", "rank": last}]
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
@@ -80,9 +86,10 @@ def draw_bias(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
         return (torch.arange(1, shape[0] + 1, device=draws.device) * 65536.0).to(torch.bfloat16)
     if plan["bias"] == "large" and plan["routing"] != "one_expert":
         return (draws.integers(shape, 0, 1).float() * 0.25 + 32).to(torch.bfloat16)
-    if plan["bias"] == "small" and plan["routing"] not in ("one_expert", "ties"):
-        return draws.normal(shape, torch.bfloat16, 0.05)
-    return torch.zeros(shape, dtype=torch.bfloat16, device=draws.device)
+    level = -3.0 if plan["bias"] == "negative" else 0.0
+    if plan["bias"] in ("small", "negative") and plan["routing"] not in ("one_expert", "ties"):
+        return draws.normal(shape, torch.bfloat16, 0.05) + level
+    return torch.full(shape, level, dtype=torch.bfloat16, device=draws.device)
 
 
 def decidable(definition: Definition, logits: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -113,6 +120,8 @@ def draw_logits(definition: Definition, plan: Plan, bias: torch.Tensor, draws: D
     first = plan["rank"] * axes["num_local_experts"]
     here = slice(first, first + axes["num_local_experts"])
     logits = tied_logits(shape, draws) if plan["routing"] == "ties" else draws.normal(shape)
+    if plan["routing"] == "faint":
+        logits = faint_logits(logits)
     if plan["routing"] == "local":
         logits -= 4
         logits[:, here] += 8

@@ -12,7 +12,7 @@ from flashinfer_trace.families.moe.deepseek import (
     plan_for_axes,
     plans,
 )
-from flashinfer_trace.families.moe.deepseek_kernels import ds_gate, unsupported_by_fused_gate
+from flashinfer_trace.families.moe.deepseek_kernels import TRTLLM_GEN, ds_gate, unsupported_by_fused_gate
 from flashinfer_trace.families.moe.experts import BF16, expert_outputs
 from flashinfer_trace.families.moe.inputs import EXPERT_FAULTS, hidden_values
 from flashinfer_trace.families.moe.kernels import LAUNCHABLE, REFERENCE, hopper_pipeline
@@ -116,6 +116,7 @@ FAMILIES = (
                 min_capability=(10, 0),
                 max_capability=(10, 3),
                 limits=LAUNCHABLE,
+                plan_options=TRTLLM_GEN,
                 compare={"output": BF16_HOPPER},
             ),
         ),

@@ -19,9 +19,15 @@ class RoutingOptions:
 
     Attributes:
         ties: whether experts may have equal scores; otherwise it need not choose the lower index.
+        faint: whether logits may be below -17. trtllm-gen computes a sigmoid as 0.5 tanh(x / 2) + 0.5, which is 0 there
+            in float32 (RoutingKernel.cuh, sigmoid_accurate), and divides by the sum of such zeros.
     """
 
     ties: bool = True
+    faint: bool = True
+
+
+TRTLLM_GEN = RoutingOptions(faint=False)
 
 
 def ds_gate(definition: Definition, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -115,5 +121,5 @@ KERNELS = (
         ),
         plan_options=RoutingOptions(ties=False),
     ),
-    blackwell_kernel(run_ds_trtllm_gen),
+    dataclasses.replace(blackwell_kernel(run_ds_trtllm_gen), plan_options=TRTLLM_GEN),
 )

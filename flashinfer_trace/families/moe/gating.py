@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe import gating_kernels as kernels
-from flashinfer_trace.families.moe.inputs import SPARE_ROWS, clear_rows, tied_logits
+from flashinfer_trace.families.moe.inputs import SPARE_ROWS, clear_rows, faint_logits, tied_logits
 from flashinfer_trace.families.moe.oracle import in_groups
 from flashinfer_trace.families.quantised import chosen_by_rank, ranks
 from flashinfer_trace.harness.compare import Expected
@@ -55,18 +55,19 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """Ties under a bias that decides them; logits and biases beyond float16's range; biases below 1e-5 beside equal
-    logits, which kernels with coarse scores, and those that choose any of equal ones, do not take."""
+    """Ties under a bias that decides them; logits and biases beyond float16's range; equal logits beside biases below
+    1e-5, and near -22, where sums of scores are near 1e-9. Those are not for kernels with coarse scores, which are 0
+    there, nor for those that choose any of equal ones."""
     options = request.options_of(kernels.RouterOptions)
     plan = plan_for_axes(request.definition, {"seq_len": 3}, Draws(0, "cpu"))
     plan["score_error"] = options.score_error
     ties = [{**plan, "routing": "ties"}] if options.ties else []
-    faint = [{**plan, "routing": "equal", "bias": "faint"}] if options.ties and not options.score_error else []
+    faint = [{**plan, "routing": "equal", "bias": "faint"}, {**plan, "routing": "faint", "bias": "zero"}]
     beyond = [
         {**plan, "bias": "beyond_float16", "flag": False},
         {**plan, "routing": "beyond_float16", "bias": "rising"},
     ]
-    return [*ties, *beyond, *faint]
+    return [*ties, *beyond, *(faint if options.ties and not options.score_error else [])]
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
@@ -106,6 +107,8 @@ def draw_logits(definition: Definition, plan: Plan, draws: Draws) -> torch.Tenso
         logits = tied_logits(shape, draws)
     elif plan["routing"] == "equal":
         logits = logits[:, :1].expand(shape).contiguous()
+    elif plan["routing"] == "faint":
+        logits = faint_logits(logits)
     elif plan["routing"] == "beyond_float16":
         # Three of four are large, enough of them in few groups.
         logits = torch.where(logits < 0.67, BEYOND_FLOAT16, -BEYOND_FLOAT16)

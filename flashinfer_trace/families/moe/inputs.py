@@ -22,6 +22,9 @@ CORNER_VALUES = {"huge": 1e5}
 ROUTINGS = (*("random", "local", "ties", "one_expert") * 3, "elsewhere")
 #: Logits of tied experts. No two pairs of their sigmoids have almost equal sums.
 TIED_LOGITS = (-1.0, 0.0, 2.0)
+#: Sigmoids of logits near this one are near 3e-10: of a few experts, their sum is so small that a number which is added
+#: against division by zero shows in the weights, unless it is as small as the 1e-20 of some kernels.
+FAINT_LOGIT = -22.0
 #: Extra rows of logits, from which undecidable rows can be replaced.
 SPARE_ROWS = 16
 #: Fewer tokens than this choose local experts only; otherwise most would choose none on this rank, and prove nothing.
@@ -32,6 +35,11 @@ def tied_logits(shape: Sequence[int], draws: Draws) -> torch.Tensor:
     """float32 logits of a few values."""
     levels = torch.tensor(TIED_LOGITS, device=draws.device)
     return levels[draws.integers(shape, 0, len(TIED_LOGITS) - 1)]
+
+
+def faint_logits(normal: torch.Tensor) -> torch.Tensor:
+    """From normal numbers [tokens, experts]: near `FAINT_LOGIT`, and the same for all experts of a token."""
+    return (normal[:, :1] + FAINT_LOGIT).expand(normal.shape).contiguous()
 
 
 def clear_rows(logits: torch.Tensor, clear: torch.Tensor, count: int) -> torch.Tensor:

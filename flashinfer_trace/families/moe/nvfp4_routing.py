@@ -6,6 +6,7 @@ import torch
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe.deepseek import corners, draw_bias, draw_logits, plan_for_axes, plans
+from flashinfer_trace.families.moe.deepseek_kernels import TRTLLM_GEN
 from flashinfer_trace.families.moe.experts import Arithmetic, chosen, expert_outputs
 from flashinfer_trace.families.moe.inputs import CORNER_VALUES, EXPERT_FAULTS, FP8_UNSEEN, VALUES
 from flashinfer_trace.families.moe.kernels import LAUNCHABLE, REFERENCE, bound
@@ -197,6 +198,7 @@ FAMILIES = (
                 min_capability=(10, 0),
                 max_capability=(10, 3),
                 limits=LAUNCHABLE,
+                plan_options=TRTLLM_GEN,
                 compare={"output": BLACKWELL},
             ),
         ),
