@@ -35,8 +35,10 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
     )
 
 
-#: Weights and biases of corners.
-CORNER_WEIGHTS = {"huge": 1e5, "minute": 1e-6, "vast": 1.0}
+#: Weights and biases of corners. Every row of `raised` activations has a mean of RAISED, beside which float32 loses the
+#: variance in mean(x^2) - mean(x)^2; flashinfer's kernel sums squared deviations, so that it has this corner too.
+CORNER_WEIGHTS = {"huge": 1e5, "minute": 1e-6, "vast": 1.0, "raised": 1.0}
+RAISED = 1000.0
 
 
 def corners(request: PlanRequest) -> list[Plan]:
@@ -54,9 +56,10 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     In corners, weights and biases are that many times as large. Beside `minute` ones, activations are normal.
     """
     hidden_size, kind = definition.const_axes["hidden_size"], plan["values"]
-    x = draws.values((plan["batch_size"], hidden_size), torch.bfloat16, "normal" if kind == "minute" else kind)
+    drawn = "normal" if kind in ("minute", "raised") else kind
+    x = draws.values((plan["batch_size"], hidden_size), torch.bfloat16, drawn)
     factor = CORNER_WEIGHTS.get(kind, 1.0)
-    offset = draws.normal([plan["batch_size"], 1], scale=plan["offset"])
+    offset = draws.normal([plan["batch_size"], 1], scale=plan["offset"]) + (RAISED if kind == "raised" else 0.0)
     return {
         "hidden_states": (x.float() + offset).to(torch.bfloat16),
         "weight": (draws.normal([hidden_size], scale=0.25) + 1) * factor,

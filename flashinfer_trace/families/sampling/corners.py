@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flashinfer_trace.families.sampling.rows import ANY_K, NO_TOP_K, SamplingOptions, draw_count, is_joint
+from flashinfer_trace.families.sampling.rows import ANY_K, NO_TOP_K, THRESHOLD_P, SamplingOptions, draw_count, is_joint
 from flashinfer_trace.harness.family import Plan, PlanRequest
 
 __all__ = ["renorm_corners", "sampling_corners"]
@@ -94,6 +94,8 @@ def row_specs(request: PlanRequest) -> list[list[dict[str, Any]]]:
         # All tokens but one are at the same small share of that one, in a large vocabulary at less than 1e-5 of it.
         plans.insert(0, [spec(request, "halved", min_p=p) for p in ("over", "under", 1e-5)])
     specs = [spec(request, "short", **corner) for corner in corners[3:]]
+    if "min_p" in off:
+        specs.append(spec(request, "threshold", min_p=THRESHOLD_P))
     if not options.sums_to_one:
         specs += [spec(request, row, total) for row in ("short", "trailing") for total in (0.5, 2.0)]
         specs += [spec(request, "zero", **corners[-1])]

@@ -8,7 +8,15 @@ from collections.abc import Callable, Sequence
 import torch
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.sampling.rows import BESIDE, NEAR, SMALLEST_SUM, UNIT, is_joint
+from flashinfer_trace.families.sampling.rows import (
+    BESIDE,
+    NEAR,
+    SMALLEST_SUM,
+    THRESHOLD_LARGEST,
+    THRESHOLD_P,
+    UNIT,
+    is_joint,
+)
 from flashinfer_trace.harness.family import Inputs, Plan
 from flashinfer_trace.harness.inputs import Draws
 
@@ -169,6 +177,12 @@ def smallest(count: int, vocab_size: int, draws: Draws) -> torch.Tensor:
     return sparse(places, [float32_parts(SMALLEST_SUM)] * count, vocab_size, draws)
 
 
+def threshold(count: int, vocab_size: int, draws: Draws) -> torch.Tensor:
+    largest = torch.tensor(THRESHOLD_LARGEST)
+    kept = [float(largest), float(largest * THRESHOLD_P)]
+    return sparse(distinct(count, 3, vocab_size, draws), [[*kept, 1 - sum(kept)]] * count, vocab_size, draws)
+
+
 def sparse(places: list[list[int]], values: list[list[float]], vocab_size: int, draws: Draws) -> torch.Tensor:
     """Rows that have these values in these places, and zeros elsewhere."""
     where = torch.tensor(places, device=draws.device)
@@ -216,4 +230,5 @@ _MAKERS: dict[str, Callable[[int, int, Draws], torch.Tensor]] = {
     "trailing": trailing,
     "halved": halved,
     "smallest": smallest,
+    "threshold": threshold,
 }

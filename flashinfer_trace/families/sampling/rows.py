@@ -28,8 +28,9 @@ __all__ = [
 #: 1, with ties, so that float32 sums are exact in any order; ``one_hot``; ``zero``. Only corners have ``short``, ten
 #: tokens of distinct probabilities around 0.1, the largest in the last place, and ``trailing``, the same without mass
 #: in the last place: each of their tokens is drawn often; and ``halved``, one token of 0.5 and the rest shared by all
-#: others: of all rows that the draws of one case can judge, it moves most with a temperature; and ``smallest``, three
-#: tokens that sum to exactly SMALLEST_SUM.
+#: others: of all rows that the draws of one case can judge, it moves most with a temperature; ``smallest``, three
+#: tokens that sum to exactly SMALLEST_SUM; and ``threshold``, THRESHOLD_LARGEST, a token at exactly THRESHOLD_P times
+#: that in float32, and one with the rest.
 ORDINARY = ("normal", "peaked", "zipf", "few_valued", "dyadic")
 KINDS = (*ORDINARY, "uniform", "one_hot", "zero")
 #: Kinds whose tokens have different probabilities, but for those that are hardly ever drawn.
@@ -50,6 +51,8 @@ BESIDE: dict[Any, int] = {"boundary": 0, "above": 1, "below": -1}
 #: Of corners only: p of top-p beyond a cumulative mass, or short of it, and p of min-p beyond or short of the ratio of
 #: a token to the largest, so that a p that is 2 % off keeps another token.
 NEAR: dict[Any, float] = {"over": 1.01, "under": 0.99}
+#: Of corners only: float32 rounds the product of these down, so that a product in float64 is above it.
+THRESHOLD_P, THRESHOLD_LARGEST = 0.6, 0.51
 MIN_P = (0.0, 0.02, 0.1, 0.5, 1.0, 1.5, -0.5)
 
 
