@@ -89,7 +89,25 @@ COPIES = (
     ("rope_with_cos_sin_cache_neox_style_store_h16_kv2_d128", "v_cache.index_copy", "v_cache"),
     ("rope_with_cos_sin_cache_neox_style_store_h16_kv2_d128", "out_loc, v)", "v"),
 )
+ONE_PASS_VARIANCE = (
+    "torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / HIDDEN_SIZE",
+    "(hidden_states.float().square().mean(dim=-1, keepdim=True)"
+    " - hidden_states.float().mean(dim=-1, keepdim=True).square()).clamp_min(0)",
+)
+DOUBLE_THRESHOLD = (
+    "probs >= probs.amax(dim=-1, keepdim=True) * min_p.unsqueeze(-1)",
+    "probs.double() >= probs.amax(dim=-1, keepdim=True).double() * min_p.double().unsqueeze(-1)",
+)
 SPARSE = "h128_ckv512_kpe64_topk2048_ps64"
+FP8_EXPERTS = "moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048"
+OTHER_EXPERTS = [f"moe_{dtype}_ds_routing_topk8_ng8_kg4_e32_h7168_i2048" for dtype in ("bf16", "nvfp4")]
+GROUPED = ("moe_topk_deepseek_topk8_ng8_kg4_e256", "moe_topk_deepseek_shared_experts_topk9_ng8_kg4_e256_s1")
+#: A number that is added to the sum of scores, against division by zero.
+ADDED = [
+    *((FP8_EXPERTS, "chosen.sum(dim=1, keepdim=True)", number) for number in ("1e-10", "1e-6")),
+    *((name, "scores.sum(dim=1, keepdim=True)", "1e-10") for name in (*OTHER_EXPERTS, *GROUPED)),
+    ("moe_topk_sigmoid_topk8_e256", "weights.sum(dim=1, keepdim=True)", "1e-10"),
+]
 MXFP4_PRODUCTS = ("gather_gemm_swiglu_e128_n5760_k2880", "scatter_gemm_bias_e128_n2880_k2880")
 EXPONENT = "(weights_scale[expert].int() & 255) - 127"
 CLAMPED_EXPONENTS = tuple((EXPONENT, f"({EXPONENT}).clamp({ends})") for ends in ("-60, 30", "-30, 60"))
@@ -116,6 +134,9 @@ MUTANTS = [
     *(("softmax_temperature_v128256", change) for change in TEMPERATURES),
     *((name, BOUNDED_SQUARES) for name in NORMS),
     ("layernorm_h128", tuple(text.replace("mean_square", "variance") for text in BOUNDED_SQUARES)),
+    *((name, ONE_PASS_VARIANCE) for name in ("layernorm_h128", "layernorm_h4096_eps1e5")),
+    ("min_p_sampling_from_probs_v129280", DOUBLE_THRESHOLD),
+    *((name, (total, f"({total} + {number})")) for name, total, number in ADDED),
     ("fp8_mqa_logits_h64_d128", ("& (key < k_end[:, None])", "& (key < k_end[:, None].clamp_max(4096))")),
     ("tree_speculative_sampling_target_only_s3_dt8_v129280", ROUNDED_MASS),
     ("moe_topk_softmax_topk8_e128", FAINT_LOGITS),
@@ -158,6 +179,47 @@ def test_a_corner_rejects_what_drawn_cases_accept(name, change):
     assert_a_corner_rejects(changed(name, *change))
 
 
+MARKED_BY_ZERO = ("masked_fill(dropped.unsqueeze(2), -torch.inf)", "masked_fill(dropped.unsqueeze(2), 0.0)")
+OWN_PAGES = "        own_pages = kv_indices[pages[b] : pages[b + 1]]\n"
+#: A request whose first page another one has too is left out; pages follow each other, but those of the first request.
+SHARED_LEFT_OUT = f"""{OWN_PAGES}        if len(own_pages) > 0 and own_pages[0] in kv_indices[pages[:b]]:
+            continue
+"""
+IN_A_ROW = f"""{OWN_PAGES}        if b > 0 and len(own_pages) > 0:
+            own_pages = (own_pages[0] + torch.arange(len(own_pages))).clamp_max(CACHE.shape[0] - 1)
+"""
+PAGED = [(f"gqa_paged_{phase}_h6_kv2_d128_ps64", "k_cache") for phase in ("decode", "prefill_causal")]
+PAGED += [(f"mla_paged_{phase}_h16_ckv512_kpe64_ps64", "ckv_cache") for phase in ("decode", "prefill_causal")]
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        (FP8_EXPERTS, tuple(text.replace("torch", "math") for text in MARKED_BY_ZERO)),
+        *((name, MARKED_BY_ZERO) for name in OTHER_EXPERTS),
+        *((name, (OWN_PAGES, SHARED_LEFT_OUT)) for name, _ in PAGED),
+        *((name, (OWN_PAGES, IN_A_ROW.replace("CACHE", cache))) for name, cache in PAGED),
+    ],
+)
+def test_a_corner_rejects_what_few_drawn_cases_show(name, change):
+    definition = changed(name, *change)
+    job = Job(definition, family_of(definition))
+    plans = [plan for plan in job.corners if plan.get("shared_prefix") or plan.get("bias") == "negative"]
+    assert len(plans) == 1 and verify(job, plan=plans[0]).status == "failed"
+
+
+@pytest.mark.parametrize("name", [name for name, _ in PAGED if "prefill" in name])
+def test_a_corner_has_blocks_of_more_queries_than_a_twin(name):
+    line = "            output[start:stop] = own_output.to(output.dtype)\n"
+    last = "                output[start + 16 : stop] = output[start + 15]\n"
+    repeated = f"{line}            if stop - start > 16:\n{last}"
+    definition = changed(name, line, repeated)
+    job = Job(definition, family_of(definition))
+    assert verify(job, examples=EXAMPLES).status == "passed"
+    report = Twins().verify(job, examples=2, seed=0)
+    assert report.status == "failed" and '"shared_prefix":2' in report.message
+
+
 @pytest.mark.parametrize("arithmetic", THROUGH_ARITHMETIC)
 @pytest.mark.parametrize(("name", "place", "copied"), COPIES)
 def test_a_corner_rejects_a_copy_through_arithmetic(name, place, copied, arithmetic):
@@ -182,6 +244,8 @@ def test_corners_of_a_twin_have_blocks_of_one_query_and_of_several(name):
     assert harness_job.SMALL_BLOCK in twin.reference and not harness_job.BLOCK.search(twin.reference)
     assert prepare(definition, family, "cpu", full=True).reference == definition.reference
     for plan in Job(definition, family).corners:
+        if plan.get("shared_prefix"):
+            continue
         requests = zip(plan["q_lens"], plan["kv_lens"], strict=True)
         blocks = [(queries, 2**10 // (twin.const_axes["num_qo_heads"] * keys)) for queries, keys in requests]
         assert any(block <= 1 < queries for queries, block in blocks)
@@ -231,6 +295,17 @@ def test_these_corners_are_a_gpus_too(name):
         kinds = {plan.get("logits", plan.get("routing")) for plan in plans}
         exact = kernel.plan_options is None or getattr(kernel.plan_options, "exact", True)
         assert ("beyond_float16" in kinds) == exact, kernel.label
+
+
+@pytest.mark.parametrize("name", [FP8_EXPERTS, *OTHER_EXPERTS, *GROUPED, "moe_topk_sigmoid_topk8_e256"])
+def test_sums_of_scores_near_zero_are_for_kernels_whose_sigmoids_are_not_0_there(name):
+    definition = flashinfer_trace.load(name)
+    family = family_of(definition)
+    by_tanh = ("flashinfer.fused_moe.trtllm_", "flashinfer.fused_moe.fused_topk_deepseek")
+    for kernel in family.kernels_of(definition):
+        plans = family.corners(PlanRequest(definition, kernel.limits, True, kernel.plan_options))
+        taken = getattr(kernel.plan_options, "ties", True) and not kernel.path.startswith(by_tanh)
+        assert ("faint" in {plan["routing"] for plan in plans}) == taken, kernel.label
 
 
 def test_a_reference_keeps_the_sign_of_codes_that_round_to_zero():

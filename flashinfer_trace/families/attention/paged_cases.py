@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition, InputError
 from flashinfer_trace.families.attention.cases import (
+    SCALES,
     any_scale,
     batch_size_of,
     corner_lengths,
@@ -50,12 +51,33 @@ def _plans(draw: Callable[[Any], Any], request: PlanRequest) -> Plan:
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """The plans of `corner_lengths`, with pages whose unused entries are NaN."""
+    """The plans of `corner_lengths`, with pages whose unused entries are NaN; before them, pages that are shared."""
     page_size = request.definition.const_axes["page_size"]
     return [
-        {**plan, "shared_prefix": 0, "unused": "nan", "num_pages": distinct_pages(plan["kv_lens"], page_size, 0)}
-        for plan in corner_lengths(request, has_queries(request.definition))
+        *shared_pages(request),
+        *(
+            {**plan, "shared_prefix": 0, "unused": "nan", "num_pages": distinct_pages(plan["kv_lens"], page_size, 0)}
+            for plan in corner_lengths(request, has_queries(request.definition))
+        ),
     ]
+
+
+def shared_pages(request: PlanRequest) -> list[Plan]:
+    """Three requests with the same first two pages, others of their own, and up to 70 queries; one page is not used.
+
+    Of a page of usual size, requests that are drawn on a CPU fill one at most.
+    """
+    definition = request.definition
+    page_size = definition.const_axes["page_size"]
+    if page_size == 1:
+        return []
+    kv_lens = [3 * page_size + 5, 2 * page_size + 1, 4 * page_size]
+    plan: Plan = {"kv_lens": kv_lens, "logits": "normal", "scale": SCALES[1], "shared_prefix": 2, "unused": "nan"}
+    plan["num_pages"] = distinct_pages(kv_lens, page_size, 2) + 1
+    if has_queries(definition):
+        # As many as there are keys at most: not every kernel takes queries that see none.
+        plan["q_lens"] = [min(pair) for pair in zip((33, 1, 70), kv_lens, strict=True)]
+    return [plan]
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
