@@ -48,10 +48,8 @@ def _slug(label: str) -> str:
 
 
 def _description(kernel: Kernel) -> str:
-    low, high = (".".join(map(str, each)) for each in (kernel.min_capability, kernel.max_capability))
-    gpus = f"compute capability {low} and later" if kernel.max_capability[0] == 99 else f"{low} to {high}"
     over = f" It overwrites {' and '.join(kernel.in_place)}." if kernel.in_place else ""
-    return f"{kernel.label} of {kernel.library}, for GPUs of {gpus}.{over}"
+    return f"{kernel.label} of {kernel.library}, for GPUs of compute capability {kernel.capabilities}.{over}"
 
 
 def main_source(definition: Definition, family: Family, kernel: Kernel) -> str:

@@ -19,7 +19,7 @@ from flashinfer_trace.export.solutions import AUTHOR, solution
 from flashinfer_trace.export.sources import Probabilities, Random, Scales
 from flashinfer_trace.export.summary import Summary
 from flashinfer_trace.families import family_of
-from flashinfer_trace.harness.family import Family, Kernel
+from flashinfer_trace.harness.family import Family, Kernel, capability_range
 from flashinfer_trace.ledger import RECORDED_ON
 from flashinfer_trace.traffic.taken import unfit
 
@@ -95,8 +95,8 @@ def _elsewhere(kernel: Kernel) -> str | None:
     """Why a kernel does not run on the GPUs that solutions are exported for, or None: those of the evidence."""
     if kernel.unavailable(RECORDED_ON) is None:
         return None
-    low, high, own = (".".join(map(str, each)) for each in (kernel.min_capability, kernel.max_capability, RECORDED_ON))
-    return f"runs on compute capability {low} to {high}, and solutions are exported for {own}"
+    own = capability_range(RECORDED_ON, RECORDED_ON)
+    return f"runs on compute capability {kernel.capabilities}, and solutions are exported for {own}"
 
 
 def _json(document: Mapping[str, Any]) -> str:

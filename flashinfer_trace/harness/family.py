@@ -30,7 +30,11 @@ __all__ = [
     "ReferenceRun",
     "Relation",
     "SeededCall",
+    "capability_range",
 ]
+
+#: The highest compute capability of a kernel that has no limit.
+UNLIMITED = (99, 9)
 
 #: Everything about a case but its elements, as small JSON values: variable axes, sequence lengths, kinds of values.
 #: (definition, plan, seed, kind of device) repeats a case exactly.
@@ -87,6 +91,14 @@ class PlanRequest:
         return max(low, kernel_low), min(large_high if self.large else small_high, kernel_high)
 
 
+def capability_range(lowest: tuple[int, int], highest: tuple[int, int]) -> str:
+    """An inclusive range of compute capabilities: ``10.0``, ``10.0 to 10.3``, or ``10.0 or above``."""
+    low, high = (".".join(map(str, each)) for each in (lowest, highest))
+    if highest == UNLIMITED:
+        return f"{low} or above"
+    return low if lowest == highest else f"{low} to {high}"
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One real implementation of a family.
@@ -118,7 +130,7 @@ class Kernel:
     call: KernelCall
     variant: str = ""
     min_capability: tuple[int, int] = (7, 5)
-    max_capability: tuple[int, int] = (99, 9)
+    max_capability: tuple[int, int] = UNLIMITED
     limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     plan_options: object | None = None
     common: object | None = None
@@ -146,8 +158,12 @@ class Kernel:
         """Why it cannot run on a GPU of this compute capability, or None."""
         if self.min_capability <= capability <= self.max_capability:
             return None
-        low, high = (".".join(map(str, c)) for c in (self.min_capability, self.max_capability))
-        return f"needs compute capability {low} to {high}, this GPU has {capability[0]}.{capability[1]}"
+        return f"needs compute capability {self.capabilities}, this GPU has {capability[0]}.{capability[1]}"
+
+    @property
+    def capabilities(self) -> str:
+        """The compute capabilities of the GPUs that run it, as `capability_range` writes them."""
+        return capability_range(self.min_capability, self.max_capability)
 
     def ignores_seed(self, definition: Definition, inputs: Mapping[str, Any]) -> bool:
         """Whether it draws, and gives the same results with two seeds: no single call shows that."""

@@ -8,12 +8,9 @@ from collections.abc import Sequence
 from flashinfer_trace.cli.reports import error_place
 from flashinfer_trace.cli.tasks import unfinished
 from flashinfer_trace.families import FamilyError, all_families, module_of
-from flashinfer_trace.harness.family import Family, Kernel
+from flashinfer_trace.harness.family import Family, Kernel, capability_range
 
 __all__ = ["capabilities", "usable_families"]
-
-#: The highest compute capability of a kernel that has no limit.
-UNLIMITED = Kernel.max_capability
 
 
 def usable_families(names: Sequence[str] = ()) -> dict[str, Family]:
@@ -39,9 +36,5 @@ def usable_families(names: Sequence[str] = ()) -> dict[str, Family]:
 
 
 def capabilities(kernels: Sequence[Kernel]) -> str:
-    """The compute capabilities that some of the kernels run on: ``10.0``, ``10.0 to 10.3``, or ``10.0 or above``."""
-    lowest, highest = min(one.min_capability for one in kernels), max(one.max_capability for one in kernels)
-    low, high = (".".join(map(str, each)) for each in (lowest, highest))
-    if highest == UNLIMITED:
-        return f"{low} or above"
-    return low if lowest == highest else f"{low} to {high}"
+    """The compute capabilities that some of the kernels run on, as `capability_range` writes them."""
+    return capability_range(min(one.min_capability for one in kernels), max(one.max_capability for one in kernels))

@@ -86,7 +86,7 @@ class Backend:
     rounding: Rounding
     lse_of_nothing: tuple[float, float]
     min_capability: tuple[int, int] = (8, 0)
-    max_capability: tuple[int, int] = (99, 9)
+    max_capability: tuple[int, int] = Kernel.max_capability
 
 
 CUDA_CORES = Backend("CUDA cores", Rounding(weights=False, sum=False, partial=2), MASKED)
