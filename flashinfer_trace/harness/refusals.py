@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.isolation.worker import ReferenceFailed
+from flashinfer_trace.isolation.limits import ReferenceFailed
 
 __all__ = ["accepted_wrong_sizes", "raised_by", "wrong_sizes"]
 
@@ -59,10 +59,16 @@ def accepted_wrong_sizes(
 
 
 def raised_by(run: Callable[[], object]) -> str | None:
-    """The type of what a reference raises here or in a worker, or how else it failed there; None if it returns."""
+    """The type of what a reference raises here or in a worker, or how else it failed there; None if it returns.
+
+    Raises:
+        ReferenceFailed: it has no time left.
+    """
     try:
         run()
     except ReferenceFailed as error:
+        if error.kind == "too-slow":
+            raise
         return error.error or error.kind
     except Exception as error:
         return type(error).__name__

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,7 @@ from flashinfer_trace.harness.family import FamilyError, Plan
 from flashinfer_trace.harness.job import Job, prepare, rounds
 from flashinfer_trace.harness.refusals import accepted_wrong_sizes
 from flashinfer_trace.harness.report import OutputSummary, Report
-from flashinfer_trace.isolation.worker import ReferenceFailed
+from flashinfer_trace.isolation.limits import Budget, Limits, ReferenceFailed
 
 __all__ = ["Job", "OutputSummary", "Report", "prepare", "verify", "verify_together"]
 
@@ -142,7 +143,8 @@ class _Cases:
         self._running = list(targets)
         self._real: tuple[Plan, int] | None = None
         self._broken: CaseFailure | None = None
-        self._failed = False
+        self._shrunk: CaseFailure | None = None
+        self._budget: Budget | None = None
 
     def verify(self, examples: int, plan: Plan | None) -> None:
         """Runs the corners and `examples` cases, or the one of this plan: see `verify_together`."""
@@ -155,6 +157,9 @@ class _Cases:
         except (CaseFailure, FamilyError) as failure:
             self._fail(str(failure))
         except hypothesis.errors.FlakyFailure as flaky:
+            if self._broken is not None:  # it was not run again
+                self._fail(str(self._broken))
+                return
             lines = "\n  ".join(str(failure) for failure in flaky.exceptions)
             self._fail(
                 f"failed once, and passed when the same case was run again: results change by themselves\n  {lines}"
@@ -173,7 +178,10 @@ class _Cases:
                 self._running.remove(target)
 
     def _all(self, examples: int) -> None:
-        for number, plan in enumerate(self._job.corners):
+        job, corners = self._job, self._job.corners
+        limits = job.worker.limits if job.worker else Limits()
+        self._budget = Budget(job.definition.name, len(corners) + examples, limits)
+        for number, plan in enumerate(corners):
             # Its number is the seed of its elements.
             if self.run(plan, number):
                 for target in self._running:
@@ -182,11 +190,24 @@ class _Cases:
             target.before = target.report.cases
             target.required = target.before + examples
         self.draw()
-        if self._job.kernel is None and not self._job.large:
-            self.check_reference()
+        if job.kernel is None and not job.large:
+            with self._spending():
+                self.check_reference()
         for target in self._running:
             target.judge_seeds()
             target.judge()
+
+    @contextmanager
+    def _spending(self) -> Iterator[None]:
+        """The block takes its time from the budget: that of the reference's process, or all of it where there is none,
+        because what a reference asks of a GPU is done when its outputs are compared."""
+        worker = None if self._job.large else self._job.worker
+        if worker is not None:
+            with worker.within(self._budget):
+                yield
+        else:
+            with self._budget.spending() if self._budget else nullcontext():
+                yield
 
     def check_reference(self) -> None:
         """Raises CaseFailure if a reference takes inputs of a wrong size, or a check of its family has lines to say."""
@@ -247,10 +268,14 @@ class _Cases:
         job = self._job
         shared: SharedCase | Exception
         try:
-            shared = shared_case(job.sized, job.family, plan, seed, job.device, None if job.large else job.worker)
+            with self._spending():
+                worker = None if job.large else job.worker
+                shared = shared_case(job.sized, job.family, plan, seed, job.device, worker)
         except ReferenceFailed as error:
-            # Not run again to shrink the case: a reference that hangs would hang hundreds of times.
-            self._broken = CaseFailure(f"{error}\n  repeat: {job.line(plan, seed)}")
+            # Not run again to shrink the case: a reference that hangs would hang hundreds of times. If a case was being
+            # shrunk when the time was spent, what is wrong with that one says more.
+            shrunk = self._shrunk if error.kind == "too-slow" else None
+            self._broken = shrunk or CaseFailure(f"{error}\n  repeat: {job.line(plan, seed)}")
             raise self._broken from error
         except Exception as error:
             shared = error
@@ -258,8 +283,8 @@ class _Cases:
         for target, message in failed:
             # The last one stays, and is raised: hypothesis shrinks it.
             if len(self._running) == 1:
-                self._failed = True
-                raise CaseFailure(message)
+                self._shrunk = CaseFailure(message)
+                raise self._shrunk
             target.fail(message)
             self._running.remove(target)
         for target in self._running:
@@ -280,7 +305,7 @@ class _Cases:
         if result.failures:
             return "\n  ".join([*result.failures, f"axes {result.axes}", repeat])
         # What passes while a failing case is shrunk does not count: else none would be missing, and it would not fail.
-        if not self._failed:
+        if self._shrunk is None:
             target.count(result)
         if not result.vacuous:
             self._real = self._real or (plan, seed)

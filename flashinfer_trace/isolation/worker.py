@@ -11,6 +11,7 @@ milliseconds.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -18,14 +19,14 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from flashinfer_trace.allow_list import allowed
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.isolation import protocol
 from flashinfer_trace.isolation.confine import STRONGEST
+from flashinfer_trace.isolation.limits import Budget, Limits, ReferenceFailed
 from flashinfer_trace.isolation.processes import Start, Zygote, available
 from flashinfer_trace.reference import check_allowed, substitute_constants
 
@@ -33,43 +34,6 @@ __all__ = ["Limits", "ReferenceFailed", "ReferenceWorker", "reference_worker"]
 
 #: Longest header of an answer, in bytes.
 MAX_ANSWER = 64 << 10
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one worker process may use.
-
-    Attributes:
-        seconds: for one call, from sending its inputs to reading its outputs.
-        memory_bytes: address space beyond what an idle worker has; inputs, outputs and all between count.
-        output_bytes: of all outputs of one call together.
-        threads: that torch computes with.
-    """
-
-    seconds: float = 120.0
-    memory_bytes: int = 8 << 30
-    output_bytes: int = 2 << 30
-    threads: int = 1
-
-
-class ReferenceFailed(Exception):
-    """A reference did not give outputs that can be judged.
-
-    Attributes:
-        kind: ``refused`` (by the allow-list), ``not-loaded``, ``raised``, ``timed-out``, ``memory``, ``output``,
-            ``died``, ``protocol``, ``random``, ``state``, ``inputs``, ``outputs`` or ``memory-shared``.
-        message: what happened, in one line of printable characters.
-        error: of the kind ``raised``, the name of the type of exception, as the worker tells it.
-    """
-
-    def __init__(self, kind: str, message: str, error: str = "") -> None:
-        self.kind = kind
-        self.error = error
-        self.message = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message[: protocol.MAX_MESSAGE])
-        super().__init__(kind, self.message)
-
-    def __str__(self) -> str:
-        return f"{self.message} [{self.kind}]"
 
 
 #: Kinds of failure that a worker itself may report.
@@ -97,6 +61,7 @@ class ReferenceWorker:
         self._pid = 0
         self._serves: tuple[str, bool] | None = None
         self._started_for: tuple[str, bool] | None = None
+        self._budget: Budget | None = None
 
     def __enter__(self) -> ReferenceWorker:
         return self
@@ -111,6 +76,15 @@ class ReferenceWorker:
             self._zygote.close()
             self._zygote = None
 
+    @contextmanager
+    def within(self, budget: Budget | None) -> Iterator[None]:
+        """Calls in this block take their time from a budget, and are ended when it is spent."""
+        before, self._budget = self._budget, budget
+        try:
+            yield
+        finally:
+            self._budget = before
+
     def run(self, definition: Definition, inputs: Mapping[str, Any], seed: int, uniform: Any = None) -> dict[str, Any]:
         """Outputs of the embedded reference by name: contiguous tensors on the CPU, or Python numbers.
 
@@ -121,7 +95,8 @@ class ReferenceWorker:
             uniform: a tensor of numbers that torch.rand returns instead, in the shape and dtype that it is asked for.
 
         Raises:
-            ReferenceFailed: there are no outputs, or something happened that must not; the next call is not affected.
+            ReferenceFailed: there are no outputs, or something happened that must not; the next call is not affected
+                unless the time of a budget is spent (see `within`).
             InputError: the number of outputs is not the declared one.
         """
         given = [inputs[name] for name in definition.inputs] + ([] if uniform is None else [uniform])
@@ -132,16 +107,21 @@ class ReferenceWorker:
             **{"names": list(definition.inputs), "outputs": list(definition.outputs)},
             **{"values": [described for described, _ in values], "seed": seed, "draws": draws},
         }
-        deadline = time.monotonic() + self.limits.seconds
+        budget = self._budget
         try:
-            self._check_silence()
-            for piece in protocol.in_few_pieces([protocol.pack_header(header), *(data for _, data in values)]):
-                self._send(piece, deadline)
-            outputs = self._receive(deadline)
+            with nullcontext() if budget is None else budget.spending():
+                deadline = time.monotonic() + min(self.limits.seconds, budget.left if budget else math.inf)
+                self._check_silence()
+                for piece in protocol.in_few_pieces([protocol.pack_header(header), *(data for _, data in values)]):
+                    self._send(piece, deadline)
+                outputs = self._receive(deadline)
         except BaseException as error:
             # An exception of the reference is a whole answer; after all else, Ctrl-C too, half of one may be under way.
-            if not (isinstance(error, ReferenceFailed) and error.kind == "raised"):
+            kind = error.kind if isinstance(error, ReferenceFailed) else ""
+            if kind != "raised":
                 self._drop()
+            if kind == "timed-out" and budget is not None and budget.left <= 0:
+                raise budget.spent() from error
             raise
         return definition.name_outputs(tuple(outputs))
 
@@ -268,7 +248,7 @@ def reference_worker(device: str, full: bool) -> Iterator[ReferenceWorker | None
         print("warning: this platform cannot isolate references; they run in this process", file=sys.stderr)
         yield None
         return
-    limits = Limits(600.0, 1 << 40, 64 << 30, os.cpu_count() or 1) if full else Limits()
+    limits = Limits(600.0, 1 << 40, 64 << 30, os.cpu_count() or 1, 100.0) if full else Limits()
     with ReferenceWorker(limits, "fork") as worker:
         yield worker
         if worker.level not in ("", STRONGEST):

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +16,13 @@ from whole_dataset import FAMILIES, FIRST
 import flashinfer_trace
 from flashinfer_trace.definition import Definition, InputError
 from flashinfer_trace.families import family_of
+from flashinfer_trace.harness import verify as verify_module
 from flashinfer_trace.harness.case import reference_outputs
+from flashinfer_trace.harness.refusals import raised_by
 from flashinfer_trace.harness.verify import Job, verify
 from flashinfer_trace.isolation import protocol, state
 from flashinfer_trace.isolation.confine import LEVELS
+from flashinfer_trace.isolation.limits import Budget
 from flashinfer_trace.isolation.worker import Limits, ReferenceFailed, ReferenceWorker
 
 from .conftest import HONEST, PATIENT, definition_of, x
@@ -246,6 +251,70 @@ def test_verify_reports_a_reference_that_hangs_once(worker: ReferenceWorker) -> 
         report = verify(Job(definition, family_of(definition), worker=impatient), examples=5)
     assert report.status == "failed" and report.seconds < 15
     assert "did not answer within 1 s [timed-out]" in report.message and "repeat: flashinfer-trace" in report.message
+
+
+def slow_norm(seconds: float) -> Definition:
+    """RMSNorm that computes for so long before it answers."""
+    loaded = flashinfer_trace.load("rmsnorm_h128")
+    wait = f"    for _ in range({int(seconds * 1000)}):\n        torch.ones(300_000).cumsum(0)\n"
+    source = loaded.reference.replace("    assert", f"{wait}    assert", 1)
+    return Definition.from_dict({**loaded.to_dict(), "reference": source})
+
+
+@pytest.mark.parametrize("own_process", [True, False])
+def test_a_reference_that_answers_just_in_time_has_no_time_for_all_cases(own_process: bool) -> None:
+    """Each call is within its limit; together they are not. Where no process can be ended, cases are counted."""
+    definition = slow_norm(0.2)
+    job = Job(definition, family_of(definition))
+    with ReferenceWorker(Limits(seconds=60.0, case_seconds=0.02)) as impatient:
+        if own_process:
+            report = verify(replace(job, worker=impatient), examples=5)
+        else:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("flashinfer_trace.harness.verify.Limits", lambda: impatient.limits)
+                report = verify(job, examples=5)
+    cases = len(job.corners) + 5
+    assert report.status == "failed" and report.seconds < 15
+    spent = f"rmsnorm_h128: its reference took all of the {cases * 0.02:g} s that it has for {cases} cases"
+    assert spent in report.message
+    assert "[too-slow]" in report.message and "repeat: flashinfer-trace verify rmsnorm_h128" in report.message
+
+
+def test_a_budget_ends_a_call_and_is_left_alone_by_others(worker: ReferenceWorker) -> None:
+    hangs = definition_of("def run(x):\n    while True:\n        pass\n")
+    budget = Budget("stranger", 2, Limits(case_seconds=0.2))
+    with worker.within(budget):
+        assert torch.equal(worker.run(HONEST, x(), 0)["y"], 2 * x()["x"])
+        for _ in range(2):  # the second one does not begin
+            with pytest.raises(ReferenceFailed, match=r"stranger: its reference took all of the 0\.4 s") as failure:
+                worker.run(hangs, x(), 0)
+            assert failure.value.kind == "too-slow"
+    assert budget.left <= 0
+    worker.run(HONEST, x(), 0)
+    with pytest.raises(ReferenceFailed, match="too-slow"):
+        raised_by(budget.spending().__enter__)
+
+
+def test_time_that_is_spent_on_shrinking_leaves_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong reference is called again and again for the smallest case that shows it; no call of these is the news."""
+    definition = flashinfer_trace.load("rmsnorm_h128")
+    real, calls = verify_module.shared_case, []
+
+    def wrong_later(*arguments: Any) -> Any:
+        calls.append(arguments)
+        shared = real(*arguments)
+        if len(calls) > corners + 3:
+            shared.failures.append("reference: wrong")
+        if len(calls) > corners + 6:
+            raise Budget("rmsnorm_h128", 1, Limits()).spent()
+        return shared
+
+    job = Job(definition, family_of(definition))
+    corners = len(job.corners)
+    monkeypatch.setattr(verify_module, "shared_case", wrong_later)
+    report = verify(job, examples=20)
+    assert report.status == "failed" and "reference: wrong" in report.message and "too-slow" not in report.message
+    assert len(calls) == corners + 7
 
 
 @pytest.mark.parametrize(
