@@ -23,7 +23,7 @@ __all__ = ["CodeDigests", "content_sha256", "contract_sha256", "current", "lengt
 
 PACKAGE = Path(__file__).resolve().parent
 #: Where the harness begins, and the modules outside of it that bind inputs and run a reference.
-_HARNESS = ("harness.verify", "definition", "reference", "constraints", "constraint_values", "precision")
+_HARNESS = ("harness.verify", "definition", "reference", "constraints", "constraint_values", "precision", "closeness")
 #: Modules that run or judge; others (reading JSON, the command line) change no verdict.
 _JUDGING = ("harness", "isolation", *_HARNESS[1:])
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flashinfer_trace import dataset, digests
+from flashinfer_trace.closeness import too_far
 from flashinfer_trace.records import KernelFacts
 
 if TYPE_CHECKING:
     from flashinfer_trace.definition import Definition
 
 __all__ = [
-    "CLOSENESS",
     "DRAWN_CASES",
     "MOST_CASES",
     "MOST_DRAWN",
@@ -44,10 +44,6 @@ EARLIEST = datetime.datetime(2026, 11, 21, tzinfo=datetime.timezone.utc)
 CLOCK_DIFFERENCE = datetime.timedelta(days=1)
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
-#: A reference may be worse than a kernel by this factor before it counts as less accurate: two correctly rounded
-#: results of one value differ by as much in their Frobenius norm. The harness judges by it, as by `REQUIRED_CASES`, but
-#: this file is not in its digest: a test holds both values.
-CLOSENESS = 1.05
 #: Figures are recorded with four digits.
 _RECORDED = 1.001
 #: Relative norm of what rounding to a dtype does at most, where few values are subnormal.
@@ -204,7 +200,7 @@ class Entry:
                 if error > _NOTHING or (error == 0 and worst > 0):
                     yield f"{who}_error of {name} is {error}, which does not go with {who}_worst {worst}"
             closest = max(figures["kernel_error"], _ROUNDING.get(dtype, 1.0))
-            if figures["reference_error"] > CLOSENESS * closest * _RECORDED + 4 * _ROUNDING["float32"]:
+            if figures["reference_error"] > too_far(closest * _RECORDED):
                 yield (
                     f"reference_error of {name} is {figures['reference_error']}, but kernel_error is "
                     f"{figures['kernel_error']}: a reference is not farther from the oracle than a kernel"

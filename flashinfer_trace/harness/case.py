@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
+from flashinfer_trace.closeness import too_far
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.compare import Comparison, Expected, Policy, rounding_norm_error, unit_roundoff
+from flashinfer_trace.harness.compare import Comparison, Expected, Policy, rounding_norm_error
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, ReferenceRun
 from flashinfer_trace.harness.inputs import Draws, as_integers, clone_inputs, torch_dtype
 from flashinfer_trace.harness.outputs import misfits, numbers_as_tensors
 from flashinfer_trace.isolation.ownership import aliased, not_owned
 from flashinfer_trace.isolation.state import numbers_drawn
 from flashinfer_trace.isolation.worker import ReferenceWorker
-from flashinfer_trace.ledger_entry import CLOSENESS
 from flashinfer_trace.precision import full_precision_products
 
 __all__ = [
@@ -321,11 +321,6 @@ def less_accurate_reference(
                 f"(relative norm {reference:.3g}) than the kernel ({kernel:.3g}); compute it in float32 and round once"
             )
     return lines
-
-
-def too_far(error: float) -> float:
-    """Relative norm of an error that is no longer about as small as `error`."""
-    return CLOSENESS * error + 4 * unit_roundoff(torch.float32)
 
 
 def differing(a: Mapping[str, Any], b: Mapping[str, Any], names: Iterable[str]) -> list[str]:

@@ -1,0 +1,16 @@
+"""When a reference is farther from the oracle than a kernel: for the harness, and for evidence that says so."""
+
+from __future__ import annotations
+
+__all__ = ["CLOSENESS", "too_far"]
+
+#: A reference may be worse than a kernel by this factor before it counts as less accurate: two correctly rounded
+#: results of one value differ by as much in their Frobenius norm.
+CLOSENESS = 1.05
+#: Unit roundoff of float32.
+_ROUNDING = 2.0**-24
+
+
+def too_far(error: float) -> float:
+    """Relative norm of an error that is no longer about as small as `error`."""
+    return CLOSENESS * error + 4 * _ROUNDING
