@@ -8,7 +8,16 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["MAX_MAGNITUDE", "ConstraintError", "ConstraintValueError", "Number", "evaluate", "literal_index", "number"]
+__all__ = [
+    "MAX_MAGNITUDE",
+    "ConstraintError",
+    "ConstraintValueError",
+    "Number",
+    "evaluate",
+    "is_minimum",
+    "literal_index",
+    "number",
+]
 
 #: Largest magnitude of any literal or intermediate result. Axes are below 2**31, so the product of two still fits.
 MAX_MAGNITUDE = 2**64
@@ -59,6 +68,8 @@ def number(node: ast.expr, env: Mapping[str, Any], seen: dict[str, Number]) -> N
         name, index = node.value.id, literal_index(node)
         return seen.setdefault(f"{name}[{index}]", _element(name, _look_up(name, env), index or 0))
     assert isinstance(node, ast.Call)
+    if is_minimum(node):
+        return min(*(number(operand, env, seen) for operand in node.args))
     assert isinstance(node.func, ast.Attribute)
     return number(node.func.value, env, seen)
 
@@ -114,6 +125,11 @@ def _element(name: str, value: Any, index: int) -> Number:
 def _kind(value: Any) -> str:
     shape = getattr(value, "shape", None)
     return f"a {type(value).__name__}" + ("" if shape is None else f" of shape {tuple(shape)}")
+
+
+def is_minimum(node: ast.Call) -> bool:
+    """Whether a call is one of ``min``, the only function of the language."""
+    return isinstance(node.func, ast.Name) and node.func.id == "min"
 
 
 def literal_index(node: ast.Subscript) -> int | None:

@@ -7,9 +7,9 @@ A constraint is one Python-like comparison. All constraints of a Definition must
     top_k <= num_experts
 
 The language has integers, names of axes and inputs, ``+ - * // %``, one comparison (``== != < <= > >=``), integer
-literals as subscripts of 1-D integer inputs, and ``.item()``. The last has no effect; it is accepted because other
-tools evaluate constraints as Python. There are no functions, attributes, powers or true division, so a constraint that
-parses can neither reach outside the language nor run for long.
+literals as subscripts of 1-D integer inputs, ``min(a, b)`` of two numbers, and ``.item()``. The last has no effect; it
+is accepted because other tools evaluate constraints as Python. There are no other functions, attributes, powers or true
+division, so a constraint that parses can neither reach outside the language nor run for long.
 
 Importing this module does not import torch; tensors are recognised by their ``shape`` and ``item``.
 """
@@ -31,6 +31,7 @@ from flashinfer_trace.constraint_values import (
     ConstraintValueError,
     Number,
     evaluate,
+    is_minimum,
     literal_index,
     number,
 )
@@ -229,7 +230,7 @@ class _Checker:
         elif isinstance(node, ast.Subscript):
             self._subscript(node)
         elif isinstance(node, ast.Call):
-            self._item(node, depth)
+            self._call(node, depth)
         elif isinstance(node, ast.Attribute):
             _refuse(node, f"attribute access `.{node.attr}`", "only the call `.item()` may follow a name")
         elif isinstance(node, (ast.BoolOp, ast.Compare)):
@@ -247,9 +248,16 @@ class _Checker:
         else:
             self.subscripted.add(node.value.id)
 
-    def _item(self, node: ast.Call, depth: int) -> None:
+    def _call(self, node: ast.Call, depth: int) -> None:
+        if is_minimum(node):
+            if len(node.args) != 2 or node.keywords:
+                _refuse(node, "`min` of anything but two numbers", "nest it: min(a, min(b, c))")
+            for operand in node.args:
+                self._number(operand, depth + 1)
+            return
         if not isinstance(node.func, ast.Attribute):
-            _refuse(node, "a function call", "there are no functions; only `.item()` may follow a name or a subscript")
+            hint = "the only function is `min(a, b)`; only `.item()` may follow a name or a subscript"
+            _refuse(node, "a function call", hint)
         if node.func.attr != "item" or node.args or node.keywords:
             _refuse(node, f"the method `.{node.func.attr}(...)`", "the only method is `.item()`, without arguments")
         if not isinstance(node.func.value, (ast.Name, ast.Subscript)):
@@ -271,4 +279,6 @@ def _check_literal(node: ast.Constant) -> None:
 
 
 def _names(node: ast.expr) -> frozenset[str]:
-    return frozenset(n.id for n in ast.walk(node) if isinstance(n, ast.Name))
+    """Axes and inputs that an expression reads; `min` is none where it is called."""
+    called = {id(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)}
+    return frozenset(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and id(n) not in called)

@@ -19,8 +19,8 @@ from flashinfer_trace.constraints import (
 NAMES = ["a", "b", "c"]
 NUMBERS = st.recursive(
     st.sampled_from(NAMES) | st.integers(0, 99).map(str),
-    lambda inner: st.tuples(inner, st.sampled_from(["+", "-", "*", "//", "%"]), inner).map(
-        lambda t: f"({t[0]} {t[1]} {t[2]})"
+    lambda inner: st.tuples(inner, st.sampled_from(["+", "-", "*", "//", "%", ","]), inner).map(
+        lambda t: f"{'min' if t[1] == ',' else ''}({t[0]} {t[1]} {t[2]})"
     ),
     max_leaves=6,
 )
@@ -48,7 +48,7 @@ class Tensor:
 def test_agrees_with_python(expression: str, env: dict[str, int]) -> None:
     assume(len(expression) <= MAX_LENGTH)
     try:
-        expected = bool(eval(expression, {"__builtins__": {}}, dict(env)))
+        expected = bool(eval(expression, {"__builtins__": {"min": min}}, dict(env)))
     except ZeroDivisionError:
         with pytest.raises(ConstraintValueError, match="zero"):
             parse(expression).evaluate(env)
@@ -105,7 +105,13 @@ def test_any_text_parses_or_is_refused(text: str) -> None:
         ("(a == 1) + 1 == 2", "two constraints"),
         ("sum(a) == 1", ".item()"),
         ("len(a) == 1", ".item()"),
-        ("min(a, b) == 1", ".item()"),
+        ("min(a) == 1", "nest it"),
+        ("min(a, b, c) == 1", "nest it"),
+        ("min(a, b, key=c) == 1", "nest it"),
+        ("min(*a, b) == 1", ""),
+        ("min(a, b == c) == 1", "two constraints"),
+        ("x.min(a, b) == 1", ".item()"),
+        ("min(a, b).item() == 1", "drop it"),
         ("max(a) < b", ".item()"),
         ("abs(a - b) == 1", ".item()"),
         ("a.item(*b) == 1", ".item()"),
@@ -170,6 +176,10 @@ def test_uses() -> None:
         ("a == b", {"a": 3}, {"b": 3}),
         ("a == x[-1]", {"x": Tensor([0, 9])}, {"a": 9}),
         ("a == x[-1]", {}, {}),
+        ("a == min(b, 2 * x[-1])", {"b": 3, "x": Tensor([0, 1])}, {"a": 2}),
+        ("a == min(b, a)", {"b": 3}, {}),
+        ("a == min(b, min)", {"b": 3}, {}),
+        ("a == min(b, min)", {"b": 3, "min": 2}, {"a": 2}),
         ("a == 8", {}, {"a": 8}),
         ("a == 8", {"a": 7}, {}),
         ("a == a + b", {"b": 0}, {}),
