@@ -47,6 +47,11 @@ def entry(change: Callable[[Json], object]) -> Callable[[Path], None]:
     return lambda root: edit(root, EVIDENCE, lambda document: change(document["entries"][0]))
 
 
+def gpu(**facts: str) -> Callable[[Path], None]:
+    """Changes the GPU of the first entry of the evidence."""
+    return entry(lambda data: data["environment"]["gpu"].update(facts))
+
+
 def output(**figures: Any) -> Callable[[Path], None]:
     """Changes an output of the first entry of the evidence."""
     return entry(lambda data: data["outputs"]["lse"].update(figures))
@@ -176,7 +181,7 @@ FORGERIES: dict[str, tuple[Callable[[Path], object], str]] = {
         "the policy of lse",
     ),
     "one case": (entry(lambda e: e.update(cases=1)), "1 real cases are fewer than 50"),
-    "too few cases": (entry(lambda e: e.update(cases=49, vacuous=900)), "49 real cases are fewer than 50"),
+    "too few cases": (entry(lambda e: e.update(cases=49, vacuous=600)), "49 real cases are fewer than 50"),
     "a negative count": (entry(lambda e: e.update(cases=-57)), "cases is -57, violates minimum"),
     "a negative count of vacuous cases": (entry(lambda e: e.update(vacuous=-1)), "vacuous is -1, violates minimum"),
     "a count that is true": (entry(lambda e: e.update(cases=True)), "cases is boolean"),
@@ -190,6 +195,11 @@ FORGERIES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "errors far beyond the values": (output(reference_error=1e30, kernel_error=1e30), r"kernel_error of lse is 1e\+30"),
     "no error, yet near its bound": (output(kernel_worst=0.98, kernel_error=0), "does not go with kernel_worst 0.98"),
+    "no draw that proves anything": (entry(lambda e: e.update(vacuous=9999)), "ends before it has more than 770"),
+    "a GPU that looks like another": (gpu(name="NVIDIA \N{CYRILLIC CAPITAL LETTER EN}200"), "name is .* must match"),
+    "a GPU with a blank behind it": (gpu(name="NVIDIA H200 "), "name is .* must match"),
+    "a GPU with another blank": (gpu(name="NVIDIA\N{NO-BREAK SPACE}H200"), "name is .* must match"),
+    "a capability in another form": (gpu(compute_capability="09.0"), "compute_capability is .* must match"),
     "a chosen seed": (entry(lambda e: e.update(seed=7)), "the seed is 7, not 0"),
     "a failed run": (entry(lambda e: e.update(result="failed")), "the run failed"),
     "another result": (entry(lambda e: e.update(result="PASSED")), 'result is "PASSED"'),
