@@ -260,3 +260,34 @@ def test_no_torch_is_imported() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # What is kept between calls, and what moves on by itself
+        "ROWS = zip(range(9), range(9))\n\n\ndef run(x):\n    for a, _ in ROWS:\n        return x * a",
+        "ROWS = enumerate(range(9))\n\n\ndef run(x):\n    for a, _ in ROWS:\n        return x * a\n    return 2 * x",
+        "def count(*, n=torch.zeros(1)):\n    n[0] = n[0] + 1\n    return n\n\n\ndef run(x):\n    return x * count()",
+        "SUM = torch.ones(1)\n\n\ndef f(t):\n    t += 1\n    return t\n\n\ndef run(x):\n    return x * f(SUM)",
+        "SUMS = (torch.zeros(1),)\n\n\ndef run(x):\n    SUMS[0][0] = SUMS[0][0] + 1\n    return x * SUMS[0]",
+        "add = lambda n=torch.zeros(1): n.add_(1)\n\n\ndef run(x):\n    return x * add()",
+        # Other spellings, and other places for a name
+        "def run(x):\n    return x.__\N{FULLWIDTH LATIN SMALL LETTER C}lass__",
+        "def run(x):\n    return \N{FULLWIDTH LATIN SMALL LETTER E}val('1')",
+        "def run(x):\n    return torch.\N{FULLWIDTH LATIN SMALL LETTER L}oad('a')",
+        "def run(x):\n    match x:\n        case torch.Tensor(__class__=found):\n            return found",
+        "def run(x):\n    found = [kept := torch for _ in range(2)]\n    return kept.load('a')",
+        "def run(x: torch.load('a')):\n    return 2 * x",
+        "def run(x):\n    for torch.add in [1]:\n        pass\n    return 2 * x",
+        "def run(x):\n    with torch.no_grad() as torch.add:\n        pass\n    return 2 * x",
+        "def run(x):\n    return sorted([x], key=torch.load)[0]",
+        "def run(x):\n    return torch.nn.functional.torch.load('a')",
+        # The values of addresses and of memory
+        "def run(x):\n    return x * x._version",
+        "def run(x):\n    return x.as_strided((4,), (1,), 4) * 1",
+    ],
+)
+def test_state_and_names_that_come_another_way_are_refused(body: str) -> None:
+    with pytest.raises(ReferenceSourceError):
+        check_allowed(f"import torch\n\n\n{body}\n", "stranger", "rmsnorm")
