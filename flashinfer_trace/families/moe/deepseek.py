@@ -58,15 +58,16 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """Experts with exactly one token; negative biases; sums of scores near 1e-9, for the kernels that take them; biases
-    and hidden states beyond float16's range, only on a CPU.
+    """Experts with exactly one token; negative biases; sums of scores near 1e-9, for the kernels that take them, or near
+    1e-19 on a CPU; biases and hidden states beyond float16's range, only on a CPU.
 
     It was never seen what the kernels of the experts make of those (`softmax.corners` says why it matters).
     """
     axes, options = request.definition.const_axes, request.options_of(RoutingOptions)
     one = {**plan_for_axes(request.definition, {"seq_len": 1}, Draws(0, "cpu")), "routing": "local"}
     few = {**one, "seq_len": 3}
-    faint = [{**few, "routing": "faint", "bias": "zero"}] if options.ties and options.faint else []
+    routing = "faint" if request.large else "faintest"
+    faint = [{**few, "routing": routing, "bias": "zero"}] if options.ties and options.faint else []
     found = [one, {**few, "bias": "negative"}, *faint]
     if request.large:
         return found
@@ -120,8 +121,8 @@ def draw_logits(definition: Definition, plan: Plan, bias: torch.Tensor, draws: D
     first = plan["rank"] * axes["num_local_experts"]
     here = slice(first, first + axes["num_local_experts"])
     logits = tied_logits(shape, draws) if plan["routing"] == "ties" else draws.normal(shape)
-    if plan["routing"] == "faint":
-        logits = faint_logits(logits)
+    if plan["routing"] in ("faint", "faintest"):
+        logits = faint_logits(logits, plan["routing"])
     if plan["routing"] == "local":
         logits -= 4
         logits[:, here] += 8

@@ -36,6 +36,8 @@ FP8_KINDS = ("normal", "large", "tiny", "positive", "vanishing")
 CHOICES_OF_MANY = (*CHOICES, *("neighbours",) * 7)
 #: About 7 times the smallest e4m3 number, in units of the smallest scale, 1e-10 / 448.
 VANISHING = 3e-15
+#: Rows of one expert, more than tiles of kernels have.
+MANY = 300
 
 
 def plans_of(kinds: tuple[str, ...]) -> Callable[[PlanRequest], st.SearchStrategy[Plan]]:
@@ -56,9 +58,16 @@ def plans_of(kinds: tuple[str, ...]) -> Callable[[PlanRequest], st.SearchStrateg
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """One token; values beyond float16's range, on a CPU only: it was never seen what kernels make of those."""
+    """One token; on a CPU also values beyond float16's range, of which it was never seen what kernels make, and `MANY`
+    rows of one expert: a GPU draws up to 300."""
     one = {"seq_len": 1, "choice": "random", "values": "normal", "zero_row": False, "mul": True}
-    return [one] if request.large else [one, {**one, "seq_len": 5, "values": "huge", "choice": "elsewhere"}]
+    if request.large:
+        return [one]
+    return [
+        one,
+        {**one, "seq_len": 5, "values": "huge", "choice": "elsewhere"},
+        {**one, "seq_len": MANY, "choice": "one_expert"},
+    ]
 
 
 def fp8_corners(request: PlanRequest) -> list[Plan]:
@@ -166,8 +175,8 @@ def fp8_oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     return expected_output(definition, inputs, rows, weights, spread)
 
 
-#: Two choices of three experts share a row.
-TWIN = {"num_experts": 5, "top_k": 3, "rows_per_token": 1, "n": 128, "k": 256}
+#: The choices of a token, and its rows, are the Definition's own: whether choices share a row shows at no other sizes.
+TWIN = {"num_experts": 11}
 FAMILIES = (
     Family(
         name="moe_bf16_expert_gemm",

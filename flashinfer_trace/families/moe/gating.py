@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -56,13 +57,14 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
 
 def corners(request: PlanRequest) -> list[Plan]:
     """Ties under a bias that decides them; logits and biases beyond float16's range; equal logits beside biases below
-    1e-5, and near -22, where sums of scores are near 1e-9. Those are not for kernels with coarse scores, which are 0
+    1e-5, and near -22, where sums of scores are near 1e-9 (on a CPU near -45). Those are not for kernels with coarse scores, which are 0
     there, nor for those that choose any of equal ones."""
     options = request.options_of(kernels.RouterOptions)
     plan = plan_for_axes(request.definition, {"seq_len": 3}, Draws(0, "cpu"))
     plan["score_error"] = options.score_error
     ties = [{**plan, "routing": "ties"}] if options.ties else []
-    faint = [{**plan, "routing": "equal", "bias": "faint"}, {**plan, "routing": "faint", "bias": "zero"}]
+    least = "faint" if request.large else "faintest"
+    faint = [{**plan, "routing": "equal", "bias": "faint"}, {**plan, "routing": least, "bias": "zero"}]
     beyond = [
         {**plan, "bias": "beyond_float16", "flag": False},
         {**plan, "routing": "beyond_float16", "bias": "rising"},
@@ -107,8 +109,8 @@ def draw_logits(definition: Definition, plan: Plan, draws: Draws) -> torch.Tenso
         logits = tied_logits(shape, draws)
     elif plan["routing"] == "equal":
         logits = logits[:, :1].expand(shape).contiguous()
-    elif plan["routing"] == "faint":
-        logits = faint_logits(logits)
+    elif plan["routing"] in ("faint", "faintest"):
+        logits = faint_logits(logits, plan["routing"])
     elif plan["routing"] == "beyond_float16":
         # Three of four are large, enough of them in few groups.
         logits = torch.where(logits < 0.67, BEYOND_FLOAT16, -BEYOND_FLOAT16)
@@ -135,18 +137,25 @@ def routed_count(definition: Definition) -> int:
 
 
 def decidable(
-    definition: Definition, logits: torch.Tensor, bias: torch.Tensor, score_error: float = 0.0
+    definition: Definition,
+    logits: torch.Tensor,
+    bias: torch.Tensor,
+    score_error: float = 0.0,
+    any_logit: bool = False,
 ) -> torch.Tensor:
     """Rows whose choice and order float32 cannot change: neighbours are equal, or farther apart than their errors.
 
     Equal logits with equal biases tie in any arithmetic; almost equal scores do not. Two pairs of experts whose scores
-    have the same sum need not tie, so that groups must differ, or have equal best experts.
+    have the same sum need not tie, so that groups must differ, or have equal best experts. With `any_logit`, scores may be
+    smaller than `LOGIT_RANGE` allows: no kernel gets those.
     """
     candidates, groups = grouped_choice(definition, torch.sigmoid(logits.double()) + bias.double())
     smallest = GAP * (1 + float(bias.double().abs().max())) + 2 * score_error
     ordered, order = candidates.sort(dim=1, descending=True)
     ordered = ordered[:, : routed_count(definition) + 1]
-    clear = logits.gather(1, order[:, : routed_count(definition)]).amin(dim=1) > -LOGIT_RANGE
+    clear = logits.gather(1, order[:, : routed_count(definition)]).amin(dim=1) > (
+        -math.inf if any_logit else -LOGIT_RANGE
+    )
     gaps = ordered[:, :-1] - ordered[:, 1:]
     clear &= ((gaps == 0) | (gaps > smallest)).all(dim=1)
     kept = definition.const_axes.get("topk_group", 1)
@@ -161,7 +170,7 @@ def router_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Logits and a bias that decide the choice in some row; that row takes the place of the undecidable ones."""
     for _ in range(ATTEMPTS):
         bias, logits = draw_bias(definition, plan, draws), draw_logits(definition, plan, draws)
-        clear = decidable(definition, logits, bias, plan["score_error"])
+        clear = decidable(definition, logits, bias, plan["score_error"], plan["routing"] == "faintest")
         if clear.any():
             break
     logits = clear_rows(logits, clear, plan["seq_len"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe import grouped_gemm_kernels as kernels
-from flashinfer_trace.families.moe.expert_gemm import drawn_activations
+from flashinfer_trace.families.moe.expert_gemm import MANY, drawn_activations
 from flashinfer_trace.families.moe.products import PRODUCT, Weights, products, reshaped
 from flashinfer_trace.families.quantised import (
     CODE_SIGMA,
@@ -47,9 +47,12 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """One row; values beyond float16's range, on a CPU only: it was never seen what kernels make of those."""
+    """One row; on a CPU also values beyond float16's range, of which it was never seen what kernels make, and `MANY` rows
+    of one expert: a GPU draws up to 1000."""
     one = {"total_rows": 1, "groups": "one", "values": "normal", "zero_row": False}
-    return [one] if request.large else [one, {**one, "total_rows": 7, "groups": "even", "values": "huge"}]
+    if request.large:
+        return [one]
+    return [one, {**one, "total_rows": 7, "groups": "even", "values": "huge"}, {**one, "total_rows": MANY}]
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:

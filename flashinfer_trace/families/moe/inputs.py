@@ -25,6 +25,9 @@ TIED_LOGITS = (-1.0, 0.0, 2.0)
 #: Sigmoids of logits near this one are near 3e-10: of a few experts, their sum is so small that a number which is added
 #: against division by zero shows in the weights, unless it is as small as the 1e-20 of some kernels.
 FAINT_LOGIT = -22.0
+#: And sums of sigmoids of logits near this one are below any number that sums are clamped to. For references only:
+#: kernels add up to 1e-20.
+FAINTEST_LOGIT = -45.0
 #: Extra rows of logits, from which undecidable rows can be replaced.
 SPARE_ROWS = 16
 #: Fewer tokens than this choose local experts only; otherwise most would choose none on this rank, and prove nothing.
@@ -37,9 +40,14 @@ def tied_logits(shape: Sequence[int], draws: Draws) -> torch.Tensor:
     return levels[draws.integers(shape, 0, len(TIED_LOGITS) - 1)]
 
 
-def faint_logits(normal: torch.Tensor) -> torch.Tensor:
-    """From normal numbers [tokens, experts]: near `FAINT_LOGIT`, and the same for all experts of a token."""
-    return (normal[:, :1] + FAINT_LOGIT).expand(normal.shape).contiguous()
+def faint_logits(normal: torch.Tensor, routing: str) -> torch.Tensor:
+    """From normal numbers [tokens, experts]: near `FAINT_LOGIT`, and the same for all experts of a token.
+
+    If `routing` is ``faintest``, near `FAINTEST_LOGIT`.
+    """
+    return (
+        (normal[:, :1] + (FAINTEST_LOGIT if routing == "faintest" else FAINT_LOGIT)).expand(normal.shape).contiguous()
+    )
 
 
 def clear_rows(logits: torch.Tensor, clear: torch.Tensor, count: int) -> torch.Tensor:

@@ -189,7 +189,7 @@ def family(
         compare=policies,
         kernels=(kernel,),
         relations=relations,
-        many_rows=2000,  # more than 1024 pairs of an expert
+        many_rows=11000,  # more than 1024 pairs of an expert, and than 2^15 pairs
     )
 
 
