@@ -58,8 +58,8 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """Experts with exactly one token; negative biases; sums of scores near 1e-9, for the kernels that take them, or near
-    1e-19 on a CPU; biases and hidden states beyond float16's range, only on a CPU.
+    """Experts with exactly one token; negative biases; for the kernels that take them, sums of scores near 1e-9,
+    on a CPU 1e-13; biases and hidden states beyond float16's range, only on a CPU.
 
     It was never seen what the kernels of the experts make of those (`softmax.corners` says why it matters).
     """

@@ -57,8 +57,8 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
 
 def corners(request: PlanRequest) -> list[Plan]:
     """Ties under a bias that decides them; logits and biases beyond float16's range; equal logits beside biases below
-    1e-5, and near -22, where sums of scores are near 1e-9 (on a CPU near -45). Those are not for kernels with coarse scores, which are 0
-    there, nor for those that choose any of equal ones."""
+    1e-5, and near -22, where sums of scores are near 1e-9
+    (on a CPU -31.5 and 1e-13). Those are not for kernels with coarse scores, which are 0 there, nor for those that choose any of equal ones."""
     options = request.options_of(kernels.RouterOptions)
     plan = plan_for_axes(request.definition, {"seq_len": 3}, Draws(0, "cpu"))
     plan["score_error"] = options.score_error
@@ -146,8 +146,8 @@ def decidable(
     """Rows whose choice and order float32 cannot change: neighbours are equal, or farther apart than their errors.
 
     Equal logits with equal biases tie in any arithmetic; almost equal scores do not. Two pairs of experts whose scores
-    have the same sum need not tie, so that groups must differ, or have equal best experts. With `any_logit`, scores may be
-    smaller than `LOGIT_RANGE` allows: no kernel gets those.
+    have the same sum need not tie, so that groups must differ, or have equal best experts.
+    With `any_logit`, scores may be smaller than `LOGIT_RANGE` allows: no kernel gets those.
     """
     candidates, groups = grouped_choice(definition, torch.sigmoid(logits.double()) + bias.double())
     smallest = GAP * (1 + float(bias.double().abs().max())) + 2 * score_error

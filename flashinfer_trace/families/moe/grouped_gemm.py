@@ -47,8 +47,8 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """One row; on a CPU also values beyond float16's range, of which it was never seen what kernels make, and `MANY` rows
-    of one expert: a GPU draws up to 1000."""
+    """One row; on a CPU also values beyond float16's range, of which it was never seen what kernels make, and `MANY`
+    rows of one expert: a GPU draws up to 1000."""
     one = {"total_rows": 1, "groups": "one", "values": "normal", "zero_row": False}
     if request.large:
         return [one]

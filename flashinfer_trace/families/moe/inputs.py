@@ -25,9 +25,8 @@ TIED_LOGITS = (-1.0, 0.0, 2.0)
 #: Sigmoids of logits near this one are near 3e-10: of a few experts, their sum is so small that a number which is added
 #: against division by zero shows in the weights, unless it is as small as the 1e-20 of some kernels.
 FAINT_LOGIT = -22.0
-#: And sums of sigmoids of logits near this one are below any number that sums are clamped to. For references only:
-#: kernels add up to 1e-20.
-FAINTEST_LOGIT = -45.0
+#: And sums of sigmoids of logits near this one are below 1e-12, to which some clamp sums, and far above 1e-20.
+FAINTEST_LOGIT = -31.5
 #: Extra rows of logits, from which undecidable rows can be replaced.
 SPARE_ROWS = 16
 #: Fewer tokens than this choose local experts only; otherwise most would choose none on this rank, and prove nothing.
@@ -45,9 +44,8 @@ def faint_logits(normal: torch.Tensor, routing: str) -> torch.Tensor:
 
     If `routing` is ``faintest``, near `FAINTEST_LOGIT`.
     """
-    return (
-        (normal[:, :1] + (FAINTEST_LOGIT if routing == "faintest" else FAINT_LOGIT)).expand(normal.shape).contiguous()
-    )
+    near = normal[:, :1] / 4 + FAINTEST_LOGIT if routing == "faintest" else normal[:, :1] + FAINT_LOGIT
+    return near.expand(normal.shape).contiguous()
 
 
 def clear_rows(logits: torch.Tensor, clear: torch.Tensor, count: int) -> torch.Tensor:
