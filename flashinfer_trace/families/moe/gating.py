@@ -57,8 +57,10 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
 
 def corners(request: PlanRequest) -> list[Plan]:
     """Ties under a bias that decides them; logits and biases beyond float16's range; equal logits beside biases below
-    1e-5, and near -22, where sums of scores are near 1e-9
-    (on a CPU -31.5 and 1e-13). Those are not for kernels with coarse scores, which are 0 there, nor for those that choose any of equal ones."""
+    1e-5, and near -22, where sums of scores are near 1e-9 (near -31.5 and 1e-13 on a CPU).
+
+    Those are not for kernels with coarse scores, which are 0 there, nor for those that choose any of equal ones.
+    """
     options = request.options_of(kernels.RouterOptions)
     plan = plan_for_axes(request.definition, {"seq_len": 3}, Draws(0, "cpu"))
     plan["score_error"] = options.score_error
