@@ -12,6 +12,7 @@ from flashinfer_trace.definition import Definition
 from flashinfer_trace.harness.compare import ErrorBound, Expected, Policy, rounding_error, unit_roundoff
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
+from flashinfer_trace.harness.many_rows import BEYOND_1024
 
 U = unit_roundoff(torch.float32)
 
@@ -233,6 +234,7 @@ def gated_family(
         corners=corners,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
+        many_rows=BEYOND_1024,
         oracle=oracle,
         compare={"output": reference},
         kernels=(

@@ -15,6 +15,7 @@ from flashinfer_trace.harness.copies import SameBits
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.faults import with_inputs
 from flashinfer_trace.harness.inputs import Draws, sizes
+from flashinfer_trace.harness.many_rows import BEYOND_1024
 
 COPIES = SameBits("copies, bit for bit; rows that are not written stay")
 JIT = "sglang.jit_kernel.kvcache"
@@ -136,6 +137,7 @@ cache_family = functools.partial(
     corners=corners,
     plan_for_axes=plan_for_axes,
     make_inputs=make_inputs,
+    many_rows=BEYOND_1024,
 )
 
 FAMILIES = (

@@ -22,6 +22,7 @@ from flashinfer_trace.harness.copies import PartlyCopied, SameBits, partly_copie
 from flashinfer_trace.harness.family import Family, Inputs, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.faults import with_inputs
 from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
+from flashinfer_trace.harness.many_rows import BEYOND_1024
 
 __all__ = ["FAMILIES"]
 
@@ -263,6 +264,7 @@ FAMILIES = (
         corners=quantise_corners,
         plan_for_axes=quantise_plan_for_axes,
         make_inputs=quantise_inputs,
+        many_rows=BEYOND_1024,
         oracle=quantise_oracle,
         compare={"codes": CODES_E4M3, "scales": SCALES, "k_rope_out": SameBits()},
         kernels=QUANTISE,
@@ -282,6 +284,7 @@ FAMILIES = (
         corners=dequantise_corners,
         plan_for_axes=dequantise_plan_for_axes,
         make_inputs=dequantise_inputs,
+        many_rows=BEYOND_1024,
         oracle=dequantise_oracle,
         compare={
             "keys": PartlyCopied(

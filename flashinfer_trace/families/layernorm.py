@@ -14,6 +14,7 @@ from flashinfer_trace.families.rmsnorm import LARGEST_SUM
 from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, summation_error, unit_roundoff
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
+from flashinfer_trace.harness.many_rows import BEYOND_1024
 
 U = unit_roundoff(torch.float32)
 
@@ -53,11 +54,14 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Activations of the planned kind, with an offset added to each row; weights around 1, and biases around 0.
 
-    In corners, weights and biases are that many times as large. Beside `minute` ones, activations are normal.
+    In corners, weights and biases are that many times as large. Beside `minute` ones, activations are normal; those of
+    every other row are 1000 times smaller, so that their variance is about EPS.
     """
     hidden_size, kind = definition.const_axes["hidden_size"], plan["values"]
     drawn = "normal" if kind in ("minute", "raised") else kind
     x = draws.values((plan["batch_size"], hidden_size), torch.bfloat16, drawn)
+    if kind == "minute":
+        x[1::2] *= 0.001
     factor = CORNER_WEIGHTS.get(kind, 1.0)
     offset = draws.normal([plan["batch_size"], 1], scale=plan["offset"]) + (RAISED if kind == "raised" else 0.0)
     return {
@@ -132,6 +136,7 @@ def norm_family(suffix: str, eps: float) -> Family:
         corners=corners,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
+        many_rows=BEYOND_1024,
         oracle=functools.partial(oracle, eps),
         compare={"output": NORMALISED},
         kernels=(

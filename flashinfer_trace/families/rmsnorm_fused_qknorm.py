@@ -13,6 +13,7 @@ from flashinfer_trace.families.rmsnorm import CORNER_WEIGHTS, EPSILONS, NORMALIS
 from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
+from flashinfer_trace.harness.many_rows import BEYOND_1024
 
 MODULE = "sglang.jit_kernel.norm"
 HEAD_DIMS = (64, 128, 256, 512, 1024)
@@ -82,6 +83,7 @@ def family(suffix: str, eps: float) -> Family:
         corners=corners,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
+        many_rows=BEYOND_1024,
         oracle=functools.partial(oracle, eps),
         compare={"q_out": NORMALISED, "k_out": NORMALISED},
         kernels=(

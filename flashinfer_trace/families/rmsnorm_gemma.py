@@ -22,9 +22,13 @@ EPS = 1e-6
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    """Those of `rmsnorm`, with weights around 0; bfloat16 holds more of their bits than of 1 + weight."""
+    """Those of `rmsnorm`, with weights around 0; bfloat16 holds more of their bits than of 1 + weight.
+
+    Half of the `huge` ones are beyond float16's range.
+    """
     inputs = rmsnorm.make_inputs(definition, plan, draws)
-    weight = draws.normal([definition.const_axes["hidden_size"]], scale=0.25)
+    scale = 1.0 if plan["values"] == "huge" else 0.25
+    weight = draws.normal([definition.const_axes["hidden_size"]], scale=scale)
     inputs["weight"] = (weight * rmsnorm.CORNER_WEIGHTS.get(plan["values"], 1.0)).to(torch.bfloat16)
     return inputs
 

@@ -18,6 +18,7 @@ from flashinfer_trace.definition import Definition
 from flashinfer_trace.harness.compare import ErrorBound, Expected, Policy, rounding_error, unit_roundoff
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
+from flashinfer_trace.harness.many_rows import BEYOND_1024
 
 U = unit_roundoff(torch.float32)
 U_BF16 = unit_roundoff(torch.bfloat16)
@@ -305,6 +306,7 @@ def rope_family(style: str, suffix: str = "", heads: Mapping[str, int] = TWIN_HE
         corners=corners,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
+        many_rows=BEYOND_1024,
         oracle=functools.partial(oracle, half_split),
         compare={"q_out": ROTATED, "k_out": ROTATED},
         kernels=(

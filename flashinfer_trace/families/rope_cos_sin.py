@@ -13,6 +13,7 @@ from flashinfer_trace.families.rope import LAUNCHABLE, ROTATED, THETAS, make_cac
 from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
+from flashinfer_trace.harness.many_rows import BEYOND_1024
 
 __all__ = ["FAMILIES"]
 
@@ -98,6 +99,7 @@ FAMILIES = (
         corners=corners,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
+        many_rows=BEYOND_1024,
         oracle=oracle,
         compare={"q_out": ROTATED, "k_out": ROTATED},
         kernels=(

@@ -22,6 +22,7 @@ from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Pla
 from flashinfer_trace.harness.faults import with_inputs
 from flashinfer_trace.harness.inputs import Draws, sizes
 from flashinfer_trace.harness.intervals import Interval
+from flashinfer_trace.harness.many_rows import BEYOND_1024
 
 U = unit_roundoff(torch.float32)
 #: ``integers`` meet many ties of e4m3, ``large`` values saturate, ``tiny`` ones become subnormal.
@@ -169,6 +170,7 @@ FAMILIES = (
         corners=corners,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
+        many_rows=BEYOND_1024,
         oracle=oracle,
         compare={f"{name}_out": CODES for name in PARTS},
         kernels=(

@@ -16,6 +16,7 @@ from flashinfer_trace.harness.copies import PartlyCopied, partly_copied
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.faults import Fault, Trial, with_inputs
 from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.many_rows import BEYOND_1024
 from flashinfer_trace.harness.mutants import same_values
 
 __all__ = ["FAMILIES"]
@@ -115,6 +116,7 @@ FAMILIES = (
         corners=corners,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
+        many_rows=BEYOND_1024,
         oracle=oracle,
         compare={
             "q_out": TURNED,

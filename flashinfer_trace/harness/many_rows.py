@@ -12,12 +12,15 @@ from flashinfer_trace.definition import Definition
 from flashinfer_trace.harness.family import Family, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, torch_dtype
 
-__all__ = ["ROW_AXES", "many_rows"]
+__all__ = ["BEYOND_1024", "ROW_AXES", "many_rows"]
+
+#: The `many_rows` of families whose rows are cheap: a kernel may be right up to a block or a grid of 1024.
+BEYOND_1024 = 1100
 
 #: Axes that count tokens or rows; of a Definition the first one that it has.
 ROW_AXES = ("num_tokens", "m", "M", "seq_len", "total_rows", "num_rows", "batch_size")
-#: Axis of a cache of angles -> how many positions it has: more than the 4096 that are drawn.
-POSITIONS = {"max_seq_len": 9000}
+#: Axis of a cache -> how many positions or slots it has: more than the 4096 that are drawn, and than 16 bits count.
+POSITIONS = dict.fromkeys(("max_seq_len", "num_slots"), 70_000)
 #: Fewer rows than this show no more than what is drawn.
 FEWEST = 100
 #: The memory of inputs up to which a case takes about 0.2 seconds.

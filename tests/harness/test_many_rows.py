@@ -13,7 +13,7 @@ from flashinfer_trace.families import family_of
 from flashinfer_trace.families.attention.cases import LONG, MANY, corner_lengths
 from flashinfer_trace.harness.case import reference_outputs
 from flashinfer_trace.harness.family import PlanRequest
-from flashinfer_trace.harness.many_rows import BYTES, FEWEST, POSITIONS, input_bytes, many_rows
+from flashinfer_trace.harness.many_rows import BEYOND_1024, BYTES, FEWEST, POSITIONS, input_bytes, many_rows
 from flashinfer_trace.harness.power import stand_in
 from flashinfer_trace.harness.verify import Job, prepare, verify
 
@@ -68,7 +68,7 @@ def test_the_memory_of_the_inputs_is_limited(width):
     plans = many_rows(family_of(NORM), PlanRequest(sized, {}, False))
     assert bool(plans) == (width < 65536)
     for plan in plans:
-        assert FEWEST <= plan["batch_size"] <= 300
+        assert FEWEST <= plan["batch_size"] < BEYOND_1024
         assert input_bytes(sized, "batch_size", plan["batch_size"]) <= BYTES
 
 
@@ -106,11 +106,16 @@ def longest(inputs):
 @pytest.mark.parametrize(
     ("definition", "rows", "most", "enough"),
     [
-        (NORM, lambda inputs: len(inputs["residual"]), 40, 300),
-        (NORM, lambda inputs: len(inputs["residual"]), 256, 300),
+        (NORM, lambda inputs: len(inputs["residual"]), 40, BEYOND_1024),
+        (NORM, lambda inputs: len(inputs["residual"]), 1024, BEYOND_1024),
         (DECODE, lambda inputs: len(inputs["q"]), 64, MANY + 2),
         (DECODE, longest, 2048, LONG + 64),
-        (flashinfer_trace.load("per_token_group_quant_fp8_h1536_g128"), lambda inputs: len(inputs["x"]), 64, 300),
+        (
+            flashinfer_trace.load("per_token_group_quant_fp8_h1536_g128"),
+            lambda inputs: len(inputs["x"]),
+            1024,
+            BEYOND_1024,
+        ),
     ],
 )
 def test_a_kernel_that_is_right_for_few_rows_is_refused(definition, rows, most, enough):
@@ -123,4 +128,5 @@ def test_a_kernel_that_clamps_positions_is_refused():
         return run({**inputs, "positions": torch.clamp(inputs["positions"], max=most)})
 
     assert verdict(ROPE, lambda *given: clamped(4095, *given)) == "failed"
+    assert verdict(ROPE, lambda *given: clamped(2**16 - 1, *given)) == "failed"
     assert verdict(ROPE, lambda *given: clamped(POSITIONS["max_seq_len"], *given)) == "passed"

@@ -26,6 +26,7 @@ from flashinfer_trace.families.quantization.kernels import GROUP_FP8, GROUP_INT8
 from flashinfer_trace.harness.compare import Exact, Expected
 from flashinfer_trace.harness.family import Family, Inputs, Kernel
 from flashinfer_trace.harness.intervals import Interval
+from flashinfer_trace.harness.many_rows import BEYOND_1024
 
 
 def oracle_per_token(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
@@ -55,6 +56,7 @@ def group_family(name: str, codes: Interval, largest_code: float, kernels: tuple
         corners=corners,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
+        many_rows=BEYOND_1024,
         oracle=functools.partial(oracle_per_group, largest_code),
         compare={"codes": codes, "scales": SCALES},
         kernels=with_codes(codes, kernels),
@@ -70,6 +72,7 @@ FAMILIES = (
         corners=corners,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
+        many_rows=BEYOND_1024,
         oracle=oracle_per_token,
         compare={"codes": CODES_E4M3, "scales": SCALES},
         kernels=with_codes(CODES_E4M3, PER_TOKEN_FP8),
@@ -83,6 +86,7 @@ FAMILIES = (
         corners=corners,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
+        many_rows=BEYOND_1024,
         oracle=oracle_ue8m0,
         compare={"codes": CODES_OF_POWERS, "scales": Exact("exponents are integers")},
         kernels=GROUP_UE8M0,

@@ -28,6 +28,7 @@ from flashinfer_trace.families.quantization.kernels import SGLANG_INT8, sglang_k
 from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Family, Inputs, Outputs
 from flashinfer_trace.harness.intervals import Interval
+from flashinfer_trace.harness.many_rows import BEYOND_1024
 
 __all__ = ["FAMILIES"]
 
@@ -68,6 +69,7 @@ FAMILIES = (
         corners=corners,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
+        many_rows=BEYOND_1024,
         oracle=oracle,
         compare={"codes": CODES, "scales": SCALES},
         kernels=(

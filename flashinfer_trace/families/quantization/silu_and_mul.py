@@ -21,6 +21,7 @@ from flashinfer_trace.harness.compare import ErrorBound, Expected, unit_roundoff
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.intervals import Interval
+from flashinfer_trace.harness.many_rows import BEYOND_1024
 
 __all__ = ["FAMILIES"]
 
@@ -99,6 +100,7 @@ FAMILIES = (
         corners=corners,
         plan_for_axes=activation.plan_for_axes,
         make_inputs=activation.make_inputs,
+        many_rows=BEYOND_1024,
         oracle=oracle,
         compare={"codes": codes(ACTIVATION_ERROR, FLOAT32), "scales": scales(ACTIVATION_ERROR, "12 float32 roundings")},
         kernels=(

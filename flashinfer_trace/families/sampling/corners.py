@@ -139,6 +139,10 @@ def renorm_corners(request: PlanRequest) -> Sequence[Plan]:
         everything: dict[str, Any] = {"top_k": NO_TOP_K} if "top_k" in request.definition.inputs else {"top_p": 1.5}
         small = [spec(request, row, total, **everything) for row in ("short", "normal") for total in SMALL_SUMS]
         small.append(spec(request, "smallest", **everything))
+        if "top_k" in request.definition.inputs:
+            # At the Definition's own size, which the first plans have too, k is in the thousands.
+            specs = [*plans[0]["specs"], spec(request, "normal", top_k=vocab_size // 2)]
+            plans[0] = {"rows": len(specs), "draws": 1, "specs": specs}
         plans.append({"rows": len(small), "draws": 1, "specs": small})
         if vocab_size <= MANY_ROWS:
             many = {"top_k": vocab_size // 3} if "top_k" in request.definition.inputs else {"top_p": 1.5}

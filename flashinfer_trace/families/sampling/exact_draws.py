@@ -33,6 +33,7 @@ CASES: tuple[dict[str, Any], ...] = (
     {"row": "short", "sum": 1.0, "top_k": 6, "top_p": 0.7, "min_p": 0.5},
     {"row": "normal", "sum": 1.0, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
     {"row": "normal", "sum": 1.0, "top_k": NO_TOP_K, "top_p": 1.5, "min_p": 0.0},
+    {"row": "normal", "sum": 1.0, "top_k": 2000, "top_p": 1.5, "min_p": 0.0},
     {"row": "dyadic", "sum": 1.0, "top_k": -1, "top_p": 1.5, "min_p": 0.0},
     {"row": "trailing", "sum": 1.0, "top_k": NO_TOP_K, "top_p": 1.5, "min_p": 0.0},
     {"row": "trailing", "sum": 0.5, "top_k": 6, "top_p": 0.3, "min_p": 0.5},

@@ -1,0 +1,76 @@
+"""Wrong references of norms, embeddings, caches and quantisers, which only corners or cases of many rows reject."""
+
+from __future__ import annotations
+
+import pytest
+from test_corner_mutants import changed
+
+from flashinfer_trace.families import family_of
+from flashinfer_trace.harness.twins import Twins
+from flashinfer_trace.harness.verify import Job, verify
+
+HALF_AWAY = ".contiguous().view(torch.int32).add(0x8000).bitwise_and(-65536).view(torch.float32)"
+FUSED = ("fused_add_rmsnorm_residual_out_h1024", "gemma_fused_add_rmsnorm_h1152")
+ROOT = "x.mul_(torch.rsqrt(variance + EPS))"
+POSITIONED = (
+    ("rope_with_cos_sin_cache_neox_style_h12_kv1_d128_rd64", "positions"),
+    ("rope_with_cos_sin_cache_gptj_style_h16_kv1_d64_rd64", "positions"),
+    ("rope_with_cos_sin_cache_neox_style_store_h16_kv2_d128", "positions"),
+    ("mla_rope_quantize_fp8_h16_ckv512_kpe64", "pos_ids"),
+)
+#: Definition, a place in its reference that uses slots, and their name.
+SLOTS = (
+    ("store_cache_d128", "index_copy(0, indices, k)", "indices"),
+    ("set_mla_kv_buffer_ckv512_kpe64", "index_copy(0, loc,", "loc"),
+    ("dequantize_k_cache_ckv512_kpe64_g128", "[slots]", "slots"),
+    ("rope_with_cos_sin_cache_neox_style_store_h16_kv2_d128", "index_copy(0, out_loc, v)", "out_loc"),
+)
+#: Definition, a place in its reference, and what is wrong there from row 1024 on.
+ROWS = (
+    ("silu_and_mul_i2048", "return activated.mul_(up)", "activated[1024:] = 0\n    {}"),
+    ("per_token_group_quant_fp8_h512_g128", "scales = groups", "groups[1024:] = 1\n    {}"),
+    ("rmsnorm_h128", "mean_square = torch", "x[1024:] = 1\n    {}"),
+    ("store_cache_d128", "index_copy(0, indices, k)", "index_copy(0, indices[:1024], k[:1024])"),
+)
+
+MUTANTS = [
+    # Halves of the sum's last place are rounded away from zero, or the epsilon is beside the root, or has no effect.
+    *((name, ("residual_out = x.to(", f"residual_out = x{HALF_AWAY}.to(")) for name in FUSED),
+    *(
+        (name, (ROOT, f"x.{scaled}"))
+        for name in ("layernorm_h128", "layernorm_h4096_eps1e5")
+        for scaled in (
+            "div_(variance.sqrt() + EPS)",
+            "mul_(torch.where(variance > 0, torch.rsqrt(variance), 0.0))",
+            "mul_(torch.rsqrt(variance.clamp_min(EPS)))",
+        )
+    ),
+    *((name, ("1 + weight.float()", "1 + weight.half().float()")) for name in ("gemma_rmsnorm_h128", FUSED[1])),
+    *((name, (f"cache[{ids}]", f"cache[{ids} & 0x7FFF]")) for name, ids in POSITIONED),
+    *((name, (f"cache[{ids}]", f"cache[{ids} & 0xFFFF]")) for name, ids in POSITIONED),
+    *((name, (place, place.replace(ids, f"{ids} & 0x7FFF", 1))) for name, place, ids in SLOTS),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), MUTANTS)
+def test_a_corner_rejects(name, change):
+    definition = changed(name, *change)
+    report = verify(Job(definition, family_of(definition)), examples=0)
+    assert report.status == "failed"
+    assert "repeat: flashinfer-trace verify" in report.message
+
+
+@pytest.mark.parametrize(("name", "place", "wrong"), ROWS)
+def test_a_case_of_many_rows_rejects_what_is_right_for_1024(name, place, wrong):
+    definition = changed(name, place, wrong.format(place))
+    report = verify(Job(definition, family_of(definition)), examples=0)
+    assert report.status == "failed" and "repeat: flashinfer-trace verify" in report.message
+
+
+@pytest.mark.parametrize("family", ["top_k_sampling_from", "top_k_top_p_joint_sampling_from", "top_k_renorm"])
+def test_a_k_of_more_than_1024_is_not_cut(family):
+    k = "k = top_k.long().unsqueeze(-1)"
+    cut = f"{k}\n    k = torch.where(k >= probs.shape[-1], k, k.clamp_max(1024))"
+    definition = changed(f"{family}_probs_v128256", k, cut)
+    job = Job(definition, family_of(definition))
+    assert Twins().verify(job, examples=2, seed=0).status == "failed"
