@@ -48,6 +48,7 @@ MUTANTS = [
     *((name, ("1 + weight.float()", "1 + weight.half().float()")) for name in ("gemma_rmsnorm_h128", FUSED[1])),
     *((name, (f"cache[{ids}]", f"cache[{ids} & 0x7FFF]")) for name, ids in POSITIONED),
     *((name, (f"cache[{ids}]", f"cache[{ids} & 0xFFFF]")) for name, ids in POSITIONED),
+    ("top_p_renorm_probs_v128256", ("above < limit[rows]", "above <= limit[rows]")),
     *((name, (place, place.replace(ids, f"{ids} & 0x7FFF", 1))) for name, place, ids in SLOTS),
 ]
 

@@ -143,6 +143,10 @@ def renorm_corners(request: PlanRequest) -> Sequence[Plan]:
             # At the Definition's own size, which the first plans have too, k is in the thousands.
             specs = [*plans[0]["specs"], spec(request, "normal", top_k=vocab_size // 2)]
             plans[0] = {"rows": len(specs), "draws": 1, "specs": specs}
+        else:
+            # Sums of these rows are exact: a token before which there is exactly p of the mass is not kept.
+            specs = [spec(request, "dyadic", top_p="boundary")] * ROWS
+            plans.append({"rows": ROWS, "draws": 1, "specs": specs})
         plans.append({"rows": len(small), "draws": 1, "specs": small})
         if vocab_size <= MANY_ROWS:
             many = {"top_k": vocab_size // 3} if "top_k" in request.definition.inputs else {"top_p": 1.5}
