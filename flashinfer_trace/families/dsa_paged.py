@@ -14,6 +14,7 @@ from flashinfer_trace.families.attention.cases import (
     SCALES,
     add_peaks,
     any_scale,
+    give_signs,
     query_scale,
     softmax_scale,
     usual_scale,
@@ -83,7 +84,7 @@ def corners(request: PlanRequest) -> list[Plan]:
     if request.large:
         return [one, beyond]
     without = [{**few, "choice": "some"}] if options.keyless else []
-    return [one, *without, {**few, "logits": "spread"}, usual, beyond]
+    return [one, *without, {**few, "logits": "vast"}, usual, beyond]
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
@@ -126,6 +127,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     if kind == "positive":
         cache.abs_()
     q = draws.normal([plan["num_tokens"], heads, ckv + kpe], scale=query_scale(kind))
+    give_signs(kind, q, cache)
     if kind == "peaked":
         counts = (indices >= 0).sum(dim=1).tolist()
         add_peaks(q, cache, [1] * len(counts), counts, sm_scale, draws, indices[indices >= 0].long().cpu())

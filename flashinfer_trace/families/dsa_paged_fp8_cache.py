@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families import dsa_paged
-from flashinfer_trace.families.attention.cases import add_peaks, query_scale, softmax_scale, usual_scale, value_scale
+from flashinfer_trace.families.attention.cases import (
+    add_peaks,
+    give_signs,
+    query_scale,
+    softmax_scale,
+    usual_scale,
+    value_scale,
+)
 from flashinfer_trace.families.attention.oracle import any_chunks, expected_outputs
 from flashinfer_trace.families.attention.policies import LSE, OUTPUT, Rounding, kernel_policies
 from flashinfer_trace.families.attention.rounding import BFLOAT16, HIGHER_ORDERS, LOG2_E
@@ -87,8 +94,9 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     cache[:, :ckv] *= torch.exp2(draws.uniform([slots, groups], -0.5, 0.5)).repeat_interleave(ckv // groups, dim=1)
     if kind == "positive":
         cache.abs_()
-    rows = packed(cache[:, :ckv], cache[:, ckv:].to(torch.bfloat16), groups)
     q = draws.normal([plan["num_tokens"], heads, ckv + kpe], scale=query_scale(kind))
+    give_signs(kind, q, cache)
+    rows = packed(cache[:, :ckv], cache[:, ckv:].to(torch.bfloat16), groups)
     chosen = indices[indices >= 0].long()
     if kind == "peaked":
         counts = (indices >= 0).sum(dim=1).tolist()

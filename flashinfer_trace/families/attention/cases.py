@@ -24,6 +24,7 @@ __all__ = [
     "any_scale",
     "batch_size_of",
     "corner_lengths",
+    "give_signs",
     "lengths",
     "lengths_for_axes",
     "query_scale",
@@ -41,7 +42,8 @@ SCALES = (1.0, 1.5, 0.6)
 #: logits are 1.7 and 35.
 LOGIT_KINDS = ("normal", "large", "peaked", "uniform", "positive")
 #: Only corners have the kinds spread, logits with standard deviation 200, so that exp of their differences exceeds
-#: float32's range; vast, with standard deviation 4000, so that exp of one per cent of the largest exceeds it too; and
+#: float32's range; vast, with standard deviation 4000, so that exp of one per cent of the largest exceeds it too, and
+#: with one sign for each head, so that all logits of a row are far below 0 or far above it (`give_signs`); and
 #: beyond_float16, keys and values of normal ones times BEYOND_FLOAT16, and queries over it: the logits stay what they
 #: are. A power of two scales every product, sum and rounding exactly, so that what holds of a kernel for normal values
 #: holds for these, unless it leaves the range of bf16 and float32.
@@ -99,6 +101,20 @@ def query_scale(kind: str) -> float:
 def value_scale(kind: str) -> float:
     """Standard deviation of the keys and values of a case of this kind."""
     return BEYOND_FLOAT16 if kind == "beyond_float16" else 1.0
+
+
+def give_signs(kind: str, queries: torch.Tensor, keys: torch.Tensor) -> None:
+    """Makes vast logits negative for every other head, and positive for the rest; changes both arguments in place.
+
+    A maximum that starts at 0, or hidden keys whose logits are a finite number, show only where all logits are low.
+
+    Args:
+        queries: [total, heads, dim].
+        keys: of any shape.
+    """
+    if kind == "vast":
+        keys.abs_()
+        queries.abs_()[:, ::2].neg_()
 
 
 @functools.cache
@@ -162,15 +178,23 @@ def corner_lengths(request: PlanRequest, has_queries: bool) -> list[Plan]:
     The first and the fourth of them have unusual scales. On a CPU, where plans draw few requests and keys, the last two
     are a long request, and MANY short ones beside those of 300 and 40, unless heads are too many and wide.
 
-    Every query sees a key, and the blocks of a twin's reference have one query and several. Logits of a wide spread are
-    for a CPU only, because it is not known what kernels round there, and flashinfer's take products of queries and keys
-    near -5e4, which vast logits exceed, for masked ones. Normal ones with these lengths are like those that it draws.
+    The normal ones have a request without keys in the middle, and queries that see none, unless the options forbid
+    them; every other query sees a key. The blocks of a twin's reference have one query and several. Logits of a wide
+    spread are for a CPU only, because it is not known what kernels round there, and flashinfer's take products of
+    queries and keys near -5e4, which vast logits exceed, for masked ones. Normal ones with these lengths are like those
+    that it draws.
     """
     kinds = ("beyond_float16",) if request.large else ("beyond_float16", "spread", "vast", "normal")
     scales = {"beyond_float16": SCALES[2], "normal": SCALES[1]}
     plans: list[Plan] = [{"kv_lens": [300, 40], "logits": kind, "scale": scales.get(kind, SCALES[0])} for kind in kinds]
     q_lens = [[5, 9]] * len(plans)
     if not request.large:
+        options = request.options_of(AttentionOptions)
+        if options.keyless_requests:
+            plans[-1]["kv_lens"], q_lens[-1] = [300, 0, 40], [5, 2, 9]
+        if options.unseeing_rows:
+            plans[-1]["kv_lens"].append(6)
+            q_lens[-1] = [*q_lens[-1], 9]
         few = [1 + number % 3 for number in range(MANY)]
         short = [count + 7 * number % 29 for number, count in enumerate(few)]
         larger = {"logits": "normal", "scale": SCALES[0]}

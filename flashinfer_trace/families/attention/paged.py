@@ -11,10 +11,13 @@ import torch
 
 from flashinfer_trace.harness.inputs import Draws, indptr
 
-__all__ = ["UNUSED_KINDS", "PageTable", "allocate_pages", "distinct_pages", "spoil_unused"]
+__all__ = ["ALSO_LENGTHS", "UNUSED_KINDS", "PageTable", "allocate_pages", "distinct_pages", "spoil_unused"]
 
 #: Contents of entries that belong to no request: NaN, or large values such as an earlier request may have left.
 UNUSED_KINDS = ("nan", "stale")
+#: NaN, and the last page of a request without pages has a length. It is for references: wrappers of kernels add it to
+#: the number of tokens even where there are no pages.
+ALSO_LENGTHS = "nan_and_lengths"
 
 
 @dataclass(frozen=True)
@@ -110,9 +113,10 @@ def allocate_pages(
 
 
 def spoil_unused(cache: torch.Tensor, used: torch.Tensor, kind: str) -> None:
-    """Overwrites the entries of a cache [num_pages, page_size, ...] that are not `used`: see `UNUSED_KINDS`."""
+    """Overwrites the entries of a cache [num_pages, page_size, ...] that are not `used`: see `UNUSED_KINDS` and
+    `ALSO_LENGTHS`."""
     unused = ~used.view(*used.shape, *[1] * (cache.ndim - 2))
-    if kind == "nan":
+    if kind in ("nan", ALSO_LENGTHS):
         cache.masked_fill_(unused, math.nan)
     else:
         cache.mul_(torch.where(unused, 1000.0, 1.0).to(cache.dtype))

@@ -17,7 +17,13 @@ from flashinfer_trace.families.attention.cases import (
     lengths,
     lengths_for_axes,
 )
-from flashinfer_trace.families.attention.paged import UNUSED_KINDS, PageTable, allocate_pages, distinct_pages
+from flashinfer_trace.families.attention.paged import (
+    ALSO_LENGTHS,
+    UNUSED_KINDS,
+    PageTable,
+    allocate_pages,
+    distinct_pages,
+)
 from flashinfer_trace.families.attention.policies import LSE, OUTPUT
 from flashinfer_trace.families.attention.tiles import Memory
 from flashinfer_trace.harness.compare import Expected
@@ -56,7 +62,12 @@ def corners(request: PlanRequest) -> list[Plan]:
     return [
         *shared_pages(request),
         *(
-            {**plan, "shared_prefix": 0, "unused": "nan", "num_pages": distinct_pages(plan["kv_lens"], page_size, 0)}
+            {
+                **plan,
+                "shared_prefix": 0,
+                "unused": "nan" if request.large else ALSO_LENGTHS,
+                "num_pages": distinct_pages(plan["kv_lens"], page_size, 0),
+            }
             for plan in corner_lengths(request, has_queries(request.definition))
         ),
     ]
@@ -122,6 +133,8 @@ def index_inputs(table: PageTable, plan: Plan, device: torch.device) -> Inputs:
         "kv_indices": table.indices("cpu"),
         "kv_last_page_len": table.last_page_len("cpu"),
     }
+    if plan["unused"] == ALSO_LENGTHS:
+        host["kv_last_page_len"].masked_fill_(host["kv_indptr"].diff() == 0, table.page_size)
     # Each in memory of its own, as a kernel expects it.
     return {name: part.clone() for name, part in together(host, device).items()}
 

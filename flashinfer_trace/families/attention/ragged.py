@@ -18,6 +18,7 @@ from flashinfer_trace.families.attention.cases import (
     any_scale,
     batch_size_of,
     corner_lengths,
+    give_signs,
     lengths,
     lengths_for_axes,
     query_scale,
@@ -93,6 +94,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
         v.abs_()
     q = draws.normal([sum(q_lens), sizes.heads, sizes.key_dim], scale=query_scale(kind))
     offsets = indptr(kv_lens, device)
+    give_signs(kind, q, k)
     if kind == "peaked":
         add_peaks(q, k, q_lens, kv_lens, sm_scale, draws)
     inputs = {

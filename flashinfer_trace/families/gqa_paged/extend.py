@@ -23,6 +23,7 @@ from flashinfer_trace.families.attention.cases import (
     any_scale,
     batch_size_of,
     corner_lengths,
+    give_signs,
     lengths,
     lengths_for_axes,
     query_scale,
@@ -75,7 +76,7 @@ def cached_lengths(plan: Plan) -> list[int]:
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    found = corner_lengths(request, True)
+    found = corner_lengths(dataclasses.replace(request, plan_options=OPTIONS), True)
     return [
         {**plan, "shared_prefix": 0, "unused": "nan", "num_slots": distinct_pages(cached_lengths(plan), 1, 0)}
         for plan in found
@@ -117,6 +118,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     if kind == "positive":
         values.abs_()
     q = draws.normal([new, heads, qk_dim], scale=query_scale(kind))
+    give_signs(kind, q, keys)
     if kind == "peaked":
         add_peaks(q, keys, q_lens, plan["kv_lens"], sm_scale, draws, places(table, q_lens))
     buffers = {"k_buffer": keys[:slots].unsqueeze(1), "v_buffer": values[:slots].unsqueeze(1)}

@@ -19,6 +19,7 @@ from flashinfer_trace.families.attention import triton
 from flashinfer_trace.families.attention.cases import (
     BEYOND_FLOAT16,
     add_peaks,
+    give_signs,
     query_scale,
     softmax_scale,
     usual_scale,
@@ -41,11 +42,14 @@ E4M3, SMALLEST_STEP, SUBNORMAL = 2.0**-4, 2.0**-10, 2.0**-6
 ACCUMULATION = 2.0**-10
 #: Scales of a cache: the default; others that no power of two hides; and those of keys and values that exceed float16's
 #: range although no code does. The kernel multiplies float32 numbers by them.
+#: Where logits are vast, codes are so many times the usual ones: up to 448, e4m3's largest number.
+WIDE = 96.0
 SCALES = {
     "normal": (1.0, 1.0),
-    "large": (0.75, 1.5),
+    "large": (0.7, 1.5),
     "positive": (1.25, 0.6),
     "beyond_float16": (BEYOND_FLOAT16, BEYOND_FLOAT16),
+    "vast": (1 / WIDE, 1 / WIDE),
 }
 
 
@@ -60,8 +64,10 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     caches = {name: draws.normal(shape) for name in ("k_cache", "v_cache")}
     if kind == "positive":
         caches["v_cache"].abs_()
-    codes = {name: cache.to(torch.float8_e4m3fn) for name, cache in caches.items()}
     q = draws.normal([len(requests), heads, dim], scale=query_scale(kind))
+    give_signs(kind, q, caches["k_cache"])
+    size = WIDE if kind == "vast" else 1.0
+    codes = {name: (cache * size).clamp(-448, 448).to(torch.float8_e4m3fn) for name, cache in caches.items()}
     if kind == "peaked":
         keys = codes["k_cache"].float().flatten(0, 1)
         add_peaks(q, keys, [1] * len(requests), requests, sm_scale, draws, table.slots)

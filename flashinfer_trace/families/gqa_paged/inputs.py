@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.attention.cases import add_peaks, query_scale, softmax_scale, value_scale
+from flashinfer_trace.families.attention.cases import add_peaks, give_signs, query_scale, softmax_scale, value_scale
 from flashinfer_trace.families.attention.oracle import any_chunks, expected_outputs
 from flashinfer_trace.families.attention.paged import spoil_unused
 from flashinfer_trace.families.attention.paged_cases import index_inputs, page_table, paged_memory, query_lengths
@@ -26,6 +26,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     if kind == "positive":
         v_cache.abs_()
     q = draws.normal([sum(q_lens), heads, dim], scale=query_scale(kind))
+    give_signs(kind, q, k_cache)
     if kind == "peaked":
         add_peaks(q, k_cache.flatten(0, 1), q_lens, plan["kv_lens"], sm_scale, draws, table.slots)
     used = table.used(device)

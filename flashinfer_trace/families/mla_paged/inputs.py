@@ -11,7 +11,7 @@ import functools
 import torch
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.attention.cases import add_peaks, query_scale, softmax_scale, value_scale
+from flashinfer_trace.families.attention.cases import add_peaks, give_signs, query_scale, softmax_scale, value_scale
 from flashinfer_trace.families.attention.oracle import expected_outputs, in_pieces
 from flashinfer_trace.families.attention.paged import spoil_unused
 from flashinfer_trace.families.attention.paged_cases import index_inputs, page_table, paged_memory, query_lengths
@@ -42,6 +42,7 @@ def all_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     if kind == "positive":
         cache.abs_()
     queries = draws.normal([sum(q_lens), heads, ckv_dim + kpe_dim], scale=query_scale(kind))
+    give_signs(kind, queries, cache)
     if kind == "peaked":
         tokens = cache.flatten(0, 1).unsqueeze(1)
         add_peaks(queries, tokens, q_lens, plan["kv_lens"], sm_scale, draws, table.slots)
