@@ -40,7 +40,8 @@ TWINS: Mapping[str, Mapping[str, int]] = {
 
 #: Standard deviation of the sinks, in nats: some outweigh all keys, and some are negligible.
 SINK_SCALE = 4.0
-#: Times so much where logits have the kind spread: exp of how far a sink is from a logit exceeds float32's range.
+#: Times so much where logits have the kind spread or vast: exp of how far a sink is from a logit, or from 0, exceeds
+#: float32's range.
 FAR_SINKS = 100.0
 #: float32's smallest normal number: kernels flush smaller ones to 0.
 SMALLEST = 2.0**-126
@@ -162,7 +163,7 @@ def with_variant_inputs(
     def make(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
         plain = {name: spec for name, spec in definition.inputs.items() if name != "sinks"}
         inputs = make_inputs(replace(definition, inputs=plain), plan, draws)
-        scale = SINK_SCALE * (FAR_SINKS if plan["logits"] == "spread" else 1.0)
+        scale = SINK_SCALE * (FAR_SINKS if plan["logits"] in ("spread", "vast") else 1.0)
         inputs["sinks"] = draws.normal([definition.const_axes["num_qo_heads"]], scale=scale)
         return {name: inputs[name] for name in definition.inputs}
 
