@@ -1,29 +1,39 @@
 """What a submission's process does once a call has returned: it keeps the outputs, and runs no code of the submission.
 
 The clock of a timed call has stopped by then, so that whatever is computed here would take no time. All that is used
-here is taken from Python and torch before a submission can replace it.
+here is taken from Python and torch before a submission can replace it: what is built in, too, of which the functions
+here have a copy of their own.
 """
 
 from __future__ import annotations
 
+import builtins
+import importlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from gc import disable, enable, isenabled
-from sys import setprofile, settrace
+from sys import getprofile, gettrace, setprofile, settrace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._C import DisableTorchFunction, TensorBase, _DisableTorchDispatch
+from torch.nn import Parameter
 
 from flashinfer_trace.judging.loading import ReturnError
 
-__all__ = ["hush", "stored", "undisturbed"]
+__all__ = ["Undisturbed", "hush", "stored", "unhush"]
+
+globals()["__builtins__"] = dict(vars(builtins))  # before the functions that look there
 
 #: Longest name, of an output or a type, that is told, in characters.
 MAX_NAME = 200
 
 _FORM = {name: getattr(TensorBase, name).__get__ for name in ("dtype", "shape", "device", "layout")}
+_NAME = vars(type)["__name__"].__get__
+_signal: Any = importlib.import_module("_signal")  # what `signal` makes of it can be replaced
+_mask: Any = _signal.pthread_sigmask
+_BLOCK, _UNBLOCK, _SIGNALS = _signal.SIG_BLOCK, _signal.SIG_UNBLOCK, frozenset(_signal.valid_signals())
 _monitoring: Any = getattr(sys, "monitoring", None)  # from Python 3.12
 _tool: Any = getattr(_monitoring, "get_tool", None)
 _set_events: Any = getattr(_monitoring, "set_events", None)
@@ -31,27 +41,43 @@ _TOOLS = range(6 if _monitoring else 0)
 
 
 def hush() -> None:
-    """Stops what would run code of the submission by itself: profile and trace functions, tools that monitor, and the
-    collection of garbage, which has callbacks, until it is enabled again."""
+    """Stops what would run code of the submission by itself, for good: profile and trace functions, and tools that
+    monitor; and until `unhush`: the collection of garbage, which has callbacks, and signals, which have handlers."""
     disable()
-    setprofile(None)
-    settrace(None)
+    _mask(_BLOCK, _SIGNALS)
+    if getprofile() is not None:  # Python tells hooks that audit of each that is set
+        setprofile(None)
+    if gettrace() is not None:
+        settrace(None)
     for tool in _TOOLS:
         if _tool(tool) is not None:
             _set_events(tool, 0)
 
 
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Hushed, and without what makes torch ask the submission: tensors of its classes, and modes that are active."""
-    collects = isenabled()
-    hush()
-    try:
-        with DisableTorchFunction(), _DisableTorchDispatch():
-            yield
-    finally:
-        if collects:
-            enable()
+def unhush() -> None:
+    """Collects garbage and takes signals again."""
+    enable()
+    _mask(_UNBLOCK, _SIGNALS)
+
+
+class Undisturbed:
+    """Hushed, and without what makes torch ask the submission: tensors of its classes, and modes that are active.
+
+    A class, because whatever `contextlib` makes can be replaced.
+    """
+
+    def __enter__(self) -> None:
+        self._hushed = not isenabled()
+        hush()
+        self._guards = DisableTorchFunction(), _DisableTorchDispatch()
+        for guard in self._guards:
+            guard.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        for guard in self._guards[::-1]:
+            guard.__exit__(None, None, None)  # they are told no errors, and stop none
+        if not self._hushed:
+            unhush()
 
 
 def stored(returned: Any, outputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
@@ -64,7 +90,8 @@ def stored(returned: Any, outputs: Mapping[str, torch.Tensor]) -> dict[str, Any]
     """
     described: dict[str, Any] = {}
     for name, value in _named(returned, outputs):
-        if type(value) in (torch.Tensor, torch.nn.Parameter):  # a subclass could compute when it is copied
+        kind = type(value)
+        if kind is Tensor or kind is Parameter:  # a subclass could compute when it is copied, or compared
             form = _form(value)
             described[name[:MAX_NAME]] = {
                 **{"dtype": str(form["dtype"]).removeprefix("torch."), "shape": list(form["shape"])},
@@ -72,10 +99,10 @@ def stored(returned: Any, outputs: Mapping[str, torch.Tensor]) -> dict[str, Any]
             }
             if name in outputs and form == _form(outputs[name]):
                 TensorBase.copy_(outputs[name], value)
-        elif issubclass(type(value), (bool, int, float)):
+        elif issubclass(kind, (bool, int, float)):
             described[name[:MAX_NAME]] = {"number": value}
         else:
-            described[name[:MAX_NAME]] = {"type": type(value).__name__[:MAX_NAME]}
+            described[name[:MAX_NAME]] = {"type": _NAME(kind)[:MAX_NAME]}
     return described
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import secrets
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +23,9 @@ __all__ = ["Arena", "Filled", "Slot", "gaps", "layout", "memory_of", "span", "te
 
 #: Of each tensor in bytes, as torch's allocator for CUDA aligns its own; at least as much lies between two tensors.
 ALIGNMENT = 512
+
+#: Bytes of a word; how many of an input are hidden at most, and one of how many.
+WORD, HIDDEN, APART = 8, 16, 512
 
 #: What lies between tensors: neither zero nor, in any dtype, a usual number.
 GUARD = 0xA5
@@ -121,6 +125,26 @@ class Filled:
         for slot, value in zip(self.slots.values(), values, strict=True):
             memory[slot.offset : slot.end].copy_(memory_of(value))
         self._before = {name: self._bytes(name).clone() for name in self._inputs}
+
+    def hide(self) -> dict[str, list[int]]:
+        """Makes some words of the inputs wrong, at random places: where they are, and what they held.
+
+        They are few, because a cache holds what is written when they are told.
+        """
+        inputs = self._memory[: self.first].view(torch.int64)
+        lengths = {name: -(-(self.slots[name].end - self.slots[name].offset) // WORD) for name in self._inputs}
+        counts = {name: min(HIDDEN, length // APART) for name, length in lengths.items()}
+        if not any(counts.values()):
+            counts |= {name: 1 for name in sorted(lengths, key=lengths.__getitem__)[-1:] if lengths[name]}
+        places = {
+            self.slots[name].offset // WORD + secrets.randbelow(lengths[name])
+            for name, count in counts.items()
+            for _ in range(count)
+        }
+        at = torch.tensor(sorted(places), dtype=torch.int64)
+        words = inputs[at]
+        inputs[at] = ~words
+        return {"places": at.tolist(), "words": words.tolist()}
 
     def changed(self) -> list[str]:
         """Inputs that hold other bits than before."""

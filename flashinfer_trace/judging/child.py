@@ -21,7 +21,7 @@ import torch
 
 from flashinfer_trace.isolation import protocol
 from flashinfer_trace.judging import domain, tampering
-from flashinfer_trace.judging.afterwards import stored, undisturbed
+from flashinfer_trace.judging.afterwards import Undisturbed, stored, unhush
 from flashinfer_trace.judging.arena import Arena, Slot, tensor_in
 from flashinfer_trace.judging.complaints import complaint
 from flashinfer_trace.judging.loading import ReturnError, Submitted, bound, load
@@ -133,7 +133,7 @@ class _Session:
         stream = None if memory is host else torch.cuda.current_stream()
         with torch.no_grad():
             returned = submitted(inputs, dict(outputs))
-            with undisturbed():
+            with Undisturbed():
                 if stream is not None:
                     torch.cuda.set_stream(stream)  # the submission may have left another one
                 described = {} if returned is None else stored(returned, outputs)
@@ -160,13 +160,14 @@ class _Session:
         series = Series(self._stopwatch, memory, first, request["seed"], timing)
         series.prepare(ready or (lambda: submitted(inputs, dict(outputs))), outputs)
         self._answer(dict, dict)
-        protocol.read_header(self._read)
-        returned = series.run()
+        returned = series.run(protocol.read_header(self._read))
         self._answer(dict, dict)
         protocol.read_header(self._read)
-        copies.copy_(series.snapshots)
-        if memory is not host:
-            host[:first].copy_(memory[:first])
+        with Undisturbed():
+            copies.copy_(series.snapshots)
+            if memory is not host:
+                host[:first].copy_(memory[:first])
+        unhush()
         return {"returned": returned, "times": series.times()}
 
     def _ready(self, submitted: Submitted, request: Mapping[str, Any]) -> Callable[[], Any] | None:

@@ -254,9 +254,10 @@ class SubmissionProcess:
             Failed: it raised, took too long, or its process ended.
         """
         filled, request = self._filled(inputs, poisoned, seed, timing.repeats)
+        hidden = filled.hide()
         self.ask({**request, "timing": asdict(timing)}, self._limits.first_call, "raised")
         started = time.perf_counter()
-        self.ask({"go": True}, self._limits.call * timing.repeats, "raised")
+        self.ask({"go": True, **hidden}, self._limits.call * timing.repeats, "raised")
         outside = time.perf_counter() - started
         answer = self.ask({"collect": True}, self._limits.call, "raised")
         self.pause()

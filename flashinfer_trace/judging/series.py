@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import gc
+import builtins
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,14 +10,24 @@ import torch
 from torch._C import TensorBase
 from torch.cuda import current_stream, set_stream
 
-from flashinfer_trace.judging.afterwards import hush, stored, undisturbed
+from flashinfer_trace.judging.afterwards import Undisturbed, hush, stored, unhush
 from flashinfer_trace.judging.stopwatch import Stopwatch
 
 __all__ = ["Series", "captured", "seed_all"]
 
+globals()["__builtins__"] = dict(vars(builtins))  # a copy for the functions here, which a submission cannot change
+
+#: What is told of words that were hidden.
+_HIDDEN = ("places", "words")
+
+_tensor, _int64 = torch.tensor, torch.int64
+
 
 class Series:
     """Some calls: before each, memory is as the judge filled it; after each, the outputs are copied.
+
+    Some words of the inputs are wrong there, as the judge left them, until the clock of a call is about to start. What
+    computes before that, be it on another stream while this one is held, computes something else.
 
     Args:
         stopwatch: made before the submission was loaded.
@@ -39,7 +48,7 @@ class Series:
         self._cache = torch.empty(timing["flush"], dtype=torch.uint8, device=memory.device)
         self.snapshots = torch.empty(timing["repeats"], len(memory) - first, dtype=torch.uint8, device=memory.device)
         self._copies = [(snapshot, memory[first:]) for snapshot in self.snapshots]
-        self._found: list[tuple[bool, Callable[[], float], dict[str, list[Callable[[], float]]]]] = []
+        self._found: list[tuple[bool, Any, Any, dict[str, list[Callable[[], float]]]]] = []
 
     def prepare(self, call: Callable[[], Any], outputs: dict[str, torch.Tensor]) -> None:
         """Takes the call that is timed, which returns its results or writes into the outputs, and lets clocks rise."""
@@ -50,35 +59,42 @@ class Series:
             torch.cuda.synchronize()
 
     @torch.no_grad()
-    def run(self) -> dict[str, Any]:
-        """Makes the calls, and waits for the last copy; the description of what was returned last."""
+    def run(self, hidden: Mapping[str, Any]) -> dict[str, Any]:
+        """Makes the calls, and waits for the last copy; the description of what was returned last. It leaves what runs
+        code of the submission by itself hushed.
+
+        Args:
+            hidden: words of the inputs, as `arena.Filled.hide` gives them.
+        """
+        hush()
         watch = self._stopwatch
         stream = current_stream() if self._memory.is_cuda else None
         described: dict[str, Any] = {}
-        hush()
+        with Undisturbed():
+            places, words = (_tensor(hidden[one], dtype=_int64, device=self._memory.device) for one in _HIDDEN)
         for number, (snapshot, outputs) in enumerate(self._copies):
             seed_all(self._seed + number)
             returned = None
-            with undisturbed():
+            with Undisturbed():
                 self._restore()
-            watch.hold()
+                watch.hold()
+                TensorBase.index_copy_(self._inputs, 0, places, words)
             watch.stream = stream
             watch.take_phases()
             start = watch.mark()
-            gc.enable()
+            unhush()
             returned = self._call()
             hush()
             end = watch.mark()
             late = watch.late(start)
             watch.stream = None
-            with undisturbed():
+            with Undisturbed():
                 if stream is not None:
                     set_stream(stream)  # the submission may have left another one
                 described = {} if returned is None else stored(returned, self._outputs)
                 TensorBase.copy_(snapshot, outputs)
             phases, late_phase = watch.take_phases()
-            self._found.append((late_phase if phases else late, functools.partial(watch.seconds, start, end), phases))
-        gc.enable()
+            self._found.append((late_phase if phases else late, start, end, phases))
         watch.stream = stream
         watch.wait(watch.mark())
         watch.stream = None
@@ -97,9 +113,10 @@ class Series:
     def times(self) -> list[dict[str, float]]:
         """Seconds of each call by phase, and ``ahead``: 1 if the GPU did not begin it before all of it was launched."""
         found = []
-        for late, total, phases in self._found:
+        for late, start, end, phases in self._found:
             seconds = {name: sum(each() for each in calls) for name, calls in phases.items()}
-            found.append({"total": sum(seconds.values()) or total(), **seconds, "ahead": float(not late)})
+            total = sum(seconds.values()) or self._stopwatch.seconds(start, end)
+            found.append({"total": total, **seconds, "ahead": float(not late)})
         return found
 
 

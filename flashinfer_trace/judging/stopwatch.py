@@ -7,15 +7,18 @@ its own process; `Timed.outside` is a bound from the judge's clock on what that 
 
 from __future__ import annotations
 
-import functools
+import builtins
 import importlib
 import time
 from collections.abc import Callable, Mapping
+from functools import partial, wraps
 from typing import Any
 
 import torch
 
 __all__ = ["Stopwatch"]
+
+globals()["__builtins__"] = dict(vars(builtins))  # a copy for the functions here, which a submission cannot change
 
 #: A point in time: an event on a GPU's stream, or nanoseconds.
 Mark = Any
@@ -78,7 +81,7 @@ class Stopwatch:
             own = {phase: vars(found)[phase] for phase in ("plan", "run") if phase in vars(found)}
             for phase, timed_by in (("plan", self._planned), ("run", self._run)):
                 setattr(found, phase, self._watched(timed_by, getattr(found, phase)))
-            self._restored = functools.partial(_restore, found, own)
+            self._restored = partial(_restore, found, own)
 
     def watch_no_phases(self) -> None:
         """Undoes `watch_phases`: the methods of a class may be those of another one, whose calls are timed next."""
@@ -92,9 +95,9 @@ class Stopwatch:
         return found
 
     def _watched(self, timed_by: Callable[..., Any], method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
+        @wraps(method)
         def timed(*arguments: Any, **options: Any) -> Any:
-            call = functools.partial(method, *arguments, **options)
+            call = partial(method, *arguments, **options)
             # Not a timed call where there is no stream.
             return call() if self.stream is None and self._on_gpu else timed_by(call)
 
@@ -106,7 +109,7 @@ class Stopwatch:
         start = self._now()
         result = call()
         self.wait(self.mark())
-        self._phases.setdefault("plan", []).append(functools.partial(_nanoseconds, start, self._now()))
+        self._phases.setdefault("plan", []).append(partial(_nanoseconds, start, self._now()))
         return result
 
     def _run(self, call: Callable[[], Any]) -> Any:
@@ -116,7 +119,7 @@ class Stopwatch:
         result = call()
         end = self.mark()
         self._late = self._late or self.late(start)
-        self._phases.setdefault("run", []).append(functools.partial(self.seconds, start, end))
+        self._phases.setdefault("run", []).append(partial(self.seconds, start, end))
         return result
 
 

@@ -16,7 +16,7 @@ import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import poisoned_outputs
 from flashinfer_trace.harness.verify import Job
-from flashinfer_trace.judging.afterwards import hush, stored, undisturbed
+from flashinfer_trace.judging.afterwards import Undisturbed, hush, stored, unhush
 from flashinfer_trace.judging.judge import checked
 from flashinfer_trace.judging.loading import ReturnError
 from flashinfer_trace.judging.process import Failed, Limits, Timing
@@ -46,15 +46,18 @@ def run(x, w):
 """
 
 
-def failures(path: str, server) -> list[str | None]:
-    """What is wrong with each call of a short series, by kind."""
+def failures(path: str, server, device: str = "cpu", before: int = 0) -> list[str | None]:
+    """What is wrong with each call of a short series, by kind, after so many on other inputs."""
     definition, submission = flashinfer_trace.load(NORM), from_path(path)
-    job = Job(definition, family_of(definition), None, "cpu", full=True)
-    inputs = flashinfer_trace.make_inputs(definition, {"batch_size": 64}, seed=3, device="cpu")
+    job = Job(definition, family_of(definition), None, device, full=True)
+    every = [flashinfer_trace.make_inputs(definition, {"batch_size": 64}, 3 + n, device) for n in range(before + 1)]
+    inputs = every.pop()
     expected = job.family.expected(definition, inputs)
     names = list(definition.inputs), list(definition.outputs)
     try:
-        with server.start(submission.request, *names, "cpu", Limits()) as process:
+        with server.start(submission.request, *names, device, Limits()) as process:
+            for earlier in every:
+                process.timed(earlier, poisoned_outputs(definition, earlier, 1), 2, Timing(repeats=3))
             found = process.timed(inputs, poisoned_outputs(definition, inputs, 1), 2, Timing(repeats=3))
     except Failed as failed:
         return [failed.kind]
@@ -122,14 +125,14 @@ def test_nothing_is_asked_and_all_is_put_back():
 
     tensor = torch.zeros(2)
     with Function(), Dispatch():
-        with undisturbed():
+        with Undisturbed():
             assert not gc.isenabled()
             tensor.clone().copy_(tensor)
         assert gc.isenabled() and not asked
         tensor.clone()
         assert asked == [torch.Tensor.clone, torch.ops.aten.clone.default]
     hush()
-    with undisturbed():
+    with Undisturbed():
         pass
     assert not gc.isenabled(), "one that was hushed before stays so"
-    gc.enable()
+    unhush()

@@ -39,8 +39,7 @@ def session(monkeypatch):
         made._device = "cpu:0"  # which is not "cpu", so that inputs are copied as they are for a GPU
         made._inputs, made._outputs = ["x"], ["y"]
         made._stopwatch, made._arena = Stopwatch("cpu"), Arena(1 << 16)
-        for request in ({"go": True}, {"collect": True}):
-            ours.sendall(protocol.pack_header(request))
+        made.judge = ours
         yield made
 
 
@@ -49,12 +48,22 @@ def called_before(session, request: dict[str, object]) -> None:
     session._tensors(session._device_memory(session._arena.memory[: request["size"]]), request)
 
 
-def filled(session, value: float, graph: bool, size: int = 4) -> tuple[Filled, dict[str, object]]:
-    """Inputs of one value in the memory of a session, and the request for a series of calls on them."""
+def before(session, value: float, size: int = 4) -> dict[str, object]:
+    """A request for a call on inputs of one value."""
     memory = Filled({"x": torch.full((size,), value)}, {"y": torch.full((size,), torch.nan)})
+    memory.fill(session._arena.memory)
+    slots = json.loads(json.dumps({name: slot.to_json() for name, slot in memory.slots.items()}))
+    return {"size": memory.size, "slots": slots}
+
+
+def filled(session, value: float, graph: bool) -> tuple[Filled, dict[str, object]]:
+    """Inputs of one value in the memory of a session, and the request for a series of calls on them."""
+    memory = Filled({"x": torch.full((4,), value)}, {"y": torch.full((4,), torch.nan)})
     memory.fill(session._arena.memory)
     timing = {"repeats": REPEATS, "flush": 0, "warm_up": 0, "graph": graph}
     slots = json.loads(json.dumps({name: slot.to_json() for name, slot in memory.slots.items()}))
+    for told in ({"go": True, **memory.hide()}, {"collect": True}):
+        session.judge.sendall(protocol.pack_header(told))
     return memory, {"size": memory.size, "slots": slots, "numbers": {}, "seed": 0, "timing": timing}
 
 
@@ -68,7 +77,7 @@ def test_a_kernel_is_prepared_on_earlier_inputs_where_those_that_are_timed_will_
         return call
 
     monkeypatch.setattr(child, "captured", capture)
-    called_before(session, filled(session, 3.0, graph)[1])
+    called_before(session, before(session, 3.0))
     kernel = Kernel()
     memory, request = filled(session, 5.0, graph)
     session._timed(kernel, request)
@@ -82,7 +91,7 @@ def test_a_kernel_is_prepared_on_earlier_inputs_where_those_that_are_timed_will_
 def test_no_graph_is_captured_on_what_is_timed(size, session):
     """Where there are no earlier inputs, or none of these shapes."""
     if size:
-        called_before(session, filled(session, 3.0, True, size)[1])
+        called_before(session, before(session, 3.0, size))
     kernel = Kernel()
     with pytest.raises(RuntimeError, match="captured on earlier inputs of the same shapes, and there are none"):
         session._timed(kernel, filled(session, 5.0, True)[1])

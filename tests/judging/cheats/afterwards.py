@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import gc
+import signal
 import sys
 
 import torch
@@ -11,6 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 #: What is left to do, and the modes that are active.
 LEFT, ACTIVE = [], []
+
+#: The real one; what a hook was told since it was last called for.
+ISSUBCLASS, EVENTS = issubclass, []
 
 
 def right(hidden_states, weight):
@@ -154,6 +160,96 @@ def in_a_collection_of_garbage(hidden_states, weight):
         gc.callbacks.append(collected)
         gc.set_threshold(1)
     return empty(hidden_states, weight)
+
+
+def in_a_comparison_of_classes(hidden_states, weight):
+    """Returns a tensor of a class whose own class computes when somebody asks whether it is torch's."""
+
+    class Meta(type(torch.Tensor)):
+        def __eq__(cls, other):
+            finish()
+            return True
+
+        __hash__ = type.__hash__
+
+    class Lazy(torch.Tensor, metaclass=Meta):
+        pass
+
+    return empty(hidden_states, weight).as_subclass(Lazy)
+
+
+def in_a_builtin(hidden_states, weight):
+    """Replaces `issubclass` for one use."""
+
+    def late(*arguments):
+        builtins.issubclass = ISSUBCLASS
+        finish()
+        return ISSUBCLASS(*arguments)
+
+    output = empty(hidden_states, weight)
+    builtins.issubclass = late
+    return output
+
+
+def in_an_audit_hook(hidden_states, weight):
+    """Has Python call it for the second event after its return, when the stopwatch has been stopped for the first."""
+
+    def hook(event, arguments):
+        if event == "sys.setprofile" and LEFT:
+            EVENTS.append(event)
+            if len(EVENTS) == 2:
+                finish()
+
+    if not ACTIVE:
+        ACTIVE.append(hook)
+        sys.addaudithook(hook)
+    EVENTS.clear()
+    return empty(hidden_states, weight)
+
+
+def in_a_context_manager(hidden_states, weight):
+    """Replaces how `with` enters what `contextlib` makes."""
+    kind = contextlib._GeneratorContextManager
+    enter = kind.__enter__
+
+    def late(self):
+        if any(code.co_name == "run" for code in codes(sys._getframe(1))):
+            kind.__enter__ = enter
+            finish()
+        return enter(self)
+
+    output = empty(hidden_states, weight)
+    kind.__enter__ = late
+    return output
+
+
+def in_an_attribute_of_torch(hidden_states, weight):
+    """Makes torch a module of another class, which computes when somebody looks for the class of tensors."""
+
+    class Lazy(type(torch)):
+        def __getattribute__(self, name):
+            if name == "Tensor" and LEFT:
+                finish()
+            return super().__getattribute__(name)
+
+    output = empty(hidden_states, weight)
+    torch.__class__ = Lazy
+    return output
+
+
+def in_a_handler_of_signals(hidden_states, weight):
+    """Has the system interrupt what comes after it."""
+
+    def handler(number, frame):
+        if any(code.co_name in ("stored", "late") for code in codes(frame)):
+            finish()
+        elif LEFT:
+            signal.setitimer(signal.ITIMER_REAL, 2e-5)
+
+    output = empty(hidden_states, weight)
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 2e-5)
+    return output
 
 
 def codes(frame):
