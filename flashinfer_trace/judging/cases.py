@@ -20,8 +20,8 @@ __all__ = ["Case", "cases"]
 #: Of the drawn cases, how many are followed by one with the same plan and other elements: a result that is remembered
 #: by address or shape, or left from the call before, is wrong then.
 REPEATED = 4
-#: Tokens that a page of attention's long requests has at least, if there are pages; how many pages they share.
-PAGE, SHARED = 64, 2
+#: A few times as many keys have attention's long requests; how many slots they share.
+KEYS, SHARED = 64, 2
 #: Their queries, and fewer where products of these with the keys are more than take some tenths of a second.
 QUERIES, FEWER, PRODUCTS = [1, 70, 17], [1, 17, 2], 2**28
 
@@ -64,14 +64,13 @@ def cases(job: Job, examples: int, seed: int) -> Iterator[Case]:
 
 
 def _long_requests(job: Job) -> list[Plan]:
-    """On a CPU, attention of three requests that have several pages, share the first ones, and have many queries: those
-    that are drawn there have up to 40 keys and 12 queries, and the family's corners share no page."""
+    """On a CPU, attention of three requests that are longer than those that are drawn there (up to 40 keys and 12
+    queries), share their first slots, and have many queries; none if a corner of the family has requests that share
+    pages, as those with pages of several tokens have."""
     corner = next((plan for plan in reversed(job.corners) if "kv_lens" in plan), None)
-    if job.large or corner is None:
+    if job.large or corner is None or any(plan.get("shared_prefix") for plan in job.corners):
         return []
-    page_size = job.sized.const_axes.get("page_size", 1)
-    size = max(PAGE, page_size)
-    kv_lens, q_lens = [3 * size + 5, 2 * size + 1, 4 * size], QUERIES
+    kv_lens, q_lens = [3 * KEYS + 5, 2 * KEYS + 1, 4 * KEYS], QUERIES
     if sum(map(operator.mul, q_lens, kv_lens)) * products_of_a_key(job.sized) > PRODUCTS:
         q_lens = FEWER
     cached = list(map(operator.sub, kv_lens, q_lens))
@@ -79,7 +78,7 @@ def _long_requests(job: Job) -> list[Plan]:
     plan |= {"q_lens": q_lens} if "q_lens" in plan else {}
     for entry, lengths in (("num_pages", kv_lens), ("num_slots", cached)):
         if entry in plan:
-            plan |= {"shared_prefix": SHARED, entry: distinct_pages(lengths, page_size, SHARED) + 1}
+            plan |= {"shared_prefix": SHARED, entry: distinct_pages(lengths, 1, SHARED) + 1}
     return [plan]
 
 

@@ -1,4 +1,4 @@
-"""Attention on a CPU of requests that have several pages, share some, and have many queries."""
+"""Attention on a CPU of requests that share pages, have more keys than those that are drawn, and many queries."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from flashinfer_trace.judging.replay import small_by_default
 from flashinfer_trace.judging.verdict import Grade
 
 DECODE, PREFILL = "gqa_paged_decode_h6_kv2_d128_ps64", "gqa_paged_prefill_causal_h6_kv2_d128_ps64"
+SINGLE = "gqa_paged_prefill_causal_h6_kv2_d128_ps1"
 OWN = "        own_pages = kv_indices[pages[b] : pages[b + 1]]\n"
 STORED = "            output[start:stop] = own_output.to(output.dtype)\n"
 #: What is wrong -> Definition, a line of its reference, and what stands after it in a kernel that is right otherwise.
@@ -31,6 +32,7 @@ WRONG = {
     ),
     "sixteen queries": (PREFILL, STORED, "            output[start + 16 : stop] = output[start + 15 : start + 16]\n"),
     "sixty-four queries": (PREFILL, STORED, "            output[start + 64 : stop] = 0\n"),
+    "sixty-four queries of pages with one token": (SINGLE, STORED, "            output[start + 64 : stop] = 0\n"),
 }
 
 
@@ -48,11 +50,8 @@ def test_a_kernel_that_is_wrong_there_is_wrong(name, tmp_path, server):
 @pytest.mark.parametrize(
     ("name", "queries"),
     [
-        (DECODE, None),
         ("gqa_paged_decode_h16_kv2_d64_ps1_sinks_window128", None),
-        ("mla_paged_decode_page_table_h128_ckv512_kpe64_ps128", None),
-        (PREFILL, QUERIES),
-        ("gqa_paged_prefill_causal_h32_kv16_d128_ps64_window1024", QUERIES),
+        (SINGLE, QUERIES),
         ("mla_paged_prefill_causal_h16_ckv512_kpe64_ps1", QUERIES),
         ("mla_ragged_prefill_causal_h128_qk192_vo128", FEWER),
         ("gqa_extend_causal_h8_kv1_qk128_vo128", QUERIES),
@@ -71,6 +70,25 @@ def test_there_is_one_such_case_which_the_reference_passes(name, queries):
         pages = inputs["kv_indices"].tolist()
         assert len(set(pages)) == len(pages) - SHARED * (len(plan["kv_lens"]) - 1)
     assert verify(job, plan=plan, seed=0).status == "passed"
+
+
+@pytest.mark.parametrize(
+    ("name", "queries"),
+    [
+        (DECODE, None),
+        ("mla_paged_decode_page_table_h128_ckv512_kpe64_ps128", None),
+        (PREFILL, max(QUERIES)),
+        ("gqa_paged_prefill_causal_h32_kv16_d128_ps64_window1024", max(QUERIES)),
+    ],
+)
+def test_there_is_none_where_a_corner_of_the_family_has_as_much(name, queries):
+    definition = flashinfer_trace.load(name)
+    job = Job(definition, family_of(definition), full=not small_by_default(definition, "cpu"))
+    assert [one.plan for one in cases(job, 1, 0) if one.kind == "corner"] == job.corners
+    (shared,) = (plan for plan in job.corners if plan.get("shared_prefix") == SHARED)
+    page_size = job.sized.const_axes["page_size"]
+    assert len(shared["kv_lens"]) == 3 and min(shared["kv_lens"]) > SHARED * page_size
+    assert queries is None or max(max(plan["q_lens"]) for plan in job.corners) >= queries
 
 
 @pytest.mark.parametrize("name", [DECODE, NORM])
