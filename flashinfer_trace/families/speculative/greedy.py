@@ -19,6 +19,8 @@ __all__ = ["FAMILIES", "UNWRITTEN", "expected_path"]
 
 #: Tokens from 0 on; with two, most siblings have the same token and most trees are followed far.
 VOCABULARIES = (100000, 2)
+#: How far apart two tokens are: their last 16 bits are alike.
+APART = 1 << 16
 #: How likely the target model's token is that of a child: in quarters.
 AGREEMENTS = (0, 3, 4)
 UNWRITTEN = -1
@@ -64,9 +66,10 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     nodes = axes["num_draft_tokens"]
     # One level more than is accepted: the walk has to end before.
     trees = [drawn_parents(plan["shape"], nodes, axes["num_steps"] + 1, draws) for _ in range(count)]
-    candidates = draws.integers([count, nodes], 0, plan["vocabulary"] - 1)
+    apart = APART if plan["vocabulary"] == 2 else 1
+    candidates = draws.integers([count, nodes], 0, plan["vocabulary"] - 1) * apart
     linked = link_inputs(trees, nodes, plan["shuffled"], draws)
-    targets = draws.integers([count, nodes], 0, plan["vocabulary"] - 1)
+    targets = draws.integers([count, nodes], 0, plan["vocabulary"] - 1) * apart
     numbers = iter(draws.host_integers(2 * count * nodes, 0, 1 << 20))
     for tree, parents in enumerate(trees):
         for node in range(nodes):

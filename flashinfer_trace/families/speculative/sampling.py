@@ -47,6 +47,8 @@ SMALLEST_THRESHOLD = 1e-9
 #: Errors of a cumulative float32 sum and of the product of the uniform number with the total, relative to the total.
 FLOAT32_EDGE = 2 * SUM + 4 * unit_roundoff(torch.float32)
 FLOAT64_EDGE = 2.0**-35
+#: The largest uniform number.
+LARGEST = 1 - 2.0**-24
 
 
 def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
@@ -154,8 +156,7 @@ def beside_edges(weights: torch.Tensor, draws: Draws) -> torch.Tensor:
     token = draws.integers([len(weights), 1], 0, weights.shape[1] - 2)
     edge = shares.gather(1, token)[:, 0].float()
     toward = draws.integers(edge.shape, 0, 1).float()
-    largest = 1 - 2 * unit_roundoff(torch.float32)
-    return torch.nextafter(edge, toward).clamp(0.0, largest)
+    return torch.nextafter(edge, toward).clamp(0.0, LARGEST)
 
 
 def uniform(plan: Plan, tried: torch.Tensor, parents: torch.Tensor, draws: Draws) -> torch.Tensor:
@@ -171,7 +172,11 @@ def uniform(plan: Plan, tried: torch.Tensor, parents: torch.Tensor, draws: Draws
     """
     count, nodes = tried.shape
     if exact(plan):
-        return draws.integers([count, nodes], 0, UNITS - 1).float() / UNITS
+        numbers = draws.integers([count, nodes], 0, UNITS - 1).float() / UNITS
+        # Of every other tree that of the root, whose last child is accepted by no more than it must be: at 1, just so.
+        last = torch.where(parents == 0, tried, 0.0).amax(1).clamp_max(LARGEST).float()
+        numbers[::2, 0] = last[::2]
+        return numbers
     numbers = draws.uniform([SPARE, count, nodes])
     node = torch.arange(nodes, device=tried.device)
     edges = torch.where(parents[:, None, :] == node[:, None], tried[:, None, :], math.inf)
