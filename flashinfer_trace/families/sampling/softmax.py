@@ -15,6 +15,7 @@ from flashinfer_trace.harness.compare import ErrorBound, Expected
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.faults import with_inputs
 from flashinfer_trace.harness.inputs import Draws, sizes
+from flashinfer_trace.harness.many_rows import BEYOND_1024
 
 __all__ = ["FAMILIES"]
 
@@ -160,6 +161,7 @@ FAMILIES = (
         corners=corners,
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
+        many_rows=BEYOND_1024,
         oracle=oracle,
         compare={"probs": REFERENCE},
         kernels=(
