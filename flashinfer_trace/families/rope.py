@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.harness.compare import ErrorBound, Expected, Policy, rounding_error, unit_roundoff
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs, Plan, PlanRequest
-from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs, Plan, PlanRequest, ReferenceRun
+from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, as_integers, sizes
 from flashinfer_trace.harness.many_rows import BEYOND_1024
 
 U = unit_roundoff(torch.float32)
@@ -50,6 +50,11 @@ BFLOAT16_CACHE = RopeOptions(bfloat16_cache=True, whole_groups=True)
 
 #: Axis of the numbers of heads -> the numbers that are drawn where it is a variable one, on a CPU and on a GPU.
 HEADS = {"num_qo_heads": ((1, 4), (1, 6, 48)), "num_kv_heads": ((1, 2), (1, 8))}
+
+#: The bits of a bfloat16 NaN that conversions to float32 and back make a quiet one.
+SIGNALLING = 0x7F81
+#: More than are drawn on a CPU.
+MORE_HEADS = {"num_qo_heads": 12, "num_kv_heads": 3}
 
 
 def heads_of(definition: Definition, plan: Plan) -> tuple[int, int]:
@@ -108,12 +113,14 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """States at the ends of float16's range; on a GPU, as many tokens as may be drawn."""
+    """States at the ends of float16's range; on a CPU, of more heads than are drawn; on a GPU, of the most tokens."""
     low, high = request.range("num_tokens", 0, 24, 1024)
     usual = plan_for_axes(
         request.definition, {"num_tokens": max(low, min(5, high)), "max_seq_len": 64}, Draws(0, "cpu")
     )
     cache = {"bfloat16_cache": request.options_of(RopeOptions).bfloat16_cache}
+    more = {axis: count for axis, count in MORE_HEADS.items() if axis in request.definition.var_axes}
+    usual |= {} if request.large else more
     extreme = [{**usual, **cache, "values": values} for values in ("huge", "minute")]
     return [*extreme, {**usual, **cache, "num_tokens": most_tokens(request.definition)}] if request.large else extreme
 
@@ -217,6 +224,24 @@ STEPWISE = ErrorBound(
 )
 
 
+def changed_copies(definition: Definition, run: ReferenceRun) -> list[str]:
+    """A line for each output of the reference in which features beyond rotary_dim have not the bits of their source."""
+    rotary_dim, draws = definition.const_axes["rotary_dim"], Draws(0, "cpu")
+    inputs = make_inputs(definition, plan_for_axes(definition, {"max_seq_len": 64}, draws), draws)
+    for name in ("q", "k"):
+        rest = inputs[name][..., rotary_dim:]
+        special = draws.values(rest.shape, rest.dtype, "special")
+        special.view(torch.int16)[::3] = SIGNALLING
+        rest.copy_(special)
+    outputs = run(definition, inputs)
+    lines = []
+    for name in ("q", "k"):
+        found, source = (as_integers(each[..., rotary_dim:]) for each in (outputs[f"{name}_out"], inputs[name]))
+        if not torch.equal(found, source):
+            lines.append(f"reference: {name}_out has other bits than {name} in features beyond rotary_dim: copy them")
+    return lines
+
+
 def run_flashinfer(half_split: bool) -> KernelCall:
     """An adapter for the function that returns new tensors. The function takes heads and features as one axis."""
 
@@ -307,6 +332,7 @@ def rope_family(style: str, suffix: str = "", heads: Mapping[str, int] = TWIN_HE
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
         many_rows=BEYOND_1024,
+        checks=(changed_copies,),
         oracle=functools.partial(oracle, half_split),
         compare={"q_out": ROTATED, "k_out": ROTATED},
         kernels=(
