@@ -162,7 +162,6 @@ FAMILIES = (
         },
         plans=plans,
         corners=corners,
-        many_rows=120,  # more take half a second
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
         oracle=oracle,

@@ -268,7 +268,6 @@ def family(name: str, oracle: Oracle, policy: ErrorBound, more: Mapping[str, int
         twin={**TWIN, **(more or {})},
         plans=plans,
         corners=corners,
-        many_rows=300 if gather else 120,  # the sum over many features takes long
         plan_for_axes=plan_for_axes,
         make_inputs=make_inputs,
         oracle=oracle,

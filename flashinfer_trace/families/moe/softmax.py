@@ -217,7 +217,6 @@ def experts_family(
         twin=twin,
         plans=plans,
         corners=corners,
-        many_rows=120,  # more take half a second
         plan_for_axes=plan_for_axes,
         make_inputs=expert_inputs(draw_experts),
         oracle=oracle,
