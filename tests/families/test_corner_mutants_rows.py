@@ -1,4 +1,4 @@
-"""Wrong references of norms, embeddings, caches and quantisers, which only corners or cases of many rows reject."""
+"""Wrong references which only corners, cases of many rows or checks of references reject."""
 
 from __future__ import annotations
 
@@ -31,7 +31,21 @@ ROWS = (
     ("per_token_group_quant_fp8_h512_g128", "scales = groups", "groups[1024:] = 1\n    {}"),
     ("rmsnorm_h128", "mean_square = torch", "x[1024:] = 1\n    {}"),
     ("store_cache_d128", "index_copy(0, indices, k)", "index_copy(0, indices[:1024], k[:1024])"),
+    ("softmax_temperature_v128256", "return torch", "logits[1024:] = 0\n    {}"),
 )
+#: Products of experts, whose output is wrong from row 256 on.
+EXPERTS = (
+    *(f"moe_{weights}_ds_routing_topk8_ng8_kg4_e32_h7168_i2048" for weights in ("bf16", "fp8_block_scale", "nvfp4")),
+    "moe_bf16_softmax_routing_topk2_e8_h4096_i14336",
+    "moe_fp8_block_scale_softmax_routing_topk2_e8_h4096_i14336",
+)
+TREES = [f"tree_speculative_sampling_target_only_s3_{size}_v129280" for size in ("dt4", "dt8")]
+PARTLY_ROTATED = (
+    "rope_with_cos_sin_cache_neox_style_h12_kv1_d128_rd64",
+    "rope_with_cos_sin_cache_gptj_style_h16_kv1_d64_rd64",
+    "rope_with_cos_sin_cache_neox_style_d128_rd64",
+)
+REST = "states[..., ROTARY_DIM:]"
 
 MUTANTS = [
     # Halves of the sum's last place are rounded away from zero, or the epsilon is beside the root, or has no effect.
@@ -50,6 +64,15 @@ MUTANTS = [
     *((name, (f"cache[{ids}]", f"cache[{ids} & 0xFFFF]")) for name, ids in POSITIONED),
     ("top_p_renorm_probs_v128256", ("above < limit[rows]", "above <= limit[rows]")),
     *((name, (place, place.replace(ids, f"{ids} & 0x7FFF", 1))) for name, place, ids in SLOTS),
+    ("verify_tree_greedy_s3_dt8", ("== target[place]", "& 0xFFFF == target[place] & 0xFFFF")),
+    *(
+        (name, ("<= mass / bound", wrong))
+        for name in TREES
+        for wrong in ("< mass / bound", "<= (mass / bound).clamp_max(0.999)")
+    ),
+    *((name, ("return output", "output[256:] = 0\n    return output")) for name in EXPERTS),
+    (PARTLY_ROTATED[2], ("rotate(q, cos", "rotate(q * (torch.arange(q.shape[1]) < 4)[:, None], cos")),
+    (PARTLY_ROTATED[2], ("rotate(k, cos", "rotate(k * (torch.arange(k.shape[1]) < 2)[:, None], cos")),
 ]
 
 
@@ -75,3 +98,11 @@ def test_a_k_of_more_than_1024_is_not_cut(family):
     definition = changed(f"{family}_probs_v128256", k, cut)
     job = Job(definition, family_of(definition))
     assert Twins().verify(job, examples=2, seed=0).status == "failed"
+
+
+@pytest.mark.parametrize("arithmetic", ["({} + 0.0)", "({}.float() * 1).to(states.dtype)", "{}.nan_to_num()"])
+@pytest.mark.parametrize("name", PARTLY_ROTATED)
+def test_features_that_are_not_rotated_are_copied_bit_for_bit(name, arithmetic):
+    definition = changed(name, f"(rotated, {REST})", f"(rotated, {arithmetic.format(REST)})")
+    report = verify(Job(definition, family_of(definition)), examples=0)
+    assert report.status == "failed" and "features beyond rotary_dim: copy them" in report.message
