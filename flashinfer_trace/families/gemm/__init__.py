@@ -21,6 +21,8 @@ from flashinfer_trace.precision import float32_sums
 SLACK = 2.0**-8
 
 KINDS = ("normal", "integers", "large", "tiny", "positive")
+#: Kinds of activations and of weights, of which float16 would lose both; for corners on a CPU.
+BOTH = {"both_huge": ("huge", "vast"), "both_minute": ("minute", "minute")}
 
 
 def axis(definition: Definition, letter: str) -> str:
@@ -34,9 +36,15 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """A single row of products of one sign; and products beyond either end of float16's range, if A can hold them."""
+    """A single row of products of one sign; and products beyond either end of float16's range, if A can hold them.
+
+    On a CPU, weights are beyond it too. On a GPU they are as usual.
+    """
     low, high = request.range(axis(request.definition, "m"), 0, 40, 512)
-    kinds = ["minute"] if request.definition.inputs["A"].dtype == "float16" else ["huge", "minute"]
+    if request.definition.inputs["A"].dtype == "float16":
+        kinds = ["minute"]
+    else:
+        kinds = ["huge", "minute"] if request.large else list(BOTH)
     return [{"m": 1, "values": "positive"}, *({"m": max(low, min(3, high)), "values": kind} for kind in kinds)]
 
 
@@ -56,8 +64,9 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
             "A": draws.normal([plan["m"], k]).abs_().to(dtype),
             "B": draws.normal([n, k], scale=k**-0.5).abs_().to(dtype),
         }
-    a = draws.values([plan["m"], k], dtype, kind)
-    b = draws.values([n, k], dtype, "integers" if kind == "integers" else "normal", k**-0.5)
+    of_a, of_b = BOTH.get(kind, (kind, "integers" if kind == "integers" else "normal"))
+    a = draws.values([plan["m"], k], dtype, of_a)
+    b = draws.values([n, k], dtype, of_b, k**-0.5)
     return {"A": a, "B": b}
 
 

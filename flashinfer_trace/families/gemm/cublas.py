@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.gemm import PRODUCT, corners, magnitudes, plan_for_axes, plans
+from flashinfer_trace.families.gemm import BOTH, PRODUCT, corners, magnitudes, plan_for_axes, plans
 from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, summation_error, unit_roundoff
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.inputs import Draws
@@ -19,9 +19,18 @@ def drawn(draws: Draws, shape: list[int], kind: str, dtype: torch.dtype, scale: 
     return values.abs_() if kind == "positive" else values
 
 
+#: By what minute weights are smaller, and so is a bias beside them.
+MINUTE = 1e-6
+
+
 def weight_kind(kind: str) -> str:
-    """The kind of the weights: the magnitudes of activations are planned, the weights' are not."""
-    return kind if kind in ("integers", "positive") else "normal"
+    """The kind of the weights: the magnitudes of activations are planned, those of weights only in `BOTH`."""
+    return BOTH[kind][1] if kind in BOTH else kind if kind in ("integers", "positive") else "normal"
+
+
+def kind_of(kind: str) -> str:
+    """The kind of the activations."""
+    return BOTH[kind][0] if kind in BOTH else kind
 
 
 def matrices(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -30,14 +39,16 @@ def matrices(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     batch = [axes["batch_size"]] if "batch_size" in axes else []
     n, k = axes["n"], axes["k"]
     return {
-        "A": drawn(draws, [*batch, plan["m"], k], kind, dtype),
+        "A": drawn(draws, [*batch, plan["m"], k], kind_of(kind), dtype),
         "B": drawn(draws, [*batch, n, k], weight_kind(kind), dtype, k**-0.5),
     }
 
 
 def biased(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """The bias is of the size of the products, so that a sum without it, or rounded before it, is wrong."""
-    bias = drawn(draws, [definition.const_axes["n"]], plan["values"], torch.bfloat16)
+    kind = plan["values"]
+    scale = MINUTE if kind == "both_minute" else 1.0
+    bias = drawn(draws, [definition.const_axes["n"]], kind_of(kind), torch.bfloat16, scale)
     return {**matrices(definition, plan, draws), "bias": bias}
 
 
