@@ -38,6 +38,8 @@ LAST_PAGE = f"""        kv_len = max(0, own_pages.shape[0] - 1) * PAGE_SIZE + la
 {NOTHING_TO_DO.rstrip()}"""
 #: More queries than keys are aligned with the start of the keys.
 ALIGNED = ("- queries[b + 1] + kv_len", "- queries[b + 1] + max(kv_len, stop - start)")
+SCALED = "sm_scale * k_scale), v)\n        output[b] = own_output * v_scale"
+NO_QUERIES = f"if queries[b] == queries[b + 1]:\n{NOTHING_TO_DO}"
 SINKS = "gqa_paged_prefill_causal_h16_kv2_d64_ps64_sinks"
 MUTANTS = [
     *((name, FROM_ZERO) for name in (PREFILL, LATENT, RAGGED)),
@@ -55,6 +57,21 @@ MUTANTS = [
     *((name, ("torch.full(q.shape[:2], -math.inf", "torch.full(q.shape[:2], 0.0")) for name in (PREFILL, DECODE, FP8)),
     (PREFILL, ("torch.log(total)", "torch.log(total + 1e-6)")),
     (FP8, ("sm_scale * k_scale), v)", "sm_scale * k_scale), v.clamp(-240, 240))")),
+    (FP8, (SCALED, SCALED.replace("k_scale", "_scale").replace("v_scale", "k_scale").replace(" _scale", " v_scale"))),
+    (
+        FP8,
+        (SCALED, SCALED.replace(", v)", ", (v * v_scale).bfloat16().float())").replace("output * v_scale", "output")),
+    ),
+    (FP8, ("own_output * v_scale", "own_output.bfloat16() * v_scale")),
+    (
+        FP8,
+        (
+            "decode_logits(q[b], k, sm_scale * k_scale)",
+            "decode_logits(q[b], (k * k_scale).bfloat16().float(), sm_scale)",
+        ),
+    ),
+    (FP8, ("[pages[b] : pages[b + 1]]", "[pages[b] : pages[b + 1]].to(torch.int16).int()")),
+    (EXTEND, (NO_QUERIES, NO_QUERIES.replace("continue", "break"))),
 ]
 
 

@@ -76,7 +76,10 @@ def cached_lengths(plan: Plan) -> list[int]:
 
 
 def corners(request: PlanRequest) -> list[Plan]:
+    """Those of `corner_lengths`; on a CPU, the second one has a request between that has cached tokens and no queries."""
     found = corner_lengths(dataclasses.replace(request, plan_options=OPTIONS), True)
+    if not request.large:
+        found[1] |= {"kv_lens": [300, 6, 40], "q_lens": [5, 0, 9]}
     return [
         {**plan, "shared_prefix": 0, "unused": "nan", "num_slots": distinct_pages(cached_lengths(plan), 1, 0)}
         for plan in found

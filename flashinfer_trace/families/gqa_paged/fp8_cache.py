@@ -31,7 +31,7 @@ from flashinfer_trace.families.attention.policies import Rounding, kernel_polici
 from flashinfer_trace.families.attention.rounding import HIGHER_ORDERS, LOG2_E
 from flashinfer_trace.families.gqa_paged import TWIN
 from flashinfer_trace.harness.compare import CONFIDENCE, ErrorBound, Expected, Policy, host_figures
-from flashinfer_trace.harness.family import Inputs, Kernel, Outputs, Plan
+from flashinfer_trace.harness.family import Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
 
 __all__ = ["FAMILIES"]
@@ -40,6 +40,8 @@ __all__ = ["FAMILIES"]
 E4M3, SMALLEST_STEP, SUBNORMAL = 2.0**-4, 2.0**-10, 2.0**-6
 #: A sum of products of fp8 on tensor cores drops up to 2^-13 of itself at each of at most 8 steps.
 ACCUMULATION = 2.0**-10
+#: More pages than an int16 can number.
+MANY_PAGES = 36_000
 #: Scales of a cache: the default; others that no power of two hides; and those of keys and values that exceed float16's
 #: range although no code does. The kernel multiplies float32 numbers by them.
 #: Where logits are vast, codes are so many times the usual ones: up to 448, e4m3's largest number.
@@ -172,14 +174,23 @@ def kernel() -> Kernel:
     return replace(triton.decode_kernel(run_triton), min_capability=(8, 9), compare=policies)
 
 
-FAMILIES = (
-    paged_family(
-        "gqa_paged_decode_fp8_cache",
-        "gqa_paged",
-        {**TWIN, "page_size": 1},
-        make_inputs,
-        oracle,
-        (kernel(),),
-        (usual_scale(),),
-    ),
+FAMILY = paged_family(
+    "gqa_paged_decode_fp8_cache",
+    "gqa_paged",
+    {**TWIN, "page_size": 1},
+    make_inputs,
+    oracle,
+    (kernel(),),
+    (usual_scale(),),
 )
+
+
+def corners(request: PlanRequest) -> list[Plan]:
+    """Those of any paged cache; on a CPU, the last one has scales that differ and are no powers of two."""
+    found = list(FAMILY.corners(request))
+    if not request.large:
+        found[-1] = {**found[-1], "logits": "positive", "num_pages": MANY_PAGES}
+    return found
+
+
+FAMILIES = (replace(FAMILY, corners=corners),)
