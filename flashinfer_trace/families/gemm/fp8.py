@@ -34,9 +34,14 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """Sums of one sign, where a truncating accumulator loses most, and scales beyond the range of float16."""
+    """Sums of one sign, where a truncating accumulator loses most, and scales beyond the range of float16.
+
+    On a CPU, also codes that are all ``subnormal``.
+    """
     low, high = request.range("m", 0, 40, 256)
-    return [{"m": max(low, min(3, high)), "values": values} for values in ("positive", "huge", "minute", "any")]
+    usual = ("positive", "huge", "minute", "any")
+    kinds = usual if request.large else (*usual, "subnormal")
+    return [{"m": max(low, min(3, high)), "values": values} for values in kinds]
 
 
 def codes(draws: Draws, shape: Sequence[int], kind: str) -> torch.Tensor:
@@ -47,6 +52,9 @@ def codes(draws: Draws, shape: Sequence[int], kind: str) -> torch.Tensor:
         drawn = draws.integers(shape, 0, 253, torch.int32)
         # 0x7f and 0xff are NaN: 0..126 are the positive codes, 128..254 the negative ones.
         return (drawn + (drawn > 126)).to(torch.uint8).view(torch.float8_e4m3fn)
+    if kind == "subnormal":
+        drawn = draws.integers(shape, 0, 15, torch.uint8)
+        return (drawn % 8 + drawn // 8 * 128).view(torch.float8_e4m3fn)
     drawn = normal_codes(draws, shape)
     return (drawn.view(torch.uint8) & 0x7F).view(torch.float8_e4m3fn) if kind == "positive" else drawn
 

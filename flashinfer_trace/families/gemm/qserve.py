@@ -7,24 +7,33 @@ import torch
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.gemm.int8_scaled import (
     codes,
-    corners,
     integer_product,
     outer,
     plan_for_axes,
     plans,
     varied,
 )
+from flashinfer_trace.families.gemm.int8_scaled import corners as corners_of_int8
 from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, unit_roundoff
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
 
 GROUP = 128
 #: Results are float16: no kind may come near its largest number.
 FACTORS = {"large": 8.0, "tiny": 0.05, "huge": 16.0, "minute": 0.01, "positive": 0.05, "largest": 0.05}
+#: Factors of the scales of tokens and of channels, of which one is subnormal in float16; for corners on a CPU. The sums
+#: of activations are none of the codes there: they are an input of its own.
+FAINT = {"faint_a": (1e-3, 100.0), "faint_w": (100.0, 1e-3)}
 #: Deviations of weights (uniform 0..15) and of activations.
 TYPICAL = 1 / (8 * 32)
 #: float32 roundings of each of the two terms and of their difference.
 ROUNDINGS = 5
+
+
+def corners(request: PlanRequest) -> list[Plan]:
+    """Those of int8; on a CPU, also scales that are subnormal."""
+    found = corners_of_int8(request)
+    return found if request.large else [*found, *({**found[0], "values": kind} for kind in FAINT)]
 
 
 def reordered(values: torch.Tensor) -> torch.Tensor:
@@ -41,8 +50,8 @@ def activations(definition: Definition, plan: Plan, draws: Draws) -> tuple[torch
     """Codes, and float16 scales of tokens and of channels."""
     n, k, kind = definition.const_axes["n"], definition.const_axes["k"], plan["values"]
     a = codes(draws, [plan["m"], k], kind)
-    typical = FACTORS.get(kind, 1.0)
-    return a, halves(varied(draws, plan["m"], typical * 0.02)), halves(varied(draws, n, TYPICAL * 50 * k**-0.5))
+    of_a, of_w = FAINT.get(kind, (FACTORS.get(kind, 1.0), 1.0))
+    return a, halves(varied(draws, plan["m"], of_a * 0.02)), halves(varied(draws, n, of_w * TYPICAL * 50 * k**-0.5))
 
 
 def packed_weights(definition: Definition, draws: Draws) -> torch.Tensor:
@@ -55,13 +64,16 @@ def inputs_per_channel(definition: Definition, plan: Plan, draws: Draws) -> Inpu
     """Zero points are 0..15, and the sums of the activations are those of the codes, rounded as a quantiser does."""
     a, a_scales, w_scales = activations(definition, plan, draws)
     zero_points = draws.integers([definition.const_axes["n"]], 0, 15)
+    sums = a.float().sum(dim=1)
+    if plan["values"] in FAINT:
+        sums = draws.normal(sums.shape, scale=float(sums.square().mean().sqrt()))
     return {
         "A": a,
         "B": packed_weights(definition, draws),
         "w_scales": w_scales,
         "a_scales": a_scales,
         "w_szeros": halves(zero_points * w_scales.float()),
-        "a_sums": halves(a.float().sum(dim=1) * a_scales.float()),
+        "a_sums": halves(sums * a_scales.float()),
     }
 
 

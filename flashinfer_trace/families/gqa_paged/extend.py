@@ -76,7 +76,7 @@ def cached_lengths(plan: Plan) -> list[int]:
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """Those of `corner_lengths`; on a CPU, the second one has a request between that has cached tokens and no queries."""
+    """Those of `corner_lengths`; on a CPU, the second one has a request without queries in the middle."""
     found = corner_lengths(dataclasses.replace(request, plan_options=OPTIONS), True)
     if not request.large:
         found[1] |= {"kv_lens": [300, 6, 40], "q_lens": [5, 0, 9]}

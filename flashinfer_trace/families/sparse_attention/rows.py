@@ -19,6 +19,8 @@ __all__ = ["Rows", "corners", "make_inputs", "plan_for_axes", "plans"]
 VALUES = ("normal", "large", "ties", "close", "minute", "equal")
 #: Those that put many scores into one bin of the kernels, and how many such scores a row may have there.
 CROWDED, ROOM = ("close", "minute"), 4096
+#: Keys of a long row, of a corner only, and where its keys begin among those of all sequences, at least.
+LONG, FAR = 70_000, 1 << 17
 STARTS = ("zero", "random", "packed")
 #: Larger than any score: a column that is none of the row's keys, but is taken for one, is listed.
 OUTSIDE = 1e9
@@ -94,7 +96,11 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """Rows of exactly top_k keys, one fewer and one more; ties and equal scores in a longer one; many rows."""
+    """Rows of exactly top_k keys, one fewer and one more; ties and equal scores in a longer one; many rows.
+
+    On a CPU, also scores that float16 and masks of -1e30 do not tell apart, whose last key is in the last column, and a
+    row of more keys than 16 bits can number.
+    """
     options = request.options_of(Rows)
     top_k = request.definition.const_axes["top_k"]
     around = [top_k - 1, top_k, top_k + 1, 3 * top_k]
@@ -102,6 +108,8 @@ def corners(request: PlanRequest) -> list[Plan]:
     found = [{**plan, "values": values} for values in ("normal", "ties", "equal", "close")]
     if not options.decode:
         found += [{**plan, "starts": start} for start in ("random", "packed")]
+    if not request.large:
+        found += [{**plan, "values": "lowest", "slack": 0}, {**plan, "lengths": [LONG], "rows": [1], "slack": 0}]
     return [fitted(each, options) for each in found]
 
 
@@ -111,6 +119,8 @@ def draw_scores(values: str, shape: tuple[int, int], draws: Draws) -> torch.Tens
         return draws.normal([shape[0], 1]).expand(shape).contiguous()
     if values == "ties":
         return draws.values(shape, torch.float32, "integers")
+    if values == "lowest":
+        return draws.uniform(shape, -1.001e38, -1e38)
     if values == "close":
         return draws.uniform(shape, 1.0, 1.2)
     return draws.values(shape, torch.float32, values)
@@ -136,7 +146,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     inputs: dict[str, Any] = {
         "scores": torch.where(key, scores, OUTSIDE),
         "lengths": own,
-        "topk_indices_offset": draws.integers([count], 0, 1000, torch.int32),
+        "topk_indices_offset": draws.integers([count], 0, 1000, torch.int32) + (FAR if LONG in lengths else 0),
         "cu_seqlens_q": indptr(plan["rows"], device),
         "row_starts": first,
     }

@@ -14,6 +14,7 @@ from flashinfer_trace.harness.inputs import Draws, sizes
 from flashinfer_trace.harness.unordered import TopK
 
 #: ``ties``: many probabilities are equal; ``last``: the most probable token is the last one; ``equal``: all are equal.
+#: Only corners have ``close`` ones, which differ by 1e-5 of themselves, and ``faint`` ones, all but the first 1e-35.
 KINDS = ("random", "peaked", "ties", "last", "equal")
 
 
@@ -28,9 +29,10 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """The largest value in the last place, and rows of equal values."""
+    """The largest value in the last place, and rows of equal values; on a CPU, also close values and faint ones."""
     low, high = request.range("num_rows", 0, 40, 128)
-    return [{"num_rows": max(low, min(3, high)), "values": values} for values in ("last", "equal")]
+    kinds = ("last", "equal") if request.large else ("last", "equal", "close", "faint")
+    return [{"num_rows": max(low, min(3, high)), "values": values} for values in kinds]
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -43,6 +45,10 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
         logits[:, -1] = 8.0
     elif plan["values"] == "equal":
         logits = torch.zeros_like(logits)
+    elif plan["values"] == "close":
+        logits *= 1e-5
+    elif plan["values"] == "faint":
+        logits[:, 1:] -= 80.0
     return {"values": torch.softmax(logits, dim=1)}
 
 
