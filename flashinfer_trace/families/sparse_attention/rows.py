@@ -20,7 +20,7 @@ VALUES = ("normal", "large", "ties", "close", "minute", "equal")
 #: Those that put many scores into one bin of the kernels, and how many such scores a row may have there.
 CROWDED, ROOM = ("close", "minute"), 4096
 #: Keys of a long row, of a corner only, and where its keys begin among those of all sequences, at least.
-LONG, FAR = 70_000, 1 << 17
+LONG, FAR = 140_000, 1 << 17
 STARTS = ("zero", "random", "packed")
 #: Larger than any score: a column that is none of the row's keys, but is taken for one, is listed.
 OUTSIDE = 1e9
