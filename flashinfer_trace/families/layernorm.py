@@ -10,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.rmsnorm import LARGEST_SUM
+from flashinfer_trace.families.rmsnorm import LARGEST_SUM, weights
 from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, summation_error, unit_roundoff
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
@@ -66,7 +66,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     offset = draws.normal([plan["batch_size"], 1], scale=plan["offset"]) + (RAISED if kind == "raised" else 0.0)
     return {
         "hidden_states": (x.float() + offset).to(torch.bfloat16),
-        "weight": (draws.normal([hidden_size], scale=0.25) + 1) * factor,
+        "weight": weights(hidden_size, kind, draws, CORNER_WEIGHTS),
         "bias": draws.normal([hidden_size], scale=0.25) * factor,
     }
 

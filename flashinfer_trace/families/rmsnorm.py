@@ -56,6 +56,17 @@ def corners(request: PlanRequest) -> list[Plan]:
     return [{"batch_size": max(low, min(3, high)), "values": values, "zero_row": False} for values in CORNER_WEIGHTS]
 
 
+def weights(size: int, kind: str, draws: Draws, factors: Mapping[str, float] = CORNER_WEIGHTS) -> torch.Tensor:
+    """float32 weights around 1, in corners many times as large; beside `vast` activations every other one is negative.
+
+    A sign changes no rounding of a norm, so that kernels have this corner too.
+    """
+    weight = (draws.normal([size], scale=0.25) + 1) * factors.get(kind, 1.0)
+    if kind == "vast":
+        weight[1::2] *= -1
+    return weight
+
+
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """Activations of the planned kind; weights around 1, as trained norms have; optionally one row of zeros."""
     hidden_size = definition.const_axes["hidden_size"]
@@ -63,8 +74,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     inputs = {}
     for name in definition.inputs:
         if name == "weight":
-            weight = draws.normal([hidden_size], scale=0.25) + 1
-            inputs[name] = (weight * CORNER_WEIGHTS.get(plan["values"], 1.0)).to(torch.bfloat16)
+            inputs[name] = weights(hidden_size, plan["values"], draws).to(torch.bfloat16)
         else:
             inputs[name] = draws.values(shape, torch.bfloat16, plan["values"])
             if plan["zero_row"] and plan["batch_size"]:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.rmsnorm import CORNER_WEIGHTS, EPSILONS, NORMALISED, normalise
+from flashinfer_trace.families.rmsnorm import CORNER_WEIGHTS, EPSILONS, NORMALISED, normalise, weights
 from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
@@ -48,8 +48,7 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
         if plan["zero_row"] and tokens:
             inputs[name][tokens // 2] = 0
     for name in ("q_weight", "k_weight"):
-        weight = draws.normal([axes["head_dim"]], scale=0.25) + 1
-        inputs[name] = (weight * CORNER_WEIGHTS.get(plan["values"], 1.0)).to(torch.bfloat16)
+        inputs[name] = weights(axes["head_dim"], plan["values"], draws).to(torch.bfloat16)
     return inputs
 
 

@@ -60,6 +60,8 @@ MUTANTS = [
         )
     ),
     *((name, ("1 + weight.float()", "1 + weight.half().float()")) for name in ("gemma_rmsnorm_h128", FUSED[1])),
+    *((name, ("mul_(weight)", "mul_(weight.abs())")) for name in ("rmsnorm_h128", FUSED[0], "layernorm_h128")),
+    ("fused_qknorm_h8_kv1_d128", ("EPS) * weight)", "EPS) * weight.abs())")),
     *((name, (f"cache[{ids}]", f"cache[{ids} & 0x7FFF]")) for name, ids in POSITIONED),
     *((name, (f"cache[{ids}]", f"cache[{ids} & 0xFFFF]")) for name, ids in POSITIONED),
     ("top_p_renorm_probs_v128256", ("above < limit[rows]", "above <= limit[rows]")),
