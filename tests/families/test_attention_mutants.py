@@ -40,6 +40,17 @@ LAST_PAGE = f"""        kv_len = max(0, own_pages.shape[0] - 1) * PAGE_SIZE + la
 ALIGNED = ("- queries[b + 1] + kv_len", "- queries[b + 1] + max(kv_len, stop - start)")
 SCALED = "sm_scale * k_scale), v)\n        output[b] = own_output * v_scale"
 NO_QUERIES = f"if queries[b] == queries[b + 1]:\n{NOTHING_TO_DO}"
+#: Where all pages, or slots, follow each other, the first one is read again and again.
+OWN_PAGES = "        own_pages = kv_indices[pages[b] : pages[b + 1]]\n"
+OWN_SLOTS = "        slots = kv_indices[cached[b] : cached[b + 1]]\n"
+SAME_PAGE = f"""{OWN_PAGES}        if (kv_indices.diff() == 1).all():
+            own_pages = own_pages[:1].expand_as(own_pages)
+"""
+SAME_SLOT = f"""{OWN_SLOTS}        if len(slots) > 0 and (kv_indices.diff() == 1).all():
+            slots = slots[:1].expand_as(slots)
+"""
+#: Nothing is computed where no request has cached tokens.
+ALL_CACHED = f"{OWN_SLOTS}        if kv_indices.numel() == 0:\n{NOTHING_TO_DO}"
 SINKS = "gqa_paged_prefill_causal_h16_kv2_d64_ps64_sinks"
 MUTANTS = [
     *((name, FROM_ZERO) for name in (PREFILL, LATENT, RAGGED)),
@@ -56,6 +67,8 @@ MUTANTS = [
     ),
     *((name, ("torch.full(q.shape[:2], -math.inf", "torch.full(q.shape[:2], 0.0")) for name in (PREFILL, DECODE, FP8)),
     (PREFILL, ("torch.log(total)", "torch.log(total + 1e-6)")),
+    *((name, (OWN_PAGES, SAME_PAGE)) for name in (PREFILL, DECODE, LATENT, FP8)),
+    *((EXTEND, (OWN_SLOTS, wrong)) for wrong in (SAME_SLOT, ALL_CACHED)),
     (FP8, ("sm_scale * k_scale), v)", "sm_scale * k_scale), v.clamp(-240, 240))")),
     (FP8, (SCALED, SCALED.replace("k_scale", "_scale").replace("v_scale", "k_scale").replace(" _scale", " v_scale"))),
     (

@@ -11,13 +11,23 @@ import torch
 
 from flashinfer_trace.harness.inputs import Draws, indptr
 
-__all__ = ["ALSO_LENGTHS", "UNUSED_KINDS", "PageTable", "allocate_pages", "distinct_pages", "spoil_unused"]
+__all__ = [
+    "ALSO_LENGTHS",
+    "IN_A_ROW",
+    "UNUSED_KINDS",
+    "PageTable",
+    "allocate_pages",
+    "distinct_pages",
+    "spoil_unused",
+]
 
 #: Contents of entries that belong to no request: NaN, or large values such as an earlier request may have left.
 UNUSED_KINDS = ("nan", "stale")
 #: NaN, and the last page of a request without pages has a length. It is for references: wrappers of kernels add it to
 #: the number of tokens even where there are no pages.
 ALSO_LENGTHS = "nan_and_lengths"
+#: Kinds of logits, of corners on a CPU only, with pages that follow each other.
+IN_A_ROW = ("spread",)
 
 
 @dataclass(frozen=True)
@@ -80,9 +90,14 @@ def distinct_pages(lengths: Sequence[int], page_size: int, shared_prefix: int = 
 
 
 def allocate_pages(
-    lengths: Sequence[int], page_size: int, num_pages: int, shared_prefix: int, draws: Draws
+    lengths: Sequence[int],
+    page_size: int,
+    num_pages: int,
+    shared_prefix: int,
+    draws: Draws,
+    in_a_row: bool = False,
 ) -> PageTable:
-    """Pages in random order, as after some time of serving.
+    """Pages in random order, as after some time of serving, or one after the other, as in a new cache.
 
     Args:
         lengths: tokens of each request; 0 means a request without pages.
@@ -91,6 +106,7 @@ def allocate_pages(
         shared_prefix: the number of first pages that all requests share (at most the full pages of each, because a
             partial last page belongs to one request).
         draws: the source of the random order.
+        in_a_row: pages have the numbers 0, 1, 2, ..., request after request.
 
     Raises:
         ValueError: there are tokens, but no pages to hold them.
@@ -98,7 +114,9 @@ def allocate_pages(
     needed = distinct_pages(lengths, page_size, shared_prefix)
     if needed and not num_pages:
         raise ValueError(f"num_pages = 0 cannot hold {sum(lengths)} tokens")
-    if needed <= num_pages:
+    if needed <= num_pages and in_a_row:
+        pool = list(range(num_pages))
+    elif needed <= num_pages:
         pool = draws.permutation(num_pages).tolist()
     else:
         pool = draws.host_integers(needed, 0, num_pages - 1)

@@ -19,6 +19,7 @@ from flashinfer_trace.families.attention.cases import (
 )
 from flashinfer_trace.families.attention.paged import (
     ALSO_LENGTHS,
+    IN_A_ROW,
     UNUSED_KINDS,
     PageTable,
     allocate_pages,
@@ -120,7 +121,8 @@ def page_table(definition: Definition, plan: Plan, draws: Draws) -> PageTable:
     """
     page_size = definition.const_axes["page_size"]
     try:
-        return allocate_pages(plan["kv_lens"], page_size, plan["num_pages"], plan["shared_prefix"], draws)
+        shared, in_a_row = plan["shared_prefix"], plan["logits"] in IN_A_ROW
+        return allocate_pages(plan["kv_lens"], page_size, plan["num_pages"], shared, draws, in_a_row)
     except ValueError as error:
         raise InputError(f"{definition.name}: {error}") from error
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from flashinfer_trace.definition import Definition, InputError
 from flashinfer_trace.families.attention import triton
 from flashinfer_trace.families.attention.cases import (
+    SCALES,
     AttentionOptions,
     add_peaks,
     any_scale,
@@ -34,6 +35,7 @@ from flashinfer_trace.families.attention.cases import (
 from flashinfer_trace.families.attention.kernels import BATCHES, QUERIES
 from flashinfer_trace.families.attention.oracle import any_chunks, expected_outputs
 from flashinfer_trace.families.attention.paged import (
+    IN_A_ROW,
     UNUSED_KINDS,
     PageTable,
     allocate_pages,
@@ -76,10 +78,12 @@ def cached_lengths(plan: Plan) -> list[int]:
 
 
 def corners(request: PlanRequest) -> list[Plan]:
-    """Those of `corner_lengths`; on a CPU, the second one has a request without queries in the middle."""
+    """Those of `corner_lengths`; on a CPU, the second one has a request without queries in the middle, and another one
+    has requests without cached tokens, and no slots at all."""
     found = corner_lengths(dataclasses.replace(request, plan_options=OPTIONS), True)
     if not request.large:
         found[1] |= {"kv_lens": [300, 6, 40], "q_lens": [5, 0, 9]}
+        found.append({"kv_lens": [6, 9], "logits": "normal", "scale": SCALES[0], "q_lens": [6, 9]})
     return [
         {**plan, "shared_prefix": 0, "unused": "nan", "num_slots": distinct_pages(cached_lengths(plan), 1, 0)}
         for plan in found
@@ -105,7 +109,8 @@ def table_of(definition: Definition, plan: Plan, draws: Draws) -> PageTable:
         InputError: the plan has cached tokens, but no slots to hold them.
     """
     try:
-        return allocate_pages(cached_lengths(plan), 1, plan["num_slots"], plan["shared_prefix"], draws)
+        shared, in_a_row = plan["shared_prefix"], plan["logits"] in IN_A_ROW
+        return allocate_pages(cached_lengths(plan), 1, plan["num_slots"], shared, draws, in_a_row)
     except ValueError as error:
         raise InputError(f"{definition.name}: {error}") from error
 
