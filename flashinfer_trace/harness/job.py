@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.harness.family import Family, Kernel, Plan, PlanRequest
-from flashinfer_trace.harness.many_rows import many_rows
+from flashinfer_trace.harness.many_rows import many_rows, one_row
 from flashinfer_trace.isolation.worker import ReferenceWorker
 
 __all__ = ["Drawing", "Job", "Round", "prepare", "rounds"]
@@ -84,7 +84,8 @@ class Job:
     @property
     def corners(self) -> Sequence[Plan]:
         """The plans that run before any is drawn."""
-        return [*self.family.corners(self.request), *many_rows(self.family, self.request)]
+        family, request = self.family, self.request
+        return [*family.corners(request), *many_rows(family, request), *one_row(family, request)]
 
     @property
     def request(self) -> PlanRequest:

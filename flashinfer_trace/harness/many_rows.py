@@ -1,6 +1,7 @@
-"""A case of hundreds of rows on a CPU, for every family whose rows are counted by one axis: plans draw dozens at most.
+"""Cases of hundreds of rows and of one row on a CPU, for every family whose rows are counted by one axis.
 
-A kernel that is right up to its first tile of rows, or up to position 4095, is right in every case that is drawn there.
+Plans draw dozens of rows at most, and one row only by chance, which is what decoding for a single user has. A kernel
+that is right up to its first tile of rows, or up to position 4095, is right in every case that is drawn there.
 Families of attention, whose requests have lengths, have corners of their own (`families.attention.cases`).
 """
 
@@ -12,7 +13,7 @@ from flashinfer_trace.definition import Definition
 from flashinfer_trace.harness.family import Family, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, torch_dtype
 
-__all__ = ["BEYOND_1024", "ROW_AXES", "many_rows"]
+__all__ = ["BEYOND_1024", "ROW_AXES", "many_rows", "one_row"]
 
 #: The `many_rows` of families whose rows are cheap: a kernel may be right up to a block or a grid of 1024.
 BEYOND_1024 = 1100
@@ -29,6 +30,18 @@ BYTES = 10 * 2**20
 OTHERS = 8
 #: A limit from which on it is none.
 UNLIMITED = 1 << 20
+
+
+def one_row(family: Family, request: PlanRequest) -> list[Plan]:
+    """One plan of one row, or of one request with one query; none on a GPU, for a kernel, or where plans have lengths
+    of queries."""
+    definition = request.definition
+    axis = next((axis for axis in ROW_AXES if axis in definition.var_axes), None)
+    if request.large or request.limits or request.plan_options is not None:
+        return []
+    if not family.many_rows or axis is None or "qo_indptr" in definition.inputs:
+        return []
+    return [family.plan_for_axes(definition, {axis: 1}, Draws(0, "cpu"))]
 
 
 def many_rows(family: Family, request: PlanRequest) -> list[Plan]:

@@ -183,8 +183,8 @@ def test_bounds_hold_for_a_model_of_the_kernel_in_every_corner(name):
     plans = Job(flashinfer_trace.load(name), family, kernel).corners
     assert {plan["values"] for plan in plans} == {"normal", "large", *CORNER_VALUES}
     assert {side for plan in plans for side in plan["empty"]} == {"a", "b"}
-    # The reference has two more: states that are both empty, and many rows.
-    assert len(Job(flashinfer_trace.load(name), family).corners) == len(plans) + 2
+    # The reference has three more: states that are both empty, many rows, and one row.
+    assert len(Job(flashinfer_trace.load(name), family).corners) == len(plans) + 3
     for plan in plans:
         inputs = family.inputs(definition, plan, 0, "cpu")
         assert all(inputs[value].isfinite().all() for value in ("v_a", "v_b"))

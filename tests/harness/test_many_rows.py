@@ -13,7 +13,7 @@ from flashinfer_trace.families import family_of
 from flashinfer_trace.families.attention.cases import LONG, MANY, corner_lengths
 from flashinfer_trace.harness.case import reference_outputs
 from flashinfer_trace.harness.family import PlanRequest
-from flashinfer_trace.harness.many_rows import BEYOND_1024, BYTES, FEWEST, POSITIONS, input_bytes, many_rows
+from flashinfer_trace.harness.many_rows import BEYOND_1024, BYTES, FEWEST, POSITIONS, input_bytes, many_rows, one_row
 from flashinfer_trace.harness.power import stand_in
 from flashinfer_trace.harness.verify import Job, prepare, verify
 
@@ -121,6 +121,27 @@ def longest(inputs):
 def test_a_kernel_that_is_right_for_few_rows_is_refused(definition, rows, most, enough):
     assert verdict(definition, zeros_beyond(most, rows)) == "failed"
     assert verdict(definition, zeros_beyond(enough, rows)) == "passed"
+
+
+@pytest.mark.parametrize("name", ["layernorm_h128", "merge_state_h32_d128", "concat_mla_k_h16_nope128_kpe64"])
+def test_a_reference_that_is_wrong_for_one_row_only_is_refused(name):
+    """As one that drops axes of size 1 before it multiplies."""
+    definition = flashinfer_trace.load(name)
+    family = family_of(definition)
+    (plan,) = one_row(family, request_of(definition)[1])
+    first = next(iter(definition.inputs))
+    start = definition.reference.index("    assert ")
+    wrong = f"    {first} = -{first} if {first}.shape[0] == 1 else {first}\n"
+    source = definition.reference[:start] + wrong + definition.reference[start:]
+    job = Job(dataclasses.replace(definition, reference=source), family)
+    assert plan in job.corners and verify(job, plan=plan).status == "failed"
+
+
+def test_one_row_is_for_references_only():
+    family, request = request_of(NORM)
+    assert [plan["batch_size"] for plan in one_row(family, request)] == [1]
+    assert one_row(family, dataclasses.replace(request, large=True)) == []
+    assert one_row(family, dataclasses.replace(request, limits={"batch_size": (1, 128)})) == []
 
 
 def test_a_kernel_that_clamps_positions_is_refused():
