@@ -12,7 +12,7 @@ import pytest
 from small_models import SPARSE, TINY, add_model
 
 import flashinfer_trace
-from tools.extract_definitions import traces
+from tools.extract_definitions import plan, traces
 
 
 @pytest.mark.parametrize(
@@ -257,3 +257,9 @@ def test_a_dataset_without_a_family_says_so(root, extract, snapshot):
     assert status == 0
     assert "unsupported: tiny: norm: schema/naming.json has no family fused_add_rmsnorm_residual_out" in err
     assert "rmsnorm/rmsnorm_h64.json" in snapshot()
+
+
+def test_a_name_that_is_too_long_for_a_definition_is_reported(root, extract, monkeypatch):
+    monkeypatch.setattr(plan, "derive_name", lambda *_: "x" * 200)
+    status, _, error = extract("--model-name", "tiny", "--dry-run")
+    assert status == 2 and "make what is no Definition" in error and "Traceback" not in error

@@ -285,7 +285,11 @@ class Planner:
 
     def _status(self, data: dict[str, Any]) -> str:
         """The status tag that the evidence allows."""
-        return ledger.VERIFIED if ledger.proven(self.root, Definition.from_dict(data)) else ledger.UNVERIFIED
+        try:
+            definition = Definition.from_dict(data)
+        except ValueError as error:
+            raise ExtractionError(f"conventions of {data['op_type']} make what is no Definition: {error}") from error
+        return ledger.VERIFIED if ledger.proven(self.root, definition) else ledger.UNVERIFIED
 
 
 def _unclassified(request: Request) -> Iterator[str]:
