@@ -264,5 +264,6 @@ def _read(path: Path, _modified: int, _size: int) -> Ledger:
     except LedgerError as error:
         raise LedgerError(f"{path}: {error}") from None
     if (ledger.op_type, ledger.definition) != (path.parent.name, path.stem):
-        raise LedgerError(f"{path}: is evidence for {ledger.op_type}/{ledger.definition}; move it or record it again")
+        named = f"{ledger.op_type[:80]}/{ledger.definition[:160]}"
+        raise LedgerError(f"{path}: is evidence for {named}; move it or record it again")
     return ledger
