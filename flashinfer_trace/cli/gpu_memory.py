@@ -92,9 +92,13 @@ class Queue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def take(self, device: str, beside: Sequence[Work]) -> Work | None:
-        """The first that the device has room for, besides what is verified on it now; any, if nothing is."""
-        free = self._room[device] - sum(map(self._needed, beside)) if beside else math.inf
+    def take(self, device: str, beside: Sequence[Work], kept: int = 0) -> Work | None:
+        """The first that the device has room for, besides what is verified on it now; any, if nothing is.
+
+        Args:
+            kept: bytes of its memory that processes hold between two verifications.
+        """
+        free = self._room[device] - kept - sum(map(self._needed, beside)) if beside else math.inf
         for work in self._waiting:
             if self._needed(work) <= free:
                 self._waiting.remove(work)

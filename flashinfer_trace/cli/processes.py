@@ -47,12 +47,14 @@ class Answers(NamedTuple):
         level: how references were isolated.
         usable: whether it can go on; a kernel may have left its CUDA context unusable.
         peak: bytes of GPU memory that torch had at most.
+        kept: bytes that it still has, although nothing is verified.
     """
 
     batches: Sequence[Sequence[Answer]]
     level: str = STRONGEST
     usable: bool = True
     peak: int = 0
+    kept: int = 0
 
     @property
     def lack_memory(self) -> bool:
@@ -70,7 +72,8 @@ def run_in_processes(
     on with the next one. A warning on standard error says so where references could not be isolated, or not fully.
 
     On GPUs, each Definition goes to the next process, if its GPU has room for it: see `Queue`. The processes share all
-    GPUs, or the one that `settings` names. What lacks memory beside others is verified again with more.
+    GPUs, or the one that `settings` names. What lacks memory beside others is verified again with more, and a process
+    that keeps more than half of its share of a GPU is replaced.
     """
     if settings.device == "cpu" and not settings.full and not available():
         click.echo("warning: this platform cannot isolate references", err=True)
@@ -92,7 +95,9 @@ def _answered(groups: Sequence[Group], settings: Settings, jobs: int) -> Generat
     """Each group with its answers, as they come from `jobs` processes at most."""
     helpers: list[_Helper] = []
     devices = _devices(settings.device)
-    queue = Queue(groups, {device: memory_of(device) for device in devices})
+    room = {device: memory_of(device) for device in devices}
+    queue = Queue(groups, room)
+    share = {device: room[device] * len(devices) / (2 * jobs) for device in devices}
     try:
         with _no_interrupt():
             for number in range(min(jobs, len(queue))):
@@ -112,7 +117,7 @@ def _answered(groups: Sequence[Group], settings: Settings, jobs: int) -> Generat
                     continue
                 queue.learn(work, answers.peak)
                 again = answers.lack_memory and len(helpers) > 1 and queue.put_back(work, helper.device)
-                if not answers.usable:
+                if not answers.usable or answers.kept > share[helper.device]:
                     helper.kill()
                     helpers.remove(helper)
                     if queue:
@@ -135,8 +140,8 @@ def _begin(queue: Queue, helpers: Sequence[_Helper], settings: Settings) -> None
     """Gives work to processes that have none, as far as there is room for it."""
     for helper in helpers:
         if not helper.work:
-            beside = [one.work for one in helpers if one.work and one.device == helper.device]
-            work = queue.take(helper.device, beside)
+            same = [one for one in helpers if one.device == helper.device]
+            work = queue.take(helper.device, [one.work for one in same if one.work], sum(one.kept for one in same))
             if work is not None:
                 helper.begin(work, settings)
 
@@ -153,6 +158,7 @@ class _Helper:
         device: where it verifies.
         connection: to it.
         work: what it verifies now, if anything.
+        kept: bytes of GPU memory that it holds between two of them, for libraries that allocate a workspace once.
     """
 
     def __init__(self, device: str) -> None:
@@ -160,6 +166,7 @@ class _Helper:
         self.connection, theirs = context.Pipe()
         self.device = device
         self.work: Work | None = None
+        self.kept = 0
         self._began = 0.0
         self._process = context.Process(target=_serve, args=(theirs,), daemon=False)
         self._process.start()
@@ -183,6 +190,7 @@ class _Helper:
             self._process.join(PATIENCE)
             code = self._process.exitcode
             return self._lost(work, f"the process that verified it, or what came with it, died (exit code {code})")
+        self.kept = found.kept
         return found
 
     def seconds_left(self) -> float:
@@ -255,7 +263,8 @@ def _run(sent: Sequence[Shipment]) -> Answers:
         torch.cuda.reset_peak_memory_stats()
         answers = [run_shipment(one) for one in sent]
         peak = torch.cuda.max_memory_reserved()
-        return Answers(answers, usable=_usable(), peak=peak)
+        usable = _usable()
+        return Answers(answers, usable=usable, peak=peak, kept=torch.cuda.memory_reserved() if usable else 0)
     answers = [run_shipment(one) for one in sent]
     worker = reference_process() if not settings.full else None
     return Answers(answers, (worker.level if worker is not None else "") or STRONGEST)

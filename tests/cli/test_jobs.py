@@ -95,14 +95,16 @@ def test_what_another_process_cannot_read_is_named(tmp_path):
 class OnGpu:
     """Stands in for a process with a GPU: what it answers to a Definition is made up, by name.
 
-    A message that ends with ``unusable`` says that the process cannot go on.
+    A message that ends with ``unusable`` says that the process cannot go on. After a Definition of `keeping`, it holds
+    so many bytes of the GPU's memory.
     """
 
     started: ClassVar[list[OnGpu]] = []
     messages: ClassVar[dict[str, list[str]]] = {}
+    keeping: ClassVar[dict[str, int]] = {}
 
     def __init__(self, device: str) -> None:
-        self.device, self.work, self.done = device, None, []
+        self.device, self.work, self.done, self.kept = device, None, [], 0
         self.connection, self._answers = multiprocessing.Pipe(duplex=False)
         self.started.append(self)
 
@@ -116,7 +118,8 @@ class OnGpu:
         message = self.messages[name].pop(0) if self.messages.get(name) else ""
         report = Report(name, task.target, self.device, "failed" if message else "passed", message=message)
         self.done.append(name)
-        self._answers.send(Answers([[(report, None)]], usable=not message.endswith("unusable")))
+        self.kept = self.keeping.get(name, 0)
+        self._answers.send(Answers([[(report, None)]], usable=not message.endswith("unusable"), kept=self.kept))
 
     def answers(self) -> Answers:
         self.work = None
@@ -154,6 +157,14 @@ def test_what_leaves_a_gpu_unusable_takes_no_other_definition_with_it(monkeypatc
     done = [name for one in started for name in one.done]
     assert len(started) == 2 and started[0].done[-1] == "rmsnorm_h512" and sorted(done) == sorted(NAMES)
     assert [name for name, report in reports.items() if report.status == "failed"] == ["rmsnorm_h512"]
+
+
+@pytest.mark.parametrize(("kept", "replaced"), [(41 * GIB, True), (39 * GIB, False)])
+def test_a_process_that_keeps_more_than_half_of_its_share_of_a_gpu_is_replaced(monkeypatch, kept, replaced):
+    monkeypatch.setattr(OnGpu, "keeping", {"rmsnorm_h512": kept})
+    reports, started = on_gpus(monkeypatch, 1, 1, 80 * GIB)
+    assert {report.status for report in reports.values()} == {"passed"} and len(started) == 1 + replaced
+    assert (started[0].done[-1] == "rmsnorm_h512") == replaced
 
 
 @pytest.mark.parametrize(
@@ -195,6 +206,13 @@ def names_taken(queue: Queue, count: int) -> list[str]:
 def test_a_definition_waits_until_its_gpu_has_room(memory, count):
     """Each needs about 3 GiB; one is begun in any case."""
     assert len(names_taken(queue_of(*NAMES[:3], memory=memory), 3)) == count
+
+
+def test_what_processes_keep_is_no_room():
+    queue = queue_of(*NAMES[:2], memory=8)
+    first = queue.take("cuda:0", [])
+    assert queue.take("cuda:0", [first], kept=3 * GIB) is None
+    assert queue.take("cuda:0", [first], kept=1 * GIB) is not None
 
 
 def test_large_weights_go_first_and_small_ones_beside_them():

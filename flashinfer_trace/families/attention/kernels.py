@@ -148,6 +148,12 @@ class Wrapper(Protocol):
 
 
 @functools.cache
+def workspace(device: torch.device) -> torch.Tensor:
+    """Of all wrappers on a GPU: each uses it from its plan to the end of its run, and none in between."""
+    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+
+
+@functools.cache
 def wrapper(kind: Callable[..., Wrapper], device: torch.device, **options: str | bool | int) -> Wrapper:
-    """One object of flashinfer's class `kind` per GPU and set of options, with its workspace; every case plans anew."""
-    return kind(torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device), **options)
+    """One object of flashinfer's class `kind` per GPU and set of options; every case plans anew."""
+    return kind(workspace(device), **options)

@@ -97,7 +97,7 @@ def planned_chunks(p: torch.Tensor, values: torch.Tensor, counts: torch.Tensor) 
     return absolute, squared
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=128)
 def chunks_of(keys: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """How so many keys may be split into chunks, all of one length [lengths]; whether a chunk has a piece [chunks,
     pieces], and whether it is of that length [lengths, chunks], both 0 or 1, float64."""
