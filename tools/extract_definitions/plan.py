@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace import ledger
 from flashinfer_trace.dataset import definition_paths
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.files import json_text
@@ -29,7 +28,7 @@ from tools.extract_definitions.family_lists import FamilyLists
 from tools.extract_definitions.model_code import call_of
 from tools.extract_definitions.needs import Need, Recipe, Request, kernel_name
 from tools.extract_definitions.recipes import RECIPES
-from tools.extract_definitions.tags import merged
+from tools.extract_definitions.tags import merged, status
 from tools.extract_definitions.traces import TORCH, Op
 from tools.extract_definitions.understanding import is_called_so, not_understood, refusals, unclassified
 
@@ -215,21 +214,21 @@ class Planner:
             return Row(SKIPPED, name, models, "exists, and gains no tags from what models/ does not hold")
         tags = self._merged(needs[0].family, existing, data)
         added = [tag for tag in tags if tag not in existing["tags"]]
-        status = self._status(data)
+        found = status(data, self.root)
         described = self._described(existing["description"], tags)
         note = "" if described else "; describes it again, as its description named other models or sizes"
         if self.refresh:
             if described:
                 data["description"] = existing["description"]
             own = [tag for tag in tags if not tag.startswith("status:")]
-            data["tags"] = ordered([status, *own], self.naming)
+            data["tags"] = ordered([found, *own], self.naming)
             if json_text(data) != path.read_text(encoding="utf-8"):
                 detail = f"refreshed {' '.join(added)}".rstrip() + note
                 return Row(TAGGED, name, models, detail, path, json_text(data))
         elif added:
             if not described:
                 existing["description"] = data["description"]
-            existing["tags"] = [status if tag.startswith("status:") else tag for tag in tags]
+            existing["tags"] = [found if tag.startswith("status:") else tag for tag in tags]
             return Row(TAGGED, name, models, f"adds {' '.join(added)}{note}", path, json_text(existing))
         return Row(SKIPPED, name, models, "exists")
 
@@ -280,16 +279,8 @@ class Planner:
             "reference": reference,
         }
         tags = claimable(self.root, data).retagged([*parts["tags"]], self.naming)
-        data["tags"] = ordered([self._status(data), *tags], self.naming)
+        data["tags"] = ordered([status(data, self.root), *tags], self.naming)
         return data
-
-    def _status(self, data: dict[str, Any]) -> str:
-        """The status tag that the evidence allows."""
-        try:
-            definition = Definition.from_dict(data)
-        except ValueError as error:
-            raise ExtractionError(f"conventions of {data['op_type']} make what is no Definition: {error}") from error
-        return ledger.VERIFIED if ledger.proven(self.root, definition) else ledger.UNVERIFIED
 
 
 def _unclassified(request: Request) -> Iterator[str]:
