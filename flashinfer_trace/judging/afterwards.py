@@ -75,7 +75,7 @@ class Undisturbed:
 
     def __exit__(self, *error: object) -> None:
         for guard in self._guards[::-1]:
-            guard.__exit__(None, None, None)  # they are told no errors, and stop none
+            guard.__exit__(None, None, None)  # neither guard handles exceptions
         if not self._hushed:
             unhush()
 

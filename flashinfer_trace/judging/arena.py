@@ -129,7 +129,7 @@ class Filled:
     def hide(self) -> dict[str, list[int]]:
         """Makes some words of the inputs wrong, at random places: where they are, and what they held.
 
-        They are few, because a cache holds what is written when they are told.
+        There are few of them, because restoring a word just before a call leaves it in the GPU's cache.
         """
         inputs = self._memory[: self.first].view(torch.int64)
         lengths = {name: -(-(self.slots[name].end - self.slots[name].offset) // WORD) for name in self._inputs}

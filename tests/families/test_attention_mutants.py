@@ -32,7 +32,7 @@ FINITE = """    seen = causal(logits_of(q, k, sm_scale), last_key)
     return weighted(seen, v, q.shape[0])"""
 OWN_LENGTH = "kv_len = (own_pages.shape[0] - 1) * PAGE_SIZE + last_page_len[b]"
 SKIPPED = f"        if own_pages.shape[0] == 0:\n{NOTHING_TO_DO}        {OWN_LENGTH}"
-#: The length of a request without pages is what its last page is said to hold.
+#: A request without pages takes its length from its entry in last_page_len.
 LAST_PAGE = f"""        kv_len = max(0, own_pages.shape[0] - 1) * PAGE_SIZE + last_page_len[b]
         if kv_len == 0:
 {NOTHING_TO_DO.rstrip()}"""

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 #: What is left to do, and the modes that are active.
 LEFT, ACTIVE = [], []
 
-#: The real one; what a hook was told since it was last called for.
+#: The built-in function itself, and the events that the audit hook has seen since it was last armed.
 ISSUBCLASS, EVENTS = issubclass, []
 
 
