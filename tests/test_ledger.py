@@ -187,6 +187,7 @@ def test_figures_beyond_the_bound_prove_nothing(dataset, figure, value):
         ("{}", "KeyError"),
         ('{"definition": 1, "definition": 2}', "appears twice"),
         ('{"definition": "x", "op_type": "y", "entries": []}', "is evidence for y/x"),
+        (json.dumps({"definition": "x" * 999, "op_type": "y" * 999, "entries": []}), "for y{80}/x{160}; move it"),
         ('{"definition": "x", "op_type": "y", "entries": [7]}', "TypeError"),
         ("[" * 100, "nested deeper"),
     ],

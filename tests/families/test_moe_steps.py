@@ -8,11 +8,21 @@ import emulated_moe
 import pytest
 import torch
 from emulated_tensor_core import cut, truncating_product
+from hypothesis import find
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.families.gemm import SLACK, positive_product
-from flashinfer_trace.families.moe import deepseek_bf16, expert_gemm, gating, grouped_gemm, nvfp4, rows, sorting
+from flashinfer_trace.families.moe import (
+    deepseek,
+    deepseek_bf16,
+    expert_gemm,
+    gating,
+    grouped_gemm,
+    nvfp4,
+    rows,
+    sorting,
+)
 from flashinfer_trace.families.moe.inputs import drawn_ids
 from flashinfer_trace.families.moe.products import e4m3_groups
 from flashinfer_trace.harness.family import Kernel
@@ -120,6 +130,32 @@ def test_a_bias_that_decides_no_row_is_drawn_again():
         bias = gating.draw_bias(definition, plan, Draws(seed, "cpu"))
         undecided += not gating.decidable(definition, torch.zeros(1, 384), bias).any()
     assert undecided > 0
+
+
+@pytest.mark.parametrize("module", [gating, deepseek])
+def test_logits_that_are_equal_by_chance_are_not_for_a_kernel_that_chooses_any_of_equal_ones(module):
+    definition = flashinfer_trace.load("moe_topk_deepseek_topk8_ng1_kg1_e384")
+    logits, bias = torch.linspace(-1, 1, 384).repeat(2, 1), torch.zeros(384)
+    logits[1, 376] = logits[1, 375]  # the eighth and the ninth of the best
+    assert module.decidable(definition, logits, bias).tolist() == [True, True]
+    assert module.decidable(definition, logits, bias, ties=False).tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("moe_topk_deepseek_topk8_ng1_kg1_e384", "sgl_kernel.kimi_k2_moe_fused_gate"),
+        ("moe_topk_deepseek_shared_experts_topk9_ng1_kg1_e160_s1", "biased_grouped_topk_impl"),
+        ("moe_fp8_block_scale_ds_routing_topk8_ng1_kg1_e48_h7168_i2048", "kimi_k2_moe_fused_gate"),
+    ],
+)
+def test_plans_of_a_kernel_that_chooses_any_of_equal_ones_say_so(name, label):
+    definition = flashinfer_trace.load(name)
+    for kernel in family_of(definition).kernels_of(definition):
+        job = Job(definition, family_of(definition), kernel, "cpu", full=True)
+        assert {plan["ties"] for plan in [find(job.plans, lambda plan: True), *job.corners]} == {
+            label not in kernel.label
+        }
 
 
 # Sorting

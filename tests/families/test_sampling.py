@@ -16,7 +16,7 @@ from sampling_rows import EXACT, case, definition_of
 import flashinfer_trace
 from flashinfer_trace.families import renorm, sampling
 from flashinfer_trace.families.renorm import RENORM_ATOMIC
-from flashinfer_trace.families.sampling import EXACT_SUPPORT
+from flashinfer_trace.families.sampling import EXACT_SUPPORT, MIN_P_SUPPORT
 from flashinfer_trace.families.sampling.inputs import make_rows
 from flashinfer_trace.families.sampling.oracles import renorm_oracle, sampling_oracle
 from flashinfer_trace.families.sampling.rows import KINDS
@@ -204,6 +204,20 @@ def test_the_widest_window_still_decides_exact_rows() -> None:
     )
     assert RENORM_ATOMIC.compare(right, expected).passed
     assert not RENORM_ATOMIC.compare(one_more, expected).passed
+
+
+def test_a_kernel_may_draw_a_token_of_probability_0_once_in_a_while_where_min_p_is_0() -> None:
+    family = FAMILY["min_p_sampling_from_probs"]
+    definition, inputs = definition_of(family), case(EXACT, 512, min_p=0.0)
+    expected = sampling_oracle(definition, inputs)["samples"]
+    right = reference_outputs(definition, inputs, seed=1)["samples"]
+    nowhere = EXACT.index(0.0)
+    for count, of_kernel, of_reference in ((0, True, True), (1, True, False), (8, False, False)):
+        drawn = right.clone()
+        drawn[:count] = nowhere
+        passed = [policy.compare(drawn, expected).passed for policy in (MIN_P_SUPPORT, EXACT_SUPPORT)]
+        assert passed == [of_kernel, of_reference], count
+    assert [policy for kernel in family.kernels for policy in kernel.compare.values()] == [MIN_P_SUPPORT]
 
 
 @pytest.mark.parametrize("large", [False, True])

@@ -18,6 +18,21 @@ def a_kept_token_is_lost() -> bool:
     return bool(kept[:3].all())
 
 
+def only_positive_tokens() -> bool:
+    """Six million draws of a row of 4096 tokens, of which about half have probability 0."""
+    import flashinfer.sampling
+
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.rand(1, 4096, generator=generator) * (torch.rand(1, 4096, generator=generator) < 0.5)
+    probs = (weights / weights.sum()).cuda()
+    same_row = torch.zeros(1 << 20, dtype=torch.int32, device="cuda")
+    for seed in range(6):
+        drawn = flashinfer.sampling.min_p_sampling_from_probs(probs, 0.0, indices=same_row, seed=seed, offset=0)
+        if not bool((probs[0, drawn.long()] > 0).all()):
+            return False
+    return True
+
+
 def approximate_sigmoids() -> bool:
     """The weights of 8 of 256 experts for 64 tokens, against float64."""
     from flashinfer.fused_moe import fused_topk_deepseek
@@ -55,6 +70,7 @@ def no_fp4_codes(name: str) -> bool:
 
 PROBES = (
     ("top_p_renorm_probs: a token inside the mass p is dropped", a_kept_token_is_lost),
+    ("min_p_sampling_from_probs: tokens of probability 0 are drawn", only_positive_tokens),
     ("fused_topk_deepseek: weights are off by more than 2e-6", approximate_sigmoids),
     ("flashinfer.norm.rmsnorm: a float32 weight is read as bf16", wide_weight),
     ("fp4_quantize: codes are not written on Hopper", lambda: no_fp4_codes("fp4_quantize")),

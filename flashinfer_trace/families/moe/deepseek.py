@@ -53,6 +53,7 @@ def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
             "zero_row": st.booleans(),
             "rank": st.integers(0, ranks - 1),
             "factor": st.sampled_from(FACTORS),
+            "ties": st.just(ties),
         }
     ).map(few_stay_local)
 
@@ -64,7 +65,8 @@ def corners(request: PlanRequest) -> list[Plan]:
     It was never seen what the kernels of the experts make of those (`softmax.corners` says why it matters).
     """
     axes, options = request.definition.const_axes, request.options_of(RoutingOptions)
-    one = {**plan_for_axes(request.definition, {"seq_len": 1}, Draws(0, "cpu")), "routing": "local"}
+    usual = plan_for_axes(request.definition, {"seq_len": 1}, Draws(0, "cpu"))
+    one = {**usual, "routing": "local", "ties": options.ties}
     few = {**one, "seq_len": 3}
     routing = "faint" if request.large else "faintest"
     faint = [{**few, "routing": routing, "bias": "zero"}] if options.ties and options.faint else []
@@ -77,7 +79,7 @@ def corners(request: PlanRequest) -> list[Plan]:
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
     plan = {"seq_len": axes.get("seq_len", 8), "routing": "random", "bias": "small", "values": "normal"}
-    return {**plan, "zero_row": False, "rank": 0, "factor": 2.5}
+    return {**plan, "zero_row": False, "rank": 0, "factor": 2.5, "ties": True}
 
 
 def draw_bias(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
@@ -93,10 +95,11 @@ def draw_bias(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
     return torch.full(shape, level, dtype=torch.bfloat16, device=draws.device)
 
 
-def decidable(definition: Definition, logits: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def decidable(definition: Definition, logits: torch.Tensor, bias: torch.Tensor, ties: bool = True) -> torch.Tensor:
     """Rows whose choice float32 cannot change: each boundary is an exact tie, or a gap larger than rounding errors.
 
-    Equal logits with equal biases tie in any arithmetic; almost equal scores do not.
+    Equal logits with equal biases tie in any arithmetic; almost equal scores do not. Without `ties`, none may be
+    equal.
     """
     axes = definition.const_axes
     choice = in_groups(torch.sigmoid(logits.double()) + bias.double(), axes["n_group"])
@@ -110,7 +113,7 @@ def decidable(definition: Definition, logits: torch.Tensor, bias: torch.Tensor) 
         if count < scores.shape[1]:
             ordered = scores.sort(dim=1, descending=True).values
             gap = ordered[:, count - 1] - ordered[:, count]
-            clear &= (gap == 0) | (gap > smallest)
+            clear &= (ties & (gap == 0)) | (gap > smallest)
     return clear
 
 
@@ -132,7 +135,7 @@ def draw_logits(definition: Definition, plan: Plan, bias: torch.Tensor, draws: D
         # Its group must be kept for one good expert: experts elsewhere are weak, but better than the others here.
         logits -= 3
         logits[:, first + axes["num_local_experts"] // 2] += 19
-    return clear_rows(logits, decidable(definition, logits, bias), count)
+    return clear_rows(logits, decidable(definition, logits, bias, plan["ties"]), count)
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:

@@ -33,6 +33,13 @@ FLOAT64 = 2.0**-34
 
 EXACT_SUPPORT = Distribution("chi-square of alpha 1e-8; which tokens are kept involves no sum: exact support")
 REFERENCE_SUPPORT = Distribution("chi-square of alpha 1e-8; support exact but for float64 sums: 2^-34", FLOAT64)
+#: Where the threshold is 0, a token of probability 0 is drawn if, by roundings of a float32 scan, the cumulative sum
+#: first exceeds the uniform number there (docs/kernel_findings.md: 2 in a million draws of 4096 tokens).
+MIN_P_SUPPORT = Distribution(
+    "chi-square of alpha 1e-8; exact support, but where the threshold is 0 tokens of probability 0 are drawn as often "
+    "as roundings of a float32 sum, 300 of them, let a draw fall there",
+    SUM,
+)
 TOP_P_SUPPORT = Distribution("chi-square of alpha 1e-8; support decided by a float32 sum of 300 roundings", SUM)
 TOP_K_TOP_P_SUPPORT = Distribution(
     "chi-square of alpha 1e-8; support decided by a float32 sum of a row scaled by another: 2 x 300 + 4 roundings",
@@ -140,5 +147,5 @@ FAMILIES = (
         joint_kernels({"samples": TOP_P_SUPPORT}, with_own_seed),
         filter_apply_order="joint",
     ),
-    sampling_family("min_p_sampling_from_probs", ("min_p",), EXACT_SUPPORT, EXACT_SUPPORT),
+    sampling_family("min_p_sampling_from_probs", ("min_p",), EXACT_SUPPORT, MIN_P_SUPPORT),
 )
