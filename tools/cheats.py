@@ -21,7 +21,7 @@ END = "<!-- Up to here written by `python -m tools.generate_docs`. -->"
 
 #: The cheats, what `pytest --record-verdicts` writes, and what compare_with_flashinfer_bench.py writes.
 CHEATS = Path("tests/support/cheating_kernels.py")
-VERDICTS = Path("tests/judging/verdicts_h200.json")
+VERDICTS = Path("tests/judging/verdicts.json")
 THEIRS = Path("tests/judging/flashinfer_bench.json")
 
 Verdicts = Mapping[str, Any]
@@ -50,7 +50,7 @@ def section(cheats: Sequence[Any], ours: Verdicts | None, theirs: Mapping[str, V
 
     Args:
         cheats: the table of tests/support/cheating_kernels.py.
-        ours: what tests/judging/verdicts_h200.json holds; None without that file.
+        ours: what tests/judging/verdicts.json holds; None without that file.
         theirs: flashinfer-bench's verdicts, by device (cpu or cuda).
     """
     of_judge = ["No run on a GPU is recorded yet. This command writes the file that is missing:", *_command()]
@@ -91,7 +91,8 @@ def _recorded(cheats: Sequence[Any], ours: Verdicts) -> list[str]:
     )
     wrong = [one for one in [*lines["honest"], *lines["kernels"]] if not _passed(one)]
     listed = [f"- {code(one['name'])} for {code(one['definition'])}: {_grade(one)}" for one in wrong]
-    explained = ["", "Not passed, see [kernel_findings.md](kernel_findings.md) for defects of real kernels:", ""]
+    defects = "[kernel_findings.md](kernel_findings.md) has the defects of real kernels"
+    explained = ["", f"Not passed ({defects}; what was not judged waits for another run):", ""]
     return [text, *(explained if listed else []), *listed]
 
 

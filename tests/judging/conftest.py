@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from recorded_verdicts import PROPERTY, entry, run_of
+from recorded_verdicts import PROPERTY, entry, run_of, with_memory
 
 from flashinfer_trace.judging.process import Server
 from flashinfer_trace.judging.verdict import Verdict
@@ -26,9 +26,11 @@ def gpu_run(cuda_device: str) -> dict[str, Any]:
 
 @pytest.fixture
 def recorded(gpu_run: dict[str, Any], record_property: Callable[[str, object], None]) -> Callable[..., Verdict]:
-    """Leaves a verdict on a GPU in the report of its test, and gives it back: ``recorded(kind, name, verdict)``."""
+    """``recorded(kind, name, judged)`` calls `judged` on a GPU, leaves the verdict in the report of its test, and gives
+    it back."""
 
-    def leave(kind: str, name: str, verdict: Verdict) -> Verdict:
+    def leave(kind: str, name: str, judged: Callable[[], Verdict]) -> Verdict:
+        verdict = with_memory(judged)
         record_property(PROPERTY, {"run": gpu_run, "entry": entry(kind, name, verdict)})
         return verdict
 

@@ -61,9 +61,8 @@ def test_an_honest_kernel_passes(file: str, server):
 @pytest.mark.gpu_harness
 @pytest.mark.parametrize("cheat", [cheat for cheat in ALL if cheat.gpu], ids=lambda cheat: cheat.function)
 def test_a_cheat_is_rejected_on_a_gpu(cheat: Cheat, server, cuda_device, recorded):
-    limits = Limits(call=10.0, first_call=30.0)
-    verdict = judge(cheat.path, cheat.definition, device=cuda_device, limits=limits, server=server)
-    recorded("cheats", cheat.function, verdict)
+    options = {"device": cuda_device, "limits": Limits(call=10.0, first_call=30.0), "server": server}
+    verdict = recorded("cheats", cheat.function, lambda: judge(cheat.path, cheat.definition, **options))
     assert verdict.grade == Grade.WRONG, verdict
     assert verdict.failure is not None
     assert verdict.failure.kind in cheat.kinds, verdict
@@ -72,6 +71,6 @@ def test_a_cheat_is_rejected_on_a_gpu(cheat: Cheat, server, cuda_device, recorde
 @pytest.mark.gpu_harness
 @pytest.mark.parametrize("file", HONEST)
 def test_an_honest_kernel_passes_on_a_gpu(file: str, server, cuda_device, recorded):
-    verdict = judge(str(CHEATS / file), HONEST[file], device=cuda_device, examples=15, server=server)
-    recorded("honest", file, verdict)
+    options = {"device": cuda_device, "examples": 15, "server": server}
+    verdict = recorded("honest", file, lambda: judge(str(CHEATS / file), HONEST[file], **options))
     assert verdict.grade == Grade.REFERENCE, verdict

@@ -45,8 +45,8 @@ def test_a_real_kernel_passes(definition, kernel, cuda_device, server, request, 
 
     skip_unusable(kernel, torch.cuda.get_device_capability(cuda_device), request.config.getoption("--require-gpu"))
     examples = FEW if input_bytes(definition) > LARGE else EXAMPLES
-    verdict = judge(known(definition, kernel.label), definition, device=cuda_device, examples=examples, server=server)
-    recorded("kernels", kernel.label, verdict)
+    submission, options = known(definition, kernel.label), {"device": cuda_device, "examples": examples}
+    verdict = recorded("kernels", kernel.label, lambda: judge(submission, definition, server=server, **options))
     if not verdict.passed and kernel.label in DEFECTS:
         assert verdict.failure.kind == DEFECTS[kernel.label], str(verdict)
         pytest.xfail(f"{kernel.label}: docs/kernel_findings.md")

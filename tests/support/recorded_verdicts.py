@@ -10,12 +10,14 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import flashinfer_trace
 from flashinfer_trace.benching.environment import environment
@@ -23,12 +25,25 @@ from flashinfer_trace.families import all_families
 from flashinfer_trace.files import json_text, write_text
 from flashinfer_trace.judging.verdict import Verdict
 
-__all__ = ["PROPERTY", "Recorder", "entry", "machine", "run_of"]
+__all__ = ["PROPERTY", "Recorder", "entry", "machine", "run_of", "with_memory"]
 
 #: Of a test: its verdict, and on what it was taken.
 PROPERTY = "verdict"
 #: Whom verdicts are on, in the order of the file.
 KINDS = ("cheats", "honest", "kernels")
+#: How often a kernel is judged for which other workers leave the GPU no memory, and how many seconds apart.
+ATTEMPTS, PAUSE = 8, 10.0
+
+
+def with_memory(judged: Callable[[], Verdict], pause: float = PAUSE) -> Verdict:
+    """The verdict of a call of `judged`, after others that failed only because the GPU had no memory left."""
+    for _ in range(ATTEMPTS - 1):
+        verdict = judged()
+        if verdict.failure is None or not verdict.failure.out_of_memory:
+            return verdict
+        torch.cuda.empty_cache()
+        time.sleep(pause)
+    return judged()
 
 
 def machine(device: str) -> dict[str, Any]:
