@@ -80,14 +80,14 @@ def _recorded(cheats: Sequence[Any], ours: Verdicts) -> list[str]:
     major, _, minor = ours["environment"]["capability"].partition(".")
     every = [kernel for family in all_families() for kernel in family.kernels]
     elsewhere = sum(kernel.unavailable((int(major), int(minor))) is not None for kernel in every)
-    unjudged = len(every) - elsewhere - len(lines["kernels"])
+    unjudged = len(every) - elsewhere - sum(one["grade"] != "not judged" for one in lines["kernels"])
     later = len(expected.keys() - {one["name"] for one in lines["cheats"]})
     text = (
         f"On an {_machine(ours)}, the judge rejected {rejected} of {len(expected)} cheats for the right reason"
         f"{f' ({later} not run there yet)' * bool(later)}. It passed {passed['honest']} of {len(lines['honest'])} "
         f"honest kernels beside them, and {passed['kernels']} of {len(lines['kernels'])} real ones, each for one "
-        f"Definition of its family. Of all {len(every)} real kernels, {elsewhere} need another GPU, and {unjudged} "
-        f"were not judged."
+        f"Definition of its family. Of all {len(every)} real kernels, {elsewhere} need another GPU; not judged: "
+        f"{unjudged}."
     )
     wrong = [one for one in [*lines["honest"], *lines["kernels"]] if not _passed(one)]
     listed = [f"- {code(one['name'])} for {code(one['definition'])}: {_grade(one)}" for one in wrong]

@@ -170,7 +170,7 @@ def test_a_recording_is_a_column(tmp_path):
     assert wanted in text, "the other one for another"
     assert "1 of 1 honest kernels beside them, and 1 of 2 real ones" in text
     assert "- `bad` for `rmsnorm_h512`: wrong: `values`" in text
-    counts = re.search(r"Of all (\d+) real kernels, (\d+) need another GPU, and (\d+) were not judged\.", text)
+    counts = re.search(r"Of all (\d+) real kernels, (\d+) need another GPU; not judged: (\d+)\.", text)
     assert counts is not None
     every, elsewhere, unjudged = map(int, counts.groups())
     assert elsewhere >= 8 and every == elsewhere + unjudged + 2
