@@ -31,6 +31,7 @@ PLAN = {
     "zero_row": False,
     "rank": 1,
     "factor": 2.5,
+    "ties": True,
 }
 POLICIES = {
     "reference": FAMILY.compare["output"],
