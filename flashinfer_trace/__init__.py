@@ -145,6 +145,7 @@ def workloads(definition: Definition | str) -> tuple[Workload, ...]:
 
     Raises:
         DatasetError: there is no such Definition.
+        InputError: what is given is none.
         ImportError: torch is not installed (``pip install flashinfer-trace[verify]``).
     """
     from flashinfer_trace import traffic

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.json_source import TRACES, JsonSourceError, load_object, strings
+from flashinfer_trace.json_source import TRACES, JsonSourceError, load_object
+from flashinfer_trace.json_values import strings
 
 __all__ = [
     "CONSTANTS",

@@ -32,7 +32,6 @@ __all__ = [
     "load",
     "load_object",
     "parse",
-    "strings",
 ]
 
 #: Largest magnitude of an integer: what every JSON reader (JavaScript, jq) keeps exactly.
@@ -162,17 +161,6 @@ def load_object(path: Path, limits: Limits = DEFINITION) -> dict[str, Any]:
     if not isinstance(document.data, dict):
         raise _error("json-syntax", "is no JSON object", "the file holds one object, {...}")
     return document.data
-
-
-def strings(value: Any) -> tuple[str, ...]:
-    """A list of strings in JSON, for loaders that nobody has checked a file for by its schema.
-
-    Raises:
-        TypeError: it is anything else.
-    """
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise TypeError(f"{_short(json.dumps(value))} is no list of strings")
-    return tuple(value)
 
 
 def parse(raw: bytes, limits: Limits = DEFINITION) -> JsonDocument:

@@ -15,7 +15,8 @@ from typing import Any
 
 from flashinfer_trace.dataset import DatasetError, definitions
 from flashinfer_trace.definition import Definition
-from flashinfer_trace.json_source import JsonSourceError, load_object, strings
+from flashinfer_trace.json_source import JsonSourceError, load_object
+from flashinfer_trace.json_values import strings
 from flashinfer_trace.kernel_paths import KINDS, RUN, load_kernel_paths
 from flashinfer_trace.ledger import RECORDED_ON, proofs
 from flashinfer_trace.naming import family_name, load_naming

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flashinfer_trace.definition import Definition, InputError
-from flashinfer_trace.json_source import JsonSourceError, load_object, strings
+from flashinfer_trace.json_source import JsonSourceError, load_object
+from flashinfer_trace.json_values import strings
 from flashinfer_trace.ledger import proofs
 from flashinfer_trace.naming import Naming, family_name, load_naming, ordered
 from flashinfer_trace.records import KernelFacts, Records, load_records

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.json_source import TRACES, JsonSourceError, load, load_object, strings
+from flashinfer_trace.json_source import TRACES, JsonSourceError, load, load_object
+from flashinfer_trace.json_values import strings
 from flashinfer_trace.kernel_paths import Claimable
 
 __all__ = [

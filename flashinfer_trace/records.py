@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace import json_source
+from flashinfer_trace import json_source, json_values
 
 __all__ = ["KernelFacts", "Records", "RecordsError", "load_records", "records_path"]
 
@@ -106,7 +106,7 @@ def _kernels(family: Mapping[str, Any]) -> dict[str, KernelFacts]:
     kernels = {}
     for data in family["kernels"]:
         low, high = (_capability(data[key]) for key in ("min_capability", "max_capability"))
-        texts = json_source.strings([data[key] for key in ("label", "library", "path", "variant")])
+        texts = json_values.strings([data[key] for key in ("label", "library", "path", "variant")])
         label, library, path, variant = texts
         if label in kernels:
             raise ValueError(f"two kernels have the label {label}")
@@ -118,7 +118,7 @@ def _kernels(family: Mapping[str, Any]) -> dict[str, KernelFacts]:
             min_capability=low,
             max_capability=high,
             policies={**family["policies"], **data["policies"]},
-            unsupported=frozenset(json_source.strings(data["unsupported"])),
+            unsupported=frozenset(json_values.strings(data["unsupported"])),
         )
     return kernels
 
@@ -126,13 +126,13 @@ def _kernels(family: Mapping[str, Any]) -> dict[str, KernelFacts]:
 def _contract(data: Mapping[str, Any]) -> dict[str, Any]:
     """A contract as `validation.contract_rules.contract_of` gives it; its texts are checked, and its order is kept."""
     return {
-        "axes": dict(zip(data["axes"], json_source.strings([*data["axes"].values()]), strict=True)),
-        "constraints": list(json_source.strings(data["constraints"])),
+        "axes": dict(zip(data["axes"], json_values.strings([*data["axes"].values()]), strict=True)),
+        "constraints": list(json_values.strings(data["constraints"])),
         **{
             section: {
                 name: {
-                    "shape": None if one["shape"] is None else list(json_source.strings(one["shape"])),
-                    "dtype": json_source.strings([one["dtype"]])[0],
+                    "shape": None if one["shape"] is None else list(json_values.strings(one["shape"])),
+                    "dtype": json_values.strings([one["dtype"]])[0],
                 }
                 for name, one in data[section].items()
             }

@@ -16,6 +16,7 @@ from flashinfer_trace.cli.group import FAILED, NOT_JUDGED, NOTHING_VERIFIED, ech
 from flashinfer_trace.cli.options import (
     ORACLE_EXAMPLES,
     SEEDS,
+    Duration,
     chosen_workloads,
     counted,
     dataset_root,
@@ -58,7 +59,7 @@ SECONDS = {"quick": 6.0, "full": 15.0}
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0),
+    type=Duration(min=0),
     help="After which no further inputs are drawn for a workload [quick: 6; others: 15].",
 )
 @click.option("--against", multiple=True, help="A real kernel to compare with [all that can run here]; repeatable.")
@@ -66,9 +67,7 @@ SECONDS = {"quick": 6.0, "full": 15.0}
 @click.option("--warm", is_flag=True, help="Leave the inputs in the cache.")
 @click.option("--graph", is_flag=True, help="Replay each call as a CUDA graph.")
 @click.option("--seed", type=SEEDS, help="Seed of the judgement [fresh entropy].")
-@click.option(
-    "--budget", type=click.FloatRange(min=0), metavar="SECONDS", help="After which no further Definition is begun."
-)
+@click.option("--budget", type=Duration(min=0), metavar="SECONDS", help="After which no further Definition is begun.")
 @click.option(
     "--record", type=click.Path(file_okay=False, path_type=Path), help="Append the times of real kernels to DIR/<gpu>/."
 )
@@ -237,7 +236,7 @@ def _chosen(definition: Definition, chosen: str) -> list[Workload]:
         every = workloads(definition)
         return [one for one in every if one.quick] or list(every[:2])
     path = Path(chosen)
-    names = read_text(path).split() if path.is_file() else chosen.split(",")
+    names = read_text(path).removeprefix("\ufeff").split() if path.is_file() else chosen.split(",")
     return chosen_workloads(definition, names, f"--workloads {chosen}")
 
 

@@ -10,7 +10,7 @@ import click
 from flashinfer_trace import dataset
 from flashinfer_trace.cli import completion
 from flashinfer_trace.cli.group import FAILED, NOT_JUDGED, NOTHING_VERIFIED, echo_json
-from flashinfer_trace.cli.options import ORACLE_EXAMPLES, SEEDS, dataset_root, format_option
+from flashinfer_trace.cli.options import ORACLE_EXAMPLES, SEEDS, Duration, dataset_root, format_option
 from flashinfer_trace.cli.verification import check_device, missing_packages
 from flashinfer_trace.judging.submission import TIMEOUTS, SubmissionError, from_path
 
@@ -18,13 +18,6 @@ if TYPE_CHECKING:
     from flashinfer_trace.judging.verdict import Verdict
 
 __all__ = ["check"]
-
-
-def _parse_timeout(context: click.Context, parameter: click.Parameter, seconds: float | None) -> float | None:
-    least, most = TIMEOUTS
-    if seconds is not None and not least <= seconds <= most:  # NaN is in no range, but click's ranges let it pass
-        raise click.BadParameter(f"{seconds} is not in the range {least:g}<=x<={most:g}.")
-    return seconds
 
 
 @click.command()
@@ -49,8 +42,7 @@ def _parse_timeout(context: click.Context, parameter: click.Parameter, seconds: 
 )
 @click.option(
     "--timeout",
-    type=float,
-    callback=_parse_timeout,
+    type=Duration(*TIMEOUTS),
     help="Seconds that one call may take [60; the first: 300], and loading, which has 30 at least [120].",
 )
 @format_option

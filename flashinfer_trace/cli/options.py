@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,6 +24,7 @@ __all__ = [
     "ORACLE_EXAMPLES",
     "SEEDS",
     "SHARED_FROM",
+    "Duration",
     "chosen_workloads",
     "counted",
     "dataset_root",
@@ -42,6 +44,17 @@ CPU_JOBS, GPU_JOBS = 4, 8
 
 #: What every option --seed takes.
 SEEDS = click.IntRange(0, LARGEST_SEED)
+
+
+class Duration(click.FloatRange):
+    """Seconds in a range. NaN is in none, but click's ranges let it pass."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):
+            self.fail(f"{seconds} is not in the range {self._describe_range()}.", param, ctx)
+        return seconds
+
 
 format_option = click.option(
     "--format", "output_format", type=click.Choice(["text", "json"]), default="text", help="Format of the output."
@@ -88,7 +101,8 @@ def chosen_workloads(definition: Definition, names: Sequence[str], option: str) 
     every = {one.name: one for one in workloads(definition)}
     unknown = [name for name in names if name not in every]
     if unknown or not names:
-        raise click.UsageError(f"{option}: {definition.name} has no workload {unknown}; it has {', '.join(every)}")
+        wrong = f"has no workload {unknown}" if names else "needs the name of a workload"
+        raise click.UsageError(f"{option}: {definition.name} {wrong}; it has {', '.join(every)}")
     return [one for name, one in every.items() if name in names]
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace.costs.work import Cost
-from flashinfer_trace.json_source import JsonSourceError, load_object, strings
+from flashinfer_trace.json_source import JsonSourceError, load_object
+from flashinfer_trace.json_values import strings
 
 __all__ = ["Gpu", "GpusError", "Roofline", "load_gpus", "roofline"]
 

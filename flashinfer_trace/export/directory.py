@@ -21,9 +21,11 @@ def new_directory(out: Path) -> Iterator[Path]:
     """A temporary directory beside `out`, which becomes `out` at the end, or is removed after an error.
 
     Raises:
-        ExportError: `out` is a file, or a directory with something in it, or cannot be made.
+        ExportError: `out` is a file, a directory with something in it or the current one, or cannot be made.
     """
     try:
+        if out.resolve() == Path.cwd():
+            raise ExportError(f"{out} is the current directory; name a new one")
         taken = out.is_symlink() or (out.exists() and not out.is_dir())
         if taken or (out.is_dir() and any(out.iterdir())):
             what = "is not a directory" if taken else "is not empty"

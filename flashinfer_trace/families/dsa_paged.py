@@ -32,7 +32,8 @@ from flashinfer_trace.harness.inputs import Draws, sizes
 __all__ = ["FAMILIES"]
 
 #: ``all``: every token chooses topk slots; ``any``: any number of them; ``some``: some tokens choose nothing;
-#: ``one``: each chooses one.
+#: ``one``: each chooses one. In traffic also ``own``: each token is of another request, and chooses topk slots of that
+#: request's pages.
 CHOICES = ("all", "any", "some", "one")
 #: What stands for no slot: -1, as kernels take it, or any other negative number.
 NOTHING = (-1, -(2**30))
@@ -103,15 +104,20 @@ def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws)
 
 def chosen_slots(plan: Plan, slots: int, topk: int, draws: Draws) -> torch.Tensor:
     """int32 [num_tokens, topk]: different slots of each token, in any order and place; `nothing` elsewhere."""
-    rows, most = [], min(slots, topk)
-    for token in range(plan["num_tokens"]):
-        count = {"all": most, "one": min(1, most)}.get(plan["choice"], -1)
+    page_size, pages = slots // plan["num_pages"], torch.arange(plan["num_pages"], device=draws.device)
+    of_token = pages.expand(plan["num_tokens"], -1)
+    if plan["choice"] == "own":
+        of_token = draws.permutation(plan["num_pages"]).view(plan["num_tokens"], -1)
+    places = (of_token.unsqueeze(2) * page_size + torch.arange(page_size, device=draws.device)).flatten(1)
+    rows, most = [], min(places.shape[1], topk)
+    for token, own in enumerate(places):
+        count = {"all": most, "own": most, "one": min(1, most)}.get(plan["choice"], -1)
         if count < 0:
             count = draws.host_integers(1, min(1, most), most)[0]
         if plan["choice"] == "some" and token % 2:
             count = 0
         row = torch.full((topk,), plan["nothing"], dtype=torch.int64, device=draws.device)
-        row[draws.permutation(topk)[:count]] = draws.permutation(slots)[:count]
+        row[draws.permutation(topk)[:count]] = own[draws.permutation(len(own))[:count]]
         rows.append(row)
     found = torch.stack(rows) if rows else torch.zeros(0, topk, dtype=torch.int64, device=draws.device)
     return found.to(torch.int32)

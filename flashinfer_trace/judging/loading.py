@@ -162,9 +162,11 @@ def _found(module: ModuleType, request: Mapping[str, Any]) -> Any:
         if not hasattr(module, name):
             solution = request["kind"] == "package"
             where = "entry_point in the Solution's spec, as FILE.py::FUNCTION," if solution else "FILE:FUNCTION"
-            raise LoadError(f"{file} has no {name}; its functions are {_public(module)}: {where} names one")
+            raise LoadError(f"{file} has no {name}; it has {_public(module)}: {where} names one")
         return getattr(module, name)
-    usual, own = [one for one in USUAL_NAMES if hasattr(module, one)], _public(module)
+    there = [one for one in USUAL_NAMES if hasattr(module, one)]
+    # What is imported may only have the name, as subprocess.run has.
+    usual, own = [one for one in there if not _is_imported(getattr(module, one), module)] or there, _public(module)
     # A Triton kernel may be called `kernel`: it is an object, and what launches it is the one function.
     launched = [one for one in usual if not _is_object(getattr(module, one))] or own
     if len(launched) == 1 or (usual and launched is not own):
@@ -172,7 +174,7 @@ def _found(module: ModuleType, request: Mapping[str, Any]) -> Any:
     if usual:
         return getattr(module, usual[0])
     raise LoadError(
-        f"none of {', '.join(USUAL_NAMES)} is defined, and of the functions {own} none is the only one; "
+        f"none of {', '.join(USUAL_NAMES)} is defined, and of {own} none is the only one; "
         f"name the one to judge: FILE:FUNCTION"
     )
 
@@ -186,12 +188,21 @@ def _is_object(found: Any) -> bool:
     )
 
 
+def _is_imported(found: Any, module: ModuleType) -> bool:
+    """Whether a function or class is another module's."""
+    return (inspect.isroutine(found) or inspect.isclass(found)) and found.__module__ != module.__name__
+
+
 def _public(module: ModuleType) -> list[str]:
-    """Names of the functions that a module defines itself for others."""
+    """Names of the functions and classes of modules that a module defines itself for others."""
+    import torch
+
     return [
         key
         for key, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and not key.startswith("_")
+        if (inspect.isfunction(value) or (inspect.isclass(value) and issubclass(value, torch.nn.Module)))
+        and not _is_imported(value, module)
+        and not key.startswith("_")
     ]
 
 

@@ -26,6 +26,7 @@ def replay(submission: Submission, verdict: Verdict, definition: Definition, exa
         return _call(submission, verdict, examples, limits)
     function = None if submission.sources else submission.request.get("name")
     file = os.path.relpath(submission.file) + (f":{function}" if function else "")
+    file = f"./{file}" if file.startswith("-") else file
     options = f"-d {verdict.definition} --device {verdict.device}"
     if verdict.sizes == "twin":
         options += "" if verdict.by_default else " --twin"
@@ -38,7 +39,7 @@ def replay(submission: Submission, verdict: Verdict, definition: Definition, exa
 
 
 def _call(submission: Submission, verdict: Verdict, examples: int, limits: Limits) -> str:
-    """A call of `judge`; only the one of this package takes limits."""
+    """A call of `judge`; only the one of this package takes limits, and has to be imported."""
     name = submission.request.get("name")
     kernel = repr(submission.file + (f":{name}" if name and not submission.sources else ""))
     arguments = (
@@ -47,4 +48,5 @@ def _call(submission: Submission, verdict: Verdict, examples: int, limits: Limit
     )
     if limits == Limits():
         return f"flashinfer_trace.judge({arguments})"
-    return f"flashinfer_trace.judging.judge.judge({arguments}, limits=flashinfer_trace.judging.process.{limits!r})"
+    imports = "from flashinfer_trace.judging.judge import judge; from flashinfer_trace.judging.process import Limits"
+    return f"{imports}; judge({arguments}, limits={limits!r})"

@@ -101,9 +101,11 @@ def from_path(text: str) -> Submission:
     if not separator or not file.endswith(".py"):
         file, name = text, None
     path = Path(file)
-    if not path.is_file():
-        wrong = "not a regular file" if path.exists() else "no such file"
-        raise SubmissionError(f"{path}: {wrong}; give FILE.py, FILE.py:FUNCTION or a Solution of flashinfer-bench")
+    if wrong := _not_a_file(path):
+        shown = printable(file) if len(file) <= MAX_PATH else f"{printable(file[:MAX_PATH])}..."
+        raise SubmissionError(
+            f"{shown}: {wrong}; give the path of FILE.py, FILE.py:FUNCTION or a Solution of flashinfer-bench (.json)"
+        )
     if name == "":
         raise SubmissionError(f"{text!r} names no function after the colon; give FILE.py or FILE.py:FUNCTION")
     if path.suffix == ".json":
@@ -112,6 +114,16 @@ def from_path(text: str) -> Submission:
         raise SubmissionError(f"{path}: not a Python file, nor a Solution of flashinfer-bench (.json)")
     label = f"{path.name}:{name}" if name else path.name
     return Submission(label, {"kind": "file", "path": str(path.absolute()), "name": name}, file=str(path.absolute()))
+
+
+def _not_a_file(path: Path) -> str:
+    """What is wrong with a path, which may be the text of a program that was given instead."""
+    try:
+        if path.is_file():
+            return ""
+        return "not a regular file" if path.exists() else "no such file"
+    except (OSError, ValueError):  # too long, or with a character of value 0
+        return "not a path"
 
 
 def from_callable(kernel: Callable[..., Any]) -> Submission:
@@ -133,12 +145,16 @@ def _solution(path: Path) -> Submission:
         raise SubmissionError(f"{path}: cannot be read: {error}") from error
     try:
         spec, files = data["spec"], {one["path"]: one["content"] for one in data["sources"]}
+        if len(files) < len(data["sources"]):
+            raise TypeError("two sources have the same path")
         language, entry = spec["language"], spec["entry_point"]
         name, definition = data["name"], data["definition"]
         destination = spec.get("destination_passing_style", True)
         given = (language, entry, name, definition, *files, *files.values())
         if not all(isinstance(one, str) for one in given):
             raise TypeError("names, paths and contents are strings")
+        if not isinstance(destination, bool):
+            raise TypeError("destination_passing_style is true or false")
     except KeyError as error:
         raise SubmissionError(f"{path}: not a Solution of flashinfer-bench: it has no entry {error}") from error
     except (TypeError, AttributeError) as error:
@@ -148,10 +164,12 @@ def _solution(path: Path) -> Submission:
     file, _, function = entry.partition("::")
     if not function or file not in files:
         raise SubmissionError(f"{path}: the entry point {entry!r} must be FILE::FUNCTION, with one of {sorted(files)}")
+    if not file.endswith(".py") or "." in file.removesuffix(".py"):
+        raise SubmissionError(f"{path}: the entry point {entry!r} is in no Python file that can be imported (NAME.py)")
     for one in files:
         if PurePosixPath(one).is_absolute() or ".." in PurePosixPath(one).parts:
             raise SubmissionError(f"{path}: the source {one!r} lies outside of the Solution")
         if not PurePosixPath(one).name or not one.isprintable() or len(one) > MAX_PATH:
             raise SubmissionError(f"{path}: {one[:MAX_PATH]!r} is no path of a source")
-    request = {"kind": "package", "path": file, "name": function, "destination": bool(destination)}
+    request = {"kind": "package", "path": file, "name": function, "destination": destination}
     return Submission(printable(name), request, None, files, definition, str(path.absolute()))

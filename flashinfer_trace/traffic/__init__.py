@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,10 +28,11 @@ from flashinfer_trace.devices import check_visible
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.family import Plan
 from flashinfer_trace.harness.inputs import Draws, torch_dtype
-from flashinfer_trace.json_source import JsonSourceError, load_object, strings
+from flashinfer_trace.json_source import JsonSourceError, load_object
+from flashinfer_trace.json_values import members, placed, whole
 from flashinfer_trace.traffic.exact import ExactDraws, HollowDraws
 from flashinfer_trace.traffic.plans import fitting, planned
-from flashinfer_trace.traffic.profiles import Traffic, load_traffic, whole
+from flashinfer_trace.traffic.profiles import Traffic, load_traffic
 
 __all__ = ["MOST_BYTES", "Workload", "WorkloadError", "digest", "digests", "drawn", "path_of", "workloads"]
 
@@ -40,6 +42,7 @@ MOST_BYTES = 2 << 30
 MOST_VARIANT = 2**31 - 1
 #: Largest seed.
 MOST_SEED = (1 << 31) - 1
+SHA256 = re.compile("[0-9a-f]{64}")
 
 
 class WorkloadError(ValueError):
@@ -151,9 +154,12 @@ def workloads(definition: Definition | str) -> tuple[Workload, ...]:
 
     Raises:
         DatasetError: there is no such Definition.
+        InputError: what is given is none.
         TrafficError, WorkloadError: a file in workloads/ cannot be read.
     """
     loaded = dataset.load(definition) if isinstance(definition, str) else definition
+    if not isinstance(loaded, Definition):
+        raise InputError(f"a {type(loaded).__name__} is no Definition; give one, or its name")
     path = path_of(loaded, loaded.root or dataset.find_root())
     return drawn(loaded, _recorded(loaded, path) if path.is_file() else {})
 
@@ -174,26 +180,41 @@ def _recorded(definition: Definition, path: Path) -> dict[str, Workload]:
     traffic = {each.name: each for each in fitting(definition, load_traffic(path.parents[2]))}
     try:
         data = load_object(path)
-        if data["definition"] != definition.name:
-            raise WorkloadError(
-                f"{path}: it is for {str(data['definition'])[:100]}; its name must be that of its Definition"
-            )
-        unknown = [name for name in data["workloads"] if name not in traffic]
-        if unknown:
-            names = str(unknown)[:300]
-            raise WorkloadError(f"{path}: {definition.name} has no traffic {names} in workloads/traffic.json")
-        return {name: _workload(definition, traffic[name], data["workloads"][name], path) for name in data["workloads"]}
-    except (JsonSourceError, KeyError, TypeError, AttributeError) as error:
-        raise WorkloadError(f"{path}: {str(error)[:300]}; schema/workloads.schema.json describes it") from error
+        with placed("the file"):
+            name, given = data["definition"], members(data["workloads"])
+        if name != definition.name:
+            raise WorkloadError(f"{path}: it is for {str(name)[:100]}; its name must be that of its Definition")
+        if not given:
+            raise TypeError("workloads is empty")
+        found = {}
+        for name, entry in given.items():
+            with placed(f"workloads.{name[:100]}"):
+                if name not in traffic:
+                    raise TypeError(f"it is no traffic of this Definition, which has {', '.join(traffic)}")
+                found[name] = _workload(definition, traffic[name], entry, path)
+        return found
+    except (JsonSourceError, TypeError) as error:
+        fix = f"record it again in a checkout: python -m tools.record_workloads {definition.name}"
+        raise WorkloadError(f"{path}: {str(error)[:500]}; schema/workloads.schema.json describes it; {fix}") from error
 
 
-def _workload(definition: Definition, traffic: Traffic, entry: Mapping[str, Any], path: Path) -> Workload:
+def _workload(definition: Definition, traffic: Traffic, entry: Any, path: Path) -> Workload:
     """An entry of a file of workloads; a TypeError says what is wrong with it."""
-    axes = {name: whole(value, 0, MOST_BYTES) for name, value in entry["axes"].items()}
+    given = members(entry, "seed", "axes", "inputs")
+    axes, inputs = {}, members(given["inputs"])
+    for axis, value in members(given["axes"]).items():
+        with placed(f"axes.{axis[:100]}"):
+            axes[axis] = whole(value, 0, MOST_BYTES)
     if axes.keys() != set(definition.var_axes):
-        raise TypeError(f"{traffic.name} has other axes than {', '.join(definition.var_axes)}")
-    inputs = dict(zip(entry["inputs"], strings([*entry["inputs"].values()]), strict=True))
-    return Workload(definition, traffic.name, axes, whole(entry["seed"], 0, MOST_SEED), traffic, inputs, path)
+        raise TypeError(f"axes are not {', '.join(definition.var_axes)}")
+    if inputs and inputs.keys() != definition.inputs.keys():
+        raise TypeError(f"inputs are not {', '.join(definition.inputs)}, or none")
+    for name, value in inputs.items():
+        if not isinstance(value, str) or not SHA256.fullmatch(value):
+            raise TypeError(f"inputs.{name} is no SHA-256")
+    with placed("seed"):
+        seed = whole(given["seed"], 0, MOST_SEED)
+    return Workload(definition, traffic.name, axes, seed, traffic, inputs, path)
 
 
 def _drawn(definition: Definition, traffic: Traffic) -> Workload:

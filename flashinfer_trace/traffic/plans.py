@@ -21,13 +21,15 @@ __all__ = ["fitting", "planned"]
 TOKEN_AXES = ("num_tokens", "m", "M", "seq_len", "total_rows", "num_rows", "batch_size")
 #: Their rows are those of the last token of each request, so that a step of prefill has as few as one of decode.
 OF_REQUESTS = ("sampling", "renorm", "speculative")
-#: Copies of each row that DeepSeek-V3's routing makes: those of its eight experts.
-COPIES = 8
+#: DeepSeek-V3 chooses COPIES of its EXPERTS for each token. A Definition with fewer is one rank of COPIES, where a
+#: token has one row on average; one with more also has those that all tokens share.
+COPIES, EXPERTS = 8, 256
 #: Families whose builders draw each token's choice among all slots by itself, which takes long for many tokens.
 MOST_TOKENS = {"dsa_sparse_attention": 512, "dsa_sparse_attention_fp8_cache": 512}
-#: Keys of the indexer, in decode of all requests together; in prefill as many as there are tokens.
-LEAST_KEYS = 2048
-#: Pages in a cache for each page in use: an eighth is free, as in a server that is not full.
+#: Keys that the indexer has of the tokens before a chunk: the shared prefix of the profile ``agentic``. It is more than
+#: top-k, below which there is nothing to choose.
+CACHED_KEYS = 6144
+#: Pages in use for each free one, as in a server that is not full.
 FREE = 8
 
 
@@ -42,6 +44,8 @@ def fitting(definition: Definition, traffic: Mapping[str, list[Traffic]]) -> lis
         return [each for each in traffic["requests"] if each.phase == "decode"]
     most = MOST_TOKENS.get(family.name, 1 << 30)
     phases = ("decode",) if definition.op_type in OF_REQUESTS else ("decode", "prefill")
+    if "k_start" in definition.inputs:  # in decode, keys lie in pages
+        phases = ("prefill",)
     return [each for each in traffic["tokens"] if each.phase in phases and each.count <= most]
 
 
@@ -61,18 +65,22 @@ def planned(definition: Definition, traffic: Traffic, seed: int) -> Plan:
     if "lengths" in plan:
         own = traffic.batch(bits).lengths
         return {**plan, "lengths": own, **({"rows": [1] * len(own)} if "rows" in plan else {})}
+    if "sparse_indices" in definition.inputs and traffic.phase == "decode":
+        return {**plan, "choice": "own", "num_pages": plan["num_pages"] * traffic.count}
     return plan
 
 
 def _axes(definition: Definition, traffic: Traffic) -> dict[str, int]:
     """The number of tokens, where the family's plan has it; lengths come afterwards."""
     if "k_start" in definition.inputs:
-        return {"num_tokens": traffic.count, "num_keys": max(traffic.count, LEAST_KEYS)}
+        return {"num_tokens": traffic.count, "num_keys": CACHED_KEYS + traffic.count}
     if {"len_indptr", "mask_size", "num_keys"} & set(definition.var_axes):
         return {}
     axis = next(axis for axis in TOKEN_AXES if axis in definition.var_axes)
     copies = {"num_copies": COPIES * traffic.count} if "num_copies" in definition.var_axes else {}
-    return {axis: traffic.count, **copies}
+    shared = definition.const_axes.get("num_experts", 0) - EXPERTS
+    rows = COPIES + shared if axis == "total_rows" and shared >= 0 else 1
+    return {axis: rows * traffic.count, **copies}
 
 
 def _attention(definition: Definition, plan: Plan, batch: Batch) -> Plan:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace.digests import lengths_sha256
-from flashinfer_trace.json_source import JsonSourceError, load_object, strings
+from flashinfer_trace.json_source import JsonSourceError, load_object
+from flashinfer_trace.json_values import members, placed, strings, whole
 
-__all__ = ["Batch", "Profile", "Traffic", "TrafficError", "load_traffic", "whole"]
+__all__ = ["Batch", "Profile", "Traffic", "TrafficError", "load_traffic"]
 
 #: Most tokens of one request, most requests or tokens of one call, and most tokens in the cache of a batch of decode.
 MOST_LENGTH, MOST_COUNT, MOST_TOKENS = 1 << 20, 1 << 16, 1 << 23
@@ -135,28 +136,21 @@ def load_traffic(root: Path) -> dict[str, list[Traffic]]:
     path = root / "workloads" / "traffic.json"
     try:
         data = load_object(path)
-        for name, entry in data["profiles"].items():
-            if entry["lengths_sha256"] != lengths_sha256(entry):
-                fix = "restore it, or compute it again in a checkout: python -m tools.traffic_statistics TRACE"
-                raise TrafficError(f"{path}: profiles.{name}: its lengths_sha256 is of other lengths; {fix}")
-        profiles = {name: _profile(entry) for name, entry in data["profiles"].items()}
+        with placed("the file"):
+            given, tokens, requests = members(data["profiles"]), data["tokens"], data["requests"]
+        profiles = {}
+        for name, entry in given.items():
+            with placed(f"profiles.{name[:100]}"):
+                if members(entry)["lengths_sha256"] != lengths_sha256(entry):
+                    fix = "restore it, or compute it again in a checkout: python -m tools.traffic_statistics TRACE"
+                    raise TrafficError(f"{path}: profiles.{name}: its lengths_sha256 is of other lengths; {fix}")
+                profiles[name] = _profile(entry)
         return {
-            "tokens": [_traffic(entry, profiles) for entry in data["tokens"]],
-            "requests": [_with_lengths(_traffic(entry, profiles)) for entry in data["requests"]],
+            "tokens": _entries("tokens", tokens, profiles),
+            "requests": [_with_lengths(each) for each in _entries("requests", requests, profiles)],
         }
-    except (JsonSourceError, KeyError, TypeError, AttributeError) as error:
+    except (JsonSourceError, TypeError) as error:
         raise TrafficError(f"{path}: {str(error)[:300]}; schema/traffic.schema.json describes it") from error
-
-
-def whole(value: Any, least: int, most: int) -> int:
-    """An integer of a JSON file that nobody has checked by its schema.
-
-    Raises:
-        TypeError: it is none, or out of range.
-    """
-    if type(value) is not int or not least <= value <= most:
-        raise TypeError(f"{str(value)[:100]!r} is no integer from {least} to {most}")
-    return value
 
 
 def _profile(entry: Mapping[str, Any]) -> Profile:
@@ -173,11 +167,24 @@ def _profile(entry: Mapping[str, Any]) -> Profile:
     return profile
 
 
+def _entries(kind: str, entries: Any, profiles: Mapping[str, Profile]) -> list[Traffic]:
+    if not isinstance(entries, list):
+        raise TypeError(f"{kind} is no list")
+    found = []
+    for place, entry in enumerate(entries):
+        with placed(f"{kind}[{place}]"):
+            found.append(_traffic(members(entry), profiles))
+    return found
+
+
 def _traffic(entry: Mapping[str, Any], profiles: Mapping[str, Profile]) -> Traffic:
     (name,) = strings([entry["name"]])
     if (phase := entry["phase"]) not in ("decode", "prefill") or not isinstance(entry.get("quick", False), bool):
         raise TypeError(f"{name[:100]}: phase is decode or prefill, and quick true or false")
-    profile = profiles[entry["profile"]] if "profile" in entry else None
+    profile = None
+    if "profile" in entry:
+        with placed("profiles"):
+            profile = profiles[entry["profile"]]
     if profile is not None and profile.lengths:
         count = len(profile.lengths) if phase == "decode" else sum(profile.lengths)
     else:

@@ -41,7 +41,7 @@ from flashinfer_trace.validation.problems import Findings, Result, quote
 from flashinfer_trace.validation.reference_memo import ReferenceMemo
 from flashinfer_trace.validation.schemas import SchemaFileError, Schemas, check_schema
 from flashinfer_trace.validation.tag_rules import check_calls, check_family_file, check_family_tags
-from flashinfer_trace.validation.traffic_rules import check_traffic
+from flashinfer_trace.validation.traffic_rules import check_traffic, check_workloads, traffic_names
 
 __all__ = ["validate_paths"]
 
@@ -269,12 +269,19 @@ class _DatasetCheck:
             check_meaning(candidate, known, findings)
 
     def _check_traffic(self) -> None:
-        """Checks workloads/traffic.json, if it is there."""
+        """Checks workloads/traffic.json, if it is there, and then the recorded workloads."""
         path = self.root / "workloads" / "traffic.json"
-        if path.exists():
-            document, schema = self._load(path), self._schema("traffic")
-            if document is not None and schema is not None:
-                check_traffic(document.data, schema, self.findings_of(path))
+        document, schema = self._load(path) if path.exists() else None, self._schema("traffic")
+        if document is None or schema is None:
+            return
+        check_traffic(document.data, schema, self.findings_of(path))
+        schema = self._schema("workloads")
+        if self.findings_of(path).problems or schema is None:
+            return
+        names = traffic_names(document.data)
+        for path in sorted(self.root.glob("workloads/*/*.json")):
+            if (file := self._load(path)) is not None:
+                check_workloads(path, file.data, schema, names, self.findings_of(path))
 
     def _report_kernel_paths(self, error: KernelPathsError) -> None:
         message = str(error).replace(f"{self.root}/", "")

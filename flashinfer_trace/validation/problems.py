@@ -98,6 +98,7 @@ RULES: dict[str, str] = {
     "evidence-orphan": "Every evidence file belongs to a Definition.",
     # Traffic
     "traffic-invalid": "workloads/traffic.json follows its schema, and its lengths are those that its digests are of.",
+    "workloads-invalid": "Recorded workloads follow their schema, and fit their Definition and workloads/traffic.json.",
 }
 
 

@@ -53,6 +53,15 @@ def test_an_empty_directory_is_filled(tmp_path: Path):
     assert (tmp_path / "README.md").is_file()
 
 
+@pytest.mark.parametrize("out", [".", "../work"])
+def test_the_current_directory_is_not_replaced(out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    result = CliRunner().invoke(main, ["export", "fib", out, NAMES[0]])
+    assert result.exit_code == 2 and f"{out} is the current directory; name a new one" in result.stderr
+    assert [each.name for each in tmp_path.iterdir()] == ["work"] and not any((tmp_path / "work").iterdir())
+
+
 def test_nothing_that_can_be_exported_is_no_success(tmp_path: Path):
     result = CliRunner().invoke(main, ["export", "fib", str(tmp_path / "out"), "min_p_sampling_from_probs_v32000"])
     assert result.exit_code == 2

@@ -128,6 +128,7 @@ PARTLY = {
     "moe_apply_shuffle_mul_sum": "hidden_states",
     "moe_shuffle_rows": "input",
     "tree_speculative_sampling_target_only": "target_probs",
+    "cutlass_scaled_fp4_mm": "A_scale",
 }
 
 

@@ -101,6 +101,31 @@ def test_a_class_of_this_process_is_given_as_an_object():
     assert judge(Scaled(2), NORM, examples=1).failure.kind == "values"
 
 
+RIGHT = "f = x.float(); return (f * torch.rsqrt(f.square().mean(-1, keepdim=True) + 1e-6) * w.float()).to(x.dtype)"
+
+
+def test_what_is_imported_by_a_usual_name_is_not_meant(tmp_path, server):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        f"import torch\nfrom subprocess import run\n\nclass ModelNew:\n  def __call__(self, x, w): {RIGHT}\n"
+    )
+    assert judge(str(path), NORM, examples=1, server=server).grade == Grade.REFERENCE
+    (tmp_path / "other.py").write_text(f"import torch\n\ndef run(x, w): {RIGHT}\n")
+    path.write_text("from other import run\n")
+    assert judge(str(path), NORM, examples=1, server=server).grade == Grade.REFERENCE
+
+
+def test_a_helper_beside_a_module_is_not_taken_for_the_kernel(tmp_path, server):
+    path = tmp_path / "mine.py"
+    module = "class Norm(torch.nn.Module):\n  def forward(self, x, w): return torch.zeros_like(x)\n"
+    path.write_text(f"import torch\n\ndef helper(x, w): {RIGHT}\n\n{module}")
+    message = not_judged(judge(str(path), NORM, server=server))
+    assert "of ['helper', 'Norm'] none is the only one; name the one to judge: FILE:FUNCTION" in message
+    assert judge(f"{path}:Norm", NORM, examples=1, server=server).grade == Grade.WRONG
+    path.write_text(f"import torch\n\n{module}")
+    assert judge(str(path), NORM, examples=1, server=server).grade == Grade.WRONG
+
+
 NORM_TEXT = "f = hidden_states.float()\n    f = f * torch.rsqrt(f.square().mean(-1, keepdim=True) + {eps}) * weight\n"
 
 
@@ -182,7 +207,7 @@ def test_a_solution_is_told_what_its_style_asks_for(parameters, destination, wan
 
 def test_a_solution_without_its_function_is_told_of_the_entry_point(verdict_on):
     message = not_judged(verdict_on({"main.py": "def run(x, w): return x"}, entry="main.py::nope"))
-    wanted = "main.py has no nope; its functions are ['run']: entry_point in the Solution's spec, as FILE.py::FUNCTION,"
+    wanted = "main.py has no nope; it has ['run']: entry_point in the Solution's spec, as FILE.py::FUNCTION,"
     assert message.startswith(wanted) and "FILE:FUNCTION" not in message
     with pytest.raises(SubmissionError, match=r"the entry point 'main.py::' must be FILE::FUNCTION"):
         verdict_on({"main.py": ""}, entry="main.py::")

@@ -9,8 +9,6 @@ from cheating_kernels import ATTENTION, CHEATS, NORM
 from click.testing import CliRunner
 
 import flashinfer_trace
-import flashinfer_trace.judging.judge
-import flashinfer_trace.judging.process
 from flashinfer_trace.cli import main
 from flashinfer_trace.harness.real_size import has_real_size
 from flashinfer_trace.judging.process import Limits
@@ -53,9 +51,19 @@ def test_limits_of_the_command_are_an_option():
 def test_limits_without_an_option_are_a_call(limits):
     """It is Python that gives the same verdict."""
     call = line(NORM, limits=limits)
-    assert call.startswith("flashinfer_trace.judging.judge.judge(") and "limits=flashinfer_trace." in call
-    again = eval(call, {"flashinfer_trace": flashinfer_trace})
+    imports, _, expression = call.rpartition("; ")
+    names: dict[str, object] = {}
+    exec(imports, names)
+    again = eval(expression, names)
     assert again.seed == 5 and again.definition == NORM and again.replay == call
+
+
+def test_a_file_is_no_option(tmp_path, monkeypatch):
+    (tmp_path / "-norm.py").write_text("def run(x, w): return x")
+    monkeypatch.chdir(tmp_path)
+    verdict = Verdict(NORM, "norm", "cpu", "own", seed=5)
+    found = replay(from_path("./-norm.py"), verdict, flashinfer_trace.load(NORM), 3, Limits())
+    assert found.startswith("flashinfer-trace check ./-norm.py -d ")
 
 
 def test_a_callable_is_repeated_by_a_call():

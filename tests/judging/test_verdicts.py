@@ -99,12 +99,14 @@ def test_a_solution_of_flashinfer_bench(destination, tmp_path, server):
     assert verdict.submission == "mine"
 
 
-def solution(body: str, language: str = "python", entry: str = "main.py::main", destination: bool = True) -> dict:
+def solution(
+    body: str, language: str = "python", entry: str = "main.py::main", destination: object = True, file: str = "main.py"
+) -> dict:
     spec = {"language": language, "target_hardware": ["cpu"], "entry_point": entry}
     return {
         **{"name": "mine", "definition": NAME, "author": "me"},
         "spec": {**spec, "destination_passing_style": destination},
-        "sources": [{"path": "main.py", "content": body}, {"path": "parts/norms.py", "content": NORM}],
+        "sources": [{"path": file, "content": body}, {"path": "parts/norms.py", "content": NORM}],
     }
 
 
@@ -120,6 +122,10 @@ def test_a_solution_of_flashinfer_bench_is_valid_for_it():
         ({"entry": "other.py::main"}, "must be FILE::FUNCTION"),
         ({"entry": "main.py"}, "must be FILE::FUNCTION"),
         ({"entry": 3}, "names, paths and contents are strings"),
+        ({"destination": "false"}, "destination_passing_style is true or false"),
+        ({"destination": None}, "destination_passing_style is true or false"),
+        ({"file": "main.cu", "entry": "main.cu::run"}, r"'main.cu::run' is in no Python file"),
+        ({"file": "a.b.py", "entry": "a.b.py::run"}, r"'a.b.py::run' is in no Python file"),
     ],
 )
 def test_a_solution_that_cannot_be_judged_is_refused(change, message, tmp_path):
@@ -162,7 +168,7 @@ def test_what_is_missing_is_named(tmp_path, kernel, server):
     ):
         from_path(str(path))
     verdict = judge(f"{kernel('def run(x, w): return norm(x, w)')}:norms", NAME, server=server)
-    assert "my_kernel.py has no norms; its functions are ['norm', 'run']: FILE:FUNCTION" in verdict.failure.message
+    assert "my_kernel.py has no norms; it has ['norm', 'run']: FILE:FUNCTION" in verdict.failure.message
 
 
 def test_a_source_outside_of_the_solution_is_refused(tmp_path):
@@ -172,6 +178,29 @@ def test_a_source_outside_of_the_solution_is_refused(tmp_path):
     path.write_text(json.dumps(data))
     with pytest.raises(SubmissionError, match=r"'../outside.py' lies outside"):
         from_path(str(path))
+
+
+def test_two_sources_of_one_path_are_refused(tmp_path):
+    data = solution("def main(): ...")
+    data["sources"].append(dict(data["sources"][0], content="x = 1"))
+    path = tmp_path / "solution.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(SubmissionError, match="two sources have the same path"):
+        from_path(str(path))
+
+
+@pytest.mark.parametrize("definition", [5, None])
+def test_what_is_no_definition_is_refused(definition):
+    with pytest.raises(InputError, match="is no Definition; give one, or its name"):
+        judge(lambda x, w: x, definition)
+
+
+@pytest.mark.parametrize("length", [1, 300])
+def test_a_program_is_no_path_of_one(length):
+    text = "import torch\n\n" * length
+    with pytest.raises(SubmissionError, match=r"^import torch.*(not a path|no such file); give the path of") as error:
+        judge(text, NAME)
+    assert len(str(error.value)) < 400 and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["no_such.py", "no_such.py:run", "README.md", "[]"])

@@ -93,30 +93,42 @@ def test_another_seed_and_other_axes_are_refused(root):
 def test_files_that_cannot_be_workloads_are_refused(root):
     with pytest.raises(WorkloadError, match="it is for rmsnorm_h1"):
         changed(root, lambda data: data.update(definition="rmsnorm_h1"))
-    with pytest.raises(WorkloadError, match=r"no traffic \['decode-3'\]"):
+    with pytest.raises(WorkloadError, match=r"workloads\.decode-3: .*which has decode-1"):
         changed(root, lambda data: data["workloads"].update({"decode-3": {}}))
-    with pytest.raises(WorkloadError, match=r"schema/workloads\.schema\.json"):
-        changed(root, lambda data: data["workloads"]["decode-1"].pop("seed"))
+    with pytest.raises(WorkloadError, match=r"json: workloads is empty; .*tools\.record_workloads rmsnorm_h3072"):
+        changed(root, lambda data: data.update(workloads={}))
     (root / "workloads" / "traffic.json").unlink()
     (root / "workloads" / "traffic.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(TrafficError, match=r"traffic\.json: 'profiles'"):
+    with pytest.raises(TrafficError, match=r'traffic\.json: the file has no "profiles"'):
         load_traffic(root)
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "message"),
     [
-        {"axes": []},
-        {"axes": {"batch_size": [1]}},
-        {"axes": {"rows": 1}},
-        {"seed": "1"},
-        {"seed": 1 << 31},
-        {"inputs": {"weight": 5}},
+        ({"axes": []}, "[] is no object"),
+        ({"axes": {"batch_size": [1]}}, "axes.batch_size: [1] is no integer"),
+        ({"axes": {"batch_size": -2}}, "axes.batch_size: -2 is no integer from 0"),
+        ({"axes": {"rows": 1}}, "axes are not batch_size"),
+        ({"seed": "1"}, 'seed: "1" is no integer'),
+        ({"seed": 1 << 31}, "seed: 2147483648 is no integer"),
+        ({"inputs": {"hidden_states": "0" * 64, "weight": 5}}, "inputs.weight is no SHA-256"),
+        ({"inputs": {"hidden_states": "0" * 64, "weight": "xyz"}}, "inputs.weight is no SHA-256"),
+        ({"inputs": {"weight": "0" * 64}}, "inputs are not hidden_states, weight"),
+        ({"lengths": []}, 'unknown members ["lengths"]; it may have seed, axes, inputs'),
     ],
+    ids=str,
 )
-def test_malformed_workloads_are_refused(root, change):
-    with pytest.raises(WorkloadError, match=r"schema/workloads\.schema\.json"):
+def test_malformed_workloads_are_refused(root, change, message):
+    with pytest.raises(WorkloadError, match=r"schema/workloads\.schema\.json") as error:
         changed(root, lambda data: data["workloads"]["decode-1"].update(change))
+    assert f"rmsnorm_h3072.json: workloads.decode-1: {message}" in str(error.value)
+
+
+@pytest.mark.parametrize("entry", [None, {}])
+def test_a_workload_says_what_it_lacks(root, entry):
+    with pytest.raises(WorkloadError, match=r"workloads\.decode-1(: null is no object| has no \"inputs\")"):
+        changed(root, lambda data: data["workloads"].update({"decode-1": entry}))
 
 
 def test_a_cost_is_at_the_axes_of_the_inputs(root):
@@ -144,6 +156,7 @@ def test_a_cost_is_at_the_axes_of_the_inputs(root):
         ("tokens", 0, {"quick": 1}),
         ("tokens", 0, {"name": ["decode-1"]}),
         ("requests", 0, {"profile": ["chat"]}),
+        ("tokens", 0, {"profile": "voice"}),
         ("requests", 0, {"count": 1 << 16}),  # with the longest requests: more than any cache holds
     ],
     ids=str,

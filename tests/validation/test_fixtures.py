@@ -29,6 +29,7 @@ RULES_WITH_OWN_TEST = {
     "no-kernel": "test_claim_rules.py::test_a_definition_that_every_kernel_refuses_is_a_problem",
     "evidence-stale": "../test_forgeries.py::test_older_code_is_stale_and_refused_at_a_release",
     "traffic-invalid": "test_traffic_rules.py::test_an_edited_file_is_refused",
+    "workloads-invalid": "test_traffic_rules.py::test_workloads_of_something_else_are_refused",
     "evidence-orphan": "test_dataset_check.py::test_orphaned_evidence",
 }
 

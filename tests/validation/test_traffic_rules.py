@@ -1,4 +1,4 @@
-"""What workloads/traffic.json says of traces that are not here: an edited number is noticed."""
+"""What workloads/ says of traces that are not here, and of Definitions: an edited file is noticed."""
 
 from __future__ import annotations
 
@@ -75,3 +75,48 @@ def test_traffic_is_not_drawn_from_an_edited_quantile(dataset: Dataset) -> None:
     dataset.write(TRAFFIC, data)
     with pytest.raises(TrafficError, match=r"traffic\.json: profiles\.long: .* of other lengths; .*traffic_statistics"):
         load_traffic(dataset.root)
+
+
+def of_decode(**fields: Any) -> Callable[[Json], object]:
+    return lambda data: data["workloads"]["decode-1"].update(fields)
+
+
+WRONG_WORKLOADS: dict[str, tuple[Callable[[Json], object], str, str]] = {
+    "a list": (lambda data: data.update(workloads=[]), "/workloads", "object"),
+    "none": (lambda data: data.update(workloads={}), "/workloads", ""),
+    "no seed": (lambda data: data["workloads"]["decode-1"].pop("seed"), "/workloads/decode-1", "'seed'"),
+    "no digest": (of_decode(inputs={"weight": "xyz"}), "/workloads/decode-1/inputs/weight", "xyz"),
+    "another Definition": (lambda data: data.update(definition="rmsnorm_h1"), "/definition", 'it is for "rmsnorm_h1"'),
+    "unknown traffic": (
+        lambda data: data["workloads"].update({"decode-9": data["workloads"]["decode-1"]}),
+        "/workloads/decode-9",
+        "no such traffic",
+    ),
+    "other axes": (of_decode(axes={"rows": 1}), "/workloads/decode-1/axes", 'those of the Definition "batch_size"'),
+    "fewer inputs": (of_decode(inputs={"weight": "0" * 64}), "/workloads/decode-1/inputs", '"hidden_states", "weight"'),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_WORKLOADS)
+def test_workloads_of_something_else_are_refused(dataset: Dataset, name: str) -> None:
+    file = "workloads/rmsnorm/rmsnorm_h3072.json"
+    definition = json.loads((REPOSITORY / "definitions/rmsnorm/rmsnorm_h3072.json").read_text(encoding="utf-8"))
+    definition["tags"] = ["status:unverified", *(tag for tag in definition["tags"] if tag.startswith("stage:"))]
+    data = json.loads((REPOSITORY / file).read_text(encoding="utf-8"))
+    dataset.write(TRAFFIC, json.loads((REPOSITORY / TRAFFIC).read_text(encoding="utf-8")))
+    dataset.write("definitions/rmsnorm/rmsnorm_h3072.json", definition)
+    dataset.write(file, data)
+    assert [problem for problem in dataset.problems() if problem.file == file] == []
+    change, pointer, message = WRONG_WORKLOADS[name]
+    change(data)
+    dataset.write(file, data)
+    (problem,) = (problem for problem in dataset.problems() if problem.file == file)
+    assert (problem.rule, problem.pointer) == ("workloads-invalid", pointer)
+    assert message in problem.message
+
+
+def test_workloads_of_no_definition_are_refused(dataset: Dataset) -> None:
+    for name in (TRAFFIC, "workloads/rmsnorm/rmsnorm_h3072.json"):
+        dataset.write(name, json.loads((REPOSITORY / name).read_text(encoding="utf-8")))
+    (problem,) = dataset.problems()
+    assert problem.rule == "workloads-invalid" and "definitions/rmsnorm/rmsnorm_h3072.json" in problem.message

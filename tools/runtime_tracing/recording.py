@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace import files, json_source
+from flashinfer_trace import files, json_source, json_values
 from flashinfer_trace.digests import content_sha256
 from tools.runtime_tracing import frames
 from tools.runtime_tracing.call_log import CallLog, LoggedCall
@@ -270,7 +270,7 @@ def _calls(document: Mapping[str, Any]) -> Iterator[RecordedCall]:
         stacks.append((places[frame], *(stacks[rest] if rest >= 0 else ())))
     names = document["cuda_kernels"]
     for phase, kernel, stack, arguments, count, launches in document["calls"]:
-        library, path, *through = json_source.strings(document["kernels"][kernel])
+        library, path, *through = json_values.strings(document["kernels"][kernel])
         yield RecordedCall(
             phase=phase,
             library=library,

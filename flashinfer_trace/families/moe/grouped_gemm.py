@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping
 
 import torch
@@ -27,6 +28,7 @@ from flashinfer_trace.harness.inputs import Draws, indptr, sizes, split
 #: ``integers``: small codes, and scales that are powers of two: every sum is exact, in any kernel.
 KINDS = ("normal", "large", "tiny", "integers")
 #: ``one``: all rows belong to one expert; ``even``: as evenly as they can be; ``uneven``: some experts have none.
+#: Traffic has ``routed`` ones: each row chose its expert by chance.
 GROUPS = ("uneven", "even", "one")
 #: On a GPU, most cases are of a few experts, as in `expert_gemm`: only ``neighbours`` have rows, NEIGHBOURS in a row.
 GROUPS_OF_MANY = (*GROUPS, *("neighbours",) * 5)
@@ -56,7 +58,7 @@ def corners(request: PlanRequest) -> list[Plan]:
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    return {"total_rows": axes.get("total_rows", 16), "groups": "even", "values": "normal", "zero_row": False}
+    return {"total_rows": axes.get("total_rows", 16), "groups": "routed", "values": "normal", "zero_row": False}
 
 
 def group_lengths(total: int, experts: int, kind: str, draws: Draws) -> list[int]:
@@ -66,6 +68,9 @@ def group_lengths(total: int, experts: int, kind: str, draws: Draws) -> list[int
         return [total if expert == chosen else 0 for expert in range(experts)]
     if kind == "even":
         return [total // experts + (expert < total % experts) for expert in range(experts)]
+    if kind == "routed":
+        rows = Counter(draws.host_integers(total, 0, experts - 1))
+        return [rows[expert] for expert in range(experts)]
     among = min(experts, NEIGHBOURS) if kind == "neighbours" else experts
     first = draws.host_integers(1, 0, experts - among)[0]
     return [0] * first + split(total, among, draws) + [0] * (experts - among - first)

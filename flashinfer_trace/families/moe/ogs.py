@@ -59,7 +59,7 @@ def corners(request: PlanRequest) -> list[Plan]:
 
     A clamped SwiGLU has each alpha and each limit in one of them, and mxfp4 weights have scales far from 1 in another.
     """
-    usual = plan_for_axes(request.definition, {"num_tokens": 5}, Draws(0, "cpu"))
+    usual = {**plan_for_axes(request.definition, {"num_tokens": 5}, Draws(0, "cpu")), "groups": "even"}
     one = {**usual, "num_tokens": 1, "top_k": 1, "groups": "one"}
     many = {**one, "num_tokens": 40, "top_k": 7}
     few = {**usual, "top_k": 3}
@@ -72,18 +72,29 @@ def corners(request: PlanRequest) -> list[Plan]:
 
 
 def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    top_k = axes.get("top_k", 4)
+    """Traffic of gpt-oss, whose experts have biases, or else of Qwen3."""
+    top_k = axes.get("top_k", 4 if "bias" in definition.inputs else 8)
     tokens = axes.get("num_tokens", -(-axes.get("num_rows", 16) // top_k))
     if tokens and "num_rows" in axes:
         top_k = axes["num_rows"] // tokens
-    plan = {"num_tokens": tokens, "top_k": top_k, "groups": "even", "values": "normal", "zero_row": False}
+    plan = {"num_tokens": tokens, "top_k": top_k, "groups": "routed", "values": "normal", "zero_row": False}
     return {**plan, "alpha": ALPHAS[0], "limit": LIMITS[0]} if "limit" in definition.inputs else plan
 
 
-def rows_of_choices(plan: Plan, draws: Draws) -> torch.Tensor:
-    """A permutation of all rows, int32 [num_tokens, top_k]: where each choice of each token is among sorted rows."""
+def choices_of(plan: Plan, experts: int, draws: Draws) -> tuple[list[int], torch.Tensor]:
+    """The rows of each expert, and where each choice of each token is among sorted rows, int32 [num_tokens, top_k].
+
+    Places are a random permutation, except of ``routed`` rows: those are of different experts for each token.
+    """
     tokens, choices = plan["num_tokens"], plan["top_k"]
-    return draws.uniform([tokens * choices], 0.0, 1.0).argsort().int().view(tokens, choices)
+    rows = tokens * choices
+    if plan["groups"] != "routed":
+        counts = group_lengths(rows, experts, plan["groups"], draws)
+        return counts, draws.uniform([rows], 0.0, 1.0).argsort().int().view(tokens, choices)
+    times = -(-choices // experts)  # a token that chooses more than there are has some experts again
+    chosen = draws.uniform([tokens, times * experts]).argsort(dim=1)[:, :choices].flatten() % experts
+    places = chosen.argsort(stable=True).argsort()
+    return torch.bincount(chosen, minlength=experts).tolist(), places.int().view(tokens, choices)
 
 
 def drawn_weights(definition: Definition, scale: float, kind: str, draws: Draws) -> Inputs:
@@ -140,10 +151,8 @@ def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
     """
     axes, kind = definition.const_axes, plan["values"]
     experts, n, k = axes["num_experts"], axes["n"], axes["k"]
-    positions = rows_of_choices(plan, draws)
-    rows = positions.numel()
-    counts = group_lengths(rows, experts, plan["groups"], draws)
-    whole = kind == "integers"
+    counts, positions = choices_of(plan, experts, draws)
+    rows, whole = positions.numel(), kind == "integers"
     gammas = draws.uniform([rows], 0.05, 2.5)
     gammas = torch.exp2(draws.integers([rows], -3, 1).float()) if whole else gammas
     scale = k**-0.5 * (4.0 if "limit" in definition.inputs else 1.0)

@@ -17,7 +17,8 @@ from flashinfer_trace.harness.inputs import Draws, as_integers, sizes, torch_dty
 #: ``positive``: no term cancels another, so that a missing one shows.
 KINDS = ("normal", "integers", "large", "tiny", "positive")
 FACTORS = (1.0, 2.5, 0.75)
-#: Which row each place of a copy takes: ``repeated`` takes few rows many times, ``reversed`` each once.
+#: Which row each place of a copy takes: ``repeated`` takes few rows many times, ``reversed`` each once. In traffic,
+#: ``routed``, each comes equally often, in any order.
 MAPS = ("random", "repeated", "reversed")
 FUSED_MOE = "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe"
 #: With more tokens SGLang calls sgl_kernel.moe_sum_reduce.
@@ -185,7 +186,7 @@ def copy_corners(request: PlanRequest) -> list[Plan]:
 
 def copy_plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
     counts = {"num_rows": axes.get("num_rows", 8), "num_copies": axes.get("num_copies", 16)}
-    return {**counts, "map": "random", "contents": "normal"}
+    return {**counts, "map": "routed", "contents": "normal"}
 
 
 def copy_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -196,6 +197,8 @@ def copy_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
         source = source % min(3, rows)
     elif plan["map"] == "reversed":
         source = torch.arange(copies, 0, -1, device=draws.device) % rows
+    elif plan["map"] == "routed":
+        source = draws.permutation(copies) % rows
     dtype = torch_dtype(definition.inputs["input"].dtype)
     values = draws.values([rows, definition.const_axes["hidden_size"]], dtype, plan["contents"], 16.0)
     return {"input": values, "dst2src_map": source.to(torch.int32)}

@@ -1,0 +1,68 @@
+"""Values of JSON files that nobody has checked by their schema: what a loader asks of each, and where it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["members", "placed", "strings", "whole"]
+
+#: Longest value in a message.
+MAX_VALUE = 100
+
+
+@contextmanager
+def placed(place: str) -> Iterator[None]:
+    """What goes wrong in the block, which reads this part of a file, says which part it is.
+
+    Raises:
+        TypeError: instead of a KeyError, TypeError or AttributeError of the block; it begins with the place.
+    """
+    try:
+        yield
+    except KeyError as error:
+        raise TypeError(f"{place} has no {_short(error.args[0])}") from error
+    except (TypeError, AttributeError) as error:
+        raise TypeError(f"{place}: {error}") from error
+
+
+def members(value: Any, *known: str) -> dict[str, Any]:
+    """An object; if members are given, with no others.
+
+    Raises:
+        TypeError: it is anything else.
+    """
+    if not isinstance(value, dict):
+        raise TypeError(f"{_short(value)} is no object")
+    if known and (unknown := sorted(value.keys() - set(known))):
+        raise TypeError(f"unknown members {_short(unknown)}; it may have {', '.join(known)}")
+    return value
+
+
+def strings(value: Any) -> tuple[str, ...]:
+    """A list of strings.
+
+    Raises:
+        TypeError: it is anything else.
+    """
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise TypeError(f"{_short(value)} is no list of strings")
+    return tuple(value)
+
+
+def whole(value: Any, least: int, most: int) -> int:
+    """An integer from `least` to `most`.
+
+    Raises:
+        TypeError: it is anything else.
+    """
+    if type(value) is not int or not least <= value <= most:
+        raise TypeError(f"{_short(value)} is no integer from {least} to {most}")
+    return value
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 3]}..."
