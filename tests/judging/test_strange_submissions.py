@@ -7,6 +7,7 @@ import os
 import pytest
 from cheating_kernels import NORM
 
+from flashinfer_trace.definition import InputError
 from flashinfer_trace.judging.judge import judge
 from flashinfer_trace.judging.submission import SubmissionError, from_path
 from flashinfer_trace.judging.verdict import Grade
@@ -56,7 +57,7 @@ def test_what_is_there_and_no_file_is_not_said_to_be_missing(tmp_path):
     (tmp_path / "directory.py").mkdir()
     os.mkfifo(tmp_path / "pipe.py")
     for name in ("directory.py", "pipe.py:run"):
-        with pytest.raises(SubmissionError, match=r"\.py: not a regular file; give FILE\.py"):
+        with pytest.raises(SubmissionError, match=r"\.py: not a regular file; give the path of FILE\.py"):
             from_path(str(tmp_path / name))
 
 
@@ -64,3 +65,17 @@ def test_a_colon_needs_a_function(tmp_path):
     (tmp_path / "mine.py").write_text(RIGHT)
     with pytest.raises(SubmissionError, match="names no function after the colon"):
         from_path(f"{tmp_path / 'mine.py'}:")
+
+
+@pytest.mark.parametrize("definition", [5, None])
+def test_what_is_no_definition_is_refused(definition):
+    with pytest.raises(InputError, match="is no Definition; give one, or its name"):
+        judge(lambda x, w: x, definition)
+
+
+@pytest.mark.parametrize("length", [1, 300])
+def test_a_program_is_no_path_of_one(length):
+    text = "import torch\n\n" * length
+    with pytest.raises(SubmissionError, match=r"^import torch.*(not a path|no such file); give the path of") as error:
+        judge(text, NORM)
+    assert len(str(error.value)) < 400 and "\n" not in str(error.value)
