@@ -26,9 +26,9 @@ OF_REQUESTS = ("sampling", "renorm", "speculative")
 COPIES, EXPERTS = 8, 256
 #: Families whose builders draw each token's choice among all slots by itself, which takes long for many tokens.
 MOST_TOKENS = {"dsa_sparse_attention": 512, "dsa_sparse_attention_fp8_cache": 512}
-#: Keys that the indexer has of the tokens before a chunk: the shared prefix of the profile ``agentic``. It is more than
-#: top-k, below which there is nothing to choose.
-CACHED_KEYS = 6144
+#: Keys that the indexer has of the tokens before a chunk. With no more than top-k there is nothing to choose, and the
+#: float64 oracle of a chunk with many times as many does not fit into the memory of a GPU.
+CACHED_KEYS = 2048
 #: Pages in use for each free one, as in a server that is not full.
 FREE = 8
 
