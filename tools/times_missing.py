@@ -49,7 +49,7 @@ def times_missing(
     for (name, _), kernels in times.items():
         axes.setdefault(name, []).append(next(iter(kernels.values()))[-1]["axes"])
         labels.setdefault(name, set()).update(kernels)
-    defects, rows, without = _defects(root), [], 0
+    defects, rows, without, untimed = _defects(root), [], 0, set()
     for name, members in sorted(families.items()):
         family = family_of(members[0])
         timed = [(one, axes[one.name]) for one in members if one.name in axes]
@@ -60,14 +60,19 @@ def times_missing(
         for kernel in runnable:
             if kernel.label not in done:
                 why = _reason(kernel, timed or _planned(root, members))
+                if why == UNKNOWN and not timed:
+                    untimed.add(code(name))
+                    continue
                 defect = "; it has [a defect](kernel_findings.md)" if kernel.path in defects else ""
                 rows.append([code(name), code(kernel.label), why + defect])
-    if not rows:
+    if not rows and not untimed:
         return []
     text = (
         f"{len(families) - without} of {len(families)} families have times. The table has the families whose kernels "
         "all need another GPU, and the kernels that run on this one and have no time."
     )
+    if untimed:
+        text += f" It leaves out those of which no time is recorded yet, {len(untimed)} in all: {', '.join(sorted(untimed))}."
     return ["### Without a time", "", text, "", *table(["Family", "Kernel", "Why"], rows), ""]
 
 

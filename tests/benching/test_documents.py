@@ -189,6 +189,12 @@ def test_a_kernel_that_takes_a_workload_has_no_reason():
     assert whys["`sgl_kernel.dsv3_router_gemm`"] == "no time is recorded yet"
 
 
+def test_a_family_that_was_not_timed_is_named_once():
+    text, rows = missing("gemm_bf16_n256_k7168", "rmsnorm_h7168", timed=[("rmsnorm_h7168", "decode-64", "a", {})])
+    assert text[0].endswith(" It leaves out those of which no time is recorded yet, 1 in all: `gemm_bf16`.")
+    assert "no time is recorded yet" not in {why for family, _, why in rows if family == "`gemm_bf16`"}
+
+
 def test_families_without_a_time_are_judged_by_their_workloads():
     _, rows = missing("moe_align_block_size_topk8_e256_b64", "moe_post_reorder_topk9_h7168")
     assert [why for *_, why in rows] == [
