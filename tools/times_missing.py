@@ -72,8 +72,10 @@ def times_missing(
         "all need another GPU, and the kernels that run on this one and have no time."
     )
     if untimed:
-        text += f" It leaves out those of which no time is recorded yet, {len(untimed)} in all: {', '.join(sorted(untimed))}."
-    return ["### Without a time", "", text, "", *table(["Family", "Kernel", "Why"], rows), ""]
+        names = ", ".join(sorted(untimed))
+        text += f" It leaves out those of which no time is recorded yet, {len(untimed)} in all: {names}."
+    lines = table(["Family", "Kernel", "Why"], rows) if rows else []
+    return ["### Without a time", "", text, "", *lines, ""]
 
 
 def _defects(root: Path) -> set[str]:
