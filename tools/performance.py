@@ -38,8 +38,8 @@ versions (CUDA, torch, Python, the kernel's library), the same inputs, and as ma
 A call is what the family's record makes of the Definition's inputs. In times with a dagger (†), the GPU waited for the
 processor: the record prepares on the host what the kernel takes (weights in another layout, rows dealt to experts,
 lists of indices), or the function reads a result there. They are times of the call, not of the kernel, and have no
-fraction of the roofline. What a record computes on the GPU for a kernel counts, too, and lowers its fraction:
-`flash_mla_sparse_fwd` takes both caches of `dsa_sparse_attention` as one, so that each call copies them whole.
+fraction of the roofline. What a record computes on the GPU for a kernel counts, too, and lowers its fraction. For
+example, `flash_mla_sparse_fwd` takes both caches of `dsa_sparse_attention` as one, so that each call copies them whole.
 """
 
 NOTHING = """
