@@ -106,7 +106,7 @@ KINDS: dict[str, Sequence[Kind]] = {
         Kind("flashinfer_bench", 40, (VALIDATE, EMBED)),
         Kind("gpus", 40, (VALIDATE, EMBED, COST)),
         Kind("traffic", 50, (VALIDATE, COST_OF_WORKLOAD, COST_OF_REQUESTS, ("statistics", "LENGTHS")), sealed=True),
-        Kind("workloads", 30, (COST_OF_WORKLOAD,)),
+        Kind("workloads", 30, (VALIDATE, COST_OF_WORKLOAD)),
         Kind("runtime", 30, (COMPARE,), sealed=True),
         Kind("no_definition", 10, (VALIDATE, EMBED, KERNELS)),
         Kind("digest", 10, (EXTRACT,)),
