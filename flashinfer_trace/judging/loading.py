@@ -194,7 +194,7 @@ def _is_imported(found: Any, module: ModuleType) -> bool:
 
 
 def _public(module: ModuleType) -> list[str]:
-    """Names of the functions and classes of modules that a module defines itself for others."""
+    """Names of the functions and of the classes of torch's modules that a file defines itself for others."""
     import torch
 
     return [

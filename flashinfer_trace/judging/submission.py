@@ -117,7 +117,7 @@ def from_path(text: str) -> Submission:
 
 
 def _not_a_file(path: Path) -> str:
-    """What is wrong with a path, which may be the text of a program that was given instead."""
+    """What is wrong with a path, which may be the text of a program instead; empty if nothing is."""
     try:
         if path.is_file():
             return ""
@@ -164,12 +164,13 @@ def _solution(path: Path) -> Submission:
     file, _, function = entry.partition("::")
     if not function or file not in files:
         raise SubmissionError(f"{path}: the entry point {entry!r} must be FILE::FUNCTION, with one of {sorted(files)}")
-    if not file.endswith(".py") or "." in file.removesuffix(".py"):
-        raise SubmissionError(f"{path}: the entry point {entry!r} is in no Python file that can be imported (NAME.py)")
     for one in files:
         if PurePosixPath(one).is_absolute() or ".." in PurePosixPath(one).parts:
             raise SubmissionError(f"{path}: the source {one!r} lies outside of the Solution")
         if not PurePosixPath(one).name or not one.isprintable() or len(one) > MAX_PATH:
             raise SubmissionError(f"{path}: {one[:MAX_PATH]!r} is no path of a source")
+    names = PurePosixPath(file).with_suffix("").parts
+    if not file.endswith(".py") or any("." in one for one in names):
+        raise SubmissionError(f"{path}: the entry point {entry!r} is in no Python file that can be imported (NAME.py)")
     request = {"kind": "package", "path": file, "name": function, "destination": destination}
     return Submission(printable(name), request, None, files, definition, str(path.absolute()))

@@ -42,6 +42,7 @@ MOST_BYTES = 2 << 30
 MOST_VARIANT = 2**31 - 1
 #: Largest seed.
 MOST_SEED = (1 << 31) - 1
+#: A digest.
 SHA256 = re.compile("[0-9a-f]{64}")
 
 

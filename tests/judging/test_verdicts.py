@@ -189,6 +189,13 @@ def test_what_is_no_kernel_is_refused(text, tmp_path, monkeypatch):
         from_path(text)
 
 
+@pytest.mark.parametrize("file", ["./main.py", "pkg/./main.py"])
+def test_a_source_may_lie_in_a_directory(file, tmp_path, server):
+    path = tmp_path / "solution.json"
+    path.write_text(json.dumps(solution(NORM, file=file, entry=f"{file}::norm", destination=False)))
+    assert judge(str(path), NAME, examples=1, server=server).grade == Grade.REFERENCE
+
+
 def test_a_solution_of_another_definition_is_refused(tmp_path, server):
     path = tmp_path / "solution.json"
     path.write_text(json.dumps(solution("def main(): ...")))
