@@ -239,6 +239,21 @@ def test_an_unknown_workload_is_named():
         _chosen(flashinfer_trace.load(NORM), "decode-3")
 
 
+def test_a_file_of_names_may_begin_with_a_byte_order_mark_but_not_be_empty(tmp_path):
+    path = tmp_path / "names"
+    path.write_text("\ufeffdecode-8\ndecode-1\n", encoding="utf-8")
+    assert {one.name for one in _chosen(flashinfer_trace.load(NORM), str(path))} == {"decode-1", "decode-8"}
+    path.write_text("")
+    with pytest.raises(click.UsageError, match=r"names: rmsnorm_h512 needs the name of a workload; it has decode-1"):
+        _chosen(flashinfer_trace.load(NORM), str(path))
+
+
+@pytest.mark.parametrize("option", ["--seconds", "--budget"])
+def test_no_number_is_no_time(option):
+    result = CliRunner().invoke(main, ["bench", "-d", NORM, option, "nan"])
+    assert result.exit_code == 2 and "nan is not in the range x>=0" in result.output
+
+
 def test_the_command_does_not_time_a_cpu():
     result = CliRunner().invoke(main, ["bench", "-d", NORM, "--device", "cpu"])
     assert result.exit_code == 2 and "bench runs on cuda or cuda:N; the times of a CPU say nothing" in result.output
