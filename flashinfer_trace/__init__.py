@@ -81,17 +81,16 @@ def make_inputs(
 
     Raises:
         DatasetError: there is no such Definition.
-        InputError: an axis is unknown, no valid inputs have the given value, the seed is not in its range, or there is
-            no such device here.
+        InputError: an axis is unknown, no valid inputs have the given value, the seed is not in its range, there is no
+            such device here, or `definition` is none.
         ImportError: torch is not installed (``pip install flashinfer-trace[verify]``).
     """
-    from flashinfer_trace.dataset import load
+    from flashinfer_trace.dataset import definition_of
     from flashinfer_trace.devices import check_visible
     from flashinfer_trace.requested import requested_inputs
 
     check_visible(device)
-    loaded = load(definition) if isinstance(definition, str) else definition
-    return requested_inputs(loaded, axes or {}, seed, device)
+    return requested_inputs(definition_of(definition), axes or {}, seed, device)
 
 
 def judge(
@@ -122,7 +121,7 @@ def judge(
 
     Raises:
         SubmissionError: what is given is no kernel.
-        InputError: there is no such device here, or `examples` or `seed` is out of range.
+        InputError: there is no such device here, `examples` or `seed` is out of range, or `definition` is none.
         ImportError: torch is not installed (``pip install flashinfer-trace[verify]``).
     """
     from flashinfer_trace.judging import judge as judging

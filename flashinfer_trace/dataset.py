@@ -16,6 +16,7 @@ from flashinfer_trace.files import UnreadableFile, read_text
 __all__ = [
     "DatasetError",
     "closest",
+    "definition_of",
     "definition_paths",
     "definitions",
     "enclosing_checkout",
@@ -97,6 +98,20 @@ def load(name: str, root: Path | None = None) -> Definition:
     names = [path.stem for path in definition_paths(root)]
     hint = closest(name, names) or "`flashinfer-trace list` shows all names"
     raise DatasetError(f"no Definition named {name!r} among {len(names)} in {root / 'definitions'}; {hint}")
+
+
+def definition_of(given: Definition | str) -> Definition:
+    """A Definition that is given, or the one of this name.
+
+    Raises:
+        InputError: what is given is neither.
+        DatasetError, InputError: see `load`.
+    """
+    if isinstance(given, Definition):
+        return given
+    if isinstance(given, str):
+        return load(given)
+    raise InputError(f"a {type(given).__name__} is no Definition; give one, or its name")
 
 
 def closest(word: str, known: Iterable[str]) -> str:

@@ -116,7 +116,7 @@ def bench(
         SubmissionError, DatasetError: what is given is no submission; a name of `against` stands for no kernel.
     """
     started = time.perf_counter()
-    loaded = dataset.load(definition) if isinstance(definition, str) else definition
+    loaded = dataset.definition_of(definition)
     policy = policy or Policy()
     with contextlib.ExitStack() as stack:
         report = Report(loaded.name, None, environment(device), policy.warm, policy.graph)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from flashinfer_trace import dataset
-from flashinfer_trace.definition import Definition, InputError
+from flashinfer_trace.definition import Definition
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import device_of, poisoned_outputs
 from flashinfer_trace.harness.compare import Expected
@@ -81,9 +81,7 @@ def judge(
     """
     examples = whole_number("examples", examples, least=1)
     seed = secrets.randbits(31) if seed is None else whole_number("seed", seed, least=0, most=LARGEST_SEED)
-    loaded = dataset.load(definition) if isinstance(definition, str) else definition
-    if not isinstance(loaded, Definition):
-        raise InputError(f"a {type(loaded).__name__} is no Definition; give one, or its name")
+    loaded = dataset.definition_of(definition)
     submission = as_submission(kernel, device)
     if submission.definition not in ("", loaded.name):
         raise SubmissionError(f"{submission.label} is for {submission.definition}, not for {loaded.name}")

@@ -158,9 +158,7 @@ def workloads(definition: Definition | str) -> tuple[Workload, ...]:
         InputError: what is given is none.
         TrafficError, WorkloadError: a file in workloads/ cannot be read.
     """
-    loaded = dataset.load(definition) if isinstance(definition, str) else definition
-    if not isinstance(loaded, Definition):
-        raise InputError(f"a {type(loaded).__name__} is no Definition; give one, or its name")
+    loaded = dataset.definition_of(definition)
     path = path_of(loaded, loaded.root or dataset.find_root())
     return drawn(loaded, _recorded(loaded, path) if path.is_file() else {})
 

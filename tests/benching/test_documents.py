@@ -1,5 +1,6 @@
 """docs/benchmarking.md: what its commands print where there is no GPU; and docs/performance.md from made-up times."""
 
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -15,6 +16,7 @@ from flashinfer_trace.benching.environment import Environment
 from flashinfer_trace.benching.report import Measured, Report, Timetable
 from flashinfer_trace.benching.statistics import Series, summary
 from flashinfer_trace.cli import main
+from flashinfer_trace.traffic import path_of
 from tools.performance import performance, performance_documents, plot
 from tools.performance_figure import fractions_svg
 from tools.times_missing import times_missing
@@ -187,6 +189,20 @@ def test_a_kernel_that_takes_a_workload_has_no_reason():
     timed = [(name, one, label, {"m": m}) for one, m in (("decode-64", 64), ("decode-8", 8))]
     whys = {kernel: why for _, kernel, why in missing(name, timed=timed)[1]}
     assert whys["`sgl_kernel.dsv3_router_gemm`"] == "no time is recorded yet"
+
+
+def test_recorded_times_are_of_the_workloads_of_today():
+    """One of other inputs says nothing of these: remove it, or time it again."""
+    compared = set()
+    for one in results.read(ROOT / "results"):
+        definition = dataset.load(one["definition"])
+        path = path_of(definition, ROOT)
+        if definition.reference_sha256 == one["reference_sha256"] and path.exists():
+            workload = json.loads(path.read_text(encoding="utf-8"))["workloads"][one["workload"]]
+            axes = {axis: one["axes"][axis] for axis in definition.var_axes}  # others may have gone
+            assert (one["seed"], axes) == (workload["seed"], workload["axes"]), one
+            compared.add(definition.name)
+    assert len(compared) > 90
 
 
 def test_a_family_that_was_not_timed_is_named_once():
