@@ -39,18 +39,23 @@ TIMED = """
 ## What it costs
 
 `python -m benchmarks.times` measures these, but for the whole run of mutants, which times itself, and the runs on GPUs,
-which are timed by `pytest -m gpu --require-gpu --record-times benchmarks/gpu_times.json`, with compiled kernels.
+which are timed by `pytest -m gpu --require-gpu --record-times benchmarks/gpu_times.json`, with compiled kernels. *At
+most* is the limit for a run on as many processors or GPUs of the same kind; a dash says that none was set for these.
 """
 
-#: What `benchmarks.times` measures, and what it is meant to keep on how many processors.
-RUNS = {
-    "dataset": ("`flashinfer-trace verify` of the whole dataset", "180 s on 2"),
-    "sample": ("The sample of mutants that CI judges", "180 s"),
+#: What a run is meant to take, and on how many processors; None for any number.
+Limit = tuple[str, int | None]
+
+#: What `benchmarks.times` measures, and its limit; and that of the whole run of mutants.
+RUNS: Mapping[str, tuple[str, Limit]] = {
+    "dataset": ("`flashinfer-trace verify` of the whole dataset", ("180 s", 2)),
+    "sample": ("The sample of mutants that CI judges", ("180 s", None)),
 }
+MUTANTS: Limit = ("1500 s", 4)
 
-
-#: What a run on a GPU is meant to take: the first of these that has as many Definitions.
-ON_GPUS = ((400, "360 s for 682 pairs"), (100_000, "900 s on an H200"))
+#: What a run of the whole dataset, with more Definitions than this, is meant to take on one of these GPUs.
+PART, ON_ONE = 400, {"NVIDIA H200": "900 s on one NVIDIA H200"}
+NO_LIMIT = "-"
 
 
 def safeguards_document(root: Path, fuzz: Mapping[str, Any], mutants: Mapping[str, Any]) -> dict[Path, str]:
@@ -114,15 +119,18 @@ def forgeries(checkout: Path) -> int:
 def timed(checkout: Path) -> list[list[str]]:
     """The rows on what was timed, or how to time it."""
     rows, measured, whole = [], measured_times(checkout), read_times()
-    for name, (what, most) in RUNS.items():
-        rows.append([what, _seconds(measured[name]) if name in measured else _missing(name), most])
+    for name, (what, limit) in RUNS.items():
+        took = _seconds(measured[name]) if name in measured else _missing(name)
+        rows.append([what, took, _at_most(limit, measured.get(name))])
     took = "not recorded yet: `python -m tools.mutate` without verdicts from before"
     if whole is not None:
         processes = f"{whole['processes']} processes on {whole['processors']} processors"
         took = f"{whole['seconds']} s, {processes} ({whole['date']})"
-    rows.append(["The whole run of mutants", took, "1500 s on 4"])
-    found = measured.get("overhead")
-    overhead = f"{found['overhead']:+.1%} of a processor's time ({found['date']})" if found else _missing("overhead")
+    rows.append(["The whole run of mutants", took, _at_most(MUTANTS, whole)])
+    found, overhead = measured.get("overhead"), _missing("overhead")
+    if found:
+        noise = "below 0 is noise; " if found["overhead"] < 0 else ""
+        overhead = f"{found['overhead']:+.1%} of a processor's time ({noise}{found['date']})"
     rows.append(["Worker processes of references, in `verify`", overhead, "10 %"])
     return [*rows, *map(_on_gpu, read_gpu_times(checkout / MEASURED_ON_GPUS))]
 
@@ -130,9 +138,17 @@ def timed(checkout: Path) -> list[list[str]]:
 def _on_gpu(run: Mapping[str, Any]) -> list[str]:
     pairs = f"{run['passed'] + run['failed']} pairs of {run['definitions']} Definitions and their kernels"
     failed = f", {run['failed']} of them failed" if run["failed"] else ""
-    most = next(text for definitions, text in ON_GPUS if run["definitions"] <= definitions)
+    most = ON_ONE.get(run["gpu"]) if run["gpus"] == 1 and run["definitions"] > PART else None
     where = f"{run['gpus']} {run['gpu']}" if run["gpus"] > 1 else f"one {run['gpu']}"
-    return [f"`pytest -m gpu`: {pairs}{failed}", f"{run['seconds']:.0f} s on {where} ({run['date']})", most]
+    return [f"`pytest -m gpu`: {pairs}{failed}", f"{run['seconds']:.0f} s on {where} ({run['date']})", most or NO_LIMIT]
+
+
+def _at_most(limit: Limit, run: Mapping[str, Any] | None) -> str:
+    """A limit; none where the run had another number of processors."""
+    most, processors = limit
+    if processors is None:
+        return most
+    return f"{most} on {processors} processors" if run is None or run["processors"] == processors else NO_LIMIT
 
 
 def _seconds(figures: Mapping[str, Any]) -> str:

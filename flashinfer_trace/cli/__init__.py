@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import click
 
 import flashinfer_trace
@@ -28,6 +31,9 @@ def main() -> None:
     To complete commands, names, op_types and tags in bash (for zsh or fish, replace bash):
     eval "$(_FLASHINFER_TRACE_COMPLETE=bash_source flashinfer-trace)"
     """
+    # Hypothesis would keep what it learns of the code in the current directory.
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(cache / "flashinfer-trace" / "hypothesis"))
 
 
 for command in (validate, list_definitions, show, coverage, embed, verify, check, bench, cost, export):

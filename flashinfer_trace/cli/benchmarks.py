@@ -109,6 +109,8 @@ def bench(
         raise click.UsageError(f"--figure draws one Definition, and {len(definitions)} are chosen")
     if missing and record is None:
         raise click.UsageError("--missing looks into the directory that --record names; give both")
+    if record is not None and (warm or graph):
+        raise click.UsageError("--record takes times with a cold cache and without --graph")
     with missing_packages():
         import torch
 

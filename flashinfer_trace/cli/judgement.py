@@ -86,16 +86,13 @@ def check(
     with missing_packages():
         import torch
 
+        from flashinfer_trace.judging.judge import judge
         from flashinfer_trace.judging.process import Limits, Server
     device = check_device(device, torch)
     if device == "cpu":
         torch.set_num_threads(1)
     limits = Limits() if timeout is None else Limits.of(timeout)
-    # Before harness and families are imported, because a fork of this process must not contain the oracles. CUDA does
-    # not survive a fork once `check_device` has looked for a GPU.
-    with Server(fork=device == "cpu") as server:
-        with missing_packages():
-            from flashinfer_trace.judging.judge import judge
+    with Server() as server:
         try:
             verdict = judge(
                 submission,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,9 @@ from flashinfer_trace.costs.products import FLOAT4
 from flashinfer_trace.costs.work import CUDA_CORES, CostFunction, Elements, Sizes, Work
 
 __all__ = ["COSTS"]
+
+#: (sizes, inputs) -> the experts of each token.
+Router = Callable[[Sizes, Mapping[str, Any]], torch.Tensor]
 
 #: Of each expert and token, to choose some: a sigmoid or exponential (2), the bias, comparisons.
 ROUTE = 4
@@ -28,22 +31,30 @@ def softmax_experts(sizes: Sizes, inputs: Mapping[str, Any]) -> torch.Tensor:
     return largest(inputs["routing_logits"].float(), sizes["top_k"])
 
 
-def deepseek_experts(sizes: Sizes, inputs: Mapping[str, Any]) -> torch.Tensor:
-    """The experts [seq_len, top_k] that DeepSeek's router chooses: the best groups first, then the best in them."""
-    choice = torch.sigmoid(inputs["routing_logits"].double()) + inputs["routing_bias"].double()
-    groups = choice.unflatten(1, (sizes["n_group"], sizes["num_experts"] // sizes["n_group"]))
-    best = largest(groups.topk(2, dim=2).values.sum(2), sizes["topk_group"])
-    dropped = torch.ones(groups.shape[:2], dtype=torch.bool, device=choice.device).scatter(1, best, False)
-    return largest(groups.masked_fill(dropped.unsqueeze(2), -math.inf).flatten(1), sizes["top_k"])
+def deepseek_experts(dtype: torch.dtype) -> Router:
+    """The experts [seq_len, top_k] that DeepSeek's router chooses: the best groups first, then the best in them.
+
+    Args:
+        dtype: of the scores in the reference, which decides between experts whose scores are almost 1.
+    """
+
+    def experts(sizes: Sizes, inputs: Mapping[str, Any]) -> torch.Tensor:
+        choice = torch.sigmoid(inputs["routing_logits"].to(dtype)) + inputs["routing_bias"].to(dtype)
+        groups = choice.unflatten(1, (sizes["n_group"], sizes["num_experts"] // sizes["n_group"]))
+        best = largest(groups.topk(2, dim=2).values.sum(2), sizes["topk_group"])
+        dropped = torch.ones(groups.shape[:2], dtype=torch.bool, device=choice.device).scatter(1, best, False)
+        return largest(groups.masked_fill(dropped.unsqueeze(2), -math.inf).flatten(1), sizes["top_k"])
+
+    return experts
 
 
 def whole_experts(
-    router: Any, dtype: str, token_scales: str = "", expert_scales: tuple[str, ...] = (), quantising: int = 0
+    router: Router, dtype: str, token_scales: str = "", expert_scales: tuple[str, ...] = (), quantising: int = 0
 ) -> CostFunction:
     """Routing, both products of the chosen experts that are on this GPU, and the weighted sum.
 
     Args:
-        router: (sizes, inputs) -> the experts of each token.
+        router: which experts each token chooses.
         dtype: of the products' operands.
         token_scales: which dimension of the activations' scales are the tokens: ``rows`` or ``columns``; none if empty.
         expert_scales: inputs with scales of each expert.
@@ -176,15 +187,15 @@ _NVFP4_SCALES = (
 
 _ROUTERS = ("softmax", "softmax_sorted", "sigmoid", "deepseek", "deepseek_shared_experts")
 COSTS: dict[str, CostFunction] = {
-    "moe_bf16_ds_routing": whole_experts(deepseek_experts, "bfloat16"),
+    "moe_bf16_ds_routing": whole_experts(deepseek_experts(torch.float64), "bfloat16"),
     "moe_bf16_softmax_routing": whole_experts(softmax_experts, "bfloat16"),
     **{
         f"moe_fp8_block_scale_{kind}_routing": whole_experts(
             experts, "float8_e4m3fn", "columns", ("gemm1_weights_scale", "gemm2_weights_scale"), QUANTISE
         )
-        for kind, experts in (("ds", deepseek_experts), ("softmax", softmax_experts))
+        for kind, experts in (("ds", deepseek_experts(torch.float32)), ("softmax", softmax_experts))
     },
-    "moe_nvfp4_ds_routing": whole_experts(deepseek_experts, FLOAT4, "rows", _NVFP4_SCALES, NVFP4),
+    "moe_nvfp4_ds_routing": whole_experts(deepseek_experts(torch.float64), FLOAT4, "rows", _NVFP4_SCALES, NVFP4),
     "moe_bf16_expert_gemm": chosen_product("bfloat16", False),
     "moe_fp8_block_scale_expert_gemm": chosen_product("float8_e4m3fn", True),
     "moe_bf16_gather_gemm": gathered_product(0),

@@ -9,8 +9,9 @@ from flashinfer_trace.costs import Cost, work_of
 from flashinfer_trace.costs.work import cost
 from flashinfer_trace.definition import Definition, InputError
 from flashinfer_trace.families import family_of
-from flashinfer_trace.harness.inputs import torch_dtype
-from flashinfer_trace.requested import checked_axes, requested_inputs
+from flashinfer_trace.harness.family import Plan
+from flashinfer_trace.harness.inputs import Draws, torch_dtype
+from flashinfer_trace.requested import checked_axes, explained, requested_inputs
 
 __all__ = ["cost_at", "without_features"]
 
@@ -48,18 +49,46 @@ def cost_at(definition: Definition, axes: Mapping[str, int], seed: int = 0) -> t
     """
     thin = without_features(definition)
     given = checked_axes(thin, axes)
-    least = input_bytes(thin, {**dict.fromkeys(thin.var_axes, 1), **given})
-    if least > MOST:
-        raise InputError(
-            f"{definition.name}: axes {given} need {least >> 30} GiB of indices and rows, and a cost is found from "
-            f"{MOST >> 30} GiB at most; give smaller sizes"
-        )
+    requests = max(1, given.get("len_indptr", 0) - 1)
+    _refuse_large(thin, given, {**dict.fromkeys(thin.var_axes, 1), "batch_size": requests, **given})
+    with explained(thin, given):  # lengths of another seed need about as much
+        plan = family_of(thin).plan_for_axes(thin, given, Draws(0, "cpu"))
+    _refuse_large(thin, given, {**planned_axes(thin, plan), **given})
     inputs = requested_inputs(thin, given, seed, "cpu")
     actual = thin.bind_axes(inputs)
     if input_bytes(definition, actual) <= SMALL:
         inputs = requested_inputs(definition, given, seed, "cpu")
         actual = definition.bind_axes(inputs)
     return cost(definition, actual, work_of(definition, inputs, actual)), actual
+
+
+def _refuse_large(thin: Definition, given: Mapping[str, int], axes: Mapping[str, int]) -> None:
+    """Refuses the axes that a user gave if inputs with all of these `axes` are too large."""
+    least = input_bytes(thin, axes)
+    if least > MOST:
+        raise InputError(
+            f"{thin.name}: axes {dict(given)} need {least >> 30} GiB of indices and rows, and a cost is found from "
+            f"{MOST >> 30} GiB at most; give smaller sizes"
+        )
+
+
+def planned_axes(definition: Definition, plan: Plan) -> dict[str, int]:
+    """The values that inputs of a family's plan give the variable axes; 1 for those that decide little."""
+    sizes = {**definition.const_axes, **plan}
+    lengths, rows = sizes.get("lengths", sizes.get("kv_lens", [])), sizes.get("rows", [])
+    tokens, drafts = sizes.get("num_tokens", sizes.get("seq_len", 0)), sizes.get("num_draft_tokens", 0)
+    derived = {
+        "batch_size": rows if isinstance(rows, int) else len(rows or lengths),
+        "mask_size": drafts * (sum(lengths) + drafts * len(lengths)),
+        "max_seq_len": max(lengths, default=0),
+        "num_keys": max(lengths, default=0),
+        "num_rows": tokens * sizes.get("top_k", 1),
+        "num_slots": tokens + sizes.get("spare", 0),
+        "num_tokens": len(lengths),
+        "total_kv": sum(lengths),
+        "total_q": sum(sizes.get("q_lens", [])),
+    }
+    return {axis: sizes.get(axis, derived.get(axis, 1)) for axis in definition.var_axes}
 
 
 def input_bytes(definition: Definition, axes: Mapping[str, int]) -> int:

@@ -61,7 +61,7 @@ def _page(card: Card, summary: Summary) -> list[str]:
             "",
             "## Left out",
             "",
-            f"`{LEFT_OUT}` names each Definition, workload and kernel that is not here.",
+            f"`{LEFT_OUT}` says which Definitions, workloads and kernels could not be exported, and why.",
             "",
         ]
         lines += ["| Definitions | Why they are not here |", "|---:|---|"]

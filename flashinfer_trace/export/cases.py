@@ -18,7 +18,7 @@ from flashinfer_trace.harness.inputs import Draws, torch_dtype
 from flashinfer_trace.harness.real_size import input_bytes
 from flashinfer_trace.traffic import Workload, WorkloadError, digest, workloads
 
-__all__ = ["Case", "Unsuitable", "cases"]
+__all__ = ["FLASHINFER_BENCH", "KERNELBENCH", "Case", "Limits", "Unsuitable", "cases"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,24 @@ class Unsuitable:
     reason: str
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What an evaluator can take of a workload.
+
+    Attributes:
+        rows: most rows of op_type sampling that it judges in time, or None.
+        stored: inputs that are stored for it although they have a formula, and are large.
+    """
+
+    rows: int | None = None
+    stored: frozenset[str] = frozenset()
+
+
+#: The sampling evaluator of flashinfer-bench 0.1.2 has 300 seconds; a TraceSet has no formulas.
+FLASHINFER_BENCH = Limits(rows=4, stored=frozenset({"probs"}))
+#: It draws no samples, and a problem has formulas.
+KERNELBENCH = Limits()
+
 _FRACTIONS = ("bfloat", "float")
 #: Inputs that no element decides on, unlike routes.
 _INDICES = frozenset({"kv_indices", "kv_indptr", "kv_last_page_len", "page_table", "qo_indptr", "seq_lens"})
@@ -55,12 +73,13 @@ _INDICES = frozenset({"kv_indices", "kv_indptr", "kv_last_page_len", "page_table
 _MOST_STORED = 16 << 20
 #: Bytes of inputs that are made to see a number among them.
 _MOST_MADE = 1 << 28
-#: What the sampling evaluator of flashinfer-bench 0.1.2 does, and how many rows it manages in its 300 seconds.
+#: Tokens that the sampling evaluator of flashinfer-bench draws for each row.
 _DRAWS = 500_000
-_MOST_ROWS = 4
 
 
-def cases(definition: Definition, every: bool = False) -> Iterator[Case | Unsuitable]:
+def cases(
+    definition: Definition, every: bool = False, limits: Limits = FLASHINFER_BENCH
+) -> Iterator[Case | Unsuitable]:
     """The workloads of a Definition: every one, or those of a short benchmark.
 
     If an evaluator can take none of these, the first other one that it can take comes after them.
@@ -69,22 +88,22 @@ def cases(definition: Definition, every: bool = False) -> Iterator[Case | Unsuit
     found = False
     for workload in known:
         if every or workload.quick:
-            case = _case(workload)
+            case = _case(workload, limits)
             found = found or isinstance(case, Case)
             yield case
     for workload in () if every else known:
         if not found and not workload.quick:
-            case = _case(workload)
+            case = _case(workload, limits)
             found = isinstance(case, Case)
             yield case
 
 
-def _case(workload: Workload) -> Case | Unsuitable:
+def _case(workload: Workload, limits: Limits = FLASHINFER_BENCH) -> Case | Unsuitable:
     definition, axes = workload.definition, workload.axes
     shapes = definition.input_shapes(axes)
     formulas = {name: source(definition, name, shapes[name]) for name in definition.inputs}
     names = [name for name, formula in formulas.items() if formula is None]
-    reason = _too_large(definition, axes, names)
+    reason = _too_large(definition, axes, names, limits)
     given = _given(workload, names) if names and not reason else {}
     reason = reason or _unsuitable(definition, given, axes)
     if reason:
@@ -126,12 +145,12 @@ def _structure(workload: Workload, names: Collection[str], numbers: Collection[s
     return {**found, **{name: usual[name] for name in fractions}}
 
 
-def _too_large(definition: Definition, axes: Mapping[str, int], names: Collection[str]) -> str | None:
+def _too_large(definition: Definition, axes: Mapping[str, int], names: Collection[str], limits: Limits) -> str | None:
     """Why inputs are more than an export stores or an evaluator judges in time, or None."""
-    if definition.op_type == "sampling" and axes["batch_size"] > _MOST_ROWS:
-        return f"{_DRAWS} tokens are drawn for each row, one by one, so that more than {_MOST_ROWS} rows time out"
+    if definition.op_type == "sampling" and limits.rows is not None and axes["batch_size"] > limits.rows:
+        return f"{_DRAWS} tokens are drawn for each row, one by one, so that more than {limits.rows} rows time out"
     shapes = definition.input_shapes(axes)
-    structured = {*names, *(name for name in definition.inputs if name == "probs")}
+    structured = {*names} | (limits.stored & definition.inputs.keys())
     stored = sum(
         math.prod(shapes[name] or ()) * torch_dtype(definition.inputs[name].dtype).itemsize for name in structured
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import torch
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.export.card import Card, write_card
-from flashinfer_trace.export.cases import Case, cases
+from flashinfer_trace.export.cases import KERNELBENCH, Case, cases
 from flashinfer_trace.export.judgeable import PRECISIONS, unfit_for_kernelbench
 from flashinfer_trace.export.sources import Probabilities, Random, Scales, Source
 from flashinfer_trace.export.summary import Summary
@@ -28,7 +28,7 @@ Precision: {precision}, to be given to KernelBench's evaluator, which casts ever
 """
 
 {reference}
-
+{settings}
 
 class Model(torch.nn.Module):
     """What to compute: ``run`` above."""
@@ -48,12 +48,22 @@ def get_init_inputs():
     """``Model`` takes no arguments."""
     return []
 '''
+#: What holds in flashinfer-trace while a reference runs on a GPU, where torch has another default.
+_SETTINGS = {
+    "fp16": """
+
+# Parts of a long sum are not rounded to float16.
+torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+"""
+}
 _CARD = Card(
     title="flashinfer-trace as problems of KernelBench",
     about=(
         "Each file has `class Model(torch.nn.Module)`, `get_inputs()` and `get_init_inputs()`, like the problems of "
         "KernelBench: write a `ModelNew` that returns the same, and faster. KernelBench's evaluator casts all tensors "
         "to one precision: give it the problem's, which is in `index.jsonl` and in the first lines of each file. "
+        "A problem has the sizes of one workload: the first of a short benchmark, or else of all, that fits into the "
+        "file. "
         "Tensors are drawn anew for each seed; numbers, and the `top_p` of each row, stay as they are."
     ),
 )
@@ -74,7 +84,7 @@ def write_problems(directory: Path, definitions: Iterable[Definition], advance: 
     summary = Summary()
     for definition in definitions:
         try:
-            code = problem(definition)
+            code = problem(definition, functools.partial(summary.leave_out_workload, definition.name))
         except NoProblem as reason:
             summary.leave_out(definition.name, str(reason))
         else:
@@ -88,8 +98,12 @@ def write_problems(directory: Path, definitions: Iterable[Definition], advance: 
     return summary
 
 
-def problem(definition: Definition) -> str:
+def problem(definition: Definition, skip: Callable[[str, str], None] = lambda workload, reason: None) -> str:
     """The source of a problem: a workload of a short benchmark, or else the first one whose tensors fit into it.
+
+    Args:
+        definition: what to compute.
+        skip: is told the name of each workload that comes earlier and cannot be used, and the reason.
 
     Raises:
         NoProblem: KernelBench cannot judge it, or no workload fits.
@@ -97,14 +111,16 @@ def problem(definition: Definition) -> str:
     if reason := unfit_for_kernelbench(definition, family_of(definition)):
         raise NoProblem(reason)
     reason = "it has no workload"
-    for case in itertools.chain(cases(definition), cases(definition, every=True)):
-        if not isinstance(case, Case):
-            reason = case.reason
-            continue
-        values = {name: _value(given) for name, given in case.inputs.items()}
-        if sum(map(len, values.values())) <= MOST_TEXT:
-            return _module(definition, case, values)
-        reason = f"the tensors of its workloads take more than {MOST_TEXT} characters of source"
+    for every in (False, True):
+        for case in cases(definition, every, KERNELBENCH):
+            if isinstance(case, Case):
+                values = {name: _value(given) for name, given in case.inputs.items()}
+                if sum(map(len, values.values())) <= MOST_TEXT:
+                    return _module(definition, case, values)
+                reason = f"its tensors take more than {MOST_TEXT} characters of source"
+            else:
+                reason = case.reason
+            skip(case.name, reason)
     raise NoProblem(reason)
 
 
@@ -130,6 +146,7 @@ def _module(definition: Definition, case: Case, values: Mapping[str, str]) -> st
         output=f"{output} {spec.dtype}{list(spec.shape or ())}".replace("'", ""),
         precision=precision(definition),
         reference=definition.reference.strip("\n"),
+        settings=_SETTINGS.get(precision(definition), ""),
         names=", ".join(definition.inputs),
         values="\n".join(f"        {value},  # {name}" for name, value in values.items()),
     )

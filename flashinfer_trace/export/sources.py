@@ -26,6 +26,7 @@ _ANY_FLOAT32 = frozenset(
 )
 #: Scales -> the codes that they belong to, and whether these are weights: products with them are sums of k terms.
 _SCALES = {"A_scale": ("A", False), "a_scale": ("a", False), "B_scale": ("B", True), "b_scale": ("b", True)}
+_WEIGHTS = frozenset(codes for codes, are_weights in _SCALES.values() if are_weights)
 #: Standard deviation of the codes that flashinfer-bench draws: normal ones cut at 2, and uniform ones; of two 4-bit
 #: codes in a byte, each is uniform in -8..7.
 _FP8_SIGMA, _INT8_SIGMA, _INT4_SIGMA = 0.88, 73.9, 4.6
@@ -35,10 +36,14 @@ _LOGIT_SIGMA = 4.0
 
 @dataclass(frozen=True)
 class Random:
-    """Any values of the dtype; floating-point ones are normal."""
+    """Any values of the dtype; floating-point ones are normal.
+
+    `sigma` is their standard deviation where a formula draws them: flashinfer-bench draws them itself, with 1.
+    """
 
     shape: tuple[int, ...]
     dtype: str
+    sigma: float = 1.0
 
     @property
     def code(self) -> str:
@@ -48,7 +53,8 @@ class Random:
             return f"torch.randint(-128, 128, {shape}, dtype=torch.int8)"
         if self.dtype.startswith("float8"):
             return f"torch.randn({shape}).clamp_(-2, 2).to(torch.{self.dtype})"
-        return f"torch.randn({shape}, dtype=torch.{self.dtype})"
+        drawn = f"torch.randn({shape}, dtype=torch.{self.dtype})"
+        return drawn if self.sigma == 1 else f"{drawn} * {self.sigma:.6g}"
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,10 @@ def source(definition: Definition, name: str, shape: tuple[int, ...] | None) -> 
         return Scales(shape, spec.dtype, 1 / _LOGIT_SIGMA)
     if name == "probs":
         return Probabilities(shape)
-    return Random(shape, spec.dtype) if _may_be_anything(name, spec.dtype, len(shape)) else None
+    if not _may_be_anything(name, spec.dtype, len(shape)):
+        return None
+    no_codes = torch_dtype(spec.dtype).itemsize > 1  # those have scales
+    return Random(shape, spec.dtype, shape[-1] ** -0.5 if no_codes and name in _WEIGHTS else 1.0)
 
 
 def _may_be_anything(name: str, dtype: str, dimensions: int) -> bool:

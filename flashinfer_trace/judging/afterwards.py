@@ -17,17 +17,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DisableTorchFunction, TensorBase, _DisableTorchDispatch
+from torch._C import DisableTorchFunction, TensorBase, _DisableTorchDispatch, _dispatch_dump_table
 from torch.nn import Parameter
 
 from flashinfer_trace.judging.loading import ReturnError
 
-__all__ = ["Undisturbed", "hush", "stored", "unhush"]
+__all__ = ["Replaced", "Undisturbed", "hush", "stored", "unhush", "unreplaced"]
 
 globals()["__builtins__"] = dict(vars(builtins))  # before the functions that look there
 
 #: Longest name, of an output or a type, that is told, in characters.
 MAX_NAME = 200
+
+#: What torch computes with where outputs are copied, and memory is brought into the state before a call.
+_OPERATORS = (
+    *("_to_copy", "as_strided", "clone", "copy_", "detach", "empty.memory_format", "empty_like", "empty_strided"),
+    *("fill_", "index_copy_", "lift_fresh", "slice.Tensor", "sum", "sum.dim_IntList", "view.dtype", "zero_"),
+)
+_TABLES = {f"aten::{name}": _dispatch_dump_table(f"aten::{name}") for name in _OPERATORS}
 
 _FORM = {name: getattr(TensorBase, name).__get__ for name in ("dtype", "shape", "device", "layout")}
 _NAME = vars(type)["__name__"].__get__
@@ -78,6 +85,22 @@ class Undisturbed:
             guard.__exit__(None, None, None)  # neither guard handles exceptions
         if not self._hushed:
             unhush()
+
+
+class Replaced(Exception):
+    """A submission has given torch a kernel of its own for what outputs are copied with. The message names it."""
+
+
+def unreplaced() -> None:
+    """Checks that torch computes what follows a call as it did before the submission was loaded: kernels that Python
+    registers for its operators are code of the submission, whatever torch is told not to ask.
+
+    Raises:
+        Replaced: an operator has another kernel.
+    """
+    for name, table in _TABLES.items():
+        if _dispatch_dump_table(name) != table:
+            raise Replaced(f"it replaced {name}, with which outputs are copied")
 
 
 def stored(returned: Any, outputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:

@@ -10,18 +10,21 @@ import torch
 
 from flashinfer_trace.judging.submission import printable
 
-__all__ = ["Answer", "Failed", "Limits", "Timed", "Timing", "returned_of", "tampered_of", "times_of"]
+__all__ = ["OF_CALLS", "Answer", "Failed", "Limits", "Timed", "Timing", "returned_of", "tampered_of", "times_of"]
 
 
 #: Seconds that loading a submission has at least, whatever its calls may take.
 LEAST_LOAD = 30.0
+
+#: Kinds of failures that a process may say a call has instead of having raised an error.
+OF_CALLS = ("outputs", "tampered")
 
 
 class Failed(Exception):
     """A submission that gave no outputs.
 
     Attributes:
-        kind: ``not-loaded``, ``raised``, ``outputs``, ``timed-out``, ``died`` or ``protocol``.
+        kind: ``not-loaded``, ``raised``, ``outputs``, ``tampered``, ``timed-out``, ``died`` or ``protocol``.
         message: one line of printable characters.
     """
 
@@ -108,8 +111,15 @@ def returned_of(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tampered_of(answer: Mapping[str, Any]) -> list[str]:
-    """The functions that a process says were replaced in it."""
-    return [printable(str(name)) for name in answer.get("tampered") or []]
+    """The functions that a process says were replaced in it.
+
+    Raises:
+        Failed: it says so in no list.
+    """
+    names = answer.get("tampered") or []
+    if not isinstance(names, list):
+        raise Failed("protocol", "its process answered no list of replaced functions")
+    return [printable(str(name)) for name in names]
 
 
 def times_of(answer: Mapping[str, Any], repeats: int) -> list[dict[str, float]]:
@@ -121,7 +131,7 @@ def times_of(answer: Mapping[str, Any], repeats: int) -> list[dict[str, float]]:
     times = answer.get("times")
     try:
         found = [{str(name): float(value) for name, value in call.items()} for call in times or []]
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, OverflowError, AttributeError) as error:
         raise Failed("protocol", "its process answered times that are none") from error
     right = all(0 < call.get("total", 0) < float("inf") and call.get("ahead") in (0, 1) for call in found)
     if len(found) != repeats or not right:

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import hypothesis
+import numpy.random  # noqa: F401  # or hypothesis does, once a submission can have written to its files
 
 from flashinfer_trace.families.attention.cases import products_of_a_key
 from flashinfer_trace.families.attention.paged import distinct_pages
 from flashinfer_trace.harness.family import Plan
+from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.many_rows import ROW_AXES, many_rows
 from flashinfer_trace.harness.verify import ROUNDS, Job
 
 __all__ = ["Case", "cases"]
@@ -24,6 +27,9 @@ REPEATED = 4
 KEYS, SHARED = 64, 2
 #: Their queries, and fewer where products of these with the keys are more than take some tenths of a second.
 QUERIES, FEWER, PRODUCTS = [1, 70, 17], [1, 17, 2], 2**28
+#: Rows of further cases on a CPU, between those that are drawn, of 40 rows at most, and the corner of many rows: whole
+#: tiles, and a number of rows that is drawn from more than DRAWN_ROWS.
+TILES, DRAWN_ROWS = (64, 128), 40
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ def cases(job: Job, examples: int, seed: int) -> Iterator[Case]:
     def case(plan: Plan, kind: str) -> Case:
         return Case(plan, numbers.getrandbits(31), numbers.getrandbits(31), kind)
 
-    for plan in [*job.corners, *_long_requests(job)]:
+    for plan in [*job.corners, *_long_requests(job), *_rows_between(job, numbers)]:
         yield case(plan, "corner")
     every = max(1, examples // REPEATED)
     for number in range(ROUNDS):
@@ -80,6 +86,19 @@ def _long_requests(job: Job) -> list[Plan]:
         if entry in plan:
             plan |= {"shared_prefix": SHARED, entry: distinct_pages(lengths, 1, SHARED) + 1}
     return [plan]
+
+
+def _rows_between(job: Job, numbers: random.Random) -> list[Plan]:
+    """On a CPU, plans of numbers of rows that are neither drawn there nor those of a corner; none for a family without
+    the corner of many rows."""
+    found = []
+    for plan in many_rows(job.family, job.request):
+        axis = next(axis for axis in ROW_AXES if axis in job.sized.var_axes)
+        most = job.family.inputs_and_axes(job.sized, plan, 0, "cpu")[1][axis]
+        low, _ = job.request.limits.get(axis, (0, most))
+        rows = [one for one in (*TILES, numbers.randint(DRAWN_ROWS + 1, most)) if low <= one]
+        found += [job.family.plan_for_axes(job.sized, {axis: one}, Draws(0, "cpu")) for one in rows]
+    return found
 
 
 def _drawn(job: Job, count: int, seed: int) -> list[Plan]:

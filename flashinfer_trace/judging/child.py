@@ -21,7 +21,7 @@ import torch
 
 from flashinfer_trace.isolation import protocol
 from flashinfer_trace.judging import domain, tampering
-from flashinfer_trace.judging.afterwards import Undisturbed, stored, unhush
+from flashinfer_trace.judging.afterwards import Replaced, Undisturbed, stored, unhush, unreplaced
 from flashinfer_trace.judging.arena import Arena, Slot, tensor_in
 from flashinfer_trace.judging.complaints import complaint
 from flashinfer_trace.judging.loading import ReturnError, Submitted, bound, load
@@ -29,6 +29,9 @@ from flashinfer_trace.judging.series import Series, captured, seed_all
 from flashinfer_trace.judging.stopwatch import Stopwatch
 
 __all__ = ["serve"]
+
+#: Errors that are failures of another kind than that of a submission that raises.
+_KINDS = {ReturnError: "outputs", Replaced: "tampered"}
 
 _PACKAGE = "flashinfer_trace"
 #: Bytes of a page of a GPU's memory; fewer pages than this are taken before tensors are moved, at random.
@@ -90,7 +93,7 @@ class _Session:
             found = compute()
             answer = protocol.pack_header({**(found if isinstance(found, dict) else {}), **more()})
         except BaseException as error:
-            kind = {"kind": "outputs"} if isinstance(error, ReturnError) else {}
+            kind = next(({"kind": kind} for one, kind in _KINDS.items() if isinstance(error, one)), {})
             found, answer = None, protocol.pack_header({"failed": complaint(error, self._root), **kind})
         self._pipe.sendall(answer)
         return found
@@ -134,6 +137,7 @@ class _Session:
         with torch.no_grad():
             returned = submitted(inputs, dict(outputs))
             with Undisturbed():
+                unreplaced()
                 if stream is not None:
                     torch.cuda.set_stream(stream)  # the submission may have left another one
                 described = {} if returned is None else stored(returned, outputs)

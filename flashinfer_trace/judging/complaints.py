@@ -8,13 +8,19 @@ import re
 import traceback
 from pathlib import Path
 
+import torch
+
 from flashinfer_trace.isolation import protocol
+from flashinfer_trace.judging.afterwards import Replaced
 from flashinfer_trace.judging.loading import LoadError, ReturnError
 
 __all__ = ["complaint"]
 
 #: Where frames lie that say nothing of a submission: those of this package, and of the import system.
 _OURS = (os.path.dirname(__file__), os.path.dirname(importlib.__file__), "<frozen importlib")
+
+#: Where modules are called, and functions that torch's decorators made: no place of a submission.
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 
 #: Longest name of a file that is told, in characters.
 MAX_FILE = 200
@@ -32,7 +38,8 @@ def complaint(error: BaseException, root: str | None = None) -> str:
         hint = _own_import(str(error.name), frames[-1], Path(root))
         if hint:  # as an ImportError, because no package is missing
             return f"ImportError: {hint}"[: protocol.MAX_MESSAGE] + _place(frames[-1])
-    kind = "" if isinstance(error, (LoadError, ReturnError)) else f"{type(error).__name__}: "
+    kind = "" if isinstance(error, (LoadError, Replaced, ReturnError)) else f"{type(error).__name__}: "
+    frames = [one for one in frames if not one.filename.startswith(_TORCH)] or frames
     return f"{kind}{_message(error)}"[: protocol.MAX_MESSAGE] + (_place(frames[0]) if frames else "")
 
 

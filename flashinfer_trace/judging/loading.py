@@ -69,7 +69,7 @@ def bound(
     if isinstance(found, torch.nn.Module):
         found = found.to(device).eval()
     if not callable(found):
-        raise LoadError(f"it is a {type(found).__name__}, which cannot be called")
+        raise LoadError(f"it is a {type(found).__name__}, which cannot be called; give a function or a class")
     how = convention(found, inputs, outputs, destination)
     names = [*inputs, *how.targets]
     looked_at = False

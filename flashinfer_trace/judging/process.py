@@ -22,6 +22,7 @@ import torch
 from flashinfer_trace.isolation import protocol
 from flashinfer_trace.judging import server
 from flashinfer_trace.judging.answers import (
+    OF_CALLS,
     Answer,
     Failed,
     Limits,
@@ -330,13 +331,13 @@ class SubmissionProcess:
         """Waits for the answer to the last request.
 
         Raises:
-            Failed: of `kind`, or of ``outputs``, with what the process says went wrong; or it did not answer.
+            Failed: of `kind`, or of one in `OF_CALLS`, with what the process says went wrong; or it did not answer.
         """
         with self._failures("was not loaded" if kind == "not-loaded" else "did not return"):
             answer = protocol.read_header(self._read, MAX_ANSWER)
         if "failed" in answer:
-            of_outputs = kind == "raised" and answer.get("kind") == "outputs"
-            raise Failed("outputs" if of_outputs else kind, str(answer["failed"]))
+            said = answer.get("kind")
+            raise Failed(said if kind == "raised" and said in OF_CALLS else kind, str(answer["failed"]))
         self._asked = False
         return answer
 

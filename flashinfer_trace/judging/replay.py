@@ -35,7 +35,15 @@ def replay(submission: Submission, verdict: Verdict, definition: Definition, exa
     options += f" --examples {examples} --seed {verdict.seed}"
     if limits != Limits():
         options += f" --timeout {limits.call!r}"
-    return f"flashinfer-trace check {shlex.quote(file)} {options}"
+    return f"flashinfer-trace check {_quoted(file)} {options}"
+
+
+def _quoted(file: str) -> str:
+    """A path for a shell: for bash, where it has characters that no terminal shows, or bytes that are none."""
+    if file.isprintable():
+        return shlex.quote(file)
+    plain = frozenset(range(32, 127)) - frozenset(b"\\'")
+    return "$'" + "".join(chr(byte) if byte in plain else f"\\x{byte:02x}" for byte in os.fsencode(file)) + "'"
 
 
 def _call(submission: Submission, verdict: Verdict, examples: int, limits: Limits) -> str:

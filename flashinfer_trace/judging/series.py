@@ -10,7 +10,7 @@ import torch
 from torch._C import TensorBase
 from torch.cuda import current_stream, set_stream
 
-from flashinfer_trace.judging.afterwards import Undisturbed, hush, stored, unhush
+from flashinfer_trace.judging.afterwards import Undisturbed, hush, stored, unhush, unreplaced
 from flashinfer_trace.judging.stopwatch import Stopwatch
 
 __all__ = ["Series", "captured", "seed_all"]
@@ -71,6 +71,7 @@ class Series:
         stream = current_stream() if self._memory.is_cuda else None
         described: dict[str, Any] = {}
         with Undisturbed():
+            unreplaced()
             places, words = (_tensor(hidden[one], dtype=_int64, device=self._memory.device) for one in _HIDDEN)
         for number, (snapshot, outputs) in enumerate(self._copies):
             seed_all(self._seed + number)
@@ -89,6 +90,7 @@ class Series:
             late = watch.late(start)
             watch.stream = None
             with Undisturbed():
+                unreplaced()
                 if stream is not None:
                     set_stream(stream)  # the submission may have left another one
                 described = {} if returned is None else stored(returned, self._outputs)

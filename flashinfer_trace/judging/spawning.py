@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,23 +15,27 @@ from flashinfer_trace.judging import server
 
 __all__ = ["available", "forked", "passed_on", "spawned"]
 
-#: Environment variables that a submission gets, and prefixes of them: what compilers and CUDA need, no credentials.
-ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "PATH", "PYTHONPATH", "TMPDIR", "USER", "VIRTUAL_ENV", "XDG_CACHE_HOME")
+#: Environment variables that a submission gets, and prefixes of them: what compilers and CUDA need.
+ENVIRONMENT = (
+    *("CC", "CXX", "HOME", "LANG", "LC_ALL", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_TF32_OVERRIDE"),
+    *("NVIDIA_VISIBLE_DEVICES", "PATH", "PYTHONPATH", "TMPDIR", "USER", "VIRTUAL_ENV", "XDG_CACHE_HOME"),
+)
 PREFIXES = (
-    "CC",
     "CUDA_",
-    "CXX",
     "DG_JIT_",
     "DYLD_LIBRARY_",
     "FLASHINFER_",
     "LD_LIBRARY_",
-    "NVIDIA_",
     "PYTORCH_",
     "SGLANG_DG_",
     "SGLANG_JIT_",
     "TORCH_",
     "TRITON_",
 )
+
+
+#: Names of credentials, which it does not get, whatever they begin with.
+_SECRET = re.compile("CREDENTIAL|KEY|PASSW|SECRET|TOKEN")
 
 
 def available() -> bool:
@@ -40,7 +45,7 @@ def available() -> bool:
 
 def passed_on(name: str) -> bool:
     """Whether a submission gets an environment variable."""
-    return name in ENVIRONMENT or name.startswith(PREFIXES)
+    return name in ENVIRONMENT or (name.startswith(PREFIXES) and not _SECRET.search(name.upper()))
 
 
 def spawned(pipe: socket.socket) -> subprocess.Popen[bytes]:

@@ -111,8 +111,8 @@ def from_path(text: str) -> Submission:
     if path.suffix == ".json":
         return _solution(path)
     if path.suffix != ".py":
-        raise SubmissionError(f"{path}: not a Python file, nor a Solution of flashinfer-bench (.json)")
-    label = f"{path.name}:{name}" if name else path.name
+        raise SubmissionError(f"{printable(file)}: not a Python file, nor a Solution of flashinfer-bench (.json)")
+    label = printable(f"{path.name}:{name}" if name else path.name)
     return Submission(label, {"kind": "file", "path": str(path.absolute()), "name": name}, file=str(path.absolute()))
 
 
@@ -139,10 +139,11 @@ def known(definition: Definition, label: str) -> Submission:
 
 
 def _solution(path: Path) -> Submission:
+    shown = printable(str(path))
     try:
         data = load_object(path)
     except JsonSourceError as error:
-        raise SubmissionError(f"{path}: cannot be read: {error}") from error
+        raise SubmissionError(f"{shown}: cannot be read: {error}") from error
     try:
         spec, files = data["spec"], {one["path"]: one["content"] for one in data["sources"]}
         if len(files) < len(data["sources"]):
@@ -156,21 +157,21 @@ def _solution(path: Path) -> Submission:
         if not isinstance(destination, bool):
             raise TypeError("destination_passing_style is true or false")
     except KeyError as error:
-        raise SubmissionError(f"{path}: not a Solution of flashinfer-bench: it has no entry {error}") from error
+        raise SubmissionError(f"{shown}: not a Solution of flashinfer-bench: it has no entry {error}") from error
     except (TypeError, AttributeError) as error:
-        raise SubmissionError(f"{path}: not a Solution of flashinfer-bench: {error!r}") from error
+        raise SubmissionError(f"{shown}: not a Solution of flashinfer-bench: {error!r}") from error
     if language not in LANGUAGES:
-        raise SubmissionError(f"{path}: a Solution in {language}; those in {' and '.join(LANGUAGES)} can be judged")
+        raise SubmissionError(f"{shown}: a Solution in {language}; those in {' and '.join(LANGUAGES)} can be judged")
     file, _, function = entry.partition("::")
     if not function or file not in files:
-        raise SubmissionError(f"{path}: the entry point {entry!r} must be FILE::FUNCTION, with one of {sorted(files)}")
+        raise SubmissionError(f"{shown}: the entry point {entry!r} must be FILE::FUNCTION, with one of {sorted(files)}")
     for one in files:
         if PurePosixPath(one).is_absolute() or ".." in PurePosixPath(one).parts:
-            raise SubmissionError(f"{path}: the source {one!r} lies outside of the Solution")
+            raise SubmissionError(f"{shown}: the source {one!r} lies outside of the Solution")
         if not PurePosixPath(one).name or not one.isprintable() or len(one) > MAX_PATH:
-            raise SubmissionError(f"{path}: {one[:MAX_PATH]!r} is no path of a source")
+            raise SubmissionError(f"{shown}: {one[:MAX_PATH]!r} is no path of a source")
     names = PurePosixPath(file).with_suffix("").parts
     if not file.endswith(".py") or any("." in one for one in names):
-        raise SubmissionError(f"{path}: the entry point {entry!r} is in no Python file that can be imported (NAME.py)")
+        raise SubmissionError(f"{shown}: the entry point {entry!r} is in no Python file that can be imported (NAME.py)")
     request = {"kind": "package", "path": file, "name": function, "destination": destination}
     return Submission(printable(name), request, None, files, definition, str(path.absolute()))

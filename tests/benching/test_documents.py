@@ -14,7 +14,7 @@ from flashinfer_trace import dataset
 from flashinfer_trace.benching import results
 from flashinfer_trace.benching.environment import Environment
 from flashinfer_trace.benching.report import Measured, Report, Timetable
-from flashinfer_trace.benching.statistics import Series, summary
+from flashinfer_trace.benching.statistics import Policy, Series, summary
 from flashinfer_trace.cli import main
 from flashinfer_trace.traffic import path_of
 from tools.performance import performance, performance_documents, plot
@@ -104,6 +104,15 @@ def test_two_runs_that_agree(tmp_path):
         "middle, and by 1.0 % at most; 0 of them by 3 %" in text
     )
     assert "the GPU waits for the processor" not in text
+
+
+def test_the_command_for_another_run_takes_as_long_as_the_tool_that_recorded_the_others(tmp_path):
+    record(tmp_path, "one", 4e-5)
+    text, _ = rows(tmp_path)
+    source = (ROOT / "tools" / "record_times.py").read_text(encoding="utf-8")
+    (seconds,) = re.findall(r'"--seconds", type=float, default=([\d.]+)', source)
+    assert f"bench -d NAME --workloads quick --seconds {seconds} --record results" in text
+    assert f"after {seconds} s, but makes three at\nleast" in text and Policy().least == 3
 
 
 def test_times_of_one_process_are_named_and_not_compared_with_those_of_several(tmp_path):

@@ -17,7 +17,10 @@ from flashinfer_trace.cli import main
 from flashinfer_trace.costs import cost_of, shapes
 from flashinfer_trace.costs.roofline import GpusError, Roofline, load_gpus, roofline
 from flashinfer_trace.costs.work import Cost
+from flashinfer_trace.definition import InputError
 from flashinfer_trace.families import family_of
+from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.many_rows import ROW_AXES
 from flashinfer_trace.naming import family_name, load_naming
 
 ROOT = flashinfer_trace.find_root()
@@ -137,7 +140,6 @@ def test_thin_inputs_have_the_cost_of_whole_ones(monkeypatch):
 FEATURES_FIRST = {
     "moe_bf16_expert_gemm",
     "moe_fp8_block_scale_expert_gemm",
-    "moe_fp8_block_scale_grouped_gemm",
     "moe_nvfp4_ds_routing",
 }
 
@@ -194,6 +196,33 @@ def test_the_axes_decide_whether_features_are_made(monkeypatch, name, axes, byte
     cost, _ = shapes.cost_at(definition, axes)
     assert [one.const_axes for one in made] == [shapes.without_features(definition).const_axes]
     assert bytes_read in (None, cost.bytes_read)
+
+
+@pytest.mark.parametrize(
+    ("name", "axes"),
+    [
+        ("gqa_paged_decode_h40_kv8_d128_ps64", {"batch_size": 100}),
+        ("gqa_paged_decode_h40_kv8_d128_ps64", {"len_indptr": 101}),
+        ("gqa_extend_causal_h8_kv1_qk128_vo128", {"len_indptr": 101}),
+        ("gqa_ragged_prefill_causal_h32_kv8_d128", {"len_indptr": 101}),
+        ("fast_topk_v2_topk2048", {"num_tokens": 100}),
+    ],
+)
+def test_sizes_that_the_family_chooses_count_before_inputs_are_made(monkeypatch, name, axes):
+    monkeypatch.setattr(shapes, "MOST", 1 << 20)
+    monkeypatch.setattr(shapes, "requested_inputs", None)
+    with pytest.raises(InputError, match=re.escape(f"{name}: axes {axes} need 0 GiB of indices and rows")):
+        shapes.cost_at(flashinfer_trace.load(name), axes)
+
+
+def test_what_inputs_need_is_known_from_plans():
+    for name, (definition, *_) in definitions_by_family().items():
+        thin, family = shapes.without_features(definition), family_of(definition)
+        for axes in ({}, {next(axis for axis in (*ROW_AXES, "len_indptr") if axis in thin.var_axes): 300}):
+            plan = family.plan_for_axes(thin, axes, Draws(0, "cpu"))
+            needed = shapes.input_bytes(thin, thin.bind_axes(family.make_inputs(thin, plan, Draws(0, "cpu"))))
+            planned = shapes.input_bytes(thin, {**shapes.planned_axes(thin, plan), **axes})
+            assert 0.5 <= planned / needed <= 1.25, (name, axes)
 
 
 def weights(definition):

@@ -24,6 +24,7 @@ from flashinfer_trace.harness.inputs import clone_inputs
 from flashinfer_trace.harness.verify import Job, prepare
 from flashinfer_trace.judging.arena import memory_of
 from flashinfer_trace.judging.cases import cases
+from flashinfer_trace.reference import load_run
 
 FAMILIES = {family.name: family for family in all_families()}
 
@@ -150,6 +151,25 @@ def test_every_row_that_is_read_matters(name):
             assert not all(same(right[key], outputs[key], everything[key]) for key in right), place
             tried += 1
     assert tried
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name.endswith("_ds_routing")])
+def test_saturated_scores_choose_the_experts_of_the_reference(name):
+    """float32 rounds scores to 1 that differ in float64; each reference has its own dtype."""
+    definition = prepare(FIRST[name], FAMILIES[name], "cpu", False)
+    helpers, sizes = load_run(definition.reference, name).__globals__, definition.const_axes
+    for seed in range(20):
+        inputs = FAMILIES[name].inputs_for_axes(definition, {"seq_len": 1}, seed, "cpu")
+        logits = 15 + 10 * torch.rand(inputs["routing_logits"].shape, generator=torch.Generator().manual_seed(seed))
+        inputs |= {"routing_logits": logits, "routing_bias": torch.zeros_like(inputs["routing_bias"])}
+        given = (inputs["routing_logits"], inputs["routing_bias"])
+        if "route" in helpers:
+            chosen, _ = helpers["route"](*given)
+        else:
+            chosen, _ = helpers["deepseek_route"](*given, sizes["n_group"], sizes["topk_group"], sizes["top_k"])
+        reads = work_of(definition, inputs, definition.bind_axes(inputs)).reads["gemm1_weights"]
+        local = chosen.flatten() - int(inputs["local_expert_offset"])
+        assert reads.nonzero().flatten().tolist() == sorted(local[(local >= 0) & (local < len(reads))].tolist())
 
 
 #: Families whose references compute exactly the products that count, as torch sees them.

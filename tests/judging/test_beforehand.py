@@ -36,6 +36,11 @@ HOOKS = {
         "        return function(*args, **(kwargs or {}))\n",
         "in_a_mode(Mode, hidden_states, weight)",
     ),
+    "an operator": (
+        "LIBRARY = torch.library.Library('aten', 'IMPL')\n"
+        "LIBRARY.impl('index_copy_', lambda to, dim, places, words: to.scatter_(dim, places, words), 'CPU')\n",
+        "",
+    ),
     "a generator": ("class Early:\n    manual_seed = early", "torch.cuda.default_generators = (Early(),)"),
 }
 #: Computes on another stream, and waits for it: the stream of the call is held meanwhile.
@@ -60,7 +65,7 @@ def submitted(directory, text: str) -> str:
 def test_what_is_computed_before_the_clock_starts_is_wrong(kind, tmp_path, server):
     hook, leave = HOOKS[kind]
     path = submitted(tmp_path, EARLY.replace("HOOK", hook).replace("LEAVE", leave))
-    assert failures(path, server, before=1)[0] == "values"
+    assert failures(path, server, before=1)[0] == ("tampered" if kind == "an operator" else "values")
 
 
 @pytest.mark.gpu_harness

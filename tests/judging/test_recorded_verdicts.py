@@ -13,8 +13,10 @@ from typing import Any
 import execnet
 import jsonschema
 import pytest
+import torch
 from cheating_kernels import ALL
 from recorded_verdicts import ATTEMPTS, Recorder, entry, run_of, with_memory
+from test_known_kernels import kernels_of_each_family
 
 from flashinfer_trace import DatasetError, load
 from flashinfer_trace.families import family_of
@@ -30,6 +32,11 @@ RUN = {
     "environment": {**ON_A_GPU, "python": "3.12.3"},
     "libraries": {"sgl-kernel": "0.3.21"},
     "package_sha256": "0" * 64,
+}
+#: Kernels that were not judged in the recorded run: the GPU had no memory left for the oracle.
+WAITING = {
+    "torch.nn.functional.grouped_mm[pipeline with sgl_kernel: moe_fused_gate, prepare_moe_input, shuffle_rows, "
+    "silu_and_mul, shuffle_mul_sum]"
 }
 WRONG = Verdict("rmsnorm_h512", "a", "cuda", "own", grade=Grade.WRONG, failure=Failure("values", ""), seconds=1.234)
 FULL = Verdict("rmsnorm_h512", "a", "cuda", "own", failure=Failure("raised", "OutOfMemoryError: CUDA out of memory."))
@@ -82,6 +89,19 @@ def test_a_kernel_is_judged_again_when_the_gpu_had_no_memory_left(full, then, fo
     assert with_memory(lambda: next(verdicts), pause=0.0) is found
 
 
+def test_it_is_when_the_judge_had_none_left_and_raises_at_last():
+    left = iter([True, False, *[True] * ATTEMPTS])
+
+    def judged():
+        if next(left):
+            raise torch.OutOfMemoryError
+        return RIGHT
+
+    assert with_memory(judged, pause=0.0) is RIGHT
+    with pytest.raises(torch.OutOfMemoryError):
+        with_memory(judged, pause=0.0)
+
+
 def test_workers_can_send_what_verdicts_are_taken_on():
     """execnet sends plain types only: torch's version is a class of its own."""
     found = run_of("cpu")
@@ -123,6 +143,14 @@ def test_the_recorded_verdicts_are_those_that_are_wanted():
     cheats = {one["name"]: one for one in document["verdicts"] if one["kind"] == "cheats"}
     assert cheats.keys() == {cheat.function for cheat in ALL if cheat.gpu}
     assert all(cheats[one.function]["failure"] in one.kinds for one in ALL if one.gpu)
+    capability = (int(document["environment"]["capability"].partition(".")[0]), 0)
+    wanted = {
+        (one.name, label)
+        for of_family in kernels_of_each_family().values()
+        for label, (one, kernel) in of_family.items()
+        if kernel.unavailable(capability) is None and label not in WAITING
+    }
+    assert {(one["definition"], one["name"]) for one in document["verdicts"] if one["kind"] == "kernels"} == wanted
     findings = (ROOT / "docs" / "kernel_findings.md").read_text(encoding="utf-8")
     for one in document["verdicts"]:
         right = one["grade"] in (Grade.REFERENCE, Grade.KERNEL)

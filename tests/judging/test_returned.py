@@ -7,7 +7,7 @@ import torch
 from cheating_kernels import ATTENTION, NORM
 
 import flashinfer_trace
-from flashinfer_trace.judging.answers import Answer
+from flashinfer_trace.judging.answers import Answer, Failed, tampered_of
 from flashinfer_trace.judging.judge import judge
 from flashinfer_trace.judging.process import Limits
 from flashinfer_trace.judging.returned import misfit, outputs_of
@@ -15,8 +15,17 @@ from flashinfer_trace.judging.submission import from_path
 from flashinfer_trace.judging.verdict import Failure, Grade
 
 SAYS = "the Definition says"
+#: What a process may say it replaced instead of a list of names.
+NO_LIST = (5, "clock", {"clock": 1}, True)
 #: A result of the right form, as a process describes it.
 RIGHT = {"dtype": "bfloat16", "shape": [2, 512], "device": "cpu", "layout": "torch.strided"}
+
+
+@pytest.mark.parametrize("said", NO_LIST)
+def test_only_a_list_names_what_was_replaced(said):
+    with pytest.raises(Failed, match="its process answered no list of replaced functions") as failed:
+        tampered_of({"tampered": said})
+    assert failed.value.kind == "protocol" and tampered_of({"tampered": ["a\nb"]}) == ["a b"]
 
 
 @pytest.mark.parametrize(

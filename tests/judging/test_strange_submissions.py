@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 
 import pytest
 from cheating_kernels import NORM
@@ -71,6 +72,30 @@ def test_a_colon_needs_a_function(tmp_path):
 def test_what_is_no_definition_is_refused(definition):
     with pytest.raises(InputError, match="is no Definition; give one, or its name"):
         judge(lambda x, w: x, definition)
+
+
+@pytest.mark.parametrize("kind", ["module", "decorator"])
+def test_the_place_of_an_error_is_the_submission_and_not_torch(kind, tmp_path, server):
+    """Modules are called by torch, and so are functions that it has decorated."""
+    function = "import torch\n\n@torch.no_grad()\ndef run(x, w):\n    raise ValueError(3)"
+    module = (
+        "from torch import nn\n\nclass ModelNew(nn.Module):\n    def forward(self, x, w):\n        raise ValueError(3)"
+    )
+    path = tmp_path / "mine.py"
+    path.write_text(module if kind == "module" else function)
+    verdict = judge(str(path), NORM, examples=1, server=server)
+    assert verdict.failure is not None and verdict.failure.message == "ValueError: 3 (mine.py:5)", verdict
+
+
+@pytest.mark.parametrize("name", [b"bad\xff.py", b"esc\x1b[31m.py", "\u202ename'.py".encode()])
+def test_a_name_that_no_terminal_shows_is_told_in_characters_that_it_does(name, tmp_path, server):
+    path = os.fsdecode(os.path.join(os.fsencode(tmp_path), name))
+    with open(path, "w") as file:
+        file.write(RIGHT)
+    verdict = judge(path, NORM, examples=1, server=server)
+    assert verdict.passed and str(verdict).encode("utf-8").decode("utf-8").replace("\n", "").isprintable(), verdict
+    shown = subprocess.run(["bash", "-c", f"printf %s {verdict.replay.split()[2]}"], capture_output=True, check=True)
+    assert os.path.abspath(shown.stdout) == os.fsencode(path)
 
 
 @pytest.mark.parametrize("length", [1, 300])

@@ -112,6 +112,7 @@ ALL = [
             "in_a_method_of_torch": "values tampered",
             "in_a_function_mode": "values",
             "in_a_dispatch_mode": "values",
+            "in_an_operator": "tampered",
             "in_a_profile_function": "values",
             "in_a_collection_of_garbage": "values",
             "in_a_comparison_of_classes": "outputs",

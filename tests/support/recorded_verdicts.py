@@ -6,6 +6,7 @@ verdict. The file is written anew after each test: a run that is ended leaves wh
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -36,11 +37,13 @@ ATTEMPTS, PAUSE = 8, 10.0
 
 
 def with_memory(judged: Callable[[], Verdict], pause: float = PAUSE) -> Verdict:
-    """The verdict of a call of `judged`, after others that failed only because the GPU had no memory left."""
+    """The verdict of a call of `judged`, after others that failed only because the GPU had no memory left: for the
+    kernel, or for the judge."""
     for _ in range(ATTEMPTS - 1):
-        verdict = judged()
-        if verdict.failure is None or not verdict.failure.out_of_memory:
-            return verdict
+        with contextlib.suppress(torch.OutOfMemoryError):
+            verdict = judged()
+            if verdict.failure is None or not verdict.failure.out_of_memory:
+                return verdict
         torch.cuda.empty_cache()
         time.sleep(pause)
     return judged()

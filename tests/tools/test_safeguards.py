@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -49,6 +50,31 @@ def test_times_are_shown_once_they_are_measured(tmp_path, monkeypatch):
     assert set(times.read_times(tmp_path)) == {"dataset", "overhead"}
 
 
+@pytest.mark.parametrize(
+    ("processors", "limits"),
+    [(2, ["180 s on 2 processors", "180 s", "-"]), (4, ["-", "180 s", "1500 s on 4 processors"])],
+)
+def test_a_limit_is_shown_only_beside_a_run_that_it_is_for(tmp_path, monkeypatch, processors, limits):
+    """Not one of other processors, of another GPU, of several, or of a part of the dataset."""
+    figures = {"seconds": 9, "processor_seconds": 9, "processes": 2, "processors": processors, "date": "2026-11-26"}
+    gpus = [
+        (name, count, 1234) for name, count in (("NVIDIA H200", 1), ("NVIDIA H200", 2), ("NVIDIA H100 80GB HBM3", 1))
+    ]
+    gpus.append(("NVIDIA H200", 1, 9))
+    runs = [
+        {"gpu": gpu, "gpus": count, "definitions": definitions, "passed": 9, "failed": 0, **figures}
+        for gpu, count, definitions in gpus
+    ]
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / times.MEASURED_ON_GPUS).write_text(json.dumps({"runs": runs}))
+    measured = {"dataset": figures, "sample": figures, "overhead": {**figures, "overhead": -0.0144}}
+    (tmp_path / times.MEASURED).write_text(json.dumps(measured))
+    monkeypatch.setattr(safeguards, "read_times", lambda: figures)
+    rows = safeguards.timed(tmp_path)
+    assert [row[2] for row in rows] == [*limits, "10 %", "900 s on one NVIDIA H200", "-", "-", "-"]
+    assert rows[3][1] == "-1.4% of a processor's time (below 0 is noise; 2026-11-26)"
+
+
 @pytest.mark.parametrize("text", ["{", "null", '{"dataset": 1}', '{"overhead": {"date": "x"}}'])
 def test_measured_times_that_cannot_be_used_are_named(tmp_path, text):
     (tmp_path / "benchmarks").mkdir()
@@ -78,7 +104,7 @@ def test_how_long_pairs_took_on_a_gpu_is_recorded_and_shown(tmp_path, monkeypatc
     assert (one["definitions"], two["definitions"]) == (1, 2) and (two["passed"], two["failed"]) == (2, 0)
     row = safeguards.timed(tmp_path)[-1]
     assert row[0] == "`pytest -m gpu`: 2 pairs of 2 Definitions and their kernels"
-    assert row[1].startswith("200 s on one NVIDIA H200 (") and row[2] == "360 s for 682 pairs"
+    assert row[1].startswith("200 s on one NVIDIA H200 (") and row[2] == "-"
     path.write_text('{"runs": [{"gpu": "a"}]}')
     with pytest.raises(times.TimesError, match=r"gpu_times\.json: unusable .*measure again"):
         times.read_gpu_times(path)

@@ -98,7 +98,9 @@ def powers(shape: list[int], draws: Draws) -> torch.Tensor:
 
 
 def fp8_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+    """Offsets are drawn before the weights, so that a seed has the same ones for weights of any size."""
     axes, rows = definition.const_axes, activations(definition, plan, draws)
+    offsets = offsets_of(definition, plan, draws)
     shape = [axes["num_experts"], axes["n"], axes["k"]]
     scales = [axes["num_experts"], axes["num_n_blocks"], axes["num_k_blocks"]]
     if plan["values"] == "integers":
@@ -109,7 +111,7 @@ def fp8_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
         typical = 1 / (CODE_SIGMA * axes["k"] ** 0.5)
         weights = (normal_codes(draws, shape), varied_scales(draws, scales, typical))
     known = {**dict(zip(("a", "a_scale"), own, strict=True)), **dict(zip(("b", "b_scale"), weights, strict=True))}
-    return {**known, "expert_offsets": offsets_of(definition, plan, draws)}
+    return {**known, "expert_offsets": offsets}
 
 
 def w4a8_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
