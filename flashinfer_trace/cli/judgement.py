@@ -86,13 +86,14 @@ def check(
     with missing_packages():
         import torch
 
-        from flashinfer_trace.judging.judge import judge
         from flashinfer_trace.judging.process import Limits, Server
     device = check_device(device, torch)
     if device == "cpu":
         torch.set_num_threads(1)
     limits = Limits() if timeout is None else Limits.of(timeout)
-    with Server() as server:
+    with Server() as server:  # which imports torch while this process imports harness and families
+        with missing_packages():
+            from flashinfer_trace.judging.judge import judge
         try:
             verdict = judge(
                 submission,
