@@ -26,8 +26,9 @@ from flashinfer_trace.harness.case import poisoned_outputs
 from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Family, Inputs, Kernel
 from flashinfer_trace.harness.verify import Job
-from flashinfer_trace.judging.judge import as_submission, checked, judge, shared_server
+from flashinfer_trace.judging.judge import as_submission, checked, judge
 from flashinfer_trace.judging.process import Failed, Limits, Server, SubmissionProcess, Timing
+from flashinfer_trace.judging.shared import shared_server
 from flashinfer_trace.judging.standards import Standard, Trial, standards
 from flashinfer_trace.judging.stopwatch import Stopwatch
 from flashinfer_trace.judging.submission import Submission, known

@@ -86,27 +86,28 @@ def check(
     with missing_packages():
         import torch
 
-        from flashinfer_trace.judging.process import Limits, Server
+        from flashinfer_trace.judging.process import Limits
+        from flashinfer_trace.judging.shared import shared_server
     device = check_device(device, torch)
     if device == "cpu":
         torch.set_num_threads(1)
     limits = Limits() if timeout is None else Limits.of(timeout)
-    with Server() as server:  # which imports torch while this process imports harness and families
-        with missing_packages():
-            from flashinfer_trace.judging.judge import judge
-        try:
-            verdict = judge(
-                submission,
-                definition,
-                device=device,
-                examples=examples,
-                seed=seed,
-                twin=twin if twin or full else None,
-                limits=limits,
-                server=server,
-            )
-        except SubmissionError as error:
-            raise click.UsageError(str(error)) from error
+    server = shared_server()  # imports torch while this process imports harness and families
+    with missing_packages():
+        from flashinfer_trace.judging.judge import judge
+    try:
+        verdict = judge(
+            submission,
+            definition,
+            device=device,
+            examples=examples,
+            seed=seed,
+            twin=twin if twin or full else None,
+            limits=limits,
+            server=server,
+        )
+    except SubmissionError as error:
+        raise click.UsageError(str(error)) from error
     if output_format == "json":
         echo_json(verdict.to_dict())
     else:

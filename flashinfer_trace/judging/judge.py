@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import math
 import secrets
@@ -27,13 +26,14 @@ from flashinfer_trace.judging.draws import unrandom
 from flashinfer_trace.judging.process import Answer, Failed, Limits, Server, SubmissionProcess
 from flashinfer_trace.judging.replay import replay
 from flashinfer_trace.judging.returned import misfit, outputs_of, with_unwritten
+from flashinfer_trace.judging.shared import shared_server
 from flashinfer_trace.judging.sizes import small_by_default, with_own_constants
 from flashinfer_trace.judging.standards import REFERENCE, Standard, Trial, limited, standards, trials
 from flashinfer_trace.judging.submission import Submission, SubmissionError, from_callable, from_path
 from flashinfer_trace.judging.verdict import Failure, Grade, Verdict
 from flashinfer_trace.requested import LARGEST_SEED
 
-__all__ = ["EXAMPLES", "as_submission", "checked", "judge", "shared_server"]
+__all__ = ["EXAMPLES", "as_submission", "checked", "judge"]
 
 #: Drawn cases that count, beside corners and repeated ones.
 EXAMPLES = 20
@@ -125,17 +125,6 @@ def served(submission: Submission, server: Server | None) -> Iterator[Server]:
         return
     with Server(fork=True, kernel=submission.kernel) as own:
         yield own
-
-
-def shared_server() -> Server:
-    """One server for all judgements of this process; a new one if a submission ended it."""
-    if not _SERVERS or not _SERVERS[-1].alive:
-        _SERVERS.append(Server())
-        atexit.register(_SERVERS[-1].close)
-    return _SERVERS[-1]
-
-
-_SERVERS: list[Server] = []
 
 
 class _Court:

@@ -16,8 +16,8 @@ from flashinfer_trace.benching.report import Measured, Report, Timetable
 from flashinfer_trace.benching.statistics import Series, summary
 from flashinfer_trace.cli import main
 from flashinfer_trace.families import family_of
-from flashinfer_trace.judging.judge import shared_server
 from flashinfer_trace.judging.process import Limits, SubmissionProcess
+from flashinfer_trace.judging.shared import shared_server
 from flashinfer_trace.judging.submission import SubmissionError, from_path, known
 from flashinfer_trace.judging.verdict import Grade, Verdict
 from flashinfer_trace.traffic import Workload, workloads

@@ -72,7 +72,7 @@ def noted(self):
     loaded(self)
 
 SubmissionProcess.loaded = noted
-assert judge(FILE, NAME, examples=3).passed
+assert judge(FILE, NAME, examples=3, twin=True).passed
 print(*sorted(set(sys.modules) - there[0]))
 """
 
