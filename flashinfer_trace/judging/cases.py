@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import operator
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import hypothesis
 import numpy.random  # noqa: F401  # or hypothesis does, once a submission can have written to its files
 
+from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention.cases import products_of_a_key
 from flashinfer_trace.families.attention.paged import distinct_pages
 from flashinfer_trace.harness.family import Plan
@@ -92,13 +93,17 @@ def _rows_between(job: Job, numbers: random.Random) -> list[Plan]:
     """On a CPU, plans of numbers of rows that are neither drawn there nor those of a corner; none for a family without
     the corner of many rows."""
     found = []
-    for plan in many_rows(job.family, job.request):
-        axis = next(axis for axis in ROW_AXES if axis in job.sized.var_axes)
-        most = job.family.inputs_and_axes(job.sized, plan, 0, "cpu")[1][axis]
-        low, _ = job.request.limits.get(axis, (0, most))
-        rows = [one for one in (*TILES, numbers.randint(DRAWN_ROWS + 1, most)) if low <= one]
+    for axes in many_rows(replace(job.family, plan_for_axes=_axes), job.request):
+        axis = next(axis for axis in ROW_AXES if axis in axes)
+        low, _ = job.request.limits.get(axis, (0, axes[axis]))
+        rows = [one for one in (*TILES, numbers.randint(DRAWN_ROWS + 1, axes[axis])) if low <= one]
         found += [job.family.plan_for_axes(job.sized, {axis: one}, Draws(0, "cpu")) for one in rows]
     return found
+
+
+def _axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+    """For a plan, the values of axes that it would be for."""
+    return dict(axes)
 
 
 def _drawn(job: Job, count: int, seed: int) -> list[Plan]:
