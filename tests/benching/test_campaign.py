@@ -157,7 +157,12 @@ def test_missing_times_are_those_of_this_gpu_and_of_the_present_reference(invoke
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(["--missing"], "--record"), (["--figure", "x.svg"], "draws one Definition, and 2 are chosen")],
+    [
+        (["--missing"], "--record"),
+        (["--figure", "x.svg"], "draws one Definition, and 2 are chosen"),
+        (["--record", "new", "--warm"], "--record takes times with a cold cache and without --graph"),
+        (["--record", "new", "--graph"], "--record takes times with a cold cache and without --graph"),
+    ],
 )
 def test_options_that_do_not_go_together(invoke, options, message):
     result, seen = invoke("-d", NAMES[0], "-d", NAMES[1], *options)
