@@ -92,7 +92,8 @@ def _recorded(cheats: Sequence[Any], ours: Verdicts) -> list[str]:
     wrong = [one for one in [*lines["honest"], *lines["kernels"]] if not _passed(one)]
     listed = [f"- {code(one['name'])} for {code(one['definition'])}: {_grade(one)}" for one in wrong]
     defects = "[kernel_findings.md](kernel_findings.md) has the defects of real kernels"
-    explained = ["", f"Not passed ({defects}; what was not judged waits for another run):", ""]
+    waiting = "; what was not judged waits for another run" * bool(unjudged)
+    explained = ["", f"Not passed ({defects}{waiting}):", ""]
     return [text, *(explained if listed else []), *listed]
 
 
