@@ -1,4 +1,4 @@
-"""Attention on a CPU of requests that share pages, have more keys than those that are drawn, and many queries."""
+"""Attention of more requests than are drawn; on a CPU, also of longer ones that share pages and have many queries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from cheating_kernels import NORM
 import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.verify import Job, verify
-from flashinfer_trace.judging.cases import FEWER, QUERIES, SHARED, cases
+from flashinfer_trace.judging.cases import cases
+from flashinfer_trace.judging.further import FEWER, FEWER_REQUESTS, QUERIES, REQUESTS, SHARED
 from flashinfer_trace.judging.judge import judge
 from flashinfer_trace.judging.replay import small_by_default
 from flashinfer_trace.judging.verdict import Grade
@@ -17,6 +18,7 @@ DECODE, PREFILL = "gqa_paged_decode_h6_kv2_d128_ps64", "gqa_paged_prefill_causal
 SINGLE = "gqa_paged_prefill_causal_h6_kv2_d128_ps1"
 OWN = "        own_pages = kv_indices[pages[b] : pages[b + 1]]\n"
 STORED = "            output[start:stop] = own_output.to(output.dtype)\n"
+RETURN = "    return output, lse\n"
 #: What is wrong -> Definition, a line of its reference, and what stands after it in a kernel that is right otherwise.
 WRONG = {
     "pages that two requests share are read once": (
@@ -62,7 +64,7 @@ def test_there_is_one_such_case_which_the_reference_passes(name, queries):
     definition = flashinfer_trace.load(name)
     job = Job(definition, family_of(definition), full=not small_by_default(definition, "cpu"))
     corners = [one.plan for one in cases(job, 1, 0) if one.kind == "corner"]
-    assert corners[:-1] == job.corners
+    assert corners[:-2] == job.corners
     plan = corners[-1]
     assert plan.get("q_lens") == queries and min(plan["kv_lens"]) > SHARED * job.sized.const_axes.get("page_size", 1)
     inputs = job.family.inputs(job.sized, plan, 0, "cpu")
@@ -84,17 +86,50 @@ def test_there_is_one_such_case_which_the_reference_passes(name, queries):
 def test_there_is_none_where_a_corner_of_the_family_has_as_much(name, queries):
     definition = flashinfer_trace.load(name)
     job = Job(definition, family_of(definition), full=not small_by_default(definition, "cpu"))
-    assert [one.plan for one in cases(job, 1, 0) if one.kind == "corner"] == job.corners
+    assert [one.plan for one in cases(job, 1, 0) if one.kind == "corner"][:-1] == job.corners
     (shared,) = (plan for plan in job.corners if plan.get("shared_prefix") == SHARED)
     page_size = job.sized.const_axes["page_size"]
     assert len(shared["kv_lens"]) == 3 and min(shared["kv_lens"]) > SHARED * page_size
     assert queries is None or max(max(plan["q_lens"]) for plan in job.corners) >= queries
 
 
-@pytest.mark.parametrize("name", [DECODE, NORM])
-def test_there_is_none_on_a_gpu_where_longer_ones_are_drawn_and_of_other_kernels(name):
+def test_there_is_none_on_a_gpu_where_longer_ones_are_drawn_and_of_other_kernels():
+    for name, device, more in ((DECODE, "cuda", 1), (NORM, "cpu", 0)):
+        definition = flashinfer_trace.load(name)
+        job = Job(definition, family_of(definition), device=device, full=True)
+        corners = [one.plan for one in cases(job, 1, 0) if one.kind == "corner"]
+        assert corners[: len(job.corners)] == job.corners
+        assert sum("kv_lens" in plan for plan in corners[len(job.corners) :]) == more
+
+
+@pytest.mark.parametrize("most", [128, 256])
+def test_a_kernel_for_so_many_requests_is_wrong(most, tmp_path, server):
+    reference = flashinfer_trace.load(DECODE).reference
+    assert reference.count(RETURN) == 1
+    (tmp_path / "wrong.py").write_text(reference.replace(RETURN, f"    output[{most}:] = 0\n{RETURN}"))
+    verdict = judge(f"{tmp_path / 'wrong.py'}:run", DECODE, examples=3, server=server)
+    assert verdict.grade == Grade.WRONG and verdict.failure.kind == "values"
+    assert len(verdict.failure.plan["kv_lens"]) > most
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "counts"),
+    [
+        ("gqa_paged_decode_h16_kv2_d64_ps1_sinks_window128", "cpu", REQUESTS),
+        ("gqa_extend_causal_h8_kv1_qk128_vo128", "cpu", REQUESTS),
+        ("gqa_ragged_prefill_causal_h6_kv2_d128", "cuda", REQUESTS),
+        ("mla_paged_decode_page_table_h128_ckv512_kpe64_ps128", "cuda", REQUESTS),
+        ("mla_paged_prefill_causal_h128_ckv512_kpe64_ps64", "cpu", FEWER_REQUESTS),
+    ],
+)
+def test_the_number_of_requests_is_drawn(name, device, counts):
     definition = flashinfer_trace.load(name)
-    job = Job(definition, family_of(definition), device="cuda" if name == DECODE else "cpu", full=True)
-    corners = [one.plan for one in cases(job, 1, 0) if one.kind == "corner"]
-    assert corners[: len(job.corners)] == job.corners
-    assert not any("kv_lens" in plan for plan in corners[len(job.corners) :])
+    job = Job(definition, family_of(definition), device=device, full=True)
+    drawn = set()
+    for seed in range(4):
+        plan = [one.plan for one in cases(job, 1, seed) if one.kind == "corner"][len(job.corners)]
+        assert counts[0] <= len(plan["kv_lens"]) <= counts[1] and min(plan["kv_lens"]) >= 1
+        drawn.add(len(plan["kv_lens"]))
+    assert len(drawn) > 1
+    on_a_cpu = Job(definition, job.family)  # at the sizes of the twin, which have the same plans
+    assert verify(on_a_cpu, plan=plan, seed=0).status == "passed"

@@ -1,4 +1,5 @@
-"""On a CPU, plans draw some forty rows at most, and a corner has hundreds: further cases have numbers between them."""
+"""Further cases have numbers of rows that plans have not: on a CPU, between those that are drawn (40 at most) and the
+corner of many rows; on a GPU, as many as prefill has."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ from cheating_kernels import NORM
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
-from flashinfer_trace.harness.verify import Job
-from flashinfer_trace.judging.cases import DRAWN_ROWS, TILES, cases
+from flashinfer_trace.harness.verify import Job, verify
+from flashinfer_trace.judging.cases import cases
+from flashinfer_trace.judging.further import DRAWN_ROWS, GPU_BYTES, GPU_ROWS, TILES
 from flashinfer_trace.judging.judge import judge
 from flashinfer_trace.judging.verdict import Grade
 
@@ -49,7 +51,35 @@ def test_one_number_is_drawn(name, axis, most):
     assert len(drawn) > 4
 
 
-def test_there_are_none_on_a_gpu():
-    definition = flashinfer_trace.load(NORM)
+@pytest.mark.parametrize(
+    ("name", "rows_of"),
+    [
+        (NORM, lambda axes: axes["batch_size"]),
+        ("gemm_bf16_n256_k7168", lambda axes: axes["m"]),
+        ("fast_topk_v2_topk2048", lambda axes: axes["num_tokens"]),
+        ("moe_shuffle_rows_h2048", lambda axes: axes["num_copies"] // 2),
+        ("moe_topk_softmax_topk2_e8", lambda axes: axes["seq_len"]),
+    ],
+)
+def test_a_gpu_gets_as_many_rows_as_prefill_has(name, rows_of):
+    definition = flashinfer_trace.load(name)
     job = Job(definition, family_of(definition), device="cuda")
+    drawn = set()
+    for seed in range(4):
+        corners = [one.plan for one in cases(job, 1, seed) if one.kind == "corner"]
+        assert corners[:-1] == job.corners
+        twin = Job(definition, job.family)
+        drawn.add(rows_of(twin.family.inputs_and_axes(twin.sized, corners[-1], 0, "cpu")[1]))
+    assert GPU_ROWS[0] <= min(drawn) < max(drawn) <= GPU_ROWS[1]
+    assert verify(twin, plan=corners[-1], seed=0).status == "passed"
+
+
+def test_there_are_fewer_where_a_row_has_a_vocabulary_and_none_for_kernels_that_take_few():
+    definition = flashinfer_trace.load("softmax_temperature_v129280")
+    job = Job(definition, family_of(definition), device="cuda")
+    rows = [one.plan for one in cases(job, 1, 0) if one.kind == "corner"][-1]["batch_size"]
+    assert rows > DRAWN_ROWS and GPU_BYTES * 0.99 < rows * 2 * 4 * 129280 <= GPU_BYTES
+    definition = flashinfer_trace.load("gemm_bf16_n256_k7168")
+    router = next(one for one in family_of(definition).kernels if one.label == "sgl_kernel.dsv3_router_gemm")
+    job = Job(definition, family_of(definition), router, device="cuda")
     assert [one.plan for one in cases(job, 1, 0) if one.kind == "corner"] == job.corners

@@ -74,12 +74,20 @@ class Evidence:
             for path in sorted(set(runs.get(definition.name, ()))):
                 self._known[_parts(path)[0], _parts(path)[-1]].append(definition)
                 self._known[COMPOSED, path].append(definition)
+        # Layers make the same calls, and so do runs: some three in ten differ from all others.
+        self._found: dict[tuple[object, ...], tuple[Standing, tuple[str, ...]]] = {}
 
     def of(self, call: RecordedCall, window: int | None = None) -> tuple[Standing, tuple[str, ...]]:
         """What the dataset says of a call, and the names of the Definitions that it computes.
 
         `window` is the number of keys that a query of the model sees in layers with a window, if it has any.
         """
+        like = call.library, call.kernel, call.arguments, call.through, window
+        if like not in self._found:
+            self._found[like] = self._of(call, window)
+        return self._found[like]
+
+    def _of(self, call: RecordedCall, window: int | None) -> tuple[Standing, tuple[str, ...]]:
         definitions = [one for key in _keys(call) for one in self._known.get(key, ())]
         found = tuple(dict.fromkeys(one.name for one in definitions if computes(call, one, window)))
         if found:
@@ -96,7 +104,7 @@ def computes(call: RecordedCall, definition: Definition, window: int | None = No
         return False
     if call.kernel.endswith(".moe_align_block_size"):
         arguments = _EXPERTS.sub(lambda count: f": {int(count[1]) - 1}", arguments)
-    settings = dict(_SETTING.findall(arguments))
+    settings = _settings(arguments)
     eps, unnamed = _eps_of(definition.reference), _UNNAMED_EPS.search(arguments)
     given_eps = settings.get("eps", unnamed[1] if unnamed else None)
     if eps is not None and given_eps and float(given_eps) != eps:
@@ -122,7 +130,7 @@ def computes(call: RecordedCall, definition: Definition, window: int | None = No
     # A size that no input has, such as the number of chosen experts, is one of an output, or a number.
     named = {axis for one in inputs for axis in one.shape or ()}
     named |= {name for name in const for rule in definition.constraints if rule.startswith(f"{name} ==")}
-    numbers = {1, *(size for _, shape in given for size in shape), *map(int, _INTEGER.findall(arguments))}
+    numbers = _numbers(call.arguments, arguments)
     found = {name for name, value in const.items() if name in named | SETTING_AXES or value in numbers}
     if not only_output and not const.keys() <= found | _determined(definition, found):
         return False
@@ -138,6 +146,18 @@ def _eps_of(reference: str) -> float | None:
     """The epsilon of a reference that has one."""
     found = _EPS.search(reference)
     return float(found[1]) if found else None
+
+
+@functools.cache
+def _settings(arguments: str) -> Mapping[str, str]:
+    """Names and plain values among recorded arguments."""
+    return dict(_SETTING.findall(arguments))
+
+
+@functools.cache
+def _numbers(given: str, arguments: str) -> Set[int]:
+    """1, the sizes of tensors among the arguments as recorded, and the whole numbers among those as they are meant."""
+    return {1, *(size for _, shape in tensors(given) for size in shape), *map(int, _INTEGER.findall(arguments))}
 
 
 @functools.cache
@@ -171,12 +191,17 @@ def _same_codes(call: RecordedCall, definition: Definition) -> bool:
 def _same_tables(call: RecordedCall, definition: Definition) -> bool:
     """Whether tables of integers that a call names as a Definition does, such as topk_ids, have its constant sizes."""
     const = definition.const_axes
-    for name, text in _TABLE.findall(call.arguments):
+    for name, sizes in _tables(call.arguments):
         axes = (definition.inputs[name].shape if name in definition.inputs else None) or ()
-        sizes = [int(size) for size in text.split(",")]
         if len(axes) == len(sizes) and any(const.get(a, size) != size for a, size in zip(axes, sizes, strict=True)):
             return False
     return True
+
+
+@functools.cache
+def _tables(arguments: str) -> tuple[tuple[str, Shape], ...]:
+    """Names and shapes of the tables of integers among recorded arguments."""
+    return tuple((name, tuple(map(int, sizes.split(",")))) for name, sizes in _TABLE.findall(arguments))
 
 
 def _is_code(dtype: str) -> bool:
