@@ -1,6 +1,6 @@
 """Plans of a judgement beyond those that verify references and known kernels: more requests and rows.
 
-What a family draws is chosen for the time that it takes to verify hundreds of references. A submission has one.
+What a family draws is chosen for the time that it takes to verify hundreds of references. A judgement is of one kernel.
 """
 
 from __future__ import annotations
@@ -8,15 +8,13 @@ from __future__ import annotations
 import math
 import operator
 import random
-from collections.abc import Mapping
-from dataclasses import replace
 
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention.cases import products_of_a_key
 from flashinfer_trace.families.attention.paged import distinct_pages
 from flashinfer_trace.harness.family import Plan
 from flashinfer_trace.harness.inputs import Draws, torch_dtype
-from flashinfer_trace.harness.many_rows import ROW_AXES, UNLIMITED, many_rows
+from flashinfer_trace.harness.many_rows import ROW_AXES, UNLIMITED
 from flashinfer_trace.harness.verify import Job
 
 __all__ = ["further_plans"]
@@ -26,27 +24,27 @@ __all__ = ["further_plans"]
 REQUESTS, FEWER_REQUESTS, WIDE = (257, 400), (129, 160), 2**16
 #: The most queries that each of them has, and the most keys beside those of its queries.
 FEW_QUERIES, FEW_KEYS = 2, 6
-#: A few times as many keys have attention's long requests; how many slots they share.
-KEYS, SHARED = 64, 2
+#: Keys of attention's long requests, at the edges of tiles of 64 and of pages; how many pages they share.
+KEYS, SHARED = (191, 129, 256), 2
 #: Their queries, and fewer where products of these with the keys are more than take some tenths of a second.
-QUERIES, FEWER, PRODUCTS = [1, 70, 17], [1, 17, 2], 2**28
-#: Rows of further cases on a CPU, between those that are drawn, of DRAWN_ROWS at most, and the corner of many rows:
-#: whole tiles, and a number of rows that is drawn.
-TILES, DRAWN_ROWS = (64, 128), 40
+QUERIES, FEWER, PRODUCTS = (1, 70, 17), (1, 17, 2), 2**28
+#: Rows of further cases on a CPU, beyond those that are drawn, of DRAWN_ROWS at most: whole tiles, and a number of rows
+#: that is drawn. As many as have inputs and outputs of CPU_BYTES, and not more than CPU_WORK bytes of weights and rows
+#: multiplied, which takes about a second.
+TILES, DRAWN_ROWS, CPU_BYTES, CPU_WORK = (64, 128), 40, 48 * 2**20, 2**31
 #: Rows of a further case on a GPU, where plans of some families have a dozen at most, and prefill has thousands; fewer
 #: if inputs and outputs of so many have more than GPU_BYTES.
 GPU_ROWS, GPU_BYTES = (1025, 2500), 2**28
+#: Axes that count what rows are copied to, and, where rows do not list the best ones, keys: so many for each row.
+COPIES, KEYS_A_ROW = 2, 4
 
 
 def further_plans(job: Job, numbers: random.Random) -> list[Plan]:
     """Attention of many requests, and of long ones; numbers of rows that plans of the family have not."""
-    return [*_requests(job, numbers), *(_rows_on_a_gpu(job, numbers) if job.large else _rows_between(job, numbers))]
-
-
-def _requests(job: Job, numbers: random.Random) -> list[Plan]:
-    """Attention of many requests, and of long ones; none of other kernels."""
     corner = next((plan for plan in reversed(job.corners) if "kv_lens" in plan), None)
-    return [] if corner is None else [_many_requests(job, corner, numbers), *_long_requests(job, corner)]
+    if corner is None:
+        return _plans_of_rows(job, numbers)
+    return [_many_requests(job, corner, numbers), *([] if job.large else [_long_requests(job, corner)])]
 
 
 def _many_requests(job: Job, corner: Plan, numbers: random.Random) -> Plan:
@@ -57,16 +55,14 @@ def _many_requests(job: Job, corner: Plan, numbers: random.Random) -> Plan:
     return _with_lengths(job, corner, [queries + numbers.randint(0, FEW_KEYS) for queries in q_lens], q_lens)
 
 
-def _long_requests(job: Job, corner: Plan) -> list[Plan]:
-    """On a CPU, three requests that are longer than those that are drawn there (up to 40 keys and 12 queries), share
-    their first slots, and have many queries; none if a corner of the family has requests that share pages, as those
-    with pages of several tokens have."""
-    if job.large or any(plan.get("shared_prefix") for plan in job.corners):
-        return []
-    kv_lens, q_lens = [3 * KEYS + 5, 2 * KEYS + 1, 4 * KEYS], QUERIES
-    if sum(map(operator.mul, q_lens, kv_lens)) * products_of_a_key(job.sized) > PRODUCTS:
-        q_lens = FEWER
-    return [_with_lengths(job, corner, kv_lens, q_lens, SHARED)]
+def _long_requests(job: Job, corner: Plan) -> Plan:
+    """For a CPU, three requests that are longer than those that are drawn there (up to 40 keys and 12 queries), share
+    their first pages, and have many queries. If a cache has no keys of these queries, its own are at the edges."""
+    q_lens = list(QUERIES)
+    if sum(map(operator.mul, q_lens, KEYS)) * products_of_a_key(job.sized) > PRODUCTS:
+        q_lens = list(FEWER)
+    beside = q_lens if "num_slots" in corner else [0] * len(KEYS)
+    return _with_lengths(job, corner, list(map(operator.add, KEYS, beside)), q_lens, SHARED)
 
 
 def _with_lengths(job: Job, corner: Plan, kv_lens: list[int], q_lens: list[int], shared: int = 0) -> Plan:
@@ -82,36 +78,36 @@ def _with_lengths(job: Job, corner: Plan, kv_lens: list[int], q_lens: list[int],
     return plan
 
 
-def _rows_between(job: Job, numbers: random.Random) -> list[Plan]:
-    """On a CPU, plans of numbers of rows that are neither drawn there nor those of a corner; none for a family without
-    the corner of many rows."""
-    found = []
-    for axes in many_rows(replace(job.family, plan_for_axes=_axes), job.request):
-        axis = next(axis for axis in ROW_AXES if axis in axes)
-        low, _ = job.request.limits.get(axis, (0, axes[axis]))
-        rows = [one for one in (*TILES, numbers.randint(DRAWN_ROWS + 1, axes[axis])) if low <= one]
-        found += [job.family.plan_for_axes(job.sized, {axis: one}, Draws(0, "cpu")) for one in rows]
-    return found
-
-
-def _axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    """For a plan, the values of axes that it would be for."""
-    return dict(axes)
-
-
-def _rows_on_a_gpu(job: Job, numbers: random.Random) -> list[Plan]:
-    """On a GPU, one plan of more rows than many families draw; none for a kernel that limits more than its rows."""
+def _plans_of_rows(job: Job, numbers: random.Random) -> list[Plan]:
+    """Plans of more rows than a family draws; none for a kernel that limits more than its rows."""
     definition, limits = job.sized, dict(job.request.limits)
     axis = next((axis for axis in ROW_AXES if axis in definition.var_axes), None)
-    if not job.family.many_rows or axis is None or "len_indptr" in definition.var_axes:
+    if not job.family.many_rows or axis is None:
         return []
-    _, high = limits.pop(axis, (0, UNLIMITED))
+    low, high = limits.pop(axis, (0, UNLIMITED))
     if job.request.plan_options is not None or any(most < UNLIMITED for _, most in limits.values()):
         return []
     one, two = (_bytes(definition, axis, rows) for rows in (1, 2))
-    rows = min(numbers.randint(*GPU_ROWS), high, GPU_BYTES // max(1, two - one))
-    beside = {"num_copies": 2 * rows} if "num_copies" in definition.var_axes else {}
-    return [job.family.plan_for_axes(definition, {axis: rows, **beside}, Draws(0, "cpu"))] if rows > DRAWN_ROWS else []
+    a_row = max(1, two - one)
+    if job.large:
+        most = min(numbers.randint(*GPU_ROWS), high, GPU_BYTES // a_row)
+        rows = [most]
+    else:
+        most = min(job.family.many_rows, high, CPU_BYTES // a_row, CPU_WORK // max(1, one - a_row))
+        rows = [*TILES, numbers.randint(DRAWN_ROWS + 1, most)] if most > DRAWN_ROWS else []
+    chosen = [count for count in rows if max(low, DRAWN_ROWS + 1) <= count <= most]
+    plan_for, draws = job.family.plan_for_axes, Draws(0, "cpu")
+    return [plan_for(definition, {axis: count, **_beside(job, count)}, draws) for count in chosen]
+
+
+def _beside(job: Job, rows: int) -> dict[str, int]:
+    """What other variable axes count beside so many rows, where a plan would have few."""
+    axes, const = job.sized.var_axes, job.sized.const_axes
+    keys = "num_keys" in axes and "top_k" not in const and not job.large
+    return {
+        **({"num_copies": COPIES * rows} if "num_copies" in axes else {}),
+        **({"num_keys": KEYS_A_ROW * rows} if keys else {}),
+    }
 
 
 def _bytes(definition: Definition, axis: str, rows: int) -> int:

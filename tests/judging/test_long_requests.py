@@ -9,13 +9,13 @@ import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.verify import Job, verify
 from flashinfer_trace.judging.cases import cases
-from flashinfer_trace.judging.further import FEWER, FEWER_REQUESTS, QUERIES, REQUESTS, SHARED
+from flashinfer_trace.judging.further import FEWER, FEWER_REQUESTS, KEYS, QUERIES, REQUESTS, SHARED
 from flashinfer_trace.judging.judge import judge
 from flashinfer_trace.judging.replay import small_by_default
 from flashinfer_trace.judging.verdict import Grade
 
 DECODE, PREFILL = "gqa_paged_decode_h6_kv2_d128_ps64", "gqa_paged_prefill_causal_h6_kv2_d128_ps64"
-SINGLE = "gqa_paged_prefill_causal_h6_kv2_d128_ps1"
+SINGLE, EXTEND = "gqa_paged_prefill_causal_h6_kv2_d128_ps1", "gqa_extend_causal_h8_kv1_qk128_vo128"
 OWN = "        own_pages = kv_indices[pages[b] : pages[b + 1]]\n"
 STORED = "            output[start:stop] = own_output.to(output.dtype)\n"
 RETURN = "    return output, lse\n"
@@ -34,6 +34,21 @@ WRONG = {
     ),
     "sixteen queries": (PREFILL, STORED, "            output[start + 16 : stop] = output[start + 15 : start + 16]\n"),
     "sixty-four queries": (PREFILL, STORED, "            output[start + 64 : stop] = 0\n"),
+    "a multiple of 16 cached keys": (
+        EXTEND,
+        "        slots = kv_indices[cached[b] : cached[b + 1]]\n",
+        "        slots = slots[:-1] if len(slots) > 40 and len(slots) % 16 == 0 else slots\n",
+    ),
+    "one key more than full tiles of 64, cached": (
+        EXTEND,
+        "        slots = kv_indices[cached[b] : cached[b + 1]]\n",
+        "        slots = slots[:-1] if len(slots) > 64 and len(slots) % 64 == 1 else slots\n",
+    ),
+    "one key less than full tiles": (
+        PREFILL,
+        STORED,
+        "            if kv_len > 64 and kv_len % 64 == 63:\n                output[start:stop] = 0\n",
+    ),
     "sixty-four queries of pages with one token": (SINGLE, STORED, "            output[start + 64 : stop] = 0\n"),
 }
 
@@ -53,11 +68,15 @@ def test_a_kernel_that_is_wrong_there_is_wrong(name, tmp_path, server):
     ("name", "queries"),
     [
         ("gqa_paged_decode_h16_kv2_d64_ps1_sinks_window128", None),
+        (DECODE, None),
+        (PREFILL, QUERIES),
         (SINGLE, QUERIES),
+        ("mla_paged_decode_page_table_h128_ckv512_kpe64_ps128", None),
         ("mla_paged_prefill_causal_h16_ckv512_kpe64_ps1", QUERIES),
         ("mla_ragged_prefill_causal_h128_qk192_vo128", FEWER),
-        ("gqa_extend_causal_h8_kv1_qk128_vo128", QUERIES),
+        (EXTEND, QUERIES),
         ("gqa_ragged_prefill_causal_h6_kv2_d128", QUERIES),
+        ("gqa_paged_prefill_causal_h32_kv16_d128_ps64_window1024", QUERIES),
     ],
 )
 def test_there_is_one_such_case_which_the_reference_passes(name, queries):
@@ -66,31 +85,14 @@ def test_there_is_one_such_case_which_the_reference_passes(name, queries):
     corners = [one.plan for one in cases(job, 1, 0) if one.kind == "corner"]
     assert corners[:-2] == job.corners
     plan = corners[-1]
-    assert plan.get("q_lens") == queries and min(plan["kv_lens"]) > SHARED * job.sized.const_axes.get("page_size", 1)
+    assert plan.get("q_lens") == (queries and [*queries])
+    cached = [keys - new for keys, new in zip(plan["kv_lens"], plan.get("q_lens", [0] * 3), strict=True)]
+    assert tuple(cached if name == EXTEND else plan["kv_lens"]) == KEYS
     inputs = job.family.inputs(job.sized, plan, 0, "cpu")
     if "kv_indices" in inputs:
         pages = inputs["kv_indices"].tolist()
         assert len(set(pages)) == len(pages) - SHARED * (len(plan["kv_lens"]) - 1)
     assert verify(job, plan=plan, seed=0).status == "passed"
-
-
-@pytest.mark.parametrize(
-    ("name", "queries"),
-    [
-        (DECODE, None),
-        ("mla_paged_decode_page_table_h128_ckv512_kpe64_ps128", None),
-        (PREFILL, max(QUERIES)),
-        ("gqa_paged_prefill_causal_h32_kv16_d128_ps64_window1024", max(QUERIES)),
-    ],
-)
-def test_there_is_none_where_a_corner_of_the_family_has_as_much(name, queries):
-    definition = flashinfer_trace.load(name)
-    job = Job(definition, family_of(definition), full=not small_by_default(definition, "cpu"))
-    assert [one.plan for one in cases(job, 1, 0) if one.kind == "corner"][:-1] == job.corners
-    (shared,) = (plan for plan in job.corners if plan.get("shared_prefix") == SHARED)
-    page_size = job.sized.const_axes["page_size"]
-    assert len(shared["kv_lens"]) == 3 and min(shared["kv_lens"]) > SHARED * page_size
-    assert queries is None or max(max(plan["q_lens"]) for plan in job.corners) >= queries
 
 
 def test_there_is_none_on_a_gpu_where_longer_ones_are_drawn_and_of_other_kernels():
@@ -116,7 +118,7 @@ def test_a_kernel_for_so_many_requests_is_wrong(most, tmp_path, server):
     ("name", "device", "counts"),
     [
         ("gqa_paged_decode_h16_kv2_d64_ps1_sinks_window128", "cpu", REQUESTS),
-        ("gqa_extend_causal_h8_kv1_qk128_vo128", "cpu", REQUESTS),
+        (EXTEND, "cpu", REQUESTS),
         ("gqa_ragged_prefill_causal_h6_kv2_d128", "cuda", REQUESTS),
         ("mla_paged_decode_page_table_h128_ckv512_kpe64_ps128", "cuda", REQUESTS),
         ("mla_paged_prefill_causal_h128_ckv512_kpe64_ps64", "cpu", FEWER_REQUESTS),

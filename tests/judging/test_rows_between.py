@@ -10,10 +10,12 @@ import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.verify import Job, verify
 from flashinfer_trace.judging.cases import cases
-from flashinfer_trace.judging.further import DRAWN_ROWS, GPU_BYTES, GPU_ROWS, TILES
+from flashinfer_trace.judging.further import COPIES, CPU_WORK, DRAWN_ROWS, GPU_BYTES, GPU_ROWS, KEYS_A_ROW, TILES
 from flashinfer_trace.judging.judge import judge
 from flashinfer_trace.judging.verdict import Grade
 
+#: Axes that count several for each row.
+BESIDE = {"num_copies": COPIES, "num_keys": KEYS_A_ROW}
 TEXT = """
 import torch
 
@@ -36,7 +38,15 @@ def test_a_kernel_that_is_wrong_there_is_found(wrong, tmp_path, server):
 
 @pytest.mark.parametrize(
     ("name", "axis", "most"),
-    [(NORM, "batch_size", 1100), ("gemm_n128_k2048", "M", 300), ("merge_state_h32_d128", "seq_len", 300)],
+    [
+        (NORM, "batch_size", 1100),
+        ("gemm_n128_k2048", "M", 300),
+        ("merge_state_h32_d128", "seq_len", 300),
+        ("moe_shuffle_rows_h2048", "num_copies", 300),
+        ("fp8_mqa_logits_h64_d128", "num_keys", 300),
+        ("concat_mla_absorb_q_h128_ckv512_kpe64", "num_tokens", 300),
+        ("fast_topk_transform_fused_topk2048", "num_tokens", 300),
+    ],
 )
 def test_one_number_is_drawn(name, axis, most):
     definition = flashinfer_trace.load(name)
@@ -45,10 +55,21 @@ def test_one_number_is_drawn(name, axis, most):
     for seed in range(8):
         plans = [one.plan for one in cases(job, 1, seed) if one.kind == "corner"][len(job.corners) :]
         rows = [job.family.inputs_and_axes(job.sized, plan, 0, "cpu")[1].get(axis) for plan in plans]
+        rows = [count // BESIDE.get(axis, 1) for count in rows]
         assert rows[:2] == list(TILES) and len(rows) == 3
         assert DRAWN_ROWS < rows[2] <= most
         drawn.add(rows[2])
     assert len(drawn) > 4
+
+
+def test_products_with_large_weights_have_fewer_rows():
+    definition = flashinfer_trace.load("fp8_blockwise_scaled_mm_n12288_k1536")
+    job = Job(definition, family_of(definition), full=True)
+    for seed in range(8):
+        plans = [one.plan for one in cases(job, 1, seed) if one.kind == "corner"][len(job.corners) :]
+        rows = [plan["m"] for plan in plans]
+        assert rows[0] == TILES[0] and len(rows) == 2 and rows[1] > DRAWN_ROWS
+        assert max(rows) * 12288 * 1536 <= CPU_WORK
 
 
 @pytest.mark.parametrize(

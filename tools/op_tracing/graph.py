@@ -162,3 +162,14 @@ def nodes(node: Node) -> Iterator[Node]:
     yield node
     for child in node.children:
         yield from nodes(child)
+
+
+def plain_uses(root: Node, op: str) -> dict[str, set[str]]:
+    """The configurations and phases in which what calls an op runs a module of its name instead, in plain torch."""
+    found: dict[str, set[str]] = {}
+    for node in nodes(root):
+        if any(child.kind == "op" and child.name == op for child in node.children):
+            for plain in (child for child in node.children if child.kind == "torch" and child.name == op):
+                for configuration, phases in plain.uses.items():
+                    found.setdefault(configuration, set()).update(phases)
+    return found

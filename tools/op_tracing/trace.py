@@ -11,7 +11,7 @@ from tools.kernel_tracing.report.evaluation import Call, Evaluation
 from tools.kernel_tracing.report.merge import described
 from tools.kernel_tracing.report.trace_files import settings_of
 from tools.kernel_tracing.source.sources import SourceTree
-from tools.op_tracing.graph import PHASES, Node, annotation, build, document, nodes
+from tools.op_tracing.graph import PHASES, Node, annotation, build, document, nodes, plain_uses
 
 Kernel = tuple[str, str, str, int]
 Site = tuple[str, int, str]
@@ -29,7 +29,7 @@ def trace(evaluations: Sequence[Evaluation], sources: SourceTree, platform: str,
         "model": model,
         "platform": platform,
         "ops": [
-            {"name": name, "call_sites": _sites(root, name), "kernels": found.kernels(kernels)}
+            {"name": name, "call_sites": _sites(root, name), "kernels": found.kernels(kernels, plain_uses(root, name))}
             for name, kernels in sorted(found.in_forward.items())
         ],
         "graph": document(root, settings),
@@ -42,7 +42,7 @@ def trace(evaluations: Sequence[Evaluation], sources: SourceTree, platform: str,
                 "group": group,
                 "when": when,
                 "call_sites": list(map(_site, found.outside_sites[group, when, name])),
-                "kernels": found.kernels(kernels),
+                "kernels": found.kernels(kernels, {}),
             }
             for (group, when, name), kernels in sorted(found.outside.items())
         ],
@@ -78,10 +78,15 @@ class _Found:
         uses.setdefault(configuration, set()).add(call.phase)
         self.all.setdefault(configuration, set()).add(call.phase)
 
-    def kernels(self, found: Mapping[Kernel, Uses]) -> list[dict[str, Any]]:
-        """The kernels of one op: those of the first configuration first, then by name."""
+    def kernels(self, found: Mapping[Kernel, Uses], plain: Uses) -> list[dict[str, Any]]:
+        """The kernels of one op: those of the first configuration first, then by name.
+
+        Args:
+            found: kernel -> when it runs.
+            plain: when the op runs no traced kernel.
+        """
         everywhere: Uses = {}
-        for uses in found.values():
+        for uses in (*found.values(), plain):
             for name, phases in uses.items():
                 everywhere.setdefault(name, set()).update(phases)
         order = {name: number for number, name in enumerate(self.settings)}

@@ -12,6 +12,7 @@ ORDER = (
     "gpu",
     "attention_backend",
     "moe_runner_backend",
+    "enable_deterministic_inference",
     "sampling_backend",
     "kv_cache_dtype",
     "ep_size",
