@@ -40,6 +40,7 @@ from tools.cheats import cheats_document
 from tools.compatibility.page import compatibility
 from tools.extract_definitions import model_needs
 from tools.extract_definitions.errors import ExtractionError
+from tools.extract_definitions.traces import RELEASE
 from tools.fuzz import summary as fuzz
 from tools.kernel_tracing.configuration.requested import ConfigurationError
 from tools.kernel_tracing.report.render import pages
@@ -64,10 +65,11 @@ from tools.shared.family_records import usable_families
 from tools.shared.markdown import table
 from tools.verification import verification_documents
 
-MODELS = """## Models
+MODELS = f"""## Models
 
 The Definitions that each model needs at the sizes that families cover by default, by op_type: verified / existing /
-needed. They are listed in `models/needs/`, which is derived from the traces of the model's code and from `models/`.
+needed. They are listed in `models/needs/`, which is derived from `models/` and from the traces of the model's code in
+SGLang {RELEASE}, the release that the recipes understand; the kernels above are those of the kernel traces' release.
 `flashinfer-trace coverage` prints the same table. A gap is an op of which no Definition follows from the model; each is
 named below with its reason.
 """

@@ -12,7 +12,7 @@ import click
 
 from flashinfer_trace import dataset
 from flashinfer_trace.cli import completion
-from flashinfer_trace.cli.group import FAILED, NOT_JUDGED, NOTHING_VERIFIED, echo_json
+from flashinfer_trace.cli.group import FAILED, NOT_JUDGED, NOTHING_VERIFIED, NotJudged, echo_json
 from flashinfer_trace.cli.options import (
     ORACLE_EXAMPLES,
     SEEDS,
@@ -111,7 +111,7 @@ def bench(
         raise click.UsageError("--missing looks into the directory that --record names; give both")
     if record is not None and (warm or graph):
         raise click.UsageError("--record takes times with a cold cache and without --graph")
-    with missing_packages():
+    with missing_packages(raised=NotJudged):
         import torch
 
         from flashinfer_trace import benching

@@ -18,6 +18,7 @@ __all__ = [
     "NOTHING_VERIFIED",
     "NOT_JUDGED",
     "CommandGroup",
+    "NotJudged",
     "echo_json",
     "echo_json_text",
     "is_ours",
@@ -30,6 +31,12 @@ NOTHING_VERIFIED = 3
 INTERRUPTED = 130
 #: Of an error message.
 LONGEST_LINE = 2000
+
+
+class NotJudged(click.ClickException):
+    """A kernel was not judged."""
+
+    exit_code = NOT_JUDGED
 
 
 class CommandGroup(click.Group):

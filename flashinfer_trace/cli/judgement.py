@@ -9,7 +9,7 @@ import click
 
 from flashinfer_trace import dataset
 from flashinfer_trace.cli import completion
-from flashinfer_trace.cli.group import FAILED, NOT_JUDGED, NOTHING_VERIFIED, echo_json
+from flashinfer_trace.cli.group import FAILED, NOT_JUDGED, NOTHING_VERIFIED, NotJudged, echo_json
 from flashinfer_trace.cli.options import ORACLE_EXAMPLES, SEEDS, Duration, dataset_root, format_option
 from flashinfer_trace.cli.verification import check_device, missing_packages
 from flashinfer_trace.judging.submission import TIMEOUTS, SubmissionError, from_path
@@ -83,7 +83,7 @@ def check(
             "name the Definition that the kernel computes: -d NAME (`flashinfer-trace list` shows all)"
         )
     definition = dataset.load(wanted, root)
-    with missing_packages():
+    with missing_packages(raised=NotJudged):
         import torch
 
         from flashinfer_trace.judging.process import Limits
@@ -93,7 +93,7 @@ def check(
         torch.set_num_threads(1)
     limits = Limits() if timeout is None else Limits.of(timeout)
     server = shared_server()  # imports torch while this process imports harness and families
-    with missing_packages():
+    with missing_packages(raised=NotJudged):
         from flashinfer_trace.judging.judge import judge
     try:
         verdict = judge(

@@ -210,13 +210,15 @@ def _reports(
 
 
 @contextmanager
-def missing_packages(extra: str = "verify") -> Iterator[None]:
+def missing_packages(
+    extra: str = "verify", raised: type[click.ClickException] = click.ClickException
+) -> Iterator[None]:
     """Adds to an ImportError how to install what is missing."""
     try:
         yield
     except ImportError as error:
         message = f"{error}; `pip install 'flashinfer-trace[{extra}]'` installs it"
-        raise click.ClickException(message) from error
+        raise raised(message) from error
 
 
 def _warn_of_stale(tasks: Sequence[Task]) -> None:

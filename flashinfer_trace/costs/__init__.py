@@ -12,7 +12,7 @@ from typing import Any
 
 from flashinfer_trace.costs import attention, choice, elementwise, experts, products
 from flashinfer_trace.costs.work import Cost, CostFunction, Work, cost
-from flashinfer_trace.dataset import find_root
+from flashinfer_trace.dataset import definition_of, find_root
 from flashinfer_trace.definition import Definition
 from flashinfer_trace.naming import family_name, load_naming
 
@@ -45,12 +45,14 @@ def work_of(definition: Definition, inputs: Mapping[str, Any], axes: Mapping[str
     return function({**axes, **definition.const_axes}, inputs)
 
 
-def cost_of(definition: Definition, inputs: Mapping[str, Any]) -> Cost:
-    """The cost of a Definition at actual inputs, which `Definition.bind_axes` accepts.
+def cost_of(definition: Definition | str, inputs: Mapping[str, Any]) -> Cost:
+    """The cost of a Definition, or of the one of this name, at actual inputs, which `Definition.bind_axes` accepts.
 
     Raises:
         CostError: the Definition's family has no cost.
+        DatasetError: there is no Definition of this name.
         InputError: the inputs do not fit the Definition.
     """
+    definition = definition_of(definition)
     axes = definition.bind_axes(inputs)
     return cost(definition, axes, work_of(definition, inputs, axes))

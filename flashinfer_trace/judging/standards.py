@@ -10,6 +10,7 @@ from typing import Any
 from flashinfer_trace.harness.case import evaluate, unrelated, vacuity
 from flashinfer_trace.harness.compare import Comparison, Expected, Policy
 from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
+from flashinfer_trace.harness.many_rows import UNLIMITED
 from flashinfer_trace.harness.verify import Job
 from flashinfer_trace.judging.verdict import Failure, OutputFigures
 
@@ -110,7 +111,10 @@ def trials(job: Job) -> list[Trial]:
 def limited(job: Job, kernels: Sequence[Kernel]) -> Trial:
     """The inputs that these kernels take; all of them limit theirs alike."""
     first = kernels[0]
-    parts = [f"{axis} {low} to {high}" for axis, (low, high) in first.limits.items()]
+    parts = [
+        f"{axis} {low} or more" if high >= UNLIMITED else f"{axis} {low} to {high}"
+        for axis, (low, high) in first.limits.items()
+    ]
     if first.plan_options is not None:
         parts += _in_words(first.plan_options)
     text = f"{', '.join(parts)}: what {first.label} takes" if parts else ""

@@ -53,6 +53,14 @@ def test_a_family_without_a_cost_is_named(monkeypatch):
         cost_of(definition, flashinfer_trace.make_inputs(definition))
 
 
+def test_the_name_of_a_definition_is_as_good():
+    definition = flashinfer_trace.load("rmsnorm_h512")
+    inputs = flashinfer_trace.make_inputs(definition)
+    assert cost_of("rmsnorm_h512", inputs) == cost_of(definition, inputs)
+    with pytest.raises(flashinfer_trace.DatasetError, match="no Definition named 'rmsnorm_h513'"):
+        cost_of("rmsnorm_h513", inputs)
+
+
 def whole_mask(tensor: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """The mask of all elements of a tensor."""
     if mask is None:

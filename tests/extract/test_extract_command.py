@@ -63,9 +63,9 @@ def test_nothing_is_dropped_in_silence(extract):
     unsupported = [line for line in table.splitlines() if line.startswith("unsupported")]
     embedding = next(line for line in unsupported if line.split()[1] == "embed_tokens")
     assert "torch" in embedding
-    assert not [line for line in unsupported if "other kernels" in line or "speculative decoding" in line]
+    assert not [line for line in unsupported if "in no recipe" in line or "speculative decoding" in line]
     (down,) = (line for line in table.splitlines() if line.split()[:2] == ["partly", "down_proj"])
-    assert "other kernels: " in down and "sgl-kernel:fp8_scaled_mm" in down
+    assert "without a Definition: " in down and "sgl-kernel:fp8_scaled_mm" in down
     assert any(line.startswith("outside") and "KV-cache I/O" in line for line in table.splitlines())
 
 
@@ -87,7 +87,7 @@ def test_the_summary_is_short_and_a_conflict_is_its_last_line(root, extract):
     assert status == 3 and err.splitlines()[-1].startswith(
         "conflict: gemm_bf16_n64_k64: other inputs, outputs, reference; see "
     )
-    assert "partly: tiny: down_proj: other kernels: " in err and "outside: tiny: " in err
+    assert "partly: tiny: down_proj: without a Definition: " in err and "outside: tiny: " in err
 
 
 def test_long_lists_are_cut_and_say_so(extract):

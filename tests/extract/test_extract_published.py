@@ -189,7 +189,7 @@ def test_the_cap_of_the_final_logits_is_a_function_without_a_family(cap, reporte
     rows = {(row.state, row.detail) for row in plan.rows if row.name == "logits_processor"}
     unsupported = "no family covers the cap of the final logits (final_logit_softcapping 30.0)"
     assert rows == {
-        ("unsupported", unsupported) if reported else ("partly", "other kernels: triton:fused_softcap_kernel")
+        ("unsupported", unsupported) if reported else ("partly", "without a Definition: triton:fused_softcap_kernel")
     }
 
 

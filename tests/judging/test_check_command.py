@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import jsonschema
 import pytest
@@ -142,3 +143,12 @@ def test_one_call_may_take_so_long(tmp_path):
     result = invoke(str(path), "-d", NORM, "--timeout", "0.2")
     assert result.exit_code == 1
     assert "timed-out: it did not return within 0.2 s" in result.output
+
+
+@pytest.mark.parametrize("command", ["check", "bench"])
+def test_nothing_is_judged_without_torch(command, monkeypatch):
+    """A program that rewards right kernels must not take this one for a wrong one."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    result = CliRunner().invoke(main, [command, RIGHT, "-d", NORM])
+    assert result.exit_code == 2, result.output
+    assert "`pip install 'flashinfer-trace[verify]'` installs it" in result.output

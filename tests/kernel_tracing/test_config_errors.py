@@ -199,6 +199,11 @@ def test_nothing_that_is_given_is_ignored(capsys, options, message):
     assert not out and err.startswith("error: ") and message in err
 
 
+def test_close_names_are_suggested_for_a_kernel(capsys):
+    assert main(["--traces", str(ROOT / "traces" / "kernel_traces.json"), "--kernel", "fp8_gemm"]) == 1
+    assert "has no kernel named 'fp8_gemm'; did you mean fp8_gemm_nt or " in capsys.readouterr().err
+
+
 def test_every_option_is_read_by_something():
     read = {*READS, *(name for names in READS.values() for name in names)} - {""}
     assert read == set(vars(_parser().parse_args([])))

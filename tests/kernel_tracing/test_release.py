@@ -92,7 +92,7 @@ def test_the_page_of_models_lists_the_kernels_of_each(committed: dict[str, Any])
         rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| [")]
         found[section.partition("\n")[0]] = {row[0].removeprefix("| [").partition("]")[0]: row[3] for row in rows}
     assert set(found) == {one["model"] for one in committed["configurations"]}
-    assert found["qwen3_8b"]["qknorm"] == "sampling_backend=flashinfer" and "qknorm" not in found["qwen2.5_7b"]
+    assert found["qwen3_8b"]["qknorm"] == "enable_deterministic_inference=false" and "qknorm" not in found["qwen2.5_7b"]
     assert found["qwen3_8b"]["run_rope"] == "always"
     assert "topk_softmax" in found["qwen3_30b_a3b"] and "topk_softmax" not in found["qwen3_8b"]
     of = {one["name"]: one["model"] for one in committed["configurations"]}

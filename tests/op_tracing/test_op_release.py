@@ -100,6 +100,15 @@ def test_what_deepseek_is_known_for_is_in_its_graph(committed: dict[str, Any]) -
     assert "sampler" in {op["name"] for op in committed["non_model_ops"] if op["group"] == "sampling"}
 
 
+def test_a_kernel_is_not_always_run_where_its_op_is_plain_torch_otherwise(committed: dict[str, Any]) -> None:
+    """What stands at the op in the graph is what its table says."""
+    nodes = [node for node in _nodes(committed["graph"]) if node["name"] == "embed_tokens"]
+    assert {node["kind"] for node in nodes} == {"op", "torch"}
+    (stands,) = (node["annotation"] for node in nodes if node["kind"] == "op")
+    (kernel,) = (op["kernels"][0] for op in committed["ops"] if op["name"] == "embed_tokens")
+    assert kernel["condition"] == stands and "tp_size=2 or 4 or 8" in stands
+
+
 def test_what_deepseek_calls_is_in_execution_order(committed: dict[str, Any]) -> None:
     """Read from the sources: a dense layer, and attention over chunks of the cached prefix."""
     called = {

@@ -109,3 +109,17 @@ def test_a_definition_that_every_kernel_refuses_is_a_problem(dataset: Dataset, m
         assert [(problem.rule, problem.pointer) for problem in found] == [("no-kernel", "/name")] * count
         for problem in found:
             assert f"flashinfer-trace verify {minimal['name']} --against kernel" in problem.hint
+
+
+def test_what_a_tag_says_of_its_kernels_then_is_none(dataset: Dataset, minimal: dict[str, Any]) -> None:
+    """`embed` would take such a tag away, but refuses a Definition that no kernel takes."""
+    records = dataset.root / "schema" / "records.json"
+    document = json.loads(records.read_text(encoding="utf-8"))
+    (kernel,) = document["families"]["rmsnorm"]["kernels"]
+    path = dataset.add({**minimal, "tags": [*minimal["tags"], f"{CALLED}:{kernel['path']}"]})
+    refuses = {**kernel, "unsupported": [minimal["name"]]}
+    other = {**kernel, "label": "other", "path": "flashinfer.norm.other"}
+    for kernels, rule in (([refuses], "no-kernel"), ([refuses, other], "tag-claim")):
+        document["families"]["rmsnorm"]["kernels"] = kernels
+        dataset.write("schema/records.json", document)
+        assert [problem.rule for problem in dataset.problems(path)] == [rule]

@@ -326,11 +326,21 @@ def _for_review(root: Path, request: Request, met: set[str]) -> Iterator[tuple[s
             if op.name in request.uncovered:
                 yield UNSUPPORTED, op.name, request.uncovered[op.name]
             if others:
-                yield PARTLY, op.name, f"other kernels: {', '.join(others)}"
+                yield PARTLY, op.name, _others(root, others)
         elif own:
             yield UNSUPPORTED, op.name, _reason(root, request, op)
         else:
             yield OUTSIDE, f"{op.name} ({op.group})", _reason(root, request, op)
+
+
+def _others(root: Path, kernels: Iterable[str]) -> str:
+    """The kernels of an op that no recipe names: those without a Definition, then those that some Definition has."""
+    known = _with_definitions(root)
+    lists = {
+        text: [kernel for kernel in kernels if (kernel_name(kernel) in known) is have]
+        for text, have in (("without a Definition", False), ("in no recipe, with Definitions", True))
+    }
+    return "; ".join(f"{text}: {', '.join(found)}" for text, found in lists.items() if found)
 
 
 def _reason(root: Path, request: Request, op: Op) -> str:

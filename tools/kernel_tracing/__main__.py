@@ -20,6 +20,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from flashinfer_trace.dataset import closest
 from tools.kernel_tracing.configuration.checks import check_model
 from tools.kernel_tracing.configuration.limits import check_server
 from tools.kernel_tracing.configuration.requested import ConfigurationError, parse
@@ -134,9 +135,12 @@ def _trace(options: argparse.Namespace) -> int:
 
 
 def _kernel(options: argparse.Namespace) -> int:
-    text = kernel_text(load_traces(options.traces), options.kernel)
+    document = load_traces(options.traces)
+    text = kernel_text(document, options.kernel)
     if not text:
-        print(f"error: {options.traces} has no kernel named {options.kernel!r}", file=sys.stderr)
+        names = sorted({one["name"] for one in document["kernels"]})
+        hint = closest(options.kernel, names) or "the report of the trace lists its kernels"
+        print(f"error: {options.traces} has no kernel named {options.kernel!r}; {hint}", file=sys.stderr)
         return 1
     print(text, end="")
     return 0

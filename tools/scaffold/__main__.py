@@ -148,7 +148,8 @@ def next_steps(root: Path, family: str, op_type: str, files: list[Path], name: s
         f"python -m tools.mutate {family}",
         f"add the cost of {family} to a module of flashinfer_trace/costs/, then: pytest tests/costs -k {family}",
         f"python -m tools.record_workloads {name} && pytest tests/traffic",
-        f"only if a model in models/ calls it: {recipe}; remove its kernels from not_yet in {LISTED}",
+        f"remove its kernels from not_yet in {LISTED}, if it lists any",
+        f"only if a model in models/ calls it: {recipe}",
         # The first run writes schema/records.json, from which embed sets the tags that the documents list.
         "python -m tools.generate_docs && flashinfer-trace embed && python -m tools.generate_docs",
     ]
