@@ -2,44 +2,32 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import functools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.dataset import definition_paths
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.files import json_text
-from flashinfer_trace.json_source import load_object
-from flashinfer_trace.kernel_coverage import definitions_by_kernel
 from flashinfer_trace.kernel_paths import claimable
 from flashinfer_trace.model_claims import load_model_claims
-from flashinfer_trace.naming import Naming, derive_name, family_name, load_naming, ordered
-from flashinfer_trace.records import load_records
+from flashinfer_trace.naming import Naming, derive_name, load_naming, ordered
 from flashinfer_trace.reference import render
 from flashinfer_trace.validation.model_rules import untagged_models, untagged_sizes
 from tools.extract_definitions.claimed import all_stages, describing, mark_claims
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.family_lists import FamilyLists
-from tools.extract_definitions.model_code import call_of
-from tools.extract_definitions.needs import Need, Recipe, Request, kernel_name
+from tools.extract_definitions.gaps import OUTSIDE, PARTLY, UNSUPPORTED, gaps, not_traced, read_definition, reason_of
+from tools.extract_definitions.needs import Need, Recipe, Request
 from tools.extract_definitions.recipes import RECIPES
 from tools.extract_definitions.tags import merged, status
-from tools.extract_definitions.traces import TORCH, Op
 from tools.extract_definitions.understanding import is_called_so, not_understood, refusals, unclassified
 
-CREATED, TAGGED, SKIPPED, CONFLICT, UNSUPPORTED = "created", "tagged", "skipped", "conflict", "unsupported"
-#: An op that a family covers, but not by all kernels that can run it; and ops outside the forward pass.
-PARTLY, OUTSIDE = "partly", "outside"
+CREATED, TAGGED, SKIPPED, CONFLICT = "created", "tagged", "skipped", "conflict"
 STATES = (CREATED, TAGGED, SKIPPED, PARTLY, OUTSIDE, UNSUPPORTED, CONFLICT)
 #: Fields of a configuration that some recipe understands.
 UNDERSTOOD = frozenset().union(*(recipe.fields for recipe in RECIPES)) | {"architectures"}
-#: Kernels of functions that no family covers and that an op runs beside that of its family: recipes report these ops.
-WITHOUT_FAMILY = frozenset({"triton:fused_softcap_kernel"})
 #: Sections of a Definition that decide what it computes. Descriptions within them do not count.
 CONTRACT = ("op_type", "axes", "constraints", "inputs", "outputs", "reference")
 
@@ -114,7 +102,7 @@ class Planner:
             for recipe, need in found:
                 groups[need.key].append((recipe, need))
             met = {need.use.op for _, need in found}
-            for state, op, detail in _for_review(self.root, request, met):
+            for state, op, detail in gaps(self.root, request, met):
                 review[state, op, detail].append(request.model.name)
             for op, reason in request.unused.items():
                 if request.usage.op(op) and op not in met:
@@ -140,12 +128,12 @@ class Planner:
         for recipe, need in self.needs(request):
             ops[need.use.op][self.name_of(need)] = recipe.op_type
         uncovered = {
-            op.name: _reason(self.root, request, op)
+            op.name: reason_of(self.root, request, op)
             for op in request.usage.ops
             if op.group in ("", "sampling")
             and (op.name in request.uncovered or (op.name not in ops and op.name not in request.unused))
         }
-        return ops, uncovered | _not_traced(request)
+        return ops, uncovered | not_traced(request)
 
     def needs(self, request: Request) -> list[tuple[Recipe, Need]]:
         """Needs that both witnesses confirm and whose family the dataset has; the others are recorded as uncovered."""
@@ -205,7 +193,7 @@ class Planner:
             recorded = self.claims.recorded.get(name, frozenset()) if self.claims else ()
             data["tags"] = merged(self._listed(needs[0].family, data), sorted(recorded), self.naming)
             return Row(CREATED, name, models, "", target, json_text(data))
-        existing = _read(path)
+        existing = read_definition(path)
         differences = _differences(existing, data)
         if differences or not self.deduplicate:
             reason = f"other {', '.join(differences)}" if differences else "exists, and duplicates were requested"
@@ -257,7 +245,7 @@ class Planner:
         version = 2
         while (review := path.with_name(f"{path.stem}_v{version}.json.review")).exists() or review in self.reviews:
             with contextlib.suppress(ExtractionError):  # notes of a reviewer, for example
-                if not _differences(self.reviews.get(review) or _read(review), data):
+                if not _differences(self.reviews.get(review) or read_definition(review), data):
                     return Row(CONFLICT, path.stem, models, f"{reason}; see {review.name}, already there")
             version += 1
         self.reviews[review] = data
@@ -290,106 +278,6 @@ def _unclassified(request: Request) -> Iterator[str]:
             f"nobody has classified these fields of {request.model.name}: {', '.join(fields)} "
             "(tools/extract_definitions/config_fields.json)"
         )
-
-
-def _not_traced(request: Request) -> dict[str, str]:
-    """The ops that the configuration needs and the trace lacks, with the reason."""
-    reasons = {**_norms_of_pytorch(request), **request.uncovered}
-    return {op: reason for op, reason in reasons.items() if request.usage.op(op) is None}
-
-
-def _norms_of_pytorch(request: Request) -> dict[str, str]:
-    """The norms that the code builds as PyTorch's own modules: traces see those of SGLang."""
-    built = {
-        op: {ast.unparse(call_of(text).func) for text in calls} for op, calls in request.usage.code.modules.items()
-    }
-    return {
-        op: f"PyTorch's own kernels compute it ({min(names)})"
-        for op, names in built.items()
-        if any(name.endswith("Norm") and "nn" in name.split(".")[:-1] for name in names)
-    }
-
-
-def _for_review(root: Path, request: Request, met: set[str]) -> Iterator[tuple[str, str, str]]:
-    """State, op and reason: ops that have no Definition, and the kernels of other ops that no recipe covers."""
-    covered = {kernel for recipe in RECIPES for kernel in recipe.kernels}
-    for name, reason in _not_traced(request).items():
-        yield UNSUPPORTED, name, reason
-    for op in request.usage.ops:
-        kernels = _kernels(request, op)
-        own = op.group in ("", "sampling")
-        if (op.kernels and not kernels) or (own and op.name in request.unused and op.name not in met):
-            continue
-        if own and op.name in met:
-            reported = WITHOUT_FAMILY if op.name in request.uncovered else frozenset()
-            others = [kernel for kernel in kernels if kernel_name(kernel) not in covered | reported]
-            if op.name in request.uncovered:
-                yield UNSUPPORTED, op.name, request.uncovered[op.name]
-            if others:
-                yield PARTLY, op.name, _others(root, others)
-        elif own:
-            yield UNSUPPORTED, op.name, _reason(root, request, op)
-        else:
-            yield OUTSIDE, f"{op.name} ({op.group})", _reason(root, request, op)
-
-
-def _others(root: Path, kernels: Iterable[str]) -> str:
-    """The kernels of an op that no recipe names: those without a Definition, then those that some Definition has."""
-    known = _with_definitions(root)
-    lists = {
-        text: [kernel for kernel in kernels if (kernel_name(kernel) in known) is have]
-        for text, have in (("without a Definition", False), ("in no recipe, with Definitions", True))
-    }
-    return "; ".join(f"{text}: {', '.join(found)}" for text, found in lists.items() if found)
-
-
-def _reason(root: Path, request: Request, op: Op) -> str:
-    """Why an op has no Definition that follows from the model, with its kernels."""
-    known, kernels = request.uncovered if op.group in ("", "sampling") else {}, _kernels(request, op)
-    some = any(kernel_name(kernel) in _with_definitions(root) for kernel in kernels)
-    which = "some of its kernels" if some else "other kernels of its function"
-    have = some or op.name in _functions_with_definitions(root)
-    reason = f"no recipe; {which} have Definitions" if have else "no family covers it"
-    return f"{known.get(op.name, reason)}: {', '.join(kernels) or 'torch'}"
-
-
-@functools.cache
-def _with_definitions(root: Path) -> frozenset[str]:
-    """The kernels that have Definitions, whichever model these are for."""
-    return frozenset(definitions_by_kernel(root, _readable(definition_paths(root))))
-
-
-@functools.cache
-def _functions_with_definitions(root: Path) -> frozenset[str]:
-    """The functions of PyTorch that have Definitions. An op that calls one is named after it."""
-    naming = load_naming(root)
-    known = {family_name(one, naming) for one in _readable(definition_paths(root))}
-    kernels = (one for name, of in load_records(root).families.items() if name in known for one in of.values())
-    return frozenset(kernel.path.rpartition(".")[2] for kernel in kernels if kernel.library == "torch")
-
-
-def _readable(paths: Iterable[Path]) -> Iterator[Definition]:
-    """The Definitions in these files, but for broken ones: planning reports those that are in its way."""
-    for path in paths:
-        with contextlib.suppress(ExtractionError):
-            yield Definition.from_dict(_read(path), path)
-
-
-def _kernels(request: Request, op: Op) -> list[str]:
-    """The kernels of an op in the chosen stages."""
-    chosen = set(request.options.stages)
-    return sorted(kernel for kernel, stages in op.kernels.items() if chosen & set(stages) and kernel != TORCH)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = load_object(path)
-        Definition.from_dict(data, path)
-    except ValueError as error:
-        raise ExtractionError(
-            f"{path}: not a Definition: {error}; run `flashinfer-trace validate {path}` for details"
-        ) from error
-    return data
 
 
 def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

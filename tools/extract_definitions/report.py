@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from flashinfer_trace.validation import Problem, Result, format_text
-from tools.extract_definitions.plan import CONFLICT, OUTSIDE, PARTLY, STATES, UNSUPPORTED, Plan, Row
+from tools.extract_definitions.gaps import OUTSIDE, PARTLY, UNSUPPORTED
+from tools.extract_definitions.plan import CONFLICT, STATES, Plan, Row
 
 MAX_MODELS = 4
 #: Characters of a detail that are shown without --verbose.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Set
 
 Settings = Mapping[str, str]
-#: Settings in the order in which they are tried; what decides as much as another, but earlier, is stated.
+#: Settings in the order in which they are tried; what decides as much as another, but earlier, is stated. Deterministic
+#: inference comes before the backend of sampling, which SGLang changes with it.
 ORDER = (
     "architecture",
     "quantization",
