@@ -6,9 +6,13 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import hypothesis
 import numpy.random  # noqa: F401  # or hypothesis does, once a submission can have written to its files
+from hypothesis.internal.cache import LRUCache
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 from flashinfer_trace.harness.family import Plan
 from flashinfer_trace.harness.verify import ROUNDS, Job
@@ -74,5 +78,8 @@ def _drawn(job: Job, count: int, seed: int) -> list[Plan]:
         plans.append(plan)
 
     test: Any = hypothesis.given(job.plans)(collect)
-    hypothesis.seed(seed)(settings(test))()
+    # Draws follow from the seed alone: hypothesis mixes in constants of all modules that a program has imported.
+    empty = LRUCache[Any, Any](1024)  # of the constants that a type may be
+    with mock.patch.multiple(providers, _get_local_constants=Constants, CONSTANTS_CACHE=empty):
+        hypothesis.seed(seed)(settings(test))()
     return plans

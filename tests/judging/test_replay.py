@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 
 import pytest
 from cheating_kernels import ATTENTION, CHEATS, NORM
@@ -92,3 +94,26 @@ def test_full_judges_at_the_own_sizes_where_a_twin_is_usual(tmp_path):
     assert full.startswith(f"zeros.py for {LARGE} on cpu: wrong")
     both = CliRunner().invoke(main, [*arguments, "--full", "--twin"])
     assert both.exit_code == 2 and "--twin and --full are different sizes; give one of them" in both.output
+
+
+DRAW = """
+import flashinfer_trace
+from flashinfer_trace.families import family_of
+from flashinfer_trace.harness.verify import Job
+from flashinfer_trace.judging.cases import cases
+
+definition = flashinfer_trace.load("rmsnorm_h512")
+for number in range(3):
+    drawn = cases(Job(definition, family_of(definition), device="cuda"), 100, number)
+    print(*(next(drawn) for _ in range(130)), sep="\\n")
+"""
+
+
+def test_draws_do_not_follow_from_what_a_program_imports(tmp_path):
+    """hypothesis takes numbers for interesting that stand in any module of the program."""
+    (tmp_path / "mine.py").write_text(f"NUMBERS = [{', '.join(map(str, range(1000, 4000, 7)))}]\n")
+    drawn = [
+        subprocess.run([sys.executable, "-c", text], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+        for text in (DRAW, f"import mine\n{DRAW}")
+    ]
+    assert drawn[0] == drawn[1] and drawn[0].count("kind='drawn'") > 300
