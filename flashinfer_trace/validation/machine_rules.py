@@ -19,7 +19,7 @@ from flashinfer_trace.validation.problems import quote
 __all__ = ["OLDEST", "Known", "Machines", "known_facts"]
 
 #: Oldest versions that pyproject.toml allows: an older one cannot have run the harness.
-OLDEST = {"hypothesis": "6.100", "python": "3.10", "torch": "2.8"}
+OLDEST = {"hypothesis": "6.135", "python": "3.10", "torch": "2.8"}
 #: Builds of torch that use no NVIDIA GPU, by how their local version begins.
 _NOT_CUDA = ("cpu", "rocm", "xpu")
 #: A value that no other run has stands out if so many runs before it and after it, all at most so far away, agree on

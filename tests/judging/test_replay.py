@@ -103,9 +103,8 @@ from flashinfer_trace.harness.verify import Job
 from flashinfer_trace.judging.cases import cases
 
 definition = flashinfer_trace.load("rmsnorm_h512")
-for number in range(3):
-    drawn = cases(Job(definition, family_of(definition), device="cuda"), 100, number)
-    print(*(next(drawn) for _ in range(130)), sep="\\n")
+drawn = cases(Job(definition, family_of(definition), device="cuda"), 100, 0)
+print(*(next(drawn) for _ in range(130)), sep="\\n")
 """
 
 
@@ -116,4 +115,4 @@ def test_draws_do_not_follow_from_what_a_program_imports(tmp_path):
         subprocess.run([sys.executable, "-c", text], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
         for text in (DRAW, f"import mine\n{DRAW}")
     ]
-    assert drawn[0] == drawn[1] and drawn[0].count("kind='drawn'") > 300
+    assert drawn[0] == drawn[1] and drawn[0].count("kind='drawn'") > 90

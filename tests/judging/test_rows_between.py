@@ -77,7 +77,6 @@ def test_products_with_large_weights_have_fewer_rows():
     [
         (NORM, lambda axes: axes["batch_size"]),
         ("gemm_bf16_n256_k7168", lambda axes: axes["m"]),
-        ("fast_topk_v2_topk2048", lambda axes: axes["num_tokens"]),
         ("moe_shuffle_rows_h2048", lambda axes: axes["num_copies"] // 2),
         ("moe_topk_softmax_topk2_e8", lambda axes: axes["seq_len"]),
     ],

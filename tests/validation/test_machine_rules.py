@@ -90,7 +90,7 @@ CONTRADICTIONS: dict[str, tuple[Callable[[Json], object], str, str]] = {
     ),
     "a Python that cannot run the harness": (environment(python="3.9.1"), "environment/python", "python is"),
     "a torch that cannot run the harness": (environment(torch="2.7.1+cu130"), "environment/torch", "of 2.8 or a later"),
-    "an old hypothesis": (libraries(hypothesis="6.99.9"), "environment/libraries/hypothesis", "of 6.100 or a later"),
+    "an old hypothesis": (libraries(hypothesis="6.99.9"), "environment/libraries/hypothesis", "of 6.135 or a later"),
     "an older library than the pinned one": (
         libraries(sglang_kernel="0.4.1"),
         "environment/libraries/sglang-kernel",
