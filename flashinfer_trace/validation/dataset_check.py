@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -199,15 +198,13 @@ class _DatasetCheck:
                 check_contract(candidate, contract, findings)
             known, name = load_kernel_paths(self.root), str(candidate.name)
             kernels_of = records.kernels_of(family.name, name)
-            no_kernel = not kernels_of and bool(records.families.get(family.name))
-            if no_kernel:
+            if not kernels_of and records.families.get(family.name):
                 check_no_kernel(candidate, family.name, findings)
+                return  # Until a kernel takes it, nobody can say which tags it should have.
             ran = self._ran(candidate, kernels_of)
             if ran is None:
                 return
             kernels = claimable_of(known, records, family.name, name, ran)
-            if no_kernel:  # which is said: what else its tags claim of kernels follows from that
-                kernels = replace(kernels, refused=frozenset())
             check_claims(candidate, known, kernels, findings)
             if claims is not None and claims.families:
                 check_family_tags(candidate, family.name, claims, kernels, known, self.naming, findings)

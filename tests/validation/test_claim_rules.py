@@ -116,10 +116,14 @@ def test_what_a_tag_says_of_its_kernels_then_is_none(dataset: Dataset, minimal: 
     records = dataset.root / "schema" / "records.json"
     document = json.loads(records.read_text(encoding="utf-8"))
     (kernel,) = document["families"]["rmsnorm"]["kernels"]
-    path = dataset.add({**minimal, "tags": [*minimal["tags"], f"{CALLED}:{kernel['path']}"]})
     refuses = {**kernel, "unsupported": [minimal["name"]]}
     other = {**kernel, "label": "other", "path": "flashinfer.norm.other"}
-    for kernels, rule in (([refuses], "no-kernel"), ([refuses, other], "tag-claim")):
+    for namespace, kernels, rule in (
+        (CALLED, [refuses], "no-kernel"),
+        ("fi_api", [refuses], "no-kernel"),
+        (CALLED, [refuses, other], "tag-claim"),
+    ):
+        path = dataset.add({**minimal, "tags": [*minimal["tags"], f"{namespace}:{kernel['path']}"]})
         document["families"]["rmsnorm"]["kernels"] = kernels
         dataset.write("schema/records.json", document)
         assert [problem.rule for problem in dataset.problems(path)] == [rule]
