@@ -40,7 +40,7 @@ from hypothesis.strategies import SearchStrategy
 from benchmarks.peers import Peer, peers
 from flashinfer_trace import Definition, load, make_inputs
 from flashinfer_trace.families import family_of
-from flashinfer_trace.files import write_json
+from flashinfer_trace.format.files import write_json
 from flashinfer_trace.harness.case import run_case
 from flashinfer_trace.harness.family import Plan
 from flashinfer_trace.harness.verify import Job

@@ -23,7 +23,7 @@ from flashinfer_trace import definitions
 #: Runs the command line in one process: references run beside the oracle, as they do on a GPU.
 INSIDE = """
 import contextlib, sys
-from flashinfer_trace.isolation import worker
+from flashinfer_trace.sandbox import worker
 worker.reference_worker = lambda device, full: contextlib.nullcontext()
 from flashinfer_trace.cli import main
 main(sys.argv[1:])

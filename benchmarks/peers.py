@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import Definition, load
-from flashinfer_trace.allow_list import allowed, static
-from flashinfer_trace.json_source import JsonSourceError, load_object
-from flashinfer_trace.reference import ReferenceSourceError, load_run
+from flashinfer_trace.format.allow_list import allowed, static
+from flashinfer_trace.format.json_source import JsonSourceError, load_object
+from flashinfer_trace.format.reference import ReferenceSourceError, load_run
 
 __all__ = ["Peer", "peers"]
 

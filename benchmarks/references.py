@@ -34,7 +34,7 @@ from benchmarks.comparison import Comparison, compare
 from benchmarks.loops import LOOPS
 from flashinfer_trace import Definition, definitions, load, make_inputs
 from flashinfer_trace.families import family_of
-from flashinfer_trace.reference import compile_reference, substitute_constants
+from flashinfer_trace.format.reference import compile_reference, substitute_constants
 
 #: A function that takes longer than this many seconds is timed once: repetitions would take minutes for no gain.
 LONG = 5.0

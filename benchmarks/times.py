@@ -5,7 +5,7 @@
     python -m benchmarks.times sample       # the sample of mutants that CI judges
     python -m benchmarks.times overhead     # python -m benchmarks.isolation
 
-What is measured is written into benchmarks/times.json, which `python -m tools.generate_docs` renders in
+What is measured is written into benchmarks/times.json, which `python -m tools.site` renders in
 docs/safeguards.md; what is not measured stays as it was. Run it on an idle machine: others on it make the times longer.
 """
 
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import isolation
-from flashinfer_trace.files import write_json
-from flashinfer_trace.json_source import JsonSourceError, load_object
+from flashinfer_trace.format.files import write_json
+from flashinfer_trace.format.json_source import JsonSourceError, load_object
 
 __all__ = ["MEASURED", "MEASURED_ON_GPUS", "TimesError", "read_gpu_times", "read_times"]
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     import torch
 
-    from flashinfer_trace.dataset import DatasetError, definitions, find_root, load
-    from flashinfer_trace.definition import Axis, Definition, InputError, TensorSpec
+    from flashinfer_trace.dataset.store import DatasetError, definitions, find_root, load
+    from flashinfer_trace.format.definition import Axis, Definition, InputError, TensorSpec
+    from flashinfer_trace.judging.traffic import Workload
     from flashinfer_trace.judging.verdict import Verdict
-    from flashinfer_trace.traffic import Workload
 
 __version__ = "0.1.0"
 __all__ = [
@@ -41,17 +41,17 @@ __all__ = [
 ]
 
 
-#: Names of other modules, each imported on first use: an interrupt at start-up comes when the command handles it.
+#: Where names lie. Each module is imported on first use: an interrupt at start-up comes when the command handles it.
 _EXPORTED = {
-    "dataset": ("DatasetError", "definitions", "find_root", "load"),
-    "definition": ("Axis", "Definition", "InputError", "TensorSpec"),
+    "dataset.store": ("DatasetError", "definitions", "find_root", "load"),
+    "format.definition": ("Axis", "Definition", "InputError", "TensorSpec"),
 }
 
 
 def __getattr__(name: str) -> Any:
     """What other modules define, and the module `costs`, which imports torch."""
-    if name in ("costs", *_EXPORTED):
-        return importlib.import_module(f"flashinfer_trace.{name}")
+    if name == "costs":
+        return importlib.import_module("flashinfer_trace.judging.costs")
     for module, names in _EXPORTED.items():
         if name in names:
             return getattr(importlib.import_module(f"flashinfer_trace.{module}"), name)
@@ -85,9 +85,8 @@ def make_inputs(
             such device here, or `definition` is none.
         ImportError: torch is not installed (``pip install flashinfer-trace[verify]``).
     """
-    from flashinfer_trace.dataset import definition_of
-    from flashinfer_trace.devices import check_visible
-    from flashinfer_trace.requested import requested_inputs
+    from flashinfer_trace.dataset.store import definition_of
+    from flashinfer_trace.judging.user_inputs import check_visible, requested_inputs
 
     check_visible(device)
     return requested_inputs(definition_of(definition), axes or {}, seed, device)
@@ -147,6 +146,6 @@ def workloads(definition: Definition | str) -> tuple[Workload, ...]:
         InputError: what is given is none.
         ImportError: torch is not installed (``pip install flashinfer-trace[verify]``).
     """
-    from flashinfer_trace import traffic
+    from flashinfer_trace.judging import traffic
 
     return traffic.workloads(definition)

@@ -11,8 +11,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import hypothesis
 import pytest
 
-from flashinfer_trace.dataset import find_root
-from flashinfer_trace.ledger import DRAWN_CASES, SEED, released
+from flashinfer_trace.dataset.evidence import DRAWN_CASES, SEED, released
+from flashinfer_trace.dataset.store import find_root
 
 #: Cases for each (Definition, kernel) on a GPU; also hypothesis's max_examples elsewhere.
 PROFILES = {"ci": DRAWN_CASES, "dev": 20, "nightly": 400}

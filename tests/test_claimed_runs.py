@@ -11,10 +11,10 @@ import pytest
 from made_up_evidence import small_dataset
 
 import flashinfer_trace
-from flashinfer_trace import ledger
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.embedding import embed_all
-from flashinfer_trace.validation import validate_paths
+from flashinfer_trace.dataset import evidence as ledger
+from flashinfer_trace.dataset.sync import sync_definitions
+from flashinfer_trace.dataset.validation import validate_paths
+from flashinfer_trace.format.definition import Definition
 
 ROOT = flashinfer_trace.find_root()
 Json = dict[str, Any]
@@ -45,8 +45,8 @@ class Small:
         return [problem.rule for problem in validate_paths([self.path], self.root).problems]
 
     def embedded(self) -> list[str]:
-        """The tags that `flashinfer-trace embed` writes, which `validate` accepts."""
-        embed_all(self.root, write=True)
+        """The tags that `flashinfer-trace sync` writes, which `validate` accepts."""
+        sync_definitions(self.root, write=True)
         assert self.rules() == []
         tags: list[str] = json.loads(self.path.read_text(encoding="utf-8"))["tags"]
         assert ledger.proven(self.root, Definition.from_file(self.path)) == (ledger.VERIFIED in tags)

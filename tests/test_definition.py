@@ -13,8 +13,16 @@ from whole_dataset import FIRST
 
 import flashinfer_trace
 from flashinfer_trace import Definition, InputError
-from flashinfer_trace.reference import ReferenceSourceError, compile_reference, load_run, render, substitute_constants
-from flashinfer_trace.requested import explained
+from flashinfer_trace.format.reference import (
+    ReferenceSourceError,
+    compile_reference,
+    load_run,
+    render,
+    substitute_constants,
+)
+from flashinfer_trace.judging.user_inputs import explained
+
+pytestmark = pytest.mark.quick
 
 SCALE = {
     "name": "scale_h4",

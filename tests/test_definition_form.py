@@ -8,9 +8,9 @@ import pytest
 
 import flashinfer_trace
 from flashinfer_trace import Definition, InputError
-from flashinfer_trace.dataset import load
-from flashinfer_trace.definition_form import MAX_LINE, misfits
-from flashinfer_trace.naming import MAX_NAME
+from flashinfer_trace.dataset.store import load
+from flashinfer_trace.format.field_types import MAX_LINE, field_errors
+from flashinfer_trace.format.naming import MAX_NAME
 
 ROOT = flashinfer_trace.find_root()
 GOOD = json.loads((ROOT / "definitions" / "rmsnorm" / "rmsnorm_h512.json").read_text())
@@ -18,7 +18,7 @@ GOOD = json.loads((ROOT / "definitions" / "rmsnorm" / "rmsnorm_h512.json").read_
 
 def test_every_definition_of_the_dataset_is_well_formed():
     for definition in flashinfer_trace.definitions():
-        assert not list(misfits(definition.to_dict()))
+        assert not list(field_errors(definition.to_dict()))
         assert Definition.from_dict(definition.to_dict()) == definition
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 import flashinfer_trace
-from flashinfer_trace.files import Lines, json_text, laid_out
+from flashinfer_trace.format.files import Lines, json_text, laid_out
 from tools.extract_definitions import model_needs, traces
 from tools.kernel_tracing.report import trace_files
 from tools.op_tracing import __main__ as op_tracing

@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from kernel_table import Change, change_kernels
 from made_up_evidence import small_dataset
 
 import flashinfer_trace
-from flashinfer_trace import ledger
 from flashinfer_trace.cli import main
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.embedding import EmbeddingError, embed_all
-from flashinfer_trace.validation import validate_paths
+from flashinfer_trace.dataset import evidence as ledger
+from flashinfer_trace.dataset.sync import SyncError, sync_definitions
+from flashinfer_trace.dataset.validation import validate_paths
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.kernels.table import KernelFacts
 
 ROOT = flashinfer_trace.find_root()
 OP_TYPE, NAME, OTHER = "gqa_paged", "gqa_paged_decode_h32_kv8_d128_ps1", "gqa_paged_decode_h32_kv4_d128_ps1"
+THIRD = "gqa_paged_decode_h12_kv4_d128_ps1"
 FAMILY = "gqa_paged_decode_ps1"
 DEFINITION = f"definitions/{OP_TYPE}/{NAME}.json"
 EVIDENCE = f"evidence/{OP_TYPE}/{NAME}.json"
-RECORDS = "schema/records.json"
 Json = dict[str, Any]
+PATCHES = pytest.MonkeyPatch()
 
 
 @pytest.fixture
-def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("FLASHINFER_TRACE_ROOT", str(tmp_path))
-    return small_dataset(tmp_path, ROOT, NAME, OTHER)
+    yield small_dataset(tmp_path, ROOT, NAME, OTHER, THIRD)
+    PATCHES.undo()
 
 
 def edit(root: Path, relative: str, change: Callable[[Json], object]) -> None:
@@ -61,9 +66,13 @@ def definition(change: Callable[[Json], object]) -> Callable[[Path], None]:
     return lambda root: edit(root, DEFINITION, change)
 
 
-def kernel_facts(change: Callable[[Json], object]) -> Callable[[Path], None]:
-    """Changes the first kernel of the family's record."""
-    return lambda root: edit(root, RECORDS, lambda document: change(document["families"][FAMILY]["kernels"][0]))
+def in_the_table(change: Change) -> Callable[[Path], None]:
+    """Has the table of kernels say otherwise of the family, until the test ends."""
+    return lambda root: change_kernels(PATCHES, FAMILY, change)
+
+
+def refusing(kernel: KernelFacts) -> KernelFacts:
+    return dataclasses.replace(kernel, needs=(lambda definition: "takes nothing",))
 
 
 @entry
@@ -164,22 +173,17 @@ FORGERIES: dict[str, tuple[Callable[[Path], object], str]] = {
         entry(lambda e: e["environment"]["gpu"].update(compute_capability="5.0")),
         "does not run on compute capability 5.0",
     ),
-    "a kernel removed from the record": (
-        lambda root: edit(root, RECORDS, lambda d: d["families"][FAMILY]["kernels"].pop(0)),
-        "no kernel of this label",
+    "a kernel removed from the table": (in_the_table(lambda kernels: kernels[1:]), "no kernel of this label"),
+    "a kernel renamed in the table": (
+        in_the_table(lambda kernels: [dataclasses.replace(kernels[0], path="a.b"), *kernels[1:]]),
+        "no run of a.b",
     ),
-    "a kernel renamed in the record": (kernel_facts(lambda k: k.update(label="a.b", path="a.b")), "no run of a.b"),
-    "a kernel that does not compute it": (kernel_facts(lambda k: k["unsupported"].append(NAME)), "no kernel of this"),
-    "a record without kernels": (
-        lambda root: edit(root, RECORDS, lambda d: d["families"][FAMILY]["kernels"].clear()),
-        "no kernel that could prove it",
+    "a kernel that does not compute it": (
+        in_the_table(lambda kernels: [refusing(kernels[0]), *kernels[1:]]),
+        "no kernel of this",
     ),
+    "a table without kernels": (in_the_table(lambda kernels: []), "no kernel that could prove it"),
     # Judgement
-    "a wider bound in the evidence": (output(policy="within a factor of two"), "the policy of lse"),
-    "a wider bound in the record": (
-        kernel_facts(lambda k: k["policies"].update(lse="within a factor of two")),
-        "the policy of lse",
-    ),
     "one case": (entry(lambda e: e.update(cases=1)), "1 real cases are fewer than 50"),
     "too few cases": (entry(lambda e: e.update(cases=49, vacuous=600)), "49 real cases are fewer than 50"),
     "a negative count": (entry(lambda e: e.update(cases=-57)), "cases is -57, violates minimum"),
@@ -237,11 +241,11 @@ def test_validate_refuses_it_and_embed_keeps_no_tag(dataset: Path, name: str) ->
     found = validate_paths([dataset / "definitions", dataset / "evidence"], dataset).problems
     messages = [problem.message for problem in found if NAME in problem.file]
     assert any(re.search(reason, message) for message in messages), messages
-    concerns_the_family = "record" in name or name == "a changed reference"
+    concerns_the_family = "table" in name or name in ("a changed reference", "a kernel that does not compute it")
     assert concerns_the_family or all(OTHER not in problem.file for problem in found)
     try:
-        embed_all(dataset, write=True, names=[NAME])
-    except EmbeddingError:
+        sync_definitions(dataset, write=True, names=[NAME])
+    except SyncError:
         assert ledger.VERIFIED in json.loads((dataset / DEFINITION).read_text())["tags"]  # nothing was written
     else:
         assert ledger.UNVERIFIED in json.loads((dataset / DEFINITION).read_text())["tags"]
@@ -292,4 +296,4 @@ def test_older_code_is_stale_and_refused_at_a_release(dataset: Path, part: str, 
     assert f"the code of the {word} has changed since the run of" in problem.message
     found = ledger.read(dataset, loaded)
     assert found is not None
-    assert [changed for _, changed in found.stale(ledger.module_today(dataset, loaded))] == [[part]]
+    assert [changed for _, changed in found.stale(ledger.code_today(loaded))] == [[part]]

@@ -17,11 +17,12 @@ from gpu_libraries import skip_unusable
 from made_up_evidence import small_dataset
 
 import flashinfer_trace
-from flashinfer_trace.cli.gpu_memory import memory_of_weights
+from flashinfer_trace.cli.processes import memory_of_weights
+from flashinfer_trace.dataset.evidence import SEED
 from flashinfer_trace.families import family_of
-from flashinfer_trace.harness.family import Kernel
+from flashinfer_trace.harness.family import Kernel, private_kernel
 from flashinfer_trace.harness.verify import Report
-from flashinfer_trace.ledger import SEED
+from flashinfer_trace.kernels.table import FROM_BLACKWELL, KernelFacts, Place
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -45,7 +46,16 @@ def runs(request, cuda_device, examples) -> Iterator[gpu_runs.GpuRuns]:
     pairs = [(each["definition"], each["kernel"]) for each in chosen if each.keys() == {"definition", "kernel"}]
     option = request.config.getoption
     evidence, jobs = option("--record-evidence"), option("--gpu-jobs")
-    with gpu_runs.GpuRuns(pairs, cuda_device, examples, option("--seed"), evidence, jobs) as found:
+    terminal = request.config.pluginmanager.get_plugin("terminalreporter")  # a worker of pytest-xdist has none
+
+    def tell(report: Report) -> None:
+        if terminal is not None:
+            figures = f"{report.cases} cases, {report.worst:.3f}, {report.seconds:.1f} s"
+            terminal.ensure_newline()
+            terminal.write_line(f"{report.definition} {report.target}: {report.status}, {figures}")
+            terminal.flush()
+
+    with gpu_runs.GpuRuns(pairs, cuda_device, examples, option("--seed"), evidence, jobs, tell) as found:
         yield found
 
 
@@ -132,14 +142,18 @@ def test_pairs_are_verified_together_but_by_a_worker_of_xdist(monkeypatch, worke
         monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
     else:
         monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
-    own, blackwell = Kernel("toy.kernel", "pytest", None), Kernel("toy.new", "pytest", None, min_capability=(10, 0))
+    own = private_kernel("pytest.kernel", "pytest", None)
+    blackwell = private_kernel("pytest.new", "pytest", None, on=FROM_BLACKWELL)
     norms = [flashinfer_trace.load(name) for name in ("rmsnorm_h512", "rmsnorm_h7168")]
-    with gpu_runs.GpuRuns([(one, each) for one in norms for each in (own, blackwell)], "cuda:1", 2, 0, None, 3) as runs:
+    pairs_of_norms = [(one, each) for one in norms for each in (own, blackwell)]
+    told: list[Report] = []
+    with gpu_runs.GpuRuns(pairs_of_norms, "cuda:1", 2, 0, None, 3, told.append) as runs:
         for norm in norms:
             assert runs.report(norm, own).definition == norm.name
-        with pytest.raises(pytest.fail.Exception, match=r"rmsnorm_h512 was not verified against toy\.new"):
+        with pytest.raises(pytest.fail.Exception, match=r"rmsnorm_h512 was not verified against pytest\.new"):
             runs.report(norms[0], blackwell)
-    pairs = [(norm.name, "toy.kernel") for norm in norms]
+    pairs = [(norm.name, "pytest.kernel") for norm in norms]
+    assert [(report.definition, report.target) for report in told[:2]] == pairs, "each is told as it comes"
     assert calls[:2] == ([("cuda:1", pairs[:1]), ("cuda:1", pairs[1:])] if worker else [("cuda", pairs)])
 
 
@@ -161,26 +175,35 @@ def test_every_definition_has_a_real_kernel():
 @pytest.mark.parametrize("require_gpu", [False, True])
 @pytest.mark.parametrize("optional", [False, True])
 @pytest.mark.parametrize(
-    ("library", "modules", "reason"),
+    ("path", "library", "reason"),
     [
-        ("no-such-library", (), "needs no-such-library, which is not installed"),
-        ("pytest", ("pytest.no_such_module",), "needs pytest.no_such_module of pytest, which cannot be imported"),
+        ("toy.kernel", "no-such-library", "needs no-such-library, which is not installed"),
+        ("toy.kernel", "pytest", "needs toy of pytest, which cannot be imported"),
     ],
 )
 def test_a_missing_library_is_named_and_fails_only_where_it_is_required(
-    library, modules, reason, optional, require_gpu
+    path, library, reason, optional, require_gpu, monkeypatch
 ):
-    kernel = Kernel("toy.kernel", library, lambda *_: {}, modules=modules, optional=optional)
+    monkeypatch.setattr("flashinfer_trace.kernels.table.OPTIONAL", ("toy.",) if optional else ())
+    kernel = private_kernel(path, library, lambda *_: {})
     outcome = pytest.fail.Exception if require_gpu and not optional else pytest.skip.Exception
     with pytest.raises(outcome, match=f"toy.kernel.* {reason}"):
         skip_unusable(kernel, (9, 0), require_gpu)
 
 
 def test_an_installed_library_is_not_skipped():
-    skip_unusable(Kernel("toy.kernel", "pytest", lambda *_: {}, modules=("pytest",)), (9, 0), require_gpu=True)
+    skip_unusable(private_kernel("pytest.main", "pytest", lambda *_: {}), (9, 0), require_gpu=True)
+
+
+@pytest.mark.parametrize("require_gpu", [False, True])
+def test_a_kernel_that_the_installed_release_lacks_is_skipped_whatever_is_required(require_gpu):
+    facts = KernelFacts("pytest.gone", (Place("pytest.gone", "pytest", until="7.4"),))
+    kernel = Kernel("pytest.gone", lambda *_: {}, facts=facts)
+    with pytest.raises(pytest.skip.Exception, match=r"pytest\.gone: not in pytest [\d.]+, last in 7\.4"):
+        skip_unusable(kernel, (9, 0), require_gpu)
 
 
 def test_a_kernel_of_another_gpu_is_skipped_whatever_is_required():
-    kernel = Kernel("toy.kernel", "no-such-library", lambda *_: {}, min_capability=(10, 0))
+    kernel = private_kernel("toy.kernel", "no-such-library", lambda *_: {}, on=FROM_BLACKWELL)
     with pytest.raises(pytest.skip.Exception, match=r"needs compute capability 10\.0"):
         skip_unusable(kernel, (9, 0), require_gpu=True)

@@ -19,10 +19,11 @@ from click.testing import CliRunner
 from made_up_evidence import small_dataset
 
 import flashinfer_trace
-from flashinfer_trace import json_source, ledger, patterns
 from flashinfer_trace.cli import main
-from flashinfer_trace.embedding import embed_all
-from flashinfer_trace.files import UnreadableFile, read_bytes, read_text, sweep, write_text
+from flashinfer_trace.dataset import evidence as ledger
+from flashinfer_trace.dataset.sync import sync_definitions
+from flashinfer_trace.format import json_source, patterns
+from flashinfer_trace.format.files import UnreadableFile, read_bytes, read_text, sweep, write_text
 
 ROOT = flashinfer_trace.find_root()
 NAME = "rmsnorm_h512"
@@ -36,7 +37,6 @@ TARGETS = (
     f"evidence/rmsnorm/{NAME}.json",
     "reference/rmsnorm/rmsnorm.py",
     "schema/naming.json",
-    "schema/records.json",
     "schema/definition.schema.json",
     "schema/evidence.schema.json",
     "models/needs/deepseek-v3.json",
@@ -44,7 +44,7 @@ TARGETS = (
 )
 COMMANDS = (
     ("validate",),
-    ("embed", "--check"),
+    ("sync", "--check"),
     ("list",),
     ("show", NAME),
     ("coverage",),
@@ -234,7 +234,7 @@ def test_the_reader_has_limits(tmp_path: Path) -> None:
 
 def test_a_killed_write_is_swept_by_the_next(tmp_path: Path) -> None:
     code = (
-        "import os, pathlib, sys\nfrom flashinfer_trace import files\n"
+        "import os, pathlib, sys\nfrom flashinfer_trace.format import files\n"
         "os.replace = lambda *paths: os._exit(9)\nfiles.write_text(pathlib.Path(sys.argv[1]), 'half')\n"
     )
     target = tmp_path / "x.json"
@@ -267,8 +267,8 @@ def test_embedding_sweeps_where_nothing_changes(dataset: Path) -> None:
     left = dataset / "definitions" / "rmsnorm" / f".{NAME}.json.abcd1234.part"
     left.write_text("")
     os.utime(left, (0, 0))
-    assert embed_all(dataset, write=False) == []
+    assert sync_definitions(dataset, write=False) == []
     assert left.exists()
-    assert embed_all(dataset, write=True) == []
+    assert sync_definitions(dataset, write=True) == []
     assert not left.exists()
     assert ledger.proven(dataset, flashinfer_trace.load(NAME, dataset))

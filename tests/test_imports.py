@@ -19,20 +19,21 @@ PACKAGES = ("flashinfer_trace", "tools")
 #: Wide enough that no name of a contract is wrapped.
 WIDE = {**os.environ, "COLUMNS": "200"}
 FIRST = "from __future__ import annotations\n"
-PACKAGE, TOOLS = "command line -> families", "only generate_docs imports"
+PACKAGE, TOOLS = "command line -> judging", "only the site imports"
 #: Contract, a module, and an import that breaks the contract.
 TURNED = [
     (PACKAGE, "flashinfer_trace/harness/inputs.py", "from flashinfer_trace import families"),
-    (PACKAGE, "flashinfer_trace/kernel_coverage.py", "from flashinfer_trace import benching"),
-    (PACKAGE, "flashinfer_trace/kernel_coverage.py", "from flashinfer_trace import model_coverage"),
-    (PACKAGE, "flashinfer_trace/judging/judge.py", "from flashinfer_trace import traffic"),
-    (PACKAGE, "flashinfer_trace/ecosystem.py", "from flashinfer_trace import ledger"),
-    (PACKAGE, "flashinfer_trace/precision.py", "from flashinfer_trace import definition"),
-    ("the package never imports", "flashinfer_trace/definition.py", "from tools import generate_docs"),
+    (PACKAGE, "flashinfer_trace/dataset/kernel_coverage.py", "from flashinfer_trace.judging import bench"),
+    (PACKAGE, "flashinfer_trace/kernels/names.py", "from flashinfer_trace.dataset import store"),
+    (PACKAGE, "flashinfer_trace/sandbox/worker.py", "from flashinfer_trace.verdict import compare"),
+    (PACKAGE, "flashinfer_trace/judging/judge.py", "from flashinfer_trace import cli"),
+    (PACKAGE, "flashinfer_trace/dataset/flashinfer_bench.py", "from flashinfer_trace.harness import case"),
+    (PACKAGE, "flashinfer_trace/format/precision.py", "from flashinfer_trace.kernels import names"),
+    ("the package never imports", "flashinfer_trace/format/definition.py", "from tools import site"),
     (TOOLS, "tools/kernel_tracing/source/sources.py", "from tools.op_tracing import definitions"),
     (TOOLS, "tools/extract_definitions/words.py", "from tools.scaffold import templates"),
     (TOOLS, "tools/fuzz/values.py", "from tools import mutate"),
-    (TOOLS, "tools/accuracy.py", "from tools import generate_docs"),
+    (TOOLS, "tools/accuracy.py", "from tools import site"),
     ("the other tools are independent", "tools/scaffold/templates.py", "from tools.op_tracing import graph"),
     ("kernel tracing: report", "tools/kernel_tracing/rules/platforms.py", "from tools.kernel_tracing import report"),
     ("no import cycles", "flashinfer_trace/harness/inputs.py", "from flashinfer_trace.harness import case"),
@@ -45,6 +46,7 @@ def lint(directory: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=directory, env=WIDE, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.quick
 def test_arrows_point_down():
     result = lint(ROOT)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -87,12 +89,13 @@ def test_a_layer_without_a_module_is_noticed(copied):
     layers = re.findall(r"^layers = \[\n.*?^\]$", (copied / "pyproject.toml").read_text(), re.DOTALL | re.MULTILINE)
     assert len(layers) == 3
     assert not [names for names in layers if "(" in names]  # in brackets, a module may be missing
-    (copied / "flashinfer_trace" / "kernel_names.py").rename(copied / "flashinfer_trace" / "cli" / "kernel_names.py")
+    (copied / "flashinfer_trace" / "__main__.py").rename(copied / "flashinfer_trace" / "cli" / "start.py")
     result = lint(copied)
     assert result.returncode == 1
-    assert "kernel_names does not exist" in result.stdout + result.stderr
+    assert "__main__ does not exist" in result.stdout + result.stderr
 
 
+@pytest.mark.quick
 def test_no_modules_import_in_a_circle():
     """Includes the modules of packages (`__init__`), which the contracts on siblings leave out."""
     graph = grimp.build_graph(*PACKAGES, cache_dir=None)

@@ -11,13 +11,13 @@ from made_up_evidence import small_dataset
 from whole_dataset import DEFINITIONS, MEMBERS
 
 import flashinfer_trace
-from flashinfer_trace import ledger
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.embedding import EmbeddingError, embed_all
+from flashinfer_trace.dataset import evidence as ledger
+from flashinfer_trace.dataset.sync import SyncError, sync_definitions
+from flashinfer_trace.dataset.validation import validate_paths
 from flashinfer_trace.families import all_families, family_of
-from flashinfer_trace.files import write_json
-from flashinfer_trace.validation import validate_paths
-from tools import generate_docs, verification
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.format.files import write_json
+from tools import verification
 
 HOPPER = (9, 0)
 ROOT = flashinfer_trace.find_root()
@@ -25,7 +25,7 @@ NAME = "rmsnorm_h512"
 
 
 def test_verified_means_every_kernel_that_hopper_runs():
-    awaiting = (ROOT / "docs" / "verification.md").read_text(encoding="utf-8").splitlines()
+    awaiting = summary_of(ROOT).splitlines()
     wrong = {name: found for name, one in DEFINITIONS.items() if (found := wrongly_verified(one, set(awaiting)))}
     assert not wrong, "\n".join(f"{name}: {'; '.join(found)}" for name, found in wrong.items())
 
@@ -43,9 +43,9 @@ def wrongly_verified(definition, listed):
             found.append(f"no evidence of {runnable - proofs}")
     else:
         if runnable and runnable <= proofs:
-            found.append("its evidence proves it: run `flashinfer-trace embed`")
+            found.append("its evidence proves it: run `flashinfer-trace sync`")
         if f"- `{definition.name}`" not in listed:
-            found.append("docs/verification.md does not list it among those that await a run")
+            found.append("verification.md does not list it among those that await a run")
     entries = (ledger.read(ROOT, definition) or ledger.Ledger("", "", ())).entries
     return found + [f"{entry.kernel_label}: {entry.shortcoming}" for entry in entries if entry.shortcoming]
 
@@ -72,39 +72,11 @@ def test_a_reason_for_lacking_evidence_stands_exactly_where_it_lacks(family):
         assert family.kernels, "the family has no kernel: Family.unverified must say why"
 
 
-def test_documents_are_up_to_date():
-    assert generate_docs.main(["--check"]) == 0
-
-
 @pytest.fixture
 def dataset(tmp_path, monkeypatch):
     """A dataset of one Definition, verified, with its evidence."""
     monkeypatch.setenv("FLASHINFER_TRACE_ROOT", str(tmp_path))
     return small_dataset(tmp_path, ROOT, NAME)
-
-
-def test_stale_documents_are_noticed(dataset):
-    """In a dataset of one Definition; the documents of the whole one are compared above."""
-    pages = {path: path.read_bytes() for path in (ROOT / "traces").rglob("*.md")}
-    (dataset / "schema" / "records.json").unlink()
-    (dataset / "schema" / "flashinfer_bench.json").unlink()  # it asks why a Definition is missing
-    (dataset / "traces").mkdir()
-    for path in (ROOT / "traces").iterdir():
-        if path.suffix != ".md" and path.name != "kernels":  # what is written must not reach the checkout's own pages
-            (dataset / "traces" / path.name).symlink_to(path)
-    assert generate_docs.main(["--check"]) == 1
-    assert generate_docs.main([]) == 0
-    assert generate_docs.main(["--check"]) == 0
-    page = dataset / "docs" / "verification" / "rmsnorm.md"
-    assert f"`{NAME}`" in page.read_text()
-    page.write_text(page.read_text() + "\n")
-    assert generate_docs.main(["--check"]) == 1
-    assert generate_docs.main([]) == 0
-    gone = page.with_name("op_type_of_yesterday.md")
-    gone.write_text("")
-    assert generate_docs.main(["--check"]) == 1
-    assert generate_docs.main([]) == 0 and not gone.exists() and page.exists()
-    assert {path: path.read_bytes() for path in (ROOT / "traces").rglob("*.md")} == pages
 
 
 def change_entries(root, **fields):
@@ -122,8 +94,8 @@ def verdicts(root):
     """What the ledger, validate and embed say of the one Definition; embed changes it, or refuses its evidence."""
     (path,) = root.glob("definitions/*/*.json")
     try:
-        embedded = not embed_all(root, write=False)
-    except EmbeddingError as error:
+        embedded = not sync_definitions(root, write=False)
+    except SyncError as error:
         assert "evidence is not valid; nothing was written" in str(error)
         embedded = False
     return ledger.proven(root, DEFINITIONS[NAME]), not validate_paths([path], root).problems, embedded
@@ -238,10 +210,10 @@ def test_the_verification_document_counts_what_older_code_judged(dataset):
 
 def test_an_unverified_definition_is_valid_and_listed_as_awaiting_a_run(dataset):
     shutil.rmtree(dataset / "evidence" / "rmsnorm")
-    ((_, changes),) = embed_all(dataset, write=True)
+    ((_, changes),) = sync_definitions(dataset, write=True)
     assert changes.startswith(f"{ledger.UNVERIFIED} and tags (")
     assert not validate_paths([dataset], dataset).problems
-    assert not embed_all(dataset, write=True)
+    assert not sync_definitions(dataset, write=True)
     text = summary_of(dataset)
     assert f"## Definitions that await a GPU run\n\nThese are `{ledger.UNVERIFIED}`" in text
     assert f"\n- `{NAME}`\n" in text

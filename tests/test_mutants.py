@@ -16,10 +16,10 @@ from whole_dataset import FAMILIES, MEMBERS
 
 from flashinfer_trace.harness.case import evaluate, reference_outputs, vacuity
 from flashinfer_trace.harness.family import PlanRequest
-from flashinfer_trace.harness.mutants import ANY_OUTPUT, MUTANTS, ONE_PER_CENT_TOO_LARGE
 from flashinfer_trace.harness.power import power, record_power, stand_in, unexplained
-from flashinfer_trace.harness.unordered import Multiset
 from flashinfer_trace.harness.verify import Job, prepare
+from flashinfer_trace.verdict.unordered import Multiset
+from flashinfer_trace.verdict.wrong_outputs import ANY_OUTPUT, MUTANTS, ONE_PER_CENT_TOO_LARGE
 
 #: One Definition of each family: their twins are mostly alike. The first may choose one element of a row only, of which
 #: many mutants are none.

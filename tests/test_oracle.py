@@ -9,8 +9,8 @@ import pytest
 from whole_dataset import FAMILIES, MEMBERS
 
 from flashinfer_trace.families import all_families
-from flashinfer_trace.harness.real_size import has_real_size, input_bytes
-from flashinfer_trace.harness.twins import Twins
+from flashinfer_trace.harness.plans import input_bytes
+from flashinfer_trace.harness.twins import Twins, has_real_size
 from flashinfer_trace.harness.verify import Job
 
 #: The Definition of each family with the smallest inputs.

@@ -95,7 +95,7 @@ def test_the_wheel_carries_the_dataset(site):
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import flashinfer_trace\n"
         "assert flashinfer_trace.__file__.startswith(sys.argv[1]), flashinfer_trace.__file__\n"
-        "from flashinfer_trace.validation import validate_paths\n"
+        "from flashinfer_trace.dataset.validation import validate_paths\n"
         "root = flashinfer_trace.find_root()\n"
         "result = validate_paths([root / 'definitions' / 'rmsnorm'], root)\n"
         "assert not result.problems, result.problems\n"

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import flashinfer_trace
+from flashinfer_trace.format.precision import full_precision_products
 from flashinfer_trace.harness.case import reference_outputs
-from flashinfer_trace.precision import full_precision_products
 
 
 def settings():

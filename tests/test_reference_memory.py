@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from whole_dataset import MEMBERS
 
 import flashinfer_trace
-from flashinfer_trace.definition import Definition
+from flashinfer_trace.format.definition import Definition
 
 GIBIBYTES = 16
 TOKENS, TOP_K = 64, 8

@@ -21,7 +21,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,11 +30,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from flashinfer_trace.files import write_json
+from flashinfer_trace.format.files import write_json
 from tools.shared.command import end_with
 from tools.shared.source_packages import package_hash, package_version
 from tools.source_archives import (
     BUNDLED,
+    FURTHER,
     PACKAGES,
     FetchError,
     copy_checkout,
@@ -50,6 +51,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+LIBRARIES = PACKAGES | FURTHER
 PINS = Path(__file__).with_name("sources.toml")
 # The sources are only read, so one fixed platform works on every machine and the result does not depend on it.
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (39, 35, 34, 31, 28, 27, 24, 17)] + ["manylinux2014_x86_64"]
@@ -109,7 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
     for name, entry in read_manifest(options.dest).items():
         state = "fetched" if name in changed else "already present"
-        print(f"{options.dest / PACKAGES[name]}: {entry['distribution']} {entry['version']}, {state}")
+        print(f"{options.dest / LIBRARIES[name]}: {entry['distribution']} {entry['version']}, {state}")
     return 0
 
 
@@ -131,17 +133,28 @@ def fetch(
         raise FetchError(
             f"{pins}: release {version} is not listed, so sglang itself must say what it requires: omit --only"
         )
+    return fetch_pins(dest, known or [Pin("sglang", "sglang", version)], console, only)
+
+
+def fetch_pins(
+    dest: Path, pins: Sequence[Pin], console: Console | None = None, only: Collection[str] = ()
+) -> list[str]:
+    """Fetches these libraries into `dest`, and returns the names of those that had to be fetched.
+
+    If sglang is there without a hash, the libraries in `only` that its metadata requires follow. A library that is in
+    `only` and not wanted any more leaves the manifest. Raises FetchError.
+    """
     with writing(dest):
         dest.mkdir(parents=True, exist_ok=True)
         manifest = read_manifest(dest)
         changed: list[str] = []
-        wanted = [pin for pin in known or [Pin("sglang", "sglang", version)] if pin.name in only]
+        wanted = [pin for pin in pins if pin.name in only or not only]
         for pin in wanted:
             entry = manifest.get(pin.name)
             if entry is None or not is_current(dest, pin, entry):
                 entry = bring(dest, pin, console)
                 changed.append(pin.name)
-            if pin.name == "sglang" and not known:
+            if pin.name == "sglang" and pin.sha256 is None:
                 # The metadata of an unknown release says which kernel libraries belong to it.
                 wanted += [Pin(name, *needs) for name, needs in sorted(entry["requires"].items()) if name in only]
         for name in (set(manifest) & set(only)) - {pin.name for pin in wanted}:
@@ -190,7 +203,7 @@ def bring(dest: Path, pin: Pin, console: Console | None) -> dict[str, Any]:
             f"{wheel}: the wheel of {pin} has sha256 {found}, tools/sources.toml says {pin.sha256}; it was deleted. "
             f"Run again; if this persists, the package index (mirror, proxy) serves another file or the pin is wrong"
         )
-    package = PACKAGES[pin.name]
+    package = LIBRARIES[pin.name]
     staging = dest / f".partial-{package}"
     remove(staging)
     try:
@@ -279,7 +292,7 @@ def explain(pin: Pin, target: Path, output: str) -> str:
 
 def install(dest: Path, name: str, staging: Path, entry: dict[str, Any]) -> None:
     """Replaces the old package with the unpacked one; the manifest lists it only when it is complete."""
-    package = PACKAGES[name]
+    package = LIBRARIES[name]
     write_manifest(dest, name, None)
     remove(dest / package)
     os.replace(staging, dest / package)
@@ -305,7 +318,7 @@ def is_current(dest: Path, pin: Pin, entry: dict[str, Any]) -> bool:
     bundled = entry.get("bundled", None if pin.name in BUNDLED else {})
     if not isinstance(bundled, dict) or any(package_hash(dest / name) != known for name, known in bundled.items()):
         return False
-    package = dest / PACKAGES[pin.name]
+    package = dest / LIBRARIES[pin.name]
     return package.is_dir() and package_hash(package) == entry.get("sha256")
 
 
@@ -313,7 +326,7 @@ def read_manifest(dest: Path) -> dict[str, dict[str, Any]]:
     """Library -> its manifest entry; empty if there is no readable manifest (then everything is fetched again)."""
     try:
         sources = json.loads((dest / "manifest.json").read_text(encoding="utf-8"))["sources"]
-        return {name: sources[name] for name in PACKAGES if isinstance(sources.get(name), dict)}
+        return {name: sources[name] for name in LIBRARIES if isinstance(sources.get(name), dict)}
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
@@ -323,7 +336,7 @@ def write_manifest(dest: Path, name: str, entry: dict[str, Any] | None) -> None:
     entries = read_manifest(dest) | ({} if entry is None else {name: entry})
     if entry is None:
         entries.pop(name, None)
-    write_json(dest / "manifest.json", {"sources": {name: entries[name] for name in PACKAGES if name in entries}})
+    write_json(dest / "manifest.json", {"sources": {name: entries[name] for name in LIBRARIES if name in entries}})
 
 
 def read_pins(path: Path) -> tuple[str, dict[str, list[Pin]]]:

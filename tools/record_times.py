@@ -19,14 +19,15 @@ from pathlib import Path
 import torch
 
 from flashinfer_trace import Definition, definitions, load
-from flashinfer_trace.benching import Policy, Report, bench, results
-from flashinfer_trace.benching.environment import environment
 from flashinfer_trace.cli.options import counted
 from flashinfer_trace.families import family_of
-from flashinfer_trace.harness.real_size import input_bytes
-from flashinfer_trace.judging.process import Limits, Server
-from flashinfer_trace.judging.submission import printable
-from flashinfer_trace.traffic import workloads
+from flashinfer_trace.harness.plans import input_bytes
+from flashinfer_trace.judging.bench import Policy, Report, bench, results
+from flashinfer_trace.judging.bench.environment import environment
+from flashinfer_trace.judging.server import Server
+from flashinfer_trace.judging.submission import Timeouts
+from flashinfer_trace.judging.traffic import workloads
+from flashinfer_trace.sandbox.limits import printable
 from tools.performance import COMPARED
 from tools.record_workloads import bytes_of, chosen
 from tools.shared.command import end_with
@@ -41,7 +42,7 @@ LARGE, LARGEST = 400 << 20, 1 << 30
 #: is timed.
 BYTES_PER_SECOND, PER_SERIES, PER_INPUTS, PER_DEFINITION = 1 << 30, 0.05, 0.05, 1.5
 #: A kernel that takes longer hangs, and gets no more of the budget.
-LIMITS = Limits(load=120.0, first_call=90.0, call=10.0)
+LIMITS = Timeouts(load=120.0, first_call=90.0, call=10.0)
 #: Characters of what went wrong that are shown.
 MOST_TEXT = 300
 #: Threads that copy and compare inputs here, while no kernel runs.

@@ -17,10 +17,10 @@ import torch
 
 from flashinfer_trace import DatasetError, Definition, InputError, definitions, find_root, load
 from flashinfer_trace.families import FamilyError, family_of
-from flashinfer_trace.files import write_text
-from flashinfer_trace.harness.inputs import torch_dtype
-from flashinfer_trace.harness.real_size import input_bytes
-from flashinfer_trace.traffic import Workload, digests, drawn, path_of
+from flashinfer_trace.format.files import write_text
+from flashinfer_trace.harness.plans import input_bytes
+from flashinfer_trace.judging.traffic import Workload, digests, drawn, path_of
+from flashinfer_trace.verdict.tensors import torch_dtype
 from tools.shared.command import end_with
 
 __all__ = ["chosen", "main", "record"]

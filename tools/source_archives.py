@@ -13,6 +13,8 @@ from pathlib import Path, PurePosixPath
 
 # Library name in traces -> name of the package to import.
 PACKAGES = {"sglang": "sglang", "sgl-kernel": "sgl_kernel", "flashinfer-python": "flashinfer"}
+# Further libraries that a release may require: only `python -m tools.follow` reads them.
+FURTHER = {"sgl-deep-gemm": "deep_gemm", "sgl-flash-mla": "flash_mla"}
 # Packages that the wheel of a library contains besides its own; older wheels and checkouts lack some of them.
 BUNDLED = {"sgl-kernel": ("deep_gemm", "triton_kernels")}
 # Where a package may be below the given directory, and what it must contain: checkouts first, then unpacked wheels.
@@ -29,6 +31,7 @@ DISTRIBUTIONS = {
     "sgl-kernel": "sgl-kernel",
     "sglang-kernel": "sgl-kernel",  # its name on PyPI since 0.4.0
     "flashinfer-python": "flashinfer-python",
+    **{name: name for name in FURTHER},
 }
 # No source file comes close to this size; a larger one indicates a damaged or hostile archive.
 LARGEST_FILE = 32 << 20

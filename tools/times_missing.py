@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families import family_of
-from flashinfer_trace.files import read_text
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.format.files import read_text
 from flashinfer_trace.harness.family import Family, Kernel
-from flashinfer_trace.traffic import path_of
-from flashinfer_trace.traffic.profiles import load_traffic
-from flashinfer_trace.traffic.taken import unfit
+from flashinfer_trace.judging.traffic import path_of
+from flashinfer_trace.judging.traffic.profiles import load_traffic
+from flashinfer_trace.judging.traffic.supported import unfit
 from tools.shared.family_records import capabilities
 from tools.shared.markdown import code, table
 

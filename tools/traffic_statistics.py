@@ -19,8 +19,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from flashinfer_trace import find_root
-from flashinfer_trace.digests import lengths_sha256
-from flashinfer_trace.json_source import JsonSourceError, load_object
+from flashinfer_trace.dataset.digests import lengths_sha256
+from flashinfer_trace.format.json_source import JsonSourceError, load_object
 from tools.shared.command import end_with
 
 __all__ = ["main", "profile"]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from flashinfer_trace import dataset
 from flashinfer_trace.cli import completion
 from flashinfer_trace.cli.group import FAILED, NOT_JUDGED, NOTHING_VERIFIED, NotJudged, echo_json
 from flashinfer_trace.cli.options import (
@@ -25,13 +23,14 @@ from flashinfer_trace.cli.options import (
     text_table,
 )
 from flashinfer_trace.cli.verification import check_device, missing_packages
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.files import read_text, write_text
+from flashinfer_trace.dataset import store
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.format.files import read_text, write_text
 from flashinfer_trace.judging.submission import Submission, SubmissionError, from_path
 
 if TYPE_CHECKING:
-    from flashinfer_trace.benching import Campaign, Policy, Report
-    from flashinfer_trace.traffic import Workload
+    from flashinfer_trace.judging.bench import Benchmarks, Report
+    from flashinfer_trace.judging.traffic import Workload
 
 __all__ = ["bench"]
 
@@ -114,9 +113,9 @@ def bench(
     with missing_packages(raised=NotJudged):
         import torch
 
-        from flashinfer_trace import benching
-        from flashinfer_trace.benching import results
-        from flashinfer_trace.benching.environment import environment
+        from flashinfer_trace.judging import bench as benching
+        from flashinfer_trace.judging.bench import results
+        from flashinfer_trace.judging.bench.environment import environment
     _check_gpu(device, torch)
     check_device(device, torch)
     if missing and record is not None:
@@ -125,11 +124,26 @@ def bench(
         click.echo(f"{len(there)} recorded, {len(definitions)} missing", err=True)
         if not definitions:
             if output_format == "json":
-                echo_json(benching.Campaign().to_dict())
+                echo_json(benching.Benchmarks().to_dict())
             sys.exit(0)
     seconds = SECONDS.get(chosen, SECONDS["full"]) if seconds is None else seconds
     policy = benching.Policy(seconds=seconds, warm=warm, graph=graph)
-    request = _Request(submission, chosen, against, device, policy, seed, len(definitions))
+    numbers = {one.name: number for number, one in enumerate(definitions, 1)}
+
+    def measured(definition: Definition) -> Report:
+        if len(definitions) > 1:
+            click.echo(f"{definition.name} ({numbers[definition.name]} of {len(definitions)})", err=True)
+        return benching.bench(
+            submission,
+            definition,
+            _chosen(definition, chosen),
+            device=device,
+            policy=policy,
+            against=against or None,
+            examples=ORACLE_EXAMPLES,
+            seed=seed,
+            progress=lambda line: click.echo(line, err=True),
+        )
 
     def finished(definition: Definition, report: Report) -> None:
         if record is not None:
@@ -141,7 +155,7 @@ def bench(
             _draw(report, root, figure)
 
     try:
-        found = benching.campaign(definitions, request.report, finished, budget=budget)
+        found = benching.bench_all(definitions, measured, finished, budget=budget)
     except SubmissionError as error:
         raise click.UsageError(str(error)) from error
     if output_format == "json":
@@ -150,7 +164,7 @@ def bench(
     sys.exit(_status(found))
 
 
-def _status(found: Campaign) -> int:
+def _status(found: Benchmarks) -> int:
     from flashinfer_trace.judging.verdict import Grade
 
     if any(one.verdict is not None and one.verdict.grade == Grade.NOT_JUDGED for one in found.reports):
@@ -172,47 +186,14 @@ def _check_gpu(device: str, torch: Any) -> None:
         raise _NoGpu("no GPU: torch sees no CUDA device here, and times of anything else say nothing")
 
 
-@dataclass
-class _Request:
-    """What is asked of each Definition."""
-
-    submission: Submission | None
-    chosen: str
-    against: tuple[str, ...]
-    device: str
-    policy: Policy
-    seed: int | None
-    count: int
-    done: int = 0
-
-    def report(self, definition: Definition) -> Report:
-        """Benchmarks one Definition."""
-        from flashinfer_trace import benching
-
-        self.done += 1
-        if self.count > 1:
-            click.echo(f"{definition.name} ({self.done} of {self.count})", err=True)
-        return benching.bench(
-            self.submission,
-            definition,
-            _chosen(definition, self.chosen),
-            device=self.device,
-            policy=self.policy,
-            against=self.against or None,
-            examples=ORACLE_EXAMPLES,
-            seed=self.seed,
-            progress=lambda line: click.echo(line, err=True),
-        )
-
-
 def _definitions(patterns: Sequence[str], root: Path) -> list[Definition]:
     """The Definitions that are named: by globs, or by a Solution."""
     if not any(patterns):
         raise click.UsageError("name the Definition that is timed: -d NAME (`flashinfer-trace list` shows all)")
-    return [dataset.load(name, root) for name in matching_names(patterns, root)]
+    return [store.load(name) for name in matching_names(patterns)]
 
 
-def _tell(found: Campaign, budget: float | None) -> None:
+def _tell(found: Benchmarks, budget: float | None) -> None:
     """What could not be timed, and what is left for another time."""
     for name, why in found.failed.items():
         click.echo(f"failed: {name}: {why}", err=True)
@@ -230,7 +211,7 @@ def _submission(kernel: str | None) -> Submission | None:
 
 def _chosen(definition: Definition, chosen: str) -> list[Workload]:
     """The workloads that were asked for: quick ones, all, or those of a list or a file of names."""
-    from flashinfer_trace.traffic import workloads
+    from flashinfer_trace.judging.traffic import workloads
 
     if chosen == "full":
         return list(workloads(definition))
@@ -244,8 +225,8 @@ def _chosen(definition: Definition, chosen: str) -> list[Workload]:
 
 def _draw(report: Report, root: Path, path: Path) -> None:
     """Writes the picture, if the figures of the GPU are known."""
-    from flashinfer_trace.benching.figure import roofline_svg
-    from flashinfer_trace.costs.roofline import load_gpus
+    from flashinfer_trace.judging.bench.figure import roofline_svg
+    from flashinfer_trace.judging.costs.roofline import load_gpus
 
     gpu = next((one for one in load_gpus(root).values() if report.environment.gpu in one.driver_names), None)
     if gpu is None:

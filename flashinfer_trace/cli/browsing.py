@@ -1,57 +1,117 @@
-"""flashinfer-trace list, show and coverage."""
+"""flashinfer-trace list, find, show and coverage."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from flashinfer_trace import dataset
 from flashinfer_trace.cli import completion
 from flashinfer_trace.cli.group import echo_json
 from flashinfer_trace.cli.options import counted, dataset_root, format_option, text_table
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.kernel_paths import CALLED, KINDS, load_kernel_paths, paths_of_tags
-from flashinfer_trace.ledger import proofs
-from flashinfer_trace.naming import load_naming
+from flashinfer_trace.dataset import store
+from flashinfer_trace.dataset.evidence import Entry, kernels_today, proofs
+from flashinfer_trace.dataset.finding import Catalog, check_filters, constants, distinguishing
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.format.naming import load_naming
+from flashinfer_trace.kernels.names import CALLED, KINDS
 
-__all__ = ["coverage", "list_definitions", "show"]
+__all__ = ["coverage", "find", "list_definitions", "show"]
 
 
 @click.command("list")
 @click.option("--op-type", shell_complete=completion.op_types, help="Only this op_type, e.g. gemm.")
-@click.option("--tag", shell_complete=completion.tags, help="Only Definitions with this tag, e.g. status:verified.")
+@click.option(
+    "--tag",
+    "tags",
+    multiple=True,
+    shell_complete=completion.tags,
+    help="Only Definitions with this tag, e.g. status:verified; repeated, with all of them.",
+)
 @format_option
-def list_definitions(op_type: str | None, tag: str | None, output_format: str) -> None:
-    """List the Definitions of the dataset."""
-    root = dataset_root()
-    every = list(dataset.definitions(root=root))
-    _check_filters(every, root, op_type, tag)
-    found = [one for one in every if op_type in (None, one.op_type) and (tag is None or tag in one.tags)]
+def list_definitions(op_type: str | None, tags: tuple[str, ...], output_format: str) -> None:
+    """List the Definitions of the dataset, with the constants in which those of the same sizes differ.
+
+    `flashinfer-trace find` takes words instead.
+    """
+    dataset_root()
+    every = list(store.definitions())
+    check_filters(every, load_naming(), op_type, tags)
+    found = [one for one in every if op_type in (None, one.op_type) and {*tags} <= {*one.tags}]
+    differ = distinguishing(every)
     if output_format == "json":
-        echo_json([{"name": one.name, "op_type": one.op_type, "tags": list(one.tags)} for one in found])
+        rows = [{"name": one.name, "op_type": one.op_type, "tags": list(one.tags)} for one in found]
+        echo_json([{**row, "constants": constants(one)} for row, one in zip(rows, found, strict=True)])
     elif found:
-        click.echo(text_table([[one.op_type, one.name, " ".join(one.tag_values("status"))] for one in found]))
+        rows_of_text = [
+            [one.op_type, one.name, " ".join(one.tag_values("status")), _pairs(differ[one.name])] for one in found
+        ]
+        click.echo(text_table(rows_of_text))
 
 
-def _check_filters(every: list[Definition], root: Path, op_type: str | None, tag: str | None) -> None:
-    """Raises a usage error for an op_type or a tag that is neither in use nor listed in schema/naming.json."""
-    naming = load_naming(root)
-    op_types = {one.op_type for one in every} | {family.op_type for family in naming.families.values()}
-    if op_type is not None and op_type not in op_types:
-        hint = dataset.closest(op_type, sorted(op_types)) or f"the op_types are {', '.join(sorted(op_types))}"
-        raise click.UsageError(f"no op_type {op_type!r}; {hint}")
-    tags = {tag for one in every for tag in one.tags} | set(naming.flags)
-    tags |= {f"{space.name}:{value}" for space in naming.namespaces.values() for value in space.values}
-    if tag is not None and tag not in tags:
-        namespace = tag.split(":", 1)[0]
-        siblings = sorted(one for one in tags if one.startswith(f"{namespace}:"))
-        hint = dataset.closest(tag, siblings) or dataset.closest(tag, sorted(tags))
-        spaces = ", ".join(f"{name}:" for name in naming.namespaces)
-        raise click.UsageError(f"no Definition has the tag {tag!r}; {hint or f'tags begin with {spaces}'}")
+def _pairs(values: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in values.items())
+
+
+@click.command()
+@click.argument("words", nargs=-1, required=True, metavar="WORD|KEY=VALUE...", shell_complete=completion.words)
+@format_option
+def find(words: tuple[str, ...], output_format: str) -> None:
+    """Find Definitions: `flashinfer-trace find llama-3.1-70b tp=8 decode attention`.
+
+    A word is an op_type, a family, a name (or a glob), a part of these, a model (or the beginning of several names,
+    such as qwen3), a stage, a quantization, or a word that begins a description. KEY=VALUE is tp=8, ep=8, model=NAME,
+    an axis or its abbreviation (h=4096), another constant (eps=1e-5), op_type, family, name, or a namespace of tags.
+    Each Definition fits all of them. A model and its sizes belong together.
+
+    Each Definition is followed by its state: the kernels whose runs verify it, and on which GPU.
+
+    Exit status: 0 found, 2 a word that fits nothing, or nothing that fits all of them.
+    """
+    root = dataset_root()
+    catalog = Catalog(store.definitions(), load_naming())
+    found = catalog.find(words)
+    runs = {one.name: proofs(one.root or root, one) for one in found}
+    if output_format == "json":
+        echo_json([_found_json(catalog, one, runs[one.name]) for one in found])
+        return
+    differ = distinguishing(catalog.definitions)
+    rows = [[one.name, " ".join(one.tag_values("status")), _ran_on(runs[one.name])] for one in found]
+    for row, one in zip(rows, found, strict=True):
+        row[1] += f" {_pairs(differ[one.name])}" if differ[one.name] else ""
+    click.echo(text_table(rows))
+    click.echo(f"\n{counted(len(found), 'Definition')}; `flashinfer-trace show NAME` prints one")
+
+
+def _found_json(catalog: Catalog, definition: Definition, runs: Sequence[Entry]) -> dict[str, Any]:
+    """What is known of one Definition: `models` has the sizes at which each model needs it, none for all sizes."""
+    kernels = [
+        {"kernel": run.kernel_label, "library": run.library, "version": run.version, "gpu": run.gpu, "cases": run.cases}
+        for run in runs
+    ]
+    return {
+        "name": definition.name,
+        "op_type": definition.op_type,
+        "family": catalog.family(definition),
+        "status": "".join(definition.tag_values("status")),
+        "constants": constants(definition),
+        "models": catalog.models(definition),
+        "kernels": kernels,
+    }
+
+
+def _ran_on(runs: Sequence[Entry]) -> str:
+    """``kernel, kernel on GPU``, for each set of GPUs."""
+    gpus: dict[str, set[str]] = {}
+    for run in runs:
+        gpus.setdefault(run.kernel_label, set()).add(run.gpu)
+    kernels: dict[tuple[str, ...], list[str]] = {}
+    for kernel, ran in gpus.items():
+        kernels.setdefault(tuple(sorted(ran)), []).append(kernel)
+    return "; ".join(f"{', '.join(labels)} on {' and '.join(where)}" for where, labels in kernels.items())
 
 
 @click.command()
@@ -59,7 +119,8 @@ def _check_filters(every: list[Definition], root: Path, op_type: str | None, tag
 @format_option
 def show(name: str, output_format: str) -> None:
     """Print one Definition: axes, inputs, outputs, constraints, the kernels that ran, and the reference."""
-    definition = dataset.load(name, dataset_root())
+    root = dataset_root()
+    definition = store.load(name)
     if output_format == "json":
         echo_json(definition.to_dict())
         return
@@ -75,19 +136,19 @@ def show(name: str, output_format: str) -> None:
     for constraint in definition.constraints:
         click.echo(f"  where   {constraint}")
     own = [tag for tag in definition.tags if tag.partition(":")[0] not in KINDS]
-    for kernel, state in kernel_states(definition, dataset_root()):
+    for kernel, state in kernel_states(definition, definition.root or root):
         click.echo(f"  kernel  {kernel}: {state}")
     click.echo(f"  tags    {' '.join(own)}\n\n{definition.reference}")
 
 
 def kernel_states(definition: Definition, root: Path) -> list[tuple[str, str]]:
     """Each kernel and what is known of it: the recorded runs first, then kernels that only tags name."""
-    known = load_kernel_paths(root)
+    computing = kernels_today(root, definition)
     states, ran = [], set[str]()
     for entry in proofs(root, definition):
         where = f"ran, {entry.library} {entry.version} on {entry.gpu}, {counted(entry.cases, 'case')}"
         states.append((entry.kernel_label, where))
-        ran |= paths_of_tags(known, entry)
+        ran.update(computing[entry.kernel_label].tags)
     for tag in definition.tags:
         namespace, _, path = tag.partition(":")
         if namespace == CALLED:
@@ -107,7 +168,7 @@ def coverage(model: str | None, kernels: bool, output_format: str) -> None:
     Without --model, print a table of model x op_type. Each cell counts verified/existing/needed Definitions. With
     --kernels, print the kernels that a model's code calls, the Definitions of each, and how many have evidence from it.
     """
-    from flashinfer_trace.model_coverage import load_needs, matrix, model_coverages, op_table
+    from flashinfer_trace.dataset.model_coverage import load_needs, matrix, model_coverages, op_table
 
     if kernels:
         if model is None:
@@ -128,7 +189,7 @@ def coverage(model: str | None, kernels: bool, output_format: str) -> None:
 
 def _kernel_coverage(root: Path, needs: Mapping[str, Mapping[str, Any]], output_format: str) -> None:
     """Prints the kernels of one model, with totals."""
-    from flashinfer_trace.kernel_coverage import kernel_coverages, kernel_table
+    from flashinfer_trace.dataset.kernel_coverage import kernel_coverages, kernel_table
 
     found = [one for needed in needs.values() for one in kernel_coverages(root, needed)]
     if output_format == "json":

@@ -18,8 +18,7 @@ import torch
 from ray.exceptions import RayError
 
 from flashinfer_trace.cli.processes import ANSWERS_WITHIN
-from flashinfer_trace.cli.runs import Settings, batches
-from flashinfer_trace.cli.shipments import Answer, Shipment, received, run_shipment, shipment
+from flashinfer_trace.cli.runs import Answer, Batch, Settings, batches, recorded
 from flashinfer_trace.cli.tasks import Task
 from flashinfer_trace.harness.verify import Report
 
@@ -78,9 +77,7 @@ def run_everywhere(
         ray.shutdown()
 
 
-def run_on_cluster(
-    tasks: Sequence[Task], settings: Settings, address: str, advance: Callable[[str, bool], None]
-) -> Iterator[Report]:
+def run_on_cluster(tasks: Sequence[Task], settings: Settings, address: str) -> Iterator[Report]:
     """Yields the report of each task as it comes, and records what it proves; those of a lost worker are failures.
 
     A worker that takes more than ANSWERS_WITHIN seconds for one Definition ends itself, and so counts as lost.
@@ -90,33 +87,26 @@ def run_on_cluster(
     """
     gpu = torch.device(settings.device).type == "cuda"
     each = list(batches(tasks))
-    sent = [shipment(batch, settings) for batch in each]
-    for number, answer in run_everywhere(address, run_shipment_here, sent, gpu=gpu):
-        for report in _received(answer, each[number], settings):
-            advance(report.definition, True)
-            yield report
-
-
-def _received(answer: list[Answer] | RayError, batch: Sequence[Task], settings: Settings) -> Iterator[Report]:
-    """The reports that a worker sent, recorded here."""
-    if isinstance(answer, RayError):
-        hint = f"one that does not answer within {ANSWERS_WITHIN:g} s ends itself: a kernel may hang"
-        for task in batch:
-            message = f"{lost(answer)}; {hint}"
-            yield Report(task.definition.name, task.target, settings.device, "failed", message=message)
-        return
-    yield from received(answer, batch, settings)
+    hint = f"one that does not answer within {ANSWERS_WITHIN:g} s ends itself: a kernel may hang"
+    for number, answer in run_everywhere(address, run_batch, [Batch.of(one, settings) for one in each], gpu=gpu):
+        if isinstance(answer, RayError):
+            for task in each[number]:
+                message = f"{lost(answer)}; {hint}"
+                yield Report(task.definition.name, task.target, settings.device, "failed", message=message)
+        else:
+            yield from recorded(answer, each[number], settings)
 
 
 def lost(error: RayError) -> str:
     return f"its worker was lost {RETRIES + 1} times: {' '.join(str(error).split())}"
 
 
-def run_shipment_here(sent: Shipment) -> list[Answer]:
+def run_batch(batch: Batch) -> list[Answer]:
     """Runs in a worker of the cluster, on the GPU that Ray gave it. One that takes too long ends the worker."""
     faulthandler.dump_traceback_later(ANSWERS_WITHIN, exit=True)  # even if a kernel keeps Python's lock
     try:
-        return run_shipment(replace(sent, settings=replace(sent.settings, device=own_device(sent.settings.device))))
+        own = replace(batch.settings, device=own_device(batch.settings.device))
+        return replace(batch, settings=own).run()
     finally:
         faulthandler.cancel_dump_traceback_later()
 

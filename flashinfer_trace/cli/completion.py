@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class
 
-from flashinfer_trace import dataset
-from flashinfer_trace.definition import InputError
+from flashinfer_trace.dataset import store
+from flashinfer_trace.format.definition import Definition, InputError
 
-__all__ = ["models", "names", "op_types", "register_bash_completion", "tags"]
+__all__ = ["models", "names", "op_types", "register_bash_completion", "tags", "words"]
 
 Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
@@ -22,16 +22,25 @@ def _completer(values: Callable[[], Iterable[str]]) -> Completer:
     def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
         try:
             return sorted({value for value in values() if value.startswith(incomplete)})
-        except (dataset.DatasetError, InputError, OSError):
+        except (store.DatasetError, InputError, OSError):
             return []
 
     return complete
 
 
-names = _completer(lambda: (path.stem for path in dataset.definition_paths()))
-op_types = _completer(lambda: (path.parent.name for path in dataset.definition_paths()))
-tags = _completer(lambda: (tag for definition in dataset.definitions() for tag in definition.tags))
-models = _completer(lambda: (path.stem for path in (dataset.find_root() / "models" / "needs").glob("*.json")))
+names = _completer(lambda: (path.stem for path in store.definition_paths()))
+op_types = _completer(lambda: (path.parent.name for path in store.definition_paths()))
+tags = _completer(lambda: (tag for definition in store.definitions() for tag in definition.tags))
+words = _completer(lambda: (value for one in store.definitions() for value in _words(one)))
+models = _completer(lambda: (path.stem for path in (store.find_root() / "models" / "needs").glob("*.json")))
+
+
+def _words(definition: Definition) -> Iterator[str]:
+    """What `find` takes that is worth completing."""
+    yield from (definition.name, definition.op_type)
+    yield from (
+        tag.replace(":", "=") if tag[:3] in ("tp:", "ep:") else tag.partition(":")[2] for tag in definition.tags
+    )
 
 
 class _ColonBashComplete(BashComplete):

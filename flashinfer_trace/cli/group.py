@@ -5,12 +5,16 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
 
-from flashinfer_trace.dataset import DatasetError
+from flashinfer_trace.dataset.store import DatasetError
 
 __all__ = [
     "FAILED",
@@ -21,6 +25,8 @@ __all__ = [
     "NotJudged",
     "echo_json",
     "echo_json_text",
+    "ended_by_signals",
+    "finite",
     "is_ours",
 ]
 
@@ -92,6 +98,24 @@ class CommandGroup(click.Group):
         return error
 
 
+@contextmanager
+def ended_by_signals() -> Iterator[Callable[[], int]]:
+    """Makes SIGTERM, as a limit of time sends it, an interrupt; yields what tells the exit status after one."""
+    came: list[int] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    here = threading.current_thread() is threading.main_thread()  # where Python handles signals
+    before = signal.signal(signal.SIGTERM, interrupt) if here else None
+    try:
+        yield lambda: 128 + came[0] if came else INTERRUPTED
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
 def _discard_output() -> None:
     """Drops what standard output cannot take, as on a full disk: Python would try again at its end, and say so."""
     try:
@@ -113,7 +137,7 @@ def is_ours(error: Exception) -> bool:
 
 def echo_json(document: object) -> None:
     """Prints the JSON of a command, in a form that every reader accepts: infinities and NaN become null."""
-    echo_json_text(json.dumps(_finite(document), indent=2, ensure_ascii=False, allow_nan=False))
+    echo_json_text(json.dumps(finite(document), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def echo_json_text(text: str) -> None:
@@ -122,9 +146,10 @@ def echo_json_text(text: str) -> None:
     click.echo(text)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The value with infinities and NaN as None, which every reader of JSON accepts."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and value - value != 0 else value

@@ -1,8 +1,9 @@
-"""flashinfer-trace validate and embed."""
+"""flashinfer-trace validate and sync."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -10,8 +11,9 @@ import click
 from flashinfer_trace.cli import completion
 from flashinfer_trace.cli.group import FAILED, echo_json, echo_json_text
 from flashinfer_trace.cli.options import counted, dataset_root, format_option, matching_names
+from flashinfer_trace.dataset import store
 
-__all__ = ["embed", "validate"]
+__all__ = ["sync", "validate"]
 
 #: Directories of JSON files that are neither Definitions nor evidence, what they have, and what checks it.
 OTHER_FILES = (
@@ -29,7 +31,7 @@ def validate(paths: tuple[Path, ...], release: bool, output_format: str) -> None
 
     Exit status: 0 clean, 1 problems, 2 wrong usage, 130 interrupted.
     """
-    from flashinfer_trace.validation import format_json, format_text, validate_paths
+    from flashinfer_trace.dataset.validation import Result, format_json, format_text, validate_paths
 
     root = dataset_root()
     missing = [path for path in paths if not path.exists() and not path.is_symlink()]
@@ -37,7 +39,11 @@ def validate(paths: tuple[Path, ...], release: bool, output_format: str) -> None
         raise click.UsageError(f"no such file or directory: {missing[0]}")
     for path in paths:
         _refuse_other_files(path, root)
-    result = validate_paths(list(paths) or [root], root, release=release)
+    own = {one: [path for path in paths if store.root_of(path) == one] for one in store.find_roots()}
+    results = [
+        validate_paths(chosen or [one], one, release=release) for one, chosen in own.items() if chosen or not paths
+    ]
+    result = Result(sum(one.checked for one in results), [problem for one in results for problem in one.problems])
     if output_format == "json":
         echo_json_text(format_json(result))
     else:
@@ -64,26 +70,46 @@ def _refuse_other_files(path: Path, root: Path) -> None:
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[NAME|GLOB]...", shell_complete=completion.names)
-@click.option("--check", is_flag=True, help="Change nothing; exit 1 if a Definition is out of date.")
+@click.argument("names", nargs=-1, metavar="[NAME|GLOB|FILE]...", shell_complete=completion.names)
+@click.option("--check", is_flag=True, help="Change nothing; exit 1 if a file is out of date.")
 @format_option
-def embed(names: tuple[str, ...], check: bool, output_format: str) -> None:
-    """Bring Definitions (names or globs; default: all) in line with reference/, evidence/ and models/.
+def sync(names: tuple[str, ...], check: bool, output_format: str) -> None:
+    """Bring everything that is derived and committed up to date, in one pass.
 
-    Writes each family's reference into its Definitions, sets status:verified where evidence/ proves exactly that
-    reference, status:unverified elsewhere, and the other tags as they follow from models/.
+    In a checkout, these are first the data files that follow from models/ and traces/. Then come the
+    Definitions (names, globs or changed files; default: all): the reference of their family, status:verified where
+    evidence/ proves exactly that reference and status:unverified elsewhere, and all other tags.
 
-    Exit status: 0 done, 1 a file cannot be embedded or, with --check, is out of date, 2 wrong usage, 130 interrupted.
+    Exit status: 0 done, 1 a file cannot be brought up to date or, with --check, is out of date, 2 wrong usage,
+    130 interrupted.
     """
-    from flashinfer_trace.embedding import embed_all
+    from flashinfer_trace.dataset.sync import sync as bring_up_to_date
 
     root = dataset_root()
-    changed = embed_all(root, write=not check, names=matching_names(names, root) if names else ())
+    changed: list[tuple[Path, str]] = []
+    chosen = _chosen(names)
+    for one in store.find_roots():
+        own = [path.stem for path in store.definition_paths(one) if path.stem in chosen]
+        if own or not chosen:
+            changed += bring_up_to_date(one, write=not check, names=own)
     if output_format == "json":
-        files = [{"file": path.relative_to(root).as_posix(), "change": what} for path, what in changed]
+        files = [{"file": path.relative_to(store.root_of(path)).as_posix(), "change": what} for path, what in changed]
         echo_json({"root": str(root), "written": not check, "changed": files})
     else:
         for path, what in changed:
-            click.echo(f"{path}: {what} {'is out of date; run `flashinfer-trace embed`' if check else 'updated'}")
-        click.echo(f"{counted(len(changed), 'Definition')} {'out of date' if check else 'updated'}; dataset: {root}")
+            state = f"is out of date; run `flashinfer-trace {' '.join(['sync', *names])}`" if check else "updated"
+            click.echo(f"{path}: {what} {state}")
+        click.echo(f"{counted(len(changed), 'file')} {'out of date' if check else 'updated'}; dataset: {root}")
     sys.exit(FAILED if check and changed else 0)
+
+
+def _chosen(names: Sequence[str]) -> list[str]:
+    """The Definitions that names, globs and files stand for; none stands for all."""
+    from flashinfer_trace.dataset.sync import names_of_files
+
+    files = [Path(name) for name in names if "/" in name]
+    of_files = [name for root in store.find_roots() for name in names_of_files(root, files)]
+    if files and not of_files:
+        return []
+    patterns = [name for name in names if "/" not in name]
+    return [*of_files, *(matching_names(patterns) if patterns else ())]

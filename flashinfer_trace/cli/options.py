@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from flashinfer_trace import dataset
-from flashinfer_trace.requested import LARGEST_SEED
+from flashinfer_trace.dataset import store
+from flashinfer_trace.judging.user_inputs import LARGEST_SEED
 
 if TYPE_CHECKING:
-    from flashinfer_trace.definition import Definition
-    from flashinfer_trace.traffic import Workload
+    from flashinfer_trace.format.definition import Definition
+    from flashinfer_trace.judging.traffic import Workload
 
 __all__ = [
     "CPU_JOBS",
@@ -30,6 +30,7 @@ __all__ = [
     "dataset_root",
     "format_option",
     "matching_names",
+    "text_row",
     "text_table",
     "usual_jobs",
 ]
@@ -63,16 +64,16 @@ format_option = click.option(
 
 def dataset_root() -> Path:
     """The dataset root that a command reads. Warns if the code, or the current checkout, is in another place."""
-    root = dataset.find_root()
+    root = store.find_root()
     code = root / "flashinfer_trace"
-    checkout = dataset.enclosing_checkout()
-    if (code / "__init__.py").is_file() and code.resolve() != dataset.PACKAGE:
+    checkout = store.enclosing_checkout()
+    if (code / "__init__.py").is_file() and code.resolve() != store.PACKAGE:
         click.echo(
-            f"warning: the dataset is {root}, but the code (family records, rules) is {dataset.PACKAGE}; "
+            f"warning: the dataset is {root}, but the code (family records, rules) is {store.PACKAGE}; "
             f"to use the code there too: pip install -e {root}",
             err=True,
         )
-    elif checkout is not None and root == dataset.PACKAGE / "data":
+    elif checkout is not None and root == store.PACKAGE / "data":
         click.echo(
             f"warning: the dataset is the installed copy, {root}, not the checkout {checkout}; "
             f"to use the checkout: pip install -e {checkout}",
@@ -81,22 +82,23 @@ def dataset_root() -> Path:
     return root
 
 
-def matching_names(patterns: Sequence[str], root: Path) -> list[str]:
+def matching_names(patterns: Sequence[str]) -> list[str]:
     """Names of the Definitions that match the patterns, or all names; a pattern without a match is a usage error."""
-    stems = [path.stem for path in dataset.definition_paths(root)]
+    stems = [path.stem for path in store.definition_paths()]
     chosen: list[str] = []
     for pattern in patterns:
         matches = fnmatch.filter(stems, pattern)
         if not matches:
-            hint = dataset.closest(pattern, stems) or "`flashinfer-trace list` shows all names"
-            raise click.UsageError(f"no Definition matches {pattern!r} in {root / 'definitions'}; {hint}")
+            hint = store.closest(pattern, stems) or "`flashinfer-trace list` shows all names"
+            places = ", ".join(str(root / "definitions") for root in store.find_roots())
+            raise click.UsageError(f"no Definition matches {pattern!r} in {places}; {hint}")
         chosen += matches
     return list(dict.fromkeys(chosen)) if patterns else stems
 
 
 def chosen_workloads(definition: Definition, names: Sequence[str], option: str) -> list[Workload]:
     """The workloads of a Definition with these names; another name is a usage error of `option`."""
-    from flashinfer_trace.traffic import workloads
+    from flashinfer_trace.judging.traffic import workloads
 
     every = {one.name: one for one in workloads(definition)}
     unknown = [name for name in names if name not in every]
@@ -130,11 +132,13 @@ def text_table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
         right: indices of the right-aligned columns.
     """
     widths = [max(len(click.unstyle(cell)) for cell in column) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        padded = []
-        for index, (cell, width) in enumerate(zip(row, widths, strict=True)):
-            space = " " * (width - len(click.unstyle(cell)))
-            padded.append(space + cell if index in right else cell + space)
-        lines.append("  ".join(padded).rstrip())
-    return "\n".join(lines)
+    return "\n".join(text_row(row, widths, right) for row in rows)
+
+
+def text_row(cells: Sequence[str], widths: Sequence[int], right: Sequence[int] = ()) -> str:
+    """A row of `text_table` with columns of these widths."""
+    padded = []
+    for index, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+        space = " " * (width - len(click.unstyle(cell)))
+        padded.append(space + cell if index in right else cell + space)
+    return "  ".join(padded).rstrip()

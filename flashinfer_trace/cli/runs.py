@@ -1,36 +1,43 @@
-"""Runs the tasks of `verify`. Imports torch."""
+"""Runs the tasks of `verify`: in this process, or as batches that travel to others. Imports torch."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
+import torch
 
 from flashinfer_trace.cli.options import ORACLE_EXAMPLES
-from flashinfer_trace.cli.reports import error_line
-from flashinfer_trace.cli.tasks import Task
-from flashinfer_trace.definition import InputError
-from flashinfer_trace.harness.evidence import record as record_evidence
+from flashinfer_trace.cli.tasks import Task, error_line
+from flashinfer_trace.dataset.evidence import DRAWN_CASES
+from flashinfer_trace.dataset.store import find_root
+from flashinfer_trace.families import family_of
+from flashinfer_trace.format.definition import Definition, InputError
+from flashinfer_trace.harness.evidence import add, entry_of
 from flashinfer_trace.harness.inputs import Draws
-from flashinfer_trace.harness.real_size import has_real_size
-from flashinfer_trace.harness.twins import Twins
+from flashinfer_trace.harness.twins import Twins, has_real_size
 from flashinfer_trace.harness.verify import Job, Report, verify_together
-from flashinfer_trace.isolation.worker import ReferenceWorker
-from flashinfer_trace.ledger import DRAWN_CASES
-from flashinfer_trace.requested import explained
+from flashinfer_trace.judging.user_inputs import explained
+from flashinfer_trace.sandbox.fork_server import available
+from flashinfer_trace.sandbox.worker import ReferenceWorker
 
-__all__ = ["Settings", "batches", "by_family", "provable", "run_batch", "run_tasks"]
+__all__ = ["Answer", "Batch", "Settings", "batches", "by_family", "recorded", "reference_process", "run_tasks"]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of a run that apply to all of its tasks."""
+    """The options of a run that apply to all of its tasks.
+
+    Attributes:
+        evidence: where evidence is recorded; relative to the root of each Definition. None if it is not.
+    """
 
     device: str
     examples: int | None
@@ -42,8 +49,64 @@ class Settings:
     worker: ReferenceWorker | None
 
 
-def run_tasks(tasks: Sequence[Task], settings: Settings, advance: Callable[[str, bool], None]) -> Iterator[Report]:
-    """Yields the report of each task, those of one family together: a worker process serves one reference.
+#: A task's report, and its evidence if some was asked for and it proves something.
+Answer = tuple[Report, Mapping[str, Any] | None]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Tasks of one Definition as they go to a process, here or on a cluster: functions of kernels do not travel.
+
+    Attributes:
+        targets: of each task, its target, and why it is broken or stale (see `Task`).
+    """
+
+    definition: Definition
+    targets: tuple[tuple[str, str, str], ...]
+    settings: Settings
+
+    @classmethod
+    def of(cls, tasks: Sequence[Task], settings: Settings) -> Batch:
+        """The tasks; the worker that runs references does not travel."""
+        targets = tuple((task.target, task.broken, task.stale) for task in tasks)
+        return cls(tasks[0].definition, targets, replace(settings, worker=None))
+
+    def tasks(self) -> list[Task]:
+        """The tasks as they were. Where this machine lacks the dataset they came from, its own names the families."""
+        root = self.definition.root
+        definition = self.definition if root is None or root.is_dir() else replace(self.definition, root=None)
+        if any(broken for _, broken, _ in self.targets):
+            return [Task(definition, None, target, broken=broken) for target, broken, _ in self.targets]
+        family = family_of(definition)
+        kernels = {kernel.label: kernel for kernel in family.kernels_of(definition)}
+        return [
+            Task(definition, family, target, None if target == "oracle" else kernels[target], stale=stale)
+            for target, _, stale in self.targets
+        ]
+
+    def run(self) -> list[Answer]:
+        """The answers of this process, in the order of the tasks."""
+        settings = self.settings
+        if settings.device == "cpu" and not settings.full:
+            torch.set_num_threads(1)
+            settings = replace(settings, worker=reference_process())
+        return run_batch(self.tasks(), settings, _twins())
+
+
+@functools.cache
+def reference_process() -> ReferenceWorker | None:
+    """Where this process runs references; None where the platform cannot isolate them."""
+    return ReferenceWorker() if available() else None
+
+
+@functools.cache
+def _twins() -> Twins:
+    """The small twins that this process has verified."""
+    return Twins()
+
+
+def run_tasks(tasks: Sequence[Task], settings: Settings) -> Iterator[Report]:
+    """Yields the report of each task as it comes, those of one family together: a worker serves one reference.
 
     A report includes errors of a record, a reference or a kernel; they are not raised. Successive kernels of one
     Definition are verified together. There is no limit of time here: a kernel that hangs stops the run. In several
@@ -56,13 +119,21 @@ def run_tasks(tasks: Sequence[Task], settings: Settings, advance: Callable[[str,
     twins = Twins()
     with _lost_interrupts() as interrupted:
         for batch in itertools.chain.from_iterable(by_family(tasks)):
-            targets = ", ".join(task.target for task in batch)
-            advance(f"{batch[0].definition.name} ({targets})", False)
-            for task, report in zip(batch, run_batch(batch, settings, twins), strict=True):
-                advance("", True)
-                yield _recorded(task, settings, report)
+            for report in recorded(run_batch(batch, settings, twins), batch, settings):
+                yield report
                 if interrupted():
                     raise KeyboardInterrupt
+
+
+def recorded(answers: Sequence[Answer], tasks: Sequence[Task], settings: Settings) -> Iterator[Report]:
+    """The reports, whose evidence is recorded at once; a failed one for what could not be."""
+    for task, (report, entry) in zip(tasks, answers, strict=True):
+        if settings.evidence and entry is not None:
+            try:
+                add((task.definition.root or find_root()) / settings.evidence, task.definition, dict(entry))
+            except Exception as error:
+                report = _broken(task, settings, error)
+        yield report
 
 
 def batches(tasks: Sequence[Task]) -> Iterator[list[Task]]:
@@ -80,8 +151,8 @@ def by_family(tasks: Sequence[Task]) -> list[list[list[Task]]]:
     return sorted(families.values(), key=len, reverse=True)
 
 
-def run_batch(batch: Sequence[Task], settings: Settings, twins: Twins) -> list[Report]:
-    """The reports of tasks that belong together, in their order; nothing is recorded."""
+def run_batch(batch: Sequence[Task], settings: Settings, twins: Twins) -> list[Answer]:
+    """The answers to tasks that belong together, in their order."""
     possible = {task.target: task.impossible(settings.device) for task in batch}
     run = [task for task in batch if possible[task.target] is None]
     try:
@@ -90,7 +161,18 @@ def run_batch(batch: Sequence[Task], settings: Settings, twins: Twins) -> list[R
         raise
     except Exception as error:
         found = {task.target: _broken(task, settings, error) for task in run}
-    return [possible[task.target] or _stale(task, found[task.target]) for task in batch]
+    return [_answer(task, possible[task.target] or _stale(task, found[task.target]), settings) for task in batch]
+
+
+def _answer(task: Task, report: Report, settings: Settings) -> Answer:
+    """The report and what it proves: with --record, of a kernel that passed on drawn cases."""
+    drawn = settings.plan is None and settings.axes is None
+    if settings.evidence and drawn and task.kernel is not None and report.status == "passed":
+        try:
+            return report, entry_of(task.definition, task.kernel, report)
+        except Exception as error:
+            return _broken(task, settings, error), None
+    return report, None
 
 
 def _broken(task: Task, settings: Settings, error: Exception) -> Report:
@@ -126,22 +208,6 @@ def _stale(task: Task, report: Report) -> Report:
         return report
     status = "stale" if report.status == "passed" else report.status
     return replace(report, status=status, message="\n  ".join(filter(None, [report.message, task.stale])))
-
-
-def provable(task: Task, settings: Settings, report: Report) -> bool:
-    """Whether a report is to be recorded: --record, and a kernel that passed on drawn cases."""
-    wanted = settings.evidence is not None and settings.plan is settings.axes is None
-    return wanted and task.kernel is not None and report.status == "passed"
-
-
-def _recorded(task: Task, settings: Settings, report: Report) -> Report:
-    """The report; a failed one if it proves something that cannot be recorded."""
-    if settings.evidence and task.kernel and provable(task, settings, report):
-        try:
-            record_evidence(settings.evidence, task.definition, task.kernel, report)
-        except Exception as error:
-            return _broken(task, settings, error)
-    return report
 
 
 def _plan(job: Job, settings: Settings) -> dict[str, Any] | None:

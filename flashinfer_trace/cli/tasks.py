@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +12,17 @@ from pathlib import Path
 import click
 import torch
 
-from flashinfer_trace.cli.reports import error_line
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.embedding import outdated_reference
+from flashinfer_trace import families
+from flashinfer_trace.cli.group import is_ours
+from flashinfer_trace.dataset import store
+from flashinfer_trace.dataset.sync import outdated_reference
 from flashinfer_trace.families import family_of
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Kernel
 from flashinfer_trace.harness.verify import Report
-from flashinfer_trace.kernel_names import kernels_named, no_kernel_named
+from flashinfer_trace.kernels.names import kernels_named, no_kernel_named
 
-__all__ = ["Task", "find_tasks", "refusals"]
+__all__ = ["Task", "error_line", "error_place", "find_tasks", "refusals", "unfinished"]
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,7 @@ class Task:
             reason: str | None = "kernels need --device cuda"
         else:
             reason = self.kernel.unavailable(torch.cuda.get_device_capability(device))
-        if self.kernel.optional:
-            reason = reason or self.kernel.missing()
+        reason = reason or self.kernel.known.skipped()
         if reason is None:
             return None
         report.status, report.message = "skipped", reason
@@ -79,7 +81,7 @@ def find_tasks(definitions: Sequence[Definition], root: Path, against: str, kern
     if kernel_label and not tasks:
         kernels = [kernel for each in definitions for kernel in family_of(each).kernels_of(each)]
         who = f"{definitions[0].name} has" if len(definitions) == 1 else "the chosen Definitions have"
-        raise click.UsageError(no_kernel_named(kernel_label, who, kernels, root, definitions))
+        raise click.UsageError(no_kernel_named(kernel_label, who, kernels, definitions))
     return tasks
 
 
@@ -87,7 +89,7 @@ def _tasks_of(definition: Definition, root: Path, against: str, kernel_label: st
     target = kernel_label or ("kernel" if against == "kernel" else "oracle")
     try:
         family = family_of(definition)
-        broken, stale = unfinished(family), outdated_reference(root, definition) or ""
+        broken, stale = unfinished(family), outdated_reference(definition.root or root, definition) or ""
     except Exception as error:  # a family module is Python code of contributors
         return [Task(definition, None, target, broken=error_line(error, definition))]
     if broken:
@@ -98,7 +100,7 @@ def _tasks_of(definition: Definition, root: Path, against: str, kernel_label: st
     if against in ("kernel", "all"):
         kernels: Sequence[Kernel] = family.kernels_of(definition)
         if kernel_label is not None:
-            kernels = kernels_named(kernel_label, kernels, root)
+            kernels = kernels_named(kernel_label, kernels)
         tasks += [Task(definition, family, kernel.label, kernel, stale=stale) for kernel in kernels]
     return tasks
 
@@ -132,7 +134,32 @@ def _first_todo(path: Path) -> str:
 
 
 def _source_files(family: Family) -> Iterator[Path]:
-    for function in (family.plans, family.plan_for_axes, family.make_inputs, family.oracle):
+    for function in (family.make_inputs, family.oracle):
         code = getattr(inspect.unwrap(getattr(function, "func", function)), "__code__", None)
         if code is not None:
             yield Path(code.co_filename)
+
+
+def error_line(error: Exception, definition: Definition) -> str:
+    """One line for an error outside a case: the file, what is wrong and the fix, instead of a traceback."""
+    text = error_place(error)
+    if is_ours(error):
+        return f"{definition.path}: {text}" if text.startswith(f"{definition.name}:") else text
+    return f"{text}; correct it, then run `flashinfer-trace verify {definition.name}` again"
+
+
+def error_place(error: Exception) -> str:
+    """File, line and message of an error, in one line; only the message of an error of this package."""
+    text = " ".join(str(error).split())
+    if is_ours(error):
+        return text
+    if isinstance(error, SyntaxError) and error.filename:
+        place, text = f"{error.filename}:{error.lineno}", error.msg
+    else:
+        # The innermost line in the records, which contributors write; else in the package; else anywhere.
+        frames = traceback.extract_tb(error.__traceback__)[::-1]
+        records = [frame for frame in frames if any(map(Path(frame.filename).is_relative_to, families.__path__))]
+        ours = [frame for frame in frames if Path(frame.filename).is_relative_to(store.PACKAGE)]
+        frame = (records or ours or frames)[0]
+        place = f"{frame.filename}:{frame.lineno}"
+    return f"{place}: {type(error).__name__}: {text}"

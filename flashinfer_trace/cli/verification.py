@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from flashinfer_trace import dataset
 from flashinfer_trace.cli import completion
-from flashinfer_trace.cli.group import FAILED, INTERRUPTED, NOTHING_VERIFIED
+from flashinfer_trace.cli.group import FAILED, NOTHING_VERIFIED, ended_by_signals
 from flashinfer_trace.cli.options import (
     CPU_JOBS,
     GPU_JOBS,
@@ -26,16 +25,17 @@ from flashinfer_trace.cli.options import (
     matching_names,
     usual_jobs,
 )
-from flashinfer_trace.ledger import DRAWN_CASES, REQUIRED_CASES, SEED
-from flashinfer_trace.ledger_entry import MOST_DRAWN
-from flashinfer_trace.requested import LARGEST_SIZE
+from flashinfer_trace.dataset import store
+from flashinfer_trace.dataset.evidence import DRAWN_CASES, REQUIRED_CASES, SEED
+from flashinfer_trace.dataset.evidence_run import MOST_DRAWN
+from flashinfer_trace.judging.user_inputs import LARGEST_SIZE
 
 if TYPE_CHECKING:
     from flashinfer_trace.cli.runs import Settings
     from flashinfer_trace.cli.tasks import Task
     from flashinfer_trace.harness.verify import Report
 
-__all__ = ["check_device", "missing_packages", "parse_axes", "progress", "verify"]
+__all__ = ["check_device", "missing_packages", "parse_axes", "verify"]
 
 
 def _parse_plan(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, Any] | None:
@@ -129,13 +129,14 @@ def verify(
     """Prove references against their float64 oracles and the real kernels.
 
     NAME is a Definition or a glob (default: the whole dataset). A Definition whose embedded reference is older than its
-    source in reference/ is stale, which counts as a failure: `flashinfer-trace embed NAME` writes the new one.
+    source in reference/ is stale, which counts as a failure: `flashinfer-trace sync NAME` writes the new one.
 
     On a CPU, most cases are those of a small twin of the Definition, and a few have its own sizes. If its inputs are
     too large for these, a line below the table says so (in JSON, only_twin): only --device cuda runs it at its own.
 
     Exit status: 0 nothing failed and something passed, 1 a failure, 2 wrong usage, 3 nothing was verified because
-    everything was skipped or there is no kernel, 130 interrupted (the finished results are printed and recorded).
+    everything was skipped or there is no kernel, 130 interrupted, 143 terminated. Each result is printed, and recorded,
+    as soon as it is there, also if something ends the run later.
     """
     fixed = axes is not None or plan is not None
     if axes is not None and plan is not None:
@@ -147,11 +148,11 @@ def verify(
     if (jobs or 1) > 1 and (cluster or fixed):
         raise click.UsageError("--jobs is for whole runs on this machine; leave out --cluster, --axes and --plan")
     root = dataset_root()
-    paths = matching_names(names, root)
+    paths = matching_names(names)
     with missing_packages():
         import torch
 
-        from flashinfer_trace.isolation.worker import reference_worker
+        from flashinfer_trace.sandbox.worker import reference_worker
     check_device(device, torch, bool(cluster))
     if jobs is None:
         gpus = torch.cuda.device_count() if device == "cuda" else int(device != "cpu")
@@ -169,44 +170,48 @@ def verify(
     # Before harness and families are imported, because a fork of this process must not contain the oracles.
     with nullcontext() if cluster or jobs > 1 else reference_worker(device, full) as worker:
         with missing_packages():
-            from flashinfer_trace.cli.reports import print_reports
+            from flashinfer_trace.cli.reports import Printer
             from flashinfer_trace.cli.runs import Settings
             from flashinfer_trace.cli.tasks import find_tasks, refusals
-        chosen = [dataset.load(name, root) for name in paths]
+        chosen = [store.load(name) for name in paths]
         tasks = find_tasks(chosen, root, "kernel" if kernel_label else against, kernel_label)
         _warn_of_stale(tasks)
-        evidence = (evidence or root / "evidence") if record else None
+        evidence = (evidence.absolute() if evidence else Path("evidence")) if record else None
         settings = Settings(device, examples, seed, axes, plan, full, evidence, worker)
-        reports: list[Report] = []
-        status = 0
-        try:
-            with progress(len(tasks), output_format) as advance:
-                for report in _reports(tasks, settings, cluster, jobs, advance):
-                    reports.append(report)
-        except KeyboardInterrupt:
-            click.echo(f"\ninterrupted: {len(reports)} of {counted(len(tasks), 'run')} finished", err=True)
-            status = INTERRUPTED
-    order = {(task.definition.name, task.target): number for number, task in enumerate(tasks)}
-    reports.sort(key=lambda report: order[report.definition, report.target])
-    print_reports(reports, root, output_format)
+        printer, status = Printer([(task.definition.name, task.target) for task in tasks], output_format), 0
+        reports = printer.reports
+        with ended_by_signals() as ended:
+            try:
+                with closing(_reports(tasks, settings, cluster, jobs)) as coming:
+                    for report in coming:
+                        printer.add(report)
+            except click.ClickException:
+                if reports:  # what was found before the error is a whole list, or table
+                    printer.finish(root)
+                raise
+            except KeyboardInterrupt:
+                click.echo(f"\ninterrupted: {len(reports)} of {counted(len(tasks), 'run')} finished", err=True)
+                status = ended()
+    printer.finish(root)
     sys.exit(status or _exit_status(reports, () if reports else refusals(chosen)))
 
 
 def _reports(
-    tasks: Sequence[Task], settings: Settings, cluster: str | None, jobs: int, advance: Callable[[str, bool], None]
-) -> Iterator[Report]:
+    tasks: Sequence[Task], settings: Settings, cluster: str | None, jobs: int
+) -> Generator[Report, None, None]:
     """The reports as they come: from this process, others of this machine, or a cluster."""
     if jobs > 1:
         from flashinfer_trace.cli.processes import run_in_processes
 
-        return run_in_processes(tasks, settings, jobs, advance)
-    if cluster is None:
+        yield from run_in_processes(tasks, settings, jobs)
+    elif cluster is None:
         from flashinfer_trace.cli.runs import run_tasks
 
-        return run_tasks(tasks, settings, advance)
-    with missing_packages("cluster"):
-        from flashinfer_trace.cli.cluster import run_on_cluster
-    return run_on_cluster(tasks, settings, cluster, advance)
+        yield from run_tasks(tasks, settings)
+    else:
+        with missing_packages("cluster"):
+            from flashinfer_trace.cli.cluster import run_on_cluster
+        yield from run_on_cluster(tasks, settings, cluster)
 
 
 @contextmanager
@@ -259,16 +264,3 @@ def check_device(device: str, torch: Any, elsewhere: bool = False) -> str:
     if parsed.type == "cuda" and (parsed.index or 0) >= torch.cuda.device_count():
         raise click.UsageError(f"--device {device}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")
     return name
-
-
-@contextmanager
-def progress(total: int, output_format: str) -> Iterator[Callable[[str, bool], None]]:
-    """Shows a progress bar on standard error if that is a terminal; prints nothing otherwise."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    hidden = output_format == "json" or not sys.stderr.isatty()
-    with Progress(*columns, console=Console(stderr=True), disable=hidden) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda label, done: progress.update(task, description=label, advance=int(done))

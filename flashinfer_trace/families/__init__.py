@@ -1,4 +1,8 @@
-"""Harness records, one module per op_type. Imported only by code that verifies references or makes inputs."""
+"""Harness records, one module per op_type. Imported only by code that verifies references or makes inputs.
+
+Other packages add families, and further kernels of known ones, through entry points
+(`flashinfer_trace.kernels.private`).
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,14 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType
 
-from flashinfer_trace.dataset import find_root
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.family import Family, FamilyError
-from flashinfer_trace.naming import family_name, load_naming
+from flashinfer_trace.dataset.store import find_root
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.format.naming import family_name, load_naming
+from flashinfer_trace.harness.family import Family, FamilyError, Kernel
+from flashinfer_trace.kernels import private
 
 __all__ = ["FamilyError", "all_families", "families_of_op_type", "family_of", "module_of"]
 
@@ -26,7 +32,26 @@ def families_of_op_type(op_type: str) -> dict[str, Family]:
 
     Raises:
         FamilyError: a module has no tuple ``FAMILIES`` of records of its op_type, or two records have the same name.
+        PrivateKernelsError: an entry point cannot be used.
     """
+    records = _own_families(op_type)
+    for where, family in private.families():
+        if not isinstance(family, Family):
+            raise FamilyError(f"{where}: FAMILIES has {family!r}, which is not a Family record")
+        if family.op_type == op_type and records.setdefault(family.name, family) is not family:
+            raise FamilyError(f"{where}: FAMILIES has the record {family.name}, a name that is taken")
+    for where, name, kernel in private.kernels():
+        if name in records:
+            if not isinstance(kernel, Kernel):
+                raise FamilyError(f"{where}: KERNELS has {kernel!r} for {name}, which is not a Kernel")
+            if kernel.label in (one.label for one in records[name].kernels):
+                raise FamilyError(f"{where}: the family {name} already has the kernel {kernel.label}")
+            records[name] = replace(records[name], kernels=(*records[name].kernels, kernel))
+    return records
+
+
+def _own_families(op_type: str) -> dict[str, Family]:
+    """Those of this package."""
     own = f"{__name__}.{op_type}"
     try:
         module = importlib.import_module(own)
@@ -92,10 +117,13 @@ def all_families() -> list[Family]:
     """Every record, in order of op_type and name; an entry of schema/naming.json without one is an error.
 
     Raises:
-        FamilyError: an entry has no record.
+        FamilyError: an entry has no record, or another package has kernels of an unknown family.
     """
-    records = []
-    for name, entry in load_naming(find_root()).families.items():
+    records, entries = [], load_naming(find_root()).families
+    for where, name, _ in private.kernels():
+        if name not in entries:
+            raise FamilyError(f"{where}: KERNELS names the family {name}, which schema/naming.json lacks")
+    for name, entry in entries.items():
         family = families_of_op_type(entry.op_type).get(name)
         if family is None:
             raise FamilyError(f"family {name}: {__name__}.{entry.op_type} has no record of it")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
-from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.compare import ErrorBound, Expected, Policy, rounding_error, unit_roundoff
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs, Plan, PlanRequest
-from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
-from flashinfer_trace.harness.many_rows import BEYOND_1024
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs, Plan
+from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws
+from flashinfer_trace.harness.plans import Count, RowPlans
+from flashinfer_trace.verdict.compare import ErrorBound, Expected, Policy, rounding_error, unit_roundoff
 
 U = unit_roundoff(torch.float32)
 
@@ -23,25 +22,12 @@ KINDS = (*VALUE_KINDS, "saturated")
 FLUSHED = 2.0**126
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    return st.fixed_dictionaries(
-        {
-            "num_tokens": sizes(*request.range("num_tokens", 0, 40, 2048)),
-            "values": st.sampled_from(KINDS),
-            "zero_half": st.sampled_from(("neither", "neither", "gate", "up")),
-        }
-    )
-
-
-def corners(request: PlanRequest) -> list[Plan]:
-    """A single row; gates at which a sigmoid saturates, and products beyond either end of float16's range."""
-    low, high = request.range("num_tokens", 0, 40, 2048)
-    plan = {"num_tokens": max(low, min(3, high)), "values": "normal", "zero_half": "neither"}
-    return [{**plan, "num_tokens": 1}, *({**plan, "values": kind} for kind in ("saturated", "huge", "minute"))]
-
-
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    return {"num_tokens": axes.get("num_tokens", 8), "values": "normal", "zero_half": "neither"}
+#: The corners are a single row, gates at which a sigmoid saturates, and products beyond either end of float16's range.
+PLAN = RowPlans(
+    {"num_tokens": Count(40, 2048)},
+    {"values": KINDS, "zero_half": ("neither", "neither", "gate", "up")},
+    special=[{"num_tokens": 1}, *({"values": kind} for kind in ("saturated", "huge", "minute"))],
+)
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -209,52 +195,27 @@ def jit_activation(name: str) -> KernelCall:
     return run
 
 
-def whole_vectors(definition: Definition) -> str | None:
-    """The kernels load 16 bytes at a time and misalign the second half of a row otherwise, which ends the process."""
-    return None if definition.const_axes["intermediate_size"] % 8 == 0 else "needs intermediate_size divisible by 8"
-
-
 # No kernel launches for zero rows: an empty grid is an error in CUDA.
 LAUNCHABLE = {"num_tokens": (1, 1 << 20)}
-JIT = "sglang.jit_kernel.activation"
 
 
 def gated_family(
     name: str, oracle: Callable[[Definition, Inputs], dict[str, Expected]], reference: Policy, kernel: Policy
 ) -> Family:
     kernels = (
-        (f"flashinfer.activation.{name}", "flashinfer-python", flashinfer_activation(name)),
-        (f"torch.ops.sgl_kernel.{name}", "sglang-kernel", sgl_activation(name)),
+        (f"flashinfer.activation.{name}", flashinfer_activation(name)),
+        (f"torch.ops.sgl_kernel.{name}", sgl_activation(name)),
+        (f"sglang.jit_kernel.activation.{name}", jit_activation(name)),
     )
     return Family(
         name=name,
         op_type="activation",
         twin={"intermediate_size": 48, "gate_up_size": 96},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=make_inputs,
-        many_rows=BEYOND_1024,
         oracle=oracle,
         compare={"output": reference},
-        kernels=(
-            *(
-                Kernel(path, library, call, limits=LAUNCHABLE, supports=whole_vectors, compare={"output": kernel})
-                for path, library, call in kernels
-            ),
-            Kernel(
-                f"{JIT}.{name}",
-                "sglang",
-                jit_activation(name),
-                min_capability=(8, 0),
-                max_capability=(9, 0),
-                limits=LAUNCHABLE,
-                supports=whole_vectors,
-                compare={"output": kernel},
-                modules=(JIT,),
-                optional=True,
-            ),
-        ),
+        kernels=tuple(Kernel(path, call, limits=LAUNCHABLE, compare={"output": kernel}) for path, call in kernels),
     )
 
 

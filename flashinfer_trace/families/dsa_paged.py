@@ -6,14 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention.cases import (
     LOGIT_KINDS,
     SCALES,
     add_peaks,
-    any_scale,
     give_signs,
     query_scale,
     softmax_scale,
@@ -25,9 +22,11 @@ from flashinfer_trace.families.attention.paged import UNUSED_KINDS, spoil_unused
 from flashinfer_trace.families.attention.policies import LSE, OUTPUT, Rounding, kernel_policies
 from flashinfer_trace.families.attention.tiles import Memory
 from flashinfer_trace.families.mla_paged.inputs import SCALED_DIM
-from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
-from flashinfer_trace.harness.inputs import Draws, sizes
+from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.plans import Count, RowPlans
+from flashinfer_trace.verdict.compare import Expected
 
 __all__ = ["FAMILIES"]
 
@@ -39,8 +38,8 @@ CHOICES = ("all", "any", "some", "one")
 NOTHING = (-1, -(2**30))
 #: Slots that the tokens of a corner choose, all together, up to which there are 300 of them.
 CHOSEN = 2**16
-#: Heads of one block of the kernel: SGLang pads them to this many. Chosen slots come in blocks, too.
-BLOCK_HEADS, BLOCK_SLOTS = 64, 128
+#: Heads of one block of the kernel: SGLang pads them to this many.
+BLOCK_HEADS = 64
 
 
 @dataclass(frozen=True)
@@ -51,21 +50,16 @@ class SparseOptions:
     any_negative: bool = True
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    options = request.options_of(SparseOptions)
-    choices = CHOICES if options.keyless else tuple(set(CHOICES) - {"some"})
-    least = max(1, request.limits.get("num_pages", (1, 0))[0])
-    plans: st.SearchStrategy[Plan] = st.fixed_dictionaries(
-        {
-            "num_tokens": sizes(*request.range("num_tokens", 0, 12, 100)),
-            "num_pages": st.integers(least, 200 if request.large else 12),
-            "choice": st.sampled_from(sorted(choices)),
-            "logits": st.sampled_from(LOGIT_KINDS),
-            "unused": st.sampled_from(UNUSED_KINDS),
-            "nothing": st.sampled_from(NOTHING if options.any_negative else NOTHING[:1]),
-        }
-    )
-    return any_scale(plans)
+def usual_pages(definition: Definition, axes: Mapping[str, int]) -> int:
+    return -(-2 * definition.const_axes["topk"] // definition.const_axes["page_size"])
+
+
+def choices_of(request: PlanRequest) -> list[str]:
+    return [kind for kind in CHOICES if kind != "some" or request.options_of(SparseOptions).keyless]
+
+
+def no_slots(request: PlanRequest) -> tuple[int, ...]:
+    return NOTHING if request.options_of(SparseOptions).any_negative else NOTHING[:1]
 
 
 def corners(request: PlanRequest) -> list[Plan]:
@@ -74,32 +68,31 @@ def corners(request: PlanRequest) -> list[Plan]:
     On a CPU also tokens that choose nothing, logits beyond float32's range, for which it is not known what kernels
     round, and more tokens than a block of a reference at the twin's sizes.
     """
-    options = request.options_of(SparseOptions)
-    tokens = max(70, min(300, CHOSEN // request.definition.const_axes["topk"]))
-    usual = {"num_tokens": tokens, "num_pages": 9, "choice": "any", "logits": "normal", "unused": "nan"}
-    usual["scale"] = SCALES[1]
-    usual["nothing"] = NOTHING[1] if options.any_negative else NOTHING[0]
-    few = {**usual, "num_tokens": 5, "scale": SCALES[0]}
+    few = {"choice": "any", "nothing": no_slots(request)[-1]}
     one = {**few, "num_tokens": 8, "choice": "one", "scale": SCALES[2]}
     beyond = {**few, "logits": "beyond_float16", "scale": SCALES[1]}
     if request.large:
         return [one, beyond]
-    without = [{**few, "choice": "some"}] if options.keyless else []
-    return [one, *without, {**few, "logits": "vast"}, usual, beyond]
+    without = [{**few, "choice": "some"}] if "some" in choices_of(request) else []
+    tokens = max(70, min(300, CHOSEN // request.definition.const_axes["topk"]))
+    return [one, *without, {**few, "logits": "vast"}, {**few, "num_tokens": tokens, "scale": SCALES[1]}, beyond]
 
 
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    count = axes.get("num_tokens", 8)
-    pages = axes.get("num_pages", -(-2 * definition.const_axes["topk"] // definition.const_axes["page_size"]))
-    return {
-        "num_tokens": count,
-        "num_pages": pages,
-        "choice": "all",
-        "logits": "normal",
-        "unused": "nan",
-        "nothing": -1,
-        "scale": SCALES[0],
-    }
+PLAN = RowPlans(
+    {
+        "num_tokens": Count(12, 100, corner=5),
+        "num_pages": Count(12, 200, least=1, usual=usual_pages, corner=9),
+    },
+    {
+        "choice": choices_of,
+        "logits": LOGIT_KINDS,
+        "unused": UNUSED_KINDS,
+        "nothing": no_slots,
+        "scale": SCALES,
+    },
+    special=corners,
+    many_rows=0,  # a corner has as many tokens as take less than a second
+)
 
 
 def chosen_slots(plan: Plan, slots: int, topk: int, draws: Draws) -> torch.Tensor:
@@ -185,37 +178,23 @@ def run_flash_mla(definition: Definition, inputs: Inputs, outputs: Outputs) -> O
     return {"output": found[0][:, :heads].contiguous(), "lse": found[2][:, :heads].contiguous()}
 
 
-def whole_blocks(definition: Definition) -> str | None:
-    return None if definition.const_axes["topk"] % BLOCK_SLOTS == 0 else f"needs topk of a multiple of {BLOCK_SLOTS}"
-
-
 FAMILIES = (
     Family(
         name="dsa_sparse_attention",
         op_type="dsa_paged",
         twin={"num_qo_heads": 4, "head_dim_ckv": 64, "head_dim_kpe": 16, "page_size": 2, "topk": 10},
-        plans=plans,
-        corners=corners,
-        many_rows=0,  # a corner has as many tokens as take less than a second
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=make_inputs,
         oracle=oracle,
         compare={"output": OUTPUT, "lse": LSE},
         kernels=(
             Kernel(
                 "sgl_kernel.flash_mla.flash_mla_sparse_fwd",
-                "sglang-kernel",
                 run_flash_mla,
-                min_capability=(9, 0),
-                max_capability=(9, 0),
                 limits={"num_tokens": (1, 1 << 20), "num_pages": (1, 1 << 30)},
                 plan_options=SparseOptions(keyless=False, any_negative=False),
-                const_axes={"head_dim_ckv": 512, "head_dim_kpe": 64},
-                supports=whole_blocks,
                 # Whether it sums weights before or after it rounds them is not known: the bound allows both.
                 compare=kernel_policies(Rounding(weights=True, sum=True, partial=0)),
-                modules=("sgl_kernel.flashmla_ops",),
-                optional=True,
             ),
         ),
         faults=(usual_scale(SCALED_DIM),),

@@ -6,15 +6,12 @@ rounds the products to bf16 again, before it attends to them as to a cache in bf
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families import dsa_paged
 from flashinfer_trace.families.attention.cases import (
     add_peaks,
@@ -25,14 +22,16 @@ from flashinfer_trace.families.attention.cases import (
     value_scale,
 )
 from flashinfer_trace.families.attention.oracle import any_chunks, expected_outputs
+from flashinfer_trace.families.attention.paged import UNUSED_KINDS
 from flashinfer_trace.families.attention.policies import LSE, OUTPUT, Rounding, kernel_policies
 from flashinfer_trace.families.attention.rounding import BFLOAT16, HIGHER_ORDERS, LOG2_E
 from flashinfer_trace.families.attention.tiles import Memory
 from flashinfer_trace.families.mla_paged.inputs import SCALED_DIM
 from flashinfer_trace.families.quantised import E4M3_MAX
-from flashinfer_trace.harness.compare import CONFIDENCE, ErrorBound, Expected, Policy, host_figures
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.verdict.compare import CONFIDENCE, ErrorBound, Expected, Policy, host_figures
 
 __all__ = ["FAMILIES"]
 
@@ -51,19 +50,12 @@ class RowOptions(dsa_paged.SparseOptions):
     first_slot: bool = True
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    return dsa_paged.plans(request).map(functools.partial(taken, request))
+def unused_kinds(request: PlanRequest) -> tuple[str, ...]:
+    """No NaN in slot 0 where the kernel may read it."""
+    return UNUSED_KINDS if request.options_of(RowOptions).first_slot else ("nan_but_first", *UNUSED_KINDS[1:])
 
 
-def corners(request: PlanRequest) -> list[Plan]:
-    return [taken(request, plan) for plan in dsa_paged.corners(request)]
-
-
-def taken(request: PlanRequest, plan: Plan) -> Plan:
-    """The plan, without NaN in slot 0 where the kernel may read it."""
-    if request.options_of(RowOptions).first_slot or plan["unused"] != "nan":
-        return plan
-    return {**plan, "unused": "nan_but_first"}
+PLAN = replace(dsa_paged.PLAN, choices={**dsa_paged.PLAN.choices, "unused": unused_kinds})
 
 
 def packed(ckv: torch.Tensor, kpe: torch.Tensor, groups: int) -> torch.Tensor:
@@ -260,29 +252,19 @@ FAMILIES = (
             "page_size": 2,
             "topk": 10,
         },
-        plans=plans,
-        corners=corners,
-        many_rows=0,  # see `dsa_paged`
-        plan_for_axes=dsa_paged.plan_for_axes,
+        plan=PLAN,
         make_inputs=make_inputs,
         oracle=oracle,
         compare={"output": OUTPUT, "lse": LSE},
         kernels=(
             Kernel(
                 "sgl_kernel.flash_mla.flash_mla_with_kvcache",
-                "sglang-kernel",
                 run_flash_mla,
                 variant="sparse, fp8 cache, with get_mla_metadata",
-                min_capability=(9, 0),
-                max_capability=(9, 0),
                 limits={"num_tokens": (1, 1 << 20), "num_pages": (1, 1 << 30)},
                 # Its source says that slot 0 is not read, an earlier one read it: nothing is lost by keeping NaN away.
                 plan_options=RowOptions(keyless=False, any_negative=False, first_slot=False),
-                const_axes={"head_dim_ckv": 512, "head_dim_kpe": 64, "num_groups": 4, "page_size": 64},
-                supports=dsa_paged.whole_blocks,
                 compare={name: with_dequantisation(policy) for name, policy in POLICIES.items()},
-                modules=("sgl_kernel.flashmla_ops",),
-                optional=True,
             ),
         ),
         faults=(usual_scale(SCALED_DIM),),

@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.compare import Expected
-from flashinfer_trace.harness.copies import SameBits
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs, Plan, PlanRequest
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs, Plan
 from flashinfer_trace.harness.faults import with_inputs
 from flashinfer_trace.harness.inputs import Draws, sizes
-from flashinfer_trace.harness.many_rows import BEYOND_1024
+from flashinfer_trace.harness.plans import Count, Drawn, RowPlans
+from flashinfer_trace.verdict.compare import Expected
+from flashinfer_trace.verdict.copies import SameBits
 
 COPIES = SameBits("copies, bit for bit; rows that are not written stay")
 JIT = "sglang.jit_kernel.kvcache"
@@ -26,30 +25,21 @@ LAUNCHABLE = {"num_tokens": (1, 1 << 20)}
 SLOTS = ("random", "consecutive", "all")
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    return st.fixed_dictionaries(
-        {
-            "num_tokens": sizes(*request.range("num_tokens", 0, 40, 4096)),
-            "spare": sizes(0, 1024 if request.large else 20),
-            "slots": st.sampled_from(SLOTS),
-            "contents": st.just("normal"),
-        }
-    )
+def usual_spare(definition: Definition, axes: Mapping[str, int]) -> int:
+    return max(0, axes.get("num_slots", 4 * axes["num_tokens"]) - axes["num_tokens"])
 
 
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    count = axes.get("num_tokens", min(8, axes.get("num_slots", 8)))
-    spare = max(0, axes.get("num_slots", 4 * count) - count)
-    return {"num_tokens": count, "spare": spare, "slots": "random", "contents": "normal"}
-
-
-def corners(request: PlanRequest) -> list[Plan]:
-    """One token among others, a cache that is written from its first to its last slot, and contents of any bits."""
-    low, high = request.range("num_tokens", 0, 40, 4096)
-    count = max(low, min(7, high))
-    one = {"num_tokens": 1, "spare": 5, "slots": "random", "contents": "normal"}
-    several = {**one, "num_tokens": count}
-    return [one, {**several, "spare": 0, "slots": "all"}, {**several, "contents": "special"}]
+#: The corners are one token among others, a cache that is written from its first to its last slot, and contents of any
+#: bits.
+PLAN = RowPlans(
+    {"num_tokens": Count(40, 4096, usual=lambda definition, axes: min(8, axes.get("num_slots", 8)), corner=7)},
+    {
+        "spare": Drawn(lambda request: sizes(0, 1024 if request.large else 20), usual_spare),
+        "slots": SLOTS,
+        "contents": ("normal",),
+    },
+    special=[{"num_tokens": 1, "spare": 5}, {"spare": 0, "slots": "all"}, {"spare": 5, "contents": "special"}],
+)
 
 
 def slots_of(plan: Plan, draws: Draws) -> torch.Tensor:
@@ -111,16 +101,7 @@ def run_set_mla(definition: Definition, inputs: Inputs, outputs: Outputs) -> Out
 
 
 def sglang_kernel(module: str, name: str, call: KernelCall, in_place: tuple[str, ...]) -> Kernel:
-    return Kernel(
-        f"{module}.{name}",
-        "sglang",
-        call,
-        min_capability=(8, 0),
-        limits=LAUNCHABLE,
-        in_place=in_place,
-        modules=(module,),
-        optional=True,
-    )
+    return Kernel(f"{module}.{name}", call, limits=LAUNCHABLE, in_place=in_place)
 
 
 def slot_before(name: str, inputs: dict[str, Any]) -> dict[str, Any] | None:
@@ -133,11 +114,8 @@ def slot_before(name: str, inputs: dict[str, Any]) -> dict[str, Any] | None:
 cache_family = functools.partial(
     Family,
     op_type="kv_cache",
-    plans=plans,
-    corners=corners,
-    plan_for_axes=plan_for_axes,
+    plan=PLAN,
     make_inputs=make_inputs,
-    many_rows=BEYOND_1024,
 )
 
 FAMILIES = (

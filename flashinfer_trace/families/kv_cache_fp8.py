@@ -6,29 +6,25 @@ offsets in int32.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.kv_cache import slot_before
 from flashinfer_trace.families.quantised import CODE_SIGMA, normal_codes, varied_scales
 from flashinfer_trace.families.quantization.cases import CODES_E4M3, E4M3_MAX, SCALES, Rows, of_kernels, quantised
 from flashinfer_trace.families.quantization.kernels import LAUNCHABLE, sglang_kernel
-from flashinfer_trace.harness.compare import Expected, rounding_error
-from flashinfer_trace.harness.copies import PartlyCopied, SameBits, partly_copied
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.faults import with_inputs
-from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
-from flashinfer_trace.harness.many_rows import BEYOND_1024
+from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws
+from flashinfer_trace.harness.plans import FLAG, Count, RowPlans
+from flashinfer_trace.verdict.compare import Expected, rounding_error
+from flashinfer_trace.verdict.copies import PartlyCopied, SameBits, partly_copied
 
 __all__ = ["FAMILIES"]
 
 MODULE = "sglang.srt.layers.attention.nsa"
-#: The sizes that the kernels' wrappers take.
-SIZES = {"head_dim_ckv": 512, "head_dim_kpe": 64, "group_size": 128}
 BFLOAT16_MAX = torch.finfo(torch.bfloat16).max
 #: ``groups``: the groups of a token differ by up to 2^120; ``powers``: maxima of 1.75, whose scale is a power of two.
 KINDS = (*VALUE_KINDS, "groups", "powers")
@@ -57,32 +53,20 @@ def rotary(kind: str, draws: Draws, shape: list[int]) -> torch.Tensor:
 # Quantisation
 
 
-def quantise_plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    return st.fixed_dictionaries(
-        {
-            "num_tokens": sizes(*request.range("num_tokens", 0, 40, 4096)),
-            "values": st.sampled_from(KINDS),
-            "zero_group": st.booleans() if request.options_of(Rows).zeros else st.just(False),
-        }
-    )
+def quantize_corners(request: PlanRequest) -> list[Plan]:
+    """Groups of very different sizes, one of them of zeros; ties; the ends of ranges; rotated parts of any bits."""
+    kinds = ("powers", "largest", "huge", "minute", "integers", "special")
+    groups = {"values": "groups", "zero_group": request.options_of(Rows).zeros}
+    return [groups, *({"values": kind} for kind in kinds), {"num_tokens": 1}]
 
 
-def quantise_plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    return {"num_tokens": axes.get("num_tokens", 8), "values": "normal", "zero_group": False}
-
-
-def quantise_corners(request: PlanRequest) -> list[Plan]:
-    """Groups of very different sizes, one of them of zeros; ties; the ends of ranges; rotated parts of any bits.
-
-    Whether kernels keep subnormal numbers has not been seen: only the reference meets the smallest values.
-    """
-    low, high = request.range("num_tokens", 0, 40, 4096)
-    zeros = request.options_of(Rows).zeros
-    usual = ("groups", "powers", "largest", "huge", "minute", "integers", "special")
-    kinds = usual if request.large else (*usual, "least")
-    count = max(low, min(3, high))
-    several = [{"num_tokens": count, "values": kind, "zero_group": zeros and kind == "groups"} for kind in kinds]
-    return [*several, {"num_tokens": 1, "values": "normal", "zero_group": False}]
+QUANTIZE_PLAN = RowPlans(
+    {"num_tokens": Count(40, 4096)},
+    {"values": KINDS, "zero_group": lambda request: FLAG if request.options_of(Rows).zeros else (False,)},
+    special=quantize_corners,
+    # Whether kernels keep subnormal numbers has not been seen: only the reference meets the smallest values.
+    on_cpu=[{"values": "least"}],
+)
 
 
 def values_of(kind: str, draws: Draws, tokens: int, groups: int, size: int) -> torch.Tensor:
@@ -141,7 +125,6 @@ QUANTISE = tuple(
     replace(
         sglang_kernel(f"{MODULE}.quant_k_cache", name, call),
         plan_options=Rows(zeros=False),
-        const_axes=SIZES,
         compare={"codes": of_kernels(CODES_E4M3)},
     )
     for name, call in (("quantize_k_cache_separate", run_separate), ("quantize_k_cache", run_rows))
@@ -151,37 +134,22 @@ QUANTISE = tuple(
 # Dequantisation
 
 
-def dequantise_plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    return st.fixed_dictionaries(
-        {
-            "num_tokens": sizes(*request.range("num_tokens", 0, 40, 4096)),
-            "num_slots": sizes(*request.range("num_slots", 1, 40, 4096)),
-            "slots": st.sampled_from(SLOTS),
-            "values": st.sampled_from(ROW_KINDS),
-        }
-    )
-
-
-def dequantise_plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    count = axes.get("num_tokens", 8)
-    slots = axes.get("num_slots", max(1, 4 * count))
-    return {"num_tokens": count, "num_slots": slots, "slots": "random", "values": "quantised"}
-
-
-def dequantise_corners(request: PlanRequest) -> list[Plan]:
-    """More tokens than slots; one token; products up to bf16's largest; the scale 0; rotated parts of any bits.
-
-    Whether kernels keep subnormal numbers has not been seen: only the reference meets the smallest scales.
-    """
-    low, high = request.range("num_tokens", 0, 40, 4096)
-    usual = {"num_tokens": max(low, min(7, high)), "num_slots": 5, "slots": "random", "values": "any"}
-    kinds = ("largest", "zeros", "special", *(() if request.large else ("least",)))
-    return [
-        usual,
-        {**usual, "num_tokens": 1},
-        {**usual, "num_slots": 9, "slots": "consecutive", "values": "powers"},
-        *({**usual, "values": kind} for kind in kinds),
-    ]
+#: The corners are more tokens than slots; one token; products up to bf16's largest; the scale 0; rotated parts of any
+#: bits. Whether kernels keep subnormal numbers has not been seen: only the reference meets the smallest scales.
+DEQUANTIZE_PLAN = RowPlans(
+    {
+        "num_tokens": Count(40, 4096, corner=7),
+        "num_slots": Count(40, 4096, least=1, usual=lambda definition, axes: max(1, 4 * axes["num_tokens"]), corner=5),
+    },
+    {"slots": SLOTS, "values": ROW_KINDS},
+    special=[
+        {"values": "any"},
+        {"values": "any", "num_tokens": 1},
+        {"num_slots": 9, "slots": "consecutive", "values": "powers"},
+        *({"values": kind} for kind in ("largest", "zeros", "special")),
+    ],
+    on_cpu=[{"values": "least"}],
+)
 
 
 def finite_codes(draws: Draws, shape: list[int]) -> torch.Tensor:
@@ -260,11 +228,8 @@ FAMILIES = (
         name="quantize_k_cache",
         op_type="kv_cache",
         twin={"head_dim_ckv": 96, "head_dim_kpe": 16, "group_size": 32, "num_groups": 3},
-        plans=quantise_plans,
-        corners=quantise_corners,
-        plan_for_axes=quantise_plan_for_axes,
+        plan=QUANTIZE_PLAN,
         make_inputs=quantise_inputs,
-        many_rows=BEYOND_1024,
         oracle=quantise_oracle,
         compare={"codes": CODES_E4M3, "scales": SCALES, "k_rope_out": SameBits()},
         kernels=QUANTISE,
@@ -280,11 +245,8 @@ FAMILIES = (
             "num_groups": 3,
             "bytes_per_token": 140,
         },
-        plans=dequantise_plans,
-        corners=dequantise_corners,
-        plan_for_axes=dequantise_plan_for_axes,
+        plan=DEQUANTIZE_PLAN,
         make_inputs=dequantise_inputs,
-        many_rows=BEYOND_1024,
         oracle=dequantise_oracle,
         compare={
             "keys": PartlyCopied(
@@ -297,7 +259,6 @@ FAMILIES = (
             replace(
                 sglang_kernel(f"{MODULE}.dequant_k_cache", "dequantize_k_cache_paged", run_paged),
                 limits={**LAUNCHABLE, "num_slots": (1, 1 << 21)},
-                const_axes=SIZES,
             ),
         ),
         faults=(with_inputs("the slot before", lambda inputs, trial: slot_before("slots", inputs)),),

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
 
 import torch
-from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.rmsnorm import LARGEST_SUM, weights
-from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, summation_error, unit_roundoff
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
-from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
-from flashinfer_trace.harness.many_rows import BEYOND_1024
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
+from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws
+from flashinfer_trace.harness.plans import Count, RowPlans
+from flashinfer_trace.verdict.compare import ErrorBound, Expected, rounding_error, summation_error, unit_roundoff
 
 U = unit_roundoff(torch.float32)
 
@@ -26,29 +24,17 @@ ROUNDINGS = 5 / 2 + 4 + 3
 OFFSETS = (0.0, 0.0, 30.0)
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    return st.fixed_dictionaries(
-        {
-            "batch_size": sizes(*request.range("batch_size", 0, 40, 4096)),
-            "values": st.sampled_from(VALUE_KINDS),
-            "offset": st.sampled_from(OFFSETS),
-        }
-    )
-
-
 #: Weights and biases of corners. Every row of `raised` activations has a mean of RAISED, beside which float32 loses the
 #: variance in mean(x^2) - mean(x)^2; flashinfer's kernel sums squared deviations, so that it has this corner too.
 CORNER_WEIGHTS = {"huge": 1e5, "minute": 1e-6, "vast": 1.0, "raised": 1.0}
 RAISED = 1000.0
 
 
-def corners(request: PlanRequest) -> list[Plan]:
-    low, high = request.range("batch_size", 0, 40, 4096)
-    return [{"batch_size": max(low, min(3, high)), "values": values, "offset": 0.0} for values in CORNER_WEIGHTS]
-
-
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    return {"batch_size": axes.get("batch_size", 8), "values": "normal", "offset": 0.0}
+PLAN = RowPlans(
+    {"batch_size": Count(40, 4096)},
+    {"values": VALUE_KINDS, "offset": OFFSETS},
+    special=[{"values": values} for values in CORNER_WEIGHTS],
+)
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -132,17 +118,13 @@ def norm_family(suffix: str, eps: float) -> Family:
         name=f"layernorm{suffix}",
         op_type="layernorm",
         twin={"hidden_size": 64},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=make_inputs,
-        many_rows=BEYOND_1024,
         oracle=functools.partial(oracle, eps),
         compare={"output": NORMALISED},
         kernels=(
             Kernel(
                 "flashinfer.norm.layernorm",
-                "flashinfer-python",
                 functools.partial(run_flashinfer, eps),
                 # No kernel can be launched for zero rows, because an empty grid is an error in CUDA.
                 limits={"batch_size": (1, 1 << 20)},

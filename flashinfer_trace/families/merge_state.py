@@ -15,17 +15,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, unit_roundoff
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest, ReferenceRun
-from flashinfer_trace.harness.inputs import Draws, sizes
+from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.plans import Count, Drawn, RowPlans
 from flashinfer_trace.harness.refusals import raised_by
+from flashinfer_trace.verdict.compare import ErrorBound, Expected, rounding_error, unit_roundoff
 
 __all__ = ["FAMILIES"]
 
@@ -48,7 +48,6 @@ VALUES = {"normal": 1.0, "large": 1e4, "tiny": 1e-4}
 CORNER_VALUES = {"huge": 1.5e38, "minute": 1e-36}
 LARGEST_VALUE = torch.finfo(torch.bfloat16).max
 FLASHINFER_INFINITY = 5e4
-BLOCK_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -58,34 +57,32 @@ class MergeOptions:
     both_empty: bool = True
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+def sides(request: PlanRequest) -> list[str]:
+    """The rows without keys that a kernel takes."""
     both = request.options_of(MergeOptions).both_empty
-    return st.fixed_dictionaries(
-        {
-            "seq_len": sizes(*request.range("seq_len", 0, 40, 4096)),
-            "spread": st.sampled_from((*SPREADS, "mixed")),
-            "values": st.sampled_from(tuple(VALUES)),
-            "empty": st.lists(st.sampled_from([side for side in EMPTY if both or side != "both"]), unique=True),
-        }
-    )
-
-
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    return {"seq_len": axes.get("seq_len", 8), "spread": "mixed", "values": "normal", "empty": []}
+    return [side for side in EMPTY if both or side != "both"]
 
 
 def corners(request: PlanRequest) -> list[Plan]:
     """Each way in which lses differ, rows without keys on each side, and values at the ends of bf16's range."""
-    both = request.options_of(MergeOptions).both_empty
-    low, high = request.range("seq_len", 0, 40, 4096)
-    usual: Plan = {"seq_len": max(low, min(24, high)), "spread": "near", "values": "normal", "empty": []}
     return [
-        *({**usual, "spread": spread} for spread in (*SPREADS, CORNER_SPREAD)),
-        *({**usual, "empty": [side]} for side in EMPTY if both or side != "both"),
-        *({**usual, "values": values} for values in CORNER_VALUES),
-        {**usual, "spread": "equal", "values": "huge"},
-        {**usual, "spread": "mixed", "values": "large", "empty": [side for side in EMPTY if both or side != "both"]},
+        *({"spread": spread} for spread in (*SPREADS, CORNER_SPREAD)),
+        *({"spread": "near", "empty": [side]} for side in sides(request)),
+        *({"spread": "near", "values": values} for values in CORNER_VALUES),
+        {"spread": "equal", "values": "huge"},
+        {"values": "large", "empty": sides(request)},
     ]
+
+
+PLAN = RowPlans(
+    {"seq_len": Count(40, 4096, corner=24)},
+    {
+        "spread": ("mixed", *SPREADS),
+        "values": tuple(VALUES),
+        "empty": Drawn(lambda request: st.lists(st.sampled_from(sides(request)), unique=True), lambda *_: []),
+    },
+    special=corners,
+)
 
 
 def accepted_rows(definition: Definition, run: ReferenceRun) -> list[str]:
@@ -225,21 +222,6 @@ def run_sgl_kernel(definition: Definition, inputs: Inputs, outputs: Outputs) -> 
     return outputs
 
 
-def unsupported_by_flashinfer(definition: Definition) -> str | None:
-    """Why flashinfer's kernel does not compute this Definition, or None."""
-    heads, dim = (definition.const_axes[axis] for axis in ("num_heads", "head_dim"))
-    if dim not in (64, 128, 256, 512):
-        return f"is compiled for 64, 128, 256 and 512 features, not {dim}"
-    threads = heads * dim // max(8, dim // 32)
-    return f"needs {threads} threads per block, more than {BLOCK_THREADS}" if threads > BLOCK_THREADS else None
-
-
-def unsupported_by_sgl_kernel(definition: Definition) -> str | None:
-    """Why sgl-kernel's kernel does not compute this Definition, or None. It loads 16 bytes at a time."""
-    dim = definition.const_axes["head_dim"]
-    return None if dim % 8 == 0 else f"needs a multiple of 8 features, not {dim}"
-
-
 def family(name: str, log_of_base: float, no_keys: tuple[float, ...], kernel: Kernel) -> Family:
     """The record of one base of the lse, with the only kernel that uses it; settings of all kernels are set here."""
     lse = ErrorBound(
@@ -251,17 +233,14 @@ def family(name: str, log_of_base: float, no_keys: tuple[float, ...], kernel: Ke
         name=name,
         op_type="merge_state",
         twin={"num_heads": 3, "head_dim": 64},
-        plans=plans,
-        corners=corners,
+        plan=PLAN,
         checks=(accepted_rows,),
-        plan_for_axes=plan_for_axes,
         make_inputs=functools.partial(make_inputs, no_keys),
         oracle=functools.partial(oracle, log_of_base),
         compare={"v_merged": OUTPUT, "s_merged": LSE},
         kernels=(
             replace(
                 kernel,
-                min_capability=(8, 0),
                 limits={"seq_len": (1, 1 << 20)},
                 plan_options=MergeOptions(both_empty=False),
                 compare={"v_merged": KERNEL_OUTPUT, "s_merged": lse},
@@ -275,14 +254,12 @@ FAMILIES = (
         "merge_state",
         math.log(2.0),
         NO_KEYS,
-        Kernel(
-            "flashinfer.cascade.merge_state", "flashinfer-python", run_flashinfer, supports=unsupported_by_flashinfer
-        ),
+        Kernel("flashinfer.cascade.merge_state", run_flashinfer),
     ),
     family(
         "merge_state_base_e",
         1.0,
         NO_KEYS_BASE_E,
-        Kernel("sgl_kernel.merge_state_v2", "sglang-kernel", run_sgl_kernel, supports=unsupported_by_sgl_kernel),
+        Kernel("sgl_kernel.merge_state_v2", run_sgl_kernel),
     ),
 )

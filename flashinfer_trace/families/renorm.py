@@ -7,23 +7,20 @@ draws.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import torch
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.sampling import FLOAT64, SUM, U, row_family, within_bounds
+from flashinfer_trace.families.sampling import FLOAT64, SUM, U, row_family
 from flashinfer_trace.families.sampling.corners import renorm_corners
 from flashinfer_trace.families.sampling.faults import renorm_faults
 from flashinfer_trace.families.sampling.oracles import renorm_oracle
 from flashinfer_trace.families.sampling.renormalised import Renormalised
-from flashinfer_trace.families.sampling.rows import SamplingOptions, renorm_plans
+from flashinfer_trace.families.sampling.rows import SamplingOptions, plan_for_axes, renorm_plans
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs
-
-#: The bound of the default top-p renormalisation holds up to this vocabulary. It grows with the vocabulary, and beyond
-#: would decide little.
-LARGEST_HISTOGRAM = 163840
+from flashinfer_trace.harness.plans import OwnPlans
+from flashinfer_trace.kernels.needs import LARGEST_HISTOGRAM
 
 REFERENCE_RENORM = Renormalised("one float32 rounding of a float64 quotient; float64 sums", U * (1 + 2**-20), FLOAT64)
 RENORM_TOP_K = Renormalised("float32 sum of 300 roundings, approximate reciprocal, product; exact support", SUM + 4 * U)
@@ -70,8 +67,7 @@ def renorm_family(name: str, parameter: str, kernels: tuple[Kernel, ...]) -> Fam
     return row_family(
         name=name,
         op_type="renorm",
-        plans=renorm_plans,
-        corners=renorm_corners,
+        plan=OwnPlans(renorm_plans, plan_for_axes, renorm_corners),
         oracle=renorm_oracle,
         compare={"renorm_probs": REFERENCE_RENORM},
         kernels=kernels,
@@ -103,18 +99,14 @@ FAMILIES = (
         (
             Kernel(
                 "flashinfer.sampling.top_k_renorm_probs",
-                "flashinfer-python",
                 renormaliser("top_k_renorm_probs"),
                 common=WITH_TOKENS,
-                supports=within_bounds,
                 compare={"renorm_probs": RENORM_TOP_K},
             ),
             Kernel(
                 "torch.ops.sgl_kernel.top_k_renorm_probs",
-                "sglang-kernel",
                 sgl_renormaliser("top_k_renorm_probs"),
                 plan_options=WITH_TOKENS,
-                supports=within_bounds,
                 compare={"renorm_probs": RENORM_TOP_K},
             ),
         ),
@@ -125,27 +117,21 @@ FAMILIES = (
         (
             Kernel(
                 "flashinfer.sampling.top_p_renorm_probs",
-                "flashinfer-python",
                 renormaliser("top_p_renorm_probs"),
                 plan_options=RADIX,
-                supports=functools.partial(within_bounds, largest=LARGEST_HISTOGRAM),
                 compare={"renorm_probs": RENORM_ATOMIC},
             ),
             Kernel(
                 "flashinfer.sampling.top_p_renorm_probs",
-                "flashinfer-python",
                 renormaliser("top_p_renorm_probs", is_deterministic=True),
                 variant="is_deterministic",
                 plan_options=RADIX,
-                supports=within_bounds,
                 compare={"renorm_probs": RENORM_TOP_P},
             ),
             Kernel(
                 "torch.ops.sgl_kernel.top_p_renorm_probs",
-                "sglang-kernel",
                 sgl_renormaliser("top_p_renorm_probs"),
                 plan_options=SUMS_TO_ONE,
-                supports=within_bounds,
                 compare={"renorm_probs": RENORM_TOP_P},
             ),
         ),

@@ -9,13 +9,16 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.compare import (
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs, Plan
+from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws
+from flashinfer_trace.harness.plans import FLAG, Count, RowPlans
+from flashinfer_trace.verdict.compare import (
     ErrorBound,
     Expected,
     Policy,
@@ -23,26 +26,9 @@ from flashinfer_trace.harness.compare import (
     summation_error,
     unit_roundoff,
 )
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs, Plan, PlanRequest
-from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
-from flashinfer_trace.harness.many_rows import BEYOND_1024
 
 SGLANG = "sglang.srt.layers.layernorm"
 ROUNDINGS = 8  # a root and its square, the mean's division, + eps, rsqrt (2 ulp), two products
-
-
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    return st.fixed_dictionaries(
-        {
-            "batch_size": sizes(*request.range("batch_size", 0, 40, 4096)),
-            "values": st.sampled_from(VALUE_KINDS),
-            "zero_row": st.booleans(),
-        }
-    )
-
-
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    return {"batch_size": axes.get("batch_size", 8), "values": "normal", "zero_row": False}
 
 
 #: Weights at the ends of float16's range, beside activations of the same size; usual ones beside vast activations.
@@ -51,9 +37,11 @@ CORNER_WEIGHTS = {"huge": 1e5, "minute": 1e-6, "vast": 1.0}
 LARGEST_SUM = torch.finfo(torch.float32).max
 
 
-def corners(request: PlanRequest) -> list[Plan]:
-    low, high = request.range("batch_size", 0, 40, 4096)
-    return [{"batch_size": max(low, min(3, high)), "values": values, "zero_row": False} for values in CORNER_WEIGHTS]
+PLAN = RowPlans(
+    {"batch_size": Count(40, 4096)},
+    {"values": VALUE_KINDS, "zero_row": FLAG},
+    special=[{"values": values} for values in CORNER_WEIGHTS],
+)
 
 
 def weights(size: int, kind: str, draws: Draws, factors: Mapping[str, float] = CORNER_WEIGHTS) -> torch.Tensor:
@@ -119,41 +107,33 @@ NORMALISED = ErrorBound(
 RESIDUAL = ErrorBound(normalised_bound, "the sum of two bf16 numbers is exact in float64: correctly rounded to bf16")
 
 
-def run_flashinfer_rmsnorm(eps: float, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    import flashinfer.norm
-
-    flashinfer.norm.rmsnorm(inputs["hidden_states"], inputs["weight"], eps, out=outputs["output"])
-    return outputs
-
-
-def run_sgl_rmsnorm(eps: float, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    # sgl_kernel.rmsnorm hands bf16 to flashinfer when that is importable; the op is sgl-kernel's own kernel.
-    import sgl_kernel  # noqa: F401
-
-    torch.ops.sgl_kernel.rmsnorm.default(outputs["output"], inputs["hidden_states"], inputs["weight"], eps, False)
-    return outputs
-
-
 def fused_outputs(definition: Definition, inputs: Inputs) -> Outputs:
     """The declared outputs among what the fused kernels wrote over their inputs."""
     written = {"output": inputs["hidden_states"], "residual_out": inputs["residual"]}
     return {name: written[name] for name in definition.outputs}
 
 
-def run_flashinfer_fused(eps: float, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+def run_flashinfer(name: str, eps: float, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     import flashinfer.norm
 
-    flashinfer.norm.fused_add_rmsnorm(inputs["hidden_states"], inputs["residual"], inputs["weight"], eps)
-    return fused_outputs(definition, inputs)
+    function: Any = getattr(flashinfer.norm, name)
+    if "residual" in inputs:
+        function(inputs["hidden_states"], inputs["residual"], inputs["weight"], eps)
+        return fused_outputs(definition, inputs)
+    function(inputs["hidden_states"], inputs["weight"], eps, out=outputs["output"])
+    return outputs
 
 
-def run_sgl_fused(eps: float, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+def run_sgl(name: str, eps: float, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
+    # sgl_kernel's function of that name hands bf16 to flashinfer when that is importable; the op is its own kernel.
     import sgl_kernel  # noqa: F401
 
-    torch.ops.sgl_kernel.fused_add_rmsnorm.default(
-        inputs["hidden_states"], inputs["residual"], inputs["weight"], eps, False
-    )
-    return fused_outputs(definition, inputs)
+    op = getattr(torch.ops.sgl_kernel, name).default
+    if "residual" in inputs:
+        op(inputs["hidden_states"], inputs["residual"], inputs["weight"], eps, False)
+        return fused_outputs(definition, inputs)
+    op(outputs["output"], inputs["hidden_states"], inputs["weight"], eps, False)
+    return outputs
 
 
 def run_batch_invariant(eps: float, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
@@ -178,56 +158,29 @@ def run_batch_invariant(eps: float, definition: Definition, inputs: Inputs, outp
 LAUNCHABLE = {"batch_size": (1, 1 << 20)}
 
 
-#: The kernel's path and library -> how it is called with the family's epsilon.
-Adapters = Mapping[tuple[str, str], Callable[[float, Definition, Inputs, Outputs], Outputs]]
-NORM: Adapters = {
-    ("flashinfer.norm.rmsnorm", "flashinfer-python"): run_flashinfer_rmsnorm,
-    ("torch.ops.sgl_kernel.rmsnorm", "sglang-kernel"): run_sgl_rmsnorm,
-}
-FUSED: Adapters = {
-    ("flashinfer.norm.fused_add_rmsnorm", "flashinfer-python"): run_flashinfer_fused,
-    ("torch.ops.sgl_kernel.fused_add_rmsnorm", "sglang-kernel"): run_sgl_fused,
-}
-
-
 def sglang_norm(name: str, call: KernelCall, variant: str) -> Kernel:
     """A norm of SGLang that is written in PyTorch."""
-    return Kernel(
-        f"{SGLANG}.{name}",
-        "sglang",
-        call,
-        variant=variant,
-        min_capability=(8, 0),
-        limits=LAUNCHABLE,
-        modules=(SGLANG,),
-        optional=True,
-    )
+    return Kernel(f"{SGLANG}.{name}", call, variant=variant, limits=LAUNCHABLE)
 
 
 def norm_family(
-    name: str,
-    eps: float,
-    compare: Mapping[str, Policy],
-    adapters: Adapters,
-    in_place: tuple[str, ...] = (),
-    more: tuple[Kernel, ...] = (),
+    name: str, function: str, eps: float, compare: Mapping[str, Policy], more: tuple[Kernel, ...] = ()
 ) -> Family:
+    """The record of one epsilon; flashinfer's and sgl-kernel's `function` compute it, and `more` kernels."""
+    in_place = ("hidden_states", "residual") if "fused" in function else ()
+    kernel = functools.partial(Kernel, limits=LAUNCHABLE, in_place=in_place)
+    flashinfer, sgl = (functools.partial(run, function, eps) for run in (run_flashinfer, run_sgl))
     return Family(
         name=name,
         op_type="rmsnorm",
         twin={"hidden_size": 64},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=make_inputs,
-        many_rows=BEYOND_1024,
         oracle=functools.partial(oracle, eps),
         compare=compare,
         kernels=(
-            *(
-                Kernel(path, library, functools.partial(adapter, eps), limits=LAUNCHABLE, in_place=in_place)
-                for (path, library), adapter in adapters.items()
-            ),
+            kernel(f"flashinfer.norm.{function}", flashinfer),
+            kernel(f"torch.ops.sgl_kernel.{function}", sgl),
             *more,
         ),
     )
@@ -243,21 +196,14 @@ def batch_invariant(name: str, eps: float) -> tuple[Kernel, ...]:
 
 EPSILONS = {"": 1e-6, "_eps1e5": 1e-5}
 
-FAMILIES = (
-    *(norm_family(f"rmsnorm{suffix}", eps, {"output": NORMALISED}, NORM) for suffix, eps in EPSILONS.items()),
-    *(
-        norm_family(
-            f"{name}{suffix}",
-            eps,
-            compare,
-            FUSED,
-            in_place=("hidden_states", "residual"),
-            more=batch_invariant(name, eps),
-        )
-        for name, compare in (
-            ("fused_add_rmsnorm", {"output": NORMALISED}),
-            ("fused_add_rmsnorm_residual_out", {"output": NORMALISED, "residual_out": RESIDUAL}),
-        )
-        for suffix, eps in EPSILONS.items()
-    ),
+#: The family of the epsilon 1e-6 -> the function of flashinfer and sgl-kernel, and the policies.
+NORMS: dict[str, tuple[str, dict[str, Policy]]] = {
+    "rmsnorm": ("rmsnorm", {"output": NORMALISED}),
+    "fused_add_rmsnorm": ("fused_add_rmsnorm", {"output": NORMALISED}),
+    "fused_add_rmsnorm_residual_out": ("fused_add_rmsnorm", {"output": NORMALISED, "residual_out": RESIDUAL}),
+}
+FAMILIES = tuple(
+    norm_family(f"{name}{suffix}", function, eps, compare, batch_invariant(name, eps))
+    for name, (function, compare) in NORMS.items()
+    for suffix, eps in EPSILONS.items()
 )

@@ -5,18 +5,16 @@ Inputs, oracle and kernels are those of `rmsnorm`, with 1 + weight for its weigh
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families import rmsnorm
-from flashinfer_trace.harness.compare import ErrorBound, Expected, Policy, unit_roundoff
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.verdict.compare import ErrorBound, Expected, Policy, unit_roundoff
 
 EPS = 1e-6
 
@@ -48,29 +46,6 @@ NORMALISED = ErrorBound(
 )
 
 
-def run_flashinfer(name: str, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    import flashinfer.norm
-
-    function: Any = getattr(flashinfer.norm, name)
-    if "residual" in inputs:
-        function(inputs["hidden_states"], inputs["residual"], inputs["weight"], EPS)
-        return rmsnorm.fused_outputs(definition, inputs)
-    function(inputs["hidden_states"], inputs["weight"], EPS, out=outputs["output"])
-    return outputs
-
-
-def run_sgl(name: str, definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
-    # As in `rmsnorm`, the op is sgl-kernel's own kernel; its Python function would call flashinfer.
-    import sgl_kernel  # noqa: F401
-
-    op = getattr(torch.ops.sgl_kernel, name).default
-    if "residual" in inputs:
-        op(inputs["hidden_states"], inputs["residual"], inputs["weight"], EPS, False)
-        return rmsnorm.fused_outputs(definition, inputs)
-    op(outputs["output"], inputs["hidden_states"], inputs["weight"], EPS, False)
-    return outputs
-
-
 def run_gemma3(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     """SGLang's norm of Gemma 3: PyTorch step by step."""
     from sglang.srt.layers.layernorm import Gemma3RMSNorm
@@ -80,27 +55,15 @@ def run_gemma3(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outp
     return {"output": norm.forward_native(inputs["hidden_states"])}
 
 
-def gemma_family(name: str, compare: Mapping[str, Policy], in_place: tuple[str, ...] = ()) -> Family:
-    kernel = functools.partial(Kernel, limits=rmsnorm.LAUNCHABLE, in_place=in_place)
-    plain = rmsnorm.norm_family(name, EPS, compare, {})
-    eager = rmsnorm.sglang_norm("Gemma3RMSNorm", run_gemma3, "forward_native")
-    return replace(
-        plain,
-        make_inputs=make_inputs,
-        oracle=oracle,
-        kernels=(
-            kernel(f"flashinfer.norm.{name}", "flashinfer-python", functools.partial(run_flashinfer, name)),
-            kernel(f"torch.ops.sgl_kernel.{name}", "sglang-kernel", functools.partial(run_sgl, name)),
-            *(() if in_place else (eager,)),
-        ),
-    )
+def gemma_family(name: str, compare: Mapping[str, Policy], more: tuple[Kernel, ...] = ()) -> Family:
+    return replace(rmsnorm.norm_family(name, name, EPS, compare, more), make_inputs=make_inputs, oracle=oracle)
 
 
 FAMILIES = (
-    gemma_family("gemma_rmsnorm", {"output": NORMALISED}),
     gemma_family(
-        "gemma_fused_add_rmsnorm",
-        {"output": NORMALISED, "residual_out": rmsnorm.RESIDUAL},
-        in_place=("hidden_states", "residual"),
+        "gemma_rmsnorm",
+        {"output": NORMALISED},
+        (rmsnorm.sglang_norm("Gemma3RMSNorm", run_gemma3, "forward_native"),),
     ),
+    gemma_family("gemma_fused_add_rmsnorm", {"output": NORMALISED, "residual_out": rmsnorm.RESIDUAL}),
 )

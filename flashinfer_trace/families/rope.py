@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.compare import ErrorBound, Expected, Policy, rounding_error, unit_roundoff
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs, Plan, PlanRequest, ReferenceRun
-from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, as_integers, sizes
-from flashinfer_trace.harness.many_rows import BEYOND_1024
+from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws
+from flashinfer_trace.harness.plans import FLAG, Count, RowPlans
+from flashinfer_trace.verdict.compare import ErrorBound, Expected, Policy, rounding_error, unit_roundoff
+from flashinfer_trace.verdict.tensors import as_integers
 
 U = unit_roundoff(torch.float32)
 U_BF16 = unit_roundoff(torch.bfloat16)
@@ -63,25 +64,6 @@ def heads_of(definition: Definition, plan: Plan) -> tuple[int, int]:
     return sizes["num_qo_heads"], sizes["num_kv_heads"]
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    axes = request.definition.const_axes
-    options = request.options_of(RopeOptions)
-    variable = {axis: counts[request.large] for axis, counts in HEADS.items() if axis not in axes}
-    return st.fixed_dictionaries(
-        {
-            **{axis: st.sampled_from(counts) for axis, counts in variable.items()},
-            "num_tokens": sizes(*request.range("num_tokens", 0, 24, most_tokens(request.definition))),
-            "max_seq_len": st.sampled_from((1, 2, 64, 131072 if request.large else 4096)),
-            "values": st.sampled_from(VALUE_KINDS),
-            "cache": st.sampled_from(CACHES),
-            "positions": st.sampled_from(POSITIONS),
-            "theta": st.sampled_from(THETAS),
-            # Cosines and sines that bfloat16 represents, for a kernel that reads the cache in the dtype of the query.
-            "bfloat16_cache": st.just(True) if options.bfloat16_cache else st.booleans(),
-        }
-    ).map(lambda plan: in_groups(plan) if variable and options.whole_groups else plan)
-
-
 def most_tokens(definition: Definition) -> int:
     """The largest number of tokens on a GPU: an intermediate result has at most 1 GB of float64.
 
@@ -93,36 +75,48 @@ def most_tokens(definition: Definition) -> int:
     return max(1024, min(40960, 2**27 // width))
 
 
-def in_groups(plan: Plan) -> Plan:
-    """The plan with a number of key heads that divides its number of query heads."""
+def corners(request: PlanRequest) -> list[Plan]:
+    """States at the ends of float16's range; on a CPU, of more heads than are drawn; on a GPU, of the most tokens."""
+    more = {axis: count for axis, count in MORE_HEADS.items() if axis in request.definition.var_axes}
+    extreme = [{"values": values, **({} if request.large else more)} for values in ("huge", "minute")]
+    return [*extreme, {"num_tokens": most_tokens(request.definition)}] if request.large else extreme
+
+
+def heads(axis: str) -> Count:
+    """The numbers of heads, where they are a variable axis."""
+    few, many = HEADS[axis]
+    drawn = {False: few, True: many}
+    return Count(few[-1], many[-1], usual=few[-1], corner=few[-1], drawn=lambda r: st.sampled_from(drawn[r.large]))
+
+
+def in_groups(request: PlanRequest, plan: Plan) -> Plan:
+    """The plan with a number of key heads that divides its number of query heads, for a kernel that needs it."""
+    if "num_kv_heads" not in plan or not request.options_of(RopeOptions).whole_groups:
+        return plan
     return {**plan, "num_kv_heads": math.gcd(plan["num_qo_heads"], plan["num_kv_heads"])}
 
 
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    variable = {axis: axes.get(axis, counts[0][-1]) for axis, counts in HEADS.items() if axis in definition.var_axes}
-    return {
-        **variable,
-        "num_tokens": axes.get("num_tokens", 8),
-        "max_seq_len": axes.get("max_seq_len", 4096),
-        "values": "normal",
-        "cache": "rotary",
-        "positions": "random",
-        "theta": THETAS[0],
-        "bfloat16_cache": False,
-    }
+def caches(request: PlanRequest) -> tuple[bool, ...]:
+    """Cosines and sines that bfloat16 represents, for a kernel that reads the cache in the dtype of the query."""
+    return (True,) if request.options_of(RopeOptions).bfloat16_cache else FLAG
 
 
-def corners(request: PlanRequest) -> list[Plan]:
-    """States at the ends of float16's range; on a CPU, of more heads than are drawn; on a GPU, of the most tokens."""
-    low, high = request.range("num_tokens", 0, 24, 1024)
-    usual = plan_for_axes(
-        request.definition, {"num_tokens": max(low, min(5, high)), "max_seq_len": 64}, Draws(0, "cpu")
-    )
-    cache = {"bfloat16_cache": request.options_of(RopeOptions).bfloat16_cache}
-    more = {axis: count for axis, count in MORE_HEADS.items() if axis in request.definition.var_axes}
-    usual |= {} if request.large else more
-    extreme = [{**usual, **cache, "values": values} for values in ("huge", "minute")]
-    return [*extreme, {**usual, **cache, "num_tokens": most_tokens(request.definition)}] if request.large else extreme
+PLAN = RowPlans(
+    {
+        **{axis: heads(axis) for axis in HEADS},
+        "num_tokens": Count(24, most_tokens, corner=5),
+        "max_seq_len": Count(
+            4096,
+            131072,
+            usual=4096,
+            corner=64,
+            drawn=lambda request: st.sampled_from((1, 2, 64, 131072 if request.large else 4096)),
+        ),
+    },
+    {"values": VALUE_KINDS, "cache": CACHES, "positions": POSITIONS, "theta": THETAS, "bfloat16_cache": caches},
+    special=corners,
+    fit=in_groups,
+)
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -227,7 +221,7 @@ STEPWISE = ErrorBound(
 def changed_copies(definition: Definition, run: ReferenceRun) -> list[str]:
     """A line for each output of the reference in which features beyond rotary_dim have not the bits of their source."""
     rotary_dim, draws = definition.const_axes["rotary_dim"], Draws(0, "cpu")
-    inputs = make_inputs(definition, plan_for_axes(definition, {"max_seq_len": 64}, draws), draws)
+    inputs = make_inputs(definition, PLAN.plan_for_axes(definition, {"max_seq_len": 64}, draws), draws)
     for name in ("q", "k"):
         rest = inputs[name][..., rotary_dim:]
         special = draws.values(rest.shape, rest.dtype, "special")
@@ -303,15 +297,6 @@ def run_sglang(half_split: bool) -> KernelCall:
     return run
 
 
-def known_rotary_dim(definition: Definition) -> str | None:
-    """SGLang's kernel gives each head rotary_dim / 8 threads of a warp."""
-    return None if definition.const_axes["rotary_dim"] in (64, 128, 256) else "needs rotary_dim 64, 128 or 256"
-
-
-def known_head_size(definition: Definition) -> str | None:
-    return None if definition.const_axes["head_size"] in (64, 128, 256) else "needs head_size 64, 128 or 256"
-
-
 # No kernel can be launched for zero rows, because an empty grid is an error in CUDA.
 LAUNCHABLE = {"num_tokens": (1, 1 << 20)}
 IN_PLACE = ("q", "k")
@@ -327,47 +312,34 @@ def rope_family(style: str, suffix: str = "", heads: Mapping[str, int] = TWIN_HE
         name=f"rope_with_cos_sin_cache_{style}_style{suffix}",
         op_type="rope",
         twin={**heads, "head_size": 16, "rotary_dim": 8},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=make_inputs,
-        many_rows=BEYOND_1024,
         checks=(changed_copies,),
         oracle=functools.partial(oracle, half_split),
         compare={"q_out": ROTATED, "k_out": ROTATED},
         kernels=(
             Kernel(
                 "flashinfer.rope.apply_rope_with_cos_sin_cache",
-                "flashinfer-python",
                 run_flashinfer(half_split),
                 limits=LAUNCHABLE,
                 common=BFLOAT16_CACHE,
-                supports=known_head_size,
             ),
             Kernel(
                 "flashinfer.rope.apply_rope_with_cos_sin_cache_inplace",
-                "flashinfer-python",
                 run_flashinfer_inplace(half_split),
                 limits=LAUNCHABLE,
                 common=BFLOAT16_CACHE,
-                supports=known_head_size,
                 in_place=IN_PLACE,
             ),
             Kernel(
                 f"{JIT}.apply_rope_with_cos_sin_cache_inplace",
-                "sglang",
                 run_sglang(half_split),
-                min_capability=(8, 0),
                 limits=LAUNCHABLE,
                 common=BFLOAT16_CACHE,
-                supports=known_rotary_dim,
                 in_place=IN_PLACE,
-                modules=(JIT,),
-                optional=True,
             ),
             Kernel(
                 "torch.ops.sgl_kernel.rotary_embedding",
-                "sglang-kernel",
                 run_sgl(half_split),
                 limits=LAUNCHABLE,
                 plan_options=BFLOAT16_CACHE,

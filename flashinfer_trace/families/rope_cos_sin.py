@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.rope import LAUNCHABLE, ROTATED, THETAS, make_cache
-from flashinfer_trace.harness.compare import Expected
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
-from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
-from flashinfer_trace.harness.many_rows import BEYOND_1024
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
+from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws
+from flashinfer_trace.harness.plans import Count, RowPlans
+from flashinfer_trace.verdict.compare import Expected
 
 __all__ = ["FAMILIES"]
 
@@ -22,26 +20,12 @@ ROWS = ("rotary", "scaled", "quarter_turns", "any")
 MODULE = "sglang.srt.layers.rotary_embedding.utils"
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    return st.fixed_dictionaries(
-        {
-            "num_tokens": sizes(*request.range("num_tokens", 0, 24, 4096)),
-            "values": st.sampled_from(VALUE_KINDS),
-            "rows": st.sampled_from(ROWS),
-            "theta": st.sampled_from(THETAS),
-        }
-    )
-
-
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    return {"num_tokens": axes.get("num_tokens", 8), "values": "normal", "rows": "rotary", "theta": THETAS[0]}
-
-
-def corners(request: PlanRequest) -> list[Plan]:
-    """States at the ends of float16's range."""
-    low, high = request.range("num_tokens", 0, 24, 4096)
-    usual = plan_for_axes(request.definition, {"num_tokens": max(low, min(5, high))}, Draws(0, "cpu"))
-    return [{**usual, "values": values} for values in ("huge", "minute")]
+#: The corners have states at the ends of float16's range.
+PLAN = RowPlans(
+    {"num_tokens": Count(24, 4096, corner=5)},
+    {"values": VALUE_KINDS, "rows": ROWS, "theta": THETAS},
+    special=[{"values": values} for values in ("huge", "minute")],
+)
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -95,24 +79,10 @@ FAMILIES = (
         name="rope_with_cos_sin",
         op_type="rope",
         twin={"num_qo_heads": 4, "num_kv_heads": 2, "head_size": 16},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=make_inputs,
-        many_rows=BEYOND_1024,
         oracle=oracle,
         compare={"q_out": ROTATED, "k_out": ROTATED},
-        kernels=(
-            Kernel(
-                f"{MODULE}.apply_rotary_pos_emb_native",
-                "sglang",
-                run_sglang,
-                variant="eager",
-                min_capability=(8, 0),
-                limits=LAUNCHABLE,
-                modules=(MODULE,),
-                optional=True,
-            ),
-        ),
+        kernels=(Kernel(f"{MODULE}.apply_rotary_pos_emb_native", run_sglang, variant="eager", limits=LAUNCHABLE),),
     ),
 )

@@ -8,21 +8,19 @@ power of two, allows nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.quantization.cases import nearest_e4m3
 from flashinfer_trace.families.rope import THETAS, make_cache, make_positions, pairs_of
-from flashinfer_trace.harness.compare import Expected, unit_roundoff
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.faults import with_inputs
-from flashinfer_trace.harness.inputs import Draws, sizes
-from flashinfer_trace.harness.intervals import Interval
-from flashinfer_trace.harness.many_rows import BEYOND_1024
+from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.plans import Count, RowPlans
+from flashinfer_trace.verdict.compare import Expected, unit_roundoff
+from flashinfer_trace.verdict.intervals import Interval
 
 U = unit_roundoff(torch.float32)
 #: ``integers`` meet many ties of e4m3, ``large`` values saturate, ``tiny`` ones become subnormal.
@@ -31,47 +29,27 @@ SCALES = (1.0, 0.5, 1.7, 0.03)
 PARTS = ("q_rope", "k_rope", "q_nope", "k_nope")
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    return st.fixed_dictionaries(
-        {
-            "num_tokens": sizes(*request.range("num_tokens", 0, 24, 512)),
-            "max_seq_len": sizes(*request.range("max_seq_len", 1, 64, 8192)),
-            "values": st.sampled_from(KINDS),
-            "cache": st.sampled_from(("rotary", "quarter_turns", "scaled")),
-            "positions": st.sampled_from(("random", "consecutive", "same")),
-            "scale_q": st.sampled_from(SCALES),
-            "scale_kv": st.sampled_from(SCALES),
-        }
-    )
-
-
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    return {
-        "num_tokens": axes.get("num_tokens", 8),
-        "max_seq_len": axes.get("max_seq_len", 4096),
-        "values": "normal",
-        "cache": "rotary",
-        "positions": "random",
-        "scale_q": 1.0,
-        "scale_kv": 1.0,
-    }
-
-
-def corners(request: PlanRequest) -> list[Plan]:
-    """Exact products, whose ties must go to even codes; values that saturate; scales that differ.
-
-    The last one has values beyond float16's range, and scales that bring them back into that of e4m3.
-    """
-    low, high = request.range("num_tokens", 0, 24, 512)
-    usual = plan_for_axes(
-        request.definition, {"num_tokens": max(low, min(5, high)), "max_seq_len": 64}, Draws(0, "cpu")
-    )
-    return [
-        {**usual, "values": "spread", "cache": "quarter_turns"},
-        {**usual, "values": "large", "scale_q": 1.7, "scale_kv": 0.5},
-        {**usual, "values": "tiny", "scale_q": 0.5, "scale_kv": 1.7},
-        {**usual, "values": "huge", "scale_q": 2.0**-12, "scale_kv": 1.7e-4},
-    ]
+#: The corners are exact products, whose ties must go to even codes; values that saturate; scales that differ; and
+#: values beyond float16's range, with scales that bring them back into that of e4m3.
+PLAN = RowPlans(
+    {
+        "num_tokens": Count(24, 512, corner=5),
+        "max_seq_len": Count(64, 8192, least=1, usual=4096, corner=64),
+    },
+    {
+        "values": KINDS,
+        "cache": ("rotary", "quarter_turns", "scaled"),
+        "positions": ("random", "consecutive", "same"),
+        "scale_q": SCALES,
+        "scale_kv": SCALES,
+    },
+    special=[
+        {"values": "spread", "cache": "quarter_turns"},
+        {"values": "large", "scale_q": 1.7, "scale_kv": 0.5},
+        {"values": "tiny", "scale_q": 0.5, "scale_kv": 1.7},
+        {"values": "huge", "scale_q": 2.0**-12, "scale_kv": 1.7e-4},
+    ],
+)
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -166,22 +144,11 @@ FAMILIES = (
         name="mla_rope_quantize_fp8",
         op_type="rope",
         twin={"num_qo_heads": 4, "head_dim_ckv": 32, "head_dim_kpe": 16},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=make_inputs,
-        many_rows=BEYOND_1024,
         oracle=oracle,
         compare={f"{name}_out": CODES for name in PARTS},
-        kernels=(
-            Kernel(
-                "flashinfer.rope.mla_rope_quantize_fp8",
-                "flashinfer-python",
-                run_flashinfer,
-                min_capability=(8, 9),
-                limits={"num_tokens": (1, 1 << 20)},
-            ),
-        ),
+        kernels=(Kernel("flashinfer.rope.mla_rope_quantize_fp8", run_flashinfer, limits={"num_tokens": (1, 1 << 20)}),),
         faults=(
             with_inputs("the scales exchanged", lambda inputs, trial: exchanged_scales(inputs)),
             with_inputs("the position before", lambda inputs, trial: position_before(inputs)),

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Axis, Definition
 from flashinfer_trace.families import kv_cache, rope
-from flashinfer_trace.harness.compare import ErrorBound, Expected
-from flashinfer_trace.harness.copies import PartlyCopied, partly_copied
+from flashinfer_trace.format.definition import Axis, Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
-from flashinfer_trace.harness.faults import Fault, Trial, with_inputs
+from flashinfer_trace.harness.faults import Fault, FaultyCase, with_inputs
 from flashinfer_trace.harness.inputs import Draws
-from flashinfer_trace.harness.many_rows import BEYOND_1024
-from flashinfer_trace.harness.mutants import same_values
+from flashinfer_trace.harness.plans import RowPlans
+from flashinfer_trace.verdict.compare import ErrorBound, Expected
+from flashinfer_trace.verdict.copies import PartlyCopied, partly_copied
+from flashinfer_trace.verdict.wrong_outputs import same_values
 
 __all__ = ["FAMILIES"]
 
@@ -28,18 +26,19 @@ def whole_heads(definition: Definition) -> Definition:
     return dataclasses.replace(definition, axes={**definition.axes, "rotary_dim": rotated})
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    return st.builds(lambda slots, states: {**slots, **states}, kv_cache.plans(request), rope.plans(request))
-
-
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    return {**rope.plan_for_axes(definition, axes, draws), **kv_cache.plan_for_axes(definition, axes, draws)}
-
-
 def corners(request: PlanRequest) -> list[Plan]:
     """Those of the rotation, with free slots, and those of the slots, with usual states."""
-    usual = plan_for_axes(request.definition, {"max_seq_len": 64}, Draws(0, "cpu"))
-    return [{**usual, **plan} for plan in (*rope.corners(request), *kv_cache.corners(request))]
+    rotated = [{"spare": 24, **plan} for plan in rope.PLAN.corners(request)]
+    return [*rotated, *kv_cache.PLAN.corners(request)]
+
+
+TOKENS = dataclasses.replace(rope.PLAN.counts["num_tokens"], usual=kv_cache.PLAN.counts["num_tokens"].usual)
+PLAN = RowPlans(
+    {**rope.PLAN.counts, "num_tokens": TOKENS},
+    {**rope.PLAN.choices, **kv_cache.PLAN.choices},
+    special=corners,
+    fit=rope.in_groups,
+)
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -96,7 +95,7 @@ def slot_before(inputs: dict[str, Any]) -> dict[str, Any] | None:
     return {**inputs, "out_loc": (slots - 1) % count} if count > 1 and len(slots) else None
 
 
-def stored_too_early(trial: Trial) -> Outputs | None:
+def stored_too_early(trial: FaultyCase) -> Outputs | None:
     """What a kernel answers that stores the keys before it rotates them."""
     right = trial.outputs["k_cache_out"]
     wrong = right.index_copy(0, trial.inputs["out_loc"], trial.inputs["k"].flatten(1))
@@ -112,11 +111,8 @@ FAMILIES = (
         name="rope_with_cos_sin_cache_neox_style_store",
         op_type="rope",
         twin={"num_qo_heads": 4, "num_kv_heads": 2, "head_size": 8, "row_dim": 16},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=make_inputs,
-        many_rows=BEYOND_1024,
         oracle=oracle,
         compare={
             "q_out": TURNED,
@@ -129,15 +125,7 @@ FAMILIES = (
         relations=(stored_keys,),
         kernels=(
             Kernel(
-                f"{rope.JIT}.apply_rope_inplace_with_kvcache",
-                "sglang",
-                run_sglang,
-                min_capability=(8, 0),
-                limits=rope.LAUNCHABLE,
-                supports=rope.known_head_size,
-                in_place=IN_PLACE,
-                modules=(rope.JIT,),
-                optional=True,
+                f"{rope.JIT}.apply_rope_inplace_with_kvcache", run_sglang, limits=rope.LAUNCHABLE, in_place=IN_PLACE
             ),
         ),
         faults=(

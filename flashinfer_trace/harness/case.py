@@ -11,16 +11,17 @@ from typing import Any
 
 import torch
 
-from flashinfer_trace.closeness import too_far
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.compare import Comparison, Expected, Policy, rounding_norm_error
+from flashinfer_trace.dataset.accuracy import too_far
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.format.precision import full_precision_products
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, ReferenceRun
-from flashinfer_trace.harness.inputs import Draws, as_integers, clone_inputs, torch_dtype
-from flashinfer_trace.harness.outputs import misfits, numbers_as_tensors
-from flashinfer_trace.isolation.ownership import aliased, not_owned
-from flashinfer_trace.isolation.state import numbers_drawn
-from flashinfer_trace.isolation.worker import ReferenceWorker
-from flashinfer_trace.precision import full_precision_products
+from flashinfer_trace.harness.inputs import Draws, clone_inputs
+from flashinfer_trace.sandbox.ownership import aliased, not_owned
+from flashinfer_trace.sandbox.state import numbers_drawn
+from flashinfer_trace.sandbox.worker import ReferenceWorker
+from flashinfer_trace.verdict.compare import Comparison, Expected, Policy, rounding_norm_error
+from flashinfer_trace.verdict.outputs import misfits, numbers_as_tensors
+from flashinfer_trace.verdict.tensors import as_integers, torch_dtype
 
 __all__ = [
     "CaseResult",

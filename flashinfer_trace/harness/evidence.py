@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from flashinfer_trace import digests
-from flashinfer_trace.dataset import find_root
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.files import write_json
+from flashinfer_trace.dataset import digests
+from flashinfer_trace.dataset.evidence import REQUIRED_CASES, TIME_FORMAT, family_today, file_in, load_json
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.format.files import write_json
+from flashinfer_trace.harness.binding import judging_code
 from flashinfer_trace.harness.family import Kernel
 from flashinfer_trace.harness.verify import Report
-from flashinfer_trace.ledger import REQUIRED_CASES, TIME_FORMAT, file_in, load_json, module_today
 
 __all__ = ["add", "entry_of", "record"]
 
@@ -37,7 +37,7 @@ def entry_of(definition: Definition, kernel: Kernel, report: Report) -> dict[str
 
     Raises:
         ValueError: the report did not pass, did not run on a GPU, or has too few real cases: that is no evidence.
-        RecordsError: schema/records.json does not have the family.
+        LookupError: no family has the Definition.
     """
     if report.status != "passed" or not report.device.startswith("cuda"):
         raise ValueError(f"{definition.name}: a run that {report.status} on {report.device} is not evidence")
@@ -73,7 +73,6 @@ def add(directory: Path, definition: Definition, entry: dict[str, Any]) -> Path:
 
 
 def _entry(definition: Definition, kernel: Kernel, report: Report) -> dict[str, Any]:
-    code = digests.current()
     return {
         "kernel": {
             "label": kernel.label,
@@ -85,8 +84,7 @@ def _entry(definition: Definition, kernel: Kernel, report: Report) -> dict[str, 
         "digests": {
             "reference": definition.reference_sha256,
             "contract": digests.contract_sha256(definition),
-            "family": code.family(module_today(definition.root or find_root(), definition)),
-            "harness": code.harness,
+            **judging_code(family_today(definition), kernel),
         },
         "environment": _environment(report.device, kernel.library),
         "cases": report.cases,

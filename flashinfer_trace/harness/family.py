@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import fnmatch
-import functools
-import importlib
-import importlib.metadata
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition, InputError
-from flashinfer_trace.harness.compare import Expected, Policy
+from flashinfer_trace.format.definition import Definition, InputError
 from flashinfer_trace.harness.faults import Fault
 from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.plans import FamilyError, Plan, PlanRequest, PlanShape
+from flashinfer_trace.kernels import in_table
+from flashinfer_trace.kernels.table import TURING as ANY_GPU
+from flashinfer_trace.kernels.table import Capabilities, KernelFacts, Need, Place
+from flashinfer_trace.verdict.compare import Expected, Policy
 
 __all__ = [
     "Family",
@@ -30,15 +31,9 @@ __all__ = [
     "ReferenceRun",
     "Relation",
     "SeededCall",
-    "capability_range",
+    "private_kernel",
 ]
 
-#: The highest compute capability of a kernel that has no limit.
-UNLIMITED = (99, 9)
-
-#: Everything about a case but its elements, as small JSON values: variable axes, sequence lengths, kinds of values.
-#: (definition, plan, seed, kind of device) repeats a case exactly.
-Plan = dict[str, Any]
 #: By name, in the Definition's order: tensors, and numbers for scalars.
 Inputs = dict[str, Any]
 Outputs = dict[str, torch.Tensor]
@@ -50,120 +45,88 @@ Relation = Callable[[Definition, Inputs, Outputs], list[str]]
 SeededCall = Callable[[Definition, Inputs, int], Outputs]
 #: (definition, inputs, numbers that torch.rand returns instead of the generator's) -> outputs of the reference.
 ReferenceRun = Callable[..., Outputs]
-Options = TypeVar("Options")
-
-
-class FamilyError(LookupError):
-    """A Definition that no family record covers, or that its record does not fit. The message says where and how."""
-
-
-@dataclass(frozen=True)
-class PlanRequest:
-    """What plans may be drawn.
-
-    Attributes:
-        definition: at the sizes to be run (a family's small twin, or the real one).
-        limits: inclusive limits of variable axes that a kernel imposes, e.g. ``{"m": (1, 16)}``.
-        large: sizes for a GPU; otherwise sizes that a CPU runs in milliseconds.
-        plan_options: what a kernel takes beyond limits of axes, as a frozen dataclass that its family defines.
-    """
-
-    definition: Definition
-    limits: Mapping[str, tuple[int, int]]
-    large: bool
-    plan_options: object | None = None
-
-    def options_of(self, kind: type[Options]) -> Options:
-        """The kernel's options of that class, or its defaults if the kernel has none."""
-        return self.plan_options if isinstance(self.plan_options, kind) else kind()
-
-    def range(self, axis: str, low: int, small_high: int, large_high: int) -> tuple[int, int]:
-        """Limits of an axis: the family's for this scale, cut to what the kernel takes.
-
-        Raises:
-            FamilyError: the axis is not a variable one of the Definition.
-        """
-        if axis not in self.definition.var_axes:
-            raise FamilyError(
-                f"{self.definition.name}: plans draw the axis {axis}; variable axes are {self.definition.var_axes}"
-            )
-        kernel_low, kernel_high = self.limits.get(axis, (low, large_high))
-        return max(low, kernel_low), min(large_high if self.large else small_high, kernel_high)
-
-
-def capability_range(lowest: tuple[int, int], highest: tuple[int, int]) -> str:
-    """An inclusive range of compute capabilities: ``10.0``, ``10.0 to 10.3``, or ``10.0 or above``."""
-    low, high = (".".join(map(str, each)) for each in (lowest, highest))
-    if highest == UNLIMITED:
-        return f"{low} or above"
-    return low if lowest == highest else f"{low} to {high}"
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One real implementation of a family.
+    """How a family calls one real implementation of it, and what the harness must know to judge it.
+
+    What holds whoever calls it is in the table of kernels (`flashinfer_trace.kernels`), under the path, the variant and
+    the family: the distribution by version, the GPUs, and the sizes that it takes.
 
     Attributes:
         path: dotted path of the public function or class, e.g. ``flashinfer.norm.rmsnorm``.
-        library: the distribution it comes from, as pip names it; its version goes into the evidence.
         call: (definition, inputs, outputs) -> outputs by name. `outputs` are poisoned tensors (NaN, or a sentinel)
             of the declared shapes, for kernels that take ``out=``; a kernel that returns its results ignores them.
             Imports its library itself.
         variant: distinguishes two uses of one path, e.g. a backend.
-        min_capability, max_capability: inclusive range of CUDA compute capabilities.
         limits: inclusive limits of variable axes.
         plan_options: what it takes beyond them, as a frozen dataclass of its family (see `PlanRequest.options_of`).
         common: the `plan_options` of other kernels with the same limits, which take less: it shares their cases, before
             it has some of its own.
-        const_axes: the only sizes it is built for; empty for any.
-        supports: (definition) -> why it does not compute that one, or None.
         in_place: inputs that it overwrites; every other input must come out unchanged.
         compare: policies by output that differ from the family's, with their own reasons.
-        modules: modules that `call` imports and that an installed library may be unable to import, because it was
-            installed without what they need.
         seeded: (definition, inputs, seed) -> outputs, of a kernel that draws: two seeds must give two results.
-        optional: whether a machine that has to run the kernels may do without its library.
+        facts: what is known of it; the family that has the kernel takes them from the table (see `private_kernel`).
     """
 
     path: str
-    library: str
     call: KernelCall
     variant: str = ""
-    min_capability: tuple[int, int] = (7, 5)
-    max_capability: tuple[int, int] = UNLIMITED
     limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     plan_options: object | None = None
     common: object | None = None
-    const_axes: Mapping[str, int] = field(default_factory=dict)
-    supports: Callable[[Definition], str | None] = lambda definition: None
     in_place: tuple[str, ...] = ()
     compare: Mapping[str, Policy] = field(default_factory=dict)
-    modules: tuple[str, ...] = ()
     seeded: SeededCall | None = None
-    optional: bool = False
+    facts: KernelFacts | None = None
 
     @property
     def label(self) -> str:
         """Short unique name within a family: the path, and the variant in brackets."""
         return f"{self.path}[{self.variant}]" if self.variant else self.path
 
+    @property
+    def known(self) -> KernelFacts:
+        """Its facts.
+
+        Raises:
+            FamilyError: no family has it.
+        """
+        if self.facts is None:
+            raise FamilyError(f"the kernel {self.label} has no facts before a family has it")
+        return self.facts
+
+    @property
+    def library(self) -> str:
+        """The distribution it comes from, as pip names it; its version goes into the evidence."""
+        return self.known.library
+
     def unsupported(self, definition: Definition) -> str | None:
-        """Why this kernel does not compute this Definition, or None if it does."""
-        for axis, value in self.const_axes.items():
-            if definition.const_axes.get(axis) != value:
-                return f"needs {axis} = {value}"
-        return self.supports(definition)
+        """Why it does not compute a Definition of the family, or None if it does."""
+        return self.known.unsupported(definition)
 
     def unavailable(self, capability: tuple[int, int]) -> str | None:
         """Why it cannot run on a GPU of this compute capability, or None."""
-        if self.min_capability <= capability <= self.max_capability:
-            return None
-        return f"needs compute capability {self.capabilities}, this GPU has {capability[0]}.{capability[1]}"
+        return self.known.unavailable(capability)
 
-    @property
-    def capabilities(self) -> str:
-        """The compute capabilities of the GPUs that run it, as `capability_range` writes them."""
-        return capability_range(self.min_capability, self.max_capability)
+    def missing(self) -> str | None:
+        """Why its library cannot be used in this environment, or None."""
+        return self.known.missing()
+
+    def of_family(self, family: str) -> Kernel:
+        """The kernel with the facts that the table has of it for a family.
+
+        Raises:
+            FamilyError: it has none of its own, and the table has none.
+        """
+        known = in_table(family).get(self.label, self.facts)
+        if known is None:
+            raise FamilyError(
+                f"family {family}: the table of kernels has no {self.label} that computes it; add it to the entry in "
+                "flashinfer_trace/kernels/"
+            )
+        return self if known is self.facts else replace(self, facts=known)
 
     def ignores_seed(self, definition: Definition, inputs: Mapping[str, Any]) -> bool:
         """Whether it draws, and gives the same results with two seeds: no single call shows that."""
@@ -172,44 +135,28 @@ class Kernel:
         first, second = (self.seeded(definition, dict(inputs), seed) for seed in (1, 2))
         return all(torch.equal(first[name], second[name]) for name in definition.outputs)
 
-    def missing(self) -> str | None:
-        """Why its library cannot be used in this environment, or None."""
-        return _missing(self.library, self.modules)
 
+def private_kernel(
+    path: str,
+    library: str,
+    call: KernelCall,
+    *,
+    variant: str = "",
+    on: Capabilities = ANY_GPU,
+    needs: tuple[Need, ...] = (),
+    **how: Any,
+) -> Kernel:
+    """A kernel that the table of kernels lacks, such as one of another package.
 
-@functools.cache
-def _missing(library: str, modules: tuple[str, ...]) -> str | None:
-    try:
-        importlib.metadata.version(library)
-    except importlib.metadata.PackageNotFoundError:
-        return f"needs {library}, which is not installed"
-    for module in modules:
-        try:
-            importlib.import_module(module)
-        except Exception as error:  # modules of kernels fail to import in many ways: no driver, another version, ...
-            return f"needs {module} of {library}, which cannot be imported: {type(error).__name__}: {error}"
-    return None
-
-
-class _Identical:
-    """A Definition as a key: equal to itself alone. Its dictionaries have no hash."""
-
-    def __init__(self, definition: Definition) -> None:
-        self.definition = definition
-
-    def __hash__(self) -> int:
-        return id(self.definition)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identical) and self.definition is other.definition
-
-
-@functools.lru_cache(maxsize=64)
-def _plan_entries(
-    plan_for_axes: Callable[[Definition, Mapping[str, int], Draws], Plan], key: _Identical
-) -> frozenset[str]:
-    """What the plans of a family have, for one Definition."""
-    return frozenset(plan_for_axes(key.definition, {}, Draws(0, "cpu")))
+    Args:
+        path, call, variant: see `Kernel`.
+        library: the distribution that has it, as pip names it.
+        on: the lowest and the highest compute capability of the GPUs that run it.
+        needs: (definition) -> why it does not compute that one, or None.
+        how: the other attributes of `Kernel`.
+    """
+    facts = KernelFacts(path, (Place(path, library),), variant, *on, needs, (path,))
+    return Kernel(path, call, variant, facts=facts, **how)
 
 
 @dataclass(frozen=True)
@@ -220,15 +167,11 @@ class Family:
         name: the key in schema/naming.json.
         op_type: the directory of its Definitions.
         twin: small values of const axes, for CPU tests.
-        plans: hypothesis strategy of plans; draws axes and structure, never elements.
-        plan_for_axes: (definition, axes given by a user, draws) -> a plan with these axes.
+        plan: the shape of its plans (see `harness.plans`).
         make_inputs: (definition, plan, draws) -> valid inputs.
         oracle: (definition, inputs) -> what each output must be, in float64, computed another way.
         compare: policy of each output.
         kernels: the real implementations.
-        corners: (request) -> plans that every verification runs before those that it draws: what random draws seldom
-            meet. Each must have something to show that `plans` may miss.
-        many_rows: rows of one more corner, on a CPU (see `harness.many_rows`); 0 for none.
         relations: (definition, inputs, outputs) -> one line for each way in which the outputs do not fit each other,
             where each alone may be right in several ways: ids that point to other rows than the weights beside them.
         checks: (definition at the sizes to run, what runs its reference) -> one line for each way in which the
@@ -241,19 +184,31 @@ class Family:
     name: str
     op_type: str
     twin: Mapping[str, int]
-    plans: Callable[[PlanRequest], st.SearchStrategy[Plan]]
-    plan_for_axes: Callable[[Definition, Mapping[str, int], Draws], Plan]
+    plan: PlanShape
     make_inputs: Callable[[Definition, Plan, Draws], Inputs]
     oracle: Callable[[Definition, Inputs], dict[str, Expected]]
     compare: Mapping[str, Policy]
     kernels: tuple[Kernel, ...]
-    corners: Callable[[PlanRequest], Sequence[Plan]] = lambda request: ()
-    many_rows: int = 300
     relations: tuple[Relation, ...] = ()
     checks: tuple[Callable[[Definition, ReferenceRun], list[str]], ...] = ()
     faults: tuple[Fault, ...] = ()
     unseen: Mapping[str, str] = field(default_factory=dict)
     unverified: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kernels", tuple(kernel.of_family(self.name) for kernel in self.kernels))
+
+    def plans(self, request: PlanRequest) -> st.SearchStrategy[Plan]:
+        """The plans that may be drawn."""
+        return self.plan.plans(request)
+
+    def plan_for_axes(self, definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+        """A plan with these values of variable axes."""
+        return self.plan.plan_for_axes(definition, axes, draws)
+
+    def corners(self, request: PlanRequest) -> Sequence[Plan]:
+        """The plans that every verification runs before those that it draws."""
+        return self.plan.corners(request)
 
     def inputs(self, definition: Definition, plan: Plan, seed: int, device: str | torch.device) -> Inputs:
         """The inputs of one case, checked against the Definition's shapes, dtypes and constraints."""
@@ -267,7 +222,7 @@ class Family:
         Raises:
             InputError: the plan has not the entries of the family's plans, or the inputs do not fit the Definition.
         """
-        entries = _plan_entries(self.plan_for_axes, _Identical(definition))
+        entries = self.plan.entries(definition)
         unknown, missing = sorted(plan.keys() - entries), sorted(entries - plan.keys())
         if unknown or missing:
             raise InputError(

@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
-from flashinfer_trace.harness.compare import Expected
-from flashinfer_trace.harness.inputs import INTEGERS, Draws, as_integers
+from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.verdict.compare import Expected
+from flashinfer_trace.verdict.tensors import INTEGERS, as_integers
 
-__all__ = ["Fault", "Trial", "any_kernel", "with_inputs"]
+__all__ = ["Fault", "FaultyCase", "any_kernel", "with_inputs"]
 
 #: Sides of the tile that is not written.
 TILE = 16
@@ -37,7 +38,7 @@ MANTISSA_BITS = {
 
 
 @dataclass(frozen=True)
-class Trial:
+class FaultyCase:
     """One case in which a kernel is made to fail.
 
     Attributes:
@@ -79,11 +80,11 @@ class Fault:
     """
 
     name: str
-    spoil: Callable[[Trial], dict[str, torch.Tensor] | None]
+    spoil: Callable[[FaultyCase], dict[str, torch.Tensor] | None]
 
 
 #: (an output, what it was in the case before, the trial) -> a wrong output; None where it cannot be wrong in this way.
-Change = Callable[[torch.Tensor, torch.Tensor, Trial], torch.Tensor | None]
+Change = Callable[[torch.Tensor, torch.Tensor, FaultyCase], torch.Tensor | None]
 
 
 def any_kernel(outputs: Mapping[str, tuple[torch.dtype, int]]) -> tuple[Fault, ...]:
@@ -95,17 +96,17 @@ def any_kernel(outputs: Mapping[str, tuple[torch.dtype, int]]) -> tuple[Fault, .
     )
 
 
-def with_inputs(name: str, misread: Callable[[dict[str, Any], Trial], dict[str, Any] | None]) -> Fault:
+def with_inputs(name: str, misread: Callable[[dict[str, Any], FaultyCase], dict[str, Any] | None]) -> Fault:
     """The fault of a kernel that works on other inputs than it was given: on what `misread` makes of them."""
 
-    def spoil(trial: Trial) -> dict[str, torch.Tensor] | None:
+    def spoil(trial: FaultyCase) -> dict[str, torch.Tensor] | None:
         inputs = misread(dict(trial.inputs), trial)
         return None if inputs is None else trial.run(inputs)
 
     return Fault(name, spoil)
 
 
-def changed(output: str, change: Change, trial: Trial) -> dict[str, torch.Tensor] | None:
+def changed(output: str, change: Change, trial: FaultyCase) -> dict[str, torch.Tensor] | None:
     right, before = trial.outputs[output], trial.before[output]
     if not right.numel():
         return None
@@ -131,7 +132,9 @@ def changes(dtype: torch.dtype, dimensions: int) -> dict[str, Change]:
     return found
 
 
-def flipped(bit: int, largest: bool, output: torch.Tensor, before: torch.Tensor, trial: Trial) -> torch.Tensor | None:
+def flipped(
+    bit: int, largest: bool, output: torch.Tensor, before: torch.Tensor, trial: FaultyCase
+) -> torch.Tensor | None:
     """One bit flipped, of the largest number or of any element; of numbers, one that is finite and not 0."""
     values = output.contiguous()
     if values.dtype == torch.bool:
@@ -151,7 +154,7 @@ def flipped(bit: int, largest: bool, output: torch.Tensor, before: torch.Tensor,
     return bits.view(values.dtype).view(values.shape)
 
 
-def stale_row(output: torch.Tensor, before: torch.Tensor, trial: Trial) -> torch.Tensor | None:
+def stale_row(output: torch.Tensor, before: torch.Tensor, trial: FaultyCase) -> torch.Tensor | None:
     if before.shape != output.shape:
         return None
     row = trial.number(len(output))
@@ -159,7 +162,7 @@ def stale_row(output: torch.Tensor, before: torch.Tensor, trial: Trial) -> torch
     return output
 
 
-def stale_tile(output: torch.Tensor, before: torch.Tensor, trial: Trial) -> torch.Tensor | None:
+def stale_tile(output: torch.Tensor, before: torch.Tensor, trial: FaultyCase) -> torch.Tensor | None:
     """The last TILE rows of the last TILE columns are what they were."""
     if before.shape != output.shape:
         return None
@@ -168,19 +171,19 @@ def stale_tile(output: torch.Tensor, before: torch.Tensor, trial: Trial) -> torc
     return output
 
 
-def stale_last_column(output: torch.Tensor, before: torch.Tensor, trial: Trial) -> torch.Tensor | None:
+def stale_last_column(output: torch.Tensor, before: torch.Tensor, trial: FaultyCase) -> torch.Tensor | None:
     if before.shape != output.shape:
         return None
     output[..., -1] = before[..., -1]
     return output
 
 
-def zero_last_column(output: torch.Tensor, before: torch.Tensor, trial: Trial) -> torch.Tensor | None:
+def zero_last_column(output: torch.Tensor, before: torch.Tensor, trial: FaultyCase) -> torch.Tensor | None:
     output[..., -1] = 0
     return output
 
 
-def exchanged_rows(output: torch.Tensor, before: torch.Tensor, trial: Trial) -> torch.Tensor | None:
+def exchanged_rows(output: torch.Tensor, before: torch.Tensor, trial: FaultyCase) -> torch.Tensor | None:
     if len(output) < 2:
         return None
     first, second = trial.number(len(output)), trial.number(len(output) - 1)

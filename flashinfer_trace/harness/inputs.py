@@ -11,25 +11,14 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-__all__ = ["VALUE_KINDS", "Draws", "as_integers", "indptr", "sizes", "special_numbers", "split", "torch_dtype"]
+from flashinfer_trace.verdict.tensors import INTEGERS, as_integers
+
+__all__ = ["VALUE_KINDS", "Draws", "indptr", "sizes", "special_numbers", "split"]
 
 #: How the elements of a floating-point input are distributed: see `Draws.values`.
 VALUE_KINDS = ("normal", "integers", "large", "tiny", "constant_rows")
-INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 #: Factors of the rows of ``vast`` values, one after the other: squares of the last ones are beyond float32's range.
 VAST = (1e8, 1e16, 1e19)
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a format name (``bfloat16``)."""
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
-
-
-def as_integers(value: torch.Tensor) -> torch.Tensor:
-    """The bits of each element as an integer."""
-    return value.detach().contiguous().view(INTEGERS[value.dtype.itemsize])
 
 
 def special_numbers(dtype: torch.dtype) -> torch.Tensor:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import torch
 from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Kernel, Plan, PlanRequest
-from flashinfer_trace.harness.many_rows import many_rows, one_row
-from flashinfer_trace.isolation.worker import ReferenceWorker
+from flashinfer_trace.harness.plans import many_rows, one_row
+from flashinfer_trace.sandbox.worker import ReferenceWorker
 
 __all__ = ["Drawing", "Job", "Round", "prepare", "rounds"]
 
@@ -85,7 +85,7 @@ class Job:
     def corners(self) -> Sequence[Plan]:
         """The plans that run before any is drawn."""
         family, request = self.family, self.request
-        return [*family.corners(request), *many_rows(family, request), *one_row(family, request)]
+        return [*family.corners(request), *many_rows(family.plan, request), *one_row(family.plan, request)]
 
     @property
     def request(self) -> PlanRequest:

@@ -10,14 +10,15 @@ from typing import Any
 
 import torch
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.files import write_json
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.format.files import write_json
 from flashinfer_trace.harness.case import CaseResult, evaluate, kernel_outputs, reference_outputs
-from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs
-from flashinfer_trace.harness.faults import Fault, Trial, any_kernel
-from flashinfer_trace.harness.inputs import Draws, torch_dtype
+from flashinfer_trace.harness.faults import Fault, FaultyCase, any_kernel
+from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.verify import Job, verify
+from flashinfer_trace.verdict.compare import Expected
+from flashinfer_trace.verdict.tensors import torch_dtype
 
 __all__ = ["Power", "faults_of", "power", "record_power", "stand_in", "unexplained"]
 
@@ -47,7 +48,7 @@ def stand_in(kernel: Kernel | None) -> Kernel:
     def call(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
         return reference_outputs(definition, inputs, 0)
 
-    return dataclasses.replace(kernel or Kernel("reference", "", call), call=call, in_place=(), seeded=None)
+    return dataclasses.replace(kernel or Kernel("reference", call), call=call, in_place=(), seeded=None)
 
 
 def power(job: Job, examples: int, seed: int = 0) -> dict[str, Power]:
@@ -83,7 +84,7 @@ def power(job: Job, examples: int, seed: int = 0) -> dict[str, Power]:
     return found
 
 
-def _trial(job: Job, kernel: Kernel, case: CaseResult, number: int) -> Trial:
+def _trial(job: Job, kernel: Kernel, case: CaseResult, number: int) -> FaultyCase:
     definition, family = job.sized, job.family
     inputs = family.inputs(definition, case.plan, case.seed, job.device)
     other = family.inputs(definition, case.plan, case.seed + 1, job.device)
@@ -91,7 +92,7 @@ def _trial(job: Job, kernel: Kernel, case: CaseResult, number: int) -> Trial:
     def run(given: Mapping[str, Any]) -> Outputs:
         return kernel_outputs(definition, kernel, given)[0]
 
-    return Trial(inputs, other, family.expected(definition, inputs), run, Draws(number, "cpu"))
+    return FaultyCase(inputs, other, family.expected(definition, inputs), run, Draws(number, "cpu"))
 
 
 def _rejects(

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.isolation.limits import ReferenceFailed
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.sandbox.limits import ReferenceFailed
 
 __all__ = ["accepted_wrong_sizes", "raised_by", "wrong_sizes"]
 

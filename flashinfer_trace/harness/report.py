@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from flashinfer_trace.harness.compare import Comparison
+from flashinfer_trace.verdict.compare import Comparison
 
 __all__ = ["OutputSummary", "Report"]
 
@@ -43,7 +43,7 @@ class Report:
         status: ``passed``, ``failed`` or ``skipped``.
         cases, vacuous: distinct cases that count, and those that proved nothing.
         corners: how many of them the family names (see `Family.corners`).
-        real_size: cases at the Definition's own sizes, beside those of its small twin (see `harness.real_size`).
+        real_size: cases at the Definition's own sizes, beside those of its small twin (see `harness.twins`).
         only_twin: whether there are none of these, because the inputs are too large for a CPU.
         message: why it failed (ends with the line that repeats the case) or was skipped.
         twin_of: the Definition whose cases these were, if its small twin is the same (see `harness.twins`).

@@ -6,27 +6,25 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 
 import hypothesis
-from hypothesis import strategies as st
 
 from flashinfer_trace.harness.case import CaseResult, SharedCase, reference_run, shared_case
+from flashinfer_trace.harness.cases import Case, cases, shrink
 from flashinfer_trace.harness.family import FamilyError, Plan
 from flashinfer_trace.harness.job import Job, prepare, rounds
 from flashinfer_trace.harness.refusals import accepted_wrong_sizes
 from flashinfer_trace.harness.report import OutputSummary, Report
-from flashinfer_trace.isolation.limits import Budget, Limits, ReferenceFailed
+from flashinfer_trace.sandbox.limits import Budget, ReferenceFailed, ReferenceLimits
 
 __all__ = ["Job", "OutputSummary", "Report", "prepare", "verify", "verify_together"]
 
-#: Rounds of further draws when repeated and vacuous cases left too few real ones: hypothesis draws seven of ten again.
-ROUNDS = 24
-#: Cases of one hypothesis example: what hypothesis does for each example takes longer than many a case.
-BATCH = 8
-
 #: Two right draws of this many rows agree with a probability below 1e-9 if none has a token of more than 0.7.
 SEEDED_ROWS = 64
+
+
+#: What is said of a case that failed once.
+UNSTABLE = "failed once, and passed when the same case was run again: results change by themselves"
 
 
 class CaseFailure(AssertionError):
@@ -89,13 +87,12 @@ class _Target:
 
     Attributes:
         passed: the cases that it has passed.
-        required, before: real cases that it needs by the end of a round, and those that it had before cases were drawn.
+        before: real cases that it had before any were drawn.
     """
 
     job: Job
     report: Report
     passed: set[str] = field(default_factory=set)
-    required: int = 0
     before: int = 0
 
     def fail(self, message: str) -> None:
@@ -121,13 +118,12 @@ class _Target:
             if kernel.ignores_seed(job.sized, job.family.inputs_for_axes(job.sized, rows, 0, job.device)):
                 self.fail(f"{kernel.label} draws the same with two seeds, {SEEDED_ROWS} rows each")
 
-    def judge(self) -> None:
+    def judge_number(self, examples: int) -> None:
         """Fails if cases are missing."""
         report = self.report
-        if report.cases < self.required:
-            drawn = f"{report.cases - self.before} of {self.required - self.before}"
+        if report.cases < self.before + examples:
             self.fail(
-                f"only {drawn} cases prove something ({report.vacuous} vacuous); "
+                f"only {report.cases - self.before} of {examples} cases prove something ({report.vacuous} vacuous); "
                 f"make the family's plans draw fewer empty or zero cases"
             )
 
@@ -141,6 +137,7 @@ class _Cases:
         """`job` is what plans are drawn for; it may have failed already, and so not be one of the targets."""
         self._job, self._seed, self._on_case = job, seed, on_case
         self._running = list(targets)
+        self._examples = 0
         self._real: tuple[Plan, int] | None = None
         self._broken: CaseFailure | None = None
         self._shrunk: CaseFailure | None = None
@@ -161,9 +158,7 @@ class _Cases:
                 self._fail(str(self._broken))
                 return
             lines = "\n  ".join(str(failure) for failure in flaky.exceptions)
-            self._fail(
-                f"failed once, and passed when the same case was run again: results change by themselves\n  {lines}"
-            )
+            self._fail(f"{UNSTABLE}\n  {lines}")
 
     def _fail(self, message: str) -> None:
         for target in self._running:
@@ -179,23 +174,19 @@ class _Cases:
 
     def _all(self, examples: int) -> None:
         job, corners = self._job, self._job.corners
-        limits = job.worker.limits if job.worker else Limits()
+        limits = job.worker.limits if job.worker else ReferenceLimits()
         self._budget = Budget(job.definition.name, len(corners) + examples, limits)
-        for number, plan in enumerate(corners):
-            # Its number is the seed of its elements.
-            if self.run(plan, number):
-                for target in self._running:
-                    target.report.corners += 1
+        self._examples = examples
         for target in self._running:
             target.before = target.report.cases
-            target.required = target.before + examples
-        self.draw()
+        for case in cases(job, self._seed, lambda: self.missing):
+            self._run_or_shrink(case)
         if job.kernel is None and not job.large:
             with self._spending():
                 self.check_reference()
         for target in self._running:
             target.judge_seeds()
-            target.judge()
+            target.judge_number(examples)
 
     @contextmanager
     def _spending(self) -> Iterator[None]:
@@ -223,40 +214,24 @@ class _Cases:
         if lines:
             raise CaseFailure("\n  ".join(lines))
 
-    def draw(self) -> None:
-        """Draws plans and element seeds until enough cases count for each job."""
-        # Shrinking reruns a case up to hundreds of times: worth it on a small twin, not on a GPU.
-        shrink = [] if self._job.large else [hypothesis.Phase.shrink]
-        base = hypothesis.settings(
-            database=None,
-            deadline=None,
-            phases=[hypothesis.Phase.generate, *shrink],
-            report_multiple_bugs=False,
-            print_blob=False,
-            suppress_health_check=list(hypothesis.HealthCheck),
-            verbosity=hypothesis.Verbosity.quiet,
-        )
-
-        case = st.tuples(self._job.plans, st.integers(0, 2**31 - 1))
-
-        def run(cases: list[tuple[Plan, int]]) -> None:
-            for plan, element_seed in cases:
-                if self.missing > 0:
-                    self.run(plan, element_seed)
-
-        for round_number in range(ROUNDS):
-            if self.missing <= 0:
-                return
-            # A tenth more than is missing: some will be vacuous. The first example has equal, simplest cases.
-            examples = -(-self.missing * 11 // (10 * BATCH)) + 1
-            settings = hypothesis.settings(base, max_examples=examples)
-            test: Any = hypothesis.given(st.lists(case, min_size=BATCH, max_size=BATCH))(run)
-            hypothesis.seed(self._seed + 1_000_003 * round_number)(settings(test))()
+    def _run_or_shrink(self, case: Case) -> None:
+        """Runs a case; of one that was drawn and fails, the smallest like it."""
+        try:
+            ran = self.run(case.plan, case.seed)
+        except CaseFailure as failure:
+            # Shrinking reruns a case up to hundreds of times: worth it on a small twin, not on a GPU.
+            if case.kind == "corner" or self._job.large or self._broken is not None:
+                raise
+            shrink(self._job, case, self.run)
+            raise CaseFailure(f"{UNSTABLE}\n  {failure}") from failure
+        for target in self._running if case.kind == "corner" else ():
+            target.report.corners += ran
+            target.before = target.report.cases
 
     @property
     def missing(self) -> int:
         """How many more real cases some job needs."""
-        return max((target.required - target.report.cases for target in self._running), default=0)
+        return max((target.before + self._examples - target.report.cases for target in self._running), default=0)
 
     def run(self, plan: Plan, seed: int) -> bool:
         """Runs one case, unless it has passed before; returns whether it ran. Raises CaseFailure if no job passed."""

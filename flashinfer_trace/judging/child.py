@@ -11,24 +11,26 @@ import functools
 import gc
 import importlib.abc
 import os
+import re
 import secrets
 import socket
 import sys
+import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from flashinfer_trace.isolation import protocol
-from flashinfer_trace.judging import domain, tampering
-from flashinfer_trace.judging.afterwards import Replaced, Undisturbed, stored, unhush, unreplaced
-from flashinfer_trace.judging.arena import Arena, Slot, tensor_in
-from flashinfer_trace.judging.complaints import complaint
-from flashinfer_trace.judging.loading import ReturnError, Submitted, bound, load
-from flashinfer_trace.judging.series import Series, captured, seed_all
+from flashinfer_trace.judging.after_call import Replaced, Undisturbed, stored, unhush, unreplaced
+from flashinfer_trace.judging.loading import LoadError, ReturnError, Submitted, bound, load
 from flashinfer_trace.judging.stopwatch import Stopwatch
+from flashinfer_trace.judging.timed_calls import TimedCalls, captured, seed_all
+from flashinfer_trace.sandbox import landlock, protocol
+from flashinfer_trace.sandbox.limits import MAX_MESSAGE
+from flashinfer_trace.sandbox.shared_memory import Arena, Slot, tensor_in
 
-__all__ = ["serve"]
+__all__ = ["prepare"]
 
 #: Errors that are failures of another kind than that of a submission that raises.
 _KINDS = {ReturnError: "outputs", Replaced: "tampered"}
@@ -37,16 +39,56 @@ _PACKAGE = "flashinfer_trace"
 #: Bytes of a page of a GPU's memory; fewer pages than this are taken before tensors are moved, at random.
 PAGE, BESIDE = 2 << 20, 100
 
+#: Functions of clocks, of synchronization and of torch that a submission has no reason to replace. The judge relies on
+#: none of them: it compares outputs and memory in its own process. That a submission replaces one says that its author
+#: expects to be timed or compared with it, so it is reported. Like every look from inside of a process it finds the
+#: careless; what keeps a verdict true is that nothing but tensors leaves the process.
+_WATCHED = {
+    "builtins": ("abs", "all", "any", "isinstance", "max", "min", "open", "print"),
+    "time": (
+        "monotonic",
+        "monotonic_ns",
+        "perf_counter",
+        "perf_counter_ns",
+        "process_time",
+        "sleep",
+        "time",
+        "time_ns",
+    ),
+    "torch": ("all", "allclose", "empty", "empty_like", "equal", "isclose", "isnan", "zeros"),
+    "torch.Tensor": ("allclose", "clone", "copy_", "data_ptr", "equal", "fill_", "isclose", "isnan", "item", "tolist"),
+    "torch.cuda": ("Event", "current_stream", "default_stream", "stream", "synchronize"),
+    "torch.cuda.Event": ("elapsed_time", "query", "record", "synchronize", "wait"),
+    "torch.cuda.Stream": ("query", "record_event", "synchronize", "wait_event", "wait_stream"),
+    "torch.testing": ("assert_close",),
+}
 
-def serve(pipe: socket.socket, kernel: object | None) -> None:
-    """Answers requests from the pipe until it is closed. Never returns.
+#: Where frames are that say nothing of a submission: those of the judge, and of the import system.
+_OURS = (os.path.dirname(__file__), os.path.dirname(importlib.__file__), "<frozen importlib")
+
+#: Where modules are called, and functions that torch's decorators made: no place of a submission.
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+
+#: Longest name of a file that is told, in characters.
+MAX_FILE = 200
+
+
+def prepare(kernel: object | None) -> tuple[int, Callable[[socket.socket], None]]:
+    """Gets the server of submissions ready (see `fork_server.Service`): first of all, whether domains work here.
+
+    No process that has a submission in it is asked, which could lie. The server has never touched CUDA, so its
+    processes can; and it has imported neither a family nor the harness.
 
     Args:
-        pipe: to the judge.
         kernel: a callable that this process was forked with; a request then names no file.
     """
+    return landlock.domain_works(), functools.partial(_serve, kernel=kernel)
+
+
+def _serve(pipe: socket.socket, kernel: object | None) -> None:
+    """Answers requests from the pipe to the judge until it is closed. Never returns."""
     try:
-        domain.enter()
+        landlock.enter_domain()
         os.dup2(2, 1)  # standard output is the judge's: it may be JSON
         if kernel is None:
             _seed_afresh()
@@ -70,7 +112,7 @@ class _Session:
         self._stopwatch: Stopwatch | None = None
 
     def answer_all(self) -> None:
-        before = tampering.watched()
+        before = _watched()
         submitted: Submitted | None = None
         while True:
             request = protocol.read_header(self._read)
@@ -85,7 +127,7 @@ class _Session:
                 self._receive_arena(request["arena"])
             assert submitted is not None  # the judge calls nothing that was not loaded
             compute = functools.partial(self._timed if "timing" in request else self._call, submitted, request)
-            self._answer(lambda: {"tampered": tampering.changed(before)}, compute)
+            self._answer(lambda: {"tampered": _replaced(before)}, compute)
 
     def _answer(self, more: Callable[[], dict[str, Any]], compute: Callable[[], Any]) -> Any:
         """Computes, and tells how it went."""
@@ -94,7 +136,7 @@ class _Session:
             answer = protocol.pack_header({**(found if isinstance(found, dict) else {}), **more()})
         except BaseException as error:
             kind = next(({"kind": kind} for one, kind in _KINDS.items() if isinstance(error, one)), {})
-            found, answer = None, protocol.pack_header({"failed": complaint(error, self._root), **kind})
+            found, answer = None, protocol.pack_header({"failed": error_line(error, self._root), **kind})
         self._pipe.sendall(answer)
         return found
 
@@ -161,7 +203,7 @@ class _Session:
         inputs, outputs = self._tensors(memory, request)
         first = min(request["slots"][f"output {name}"]["offset"] for name in self._outputs)
         copies = self._arena.memory[size : size + timing["repeats"] * (size - first)].view(timing["repeats"], -1)
-        series = Series(self._stopwatch, memory, first, request["seed"], timing)
+        series = TimedCalls(self._stopwatch, memory, first, request["seed"], timing)
         series.prepare(ready or (lambda: submitted(inputs, dict(outputs))), outputs)
         self._answer(dict, dict)
         returned = series.run(protocol.read_header(self._read))
@@ -265,3 +307,82 @@ def _hide_package() -> None:
     for name in [name for name in sys.modules if name == _PACKAGE or name.startswith(f"{_PACKAGE}.")]:
         del sys.modules[name]
     sys.meta_path.insert(0, _Hidden())
+
+
+def _watched() -> dict[str, object]:
+    """The functions as they are now, by dotted name."""
+    return {
+        f"{owner}.{name}": getattr(_owner(owner), name, None) for owner, names in _WATCHED.items() for name in names
+    }
+
+
+def _replaced(before: Mapping[str, object]) -> list[str]:
+    """Dotted names of the functions that are others than `before`, in order."""
+    return [name for name, value in _watched().items() if value is not before[name]]
+
+
+def _owner(path: str) -> object:
+    if path in sys.modules:
+        return sys.modules[path]
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError:  # a class
+        parent, _, name = path.rpartition(".")
+        return getattr(_owner(parent), name)
+
+
+def error_line(error: BaseException, root: str | None = None) -> str:
+    """Type and message of an error, and the first line of the submission on its way.
+
+    Args:
+        error: what it raised.
+        root: of a Solution, the directory that its package lies in.
+    """
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_OURS)]
+    if root is not None and frames and isinstance(error, ModuleNotFoundError):
+        hint = _own_import(str(error.name), frames[-1], Path(root))
+        if hint:  # as an ImportError, because no package is missing
+            return f"ImportError: {hint}"[:MAX_MESSAGE] + _place(frames[-1])
+    kind = "" if isinstance(error, (LoadError, Replaced, ReturnError)) else f"{type(error).__name__}: "
+    frames = [one for one in frames if not one.filename.startswith(_TORCH)] or frames
+    return f"{kind}{_message(error)}"[:MAX_MESSAGE] + (_place(frames[0]) if frames else "")
+
+
+def _message(error: BaseException) -> str:
+    """What an error says. The code that says it may be the submission's."""
+    try:
+        return str(error)
+    except BaseException as another:
+        return f"its message cannot be read: __str__ raises {type(another).__name__}"
+
+
+def _place(frame: traceback.FrameSummary) -> str:
+    return f" ({os.path.basename(frame.filename)[-MAX_FILE:]}:{frame.lineno})"
+
+
+def _own_import(name: str, frame: traceback.FrameSummary, root: Path) -> str:
+    """What to write instead, if a source of a Solution was imported as a module of its own; empty if none was.
+
+    Sources are modules of one package: from beside the file that imports, or from the package's own directory.
+    """
+    file, module = Path(frame.filename), name.partition(".")[0]
+    if not module.isidentifier() or root not in file.parents:
+        return ""
+    package = root / file.relative_to(root).parts[0]
+    for dots, directory in enumerate([file.parent, *file.parent.parents], start=1):
+        source = next((one for one in (directory / f"{module}.py", directory / module) if one.exists()), None)
+        if source is not None:
+            instead = _relative(frame.line or "", module, "." * dots)
+            return f"{source.name} is a source of the Solution, whose sources are one package: use `{instead}`"
+        if directory == package:
+            break
+    return ""
+
+
+def _relative(line: str, module: str, dots: str) -> str:
+    """An import statement, made relative; a pattern of one if the line has another form."""
+    if re.fullmatch(rf"from {module}[\w.]* import [\w, ]+", line):
+        return f"from {dots}{line.removeprefix('from ')}"
+    if re.fullmatch(rf"import {module}( as \w+)?", line):
+        return f"from {dots} {line}"
+    return f"from {dots}{module} import ..."

@@ -10,7 +10,8 @@ import torch
 
 from flashinfer_trace.harness.case import poisoned_outputs
 from flashinfer_trace.harness.family import Inputs
-from flashinfer_trace.harness.verify import SEEDED_ROWS, Job
+from flashinfer_trace.harness.job import Job
+from flashinfer_trace.harness.verify import SEEDED_ROWS
 from flashinfer_trace.judging.process import SubmissionProcess
 from flashinfer_trace.judging.verdict import Failure
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import secrets
+import shlex
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,25 +15,32 @@ from typing import Any
 
 import torch
 
-from flashinfer_trace import dataset
-from flashinfer_trace.definition import Definition
+from flashinfer_trace.dataset import store
 from flashinfer_trace.families import family_of
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.case import device_of, poisoned_outputs
-from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.harness.cases import Case
 from flashinfer_trace.harness.family import Inputs, Kernel
-from flashinfer_trace.harness.verify import Job
-from flashinfer_trace.judging.arguments import device_name, whole_number
-from flashinfer_trace.judging.cases import Case, cases
+from flashinfer_trace.harness.job import Job
 from flashinfer_trace.judging.draws import unrandom
-from flashinfer_trace.judging.process import Answer, Failed, Limits, Server, SubmissionProcess
-from flashinfer_trace.judging.replay import replay
-from flashinfer_trace.judging.returned import misfit, outputs_of, with_unwritten
-from flashinfer_trace.judging.shared import shared_server
+from flashinfer_trace.judging.grades import REFERENCE, JudgedInputs, Standard, kinds_of_inputs, limited, standards
+from flashinfer_trace.judging.more_plans import judged_cases
+from flashinfer_trace.judging.output_form import outputs_of, with_unwritten, wrong_form
+from flashinfer_trace.judging.process import Answer, Failed, SubmissionProcess
+from flashinfer_trace.judging.server import Server, shared_server
 from flashinfer_trace.judging.sizes import small_by_default, with_own_constants
-from flashinfer_trace.judging.standards import REFERENCE, Standard, Trial, limited, standards, trials
-from flashinfer_trace.judging.submission import Submission, SubmissionError, from_callable, from_path
+from flashinfer_trace.judging.submission import (
+    TIMEOUTS,
+    Submission,
+    SubmissionError,
+    Timeouts,
+    from_callable,
+    from_path,
+)
+from flashinfer_trace.judging.user_inputs import LARGEST_SEED, device_name, whole_number
 from flashinfer_trace.judging.verdict import Failure, Grade, Verdict
-from flashinfer_trace.requested import LARGEST_SEED
+from flashinfer_trace.sandbox.fork_server import ServerEnded
+from flashinfer_trace.verdict.compare import Expected
 
 __all__ = ["EXAMPLES", "as_submission", "checked", "judge"]
 
@@ -54,7 +63,7 @@ def judge(
     examples: int = EXAMPLES,
     seed: int | None = None,
     twin: bool | None = None,
-    limits: Limits | None = None,
+    limits: Timeouts | None = None,
     server: Server | None = None,
 ) -> Verdict:
     """Grades a kernel against a Definition.
@@ -81,24 +90,24 @@ def judge(
     """
     examples = whole_number("examples", examples, least=1)
     seed = secrets.randbits(31) if seed is None else whole_number("seed", seed, least=0, most=LARGEST_SEED)
-    loaded = dataset.definition_of(definition)
+    loaded = store.definition_of(definition)
     submission = as_submission(kernel, device)
     if submission.definition not in ("", loaded.name):
         raise SubmissionError(f"{submission.label} is for {submission.definition}, not for {loaded.name}")
     device = device_name(device)
     small = twin if twin is not None else small_by_default(loaded, device)
     by_default = small and twin is None
-    limits = limits or Limits()
+    limits = limits or Timeouts()
     family = family_of(loaded)
     job = Job(loaded, with_own_constants(loaded, family) if by_default else family, None, device, full=not small)
     started = time.perf_counter()
     with served(submission, server) as forks, submission.on_disk() as request:
-        verdict = _Court(submission, request, forks, limits, examples, seed).verdict(job)
+        verdict = _Judgment(submission, request, forks, limits, examples, seed).verdict(job)
     verdict.by_default = by_default
     if verdict.grade == Grade.WRONG and by_default and verdict.failure and verdict.failure.of_sizes:
         verdict.grade = Grade.NOT_JUDGED
     verdict.seconds = time.perf_counter() - started
-    verdict.replay = replay(submission, verdict, loaded, examples, limits)
+    verdict.replay = replay_line(submission, verdict, loaded, examples, limits)
     return verdict
 
 
@@ -127,7 +136,7 @@ def served(submission: Submission, server: Server | None) -> Iterator[Server]:
         yield own
 
 
-class _Court:
+class _Judgment:
     """One judgement of one submission."""
 
     def __init__(
@@ -135,7 +144,7 @@ class _Court:
         submission: Submission,
         request: Mapping[str, Any],
         server: Server,
-        limits: Limits,
+        limits: Timeouts,
         examples: int,
         seed: int,
     ) -> None:
@@ -145,7 +154,7 @@ class _Court:
     def verdict(self, job: Job) -> Verdict:
         """The verdict on all valid inputs; of a submission that refuses some, on those that a known kernel takes."""
         known = self._known(job)
-        every = [limited(job, [known])] if known else trials(job)
+        every = [limited(job, [known])] if known else kinds_of_inputs(job)
         first = self._on(every[0], known)
         if known or first.failure is None or first.grade == Grade.NOT_JUDGED or first.failure.kind not in OF_INPUTS:
             return first
@@ -166,25 +175,29 @@ class _Court:
         label = self._request.get("kernel")
         return next((one for one in job.family.kernels if one.label == label), None)
 
-    def _on(self, trial: Trial, known: Kernel | None) -> Verdict:
+    def _on(self, trial: JudgedInputs, known: Kernel | None) -> Verdict:
         job = trial.job
         own, sized = job.definition.const_axes, job.sized.const_axes
         sizes = "own" if job.sized is job.definition else "twin"
         verdict = Verdict(job.definition.name, self._submission.label, job.device, sizes, seed=self._seed)
         verdict.twin = {axis: value for axis, value in sized.items() if value != own[axis]}
-        verdict.kept_apart = self._server.keeps_apart
         inputs, outputs = list(job.sized.inputs), list(job.sized.outputs)
         request = {**self._request, **({"definition": job.sized.to_dict()} if known else {})}
         left = standards(trial)
-        begin = functools.partial(self._server.begin, request, inputs, outputs, job.device, self._limits)
+        begin = functools.partial(
+            SubmissionProcess.load, self._server, request, inputs, outputs, job.device, self._limits
+        )
         try:
-            with self._server.start(request, inputs, outputs, job.device, self._limits) as process:
+            verdict.kept_apart = self._server.keeps_apart
+            with SubmissionProcess.start(self._server, request, inputs, outputs, job.device, self._limits) as process:
                 run = _Run(job, process, known, left, verdict, begin if request["kind"] in FRESH else None)
                 verdict.failure = run.all(self._examples, self._seed)
                 if verdict.failure is not None:
                     process.end()  # no other kernel is run where one went wrong
         except Failed as failed:
             verdict.failure = Failure(failed.kind, failed.message)
+        except ServerEnded as ended:
+            verdict.failure = Failure("died", str(ended))
         return _graded(verdict, left)
 
 
@@ -220,9 +233,11 @@ class _Run:
     def all(self, examples: int, seed: int) -> Failure | None:
         """Runs cases until `examples` drawn ones count; the failure that left no standard."""
         verdict = self._verdict
-        for case in cases(self._job, examples, seed):
-            if case.kind == "drawn" and self._left[0].cases >= examples + verdict.corners + verdict.repeated:
-                break
+
+        def missing() -> int:
+            return examples + verdict.corners + verdict.repeated - self._left[0].cases
+
+        for case in judged_cases(self._job, seed, missing):
             failure = self._case(case)
             if failure is not None:
                 return failure
@@ -285,7 +300,7 @@ def checked(
     device = device_of(inputs)
     outputs = outputs_of(job.sized, answer, device)
     axes = job.sized.bind_axes(inputs)
-    wrong = _misbehaviour(answer, in_place) or misfit(job.sized, axes, answer, outputs, device)
+    wrong = _misbehaviour(answer, in_place) or wrong_form(job.sized, axes, answer, outputs, device)
     if wrong is not None:
         return wrong
     failures = [one.failure(job, inputs, outputs, expected) for one in left]
@@ -309,3 +324,53 @@ def _misbehaviour(answer: Answer, in_place: Collection[str]) -> Failure | None:
 
 def _distance(failure: Failure) -> float:
     return math.inf if math.isnan(failure.ratio) else failure.ratio
+
+
+def replay_line(
+    submission: Submission, verdict: Verdict, definition: Definition, examples: int, limits: Timeouts
+) -> str:
+    """What repeats a verdict on a submission: a command if it is a file and the command has options for its limits.
+
+    Args:
+        submission, verdict, definition: what was judged, how it did, and against what.
+        examples, limits: as `judge` took them.
+    """
+    timed = limits == Timeouts.of(limits.call) and TIMEOUTS[0] <= limits.call <= TIMEOUTS[1]
+    if not submission.file or not (timed or limits == Timeouts()):
+        return _call(submission, verdict, examples, limits)
+    function = None if submission.sources else submission.request.get("name")
+    file = os.path.relpath(submission.file) + (f":{function}" if function else "")
+    file = f"./{file}" if file.startswith("-") else file
+    options = f"-d {verdict.definition} --device {verdict.device}"
+    if verdict.sizes == "twin":
+        options += "" if verdict.by_default else " --twin"
+    elif small_by_default(definition, verdict.device):
+        options += " --full"
+    options += f" --examples {examples} --seed {verdict.seed}"
+    if limits != Timeouts():
+        options += f" --timeout {limits.call!r}"
+    return f"flashinfer-trace check {_quoted(file)} {options}"
+
+
+def _quoted(file: str) -> str:
+    """A path for a shell: for bash, where it has characters that no terminal shows, or bytes that are none."""
+    if file.isprintable():
+        return shlex.quote(file)
+    plain = frozenset(range(32, 127)) - frozenset(b"\\'")
+    return "$'" + "".join(chr(byte) if byte in plain else f"\\x{byte:02x}" for byte in os.fsencode(file)) + "'"
+
+
+def _call(submission: Submission, verdict: Verdict, examples: int, limits: Timeouts) -> str:
+    """A call of `judge`; only the one of this package takes limits, and has to be imported."""
+    name = submission.request.get("name")
+    kernel = repr(submission.file + (f":{name}" if name and not submission.sources else ""))
+    arguments = (
+        f"{kernel if submission.file else 'kernel'}, {verdict.definition!r}, device={verdict.device!r}, "
+        f"examples={examples}, seed={verdict.seed}, twin={None if verdict.by_default else verdict.sizes == 'twin'}"
+    )
+    if limits == Timeouts():
+        return f"flashinfer_trace.judge({arguments})"
+    imports = (
+        "from flashinfer_trace.judging.judge import judge; from flashinfer_trace.judging.submission import Timeouts"
+    )
+    return f"{imports}; judge({arguments}, limits={limits!r})"

@@ -7,14 +7,15 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from inspect import Parameter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flashinfer_trace.judging.arena import memory_of
-from flashinfer_trace.judging.convention import LoadError, convention
+from flashinfer_trace.sandbox.shared_memory import memory_of
 
-__all__ = ["LoadError", "ReturnError", "Submitted", "bound", "load"]
+__all__ = ["Convention", "LoadError", "ReturnError", "Submitted", "bound", "convention", "load"]
 
 #: Names that are looked for in a file when none is given, in this order.
 USUAL_NAMES = ("run", "ModelNew", "kernel")
@@ -24,6 +25,25 @@ BOOLEANS = 64
 
 #: (inputs by name, poisoned outputs by name) -> what the submission returned, None if it wrote into the outputs.
 Submitted = Callable[[dict[str, Any], dict[str, Any]], Any]
+
+
+class LoadError(Exception):
+    """A submission without a function that can be called. The message says what is there, and what it takes."""
+
+
+@dataclass(frozen=True)
+class Convention:
+    """How to call a function.
+
+    Attributes:
+        by_name: whether arguments go by name; otherwise in the Definition's order.
+        writes: whether outputs are among them, to write into.
+        targets: the parameters that take the outputs, in the Definition's order; empty if they have no names.
+    """
+
+    by_name: bool
+    writes: bool
+    targets: tuple[str, ...] = field(default=(), compare=False)
 
 
 class ReturnError(Exception):
@@ -210,8 +230,8 @@ def _known(request: Mapping[str, Any]) -> Submitted:
     """A real kernel of the Definition's own record, which the dataset verified: it may import the package."""
     import torch
 
-    from flashinfer_trace.definition import Definition
     from flashinfer_trace.families import family_of
+    from flashinfer_trace.format.definition import Definition
 
     definition = Definition.from_dict(request["definition"], root=Path(request["root"]))
     (kernel,) = (one for one in family_of(definition).kernels if one.label == request["kernel"])
@@ -219,3 +239,118 @@ def _known(request: Mapping[str, Any]) -> Submitted:
     if draw is not None:  # its adapter makes a seed of the inputs, for the harness; here each call has one
         return lambda inputs, outputs: draw(definition, inputs, torch.initial_seed() % (1 << 31))
     return lambda inputs, outputs: kernel.call(definition, inputs, outputs)
+
+
+def convention(found: Any, inputs: Sequence[str], outputs: Sequence[str], destination: bool | None) -> Convention:
+    """How a function or module object is called.
+
+    Args:
+        found: the function.
+        inputs, outputs: names, in the Definition's order.
+        destination: whether it writes into outputs, as a Solution says; None to read that from its parameters.
+
+    Raises:
+        LoadError: it does not take them.
+    """
+    function = found.forward if hasattr(found, "forward") else found
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # of a function that is not written in Python
+        return Convention(by_name=False, writes=bool(destination))
+    writes = _writes(parameters, inputs, outputs) if destination is None else destination
+    passed = [*inputs, *outputs] if writes else [*inputs]
+    targets = tuple(outputs) if writes else ()
+    if _takes_by_name(parameters, passed):
+        return Convention(True, writes, targets)
+    others = _other_names(parameters, inputs, outputs) if writes else ()
+    if others and _takes_by_name(parameters, [*inputs, *others]):
+        return Convention(True, writes, others)
+    if _takes_by_position(parameters, len(passed)):
+        return Convention(False, writes, tuple(one.name for one in _positional(parameters)[len(inputs) : len(passed)]))
+    if _takes_any_name(parameters, passed):
+        return Convention(True, writes, targets)
+    raise LoadError(_mismatch(parameters, inputs, outputs, destination))
+
+
+def _writes(parameters: Sequence[Parameter], inputs: Sequence[str], outputs: Sequence[str]) -> bool:
+    """Whether a function takes outputs: by their names, or because it needs as many arguments as there are of both."""
+    needed = sum(map(_needed, parameters))
+    return bool(outputs) and (_names(parameters).issuperset(outputs) or needed == len(inputs) + len(outputs))
+
+
+def _names(parameters: Sequence[Parameter]) -> set[str]:
+    """The parameters that an argument may name."""
+    return {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+
+
+def _takes_by_name(parameters: Sequence[Parameter], passed: Sequence[str]) -> bool:
+    """Whether a function can be called with these names and nothing else, each of which is one of its parameters."""
+    return _names(parameters).issuperset(passed) and _needs_only(parameters, passed)
+
+
+def _other_names(parameters: Sequence[Parameter], inputs: Sequence[str], outputs: Sequence[str]) -> tuple[str, ...]:
+    """The parameters that take the outputs if inputs go by name, whatever names outputs have; empty if it is not clear.
+
+    Those of the names of outputs take these, and the others the rest, in order.
+    """
+    free = [one.name for one in parameters if _needed(one) and one.name not in (*inputs, *outputs)]
+    unnamed = [name for name in outputs if name not in _names(parameters)]
+    if len(free) != len(unnamed):
+        return ()
+    renamed = dict(zip(unnamed, free, strict=True))
+    return tuple(renamed.get(name, name) for name in outputs)
+
+
+def _takes_any_name(parameters: Sequence[Parameter], passed: Sequence[str]) -> bool:
+    """Whether names that are none of its parameters go into ``**kwargs``; with ``*args`` beside it, they need none."""
+    kinds = {one.kind for one in parameters}
+    variadic = Parameter.VAR_KEYWORD in kinds and Parameter.VAR_POSITIONAL not in kinds
+    return variadic and _needs_only(parameters, passed)
+
+
+def _needs_only(parameters: Sequence[Parameter], passed: Sequence[str]) -> bool:
+    """Whether every parameter that needs an argument gets one by name."""
+    names = _names(parameters).intersection(passed)
+    return all(one.name in names for one in parameters if _needed(one))
+
+
+def _takes_by_position(parameters: Sequence[Parameter], count: int) -> bool:
+    """Whether a function can be called with so many arguments and no names."""
+    positional = _positional(parameters)
+    unlimited = any(one.kind == one.VAR_POSITIONAL for one in parameters)
+    if any(_needed(one) for one in parameters if one.kind == one.KEYWORD_ONLY):
+        return False
+    return sum(map(_needed, positional)) <= count and (unlimited or count <= len(positional))
+
+
+def _positional(parameters: Sequence[Parameter]) -> list[Parameter]:
+    return [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+
+
+def _needed(parameter: Parameter) -> bool:
+    """Whether a parameter needs an argument."""
+    variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return not variadic and parameter.default is parameter.empty
+
+
+def _mismatch(
+    parameters: Sequence[Parameter], inputs: Sequence[str], outputs: Sequence[str], destination: bool | None
+) -> str:
+    """What a function takes, and what it must take."""
+    stars: dict[object, str] = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
+    takes = f"it takes {[stars.get(one.kind, '') + one.name for one in parameters]}"
+    if destination is None:
+        return (
+            f"{takes}; it must take the inputs {list(inputs)}, and may take the outputs {list(outputs)} after them, to "
+            f"write into"
+        )
+    if destination:
+        return (
+            f"{takes}; destination_passing_style is true, so that it must take the inputs {list(inputs)} and after "
+            f"them the outputs {list(outputs)}, to write into; if it returns the outputs, set it to false in the "
+            f"Solution's spec"
+        )
+    return (
+        f"{takes}; destination_passing_style is false, so that it must take the inputs {list(inputs)} alone and return "
+        f"the outputs; if it writes into outputs that it takes, set it to true in the Solution's spec"
+    )

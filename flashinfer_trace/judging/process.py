@@ -1,103 +1,121 @@
-"""A submission's process as the judge sees it: it is given inputs, and what it leaves in the shared memory is read.
+"""A submission's process as the judge sees it: it is given inputs, and what it leaves in shared memory is read.
 
-with Server() as server, server.start(submission, definition, "cpu", Limits()) as process:
+with Server() as server, SubmissionProcess.start(server, request, inputs, outputs, "cpu", Timeouts()) as process:
     answer = process.call(inputs, poisoned, seed=0)
+
+Its words are checked, and proven by nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import select
-import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from flashinfer_trace.isolation import protocol
-from flashinfer_trace.judging import server
-from flashinfer_trace.judging.answers import (
-    OF_CALLS,
-    Answer,
-    Failed,
-    Limits,
-    Timed,
-    Timing,
-    returned_of,
-    tampered_of,
-    times_of,
-)
-from flashinfer_trace.judging.arena import Arena, Filled
-from flashinfer_trace.judging.idle import Idle, Waiting, has_room, library_of
-from flashinfer_trace.judging.spawning import available, forked, spawned
-from flashinfer_trace.judging.submission import SubmissionError
+from flashinfer_trace.judging.server import Idle, Server, has_room, library_of
+from flashinfer_trace.judging.submission import Timeouts
+from flashinfer_trace.sandbox import protocol
+from flashinfer_trace.sandbox.limits import Failed, printable
+from flashinfer_trace.sandbox.process import ConfinedProcess
+from flashinfer_trace.sandbox.shared_memory import Arena, Filled
 
-__all__ = ["Answer", "Failed", "Limits", "Server", "SubmissionProcess", "Timed", "Timing"]
+__all__ = ["Answer", "Failed", "SubmissionProcess", "Timed", "Timing"]
 
-#: Seconds that it may take to import torch, on a busy machine with cold disks.
-START_SECONDS = 300.0
-
-#: Longest header of an answer, in bytes.
-MAX_ANSWER = 64 << 10
+#: Kinds of failures that a process may say a call has instead of having raised an error.
+OF_CALLS = ("outputs", "tampered")
 
 #: Asks a process whether it is there, and has it give back its memory.
 AWAKE, REST = {"awake": True}, {"rest": True}
 
 
-class Server:
-    """The process that submissions' processes are forked from.
-
-    One that ran known kernels, and failed in nothing, waits for the next known kernel while half of the memory of its
-    GPU is free: importing the libraries of kernels takes seconds, and no kernel of the dataset's own records has to be
-    kept from what came before it. Anybody else's kernel has a process of its own.
-
-    Args:
-        fork: copy this process, which takes milliseconds and must have one thread, and not have touched CUDA; otherwise
-            a new interpreter is started, which takes a second or two.
-        kernel: a callable of this process that the forked ones are to run; needs `fork`.
+@dataclass(frozen=True)
+class Answer:
+    """What one call left.
 
     Attributes:
-        alive: whether it was still there when it was last asked for something.
-        keeps_apart: whether the system keeps its processes from the memory of this one (see `domain`).
+        outputs: by name, as they were in the memory when the call returned.
+        returned: what the submission says of each value that it returned, by name; empty if it returned nothing.
+        changed: inputs that hold other bits than before.
+        outside: whether it wrote beside the tensors that it was given.
+        tampered: functions that it replaced, as its process says.
     """
 
-    def __init__(self, fork: bool = False, kernel: object | None = None) -> None:
-        if not available():
-            raise SubmissionError("the judge needs os.fork and Unix sockets, which this platform has not")
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = None if fork else spawned(theirs)
-            self._pid = self._process.pid if self._process is not None else forked(theirs, kernel)
-        ours.settimeout(START_SECONDS)
-        self._control = ours
-        self.alive = True
-        self._waiting = Waiting()
-        try:
-            self.keeps_apart = bool(self._reply())
-        except BaseException:
-            self.close()
-            raise
+    outputs: dict[str, torch.Tensor]
+    returned: dict[str, Any]
+    changed: list[str]
+    outside: bool
+    tampered: list[str]
 
-    def __enter__(self) -> Server:
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+@dataclass(frozen=True)
+class Timing:
+    """How calls are timed.
 
+    Attributes:
+        repeats: calls.
+        flush: bytes that are written before each call, so that the cache holds nothing of its inputs; 0 not to.
+        warm_up: how often they are written before the first call, for clocks to rise.
+        graph: whether calls are captured, and replayed as a CUDA graph.
+    """
+
+    repeats: int
+    flush: int = 0
+    warm_up: int = 0
+    graph: bool = False
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What timed calls left.
+
+    Attributes:
+        answers: of each call.
+        calls: seconds of each call by phase: ``total``, and ``plan`` and ``run`` of a kernel that has both; and
+            ``ahead``: 1 if all of it was launched before the GPU began it, else 0.
+        outside: seconds of all of them together, flushes included, by the judge's clock.
+    """
+
+    answers: list[Answer]
+    calls: list[dict[str, float]]
+    outside: float
+
+
+class SubmissionProcess(ConfinedProcess):
+    """One process with one submission: a context manager that ends it. After `Failed`, a new one is needed.
+
+    After a call it is stopped until the next one: what its threads would do then comes too late to be seen, and would
+    take time from other kernels.
+    """
+
+    def __init__(self, server: Server, timeouts: Timeouts, forked: tuple[socket.socket, int] | None = None) -> None:
+        super().__init__(server, forked)
+        self._kept_by, self._timeouts = server, timeouts
+        self._arena: Arena | None = None
+        self._calls = 0
+        self._asked = False
+        self._device, self._libraries = "", frozenset[str]()
+
+    @classmethod
     def start(
-        self, request: Mapping[str, Any], inputs: Sequence[str], outputs: Sequence[str], device: str, limits: Limits
+        cls,
+        server: Server,
+        request: Mapping[str, Any],
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        device: str,
+        timeouts: Timeouts,
     ) -> SubmissionProcess:
-        """A new process with a submission loaded.
+        """A process with a submission loaded; see `load`.
 
         Raises:
-            Failed: it could not be loaded, or an earlier one ended this server.
+            Failed: it could not be loaded, or an earlier one ended the server.
         """
-        process = self.begin(request, inputs, outputs, device, limits)
+        process = cls.load(server, request, inputs, outputs, device, timeouts)
         try:
             process.loaded()
         except BaseException:
@@ -105,82 +123,36 @@ class Server:
             raise
         return process
 
-    def begin(
-        self, request: Mapping[str, Any], inputs: Sequence[str], outputs: Sequence[str], device: str, limits: Limits
+    @classmethod
+    def load(
+        cls,
+        server: Server,
+        request: Mapping[str, Any],
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        device: str,
+        timeouts: Timeouts,
     ) -> SubmissionProcess:
-        """A new process that loads a submission meanwhile: `SubmissionProcess.loaded` waits for it.
+        """A process that loads a submission meanwhile: `loaded` waits for it.
+
+        Args:
+            server: that it is forked from, or that has one that waits for a known kernel.
+            request: the submission, as `Submission.on_disk` describes it.
+            inputs, outputs: names, in the Definition's order.
 
         Raises:
-            Failed: an earlier one ended this server.
+            Failed: an earlier one ended the server.
         """
         names = {"inputs": list(inputs), "outputs": list(outputs)}
         told = {"submission": dict(request), "device": device, **names}
         library = library_of(request)
-        idle = self._waiting.take(library, device)
+        idle = server.take(library, device)
         if idle is not None:
             with contextlib.suppress(Failed):  # it ended while it waited
-                again = SubmissionProcess(self, idle.pipe, idle.pid, limits)
-                again.ask(AWAKE, limits.call, "raised")
-                return again.started(told, idle.libraries | {library})
-        return self._forked(limits).started(told, frozenset({library} - {""}))
-
-    def keep(self, idle: Idle) -> None:
-        """Has a process wait for the next known kernel."""
-        self._waiting.keep(idle)
-
-    def _forked(self, limits: Limits) -> SubmissionProcess:
-        """A new process."""
-        ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                socket.send_fds(self._control, [server.COMMAND.pack(server.FORK, 0)], [theirs.fileno()])
-                return SubmissionProcess(self, ours, self._reply(), limits)
-        except (OSError, RuntimeError) as error:
-            self.alive = False
-            ours.close()
-            raise Failed("died", "the process that submissions are forked from was ended") from error
-
-    def end(self, pid: int, *, reap: bool) -> int:
-        """Ends a process: its status as `os.waitpid` gives it, or -1 if this call ended it or it is out of reach."""
-        try:
-            self._control.sendall(server.COMMAND.pack(server.REAP if reap else server.KILL, pid))
-            return self._reply()
-        except (OSError, RuntimeError):
-            self.alive = False
-            return -1
-
-    def close(self) -> None:
-        """Ends all processes."""
-        self._waiting.close()
-        self._control.close()
-        if self._process is not None:
-            self._process.wait(timeout=30)
-        else:
-            os.waitpid(self._pid, 0)
-
-    def _reply(self) -> int:
-        data = self._control.recv(server.REPLY.size)
-        if len(data) < server.REPLY.size:
-            raise RuntimeError("the process that submissions are forked from has ended")
-        (value,) = server.REPLY.unpack(data)
-        return int(value)
-
-
-class SubmissionProcess:
-    """One process with one submission: a context manager that ends it. After `Failed`, a new one is needed.
-
-    After a call it is stopped until the next one: what its threads would do then comes too late to be seen, and would
-    take time from other kernels.
-    """
-
-    def __init__(self, server_: Server, pipe: socket.socket, pid: int, limits: Limits) -> None:
-        self._server, self._pipe, self._pid, self._limits = server_, pipe, pid, limits
-        self._arena: Arena | None = None
-        self._calls = 0
-        self._ended = False
-        self._asked = self._stopped = False
-        self._device, self._libraries = "", frozenset[str]()
-        self._seconds = self._deadline = 0.0
+                again = cls(server, timeouts, (idle.pipe, idle.pid))
+                again.ask(AWAKE, timeouts.call, "raised")
+                return again._loading(told, idle.libraries | {library})
+        return cls(server, timeouts)._loading(told, frozenset({library} - {""}))
 
     def __enter__(self) -> SubmissionProcess:
         return self
@@ -188,7 +160,7 @@ class SubmissionProcess:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def started(self, told: Mapping[str, Any], libraries: frozenset[str]) -> SubmissionProcess:
+    def _loading(self, told: Mapping[str, Any], libraries: frozenset[str]) -> SubmissionProcess:
         """Tells the process what to load, and returns this object.
 
         Args:
@@ -200,7 +172,7 @@ class SubmissionProcess:
         """
         self._device, self._libraries = str(told["device"]), libraries
         try:
-            self.tell(told, self._limits.load)
+            self.tell(told, self._timeouts.load)
         except BaseException:
             self.end()
             raise
@@ -211,18 +183,19 @@ class SubmissionProcess:
         its device has room."""
         if self._libraries and not (self._ended or self._asked):
             with contextlib.suppress(Failed):
-                self.ask(REST, self._limits.call, "raised")
+                self.ask(REST, self._timeouts.call, "raised")
                 if has_room(self._device):
                     self._ended = True  # to this object, which no longer has it
-                    self._server.keep(Idle(self._pipe, self._pid, self._device, self._libraries))
+                    self._kept_by.keep(Idle(self._pipe, self._pid, self._device, self._libraries))
         self.end()
 
-    def end(self) -> None:
-        """Ends the process, and what it started."""
-        self._end(reap=False)
+    def end(self, *, reap: bool = False) -> int:
+        """Ends the process, and what it started, and gives back the memory."""
+        status = super().end(reap=reap)
         if self._arena is not None:
             self._arena.close()
             self._arena = None
+        return status
 
     def call(self, inputs: Mapping[str, Any], poisoned: Mapping[str, torch.Tensor], seed: int) -> Answer:
         """Calls the submission on copies of the inputs.
@@ -236,10 +209,10 @@ class SubmissionProcess:
             Failed: it raised, took too long, or its process ended.
         """
         filled, request = self._filled(inputs, poisoned, seed, 0)
-        seconds = self._limits.call if self._calls else self._limits.first_call
+        seconds = self._timeouts.call if self._calls else self._timeouts.first_call
         self._calls += 1
         answer = self.ask(request, seconds, "raised")
-        self.pause()
+        self.stop()
         return Answer(filled.outputs(), returned_of(answer), filled.changed(), filled.outside(), tampered_of(answer))
 
     def timed(
@@ -256,12 +229,12 @@ class SubmissionProcess:
         """
         filled, request = self._filled(inputs, poisoned, seed, timing.repeats)
         hidden = filled.hide()
-        self.ask({**request, "timing": asdict(timing)}, self._limits.first_call, "raised")
+        self.ask({**request, "timing": asdict(timing)}, self._timeouts.first_call, "raised")
         started = time.perf_counter()
-        self.ask({"go": True, **hidden}, self._limits.call * timing.repeats, "raised")
+        self.ask({"go": True, **hidden}, self._timeouts.call * timing.repeats, "raised")
         outside = time.perf_counter() - started
-        answer = self.ask({"collect": True}, self._limits.call, "raised")
-        self.pause()
+        answer = self.ask({"collect": True}, self._timeouts.call, "raised")
+        self.stop()
         outputs = [filled.outputs(copy) for copy in range(timing.repeats)]
         changed, beside = filled.changed(), filled.outside()
         answers = [Answer(each, returned_of(answer), changed, beside, tampered_of(answer)) for each in outputs]
@@ -288,16 +261,6 @@ class SubmissionProcess:
         """
         self.answer("not-loaded")
 
-    def pause(self) -> None:
-        """Stops all threads of the submission until it is told something.
-
-        Raises:
-            Failed: it has ended.
-        """
-        with self._failures():
-            os.killpg(self._pid, signal.SIGSTOP)
-        self._stopped = True
-
     def ask(self, request: Mapping[str, Any], seconds: float, kind: str) -> dict[str, Any]:
         """Sends a request and waits for its answer.
 
@@ -313,19 +276,13 @@ class SubmissionProcess:
         Raises:
             Failed: it has ended, or does not read.
         """
-        if select.select([self._pipe], [], [], 0)[0] and self._pipe.recv(1, socket.MSG_PEEK):
-            raise Failed("protocol", "its process sent an answer that nobody had asked for")
-        self._seconds, self._deadline = seconds, time.monotonic() + seconds
+        self.begin_request(seconds)
         self._asked = True
-        with self._failures():
-            if self._stopped:
-                os.killpg(self._pid, signal.SIGCONT)
-                self._stopped = False
-            self._pipe.settimeout(seconds)
-            self._pipe.sendall(protocol.pack_header(request))
-            if "arena" in request:
-                assert self._arena is not None
-                socket.send_fds(self._pipe, [b"A"], [self._arena.descriptor])
+        descriptors = []
+        if "arena" in request:
+            assert self._arena is not None
+            descriptors = [self._arena.descriptor]
+        self.send([protocol.pack_header(request)], descriptors)
 
     def answer(self, kind: str) -> dict[str, Any]:
         """Waits for the answer to the last request.
@@ -333,25 +290,12 @@ class SubmissionProcess:
         Raises:
             Failed: of `kind`, or of one in `OF_CALLS`, with what the process says went wrong; or it did not answer.
         """
-        with self._failures("was not loaded" if kind == "not-loaded" else "did not return"):
-            answer = protocol.read_header(self._read, MAX_ANSWER)
+        answer = self.header("was not loaded" if kind == "not-loaded" else "did not return")
         if "failed" in answer:
             said = answer.get("kind")
             raise Failed(said if kind == "raised" and said in OF_CALLS else kind, str(answer["failed"]))
         self._asked = False
         return answer
-
-    @contextmanager
-    def _failures(self, late: str = "did not return") -> Iterator[None]:
-        """Errors of the pipe as failures of the submission; `late` is what it did not do in time."""
-        try:
-            yield
-        except TimeoutError as error:
-            raise self._timeout(late) from error
-        except protocol.ProtocolError as error:
-            raise Failed("protocol", f"its process answered {error}") from error
-        except OSError as error:
-            raise self._death() from error
 
     def _room_for(self, size: int) -> dict[str, int]:
         """Sees to it that the memory is large enough; what a request says of new memory."""
@@ -362,32 +306,37 @@ class SubmissionProcess:
         self._arena = Arena(2 * size)
         return {"arena": self._arena.size}
 
-    def _read(self, target: memoryview) -> None:
-        while target:
-            self._pipe.settimeout(max(self._deadline - time.monotonic(), 1e-3))
-            count = self._pipe.recv_into(target)
-            if count == 0:
-                raise self._death()
-            target = target[count:]
 
-    def _timeout(self, late: str) -> Failed:
-        self._end(reap=False)
-        return Failed("timed-out", f"it {late} within {self._seconds:g} s")
+def returned_of(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """What a process says of the values that were returned."""
+    returned = answer.get("returned")
+    return returned if isinstance(returned, dict) else {}
 
-    def _death(self) -> Failed:
-        status = self._end(reap=True)
-        if status == -1:
-            how = "closed its pipe"
-        elif os.WIFSIGNALED(status):
-            number = os.WTERMSIG(status)
-            how = f"was ended by {signal.Signals(number).name if number in set(signal.Signals) else f'signal {number}'}"
-        else:
-            how = f"ended with exit status {os.WEXITSTATUS(status)}"
-        return Failed("died", f"its process {how} before it answered")
 
-    def _end(self, *, reap: bool) -> int:
-        if self._ended:
-            return -1
-        self._ended = True
-        self._pipe.close()
-        return self._server.end(self._pid, reap=reap)
+def tampered_of(answer: Mapping[str, Any]) -> list[str]:
+    """The functions that a process says were replaced in it.
+
+    Raises:
+        Failed: it says so in no list.
+    """
+    names = answer.get("tampered") or []
+    if not isinstance(names, list):
+        raise Failed("protocol", "its process answered no list of replaced functions")
+    return [printable(str(name)) for name in names]
+
+
+def times_of(answer: Mapping[str, Any], repeats: int) -> list[dict[str, float]]:
+    """The times of some calls. They come from a stranger, so that nothing but positive numbers is one.
+
+    Raises:
+        Failed: they are none, or not as many as there were calls.
+    """
+    times = answer.get("times")
+    try:
+        found = [{str(name): float(value) for name, value in call.items()} for call in times or []]
+    except (TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise Failed("protocol", "its process answered times that are none") from error
+    right = all(0 < call.get("total", 0) < float("inf") and call.get("ahead") in (0, 1) for call in found)
+    if len(found) != repeats or not right:
+        raise Failed("protocol", f"its process answered {len(found)} times of {repeats}, or one that is not positive")
+    return found

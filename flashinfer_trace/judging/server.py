@@ -1,82 +1,147 @@
-"""The process that submissions' processes are forked from: it has imported torch, and runs no submission itself.
-
-It has never touched CUDA, so that what is forked from it can; and it has imported neither a family nor the harness.
-"""
+"""The server of submissions: it forks their processes, and keeps those that ran known kernels. Imports no torch."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
-import signal
+import re
 import socket
-import struct
-import sys
-import time
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["COMMAND", "FORK", "KILL", "REAP", "REPLY", "main"]
+from flashinfer_trace.judging.submission import SubmissionError
+from flashinfer_trace.sandbox.fork_server import ForkServer, Service, available
 
-#: A command: what to do, and with which process.
-COMMAND = struct.Struct("<cq")
-FORK, KILL, REAP = b"F", b"K", b"R"
+__all__ = ["Idle", "Server", "has_room", "library_of", "passed_on", "shared_server"]
 
-#: The answer: first of all whether `domain.works`; then a process id, or the status that `os.waitpid` gave, which is -1
-#: if the process was ended here.
-REPLY = struct.Struct("<q")
+#: The part of a GPU's memory that must be free for a process to be kept: libraries leave up to 7 GiB in each.
+FREE = 0.5
 
-#: Seconds that a process whose pipe is closed may take to end.
-GRACE = 0.5
+#: Environment variables that a submission gets, and prefixes of them: what compilers and CUDA need.
+ENVIRONMENT = (
+    *("CC", "CXX", "HOME", "LANG", "LC_ALL", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_TF32_OVERRIDE"),
+    *("NVIDIA_VISIBLE_DEVICES", "PATH", "PYTHONPATH", "TMPDIR", "USER", "VIRTUAL_ENV", "XDG_CACHE_HOME"),
+)
+PREFIXES = (
+    *("CUDA_", "DG_JIT_", "DYLD_LIBRARY_", "FLASHINFER_", "LD_LIBRARY_", "PYTORCH_", "SGLANG_DG_", "SGLANG_JIT_"),
+    *("TORCH_", "TRITON_"),
+)
+#: Names of credentials, which it does not get, whatever they begin with.
+_SECRET = re.compile("CREDENTIAL|KEY|PASSW|SECRET|TOKEN")
 
 
-def main(control: socket.socket, kernel: object | None = None) -> None:
-    """Answers commands until the pipe is closed, then ends every process that is left."""
+def passed_on(name: str) -> bool:
+    """Whether a submission gets an environment variable."""
+    return name in ENVIRONMENT or (name.startswith(PREFIXES) and not _SECRET.search(name.upper()))
+
+
+SUBMISSIONS = Service("flashinfer_trace.judging.child", passed_on)
+
+
+@dataclass(frozen=True)
+class Idle:
+    """A process that ran known kernels and waits for the next one.
+
+    Attributes:
+        pipe, pid: of it.
+        device: that it has used.
+        libraries: that it has imported.
+    """
+
+    pipe: socket.socket
+    pid: int
+    device: str
+    libraries: frozenset[str]
+
+
+def library_of(request: Mapping[str, Any]) -> str:
+    """The package that the known kernel of a request is imported from; empty of anybody else's kernel."""
+    return str(request["kernel"]).partition(".")[0] if request["kind"] == "known" else ""
+
+
+def has_room(device: str) -> bool:
+    """Whether so much of a device's memory is free that processes may wait there."""
+    if device == "cpu":
+        return True
     import torch
 
-    from flashinfer_trace.judging import domain
-    from flashinfer_trace.judging.child import serve
-
-    torch.set_num_threads(1)  # a fork copies one thread: others must not have been started
-    control.sendall(REPLY.pack(domain.works()))  # asked of no process that has a submission in it, which could lie
-    children: set[int] = set()
-    while True:
-        data, descriptors, _, _ = socket.recv_fds(control, COMMAND.size, 1)
-        if len(data) < COMMAND.size:
-            break
-        command, pid = COMMAND.unpack(data)
-        if command == FORK:
-            pid = os.fork()
-            if pid == 0:
-                os.setsid()
-                control.close()
-                serve(socket.socket(fileno=descriptors[0]), kernel)
-                os._exit(1)
-            os.close(descriptors[0])
-            children.add(pid)
-            control.sendall(REPLY.pack(pid))
-        else:
-            control.sendall(REPLY.pack(_ended(pid, GRACE if command == REAP else 0.0)))
-            children.discard(pid)
-    for pid in children:
-        _ended(pid, 0.0)
+    free, total = torch.cuda.mem_get_info(device)
+    return free >= FREE * total
 
 
-def _ended(pid: int, grace: float) -> int:
-    """The status of a process that ended by itself, or -1 after ending it and all that it started."""
-    deadline = time.monotonic() + grace
-    status = -1
-    while True:
-        ended, found = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            status = found
-            break
-        if time.monotonic() >= deadline:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            break
-        time.sleep(0.002)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    return status
+class Server(ForkServer):
+    """The process that submissions' processes are forked from.
+
+    One that ran known kernels, and failed in nothing, waits for the next known kernel while half of the memory of its
+    GPU is free: importing the libraries of kernels takes seconds, and no kernel of the dataset's own records has to be
+    kept from what came before it. Anybody else's kernel has a process of its own.
+
+    Args:
+        fork: see `ForkServer`.
+        kernel: a callable of this process that the forked ones are to run; needs `fork`.
+    """
+
+    def __init__(self, fork: bool = False, kernel: object | None = None) -> None:
+        if not available():
+            raise SubmissionError("the judge needs os.fork and Unix sockets, which this platform lacks")
+        self._idle: list[Idle] = []
+        super().__init__(SUBMISSIONS, fork=fork, payload=kernel)
+
+    @property
+    def keeps_apart(self) -> bool:
+        """Whether the system keeps its processes from the memory of this one (see `landlock.enter_domain`)."""
+        return bool(self.greeting)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def keep(self, idle: Idle) -> None:
+        """Has a process wait for the next known kernel."""
+        self._idle.append(idle)
+
+    def take(self, library: str, device: str) -> Idle | None:
+        """A process for a kernel of that library: best of all one that has imported it. None if none waits."""
+        while True:
+            fitting = [one for one in self._idle if library and one.device == device]
+            if not fitting:
+                return None
+            chosen = max(fitting, key=lambda one: library in one.libraries)
+            with contextlib.suppress(ValueError):  # another thread took it
+                self._idle.remove(chosen)
+                return chosen
+
+    def close(self) -> None:
+        """Ends all processes."""
+        for one in self._idle:
+            one.pipe.close()
+        self._idle.clear()
+        super().close()
 
 
-if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])))
+#: One server for all judgments of this process; the lock is for its threads.
+_SHARED: list[Server] = []
+_LOCK = threading.Lock()
+
+
+def shared_server() -> Server:
+    """The server of this process; a new one if a submission or an interrupt ended the last."""
+    with _LOCK:
+        if not _SHARED or not _SHARED[-1].alive:
+            _SHARED.append(Server())
+            atexit.register(_SHARED[-1].close)
+        return _SHARED[-1]
+
+
+def _unlock() -> None:
+    global _LOCK  # a forked copy of this process has no thread that would release it
+    _LOCK = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from flashinfer_trace.constraints import parse
-from flashinfer_trace.definition import Definition
+from flashinfer_trace.format.constraints import parse
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family
-from flashinfer_trace.harness.real_size import has_real_size
+from flashinfer_trace.harness.twins import has_real_size
 
 __all__ = ["small_by_default", "unseen", "with_own_constants"]
 

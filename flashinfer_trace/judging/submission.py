@@ -9,17 +9,18 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.json_source import JsonSourceError, load_object
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.format.json_source import JsonSourceError, load_object
+from flashinfer_trace.sandbox.limits import printable
 
 __all__ = [
     "TIMEOUTS",
     "Submission",
     "SubmissionError",
+    "Timeouts",
     "from_callable",
     "from_path",
     "known",
-    "printable",
 ]
 
 #: Languages of flashinfer-bench's Solutions that are Python files.
@@ -31,18 +32,28 @@ TIMEOUTS = (0.1, 86400.0)
 #: Longest path of a source.
 MAX_PATH = 200
 
-#: Longest text of a stranger that is shown, in characters.
-MAX_TEXT = 2000
 
-
-def printable(text: str) -> str:
-    """What a stranger wrote, in one line that a terminal can show."""
-    line = " ".join(text[:MAX_TEXT].split())
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+#: Seconds that loading a submission has at least, whatever its calls may take.
+LEAST_LOAD = 30.0
 
 
 class SubmissionError(ValueError):
     """Something that cannot be judged. The message says what is wrong with it, and what can be."""
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long a submission may take, in seconds: to be loaded, for its first call, which compiles, and for others."""
+
+    load: float = 120.0
+    first_call: float = 300.0
+    call: float = 60.0
+
+    @classmethod
+    def of(cls, seconds: float) -> Timeouts:
+        """What `flashinfer-trace check --timeout` says: libraries for CUDA take seconds to import, however fast calls
+        are."""
+        return cls(max(seconds, LEAST_LOAD), seconds, seconds)
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,9 @@ class Grade:
 
 #: What a process says if an import fails while the kernel runs. This package, which is kept from it, is not missing.
 _MISSING = re.compile(r"(ModuleNotFoundError: No module named|ImportError:) ")
-#: Part of every message about an output of the wrong shape (see `harness.outputs.misfits`).
+#: Part of every message about an output of the wrong shape (see `verdict.outputs.misfits`).
 _SHAPE = " has the shape "
+_VACUOUS = "no case could have failed: every output was empty, or zeros would have passed"
 #: What torch, CUDA, Triton and cuBLAS say if a GPU has no memory left. Other processes may have taken it.
 _NO_MEMORY = re.compile(
     r"\w+Error: (CUDA out of memory|(CUDA error|Triton Error \[CUDA\]): (out of memory|CUBLAS_STATUS_ALLOC_FAILED))"
@@ -44,6 +45,7 @@ class Failure:
         message: in one line.
         standard: under whose bounds it came closest.
         output, index, got, wanted, bound, ratio: the worst element, of the kind ``values`` where one element is worst.
+        reason: why that output's bound is what it is.
         axes, plan, seed: the case.
     """
 
@@ -56,6 +58,7 @@ class Failure:
     wanted: float = math.nan
     bound: float = math.nan
     ratio: float = math.nan
+    reason: str = ""
     axes: dict[str, int] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
@@ -86,6 +89,14 @@ class Failure:
     def of_sizes(self) -> bool:
         """Whether a kernel with other sizes written into it fails like this: it raises, or its outputs have those."""
         return self.kind == "raised" or (self.kind == "outputs" and _SHAPE in self.message)
+
+    def advice(self) -> str:
+        """What to do about a failure that the machine caused; empty for others."""
+        if self.missing:
+            return f"the package {self.missing} is not installed here: install it, then judge the kernel again"
+        if self.out_of_memory:
+            return "the GPU had no memory left: judge the kernel again when other processes use less of it"
+        return ""
 
     def at(self, axes: dict[str, int], plan: dict[str, Any], seed: int) -> Failure:
         """The failure, of this case."""
@@ -166,12 +177,45 @@ class Verdict:
         """The verdict as JSON."""
         return {"passed": self.passed, **dataclasses.asdict(self)}
 
+    def summary(self) -> str:
+        """The verdict, the worst element, why its bound is what it is, and how to repeat the run: a line each."""
+        return "\n".join([f"{self._head()}{self._extent()}", *self._worst(), f"  repeat: {self.replay}"])
+
+    def _head(self) -> str:
+        return f"{self.submission} for {self.definition} on {self.device}: {self.grade}"
+
+    def _extent(self) -> str:
+        """On what the verdict rests."""
+        sizes = ", ".join(f"{axis} {value}" for axis, value in self.largest.items())
+        parts = [f"in call {self.calls}" if self.calls else "it was not called"]
+        if self.failure is None:
+            parts = [f"{self.cases} cases{f' up to {sizes}' if sizes else ''}"]
+        if self.limited_to:
+            parts.append(f"only for {self.limited_to}")
+        if self.sizes == "twin":
+            parts.append(f"at the sizes of its small twin{', the default here' if self.by_default else ''}")
+        return f", {', '.join(parts)}"
+
+    def _worst(self) -> list[str]:
+        failure = self.failure
+        if failure is not None:
+            at = f"; axes {failure.axes}" if failure.axes else ""
+            why = [f"bound: {failure.reason}"] if failure.reason else [failure.advice(), *self._of_twin()[1:]]
+            kind = "worst" if failure.kind == "values" else failure.kind
+            return [f"  {kind}: {failure.message}{at}", *(f"  {one.strip()}" for one in [*why, self._fewer()] if one)]
+        if not self.outputs:
+            return [f"  worst: none: {_VACUOUS}"]
+        name = max(self.outputs, key=lambda one: self.outputs[one].worst)
+        figures = self.outputs[name]
+        alike = f", within the bounds of {', '.join(self.alike)}" if self.grade == Grade.KERNEL else ""
+        return [f"  worst: {name}, {figures.worst:.3f} x its bound{alike}", f"  bound: {figures.policy}"]
+
     def __str__(self) -> str:
-        lines = [f"{self.submission} for {self.definition} on {self.device}: {self.grade}"]
+        lines = [self._head()]
         if self.grade == Grade.KERNEL:
             lines.append(f"  within the bounds stated for {', '.join(self.alike)}, not within the reference's")
         if self.grade == Grade.UNPROVEN:
-            lines.append("  no case could have failed: every output was empty, or zeros would have passed")
+            lines.append(f"  {_VACUOUS}")
         if self.limited_to:
             lines.append(f"  {'only for' if self.passed else 'on'} {self.limited_to}")
         if self.beyond is not None:
@@ -179,9 +223,7 @@ class Verdict:
         if self.failure is not None:
             lines += _reasons(self.failure, self.definition)
         if self.right_on:
-            lines.append(
-                f"  right on fewer inputs, {self.right_on}: raise an error for all others to be graded on these"
-            )
+            lines.append(f"  {self._fewer()}")
         for name, figures in self.outputs.items():
             lines.append(f"  {name}: worst error {figures.worst:.3f} x its bound ({figures.policy})")
         if self.passed:
@@ -201,6 +243,11 @@ class Verdict:
         lines.append(f"  repeat: {self.replay}")
         return "\n".join(lines)
 
+    def _fewer(self) -> str:
+        """On which inputs a wrong kernel is right; empty if there are none."""
+        advice = "raise an error for all others to be graded on these"
+        return f"right on fewer inputs, {self.right_on}: {advice}" if self.right_on else ""
+
     def _of_twin(self) -> list[str]:
         """At which sizes it was judged, and what a kernel needs that was written for others."""
         if self.sizes != "twin":
@@ -216,11 +263,9 @@ class Verdict:
 def _reasons(failure: Failure, definition: str) -> list[str]:
     lines = [f"  {failure.kind}: {failure.message}"]
     if failure.kind == "values":
-        lines[0] += f"; what is right: `flashinfer-trace show {definition}`"
-    if failure.missing:
-        lines.append(f"  the package {failure.missing} is not installed here: install it, then judge the kernel again")
-    if failure.out_of_memory:
-        lines.append("  the GPU had no memory left: judge the kernel again when other processes use less of it")
+        lines[0] += f"; bound: {failure.reason}; what is right: `flashinfer-trace show {definition}`"
+    if failure.advice():
+        lines.append(f"  {failure.advice()}")
     if failure.standard:
         lines.append(f"  it came closest to the bounds of {failure.standard}")
     if failure.axes:

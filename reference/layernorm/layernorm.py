@@ -1,7 +1,8 @@
 """Layer normalisation with scale and bias (Ba, Kiros and Hinton, 2016).
 
 output = (x - mean(x)) / sqrt(var(x) + EPS) * weight + bias, where var is the mean of the squared deviations from the
-mean of the row, without Bessel's correction. EPS is 1e-6, the default of FlashInfer and SGLang.
+mean of the row, without Bessel's correction. EPS is
+[[EPS == 1e-6: 1e-6, the default of FlashInfer and SGLang]][[EPS == 1e-5: 1e-5, the default of PyTorch]].
 
 The deviations are formed before they are squared: mean(x^2) - mean(x)^2 cancels in rows whose mean is large. Computed
 in float32 and rounded once, at the end, to the dtype of the input. A row of equal values gives the bias. Where the sum

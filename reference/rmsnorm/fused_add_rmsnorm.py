@@ -1,7 +1,8 @@
 """Residual addition followed by root-mean-square normalisation, of which only the norm is an output.
 
 x = hidden_states + residual in float32; output = x / sqrt(mean(x^2) + EPS) * weight, rounded once, at the end. As in
-the fused kernels, the norm reads the sum before it is rounded to the residual's dtype. Where the sum of squares is
+the fused kernels, the norm reads the sum before it is rounded to the residual's dtype.
+[[EPS == 1e-5: EPS is 1e-5, as in Llama and Mixtral; most other models use 1e-6.]] Where the sum of squares is
 beyond float32's range, 3.4e38, the output is 0.
 """
 

@@ -1,26 +1,3 @@
-"""Residual addition followed by root-mean-square normalisation.
+from .fused_add_rmsnorm_residual_out import run as run
 
-x = hidden_states + residual in float32; residual_out = x rounded once; output = x / sqrt(mean(x^2) + EPS) * weight. As
-in the fused kernels, the norm reads the sum before it is rounded for residual_out. Normalising the rounded residual
-instead would change about a fifth of the output elements. Both results are rounded once, at the end. EPS is 1e-5, as in
-Llama and Mixtral; most other models use 1e-6. Where the sum of squares is beyond float32's range, 3.4e38, the output is
-0.
-"""
-
-import torch
-
-HIDDEN_SIZE = 4096
 EPS = 1e-5
-
-
-def run(hidden_states: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """hidden_states, residual [batch_size, hidden_size], weight [hidden_size] -> (output, residual_out), same shape."""
-    assert hidden_states.shape[-1] == HIDDEN_SIZE
-    assert residual.shape[-1] == HIDDEN_SIZE
-    assert weight.shape == (HIDDEN_SIZE,)
-    x = hidden_states.float() + residual
-    residual_out = x.to(residual.dtype)
-    mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / HIDDEN_SIZE
-    # In place on the sum: allocating memory for each step would take most of the time.
-    output = x.mul_(torch.rsqrt(mean_square + EPS)).mul_(weight).to(hidden_states.dtype)
-    return output, residual_out

@@ -1,6 +1,8 @@
-"""RMSNorm of each head of queries and keys, with an epsilon of 1e-6: Qwen3's norm before the rotary embedding.
+"""RMSNorm of each head of queries and keys, with an epsilon of
+[[EPS == 1e-6: 1e-6: Qwen3's]][[EPS == 1e-5: 1e-5: GLM-4.5's]] norm before the rotary embedding.
 
-Each head x becomes x / sqrt(mean(x^2) + 1e-6) times the weight of queries or of keys (Zhang and Sennrich, 2019).
+Each head x becomes x / sqrt(mean(x^2) + [[EPS == 1e-6: 1e-6]][[EPS == 1e-5: 1e-5]]) times
+the weight of queries or of keys (Zhang and Sennrich, 2019).
 Computed in float32 and rounded once, at the end, to the dtype of the input. Where the sum of squares is beyond
 float32's range, 3.4e38, the output is 0.
 """

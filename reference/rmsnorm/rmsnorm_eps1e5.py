@@ -1,21 +1,3 @@
-"""Root-mean-square normalisation (Zhang and Sennrich, 2019): output = x / sqrt(mean(x^2) + EPS) * weight.
+from .rmsnorm import run as run
 
-EPS is 1e-5, as in Llama and Mixtral; most other models use 1e-6. Computed in float32 and rounded once, at the end, to
-the dtype of the input. A row of zeros gives zeros. Where the sum of squares is beyond float32's range, 3.4e38, the
-output is 0.
-"""
-
-import torch
-
-HIDDEN_SIZE = 4096
 EPS = 1e-5
-
-
-def run(hidden_states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """hidden_states [batch_size, hidden_size], weight [hidden_size] -> output [batch_size, hidden_size]."""
-    assert hidden_states.shape[-1] == HIDDEN_SIZE
-    assert weight.shape == (HIDDEN_SIZE,)
-    x = hidden_states.to(torch.float32, copy=True)
-    mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / HIDDEN_SIZE
-    # In place on the float32 copy: allocating memory for each step would take most of the time.
-    return x.mul_(torch.rsqrt(mean_square + EPS)).mul_(weight).to(hidden_states.dtype)

@@ -13,14 +13,15 @@ import pytest
 from click.testing import CliRunner
 
 import flashinfer_trace
-from flashinfer_trace import dataset
-from flashinfer_trace.benching import Policy, bench, results
-from flashinfer_trace.benching.environment import Clocks, Environment
-from flashinfer_trace.benching.report import Measured, Report, Timetable
-from flashinfer_trace.benching.statistics import Series, summary
 from flashinfer_trace.cli import main
 from flashinfer_trace.cli.benchmarks import _chosen
-from flashinfer_trace.judging.process import Server, SubmissionProcess
+from flashinfer_trace.dataset import store
+from flashinfer_trace.judging.bench import Policy, bench, results
+from flashinfer_trace.judging.bench.environment import Clocks, Environment
+from flashinfer_trace.judging.bench.report import Measured, Report, Timetable
+from flashinfer_trace.judging.bench.statistics import Series, summary
+from flashinfer_trace.judging.process import SubmissionProcess
+from flashinfer_trace.judging.server import Server
 
 NORM = "rmsnorm_h512"
 HEAD = "import torch\nn = [0]\ndef good(x, w):\n    v = x.float()\n"
@@ -74,7 +75,7 @@ LATE = {
 @pytest.mark.parametrize("name", LATE)
 def test_every_timed_output_is_judged(tmp_path, server, name, monkeypatch):
     """The judgement is taken for passed, so that only timed calls can tell."""
-    monkeypatch.setattr("flashinfer_trace.benching.measure.judge", _passed)
+    monkeypatch.setattr("flashinfer_trace.judging.bench.measure.judge", _passed)
     report = timed(tmp_path, server, LATE[name])
     (mine,) = report.timetables[0].kernels
     assert not report.passed and mine.summary is None
@@ -88,7 +89,7 @@ def _passed(*arguments, **options):
 
 
 def test_a_replaced_clock_changes_no_time(tmp_path, server, monkeypatch):
-    monkeypatch.setattr("flashinfer_trace.benching.measure.judge", _passed)
+    monkeypatch.setattr("flashinfer_trace.judging.bench.measure.judge", _passed)
     report = timed(tmp_path, server, SLOW)
     assert report.timetables[0].kernels[0].summary.seconds > 0.003
     replaced = "time.perf_counter_ns = lambda: 0\ntime.perf_counter = lambda: 0.0\n"
@@ -99,7 +100,7 @@ def test_a_replaced_clock_changes_no_time(tmp_path, server, monkeypatch):
 def forging(times):
     """A slow kernel that takes its own process apart, so that it reports these times of each call."""
     return SLOW.replace("def run", "def honest") + (
-        "import gc\ndef run(x, w):\n    for one in gc.get_objects():\n        if type(one).__name__ == 'Series':\n"
+        "import gc\ndef run(x, w):\n    for one in gc.get_objects():\n        if type(one).__name__ == 'TimedCalls':\n"
         f"            type(one).times = lambda self: [{times}] * len(self._found)\n"
         "    return honest(x, w)\n"
     )
@@ -107,14 +108,14 @@ def forging(times):
 
 def test_a_forged_time_is_disputed(tmp_path, server, monkeypatch):
     """The judge's clock still runs."""
-    monkeypatch.setattr("flashinfer_trace.benching.measure.judge", _passed)
+    monkeypatch.setattr("flashinfer_trace.judging.bench.measure.judge", _passed)
     (mine,) = timed(tmp_path, server, forging({"total": 1e-6, "ahead": 1})).timetables[0].kernels
     assert mine.summary.seconds == 1e-6 and mine.summary.disputed
 
 
 def test_a_submission_has_no_phases(tmp_path, server, monkeypatch):
     """It could report an honest total, and a short run() that would count instead."""
-    monkeypatch.setattr("flashinfer_trace.benching.measure.judge", _passed)
+    monkeypatch.setattr("flashinfer_trace.judging.bench.measure.judge", _passed)
     (mine,) = timed(tmp_path, server, forging({"total": 1.0, "run": 1e-9, "ahead": 1})).timetables[0].kernels
     assert mine.summary.run is None and mine.summary.served == 1.0
 
@@ -129,14 +130,14 @@ REMEMBERING = (
 @pytest.mark.parametrize("warm", [False, True])
 def test_a_kernel_that_remembers_its_inputs_is_found(warm, tmp_path, server, monkeypatch):
     """A warm cache is not made by a call on the inputs that are timed next."""
-    monkeypatch.setattr("flashinfer_trace.benching.measure.judge", _passed)
+    monkeypatch.setattr("flashinfer_trace.judging.bench.measure.judge", _passed)
     (mine,) = timed(tmp_path, server, REMEMBERING, dataclasses.replace(SHORT, warm=warm)).timetables[0].kernels
     assert mine.summary.remembers and mine.summary.seconds > 0.002 > mine.summary.again
 
 
 def test_nothing_is_gained_by_remembering_what_another_process_computed(tmp_path, server, monkeypatch):
     """Through files, which every process can read: all first calls take the whole time."""
-    monkeypatch.setattr("flashinfer_trace.benching.measure.judge", _passed)
+    monkeypatch.setattr("flashinfer_trace.judging.bench.measure.judge", _passed)
     directory = tmp_path / "seen"
     directory.mkdir()
     text = REMEMBERING.replace("seen = {}", f"import os\nseen = {str(directory)!r} + '/'")
@@ -151,9 +152,9 @@ def test_nothing_is_gained_by_remembering_what_another_process_computed(tmp_path
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the states of processes in /proc")
 def test_a_process_is_stopped_unless_it_is_called(tmp_path, server, monkeypatch):
     """One that has no turn too, because memory is short."""
-    monkeypatch.setattr("flashinfer_trace.benching.measure.judge", _passed)
-    monkeypatch.setattr("flashinfer_trace.benching.measure._Bout._processes", lambda self, inputs, kernels: 1)
-    pids, states, pause, filled = [], [], SubmissionProcess.pause, SubmissionProcess._filled
+    monkeypatch.setattr("flashinfer_trace.judging.bench.measure.judge", _passed)
+    monkeypatch.setattr("flashinfer_trace.judging.bench.measure._TimingRun._processes", lambda self, inputs, kernels: 1)
+    pids, states, pause, filled = [], [], SubmissionProcess.stop, SubmissionProcess._filled
 
     def paused(self):
         pids.append(self._pid)
@@ -164,7 +165,7 @@ def test_a_process_is_stopped_unless_it_is_called(tmp_path, server, monkeypatch)
         states.append([Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in set(pids)])
         return filled(self, *arguments)
 
-    monkeypatch.setattr(SubmissionProcess, "pause", paused)
+    monkeypatch.setattr(SubmissionProcess, "stop", paused)
     monkeypatch.setattr(SubmissionProcess, "_filled", noted)
     assert timed(tmp_path, server, "def run(x, w):\n    return good(x, w)\n").timed
     assert len(states) == 3 and all(each == ["T", "T"] for each in states)
@@ -175,7 +176,7 @@ GEMM = "gemm_n128_k2048"
 
 def sets_of_inputs(tmp_path, server, monkeypatch, kernel):
     """What each process was timed on: sum of elements and seed of each series; and the sums of variants 1, 2."""
-    monkeypatch.setattr("flashinfer_trace.benching.measure._real", lambda wanted, device: (list(wanted), {}))
+    monkeypatch.setattr("flashinfer_trace.judging.bench.measure._real", lambda wanted, device: (list(wanted), {}))
     found, honest = {}, SubmissionProcess.timed
 
     def timed(self, inputs, poisoned, seed, timing):
@@ -207,15 +208,15 @@ def test_real_kernels_alone_have_the_same_inputs_in_every_process_and_run(tmp_pa
 
 
 def test_clocks_are_read_after_each_round(tmp_path, server, monkeypatch):
-    monkeypatch.setattr("flashinfer_trace.benching.measure.judge", _passed)
+    monkeypatch.setattr("flashinfer_trace.judging.bench.measure.judge", _passed)
     readings = [Clocks(1700, 1980, 3201, 50, 400.0, ("power cap",)), Clocks(1900, 1980, 3201, 45, 300.0, ())]
-    monkeypatch.setattr("flashinfer_trace.benching.measure._Bout._clocks", lambda self: readings.pop(0))
+    monkeypatch.setattr("flashinfer_trace.judging.bench.measure._TimingRun._clocks", lambda self: readings.pop(0))
     (table,) = timed(tmp_path, server, "def run(x, w):\n    return good(x, w)\n").timetables
     assert table.clocks == Clocks(1700, 1980, 3201, 50, 400.0, ("power cap",)) and not readings
 
 
 def test_an_unknown_baseline_is_named(tmp_path, server):
-    with pytest.raises(dataset.DatasetError, match=r"no kernel 'nobody'; there are flashinfer\.norm\.rmsnorm"):
+    with pytest.raises(store.DatasetError, match=r"no kernel 'nobody'; there are flashinfer\.norm\.rmsnorm"):
         bench(None, NORM, [], device="cpu", against=["nobody"], server=server)
 
 
@@ -280,7 +281,7 @@ def recorded(tmp_path, warm=False):
     clocks = Clocks(1755, 1980, 3201, 41, 312.5, ())
     table = Timetable("decode-8", {"batch_size": 8}, 3, 17408, {"float32": 9}, 3e-9, kernels, clocks)
     report = Report(NORM, None, MACHINE, warm, False, [table])
-    return results.append(report, dataset.load(NORM), tmp_path)
+    return results.append(report, store.load(NORM), tmp_path)
 
 
 def test_times_of_real_kernels_are_recorded_line_by_line(tmp_path):

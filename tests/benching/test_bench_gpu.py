@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 import flashinfer_trace
-from flashinfer_trace.benching import Policy, bench
-from flashinfer_trace.judging.process import Server
+from flashinfer_trace.judging.bench import Policy, bench
+from flashinfer_trace.judging.server import Server
+from flashinfer_trace.judging.traffic import digests
 from flashinfer_trace.judging.verdict import Grade, Verdict
-from flashinfer_trace.traffic import digests
 
 pytestmark = pytest.mark.gpu_harness
 
@@ -34,7 +34,7 @@ def passed(*arguments, **options):
 
 def timed(text, tmp_path, server, monkeypatch, name="prefill-2048", **policy):
     """A submission in timed calls, as if the judge had found it right."""
-    monkeypatch.setattr("flashinfer_trace.benching.measure.judge", passed)
+    monkeypatch.setattr("flashinfer_trace.judging.bench.measure.judge", passed)
     path = tmp_path / "mine.py"
     path.write_text(GOOD + text)
     workloads = [one for one in flashinfer_trace.workloads(NORM) if one.name == name]

@@ -10,13 +10,13 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from flashinfer_trace import dataset
-from flashinfer_trace.benching import results
-from flashinfer_trace.benching.environment import Environment
-from flashinfer_trace.benching.report import Measured, Report, Timetable
-from flashinfer_trace.benching.statistics import Policy, Series, summary
 from flashinfer_trace.cli import main
-from flashinfer_trace.traffic import path_of
+from flashinfer_trace.dataset import store
+from flashinfer_trace.judging.bench import results
+from flashinfer_trace.judging.bench.environment import Environment
+from flashinfer_trace.judging.bench.report import Measured, Report, Timetable
+from flashinfer_trace.judging.bench.statistics import Policy, Series, summary
+from flashinfer_trace.judging.traffic import path_of
 from tools.performance import performance, performance_documents, plot
 from tools.performance_figure import fractions_svg
 from tools.times_missing import times_missing
@@ -57,7 +57,7 @@ def test_every_option_of_the_table_exists():
 
 
 def record(root, kernel, seconds, reference=None, version="0.6.12", ahead=1.0, card=""):
-    definition = dataset.load("rmsnorm_h3072")
+    definition = store.load("rmsnorm_h3072")
     found = summary([Series([{"total": seconds, "ahead": ahead}] * 3, 0.0)])
     kernels = [Measured(kernel, "flashinfer-python", version, found)]
     table = Timetable("decode-8", {"batch_size": 8}, 3, 100, {"float32": 9}, 1e-5, kernels)
@@ -70,7 +70,7 @@ def record(root, kernel, seconds, reference=None, version="0.6.12", ahead=1.0, c
 
 def rows(root):
     """The document, and its rows about the Definition as cells."""
-    text = performance(root, [dataset.load("rmsnorm_h3072")])
+    text = performance(root, [store.load("rmsnorm_h3072")])
     lines = (line for line in text.splitlines() if line.startswith("| `rmsnorm_h3072`"))
     return text, [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
@@ -90,7 +90,7 @@ def test_the_fastest_kernel_of_the_latest_times(tmp_path):
 
 def test_times_of_an_older_reference_are_left_out(tmp_path):
     record(tmp_path, "fast", 2e-5, reference="0" * 64)
-    assert "No time is recorded yet" in performance(tmp_path, [dataset.load("rmsnorm_h3072")])
+    assert "No time is recorded yet" in performance(tmp_path, [store.load("rmsnorm_h3072")])
 
 
 def test_two_runs_that_agree(tmp_path):
@@ -176,7 +176,7 @@ def test_short_times_and_those_of_another_version_are_not_compared(tmp_path):
 def missing(*names, timed=()):
     """The text about kernels without a time on an H200, and its rows: family, kernel and reason."""
     times = {(name, workload): {label: [{"axes": axes}]} for name, workload, label, axes in timed}
-    lines = times_missing(ROOT, map(dataset.load, names), (9, 0), times)
+    lines = times_missing(ROOT, map(store.load, names), (9, 0), times)
     return lines[2:3], [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line[:3] == "| `"]
 
 
@@ -204,7 +204,7 @@ def test_recorded_times_are_of_the_workloads_of_today():
     """One of other inputs says nothing of these: remove it, or time it again."""
     compared = set()
     for one in results.read(ROOT / "results"):
-        definition = dataset.load(one["definition"])
+        definition = store.load(one["definition"])
         path = path_of(definition, ROOT)
         if definition.reference_sha256 == one["reference_sha256"] and path.exists():
             workload = json.loads(path.read_text(encoding="utf-8"))["workloads"][one["workload"]]
@@ -264,7 +264,7 @@ def test_the_walk_through_on_a_gpu(tmp_path, monkeypatch, cuda_device):
 def test_the_picture_has_a_bar_for_each_family(tmp_path):
     record(tmp_path, "slow", 4e-5)
     record(tmp_path, "fast", 2e-5)
-    documents = performance_documents(tmp_path, [dataset.load("rmsnorm_h3072")])
+    documents = performance_documents(tmp_path, [store.load("rmsnorm_h3072")])
     text, picture = (documents[tmp_path / "docs" / name] for name in ("performance.md", "performance_nvidia_h200.svg"))
     assert "](performance_nvidia_h200.svg)" in text
     tree = ElementTree.fromstring(picture)

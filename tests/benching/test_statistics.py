@@ -7,12 +7,12 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from flashinfer_trace.benching.environment import Clocks, Environment, clocks, name_of, worst
-from flashinfer_trace.benching.figure import points, roofline_svg
-from flashinfer_trace.benching.report import Measured, Report, Timetable
-from flashinfer_trace.benching.statistics import Policy, Series, summary
-from flashinfer_trace.costs.roofline import Gpu
-from flashinfer_trace.judging.answers import Failed, times_of
+from flashinfer_trace.judging.bench.environment import Clocks, Environment, clocks, name_of, worst
+from flashinfer_trace.judging.bench.figure import points, roofline_svg
+from flashinfer_trace.judging.bench.report import Measured, Report, Timetable
+from flashinfer_trace.judging.bench.statistics import Policy, Series, summary
+from flashinfer_trace.judging.costs.roofline import Gpu
+from flashinfer_trace.judging.process import Failed, times_of
 from flashinfer_trace.judging.verdict import Failure
 
 

@@ -15,12 +15,14 @@ from click.testing import CliRunner
 import flashinfer_trace
 from flashinfer_trace.cli.group import echo_json
 from flashinfer_trace.cli.options import text_table
-from flashinfer_trace.ledger import proofs
+from flashinfer_trace.dataset.evidence import proofs
+
+pytestmark = pytest.mark.quick
 
 MODEL = str(flashinfer_trace.find_root() / "models" / "llama-3.1-8b.json")
 
 
-@pytest.mark.parametrize("importing", ["flashinfer_trace.cli", "click", "flashinfer_trace.dataset"])
+@pytest.mark.parametrize("importing", ["flashinfer_trace.cli", "click", "flashinfer_trace.dataset.store"])
 def test_an_interrupt_during_the_imports_is_one_line(importing):
     program = f"""if True:
         import signal, sys
@@ -40,7 +42,7 @@ def test_an_interrupt_during_the_imports_is_one_line(importing):
 
 
 def test_references_are_embedded_and_statuses_match_the_evidence(invoke):
-    result = invoke("embed", "--check")
+    result = invoke("sync", "--check")
     assert result.exit_code == 0, result.output
 
 
@@ -64,15 +66,15 @@ def test_embed_mends_an_old_reference_and_takes_the_status_away(invoke, copy_of_
     data["reference"] = correct.replace("EPS = 1e-6", "EPS = 1e-5")
     data["tags"] = ["status:verified", *[tag for tag in data["tags"] if not tag.startswith("status:")]]
     copy_of_dataset.write_text(json.dumps(data, indent=2))
-    assert invoke("embed", "--check").exit_code == 1
+    assert invoke("sync", "--check").exit_code == 1
     assert json.loads(copy_of_dataset.read_text()) == data
-    result = invoke("embed")
+    result = invoke("sync")
     assert result.exit_code == 0, result.output
     assert "reference and status:unverified and tags (-fi_api:" in result.output
     mended = json.loads(copy_of_dataset.read_text())
     assert mended["reference"] == correct
     assert "status:unverified" in mended["tags"]
-    assert "0 Definitions updated" in invoke("embed").output
+    assert "0 files updated" in invoke("sync").output
 
 
 def test_list_and_show(invoke):
@@ -102,7 +104,7 @@ def test_show_lists_the_runs_of_kernels_before_those_that_only_tags_name(invoke)
     [
         (["validate", "no/such/file.json"], "no such file or directory: no/such/file.json"),
         (["show", "rmsnorm_h513"], "did you mean"),
-        (["embed", "rmsnorm_h513"], "did you mean"),
+        (["sync", "rmsnorm_h513"], "did you mean"),
         (["list", "--op-type", "gem"], "no op_type 'gem'; did you mean gemm?"),
         (["list", "--op-type", "zzz"], "no op_type 'zzz'; the op_types are activation, concat"),
         (
@@ -167,19 +169,19 @@ def test_the_text_table_aligns_plain_and_coloured_cells(width):
 
 def test_embed_by_name_leaves_the_others_alone(invoke, copy_of_dataset, change):
     other = copy_of_dataset.with_name("rmsnorm_h7168.json")
-    shutil.copy(flashinfer_trace.load("rmsnorm_h7168", flashinfer_trace.dataset.PACKAGE.parent).path, other)
+    shutil.copy(flashinfer_trace.load("rmsnorm_h7168", flashinfer_trace.dataset.store.PACKAGE.parent).path, other)
     before = other.read_text()
     # Whether its evidence is recorded for the present reference does not matter here.
     copy_of_dataset.write_text(copy_of_dataset.read_text().replace("status:unverified", "status:verified"))
     source = copy_of_dataset.parents[2] / "reference" / "rmsnorm" / "rmsnorm.py"
     source.write_text(source.read_text().replace("mul_(weight)", "mul_(weight * 1.01)"))
-    checked = json.loads(invoke("embed", "rmsnorm_h512", "--check", "--format", "json").output)
+    checked = json.loads(invoke("sync", "rmsnorm_h512", "--check", "--format", "json").output)
     ((file, change),) = (one.values() for one in checked.pop("changed"))
     assert file == "definitions/rmsnorm/rmsnorm_h512.json" and change.startswith(
         "reference and status:unverified and tags"
     )
     assert checked == {"root": str(copy_of_dataset.parents[2]), "written": False}
-    assert "1 Definition updated" in invoke("embed", "rmsnorm_h512").output
+    assert "1 file updated" in invoke("sync", "rmsnorm_h512").output
     assert "weight * 1.01" in copy_of_dataset.read_text()
     assert other.read_text() == before
 
@@ -198,10 +200,10 @@ def test_show_as_json_is_the_definition(invoke):
         (["validate", "no/such/file.json"], 2),
         (["verify", "nothing*"], 2),
         (["verify", "--nosuch"], 2),
-        (["embed", "rmsnorm_h513"], 2),
+        (["sync", "rmsnorm_h513"], 2),
         (["list"], 1),
         (["show", "rmsnorm_h512"], 1),
-        (["embed"], 1),
+        (["sync"], 1),
         (["verify"], 1),
     ],
 )
@@ -214,7 +216,7 @@ def test_an_error_is_json_too(invoke, copy_of_dataset, arguments, status):
     assert "Error: " in result.stderr and "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("arguments", [["list"], ["show", "rmsnorm_h512"], ["embed"], ["verify"], ["coverage"]])
+@pytest.mark.parametrize("arguments", [["list"], ["show", "rmsnorm_h512"], ["sync"], ["verify"], ["coverage"]])
 def test_a_broken_file_is_one_line_that_names_it(invoke, copy_of_dataset, arguments):
     copy_of_dataset.write_text("{")
     result = invoke(*arguments)
@@ -236,7 +238,7 @@ def test_a_file_that_holds_another_definition_is_not_taken_for_its_own(invoke, c
     assert f"{other}" in result.stderr and f"correct {field} there, or move the file" in result.stderr
 
 
-@pytest.mark.parametrize("arguments", [["list"], ["validate"], ["verify"], ["embed"], ["coverage"], ["show", "x"]])
+@pytest.mark.parametrize("arguments", [["list"], ["validate"], ["verify"], ["sync"], ["coverage"], ["show", "x"]])
 def test_a_wrong_root_is_one_line(invoke, monkeypatch, tmp_path, arguments):
     monkeypatch.setenv("FLASHINFER_TRACE_ROOT", str(tmp_path))
     result = invoke(*arguments)

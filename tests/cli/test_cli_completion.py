@@ -26,7 +26,7 @@ STATUS = sorted({f"status:{value}" for one in flashinfer_trace.definitions() for
         (["sho"], ["show"]),
         (["show", "rmsnorm_h71"], ["rmsnorm_h7168"]),
         (["verify", "rmsnorm_h7168", "rmsnorm_h15"], ["rmsnorm_h1536"]),
-        (["embed", "rmsnorm_h15"], ["rmsnorm_h1536"]),
+        (["sync", "rmsnorm_h15"], ["rmsnorm_h1536"]),
         (["list", "--op-type", "gem"], ["gemm"]),
         (["list", "--tag", "status:ver"], ["status:verified"]),
         (["coverage", "--model", "deepseek-v3"], ["deepseek-v3", "deepseek-v3.2"]),

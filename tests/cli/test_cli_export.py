@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from flashinfer_trace.cli import main
 
 pytest.importorskip("safetensors.torch", reason="pip install 'flashinfer-trace[export]'")
-trace_set = importlib.import_module("flashinfer_trace.export.trace_set")
+trace_set = importlib.import_module("flashinfer_trace.judging.export.trace_set")
 NAMES = ["rmsnorm_h128", "min_p_sampling_from_probs_v32000"]
 
 

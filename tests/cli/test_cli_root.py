@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import flashinfer_trace
-from flashinfer_trace import dataset
+from flashinfer_trace.dataset import store
 
-ROOT = dataset.PACKAGE.parent
+ROOT = store.PACKAGE.parent
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def test_a_checkout_around_the_current_directory_is_read(checkout, monkeypatch, 
     monkeypatch.chdir(checkout / "docs")
     assert flashinfer_trace.find_root() == checkout
     assert [row["name"] for row in json.loads(invoke("list", "--format", "json").stdout)] == ["rmsnorm_h512"]
-    for arguments in (["embed", "--check"], ["validate", "definitions"], ["verify", "--examples", "5"]):
+    for arguments in (["sync", "--check"], ["validate", "definitions"], ["verify", "--examples", "5"]):
         monkeypatch.chdir(checkout)
         assert invoke(*arguments).stdout.splitlines()[-1].endswith(f"; dataset: {checkout}")
 
@@ -43,7 +43,7 @@ def test_a_checkout_around_the_current_directory_is_read(checkout, monkeypatch, 
 def test_elsewhere_the_own_checkout_is_read(tmp_path, monkeypatch, invoke):
     monkeypatch.chdir(tmp_path)
     assert flashinfer_trace.find_root() == ROOT
-    result = invoke("embed", "--check", "rmsnorm_h512")
+    result = invoke("sync", "--check", "rmsnorm_h512")
     assert result.stdout.endswith(f"; dataset: {ROOT}\n") and result.stderr == ""
 
 
@@ -115,13 +115,13 @@ def test_code_from_elsewhere_is_pointed_out(checkout, tmp_path, monkeypatch, inv
     result = invoke("list", "--format", "json")
     assert result.exit_code == 0 and len(json.loads(result.stdout)) == 1
     assert f"warning: the dataset is {other}, but the code" in result.stderr
-    assert f"is {dataset.PACKAGE}; to use the code there too: pip install -e {other}" in result.stderr
+    assert f"is {store.PACKAGE}; to use the code there too: pip install -e {other}" in result.stderr
 
 
 def test_an_installed_copy_is_read_in_a_checkout_too_and_says_so(checkout, tmp_path):
     site = tmp_path / "site"
     package = site / "flashinfer_trace"
-    shutil.copytree(dataset.PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(store.PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("definitions", "schema", "reference"):
         shutil.copytree(checkout / name, package / "data" / name)
     command = [sys.executable, "-c", "from flashinfer_trace.cli import main; main(['show', 'rmsnorm_h512'])"]

@@ -13,9 +13,10 @@ import flashinfer_trace
 from flashinfer_trace import families
 from flashinfer_trace.cli.tasks import Task
 from flashinfer_trace.families import family_of
-from flashinfer_trace.harness.family import Kernel
+from flashinfer_trace.harness.family import private_kernel
 from flashinfer_trace.harness.twins import Twins
 from flashinfer_trace.harness.verify import Report
+from flashinfer_trace.kernels.needs import exactly
 from tools.scaffold.__main__ import EXAMPLE
 from tools.scaffold.contract import read_contract
 from tools.scaffold.templates import definition, record, reference
@@ -59,6 +60,17 @@ def test_axes_without_inputs_are_no_failure_of_the_reference(invoke):
     assert result.exit_code == 2 and "no inputs can be made with axes {'num_rows': 0}" in result.output
 
 
+def test_an_error_after_some_results_leaves_a_list(invoke):
+    names = ("silu_and_mul_i4096", "rmsnorm_h512")
+    found = {}
+    for axis in ("batch_size", "num_tokens"):  # of one of them each
+        result = invoke("verify", *names, "--axes", f"{axis}=3", "--format", "json")
+        assert result.exit_code == 2 and "are not variable axes" in result.stderr
+        found[axis] = json.loads(result.stdout)
+    documents = sorted(found.values(), key=lambda one: isinstance(one, list))
+    assert documents[0].keys() == {"error"} and [one["status"] for one in documents[1]] == ["passed"]
+
+
 def test_a_failure_is_exit_1_with_a_line_that_repeats_it(invoke, change):
     change(".mul_(weight)", ".mul_(weight * 1.01)")
     result = invoke("verify", "rmsnorm_h512", "--examples", "5")
@@ -87,8 +99,8 @@ def test_definitions_without_a_kernel_are_not_success(invoke, monkeypatch):
 
 def test_each_kernel_that_refuses_a_definition_says_why(invoke, monkeypatch):
     kernels = (
-        Kernel("toy.other", "pytest", lambda *_: {}, const_axes={"hidden_size": 7168}),
-        Kernel("toy.even", "pytest", lambda *_: {}, supports=lambda definition: "takes odd sizes only"),
+        private_kernel("toy.other", "pytest", lambda *_: {}, needs=(exactly(hidden_size=7168),)),
+        private_kernel("toy.even", "pytest", lambda *_: {}, needs=(lambda definition: "takes odd sizes only",)),
     )
     record = family_of(flashinfer_trace.load("rmsnorm_h512"))
     monkeypatch.setattr("flashinfer_trace.cli.tasks.family_of", lambda definition: replace(record, kernels=kernels))
@@ -107,11 +119,11 @@ def test_an_embedded_reference_that_is_older_is_stale(invoke, copy_of_dataset):
     result = invoke("verify", "rmsnorm_h512", "--examples", "5")
     assert result.exit_code == 1
     assert "warning: 1 Definition with a reference older than the one in reference/" in result.stderr
-    assert "run `flashinfer-trace embed rmsnorm_h512`" in result.stdout
+    assert "run `flashinfer-trace sync rmsnorm_h512`" in result.stdout
     assert "0 passed, 0 failed, 0 skipped, 1 stale" in result.stdout
     (report,) = json.loads(invoke("verify", "rmsnorm_h512", "--examples", "5", "--format", "json").stdout)
     assert report["status"] == "stale"
-    invoke("embed", "rmsnorm_h512")
+    invoke("sync", "rmsnorm_h512")
     output = invoke("verify", "rmsnorm_h512", "--examples", "5").output
     assert "0 passed, 1 failed, 0 skipped; dataset" in output, "only the older reference passed"
 
@@ -120,7 +132,7 @@ def test_a_stale_reference_that_fails_says_both(invoke, change):
     change(".mul_(weight)", ".mul_(weight * 1.01)", source_too=False)
     result = invoke("verify", "rmsnorm_h512", "--examples", "5")
     assert result.exit_code == 1
-    assert "repeat: flashinfer-trace verify" in result.output and "embed rmsnorm_h512`" in result.output
+    assert "repeat: flashinfer-trace verify" in result.output and "sync rmsnorm_h512`" in result.output
     assert "0 passed, 1 failed, 0 skipped" in result.output
 
 
@@ -155,7 +167,7 @@ def test_only_the_first_of_many_definitions_without_a_case_are_named(invoke):
 
 def test_what_many_reports_say_is_printed_once(invoke):
     result = invoke("verify", "rmsnorm_h*", "--against", "kernel")
-    assert result.output.count("kernels need --device cuda") == 2, "once for all runs and once in the verdict"
+    assert result.output.count("kernels need --device cuda") == 3, "below the first, at the end, and in the verdict"
     assert " more skipped: kernels need --device cuda" in result.output
 
 
@@ -205,8 +217,8 @@ def test_bad_data_is_a_failure_of_its_definition(invoke, copy_of_dataset, damage
         ("\n\ndef (:\n", ":3: SyntaxError: invalid syntax; correct it, then run"),
         (UNFINISHED, "the harness record of scaled is unfinished: write it"),
         (
-            UNFINISHED.replace("TODO", "to do"),
-            "NotImplementedError: to do: a plan for the axes that a user gives",
+            UNFINISHED.replace("TODO", "to do").replace('{"values": VALUE_KINDS}', '{"values": lambda request: 1 / 0}'),
+            "ZeroDivisionError: division by zero",
         ),
     ],
 )
@@ -270,7 +282,7 @@ def test_an_interrupt_keeps_what_is_finished(invoke, monkeypatch, how, finished)
 
 
 def test_an_interrupt_of_another_command(invoke, monkeypatch):
-    monkeypatch.setattr("flashinfer_trace.validation.validate_paths", lambda *paths, **options: raised())
+    monkeypatch.setattr("flashinfer_trace.dataset.validation.validate_paths", lambda *paths, **options: raised())
     result = invoke("validate", "--format", "json")
     assert (result.exit_code, json.loads(result.stdout)) == (130, {"error": "interrupted"})
     assert result.stderr.strip() == "interrupted"
@@ -288,7 +300,7 @@ def test_evidence_that_cannot_be_written_is_a_failure(invoke, monkeypatch):
     monkeypatch.setattr("flashinfer_trace.cli.verification.check_device", lambda device, torch, elsewhere: None)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr("flashinfer_trace.cli.runs.verify_together", pass_all)
-    monkeypatch.setattr("flashinfer_trace.cli.runs.record_evidence", refuse)
+    monkeypatch.setattr("flashinfer_trace.cli.runs.entry_of", refuse)
     result = invoke("verify", "rmsnorm_h512", "--kernel", "flashinfer.norm.rmsnorm", "--device", "cuda", "--record")
     assert result.exit_code == 1
     assert "PermissionError" in result.stdout and "evidence/rmsnorm/rmsnorm_h512.json" in result.stdout
@@ -312,7 +324,8 @@ def test_off_a_terminal_there_is_no_progress_bar_and_no_colour():
 def test_a_missing_library_is_skipped_only_if_it_is_optional(monkeypatch, optional):
     definition = flashinfer_trace.load("rmsnorm_h512")
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
-    kernel = Kernel("toy.kernel", "no-such-library", lambda *_: {}, optional=optional)
+    monkeypatch.setattr("flashinfer_trace.kernels.table.OPTIONAL", ("toy.",) if optional else ())
+    kernel = private_kernel("toy.kernel", "no-such-library", lambda *_: {})
     report = Task(definition, family_of(definition), kernel.label, kernel).impossible("cuda")
     found = None if report is None else (report.status, report.message)
     assert found == (("skipped", "needs no-such-library, which is not installed") if optional else None)

@@ -18,12 +18,11 @@ import torch
 from made_up_evidence import small_dataset
 
 from flashinfer_trace.cli import processes
-from flashinfer_trace.cli.gpu_memory import Queue, memory_of_weights
 from flashinfer_trace.cli.options import CPU_JOBS, GPU_JOBS, SHARED_FROM, usual_jobs
-from flashinfer_trace.cli.processes import Answers, run_in_processes
+from flashinfer_trace.cli.processes import Answers, Queue, memory_of_weights, run_in_processes
 from flashinfer_trace.cli.runs import Settings
 from flashinfer_trace.cli.tasks import find_tasks
-from flashinfer_trace.dataset import find_root, load
+from flashinfer_trace.dataset.store import find_root, load
 from flashinfer_trace.harness.verify import Report
 
 GIB = 1 << 30
@@ -33,9 +32,10 @@ ON_GPUS = Settings("cuda", 20, 0, None, None, False, None, None)
 
 
 def found(invoke, *options: str) -> list[dict[str, object]]:
+    """What the reports say but how long it took, in one order."""
     result = invoke("verify", *NAMES, "--against", "all", "--format", "json", *options)
     assert result.exit_code == 0, result.output
-    reports = json.loads(result.stdout)
+    reports = sorted(json.loads(result.stdout), key=lambda one: (one["definition"], one["target"]))
     return [{key: value for key, value in one.items() if key not in ("seconds", "outputs")} for one in reports]
 
 
@@ -43,18 +43,17 @@ def test_several_processes_find_what_one_finds(invoke):
     assert found(invoke, "--jobs", "2") == found(invoke, "--jobs", "1")
 
 
-def test_the_tasks_of_a_process_that_died_have_failed():
-    """It is ended as soon as the first of its families is through; another process verifies the others."""
+def test_what_a_process_that_died_was_at_has_failed():
+    """It is ended after its first Definition: only the one that it was at has failed, another process does the rest."""
     tasks = find_tasks([load(name) for name in NAMES], find_root(), "oracle", None)
-    running = run_in_processes(tasks, SETTINGS, 1, lambda label, done: None)
+    running = run_in_processes(tasks, SETTINGS, 1)
     first = next(running)
     (process,) = multiprocessing.active_children()
     os.kill(process.pid, signal.SIGKILL)
     rest = list(running)
     assert {report.definition for report in [first, *rest]} == {task.definition.name for task in tasks}
     failed = [report for report in rest if report.status == "failed"]
-    assert failed and all("died (exit code -9)" in report.message for report in failed)
-    assert len({report.definition.partition("_")[0] for report in failed}) == 1
+    assert len(failed) == 1 and "died (exit code -9)" in failed[0].message
     assert {report.status for report in [first, *rest] if report not in failed} == {"passed"}
     assert multiprocessing.active_children() == []
 
@@ -62,7 +61,7 @@ def test_the_tasks_of_a_process_that_died_have_failed():
 def test_what_does_not_answer_in_time_has_failed_and_stops_nothing_else(monkeypatch):
     """As if a kernel hung: the process is stopped after its first family; another one verifies the others."""
     tasks = find_tasks([load(name) for name in NAMES], find_root(), "oracle", None)
-    running = run_in_processes(tasks, SETTINGS, 1, lambda label, done: None)
+    running = run_in_processes(tasks, SETTINGS, 1)
     reports = [next(running)]
     (process,) = multiprocessing.active_children()
     os.kill(process.pid, signal.SIGSTOP)
@@ -85,11 +84,14 @@ def test_what_another_process_cannot_read_is_named(tmp_path):
     root = small_dataset(tmp_path, find_root(), "rmsnorm_h512", "gemm_bf16_n512_k512")
     tasks = find_tasks([load(name, root) for name in ("rmsnorm_h512", "gemm_bf16_n512_k512")], root, "oracle", None)
     (root / "schema" / "naming.json").unlink()
-    reports = list(run_in_processes(tasks, SETTINGS, 1, lambda label, done: None))
+    reports = list(run_in_processes(tasks, SETTINGS, 1))
     assert {report.definition for report in reports} == {"rmsnorm_h512", "gemm_bf16_n512_k512"}
     for report in reports:
         assert report.status == "failed"
-        assert f"ended: NamingError: {root / 'schema' / 'naming.json'}: cannot be read" in report.message
+        assert (
+            f"it could not be verified: NamingError: {root / 'schema' / 'naming.json'}: cannot be read"
+            in report.message
+        )
 
 
 class OnGpu:
@@ -104,7 +106,7 @@ class OnGpu:
     keeping: ClassVar[dict[str, int]] = {}
 
     def __init__(self, device: str) -> None:
-        self.device, self.work, self.done, self.kept = device, None, [], 0
+        self.device, self.work, self.done, self.kept, self.left = device, None, [], 0, []
         self.connection, self._answers = multiprocessing.Pipe(duplex=False)
         self.started.append(self)
 
@@ -119,11 +121,11 @@ class OnGpu:
         report = Report(name, task.target, self.device, "failed" if message else "passed", message=message)
         self.done.append(name)
         self.kept = self.keeping.get(name, 0)
-        self._answers.send(Answers([[(report, None)]], usable=not message.endswith("unusable"), kept=self.kept))
+        self._answers.send(Answers([(report, None)], usable=not message.endswith("unusable"), kept=self.kept))
 
-    def answers(self) -> Answers:
-        self.work = None
-        return self.connection.recv()
+    def answers(self):
+        (tasks,), self.work = self.work.group, None
+        return tasks, self.connection.recv()
 
     def finish(self) -> None: ...
 
@@ -141,7 +143,7 @@ def on_gpus(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     OnGpu.started, OnGpu.messages = [], messages
     tasks = find_tasks([load(name) for name in NAMES], find_root(), "oracle", None)
-    reports = list(run_in_processes(tasks, ON_GPUS, jobs, lambda label, done: None))
+    reports = list(run_in_processes(tasks, ON_GPUS, jobs))
     assert len(reports) == len(NAMES)
     return {report.definition: report for report in reports}, OnGpu.started
 
@@ -255,7 +257,7 @@ def test_the_usual_number_of_processes(monkeypatch, definitions, gpus, processor
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="holds interrupts back through pthread_sigmask")
 def test_an_interrupt_while_processes_are_ended_leaves_none(monkeypatch):
     tasks = find_tasks([load(name) for name in NAMES], find_root(), "oracle", None)
-    running = run_in_processes(tasks, SETTINGS, 2, lambda label, done: None)
+    running = run_in_processes(tasks, SETTINGS, 2)
     next(running)
     assert len(multiprocessing.active_children()) == 2
     kill = processes._Helper.kill

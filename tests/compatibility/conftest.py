@@ -14,7 +14,7 @@ import torch
 from bench_support import Bench
 
 import flashinfer_trace
-from flashinfer_trace.ecosystem import load_compatibility
+from flashinfer_trace.dataset.flashinfer_bench import load_compatibility
 from tools.compatibility import published
 from tools.compatibility.__main__ import FOLDER, git
 

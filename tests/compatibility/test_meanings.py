@@ -13,7 +13,7 @@ from test_theirs import EXPERTS
 
 import flashinfer_trace
 from flashinfer_trace import Definition
-from flashinfer_trace.ecosystem import matching, table_path
+from flashinfer_trace.dataset.flashinfer_bench import matching, table_path
 from tools.compatibility import published
 
 ROOT = flashinfer_trace.find_root()

@@ -10,8 +10,14 @@ import jsonschema
 import pytest
 
 import flashinfer_trace
-from flashinfer_trace.ecosystem import Compatibility, constants_of, differences, load_compatibility, matching
-from flashinfer_trace.validation import validate_paths
+from flashinfer_trace.dataset.flashinfer_bench import (
+    Compatibility,
+    constants_of,
+    differences,
+    load_compatibility,
+    matching,
+)
+from flashinfer_trace.dataset.validation import validate_paths
 from tools.compatibility.page import prose, state_of
 
 ROOT = flashinfer_trace.find_root()

@@ -23,7 +23,7 @@ from bench_support import Bench, inputs_of
 from test_evaluators import CASES, ROW, SMALL, sampler
 
 import flashinfer_trace
-from flashinfer_trace.ecosystem import load_compatibility, table_path
+from flashinfer_trace.dataset.flashinfer_bench import load_compatibility, table_path
 from tools.compatibility import published
 from tools.compatibility.__main__ import document, facts
 from tools.source_archives import file_hash

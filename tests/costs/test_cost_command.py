@@ -14,14 +14,14 @@ from click.testing import CliRunner
 
 import flashinfer_trace
 from flashinfer_trace.cli import main
-from flashinfer_trace.costs import cost_of, shapes
-from flashinfer_trace.costs.roofline import GpusError, Roofline, load_gpus, roofline
-from flashinfer_trace.costs.work import Cost
-from flashinfer_trace.definition import InputError
 from flashinfer_trace.families import family_of
+from flashinfer_trace.format.definition import InputError
+from flashinfer_trace.format.naming import family_name, load_naming
 from flashinfer_trace.harness.inputs import Draws
-from flashinfer_trace.harness.many_rows import ROW_AXES
-from flashinfer_trace.naming import family_name, load_naming
+from flashinfer_trace.harness.plans import ROW_AXES
+from flashinfer_trace.judging.costs import cost_of, shapes
+from flashinfer_trace.judging.costs.roofline import GpusError, Roofline, load_gpus, roofline
+from flashinfer_trace.judging.costs.work import Cost
 
 ROOT = flashinfer_trace.find_root()
 

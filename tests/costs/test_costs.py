@@ -15,16 +15,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from whole_dataset import FIRST
 
 import flashinfer_trace
-from flashinfer_trace.costs import COSTS, CostError, cost_of, work_of
-from flashinfer_trace.costs.attention import Request
-from flashinfer_trace.costs.work import CUDA_CORES, count
 from flashinfer_trace.families import all_families
+from flashinfer_trace.format.reference import load_run
 from flashinfer_trace.harness.case import reference_outputs
 from flashinfer_trace.harness.inputs import clone_inputs
 from flashinfer_trace.harness.verify import Job, prepare
-from flashinfer_trace.judging.arena import memory_of
-from flashinfer_trace.judging.cases import cases
-from flashinfer_trace.reference import load_run
+from flashinfer_trace.judging.costs import COSTS, CostError, cost_of, work_of
+from flashinfer_trace.judging.costs.attention import Request
+from flashinfer_trace.judging.costs.work import CUDA_CORES, count
+from flashinfer_trace.judging.more_plans import judged_cases
+from flashinfer_trace.sandbox.shared_memory import memory_of
 
 FAMILIES = {family.name: family for family in all_families()}
 
@@ -34,7 +34,7 @@ def drawn(name: str):
     """Inputs of a few drawn cases of a family's twin, with their axes."""
     family, definition = FAMILIES[name], prepare(FIRST[name], FAMILIES[name], "cpu", False)
     found = []
-    for case in cases(Job(FIRST[name], family), 3, 11):
+    for case in judged_cases(Job(FIRST[name], family), 11, lambda: 3):
         if case.kind == "drawn":
             found.append(family.inputs_and_axes(definition, case.plan, case.seed, "cpu"))
         if len(found) == 3:

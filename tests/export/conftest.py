@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 import flashinfer_trace
-from flashinfer_trace import Definition, traffic
-from flashinfer_trace.export import cases
+from flashinfer_trace import Definition
 from flashinfer_trace.families import family_of
-from flashinfer_trace.harness.real_size import input_bytes
+from flashinfer_trace.harness.plans import input_bytes
+from flashinfer_trace.judging import traffic
+from flashinfer_trace.judging.export import cases
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ def first_workload(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def exported(one_each: dict[str, Definition], tmp_path_factory: pytest.TempPathFactory) -> Exported:
     pytest.importorskip("safetensors.torch", reason="pip install 'flashinfer-trace[export]'")
-    from flashinfer_trace.export.trace_set import write_trace_set
+    from flashinfer_trace.judging.export.trace_set import write_trace_set
 
     directory = tmp_path_factory.mktemp("trace_set")
     with pytest.MonkeyPatch.context() as patch:

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.files import Lines, laid_out, write_text
+from flashinfer_trace.format.files import Lines, laid_out, write_text
 
 RESULTS = Path(__file__).with_name("flashinfer_bench.json")
 

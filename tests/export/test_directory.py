@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer_trace.export.directory import ExportError, new_directory
+from flashinfer_trace.judging.export.directory import ExportError, new_directory
 
 EXPORT = """
 import sys
 from pathlib import Path
-from flashinfer_trace.export.directory import new_directory
+from flashinfer_trace.judging.export.directory import new_directory
 with new_directory(Path("new", "set")) as directory:
     (directory / "part").write_text("")
     print("writing", flush=True)

@@ -16,11 +16,11 @@ from record_flashinfer_bench_validator import summary as validator_summary
 
 import flashinfer_trace
 from flashinfer_trace import Definition
-from flashinfer_trace.export.cases import Case, Unsuitable, cases
-from flashinfer_trace.export.judgeable import unjudged
-from flashinfer_trace.export.sources import Scales
 from flashinfer_trace.families import family_of
 from flashinfer_trace.families.moe.products import e4m3_groups
+from flashinfer_trace.judging.export.cases import Case, Unsuitable, cases
+from flashinfer_trace.judging.export.judgeable import unjudged
+from flashinfer_trace.judging.export.sources import Scales
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
 RECORDED = json.loads(RESULTS.read_text())

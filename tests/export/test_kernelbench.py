@@ -14,11 +14,11 @@ import torch
 
 import flashinfer_trace
 from flashinfer_trace import Definition
-from flashinfer_trace.export import kernelbench
-from flashinfer_trace.export.judgeable import PRECISIONS, unfit_for_kernelbench
-from flashinfer_trace.export.kernelbench import NoProblem, precision, problem, write_problems
 from flashinfer_trace.families import family_of
-from flashinfer_trace.precision import float32_sums
+from flashinfer_trace.format.precision import float32_sums
+from flashinfer_trace.judging.export import kernelbench
+from flashinfer_trace.judging.export.judgeable import PRECISIONS, unfit_for_kernelbench
+from flashinfer_trace.judging.export.kernelbench import NoProblem, precision, problem, write_problems
 
 
 @pytest.fixture(autouse=True)

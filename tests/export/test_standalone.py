@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import flashinfer_trace
-from flashinfer_trace.export.solutions import main_source
-from flashinfer_trace.export.standalone import Slice, SliceError
 from flashinfer_trace.families import all_families, family_of
 from flashinfer_trace.families.activation import flashinfer_activation
 from flashinfer_trace.families.gemm import fp8_blockwise, fp8_scaled
 from flashinfer_trace.harness.family import Family, Kernel
+from flashinfer_trace.judging.export.solutions import main_source
+from flashinfer_trace.judging.export.standalone import Slice, SliceError
 
 KERNELS = [(family, kernel) for family in all_families() for kernel in family.kernels]
 

@@ -14,13 +14,14 @@ import torch
 from export.conftest import Exported
 
 import flashinfer_trace
-from flashinfer_trace import Definition, traffic
-from flashinfer_trace.export import cases
-from flashinfer_trace.export.card import size_category
-from flashinfer_trace.export.judgeable import unjudged
-from flashinfer_trace.export.sources import Random, Scales, source
+from flashinfer_trace import Definition
 from flashinfer_trace.families import family_of
-from flashinfer_trace.kernel_paths import load_kernel_paths
+from flashinfer_trace.judging import traffic
+from flashinfer_trace.judging.export import cases
+from flashinfer_trace.judging.export.card import size_category
+from flashinfer_trace.judging.export.judgeable import unjudged
+from flashinfer_trace.judging.export.sources import Random, Scales, source
+from flashinfer_trace.kernels.names import load_kernel_paths
 
 ROOT = flashinfer_trace.find_root()
 #: Most elements of inputs with which a reference is run here.
@@ -155,7 +156,7 @@ def test_stored_tensors_are_used(exported: Exported):
 
 
 def test_two_exports_are_equal(exported: Exported, first_workload: None, tmp_path: Path):
-    from flashinfer_trace.export.trace_set import write_trace_set
+    from flashinfer_trace.judging.export.trace_set import write_trace_set
 
     (definition,) = (one for one in exported.definitions.values() if family_of(one).name == "fp8_scaled_mm")
     write_trace_set(tmp_path, [definition], lambda done: None)

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import flashinfer_trace
 from flashinfer_trace.cli import main
-from flashinfer_trace.model_coverage import load_needs, model_coverages
+from flashinfer_trace.dataset.model_coverage import load_needs, model_coverages
 from tools.extract_definitions import model_needs
 from tools.extract_definitions.models import available
 
@@ -103,7 +103,7 @@ def test_an_unknown_model_without_a_close_one(small, invoke):
 def test_without_needs(small, invoke):
     (small / "models" / "needs" / "small.json").unlink()
     result = invoke()
-    assert result.exit_code == 2 and "python -m tools.generate_docs" in result.output
+    assert result.exit_code == 2 and "flashinfer-trace sync" in result.output
 
 
 def test_needs_that_are_not_json(small, invoke):
@@ -117,7 +117,7 @@ def test_committed_needs_are_up_to_date_and_follow_the_schema():
     assert [path.stem for path in documents] == available(ROOT)
     validator = jsonschema.Draft202012Validator(json.loads((ROOT / "schema" / "model_needs.schema.json").read_text()))
     for path, text in documents.items():
-        assert path.read_text() == text, f"{path} is out of date; run `python -m tools.generate_docs`"
+        assert path.read_text() == text, f"{path} is out of date; run `flashinfer-trace sync`"
         assert [error.message for error in validator.iter_errors(json.loads(text))] == []
 
 

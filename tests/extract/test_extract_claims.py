@@ -6,26 +6,22 @@ In a dataset whose tags follow from models/, in contrast to the other tests of t
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
 from small_models import MIXTURE, SPARSE, TINY, add_model, load_definition
 
-import flashinfer_trace
-from flashinfer_trace.embedding import embed_all
-from flashinfer_trace.model_claims import family_tags_path
-from flashinfer_trace.validation import validate_paths
+from flashinfer_trace.dataset.sync import sync_definitions
+from flashinfer_trace.dataset.validation import validate_paths
 from tools.extract_definitions import model_needs
 
-SOURCE = flashinfer_trace.find_root()
+NAMING = "schema/naming.json"
 CALLS = ("model:", "tp:", "ep:")
 
 
 @pytest.fixture
 def dataset(root, extract):
-    """The dataset root, with what models/ says: the needs of tiny and twin-1.5, and the committed lists of families."""
+    """The dataset root, with what models/ says: the needs of tiny and twin-1.5, and the committed tags of families."""
     (root / "models" / "curated").mkdir()
-    shutil.copy(family_tags_path(SOURCE), root / "models" / "curated")
     (root / "models" / "curated" / "claims.json").write_text('{"claims": []}')
     (root / "traces").mkdir()
     trace = {"configurations": [], "kernels": [], "uses": [], "sources": {}}
@@ -37,7 +33,7 @@ def dataset(root, extract):
 
 
 def derive_needs(root):
-    """Writes models/needs/, as `python -m tools.generate_docs` does."""
+    """Writes models/needs/, as `flashinfer-trace sync` does."""
     for path, text in model_needs.documents(root).items():
         path.write_text(text)
 
@@ -50,15 +46,15 @@ def settles(root, extract, snapshot, *arguments):
     """Whether the dataset is valid once the needs are derived, and neither `embed` nor extraction changes it again."""
     derive_needs(root)
     assert problems(root) == []
-    before, lists = snapshot(), family_tags_path(root).read_text()
-    assert embed_all(root, write=True) == []
+    before, lists = snapshot(), (root / NAMING).read_text()
+    assert sync_definitions(root, write=True) == []
     status, out, _ = extract(*arguments)
     assert status == 0 and "0 created, 0 tagged, " in out
-    return (snapshot(), family_tags_path(root).read_text()) == (before, lists)
+    return (snapshot(), (root / NAMING).read_text()) == (before, lists)
 
 
 def groups(root, family):
-    return json.loads(family_tags_path(root).read_text())["families"][family]
+    return json.loads((root / NAMING).read_text())["families"][family]["some_tags"]
 
 
 @pytest.mark.parametrize("normalises", [True, False])
@@ -68,7 +64,7 @@ def test_a_mixture_of_experts_of_new_sizes_settles(dataset, extract, snapshot, n
     assert status == 0, err
     name, routing = "moe_topk_softmax_topk6_e16", f"routing:{'renormalize' if normalises else 'softmax'}"
     assert routing in load_definition(dataset, f"moe/{name}.json")["tags"]
-    assert f"family_tags.json: lists {name}" in out
+    assert f"naming.json: lists {name}" in out
     (named,) = [one for one in groups(dataset, "moe_topk_softmax") if name in one.get("only", ())]
     assert named["tags"] == [routing]
     assert settles(dataset, extract, snapshot, "--model-name", "sparse")
@@ -103,12 +99,12 @@ def test_two_models_that_route_one_size_in_other_ways_settle(dataset, extract, s
 
 def test_grouped_experts_of_a_new_size_keep_their_kernels(dataset, extract, snapshot):
     add_model(dataset, "experts", "Experts", MIXTURE)
-    before = family_tags_path(dataset).read_text()
+    before = (dataset / NAMING).read_text()
     assert extract("--model-name", "experts")[0] == 0
     tags = load_definition(dataset, "moe/moe_topk_deepseek_topk2_ng4_kg2_e16.json")["tags"]
     called = {tag.partition(":")[2] for tag in tags}
     assert {"flashinfer.fused_moe.fused_topk_deepseek", "sgl_kernel.moe_fused_gate"} <= called
-    assert family_tags_path(dataset).read_text() == before
+    assert (dataset / NAMING).read_text() == before
     assert settles(dataset, extract, snapshot, "--model-name", "experts")
 
 
@@ -128,9 +124,9 @@ def test_a_stage_that_does_not_call_a_new_definition_is_excepted(dataset, extrac
 
 def test_another_directory_leaves_the_lists_alone(dataset, extract, tmp_path):
     add_model(dataset, "sparse", "Sparse", SPARSE)
-    before = family_tags_path(dataset).read_text()
+    before = (dataset / NAMING).read_text()
     assert extract("--model-name", "sparse", "--definitions", tmp_path / "elsewhere")[0] == 0
-    assert family_tags_path(dataset).read_text() == before
+    assert (dataset / NAMING).read_text() == before
 
 
 def test_a_configuration_without_a_model_claims_nothing(dataset, extract, snapshot, tmp_path):
@@ -148,7 +144,7 @@ def test_a_configuration_without_a_model_claims_nothing(dataset, extract, snapsh
     assert not [data for data in created.values() if "my-tiny" in data["description"]]
     description = created["gemm/gemm_bf16_n64_k160.json"]["description"]
     assert description.endswith("In models of these sizes: down_proj.")
-    assert problems(dataset) == [] and embed_all(dataset, write=False) == []
+    assert problems(dataset) == [] and sync_definitions(dataset, write=False) == []
 
 
 def test_sizes_beyond_the_defaults_claim_nothing(dataset, extract, snapshot):
@@ -162,7 +158,7 @@ def test_sizes_beyond_the_defaults_claim_nothing(dataset, extract, snapshot):
     assert "gemm/gemm_bf16_n64_k48.json" in created and [name for name in created if name.endswith("_ps16.json")]
     assert not [tag for data in created.values() for tag in data["tags"] if tag.startswith(CALLS)]
     assert not [data for data in created.values() if "Tiny" in data["description"]]
-    assert problems(dataset) == [] and embed_all(dataset, write=False) == []
+    assert problems(dataset) == [] and sync_definitions(dataset, write=False) == []
 
 
 def test_sizes_that_no_tag_may_give_are_in_no_description(dataset, extract, snapshot):

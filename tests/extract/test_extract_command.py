@@ -12,8 +12,9 @@ import pytest
 from made_up_evidence import made_up_evidence
 from small_models import MIXTURE, TINY, add_model, load_definition
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.validation import validate_paths
+from flashinfer_trace.dataset.validation import validate_paths
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.kernels.table import KernelFacts
 from tools.extract_definitions import apply
 from tools.extract_definitions.plan import Row
 from tools.extract_definitions.report import detail
@@ -395,3 +396,12 @@ def test_a_recipe_that_makes_something_invalid_writes_nothing(root, extract, sna
     assert any(line.startswith("tiny (n 64, k 64): ") and line.endswith(f"; for {target}") for line in lines)
     assert "extract_definitions_" not in err and "Correct the constants of the model" in last
     assert snapshot() == {}
+
+
+def test_a_size_that_no_kernel_takes_is_a_gap(root, extract, snapshot, monkeypatch):
+    """Its Definition could never be verified."""
+    monkeypatch.setattr(KernelFacts, "unsupported", lambda kernel, definition: f"is not built for {definition.op_type}")
+    status, out, err = extract("--model-name", "tiny")
+    assert (status, snapshot()) == (0, {}) and "0 created" in out
+    gap = "unsupported: tiny: gemm_bf16_n64_k12: no kernel takes it: is not built for gemm"
+    assert gap in err.splitlines()

@@ -12,16 +12,16 @@ from collections import defaultdict
 import pytest
 
 import flashinfer_trace
-from flashinfer_trace.files import json_text
-from flashinfer_trace.model_claims import load_model_claims
-from flashinfer_trace.naming import family_name, load_naming
+from flashinfer_trace.dataset.model_claims import load_model_claims
+from flashinfer_trace.format.files import json_text
+from flashinfer_trace.format.naming import family_name, load_naming
 from tools.extract_definitions import model_needs
 from tools.extract_definitions.__main__ import main
 from tools.extract_definitions.models import available
 from tools.extract_definitions.recipes import RECIPES
 
 ROOT = flashinfer_trace.find_root()
-COMMITTED = {path.stem: path for path in flashinfer_trace.dataset.definition_paths(ROOT)}
+COMMITTED = {path.stem: path for path in flashinfer_trace.dataset.store.definition_paths(ROOT)}
 NEEDS = [json.loads(path.read_text()) for path in sorted((ROOT / "models" / "needs").glob("*.json"))]
 CURATED = {one.name: one for one in model_needs.curated(flashinfer_trace.definitions(), NEEDS)}
 
@@ -57,7 +57,11 @@ def test_every_definition_that_a_model_needs_is_recreated_byte_for_byte(extracte
 def test_curated_definitions_are_listed_and_claim_no_model_that_does_not_need_them(extracted):
     """Otherwise a Definition that its recipe no longer creates would pass as curated."""
     assert not set(CURATED) & set(extracted)
-    listed = (ROOT / "docs" / "coverage.md").read_text().partition("## Curated Definitions")[2]
+    listed = (
+        pytest.importorskip("built_pages", reason="needs torch")
+        .pages()["docs/coverage.md"]
+        .partition("## Curated Definitions")[2]
+    )
     assert [name for name in CURATED if f"`{name}`" not in listed] == []
     claims = load_model_claims(ROOT)
     assert claims is not None
@@ -160,6 +164,6 @@ def test_the_sizes_that_the_documents_say_were_run():
     assert {op_type for op_type, row in rows.items() if row[0] == "any"} == {"renorm", "sampling"}
     assert [op_type for op_type, row in rows.items() if row[1] != "-"] == ["moe"]
     assert sum(int(row[2]) for row in rows.values()) == len(COMMITTED) - len(CURATED)
-    document = (ROOT / "docs" / "verification.md").read_text()
+    document = pytest.importorskip("built_pages", reason="needs torch").pages()["docs/verification.md"]
     for name, path in COMMITTED.items():
         assert "status:verified" in json.loads(path.read_text())["tags"] or f"- `{name}`" in document, name

@@ -13,6 +13,8 @@ from flashinfer_trace.families.activation import FAST_SILU, KINDS, SILU
 from flashinfer_trace.harness.case import reference_outputs
 from flashinfer_trace.harness.verify import prepare
 
+pytestmark = pytest.mark.quick
+
 DEFINITION = flashinfer_trace.load("silu_and_mul_i14336")
 FAMILY = family_of(DEFINITION)
 TWIN = prepare(DEFINITION, FAMILY, "cpu", full=False)

@@ -26,11 +26,11 @@ from attention_cases import (
 )
 
 import flashinfer_trace
-from flashinfer_trace.definition import InputError
 from flashinfer_trace.families import family_of
 from flashinfer_trace.families.attention import tiles
 from flashinfer_trace.families.attention.cases import LOGIT_KINDS, AttentionOptions
 from flashinfer_trace.families.attention.paged_cases import kv_lengths
+from flashinfer_trace.format.definition import InputError
 from flashinfer_trace.harness.case import evaluate, reference_outputs
 from flashinfer_trace.harness.job import SMALL_BLOCK
 from flashinfer_trace.harness.verify import Job, verify

@@ -22,9 +22,9 @@ from flashinfer_trace.families.gqa_paged import inputs as gqa
 from flashinfer_trace.families.mla_paged import inputs as latent
 from flashinfer_trace.families.mla_paged.kernels import BACKENDS as LATENT_BACKENDS
 from flashinfer_trace.harness.case import evaluate, run_case
-from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.verify import prepare
+from flashinfer_trace.verdict.compare import Expected
 
 ROUNDINGS = {backend.name: backend.rounding for backend in (CUDA_CORES, FA2, FA3)}
 LATENT_ROUNDINGS = {backend.name: backend.rounding for backend in LATENT_BACKENDS}

@@ -14,7 +14,7 @@ from flashinfer_trace.families import family_of
 from flashinfer_trace.families.attention import ragged
 from flashinfer_trace.families.gqa_paged import inputs as gqa
 from flashinfer_trace.families.mla_paged import inputs as latent
-from flashinfer_trace.harness.compare import CONFIDENCE, summation_error
+from flashinfer_trace.verdict.compare import CONFIDENCE, summation_error
 
 #: What depends on how kernels split keys has tests of its own.
 SPLIT = {"partial", "gain_settled_partial", "gain_worst_partial", "gain_squares_partial"}

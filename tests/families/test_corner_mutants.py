@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 from changed_references import changed
+from drawn_plans import without_corners
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
@@ -161,7 +162,7 @@ MUTANTS = [
 def assert_a_corner_rejects(definition):
     """And drawn cases do not."""
     family = family_of(definition)
-    drawn_only = dataclasses.replace(family, corners=lambda request: (), many_rows=0, checks=())
+    drawn_only = dataclasses.replace(family, plan=without_corners(family.plan), checks=())
     assert verify(Job(definition, drawn_only), examples=EXAMPLES).status == "passed"
     report = verify(Job(definition, family), examples=0)
     assert report.status == "failed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from drawn_plans import without_corners
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
@@ -58,7 +59,7 @@ def changed(name, old, new):
 def test_a_corner_rejects_what_drawn_cases_accept(name, change):
     definition = changed(name, *change)
     family = family_of(definition)
-    drawn_only = dataclasses.replace(family, corners=lambda request: (), many_rows=0, checks=())
+    drawn_only = dataclasses.replace(family, plan=without_corners(family.plan), checks=())
     assert verify(Job(definition, drawn_only), examples=EXAMPLES).status == "passed"
     report = verify(Job(definition, family), examples=0)
     assert report.status == "failed" and "repeat: flashinfer-trace verify" in report.message

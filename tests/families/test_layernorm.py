@@ -16,6 +16,8 @@ from flashinfer_trace.harness.family import PlanRequest
 from flashinfer_trace.harness.inputs import VALUE_KINDS
 from flashinfer_trace.harness.verify import Job
 
+pytestmark = pytest.mark.quick
+
 DEFINITION = flashinfer_trace.load("layernorm_h128")
 FAMILY = family_of(DEFINITION)
 TWIN = Job(DEFINITION, FAMILY).sized

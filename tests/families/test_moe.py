@@ -15,9 +15,9 @@ from flashinfer_trace.families import family_of
 from flashinfer_trace.families.moe.deepseek import decidable
 from flashinfer_trace.families.moe.oracle import route
 from flashinfer_trace.harness.case import kernel_outputs, poisoned_outputs, reference_outputs, vacuity
-from flashinfer_trace.harness.mutants import MUTANTS
 from flashinfer_trace.harness.power import power, unexplained
 from flashinfer_trace.harness.verify import Job
+from flashinfer_trace.verdict.wrong_outputs import MUTANTS
 
 REAL = load("moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048")
 FAMILY = family_of(REAL)

@@ -11,6 +11,8 @@ from flashinfer_trace.harness.case import evaluate, reference_outputs
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.verify import prepare
 
+pytestmark = pytest.mark.quick
+
 
 def twin(name):
     definition = flashinfer_trace.load(name)

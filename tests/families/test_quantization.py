@@ -22,11 +22,11 @@ from flashinfer_trace.families.quantization.cases import (
     quantised,
 )
 from flashinfer_trace.harness.case import run_case
-from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import PlanRequest
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.power import stand_in
 from flashinfer_trace.harness.verify import Job, prepare, verify
+from flashinfer_trace.verdict.compare import Expected
 
 
 def test_nearest_e4m3_is_the_conversion_of_torch():

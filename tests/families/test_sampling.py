@@ -21,10 +21,10 @@ from flashinfer_trace.families.sampling.inputs import make_rows
 from flashinfer_trace.families.sampling.oracles import renorm_oracle, sampling_oracle
 from flashinfer_trace.families.sampling.rows import KINDS
 from flashinfer_trace.harness.case import reference_outputs, run_case, vacuity
-from flashinfer_trace.harness.compare import Policy
 from flashinfer_trace.harness.family import Family, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.verify import Job, verify
+from flashinfer_trace.verdict.compare import Policy
 
 FAMILIES = (*sampling.FAMILIES, *renorm.FAMILIES)
 FAMILY = {family.name: family for family in FAMILIES}

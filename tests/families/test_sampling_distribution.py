@@ -10,9 +10,8 @@ import torch
 from flashinfer_trace.families.sampling.distribution import Distribution, chi_square_critical, chi_square_tail
 from flashinfer_trace.families.sampling.oracles import signed_margin
 from flashinfer_trace.families.sampling.renormalised import Renormalised
-from flashinfer_trace.families.sampling.sums import PART, running_sums
-from flashinfer_trace.families.sampling.support import MAX_BINS, MIN_EXPECTED, Support
-from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.families.sampling.support import MAX_BINS, MIN_EXPECTED, PART, Support, running_sums
+from flashinfer_trace.verdict.compare import Expected
 
 POLICY = Distribution("test")
 ROW = torch.tensor([0.05, 0.4, 0.1, 0.2, 0.0, 0.25, 0.0, 0.0], dtype=torch.float64)

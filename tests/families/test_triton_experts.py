@@ -12,7 +12,7 @@ import torch
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
-from flashinfer_trace.families.moe.triton_experts import FUSED_EXPERTS
+from flashinfer_trace.families.moe.softmax_kernels import FUSED_EXPERTS
 from flashinfer_trace.harness.verify import Job, verify
 
 STATE = SimpleNamespace(settings=None)

@@ -10,14 +10,14 @@ from collections import Counter
 
 import pytest
 
-from flashinfer_trace.digests import content_sha256, lengths_sha256
-from flashinfer_trace.validation.data_rules import DATA
+from flashinfer_trace.dataset.digests import content_sha256, lengths_sha256
+from flashinfer_trace.dataset.validation.data_rules import DATA
 from tools.extract_definitions import traces
 from tools.fuzz import run as fuzz
 from tools.fuzz.__main__ import FILES, OTHERS, SEED, main
 from tools.fuzz.mutations import hostile_json, hostile_python, sealed
 from tools.fuzz.run import Case, Outcome, kind_of, run_case, start_worker
-from tools.fuzz.sandbox import EMBED, KINDS, VALIDATE
+from tools.fuzz.sandbox import KINDS, SYNC, VALIDATE
 from tools.fuzz.summary import RESULTS, document, summarise
 
 
@@ -67,7 +67,7 @@ def test_each_data_file_that_validate_checks_is_given_to_validate_and_embed(patt
     found = {*sandbox.root.glob(pattern)}
     kinds = [kind for kind in KINDS["others"] if {*sandbox.bases(kind.name)} <= found]
     assert len(kinds) == 1
-    assert {VALIDATE, EMBED} <= {*kinds[0].commands}
+    assert {VALIDATE, SYNC} <= {*kinds[0].commands}
 
 
 def test_digests_are_right_again():
@@ -112,7 +112,9 @@ def test_a_case_is_the_same_again():
 
 @pytest.mark.parametrize("group", KINDS)
 def test_each_kind_has_its_share(group):
-    counts = Counter(kind_of(Case(group, SEED, number)).name for number in range(1000))
+    counts = Counter(
+        kind_of(Case(group, SEED, number)).name for number in range(sum(kind.share for kind in KINDS[group]))
+    )
     assert counts == {kind.name: kind.share for kind in KINDS[group]}
 
 
@@ -142,7 +144,7 @@ def test_one_group_can_be_run_anew(tmp_path, monkeypatch):
 def test_the_document_says_which_commands_got_one_file_in_a_hundred():
     rows = {line.split("|")[1].strip(): line for line in document(json.loads(RESULTS.read_text())).splitlines()[25:]}
     (every, sometimes) = rows["reference"].split("|")[2:4]
-    assert (every.strip(), sometimes.strip()) == ("`validate`, `embed --check`", "`verify NAME --examples 1`")
+    assert (every.strip(), sometimes.strip()) == ("`validate`, `sync --check`", "`verify NAME --examples 1`")
     assert "`tools.runtime_tracing`" in rows["runtime"]
 
 

@@ -13,10 +13,14 @@ import flashinfer_trace
 from flashinfer_trace.cli import main
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import kernel_outputs, poisoned_outputs, run_case
-from flashinfer_trace.harness.family import Kernel
+from flashinfer_trace.harness.cases import BATCH
+from flashinfer_trace.harness.family import Kernel, private_kernel
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.job import BEYOND
-from flashinfer_trace.harness.verify import BATCH, Job, prepare, verify, verify_together
+from flashinfer_trace.harness.plans import OwnPlans
+from flashinfer_trace.harness.verify import Job, prepare, verify, verify_together
+
+pytestmark = pytest.mark.quick
 
 PLAN = {"batch_size": 4, "values": "normal", "zero_row": False}
 LOADED = flashinfer_trace.load("rmsnorm_h512")
@@ -54,7 +58,7 @@ def crashes(definition, inputs, outputs):
 
 
 def kernel(call, **changes) -> Kernel:
-    return Kernel("toy.kernel", "toy", call, **changes)
+    return private_kernel("toy.kernel", "toy", call, **changes)
 
 
 def failures(call, **changes) -> str:
@@ -156,12 +160,15 @@ def test_vacuous_cases_are_recognised(plan, reason):
     assert run_case(DEFINITION, FAMILY, plan, 3, "cpu").vacuous == reason
 
 
+def own_plans(draw, corners):
+    """The plans of the family with these functions, and without a corner of many rows."""
+    return OwnPlans(draw, FAMILY.plan_for_axes, corners, many_rows=0)
+
+
 def test_vacuous_cases_never_count():
     only_empty = dataclasses.replace(
         FAMILY,
-        plans=lambda request: FAMILY.plans(request).map(lambda p: {**p, "batch_size": 0}),
-        corners=lambda request: [],
-        many_rows=0,
+        plan=own_plans(lambda request: FAMILY.plans(request).map(lambda p: {**p, "batch_size": 0}), lambda request: []),
     )
     report = verify(Job(LOADED, only_empty), examples=5)
     assert report.status == "failed"
@@ -174,7 +181,7 @@ CORNER = {"batch_size": 3, "values": "large", "zero_row": True}
 
 
 def with_corners(*corners, **changes):
-    return dataclasses.replace(FAMILY, corners=lambda request: corners, many_rows=0, **changes)
+    return dataclasses.replace(FAMILY, plan=own_plans(FAMILY.plans, lambda request: corners), **changes)
 
 
 def test_corners_run_first_in_every_verification_and_beside_the_examples():
@@ -305,9 +312,10 @@ def test_a_kernel_that_takes_more_shares_the_cases_of_others_and_has_some_of_its
     ran = []
     family = dataclasses.replace(
         counted_family(ran),
-        plans=lambda request: FAMILY.plans(request).filter(lambda plan: request.plan_options is None or wide(plan)),
-        corners=lambda request: [PLAN] if request.plan_options else [PLAN, CORNER],
-        many_rows=0,
+        plan=own_plans(
+            lambda request: FAMILY.plans(request).filter(lambda plan: request.plan_options is None or wide(plan)),
+            lambda request: [PLAN] if request.plan_options else [PLAN, CORNER],
+        ),
     )
 
     def wide(plan):
@@ -334,7 +342,9 @@ def test_a_kernel_that_takes_more_shares_the_cases_of_others_and_has_some_of_its
 
 
 def test_what_the_wide_kernel_fails_alone_is_no_failure_of_the_narrow_one():
-    family = dataclasses.replace(FAMILY, corners=lambda request: [PLAN] if request.plan_options else [PLAN, CORNER])
+    family = dataclasses.replace(
+        FAMILY, plan=FAMILY.plan.with_corners(lambda request: [PLAN] if request.plan_options else [PLAN, CORNER])
+    )
 
     def fails_where_a_row_is_zero(definition, inputs, outputs):
         assert not (inputs["hidden_states"] == 0).all(dim=1).any(), "a row of zeros"

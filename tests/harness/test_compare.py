@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashinfer_trace.harness.compare import (
+from flashinfer_trace.verdict.compare import (
     ErrorBound,
     Exact,
     Expected,
@@ -19,7 +19,9 @@ from flashinfer_trace.harness.compare import (
     summation_error,
     unit_roundoff,
 )
-from flashinfer_trace.harness.mutants import MUTANTS
+from flashinfer_trace.verdict.wrong_outputs import MUTANTS
+
+pytestmark = pytest.mark.quick
 
 BF16 = ErrorBound(lambda e: rounding_error(e.value, torch.bfloat16), "one rounding to bf16")
 

@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 
-from flashinfer_trace.harness.compare import Expected, rounding_error
-from flashinfer_trace.harness.copies import PartlyCopied, SameBits, partly_copied
-from flashinfer_trace.harness.inputs import Draws, as_integers, special_numbers
+from flashinfer_trace.harness.inputs import Draws, special_numbers
+from flashinfer_trace.verdict.compare import Expected, rounding_error
+from flashinfer_trace.verdict.copies import PartlyCopied, SameBits, partly_copied
+from flashinfer_trace.verdict.tensors import as_integers
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn)
 #: Half an output is copied, the other half rounded.

@@ -11,14 +11,15 @@ import pytest
 import torch
 
 import flashinfer_trace
-from flashinfer_trace import ledger
+from flashinfer_trace.dataset import evidence as ledger
+from flashinfer_trace.families import family_of
 from flashinfer_trace.harness import evidence
-from flashinfer_trace.harness.family import Kernel
+from flashinfer_trace.harness.binding import judging_code
+from flashinfer_trace.harness.family import private_kernel
 from flashinfer_trace.harness.verify import OutputSummary, Report
-from flashinfer_trace.records import KernelFacts
 
 DEFINITION = flashinfer_trace.load("rmsnorm_h512")
-KERNEL = Kernel("pytest.kernel", "pytest", lambda definition, inputs, outputs: outputs)
+KERNEL = private_kernel("pytest.kernel", "pytest", lambda definition, inputs, outputs: outputs)
 REPORT = Report(
     DEFINITION.name,
     "pytest.kernel",
@@ -51,20 +52,13 @@ def test_a_recorded_run_is_valid_and_carries_the_status(tmp_path):
     assert entry["environment"]["gpu"] == {"name": "Test GPU", "compute_capability": "9.0"}
     assert (entry["environment"]["torch"], entry["kernel"]["label"]) == (torch.__version__, KERNEL.label)
     found = ledger.read(tmp_path, DEFINITION)
-    kernels = {KERNEL.label: facts(KERNEL)}
+    kernels = {KERNEL.label: KERNEL.known}
     assert found.objections(DEFINITION, kernels) == []
-    assert found.stale(ledger.module_today(flashinfer_trace.find_root(), DEFINITION)) == []
+    assert found.stale({KERNEL.label: judging_code(family_of(DEFINITION), KERNEL)}) == []
     newer = dataclasses.replace(DEFINITION, reference=DEFINITION.reference + "# newer\n")
     (objection,) = found.objections(newer, kernels)
     assert objection == (f"{KERNEL.label}: the reference has changed since this run", False)
     assert [p.name for p in path.parent.iterdir()] == ["rmsnorm_h512.json"]
-
-
-def facts(kernel):
-    """What schema/records.json would say of it."""
-    return KernelFacts(
-        kernel.label, kernel.library, kernel.path, kernel.variant, (7, 5), (99, 9), {"output": "why"}, set()
-    )
 
 
 @pytest.mark.parametrize(

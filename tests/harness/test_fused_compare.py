@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashinfer_trace.harness.compare import (
+from flashinfer_trace.verdict.compare import (
     Comparison,
     ErrorBound,
     Expected,

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from flashinfer_trace.harness.compare import Expected
-from flashinfer_trace.harness.intervals import Interval
+from flashinfer_trace.verdict.compare import Expected
+from flashinfer_trace.verdict.intervals import Interval
 
 EXPECTED = Expected(torch.tensor([[1.0, -2.0, 4.0]], dtype=torch.float64))
 BELOW = Interval(lambda expected: (expected.value - 0.5, expected.value), "may be half too low")

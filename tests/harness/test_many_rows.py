@@ -13,7 +13,7 @@ from flashinfer_trace.families import family_of
 from flashinfer_trace.families.attention.cases import LONG, MANY, corner_lengths
 from flashinfer_trace.harness.case import reference_outputs
 from flashinfer_trace.harness.family import PlanRequest
-from flashinfer_trace.harness.many_rows import BEYOND_1024, BYTES, FEWEST, POSITIONS, input_bytes, many_rows, one_row
+from flashinfer_trace.harness.plans import BEYOND_1024, BYTES, FEWEST, POSITIONS, input_bytes, many_rows, one_row
 from flashinfer_trace.harness.power import stand_in
 from flashinfer_trace.harness.verify import Job, prepare, verify
 
@@ -41,7 +41,7 @@ def test_every_family_has_a_case_of_many_rows_or_of_many_requests_and_keys():
         lengths = [plan["kv_lens"] for plan in plans if "kv_lens" in plan]
         if lengths:
             assert max(map(max, lengths)) >= LONG and max(map(len, lengths)) >= MANY, name
-        elif not many_rows(family, request):
+        elif not many_rows(family.plan, request):
             without.add(name)
     assert without == set(WITHOUT)
     for name in WITHOUT:
@@ -51,32 +51,32 @@ def test_every_family_has_a_case_of_many_rows_or_of_many_requests_and_keys():
 
 def test_a_gpu_has_none_and_a_kernel_keeps_its_limits():
     family, request = request_of(NORM)
-    (plan,) = many_rows(family, request)
-    assert plan["batch_size"] == family.many_rows
-    assert many_rows(family, dataclasses.replace(request, large=True)) == []
-    assert many_rows(family, dataclasses.replace(request, plan_options=object())) == []
-    assert many_rows(family, dataclasses.replace(request, limits={"batch_size": (1, FEWEST - 1)})) == []
-    assert many_rows(family, dataclasses.replace(request, limits={"num_pages": (1, 64)})) == []
-    (plan,) = many_rows(family, dataclasses.replace(request, limits={"batch_size": (1, 128)}))
+    (plan,) = many_rows(family.plan, request)
+    assert plan["batch_size"] == family.plan.many_rows
+    assert many_rows(family.plan, dataclasses.replace(request, large=True)) == []
+    assert many_rows(family.plan, dataclasses.replace(request, plan_options=object())) == []
+    assert many_rows(family.plan, dataclasses.replace(request, limits={"batch_size": (1, FEWEST - 1)})) == []
+    assert many_rows(family.plan, dataclasses.replace(request, limits={"num_pages": (1, 64)})) == []
+    (plan,) = many_rows(family.plan, dataclasses.replace(request, limits={"batch_size": (1, 128)}))
     assert plan["batch_size"] == 128
-    assert many_rows(dataclasses.replace(family, many_rows=0), request) == []
+    assert many_rows(dataclasses.replace(family.plan, many_rows=0), request) == []
 
 
 @pytest.mark.parametrize("width", [7168, 16384, 65536])
 def test_the_memory_of_the_inputs_is_limited(width):
     sized = NORM.with_const_axes({"hidden_size": width})
-    plans = many_rows(family_of(NORM), PlanRequest(sized, {}, False))
+    plans = many_rows(family_of(NORM).plan, PlanRequest(sized, {}, False))
     assert bool(plans) == (width < 65536)
     for plan in plans:
         assert FEWEST <= plan["batch_size"] < BEYOND_1024
-        assert input_bytes(sized, "batch_size", plan["batch_size"]) <= BYTES
+        assert input_bytes(sized, {"batch_size": plan["batch_size"]}) <= BYTES
 
 
 def test_long_and_many_requests_are_left_out_where_heads_are_many_and_wide():
     latent = flashinfer_trace.load("mla_paged_decode_h128_ckv512_kpe64_ps1")
-    full = corner_lengths(PlanRequest(latent, {}, False), False)
+    full = corner_lengths(PlanRequest(latent, {}, False))
     assert max(max(plan["kv_lens"]) for plan in full) == 300
-    assert all(len(plan["kv_lens"]) == 2 for plan in corner_lengths(PlanRequest(latent, {}, True), False))
+    assert all(len(plan["kv_lens"]) == 2 for plan in corner_lengths(PlanRequest(latent, {}, True)))
 
 
 def verdict(definition, wrong):
@@ -128,7 +128,7 @@ def test_a_reference_that_is_wrong_for_one_row_only_is_refused(name):
     """As one that drops axes of size 1 before it multiplies."""
     definition = flashinfer_trace.load(name)
     family = family_of(definition)
-    (plan,) = one_row(family, request_of(definition)[1])
+    (plan,) = one_row(family.plan, request_of(definition)[1])
     first = next(iter(definition.inputs))
     start = definition.reference.index("    assert ")
     wrong = f"    {first} = -{first} if {first}.shape[0] == 1 else {first}\n"
@@ -139,9 +139,9 @@ def test_a_reference_that_is_wrong_for_one_row_only_is_refused(name):
 
 def test_one_row_is_for_references_only():
     family, request = request_of(NORM)
-    assert [plan["batch_size"] for plan in one_row(family, request)] == [1]
-    assert one_row(family, dataclasses.replace(request, large=True)) == []
-    assert one_row(family, dataclasses.replace(request, limits={"batch_size": (1, 128)})) == []
+    assert [plan["batch_size"] for plan in one_row(family.plan, request)] == [1]
+    assert one_row(family.plan, dataclasses.replace(request, large=True)) == []
+    assert one_row(family.plan, dataclasses.replace(request, limits={"batch_size": (1, 128)})) == []
 
 
 def test_a_kernel_that_clamps_positions_is_refused():

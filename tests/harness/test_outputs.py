@@ -8,13 +8,16 @@ import pytest
 import torch
 
 import flashinfer_trace
-from flashinfer_trace.definition import Definition, InputError
 from flashinfer_trace.families import FamilyError, families_of_op_type, family_of
+from flashinfer_trace.format.definition import Definition, InputError
+from flashinfer_trace.format.reference import load_run
 from flashinfer_trace.harness.case import run_case
-from flashinfer_trace.harness.compare import Exact, Expected
-from flashinfer_trace.harness.family import Kernel, PlanRequest
+from flashinfer_trace.harness.family import Kernel, PlanRequest, private_kernel
+from flashinfer_trace.harness.plans import Count, RowPlans
 from flashinfer_trace.harness.verify import Job, verify
-from flashinfer_trace.reference import load_run
+from flashinfer_trace.verdict.compare import Exact, Expected
+
+pytestmark = pytest.mark.quick
 
 PLAN = {"batch_size": 4, "values": "normal", "zero_row": False}
 LOADED = flashinfer_trace.load("fused_add_rmsnorm_residual_out_h4096")
@@ -85,7 +88,7 @@ def kernel(outputs, **changes) -> Kernel:
         correct = dict(zip(definition.outputs, definition.compiled(*inputs.values()), strict=True))
         return outputs(correct, inputs, poisoned)
 
-    return Kernel("toy.kernel", "toy", call, **changes)
+    return private_kernel("toy.kernel", "toy", call, **changes)
 
 
 def in_the_inputs(correct, inputs, poisoned):
@@ -144,7 +147,7 @@ COUNT = dataclasses.replace(
     name="count",
     twin={},
     make_inputs=lambda definition, plan, draws: {"x": draws.integers([plan["m"]], 1, 9, torch.int32)},
-    plan_for_axes=lambda definition, axes, draws: {"m": 3},
+    plan=RowPlans({"m": Count(3, 3)}),
     oracle=lambda definition, inputs: {"count": Expected(torch.tensor(len(inputs["x"])))},
     compare={"count": Exact()},
     kernels=(),
@@ -171,7 +174,7 @@ def test_a_scalar_output_is_a_number_or_a_0_d_tensor(result, message):
 
 
 RESIDUAL = {"residual_out": FAMILY.compare["residual_out"]}
-TOY = Kernel("toy.kernel", "toy", lambda definition, inputs, outputs: outputs)
+TOY = private_kernel("toy.kernel", "toy", lambda definition, inputs, outputs: outputs)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +227,7 @@ def test_plans_of_an_unknown_axis_are_refused():
     request = PlanRequest(DEFINITION, {}, large=False)
     with pytest.raises(FamilyError, match=r"plans draw the axis num_tokens; variable axes are \['batch_size'\]"):
         request.range("num_tokens", 0, 4, 8)
-    family = dataclasses.replace(FAMILY, plans=lambda request: request.range("num_tokens", 0, 4, 8))
+    family = dataclasses.replace(FAMILY, plan=RowPlans({"num_tokens": Count(4, 8)}))
     assert "plans draw the axis num_tokens" in verify(Job(LOADED, family)).message
 
 

@@ -11,12 +11,12 @@ import torch
 import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import reference_outputs
-from flashinfer_trace.harness.compare import ErrorBound
-from flashinfer_trace.harness.family import Kernel
-from flashinfer_trace.harness.faults import MANTISSA_BITS, Trial, any_kernel, flipped, with_inputs
+from flashinfer_trace.harness.family import private_kernel
+from flashinfer_trace.harness.faults import MANTISSA_BITS, FaultyCase, any_kernel, flipped, with_inputs
 from flashinfer_trace.harness.inputs import Draws
 from flashinfer_trace.harness.power import Power, power, record_power, stand_in, unexplained
 from flashinfer_trace.harness.verify import Job, verify
+from flashinfer_trace.verdict.compare import ErrorBound
 
 DEFINITION = flashinfer_trace.load("rmsnorm_h512")
 FAMILY = family_of(DEFINITION)
@@ -26,7 +26,7 @@ JOB = Job(DEFINITION, FAMILY, stand_in(None))
 def trial(values, before=None, number=3):
     """A trial of a kernel with the output y."""
     outputs = {"here": {"y": values}, "there": {"y": values if before is None else before}}
-    return Trial({"at": "here"}, {"at": "there"}, {}, lambda inputs: outputs[inputs["at"]], Draws(number, "cpu"))
+    return FaultyCase({"at": "here"}, {"at": "there"}, {}, lambda inputs: outputs[inputs["at"]], Draws(number, "cpu"))
 
 
 @pytest.mark.parametrize("dtype", MANTISSA_BITS, ids=str)
@@ -95,7 +95,7 @@ def test_a_fault_of_the_family_calls_the_kernel_with_other_inputs():
 
 
 def test_a_kernel_that_is_wrong_as_it_is_has_no_power():
-    wrong = Kernel("toy.kernel", "toy", lambda d, i, o: {"output": reference_outputs(d, i, 0)["output"] * 2})
+    wrong = private_kernel("toy.kernel", "toy", lambda d, i, o: {"output": reference_outputs(d, i, 0)["output"] * 2})
     with pytest.raises(ValueError, match=r"rmsnorm_h512: toy\.kernel does not pass as it is"):
         power(dataclasses.replace(JOB, kernel=wrong), 3)
 

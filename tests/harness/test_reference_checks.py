@@ -14,7 +14,7 @@ from flashinfer_trace import families
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.report import Report
 from flashinfer_trace.harness.verify import CaseFailure, Job, _Cases, _Target, verify
-from flashinfer_trace.isolation.worker import Limits, ReferenceWorker
+from flashinfer_trace.sandbox.worker import ReferenceLimits, ReferenceWorker
 
 LOADED = flashinfer_trace.load("rmsnorm_h512")
 FAMILY = family_of(LOADED)
@@ -27,7 +27,7 @@ def test_the_checks_of_a_family_run_references_in_the_worker():
 
     def check(definition, run):
         rows = {"hidden_states": torch.zeros(5, 64).bfloat16(), "weight": torch.zeros(64).bfloat16()}
-        worker.limits = Limits(seconds=3.0)
+        worker.limits = ReferenceLimits(seconds=3.0)
         return [str(run(hanging, rows))]
 
     with ReferenceWorker() as worker:
@@ -51,7 +51,7 @@ def test_what_passes_after_a_failure_does_not_count():
     assert wrong != LOADED.reference
     (target,) = targets = [_Target(Job(dataclasses.replace(LOADED, reference=wrong), FAMILY), Report("", "", "cpu", 0))]
     cases, plan = _Cases(target.job, targets, 0, None), {"batch_size": 4, "values": "normal", "zero_row": False}
-    target.required = 2
+    cases._examples = 2
     assert cases.run(plan, 0) and cases.missing == 1
     for seed in (1, 2):
         with pytest.raises(CaseFailure):

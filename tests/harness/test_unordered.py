@@ -11,10 +11,10 @@ import torch
 import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import run_case
-from flashinfer_trace.harness.compare import Exact, Expected
-from flashinfer_trace.harness.family import Kernel
-from flashinfer_trace.harness.unordered import UNSPECIFIED, Multiset, TopK
+from flashinfer_trace.harness.family import private_kernel
 from flashinfer_trace.harness.verify import Job
+from flashinfer_trace.verdict.compare import Exact, Expected
+from flashinfer_trace.verdict.unordered import UNSPECIFIED, Multiset, TopK
 
 ROWS = Multiset("the order of the rows of one expert is open")
 LARGEST = TopK("ties either way")
@@ -172,6 +172,6 @@ def test_outputs_that_are_right_alone_must_fit_each_other():
         },
     )
     plan = {"batch_size": 4, "values": "normal", "zero_row": False}
-    result = run_case(definition, related, plan, 1, "cpu", Kernel("toy.kernel", "toy", call))
+    result = run_case(definition, related, plan, 1, "cpu", private_kernel("toy.kernel", "toy", call))
     assert result.failures == ["toy.kernel: residual_out is not the sum of the inputs"]
     assert not run_case(definition, related, plan, 1, "cpu").failures

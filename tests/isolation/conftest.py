@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.isolation import worker as worker_module
-from flashinfer_trace.isolation.worker import Limits, ReferenceWorker
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.sandbox import worker as worker_module
+from flashinfer_trace.sandbox.worker import ReferenceLimits, ReferenceWorker
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -24,7 +24,7 @@ ESCAPES: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("escapes.
     "escape"
 ]
 
-LIMITS = Limits(seconds=3.0, memory_bytes=1 << 30, output_bytes=64 << 20)
+LIMITS = ReferenceLimits(seconds=3.0, memory_bytes=1 << 30, output_bytes=64 << 20)
 #: Where a process that imports torch is started: on a busy machine, that takes longer than any honest call.
 PATIENT = replace(LIMITS, seconds=60.0)
 #: For what never answers.

@@ -14,8 +14,8 @@ import pytest
 import torch
 from whole_dataset import FIRST
 
-from flashinfer_trace.allow_list import allowed
-from flashinfer_trace.reference import ReferenceSourceError, check_allowed
+from flashinfer_trace.format.allow_list import allowed
+from flashinfer_trace.format.reference import ReferenceSourceError, check_allowed
 
 #: dtypes that only newer builds of torch have; the oldest that is supported is 2.8.
 NEWER = {"torch.float4_e2m1fn_x2"}
@@ -256,7 +256,8 @@ def test_errors_name_construct_line_and_how_to_propose() -> None:
 
 def test_no_torch_is_imported() -> None:
     code = (
-        "import sys; from flashinfer_trace.reference import check_allowed; check_allowed('def run(): return 0', 'x');"
+        "import sys; from flashinfer_trace.format.reference import check_allowed;"
+        "check_allowed('def run(): return 0', 'x');"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from flashinfer_trace.isolation import seccomp
+from flashinfer_trace.sandbox import seccomp
 
 ALLOWED, EPERM, ENOSYS, KILLED = 0x7FFF0000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS, 0x80000000
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -80,10 +80,10 @@ def run(code: str) -> str:
 def test_without_seccomp_landlock_keeps_files_away(tmp_path) -> None:
     target = tmp_path / "canary"
     printed = run(f"""
-from flashinfer_trace.isolation import seccomp
+from flashinfer_trace.sandbox import seccomp
 seccomp.install = lambda: False
 worker_module.check_allowed = lambda *_: None
-with ReferenceWorker(LIMITS, "fork") as worker:
+with ReferenceWorker(LIMITS, fork=True) as worker:
     worker.run(HONEST, x(), 0)
     print(worker.level)
     try:
@@ -101,7 +101,7 @@ def test_the_process_that_verify_forks_knows_no_oracle_and_no_credentials(monkey
     code = """
 import sys, os
 import flashinfer_trace.cli.verification, torch
-from flashinfer_trace.isolation import worker as module
+from flashinfer_trace.sandbox import worker as module
 module.check_allowed = lambda *_: None
 with module.reference_worker("cpu", False) as worker:
     sys.path.insert(0, "tests")

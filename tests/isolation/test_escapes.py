@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from flashinfer_trace.isolation.confine import STRONGEST
-from flashinfer_trace.isolation.worker import Limits, ReferenceFailed, ReferenceWorker
-from flashinfer_trace.reference import ReferenceSourceError, check_allowed
+from flashinfer_trace.format.reference import ReferenceSourceError, check_allowed
+from flashinfer_trace.sandbox.confine import STRONGEST
+from flashinfer_trace.sandbox.worker import ReferenceFailed, ReferenceLimits, ReferenceWorker
 
 from .conftest import ESCAPES, HONEST, IMPATIENT, LIMITS, definition_of, x
 
@@ -71,7 +71,7 @@ def test_the_allow_list_refuses(escape: dict[str, Any], surroundings: Surroundin
         check_allowed(source, "stranger", "rmsnorm")
 
 
-def limits_for(escape: dict[str, Any]) -> Limits:
+def limits_for(escape: dict[str, Any]) -> ReferenceLimits:
     """What never answers is waited for only so long; a busy machine makes no difference to it."""
     return IMPATIENT if escape["contained"][0] == "timed-out" else LIMITS
 

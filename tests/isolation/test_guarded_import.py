@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashinfer_trace
 from flashinfer_trace.families import family_of
-from flashinfer_trace.reference import load_run
+from flashinfer_trace.format.reference import load_run
 
 LOADED = flashinfer_trace.load("fused_add_rmsnorm_residual_out_h4096")
 FAMILY = family_of(LOADED)

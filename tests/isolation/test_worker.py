@@ -14,16 +14,16 @@ import torch
 from whole_dataset import FAMILIES, FIRST
 
 import flashinfer_trace
-from flashinfer_trace.definition import Definition, InputError
 from flashinfer_trace.families import family_of
+from flashinfer_trace.format.definition import Definition, InputError
 from flashinfer_trace.harness import verify as verify_module
 from flashinfer_trace.harness.case import reference_outputs
 from flashinfer_trace.harness.refusals import raised_by
 from flashinfer_trace.harness.verify import Job, verify
-from flashinfer_trace.isolation import protocol, state
-from flashinfer_trace.isolation.confine import LEVELS
-from flashinfer_trace.isolation.limits import Budget
-from flashinfer_trace.isolation.worker import Limits, ReferenceFailed, ReferenceWorker
+from flashinfer_trace.sandbox import protocol, state
+from flashinfer_trace.sandbox.confine import LEVELS
+from flashinfer_trace.sandbox.limits import Budget
+from flashinfer_trace.sandbox.worker import ReferenceFailed, ReferenceLimits, ReferenceWorker
 
 from .conftest import HONEST, PATIENT, definition_of, x
 
@@ -79,7 +79,7 @@ def test_samplers_draw_from_the_seed(worker: ReferenceWorker) -> None:
 
 
 def test_several_threads(worker: ReferenceWorker) -> None:
-    with ReferenceWorker(Limits(seconds=60, threads=2)) as two:
+    with ReferenceWorker(ReferenceLimits(seconds=60, threads=2)) as two:
         big = {"x": torch.ones(512, 512)}
         assert two.run(definition_of("def run(x):\n    return x @ x\n"), big, 0)["y"][3, 4] == 512
 
@@ -142,7 +142,7 @@ def test_a_process_serves_a_reference_at_all_sizes(worker: ReferenceWorker) -> N
         for definition, size, factor in ((four, 4, 2), (five, 5, 2), (four, 4, 2), (other, 4, 3)):
             ones = torch.ones(size)
             assert torch.equal(own.run(definition, {"x": ones}, 0)["y"], factor * ones)
-            processes.append(own._pid)
+            processes.append(own._process._pid)
         with pytest.raises(ReferenceFailed, match="AssertionError"):
             own.run(five, {"x": torch.ones(4)}, 0)
     assert processes[0] == processes[1] == processes[2] != processes[3]
@@ -169,7 +169,7 @@ def test_checksums_show_any_changed_bit_and_exchanged_rows(rows: int) -> None:
 def test_an_answer_that_nobody_asked_for(worker: ReferenceWorker, unchecked: None) -> None:
     source = """
 def run(x):
-    state = torch.sys.modules["flashinfer_trace.isolation.state"]
+    state = torch.sys.modules["flashinfer_trace.sandbox.state"]
     state.threading.active_count = lambda: 1
     torch.threading.Timer(0, torch.os.write, (3, b"answer")).start()
     return 2 * x
@@ -186,12 +186,12 @@ def run(x):
 def test_processes_that_are_ended_from_outside_are_replaced() -> None:
     with ReferenceWorker(PATIENT) as worker:
         worker.run(HONEST, x(), 0)
-        os.kill(worker._pid, signal.SIGKILL)
+        os.kill(worker._process._pid, signal.SIGKILL)
         with pytest.raises(ReferenceFailed, match="ended by SIGKILL"):
             worker.run(HONEST, x(), 0)
         assert torch.equal(worker.run(HONEST, x(), 0)["y"], 2 * x()["x"])
-        assert worker._zygote is not None
-        os.kill(worker._zygote._pid, signal.SIGKILL)
+        assert worker._server is not None
+        os.kill(worker._server._pid, signal.SIGKILL)
         with pytest.raises(ReferenceFailed) as failure:
             for _ in range(1000):  # the worker is ended in its turn, a moment later
                 worker.run(HONEST, x(), 0)
@@ -204,22 +204,22 @@ def test_nothing_survives_the_harness() -> None:
     """A harness that is killed leaves no process behind, not even one that computes for ever."""
     code = (
         "import sys; sys.path.insert(0, 'tests'); from isolation.conftest import *\n"
-        "w = ReferenceWorker(Limits(seconds=600)); w.run(HONEST, x(), 0)\n"
-        "print(w._zygote._pid, w._pid, flush=True)\n"
+        "w = ReferenceWorker(ReferenceLimits(seconds=600)); w.run(HONEST, x(), 0)\n"
+        "print(w._server._pid, w._process._pid, flush=True)\n"
         "w.run(definition_of('def run(x):\\n    while True:\\n        pass\\n'), x(), 0)\n"
     )
     harness = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert harness.stdout is not None
-    zygote = int(harness.stdout.readline().split()[0])
+    server = int(harness.stdout.readline().split()[0])
     harness.kill()
     harness.wait()
     harness.stdout.close()
     for _ in range(500):
-        if not running(zygote):
+        if not running(server):
             break
         signal.sigtimedwait([], 0.02)
-    assert not running(zygote)
-    assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and parent_of(pid) == zygote]
+    assert not running(server)
+    assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and parent_of(pid) == server]
 
 
 def running(pid: int) -> bool:
@@ -247,7 +247,7 @@ def test_verify_reports_a_reference_that_hangs_once(worker: ReferenceWorker) -> 
     hangs = loaded.reference.replace("    assert", "    while True:\n        pass\n    assert", 1)
     assert hangs != loaded.reference
     definition = Definition.from_dict({**loaded.to_dict(), "reference": hangs})
-    with ReferenceWorker(Limits(seconds=1.0)) as impatient:
+    with ReferenceWorker(ReferenceLimits(seconds=1.0)) as impatient:
         report = verify(Job(definition, family_of(definition), worker=impatient), examples=5)
     assert report.status == "failed" and report.seconds < 15
     assert "did not answer within 1 s [timed-out]" in report.message and "repeat: flashinfer-trace" in report.message
@@ -266,12 +266,12 @@ def test_a_reference_that_answers_just_in_time_has_no_time_for_all_cases(own_pro
     """Each call is within its limit; together they are not. Where no process can be ended, cases are counted."""
     definition = slow_norm(0.2)
     job = Job(definition, family_of(definition))
-    with ReferenceWorker(Limits(seconds=60.0, case_seconds=0.02)) as impatient:
+    with ReferenceWorker(ReferenceLimits(seconds=60.0, case_seconds=0.02)) as impatient:
         if own_process:
             report = verify(replace(job, worker=impatient), examples=5)
         else:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("flashinfer_trace.harness.verify.Limits", lambda: impatient.limits)
+                patch.setattr("flashinfer_trace.harness.verify.ReferenceLimits", lambda: impatient.limits)
                 report = verify(job, examples=5)
     cases = len(job.corners) + 5
     assert report.status == "failed" and report.seconds < 15
@@ -282,7 +282,7 @@ def test_a_reference_that_answers_just_in_time_has_no_time_for_all_cases(own_pro
 
 def test_a_budget_ends_a_call_and_is_left_alone_by_others(worker: ReferenceWorker) -> None:
     hangs = definition_of("def run(x):\n    while True:\n        pass\n")
-    budget = Budget("stranger", 2, Limits(case_seconds=0.2))
+    budget = Budget("stranger", 2, ReferenceLimits(case_seconds=0.2))
     with worker.within(budget):
         assert torch.equal(worker.run(HONEST, x(), 0)["y"], 2 * x()["x"])
         for _ in range(2):  # the second one does not begin
@@ -306,7 +306,7 @@ def test_time_that_is_spent_on_shrinking_leaves_the_failure(monkeypatch: pytest.
         if len(calls) > corners + 3:
             shared.failures.append("reference: wrong")
         if len(calls) > corners + 6:
-            raise Budget("rmsnorm_h128", 1, Limits()).spent()
+            raise Budget("rmsnorm_h128", 1, ReferenceLimits()).spent()
         return shared
 
     job = Job(definition, family_of(definition))
@@ -352,9 +352,9 @@ def test_an_exception_leaves_the_process_running(worker: ReferenceWorker) -> Non
     """The harness asks for exceptions, with inputs of wrong sizes: each costs a call, not a process."""
     picky = definition_of("def run(x):\n    assert x.shape == (4,)\n    return 2 * x\n")
     worker.run(picky, x(), 0)
-    pid = worker._pid
+    pid = worker._process._pid
     with pytest.raises(ReferenceFailed) as failure:
         worker.run(picky, {"x": torch.ones(5)}, 0)
     assert (failure.value.kind, failure.value.error) == ("raised", "AssertionError")
     assert torch.equal(worker.run(picky, x(), 0)["y"], 2 * x()["x"])
-    assert worker._pid == pid
+    assert worker._process._pid == pid

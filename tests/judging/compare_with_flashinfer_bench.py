@@ -37,7 +37,7 @@ from cheating_kernels import (  # noqa: E402
 )
 from recorded_verdicts import machine  # noqa: E402
 
-from flashinfer_trace.files import write_json  # noqa: E402
+from flashinfer_trace.format.files import write_json  # noqa: E402
 
 RESULTS = HERE / "flashinfer_bench.json"
 #: Definition -> values of its variable axes. Not here: the quantiser, whose fp8 outputs its evaluator cannot look at,

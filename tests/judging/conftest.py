@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from recorded_verdicts import PROPERTY, entry, run_of, with_memory
 
-from flashinfer_trace.judging.process import Server
+from flashinfer_trace.judging.server import Server
 from flashinfer_trace.judging.verdict import Verdict
 
 

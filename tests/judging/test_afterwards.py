@@ -16,12 +16,12 @@ import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import poisoned_outputs
 from flashinfer_trace.harness.verify import Job
-from flashinfer_trace.judging.afterwards import Undisturbed, hush, stored, unhush
+from flashinfer_trace.judging.after_call import Undisturbed, hush, stored, unhush
+from flashinfer_trace.judging.grades import kinds_of_inputs, standards
 from flashinfer_trace.judging.judge import checked
 from flashinfer_trace.judging.loading import ReturnError
-from flashinfer_trace.judging.process import Failed, Limits, Timing
-from flashinfer_trace.judging.standards import standards, trials
-from flashinfer_trace.judging.submission import from_path
+from flashinfer_trace.judging.process import Failed, SubmissionProcess, Timing
+from flashinfer_trace.judging.submission import Timeouts, from_path
 
 MONITOR = """
 import sys
@@ -55,13 +55,13 @@ def failures(path: str, server, device: str = "cpu", before: int = 0) -> list[st
     expected = job.family.expected(definition, inputs)
     names = list(definition.inputs), list(definition.outputs)
     try:
-        with server.start(submission.request, *names, device, Limits()) as process:
+        with SubmissionProcess.start(server, submission.request, *names, device, Timeouts()) as process:
             for earlier in every:
                 process.timed(earlier, poisoned_outputs(definition, earlier, 1), 2, Timing(repeats=3))
             found = process.timed(inputs, poisoned_outputs(definition, inputs, 1), 2, Timing(repeats=3))
     except Failed as failed:
         return [failed.kind]
-    left = standards(trials(job)[0])
+    left = standards(kinds_of_inputs(job)[0])
     wrong = [checked(job, answer, inputs, expected, left) for answer in found.answers]
     return [one and one.kind for one in wrong]
 

@@ -7,7 +7,7 @@ import torch
 from cheating_kernels import CHEATS
 from test_afterwards import failures
 
-from flashinfer_trace.judging.arena import HIDDEN, Filled
+from flashinfer_trace.sandbox.shared_memory import HIDDEN, Filled
 
 #: Computes on the memory of the inputs of the call before, once there are others, when something runs code of it; the
 #: call returns that.

@@ -8,8 +8,8 @@ import pytest
 from cheating_kernels import NORM, TREE
 
 from flashinfer_trace import load
-from flashinfer_trace.judging.convention import Convention, LoadError, convention
 from flashinfer_trace.judging.judge import judge
+from flashinfer_trace.judging.loading import Convention, LoadError, convention
 from flashinfer_trace.judging.submission import SubmissionError
 from flashinfer_trace.judging.verdict import Grade, Verdict
 

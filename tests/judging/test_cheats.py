@@ -6,11 +6,11 @@ import pytest
 from cheating_kernels import ALL, ATTENTION, CHEATS, EXPERTS, GEMM, NORM, ROTATION, SAMPLER, TREE, Cheat
 
 from flashinfer_trace.judging.judge import judge
-from flashinfer_trace.judging.process import Limits
+from flashinfer_trace.judging.submission import Timeouts
 from flashinfer_trace.judging.verdict import Grade
 
 #: `hangs` waits for all of it.
-SHORT = Limits(call=1.0, first_call=1.0)
+SHORT = Timeouts(call=1.0, first_call=1.0)
 #: At the small twin's sizes on a CPU, which their authors did not foresee any more than the own ones.
 TWINS = (SAMPLER, ATTENTION, EXPERTS, ROTATION)
 
@@ -33,7 +33,7 @@ def test_there_are_enough_of_them():
 
 @pytest.mark.parametrize("cheat", [cheat for cheat in ALL if cheat.cpu], ids=lambda cheat: cheat.function)
 def test_a_cheat_is_rejected(cheat: Cheat, server):
-    limits = SHORT if cheat.function == "hangs" else Limits()
+    limits = SHORT if cheat.function == "hangs" else Timeouts()
     twin = cheat.definition in TWINS
     # As many examples as for a user: has_a_capacity passes the drawn batches in which no expert takes five tokens.
     verdict = judge(cheat.path, cheat.definition, twin=twin, limits=limits, server=server)
@@ -61,7 +61,7 @@ def test_an_honest_kernel_passes(file: str, server):
 @pytest.mark.gpu_harness
 @pytest.mark.parametrize("cheat", [cheat for cheat in ALL if cheat.gpu], ids=lambda cheat: cheat.function)
 def test_a_cheat_is_rejected_on_a_gpu(cheat: Cheat, server, cuda_device, recorded):
-    options = {"device": cuda_device, "limits": Limits(call=10.0, first_call=30.0), "server": server}
+    options = {"device": cuda_device, "limits": Timeouts(call=10.0, first_call=30.0), "server": server}
     verdict = recorded("cheats", cheat.function, lambda: judge(cheat.path, cheat.definition, **options))
     assert verdict.grade == Grade.WRONG, verdict
     assert verdict.failure is not None

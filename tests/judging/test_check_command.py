@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import flashinfer_trace
 from flashinfer_trace.cli import main
 from flashinfer_trace.judging.judge import judge
-from flashinfer_trace.judging.process import Limits
+from flashinfer_trace.judging.submission import Timeouts
 from flashinfer_trace.judging.verdict import Grade
 
 RIGHT = f"{CHEATS}/norms.py:right"
@@ -48,7 +48,25 @@ def test_a_wrong_kernel_exits_with_1_whatever_it_prints(tmp_path):
     VALID.validate(verdict)
     assert verdict["passed"] is False and verdict["failure"]["kind"] == "values"
     assert len(verdict["failure"]["index"]) == 2 and verdict["failure"]["bound"] > 0
-    assert f"; what is right: `flashinfer-trace show {NORM}`\n" in invoke(str(path), "-d", NORM).output
+    assert f"; what is right: `flashinfer-trace show {NORM}`\n" in invoke(str(path), "-d", NORM, "--verbose").output
+
+
+@pytest.mark.parametrize(
+    ("text", "grade", "second"),
+    [
+        ((CHEATS / "norms.py").read_text(), "reference-grade", "worst: output, 0."),
+        ("def run(x, w): return x", "wrong", "worst: output output: worst error is "),
+    ],
+)
+def test_the_answer_is_four_lines(tmp_path, text, grade, second):
+    """The verdict, the worst element, why its bound is what it is, and how to repeat the run."""
+    (tmp_path / "mine.py").write_text(text)
+    mine = f"{tmp_path}/mine.py{':right' if grade != 'wrong' else ''}"
+    lines = invoke(mine, "-d", NORM, "--examples", "2", "--seed", "4").output.splitlines()
+    assert len(lines) == 4 and f" for {NORM} on cpu: {grade}, " in lines[0]
+    assert lines[1].startswith(f"  {second}") and lines[2].startswith("  bound: one bf16 rounding")
+    repeated = lines[3].removeprefix("  repeat: flashinfer-trace check ").split()
+    assert invoke(*repeated).output.splitlines()[:3] == lines[:3]
 
 
 def test_a_cpu_with_an_index_is_the_cpu():
@@ -129,10 +147,10 @@ def test_a_kernel_that_is_not_judged_exits_with_2(text, kind, tmp_path):
 
 def test_loading_has_a_limit_of_its_own(tmp_path, server):
     """--timeout also limits it, but not to less than it takes to import libraries for CUDA."""
-    assert [Limits.of(seconds).load for seconds in (1, 30, 500)] == [30, 30, 500]
+    assert [Timeouts.of(seconds).load for seconds in (1, 30, 500)] == [30, 30, 500]
     path = tmp_path / "loops.py"
     path.write_text("while True: pass")
-    verdict = judge(str(path), NORM, limits=Limits(load=0.3), server=server)
+    verdict = judge(str(path), NORM, limits=Timeouts(load=0.3), server=server)
     assert (verdict.failure.kind, verdict.failure.message) == ("timed-out", "it was not loaded within 0.3 s")
     assert verdict.grade == Grade.NOT_JUDGED and verdict.calls == 0
 

@@ -10,8 +10,7 @@ import pytest
 from cheating_kernels import CHEATS, NORM
 
 from flashinfer_trace.judging.judge import judge
-from flashinfer_trace.judging.process import Server
-from flashinfer_trace.judging.spawning import passed_on
+from flashinfer_trace.judging.server import Server, passed_on
 
 #: What the process was started with, which removing a variable does not change.
 READS = """

@@ -12,10 +12,10 @@ import torch
 import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.case import poisoned_outputs
-from flashinfer_trace.judging.idle import Idle, Waiting, has_room, library_of
-from flashinfer_trace.judging.process import Failed, Limits, Server
+from flashinfer_trace.judging.process import Failed, SubmissionProcess
+from flashinfer_trace.judging.server import Idle, Server, has_room, library_of
 from flashinfer_trace.judging.stopwatch import Stopwatch
-from flashinfer_trace.judging.submission import from_path, known
+from flashinfer_trace.judging.submission import Timeouts, from_path, known
 
 #: Kernels of torch, which run on a CPU.
 GEMM = ("gemm_n128_k2048", "torch.matmul[cuBLAS, float32 sums]")
@@ -31,7 +31,9 @@ def own_server():
 def begun(server, name, label):
     definition = flashinfer_trace.load(name)
     request = known(definition, label).request
-    return server.start(request, list(definition.inputs), list(definition.outputs), "cpu", Limits())
+    return SubmissionProcess.start(
+        server, request, list(definition.inputs), list(definition.outputs), "cpu", Timeouts()
+    )
 
 
 def called(process, name):
@@ -99,26 +101,25 @@ def test_a_submission_gets_a_process_of_its_own(own_server, tmp_path):
     with begun(own_server, *GEMM) as process:
         pids.append(process._pid)
     for _ in range(2):
-        with own_server.start(mine, ["x", "w"], ["y"], "cpu", Limits()) as process:
+        with SubmissionProcess.start(own_server, mine, ["x", "w"], ["y"], "cpu", Timeouts()) as process:
             pids.append(process._pid)
     with begun(own_server, *GEMM) as process:
         assert process._pid == pids[0]
     assert len(set(pids)) == 3
 
 
-def test_one_that_has_imported_the_library_is_preferred():
+def test_one_that_has_imported_the_library_is_preferred(own_server):
     pipes = socket.socketpair()
     both = [
         Idle(pipe, number, "cuda", frozenset({name}))
         for number, (pipe, name) in enumerate(zip(pipes, "ab", strict=True))
     ]
     for wanted, found in (("a", 0), ("b", 1)):
-        waiting = Waiting()
         for one in both:
-            waiting.keep(one)
-        assert waiting.take(wanted, "cpu") is None and waiting.take("", "cuda") is None
-        assert waiting.take(wanted, "cuda") is both[found]
-        assert waiting.take("c", "cuda") is both[1 - found] and waiting.take("c", "cuda") is None
+            own_server.keep(one)
+        assert own_server.take(wanted, "cpu") is None and own_server.take("", "cuda") is None
+        assert own_server.take(wanted, "cuda") is both[found]
+        assert own_server.take("c", "cuda") is both[1 - found] and own_server.take("c", "cuda") is None
     for pipe in pipes:
         pipe.close()
     assert library_of({"kind": "known", "kernel": "sglang.srt.a[b.c]"}) == "sglang"

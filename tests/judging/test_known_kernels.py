@@ -7,7 +7,7 @@ from gpu_libraries import skip_unusable
 
 import flashinfer_trace
 from flashinfer_trace.families import all_families, family_of
-from flashinfer_trace.harness.real_size import input_bytes
+from flashinfer_trace.harness.plans import input_bytes
 from flashinfer_trace.judging.judge import judge
 from flashinfer_trace.judging.submission import known
 

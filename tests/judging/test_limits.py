@@ -10,10 +10,10 @@ import pytest
 from cheating_kernels import CHEATS, NORM
 
 import flashinfer_trace
-from flashinfer_trace.judging import domain
 from flashinfer_trace.judging.judge import judge
-from flashinfer_trace.judging.process import Server
+from flashinfer_trace.judging.server import Server
 from flashinfer_trace.judging.verdict import Grade, Verdict
+from flashinfer_trace.sandbox import landlock
 
 ASKS = f"    import flashinfer_trace\n    return flashinfer_trace.load({NORM!r}).run(hidden_states, weight)\n"
 #: Takes away what refuses the import.
@@ -35,7 +35,7 @@ def test_a_submission_that_looks_for_this_package_finds_it(tmp_path, server):
 
 @pytest.mark.parametrize("works", [True, False])
 def test_a_verdict_says_whether_its_kernel_was_kept_from_the_memory_of_the_judge(works, monkeypatch):
-    monkeypatch.setattr(domain, "enter", lambda: works)
+    monkeypatch.setattr(landlock, "enter_domain", lambda: works)
     with Server(fork=True) as server:
         verdict = judge(f"{CHEATS}/norms.py:right", NORM, examples=1, server=server)
     assert verdict.passed and verdict.kept_apart is works
@@ -48,8 +48,8 @@ def test_a_domain_that_cannot_be_tried_is_none(monkeypatch):
     def broken() -> bool:
         raise OSError("no C library")
 
-    monkeypatch.setattr(domain, "enter", broken)
-    assert not domain.works()
+    monkeypatch.setattr(landlock, "enter_domain", broken)
+    assert not landlock.domain_works()
 
 
 #: A right kernel for the batches of which a condition holds; zeros for others.

@@ -8,10 +8,9 @@ from cheating_kernels import NORM
 import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.verify import Job, verify
-from flashinfer_trace.judging.cases import cases
-from flashinfer_trace.judging.further import FEWER, FEWER_REQUESTS, KEYS, QUERIES, REQUESTS, SHARED
 from flashinfer_trace.judging.judge import judge
-from flashinfer_trace.judging.replay import small_by_default
+from flashinfer_trace.judging.more_plans import FEWER, FEWER_REQUESTS, KEYS, QUERIES, REQUESTS, SHARED, judged_cases
+from flashinfer_trace.judging.sizes import small_by_default
 from flashinfer_trace.judging.verdict import Grade
 
 DECODE, PREFILL = "gqa_paged_decode_h6_kv2_d128_ps64", "gqa_paged_prefill_causal_h6_kv2_d128_ps64"
@@ -82,7 +81,7 @@ def test_a_kernel_that_is_wrong_there_is_wrong(name, tmp_path, server):
 def test_there_is_one_such_case_which_the_reference_passes(name, queries):
     definition = flashinfer_trace.load(name)
     job = Job(definition, family_of(definition), full=not small_by_default(definition, "cpu"))
-    corners = [one.plan for one in cases(job, 1, 0) if one.kind == "corner"]
+    corners = [one.plan for one in judged_cases(job, 0, lambda: 1) if one.kind == "corner"]
     assert corners[:-2] == job.corners
     plan = corners[-1]
     assert plan.get("q_lens") == (queries and [*queries])
@@ -99,7 +98,7 @@ def test_there_is_none_on_a_gpu_where_longer_ones_are_drawn_and_of_other_kernels
     for name, device, more in ((DECODE, "cuda", 1), (NORM, "cpu", 0)):
         definition = flashinfer_trace.load(name)
         job = Job(definition, family_of(definition), device=device, full=True)
-        corners = [one.plan for one in cases(job, 1, 0) if one.kind == "corner"]
+        corners = [one.plan for one in judged_cases(job, 0, lambda: 1) if one.kind == "corner"]
         assert corners[: len(job.corners)] == job.corners
         assert sum("kv_lens" in plan for plan in corners[len(job.corners) :]) == more
 
@@ -129,7 +128,7 @@ def test_the_number_of_requests_is_drawn(name, device, counts):
     job = Job(definition, family_of(definition), device=device, full=True)
     drawn = set()
     for seed in range(4):
-        plan = [one.plan for one in cases(job, 1, seed) if one.kind == "corner"][len(job.corners)]
+        plan = [one.plan for one in judged_cases(job, seed, lambda: 1) if one.kind == "corner"][len(job.corners)]
         assert counts[0] <= len(plan["kv_lens"]) <= counts[1] and min(plan["kv_lens"]) >= 1
         drawn.add(len(plan["kv_lens"]))
     assert len(drawn) > 1

@@ -12,10 +12,9 @@ from click.testing import CliRunner
 
 import flashinfer_trace
 from flashinfer_trace.cli import main
-from flashinfer_trace.harness.real_size import has_real_size
-from flashinfer_trace.judging.process import Limits
-from flashinfer_trace.judging.replay import replay
-from flashinfer_trace.judging.submission import from_callable, from_path
+from flashinfer_trace.harness.twins import has_real_size
+from flashinfer_trace.judging.judge import replay_line
+from flashinfer_trace.judging.submission import Timeouts, from_callable, from_path
 from flashinfer_trace.judging.verdict import Verdict
 
 RIGHT = f"{CHEATS}/norms.py:right"
@@ -23,10 +22,10 @@ RIGHT = f"{CHEATS}/norms.py:right"
 LARGE = "gemm_n28672_k4096"
 
 
-def line(name: str, sizes: str = "own", limits: Limits | None = None, device: str = "cpu") -> str:
+def line(name: str, sizes: str = "own", limits: Timeouts | None = None, device: str = "cpu") -> str:
     """The line of a verdict on the right norm, whatever it was judged against."""
     verdict = Verdict(name, "right", device, sizes, seed=5)
-    return replay(from_path(RIGHT), verdict, flashinfer_trace.load(name), 3, limits or Limits())
+    return replay_line(from_path(RIGHT), verdict, flashinfer_trace.load(name), 3, limits or Timeouts())
 
 
 @pytest.mark.parametrize(
@@ -46,10 +45,10 @@ def test_sizes_that_are_not_the_usual_ones_are_an_option(name, sizes, device, op
 
 def test_limits_of_the_command_are_an_option():
     assert line(NORM).endswith("--seed 5")
-    assert line(NORM, limits=Limits.of(2.5)).endswith("--seed 5 --timeout 2.5")
+    assert line(NORM, limits=Timeouts.of(2.5)).endswith("--seed 5 --timeout 2.5")
 
 
-@pytest.mark.parametrize("limits", [Limits(call=2.0), Limits(load=9.0), Limits(30.0, 2.0, 3.0), Limits.of(1e5)])
+@pytest.mark.parametrize("limits", [Timeouts(call=2.0), Timeouts(load=9.0), Timeouts(30.0, 2.0, 3.0), Timeouts.of(1e5)])
 def test_limits_without_an_option_are_a_call(limits):
     """It is Python that gives the same verdict."""
     call = line(NORM, limits=limits)
@@ -64,13 +63,13 @@ def test_a_file_is_no_option(tmp_path, monkeypatch):
     (tmp_path / "-norm.py").write_text("def run(x, w): return x")
     monkeypatch.chdir(tmp_path)
     verdict = Verdict(NORM, "norm", "cpu", "own", seed=5)
-    found = replay(from_path("./-norm.py"), verdict, flashinfer_trace.load(NORM), 3, Limits())
+    found = replay_line(from_path("./-norm.py"), verdict, flashinfer_trace.load(NORM), 3, Timeouts())
     assert found.startswith("flashinfer-trace check ./-norm.py -d ")
 
 
 def test_a_callable_is_repeated_by_a_call():
     verdict = Verdict(NORM, "norm", "cpu", "own", seed=5)
-    call = replay(from_callable(print), verdict, flashinfer_trace.load(NORM), 3, Limits())
+    call = replay_line(from_callable(print), verdict, flashinfer_trace.load(NORM), 3, Timeouts())
     assert call == f"flashinfer_trace.judge(kernel, {NORM!r}, device='cpu', examples=3, seed=5, twin=False)"
 
 
@@ -87,7 +86,7 @@ def test_the_command_prints_its_own_options():
 def test_full_judges_at_the_own_sizes_where_a_twin_is_usual(tmp_path):
     path = tmp_path / "zeros.py"
     path.write_text("import torch\ndef run(A, B): return torch.zeros(len(A), len(B), dtype=A.dtype)")
-    arguments = ["check", str(path), "-d", LARGE, "--examples", "1"]
+    arguments = ["check", str(path), "-d", LARGE, "--examples", "1", "--verbose"]
     small, full = (CliRunner().invoke(main, arguments + more).output for more in ([], ["--full"]))
     assert "at the sizes of the small twin, the default here: N 48, K 64\n" in small and " --twin " not in small
     assert "at the sizes of the small twin" not in full and " --full " in full
@@ -100,10 +99,10 @@ DRAW = """
 import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.verify import Job
-from flashinfer_trace.judging.cases import cases
+from flashinfer_trace.judging.more_plans import judged_cases
 
 definition = flashinfer_trace.load("rmsnorm_h512")
-drawn = cases(Job(definition, family_of(definition), device="cuda"), 100, 0)
+drawn = judged_cases(Job(definition, family_of(definition), device="cuda"), 0, lambda: 100)
 print(*(next(drawn) for _ in range(130)), sep="\\n")
 """
 

@@ -7,11 +7,10 @@ import torch
 from cheating_kernels import ATTENTION, NORM
 
 import flashinfer_trace
-from flashinfer_trace.judging.answers import Answer, Failed, tampered_of
 from flashinfer_trace.judging.judge import judge
-from flashinfer_trace.judging.process import Limits
-from flashinfer_trace.judging.returned import misfit, outputs_of
-from flashinfer_trace.judging.submission import from_path
+from flashinfer_trace.judging.output_form import outputs_of, wrong_form
+from flashinfer_trace.judging.process import Answer, Failed, SubmissionProcess, tampered_of
+from flashinfer_trace.judging.submission import Timeouts, from_path
 from flashinfer_trace.judging.verdict import Failure, Grade
 
 SAYS = "the Definition says"
@@ -66,7 +65,7 @@ def misfit_of(described: object) -> Failure | None:
     answer = Answer({"output": poisoned}, {"output": described}, [], False, [])
     outputs = outputs_of(definition, answer, torch.device("cpu"))
     axes = {"batch_size": 2, "hidden_size": 512}
-    return misfit(definition, axes, answer, outputs, torch.device("cpu"))
+    return wrong_form(definition, axes, answer, outputs, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +105,9 @@ def test_inputs_keep_their_strides_and_lie_where_they_lay(server, tmp_path):
     poisoned = {name: torch.zeros(()) for name in ("stride", "address", "total")}
     for value in (matrix, torch.ones(1).expand(5), torch.ones(0, 3)):
         inputs = {"a": value, "b": torch.ones(2, dtype=torch.bfloat16), "n": 3}
-        with server.start(submission.request, list(inputs), list(poisoned), "cpu", Limits()) as process:
+        with SubmissionProcess.start(
+            server, submission.request, list(inputs), list(poisoned), "cpu", Timeouts()
+        ) as process:
             answer = process.call(inputs, poisoned, 0)
         assert answer.returned["stride"] == {"type": "str"} and answer.returned["address"] == {"number": 0}
         assert answer.returned["total"]["dtype"] == "bfloat16" and not answer.changed and not answer.outside

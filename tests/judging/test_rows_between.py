@@ -9,9 +9,17 @@ from cheating_kernels import NORM
 import flashinfer_trace
 from flashinfer_trace.families import family_of
 from flashinfer_trace.harness.verify import Job, verify
-from flashinfer_trace.judging.cases import cases
-from flashinfer_trace.judging.further import COPIES, CPU_WORK, DRAWN_ROWS, GPU_BYTES, GPU_ROWS, KEYS_A_ROW, TILES
 from flashinfer_trace.judging.judge import judge
+from flashinfer_trace.judging.more_plans import (
+    COPIES,
+    CPU_WORK,
+    DRAWN_ROWS,
+    GPU_BYTES,
+    GPU_ROWS,
+    KEYS_A_ROW,
+    TILES,
+    judged_cases,
+)
 from flashinfer_trace.judging.verdict import Grade
 
 #: Axes that count several for each row.
@@ -41,10 +49,10 @@ def test_a_kernel_that_is_wrong_there_is_found(wrong, tmp_path, server):
     [
         (NORM, "batch_size", 1100),
         ("gemm_n128_k2048", "M", 300),
-        ("merge_state_h32_d128", "seq_len", 300),
+        ("merge_state_h32_d128", "seq_len", 1100),
         ("moe_shuffle_rows_h2048", "num_copies", 300),
         ("fp8_mqa_logits_h64_d128", "num_keys", 300),
-        ("concat_mla_absorb_q_h128_ckv512_kpe64", "num_tokens", 300),
+        ("concat_mla_absorb_q_h128_ckv512_kpe64", "num_tokens", 1100),
         ("fast_topk_transform_fused_topk2048", "num_tokens", 300),
     ],
 )
@@ -53,7 +61,7 @@ def test_one_number_is_drawn(name, axis, most):
     job = Job(definition, family_of(definition), full=True)
     drawn = set()
     for seed in range(8):
-        plans = [one.plan for one in cases(job, 1, seed) if one.kind == "corner"][len(job.corners) :]
+        plans = [one.plan for one in judged_cases(job, seed, lambda: 1) if one.kind == "corner"][len(job.corners) :]
         rows = [job.family.inputs_and_axes(job.sized, plan, 0, "cpu")[1].get(axis) for plan in plans]
         rows = [count // BESIDE.get(axis, 1) for count in rows]
         assert rows[:2] == list(TILES) and len(rows) == 3
@@ -66,7 +74,7 @@ def test_products_with_large_weights_have_fewer_rows():
     definition = flashinfer_trace.load("fp8_blockwise_scaled_mm_n12288_k1536")
     job = Job(definition, family_of(definition), full=True)
     for seed in range(8):
-        plans = [one.plan for one in cases(job, 1, seed) if one.kind == "corner"][len(job.corners) :]
+        plans = [one.plan for one in judged_cases(job, seed, lambda: 1) if one.kind == "corner"][len(job.corners) :]
         rows = [plan["m"] for plan in plans]
         assert rows[0] == TILES[0] and len(rows) == 2 and rows[1] > DRAWN_ROWS
         assert max(rows) * 12288 * 1536 <= CPU_WORK
@@ -86,7 +94,7 @@ def test_a_gpu_gets_as_many_rows_as_prefill_has(name, rows_of):
     job = Job(definition, family_of(definition), device="cuda")
     drawn = set()
     for seed in range(4):
-        corners = [one.plan for one in cases(job, 1, seed) if one.kind == "corner"]
+        corners = [one.plan for one in judged_cases(job, seed, lambda: 1) if one.kind == "corner"]
         assert corners[:-1] == job.corners
         twin = Job(definition, job.family)
         drawn.add(rows_of(twin.family.inputs_and_axes(twin.sized, corners[-1], 0, "cpu")[1]))
@@ -97,9 +105,9 @@ def test_a_gpu_gets_as_many_rows_as_prefill_has(name, rows_of):
 def test_there_are_fewer_where_a_row_has_a_vocabulary_and_none_for_kernels_that_take_few():
     definition = flashinfer_trace.load("softmax_temperature_v129280")
     job = Job(definition, family_of(definition), device="cuda")
-    rows = [one.plan for one in cases(job, 1, 0) if one.kind == "corner"][-1]["batch_size"]
+    rows = [one.plan for one in judged_cases(job, 0, lambda: 1) if one.kind == "corner"][-1]["batch_size"]
     assert rows > DRAWN_ROWS and GPU_BYTES * 0.99 < rows * 2 * 4 * 129280 <= GPU_BYTES
     definition = flashinfer_trace.load("gemm_bf16_n256_k7168")
     router = next(one for one in family_of(definition).kernels if one.label == "sgl_kernel.dsv3_router_gemm")
     job = Job(definition, family_of(definition), router, device="cuda")
-    assert [one.plan for one in cases(job, 1, 0) if one.kind == "corner"] == job.corners
+    assert [one.plan for one in judged_cases(job, 0, lambda: 1) if one.kind == "corner"] == job.corners

@@ -8,10 +8,10 @@ import socket
 import pytest
 import torch
 
-from flashinfer_trace.isolation import protocol
 from flashinfer_trace.judging import child
-from flashinfer_trace.judging.arena import Arena, Filled
 from flashinfer_trace.judging.stopwatch import Stopwatch
+from flashinfer_trace.sandbox import protocol
+from flashinfer_trace.sandbox.shared_memory import Arena, Filled
 
 REPEATS = 2
 

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 import flashinfer_trace
 from flashinfer_trace.cli import main
-from flashinfer_trace.constraints import parse
 from flashinfer_trace.families import family_of
+from flashinfer_trace.format.constraints import parse
 from flashinfer_trace.judging.judge import judge
 from flashinfer_trace.judging.sizes import small_by_default, unseen, with_own_constants
 from flashinfer_trace.judging.verdict import Grade
@@ -31,7 +31,9 @@ def check(tmp_path):
     def run(text: str, *options: str, name: str = LARGE):
         path = tmp_path / "mine.py"
         path.write_text(text)
-        return CliRunner().invoke(main, ["check", str(path), "-d", name, "--examples", "1", "--seed", "3", *options])
+        return CliRunner().invoke(
+            main, ["check", str(path), "-d", name, "--examples", "1", "--seed", "3", "--verbose", *options]
+        )
 
     return run
 

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from cheating_kernels import NORM
 
-from flashinfer_trace.definition import InputError
+from flashinfer_trace.format.definition import InputError
 from flashinfer_trace.judging.judge import judge
 from flashinfer_trace.judging.submission import SubmissionError, from_path
 from flashinfer_trace.judging.verdict import Grade

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from whole_dataset import FIRST
 
 import flashinfer_trace
-from flashinfer_trace.definition import InputError
 from flashinfer_trace.families import all_families, family_of
+from flashinfer_trace.format.definition import InputError
 from flashinfer_trace.harness.verify import prepare
 from flashinfer_trace.judging.judge import judge
-from flashinfer_trace.judging.process import Server
+from flashinfer_trace.judging.server import Server
 from flashinfer_trace.judging.submission import SubmissionError, from_path, known
+from flashinfer_trace.judging.user_inputs import LARGEST_SEED
 from flashinfer_trace.judging.verdict import Grade
-from flashinfer_trace.requested import LARGEST_SEED
 
 NAME = "rmsnorm_h512"
 NORM = """

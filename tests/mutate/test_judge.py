@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from flashinfer_trace.harness.compare import Comparison
+from flashinfer_trace.verdict.compare import Comparison
 from tools.mutate import runner
 from tools.mutate.cases import Bench, bench_of, known_families, representative
 from tools.mutate.judge import judge

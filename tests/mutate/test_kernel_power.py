@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 from flashinfer_trace import definitions, find_root
-from flashinfer_trace.costs.roofline import load_gpus
 from flashinfer_trace.families import family_of
+from flashinfer_trace.format.json_source import load_object
 from flashinfer_trace.harness.power import faults_of
-from flashinfer_trace.json_source import load_object
+from flashinfer_trace.judging.costs.roofline import load_gpus
 from tools.mutate.kernel_power import COLUMNS, load_power, render_power
 
 EVIDENCE = find_root() / "evidence"

@@ -8,11 +8,10 @@ from functools import partial
 
 import pytest
 
-from flashinfer_trace import find_root
 from flashinfer_trace.harness.family import Family
 from tools.mutate import __main__ as command
 from tools.mutate import campaign
-from tools.mutate.__main__ import other_document, other_families, other_mutants, out_of_date
+from tools.mutate.__main__ import other_families, other_mutants, out_of_date
 from tools.mutate.cases import SEED, Bench, Case, bench_of, drawn, known_families, representative
 from tools.mutate.judge import judge
 from tools.mutate.mutants import mutants
@@ -71,10 +70,9 @@ def test_the_committed_results_add_up():
         assert counts.get("survived", 0) == len(summary["survivors"]), family
 
 
-def test_the_results_and_the_document_are_up_to_date():
+def test_every_family_has_results():
     """That the results are for today's mutants, the sample of each family shows."""
     assert other_families(FAMILIES, SUMMARIES) == []
-    assert other_document(find_root(), SUMMARIES, read_reasons(KEPT)) == []
 
 
 def test_the_results_are_for_a_new_representative_too():
@@ -90,42 +88,36 @@ def test_results_that_are_out_of_date_are_named(tmp_path, monkeypatch):
     results.write_text(json.dumps({"gemm": {**SUMMARIES["gemm"], "digest": "another"}, "gone": SUMMARIES["rmsnorm"]}))
     monkeypatch.setattr(command, "RESULTS", results)
     monkeypatch.setattr(command, "known_families", lambda: {name: FAMILIES[name] for name in ("gemm", "rmsnorm")})
-    found = [line.partition(";")[0] for line in out_of_date(tmp_path, read_reasons(KEPT))]
+    found = [line.partition(";")[0] for line in out_of_date()]
     assert found == [
         "rmsnorm: has no results",
         "gone: has results but no record",
         "gemm: the results are for other mutants",
-        f"{command.DOCUMENT} is out of date",
     ]
 
 
 def test_a_run_of_one_family_keeps_the_results_of_the_others(tmp_path, monkeypatch):
     results = tmp_path / "results.json"
     results.write_text(json.dumps(SUMMARIES))
-    (tmp_path / "docs").mkdir()
     changed = {**SUMMARIES["gemm"], "digest": "another"}
     monkeypatch.setattr(command, "RESULTS", results)
-    monkeypatch.setattr(command, "find_root", lambda: tmp_path)
     monkeypatch.setattr(command, "run_campaign", lambda *_: campaign.Campaign({"gemm": changed}))
     assert command.measure(["gemm"], judge_all, [], read_reasons(KEPT)) == 0
     written = json.loads(results.read_text())
     assert written == {**SUMMARIES, "gemm": changed} and list(written) == list(SUMMARIES)
-    assert (tmp_path / command.DOCUMENT).read_text() == command.document(written, read_reasons(KEPT))
 
 
 @pytest.mark.parametrize(("names", "judged", "written"), [([], 1, True), ([], 0, False), (["gemm"], 1, False)])
 def test_only_a_run_that_judged_every_mutant_writes_down_its_time(tmp_path, monkeypatch, names, judged, written):
-    (tmp_path / "docs").mkdir()
     mutant = mutants(representative(FAMILIES["gemm"]), FAMILIES["gemm"])[0]
     times = tmp_path / "times.json"
     (tmp_path / "results.json").write_text(json.dumps(SUMMARIES))
     monkeypatch.setattr(command, "RESULTS", tmp_path / "results.json")
     monkeypatch.setattr(command, "TIMES", times)
-    monkeypatch.setattr(command, "find_root", lambda: tmp_path)
     monkeypatch.setattr(command, "run_campaign", lambda *_: campaign.Campaign(dict(SUMMARIES), [mutant], judged=judged))
     command.measure(names, judge_all, [], read_reasons(KEPT), processes=3)
     assert times.exists() == written
-    assert ("in 3 processes on" in (tmp_path / command.DOCUMENT).read_text()) == written
+    assert ("in 3 processes on" in command.harness_power()) == written
 
 
 def test_every_survivor_is_explained():

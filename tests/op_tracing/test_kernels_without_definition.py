@@ -8,14 +8,15 @@ from fnmatch import fnmatchcase
 
 import jsonschema
 import pytest
+from built_pages import pages
 from click.testing import CliRunner
 
 from flashinfer_trace import DatasetError, definitions, find_root
 from flashinfer_trace.cli import main
-from flashinfer_trace.json_source import TRACES, load_object
-from flashinfer_trace.kernel_coverage import definitions_by_kernel, kernel_coverages, key_of_traced
-from flashinfer_trace.kernel_paths import CALLED
-from flashinfer_trace.model_coverage import load_needs
+from flashinfer_trace.dataset.kernel_coverage import definitions_by_kernel, kernel_coverages
+from flashinfer_trace.dataset.model_coverage import load_needs
+from flashinfer_trace.format.json_source import TRACES, load_object
+from flashinfer_trace.kernels.names import CALLED, key_of_traced
 from tools.op_tracing.asked_for import ASKED, DEEPSEEK, PLANS, AskedKernel, asked_for, asked_kernels, models_not_claimed
 from tools.op_tracing.definitions import covered, functions
 from tools.op_tracing.kernel_coverage import without_definition
@@ -108,7 +109,7 @@ def test_every_kernel_that_is_only_named_has_a_reason():
     pairs = [(one, path) for one in dataset for path in one.tag_values(CALLED)]
     assert len(pairs) > 100
     assert not [(one.name, path) for one, path in pairs if not why_not_run(root, one, path)]
-    document = (root / "docs" / "coverage.md").read_text(encoding="utf-8")
+    document = pages()["docs/coverage.md"]
     assert only_named(root, dataset) in document and "flash_ops.abi3.so" in document
     decode = next(one for one in dataset if "sgl_kernel.cutlass_mla_decode" in one.tag_values(CALLED))
     assert why_not_run(root, decode, "sgl_kernel.cutlass_mla_decode") == "needs compute capability 10.0"
@@ -121,7 +122,7 @@ def test_what_was_asked_for_follows_its_schema_and_is_in_the_document(asked):
     schema = json.loads((root / "schema" / "asked_for.schema.json").read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.Draft202012Validator(schema).validate(WANTED)
-    document = (root / "docs" / "coverage.md").read_text(encoding="utf-8")
+    document = pages()["docs/coverage.md"]
     assert asked_for(asked.values()) in document
     assert models_not_claimed(root, WANTED, definitions()) in document
 
@@ -260,5 +261,5 @@ def test_malformed_needs_are_refused(change):
 
 
 def test_the_document_gives_the_reasons():
-    text = (find_root() / "docs" / "coverage.md").read_text(encoding="utf-8")
+    text = pages()["docs/coverage.md"]
     assert without_definition(LISTED) in text

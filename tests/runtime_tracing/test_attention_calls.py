@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from flashinfer_trace import load
-from flashinfer_trace.kernel_coverage import TRITON_OPS
 from tools.runtime_tracing.matching import computes
 from tools.runtime_tracing.recording import RecordedCall
 
+TRITON_OPS = "sglang.srt.layers.attention.triton_ops"
 EXTEND = f"{TRITON_OPS}.extend_attention._fwd_kernel"
 PARTS = f"{TRITON_OPS}.decode_attention._fwd_grouped_kernel_stage1"
 MERGE = f"{TRITON_OPS}.decode_attention._fwd_kernel_stage2"

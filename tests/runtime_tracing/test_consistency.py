@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flashinfer_trace import find_root
-from flashinfer_trace.digests import content_sha256
+from flashinfer_trace.dataset.digests import content_sha256
 from tools.runtime_tracing.consistency import consistent, contradictions
 from tools.runtime_tracing.recording import TABLES, RecordingError, read, read_all, write
 

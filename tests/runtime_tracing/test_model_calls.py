@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from flashinfer_trace import definitions, find_root, load
-from flashinfer_trace.model_claims import recorded_path
+from flashinfer_trace.dataset.model_claims import recorded_path
 from tools.runtime_tracing.consistency import consistent
 from tools.runtime_tracing.matching import Evidence, computes
 from tools.runtime_tracing.model_calls import called, document, models_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flashinfer_trace import definitions, find_root
-from flashinfer_trace.ledger import proofs
+from flashinfer_trace.dataset.evidence import proofs
 from tools.kernel_tracing.configuration.listed import configurations
 from tools.runtime_tracing.compare import Comparison, compare
 from tools.runtime_tracing.consistency import consistent

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import flashinfer_trace
-from flashinfer_trace.definition import Definition
+from flashinfer_trace.format.definition import Definition
 
 __all__ = ["changed"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import hypothesis
 
 from flashinfer_trace.harness.family import PlanRequest
@@ -20,3 +22,8 @@ def drawn_plans(family, definition, kernel=None, count=300):
 
     collect()
     return plans
+
+
+def without_corners(shape):
+    """Plans of the shape that are drawn alone."""
+    return dataclasses.replace(shape.with_corners(lambda request: ()), many_rows=0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hypothesis
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families import family_of
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.case import run_case
 from flashinfer_trace.harness.family import Kernel, PlanRequest
 from flashinfer_trace.harness.verify import prepare

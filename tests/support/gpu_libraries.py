@@ -13,6 +13,6 @@ def skip_unusable(kernel: Kernel, capability: tuple[int, int], require_gpu: bool
     reason = kernel.unavailable(capability) or missing
     if reason is None:
         return
-    if reason == missing and require_gpu and not kernel.optional:
+    if reason == missing and require_gpu and kernel.known.skipped() is None:
         pytest.fail(f"--require-gpu: {kernel.label} {missing}")
     pytest.skip(f"{kernel.label}: {reason}")

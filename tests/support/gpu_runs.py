@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from flashinfer_trace.cli.group import ended_by_signals
 from flashinfer_trace.cli.options import usual_jobs
 from flashinfer_trace.cli.processes import run_in_processes
 from flashinfer_trace.cli.runs import Settings, run_tasks
 from flashinfer_trace.cli.tasks import Task
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families import family_of
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Kernel
 from flashinfer_trace.harness.verify import Report
 
@@ -34,12 +35,22 @@ class GpuRuns:
         examples, seed: as `verify_together` takes them.
         evidence: where runs that pass are recorded, if they are.
         jobs: processes; by default, as many as `flashinfer-trace verify --device cuda` takes.
+        tell: is told each report as it comes, which may be long before the test that asks for it.
     """
 
     def __init__(
-        self, pairs: Sequence[Pair], device: str, examples: int, seed: int, evidence: Path | None, jobs: int | None
+        self,
+        pairs: Sequence[Pair],
+        device: str,
+        examples: int,
+        seed: int,
+        evidence: Path | None,
+        jobs: int | None,
+        tell: Callable[[Report], None] = lambda report: None,
     ) -> None:
         import torch
+
+        self._tell = tell
 
         capability = torch.cuda.get_device_capability(device)
         self._tasks = [
@@ -50,17 +61,20 @@ class GpuRuns:
         self._one_by_one = "PYTEST_XDIST_WORKER" in os.environ
         self._jobs = jobs or usual_jobs(len({task.definition.name for task in self._tasks}), torch.cuda.device_count())
         where = device if self._one_by_one else "cuda"
-        self._settings = Settings(where, examples, seed, None, None, False, evidence, None)
+        self._settings = Settings(where, examples, seed, None, None, False, evidence and evidence.absolute(), None)
         self._found: dict[tuple[str, str], Report] = {}
         self._coming: Iterator[Report] = iter(())
 
     def __enter__(self) -> GpuRuns:
+        self._signals = ended_by_signals()
+        self._signals.__enter__()
         if not self._one_by_one:
             self._coming = self._verified(self._tasks)
         return self
 
     def __exit__(self, *_: object) -> None:
         getattr(self._coming, "close", lambda: None)()
+        self._signals.__exit__(None, None, None)
 
     def report(self, definition: Definition, kernel: Kernel) -> Report:
         """What the pair showed."""
@@ -72,9 +86,10 @@ class GpuRuns:
             if report is None:
                 pytest.fail(f"{definition.name} was not verified against {kernel.label}")
             self._found[report.definition, report.target] = report
+            self._tell(report)
         return self._found[pair]
 
     def _verified(self, tasks: Sequence[Task]) -> Iterator[Report]:
         if self._one_by_one:
-            return run_tasks(tasks, self._settings, lambda label, done: None)
-        return run_in_processes(tasks, self._settings, self._jobs, lambda label, done: None)
+            return run_tasks(tasks, self._settings)
+        return run_in_processes(tasks, self._settings, self._jobs)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.times import read_gpu_times
-from flashinfer_trace.files import write_json
+from flashinfer_trace.format.files import write_json
 
 __all__ = ["TimesRecorder"]
 

@@ -21,9 +21,9 @@ import pytest
 import torch
 
 import flashinfer_trace
-from flashinfer_trace.benching.environment import environment
 from flashinfer_trace.families import all_families
-from flashinfer_trace.files import json_text, write_text
+from flashinfer_trace.format.files import json_text, write_text
+from flashinfer_trace.judging.bench.environment import environment
 from flashinfer_trace.judging.verdict import Verdict
 
 __all__ = ["PROPERTY", "Recorder", "entry", "machine", "run_of", "with_memory"]

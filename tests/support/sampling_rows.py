@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import flashinfer_trace
-from flashinfer_trace.definition import Definition
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family
 
 #: Dyadic fractions (1/16, 1/2, 1/16, 1/4, 1/8), so that every sum is exact.

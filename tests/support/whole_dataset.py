@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 import flashinfer_trace
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families import family_of
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family
 
 __all__ = ["DEFINITIONS", "FAMILIES", "FIRST", "MEMBERS"]

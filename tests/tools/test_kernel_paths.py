@@ -19,11 +19,13 @@ else:
     import tomli as tomllib
 
 import flashinfer_trace
-from flashinfer_trace.kernel_paths import CALLED, KINDS, RUN, Claimable, claimable, load_kernel_paths, paths_of_tags
-from flashinfer_trace.ledger import VERIFIED, proofs
-from flashinfer_trace.model_claims import curated_path
-from flashinfer_trace.naming import load_naming
-from flashinfer_trace.records import KernelFacts
+from flashinfer_trace.dataset.evidence import VERIFIED, kernels_today, proofs
+from flashinfer_trace.dataset.kernel_tags import KernelTags, kernel_tags
+from flashinfer_trace.dataset.model_claims import curated_path
+from flashinfer_trace.format.naming import load_naming
+from flashinfer_trace.kernels import TABLE
+from flashinfer_trace.kernels.names import KINDS, RUN, load_kernel_paths
+from flashinfer_trace.kernels.table import RECORDED
 from tools.kernel_paths.__main__ import main, source_of
 from tools.kernel_paths.resolve import callers_of_ops, exists, public_names
 
@@ -99,7 +101,8 @@ def test_verified_definitions_claim_runs_that_their_evidence_has():
     """Each claimed kernel of a verified Definition is a path of its own evidence, an op's function, or a pipeline's."""
     claims = wrong = 0
     for one in flashinfer_trace.definitions(tag=VERIFIED):
-        ran = {path for entry in proofs(ROOT, one) for path in paths_of_tags(KNOWN, entry)}
+        computing = kernels_today(ROOT, one)
+        ran = {path for entry in proofs(ROOT, one) for path in computing[entry.kernel_label].tags}
         for tag in one.tags:
             if tag.partition(":")[0] in RUN:
                 claims += 1
@@ -107,23 +110,29 @@ def test_verified_definitions_claim_runs_that_their_evidence_has():
     assert claims > 300 and wrong == 0
 
 
-def facts(path: str, variant: str = "") -> KernelFacts:
-    return KernelFacts(path, "library", path, variant, (7, 5), (99, 9), {}, frozenset())
+def test_the_table_names_what_exists_in_the_pinned_packages():
+    """Its paths, and those by which tags name them; of other packages, nobody lists what they export."""
+    listed = {"sglang-kernel", "flashinfer-python", "sglang"}
+    named = {path for entry in TABLE for path in (entry.path, *entry.tags)}
+    unlisted = {path for path in named if path.partition(".")[0] not in KNOWN.versions}
+    assert {path.partition(".")[0] for path in unlisted} == {"torch", "deep_gemm"}
+    gone = {entry.path for entry in TABLE if listed.isdisjoint(place.distribution for place in entry.places)}
+    assert sorted(named - unlisted - KNOWN.paths - gone) == []
+    assert gone - unlisted == {"sgl_kernel.cutlass_scaled_fp4_mm"}
+    ops = {entry.path for entry in TABLE if entry.path.startswith("torch.ops.")}
+    assert all(KNOWN.ops[entry.path] == entry.tags for entry in TABLE if entry.path in ops) and len(ops) == 10
 
 
-def test_the_paths_by_which_tags_name_a_kernel():
-    pipeline = "pipeline: topk_softmax, no_such_function"
-    assert paths_of_tags(KNOWN, facts("flashinfer.norm.rmsnorm")) == {"flashinfer.norm.rmsnorm"}
-    assert paths_of_tags(KNOWN, facts("torch.ops.sgl_kernel.top_k_renorm_probs")) == {"sgl_kernel.top_k_renorm_prob"}
-    assert paths_of_tags(KNOWN, facts("torch.mm", pipeline)) == {"torch.mm", "sgl_kernel.topk_softmax"}
+def test_the_table_is_of_the_pinned_releases():
+    pinned = {tuple(one.split(" ", 1)) for one in KNOWN.versions.values()}
+    assert {(name, version) for name, version in RECORDED.items() if name in dict(pinned)} == pinned
 
 
-def test_namespaces_follow_the_state():
+def test_tags_follow_the_state():
     naming = load_naming(ROOT)
     proven = {"sgl_kernel.rmsnorm", "sglang.jit_kernel.norm.x", "sglang.srt.a.b", "flashinfer.norm.rmsnorm"}
-    state = Claimable(frozenset(proven), frozenset({"sgl_kernel.moe_fused_gate"}))
-    called = [f"{CALLED}:{path}" for path in (*sorted(proven), "sgl_kernel.moe_fused_gate")]
-    assert state.retagged(["status:verified", *called, "fi_api:flashinfer.norm.layernorm"], naming) == [
+    state = KernelTags(frozenset(proven), frozenset({*proven, "flashinfer.norm.layernorm"}))
+    wanted = [
         "status:verified",
         "fi_api:flashinfer.norm.rmsnorm",
         "sgl_api:sgl_kernel.rmsnorm",
@@ -131,8 +140,9 @@ def test_namespaces_follow_the_state():
         "triton_api:sglang.srt.a.b",
         "called_as:flashinfer.norm.layernorm",
     ]
-    right = ["fi_api:flashinfer.norm.rmsnorm", "status:verified"]
-    assert state.retagged(right, naming) is right
+    assert state.applied(["status:verified", "called_as:sgl_kernel.moe_fused_gate"], naming) == wanted
+    right = wanted[::-1]
+    assert state.applied(right, naming) is right
 
 
 @pytest.mark.parametrize(
@@ -150,13 +160,13 @@ def test_namespaces_follow_the_state():
 )
 def test_a_kernel_that_does_not_take_a_definition_is_not_named(name, path):
     definition = flashinfer_trace.load(name)
-    assert path in claimable(ROOT, definition.to_dict()).refused
+    assert path in kernel_tags(ROOT, definition.to_dict()).refused
     assert path not in {tag.partition(":")[2] for tag in definition.tags}
 
 
 def test_a_kernel_of_which_one_use_takes_a_definition_is_not_refused():
     definition = flashinfer_trace.load("gqa_paged_decode_h5_kv1_d128_ps1")
-    state = claimable(ROOT, definition.to_dict())
+    state = kernel_tags(ROOT, definition.to_dict())
     assert "flashinfer.decode.BatchDecodeWithPagedKVCacheWrapper" in state.proven and not state.refused
 
 

@@ -5,11 +5,11 @@ import itertools
 
 import pytest
 
-from flashinfer_trace import dataset
-from flashinfer_trace.benching import Policy, results
-from flashinfer_trace.benching.environment import Environment
-from flashinfer_trace.benching.report import Measured, Report, Timetable
-from flashinfer_trace.benching.statistics import Series, summary
+from flashinfer_trace.dataset import store
+from flashinfer_trace.judging.bench import Policy, results
+from flashinfer_trace.judging.bench.environment import Environment
+from flashinfer_trace.judging.bench.report import Measured, Report, Timetable
+from flashinfer_trace.judging.bench.statistics import Series, summary
 from tools import record_times, record_workloads
 from tools.record_times import Item, main, plan, record, second_runs, without_time
 
@@ -19,7 +19,7 @@ BOTH = ("decode-64", "prefill-2048")
 
 
 def item(name=NAMES[0], workloads=BOTH, members=1, seconds=3.0):
-    return Item(dataset.load(name), workloads, members, seconds)
+    return Item(store.load(name), workloads, members, seconds)
 
 
 def report(one, times=(1e-5, 9e-5)):
@@ -43,7 +43,7 @@ def recorded(items, root, measure=report, budget=1000.0, step=0.0):
 def small(monkeypatch, tmp_path):
     """A dataset of four families, one of which no Hopper GPU runs; none has a recorded workload."""
     names = [*NAMES, "rmsnorm_h128", "cutlass_scaled_fp4_mm_n4096_k7168", "moe_align_block_size_topk8_e256_b64"]
-    every = [dataset.load(name) for name in names]
+    every = [store.load(name) for name in names]
     for module in (record_times, record_workloads):
         monkeypatch.setattr(module, "definitions", lambda: iter(every))
     monkeypatch.setattr(record_workloads, "find_root", lambda: tmp_path)

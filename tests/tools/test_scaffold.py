@@ -13,8 +13,8 @@ import sys
 import pytest
 
 import flashinfer_trace
-from flashinfer_trace.embedding import EmbeddingError, embed_all
-from flashinfer_trace.validation import validate_paths
+from flashinfer_trace.dataset.sync import SyncError, sync_definitions
+from flashinfer_trace.dataset.validation import validate_paths
 from tools.scaffold.__main__ import main
 from tools.scaffold.names import pattern_of
 
@@ -60,8 +60,7 @@ def fill(root):
     reference = root / "reference" / "my_op" / "my_kernel.py"
     reference.write_text(reference.read_text().replace("return TODO", "return x + x").replace("TODO", "Doubled"))
     definition = root / "definitions" / "my_op" / "my_kernel_n8.json"
-    text = definition.read_text().replace("TODO: ", "Surely ").replace("stage:TODO", "stage:decode")
-    definition.write_text(text.replace("called_as:TODO", "called_as:flashinfer.norm.rmsnorm"))
+    definition.write_text(definition.read_text().replace("TODO: ", "Surely "))
     record = root / "flashinfer_trace" / "families" / "my_op.py"
     record.write_text(record.read_text().replace("TODO", "Done"))
 
@@ -78,32 +77,32 @@ def test_three_files_and_the_line_to_add(root, capsys):
 def test_the_steps_have_the_commands_of_contributing_in_its_order(root, capsys):
     text = (CHECKOUT / "CONTRIBUTING.md").read_text().partition("\n## Add a family\n")[2].partition("\n## ")[0]
     documented = re.findall(r"`((?:flashinfer-trace|pytest|python -m tools\.(?!kernel_paths))[^`]*)`", text)
-    assert len(documented) >= 7 and documented[-1].endswith("python -m tools.generate_docs")
+    assert len(documented) >= 7 and documented[-1] == "flashinfer-trace sync"
     assert main(["my_kernel", "--op-type", "my_op"]) == 0
     steps = capsys.readouterr().out
     for command in documented:
         found = steps.find(command.replace("<family>", "my_kernel").replace("NAME", "my_kernel_n8"))
         assert found >= 0, f"the scaffold prints no later step with {command}"
         steps = steps[found:]
-    assert steps.rstrip().endswith("python -m tools.generate_docs")
+    assert steps.rstrip().endswith("flashinfer-trace sync")
 
 
-def test_the_stages_and_kernels_are_asked_for_before_the_tags_of_the_family_are_written(root, capsys):
+def test_the_tags_and_the_kernels_are_asked_for_before_the_first_embed(root, capsys):
     assert main(["my_kernel", "--op-type", "my_op"]) == 0
     definition = json.loads((root / "definitions" / "my_op" / "my_kernel_n8.json").read_text())
-    assert definition["tags"] == ["status:unverified", "stage:TODO", "called_as:TODO"]
-    steps = capsys.readouterr().out
-    assert "stage:prefill, stage:decode" in steps.partition("python -m tools.family_tags")[0]
+    assert definition["tags"] == ["status:unverified"]
+    steps = capsys.readouterr().out.partition("flashinfer-trace embed")[0]
+    assert '"tags": ["stage:prefill", "stage:decode"]' in steps and "flashinfer_trace/kernels/" in steps
 
 
 def test_they_are_refused_until_everything_is_filled(root):
     main(["my_kernel", "--op-type", "my_op"])
-    asked = {"description-trivial", "tag-value", "reference-undefined", "record-unfinished"}
+    asked = {"description-trivial", "reference-undefined", "record-unfinished"}
     assert rules(root) == asked | {"name-family"}
     declare(root)
     assert rules(root) == asked
     fill(root)
-    embed_all(root, write=True)
+    sync_definitions(root, write=True)
     assert rules(root) == set()
 
 
@@ -120,16 +119,16 @@ def test_one_todo_that_is_left_is_enough(root, left):
     fill(root)
     kept.write_text(text)
     expected = {
-        "description": {"description-trivial", "tag-value"},
+        "description": {"description-trivial"},
         "reference": {"reference-undefined"},
         "record": {"record-unfinished"},
     }
     if left == "record":  # not a part of the Definition
-        embed_all(root, write=True)
+        sync_definitions(root, write=True)
         assert rules(root) == expected[left]
     else:
-        with pytest.raises(EmbeddingError) as refused:
-            embed_all(root, write=True)
+        with pytest.raises(SyncError) as refused:
+            sync_definitions(root, write=True)
         assert {line.split(": ")[1] for line in str(refused.value).splitlines()[1:]} == expected[left]
 
 
@@ -147,8 +146,7 @@ def test_the_record_is_a_family_whose_parts_say_todo(root):
     main(["my_kernel", "--op-type", "my_op"])
     (family,) = record_of(root).FAMILIES
     assert (family.name, family.op_type, set(family.compare)) == ("my_kernel", "my_op", {"output"})
-    with pytest.raises(NotImplementedError, match="TODO"):
-        family.plans(None)
+    assert set(family.plan.counts) == {"m"}
     with pytest.raises(NotImplementedError, match="TODO"):
         family.oracle(None, {})
 
@@ -220,7 +218,7 @@ def test_axes_inputs_and_outputs_of_the_command_line(root, capsys):
     assert '"pattern": "my_kernel_h{hidden_size}_wr{wide_rows}"' in out
     assert 'schema/naming.json, abbreviations: "wr": ["wide_rows"]' in out
     assert "write the recipe tools/extract_definitions/recipes/my_op.py" in out
-    assert "flashinfer-trace embed my_kernel_h4096_wr3" in out
+    assert "flashinfer-trace sync my_kernel_h4096_wr3" in out
 
 
 def test_a_multiple_of_an_axis_is_a_constraint_and_no_part_of_the_name(root, capsys):

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from flashinfer_trace.traffic.exact import ExactDraws, InexactOperation
-from flashinfer_trace.traffic.philox import Stream, philox
+from flashinfer_trace.judging.traffic.exact import ExactDraws, InexactOperation
+from flashinfer_trace.judging.traffic.philox import Stream, philox
 
 # Random123, tests/kat_vectors: https://github.com/DEShawResearch/random123
 KNOWN_ANSWERS = """

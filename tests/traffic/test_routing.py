@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flashinfer_trace import load
-from flashinfer_trace.traffic import Workload, drawn
+from flashinfer_trace.judging.traffic import Workload, drawn
 
 SPARSE = (
     "dsa_sparse_attention_h128_ckv512_kpe64_topk2048_ps1",

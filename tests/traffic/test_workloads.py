@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import flashinfer_trace
-from flashinfer_trace import dataset
-from flashinfer_trace.definition import InputError
-from flashinfer_trace.digests import lengths_sha256
+from flashinfer_trace.dataset import store
+from flashinfer_trace.dataset.digests import lengths_sha256
 from flashinfer_trace.families import all_families, family_of
-from flashinfer_trace.traffic import WorkloadError, digest, digests, drawn
-from flashinfer_trace.traffic.profiles import Profile, Traffic, TrafficError, load_traffic, quantile
-from flashinfer_trace.traffic.taken import unfit
+from flashinfer_trace.format.definition import InputError
+from flashinfer_trace.judging.traffic import WorkloadError, digest, digests, drawn
+from flashinfer_trace.judging.traffic.profiles import Profile, Traffic, TrafficError, load_traffic, quantile
+from flashinfer_trace.judging.traffic.supported import unfit
 from tools import record_workloads, traffic_statistics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,12 +45,12 @@ def test_the_files_are_valid_and_small():
         schema = (path.parent / data["$schema"]).read_text(encoding="utf-8")
         jsonschema.Draft202012Validator(json.loads(schema)).validate(data)
         if path in FILES:
-            assert path.parent.name == dataset.load(path.stem).op_type
+            assert path.parent.name == store.load(path.stem).op_type
     assert sum(path.stat().st_size for path in (ROOT / "workloads").rglob("*.json")) < 3 << 20
 
 
 def test_one_definition_of_each_family_is_recorded():
-    recorded = sorted(family_of(dataset.load(path.stem)).name for path in FILES)
+    recorded = sorted(family_of(store.load(path.stem)).name for path in FILES)
     assert recorded == sorted(family.name for family in all_families())
     assert sorted(one.name for one in record_workloads.chosen()) == sorted(path.stem for path in FILES)
 
@@ -71,7 +71,7 @@ def changed(root, change):
     data = json.loads((ROOT / "workloads/rmsnorm/rmsnorm_h3072.json").read_text(encoding="utf-8"))
     change(data)
     (root / "workloads/rmsnorm/rmsnorm_h3072.json").write_text(json.dumps(data), encoding="utf-8")
-    return {one.name: one for one in flashinfer_trace.workloads(dataset.load("rmsnorm_h3072", root))}
+    return {one.name: one for one in flashinfer_trace.workloads(store.load("rmsnorm_h3072", root))}
 
 
 def test_a_changed_digest_is_refused(root):
@@ -206,7 +206,7 @@ def test_requests_have_a_profile(tmp_path):
     ],
 )
 def test_a_kernel_does_not_take_every_workload(name, label, axes, reason):
-    definition = dataset.load(name)
+    definition = store.load(name)
     kernels = {one.label: one for one in family_of(definition).kernels_of(definition)}
     found = unfit(kernels.get(label) or next(iter(kernels.values())), axes)
     assert found is None if reason is None else reason in found
@@ -250,7 +250,7 @@ def test_attention_has_requests_of_drawn_lengths_in_shuffled_pages():
 def test_sizes_without_elements_are_those_of_the_inputs():
     """`Workload.axes` is found without making features; `inputs` compares it with what they have."""
     for name in ("moe_align_block_size_topk8_e256_b64", "fast_topk_v2_topk2048", "cutlass_scaled_fp4_mm_n4608_k7168"):
-        small = [one for one in drawn(dataset.load(name)) if elements(one) <= 32 * SMALL]
+        small = [one for one in drawn(store.load(name)) if elements(one) <= 32 * SMALL]
         assert small
         for workload in small[:1]:
             workload.inputs()

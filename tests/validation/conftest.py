@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kernel_table import change_kernels
 
-from flashinfer_trace.dataset import definition_paths
-from flashinfer_trace.naming import family_name, load_naming
-from flashinfer_trace.validation import Problem, validate_paths
+from flashinfer_trace.dataset.store import definition_paths
+from flashinfer_trace.dataset.validation import Problem, validate_paths
+from flashinfer_trace.format.naming import family_name, load_naming
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FIXTURES = REPOSITORY / "schema" / "tests"
@@ -30,13 +31,12 @@ MINIMAL = read_fixture(FIXTURES / "valid" / "minimal.json")["definition"]
 
 
 class Dataset:
-    """A dataset root with the real schema/, the facts of a small record, and whatever a test writes."""
+    """A dataset root with the real schema/, and whatever a test writes."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         (root / "definitions").mkdir(parents=True)
         shutil.copytree(REPOSITORY / "schema", root / "schema", ignore=shutil.ignore_patterns("tests"))
-        shutil.copy(FIXTURES / "records.json", root / "schema" / "records.json")
 
     def write(self, relative: str, content: Any) -> Path:
         """Writes one file: bytes, text, or anything else as JSON."""
@@ -77,7 +77,9 @@ def drop_other_claims(root: Path) -> None:
 
 
 @pytest.fixture
-def dataset(tmp_path: Path) -> Iterator[Dataset]:
+def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dataset]:
+    """In which the family rmsnorm has one kernel, as the fixtures say."""
+    change_kernels(monkeypatch, "rmsnorm", lambda kernels: [one for one in kernels if one.library != "sglang-kernel"])
     yield Dataset(tmp_path / "dataset")
 
 

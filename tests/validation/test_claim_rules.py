@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from fnmatch import fnmatchcase
 from typing import Any
 
 import pytest
+from kernel_table import Change, change_kernels
 
-from flashinfer_trace.dataset import definition_paths
-from flashinfer_trace.kernel_paths import CALLED, RUN, claimable, load_kernel_paths
-from flashinfer_trace.validation import validate_paths
-from flashinfer_trace.validation.candidate import Candidate
-from flashinfer_trace.validation.claim_rules import check_claims
-from flashinfer_trace.validation.problems import Findings
+from flashinfer_trace.dataset.kernel_tags import kernel_tags
+from flashinfer_trace.dataset.store import definition_paths
+from flashinfer_trace.dataset.validation import validate_paths
+from flashinfer_trace.dataset.validation.candidate import Candidate
+from flashinfer_trace.dataset.validation.claim_rules import check_claims
+from flashinfer_trace.dataset.validation.problems import Findings
+from flashinfer_trace.kernels import in_table
+from flashinfer_trace.kernels.names import CALLED, RUN, load_kernel_paths
+from flashinfer_trace.kernels.table import KernelFacts
 
 from .conftest import REPOSITORY, Dataset
 
@@ -33,7 +38,7 @@ WRONG = {
 def claims(data: dict[str, object]) -> list[str]:
     """The rules on kernels that a Definition breaks."""
     findings = Findings(REPOSITORY / "x.json", REPOSITORY)
-    check_claims(Candidate(data), load_kernel_paths(REPOSITORY), claimable(REPOSITORY, data), findings)
+    check_claims(Candidate(data), load_kernel_paths(REPOSITORY), kernel_tags(REPOSITORY, data), findings)
     return [problem.rule for problem in findings.problems]
 
 
@@ -86,44 +91,43 @@ def test_a_call_that_the_record_refuses_is_reported_once(name: str, path: str) -
     (problem,) = validate_paths([PATHS[name]], REPOSITORY, {PATHS[name]: json.dumps(data)}).problems
     assert problem.rule == "tag-claim" and problem.pointer == f"/tags/{len(data['tags']) - 1}"
     assert (
-        problem.message == f'by the family\'s record, "{path}" computes this Definition neither alone nor in a pipeline'
+        problem.message == f'by the table of kernels, "{path}" computes this Definition neither alone nor in a pipeline'
     )
 
 
-def test_a_definition_that_every_kernel_refuses_is_a_problem(dataset: Dataset, minimal: dict[str, Any]) -> None:
-    """Without a kernel in the record, the family says nothing of sizes."""
-    path, records = dataset.add(minimal), dataset.root / "schema" / "records.json"
-    document = json.loads(records.read_text(encoding="utf-8"))
-    (kernel,) = document["families"]["rmsnorm"]["kernels"]
-    refuses = {**kernel, "unsupported": [minimal["name"]]}
-    other = {**kernel, "label": "other", "path": "flashinfer.norm.other"}
-    for kernels, count in (
-        ([refuses], 1),
-        ([refuses, {**refuses, "label": "other"}], 1),
-        ([refuses, other], 0),
-        ([], 0),
-    ):
-        document["families"]["rmsnorm"]["kernels"] = kernels
-        dataset.write("schema/records.json", document)
-        found = dataset.problems(path)
-        assert [(problem.rule, problem.pointer) for problem in found] == [("no-kernel", "/name")] * count
-        for problem in found:
-            assert f"flashinfer-trace verify {minimal['name']} --against kernel" in problem.hint
+def refusing(kernel: KernelFacts) -> KernelFacts:
+    return dataclasses.replace(kernel, needs=(lambda definition: "takes nothing",))
 
 
-def test_what_a_tag_says_of_its_kernels_then_is_none(dataset: Dataset, minimal: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("change", "count"),
+    [
+        (lambda kernels: [refusing(kernels[0])], 1),
+        (lambda kernels: [refusing(kernels[0]), dataclasses.replace(kernels[0], path="flashinfer.norm.other")], 0),
+        (lambda kernels: [], 0),
+    ],
+)
+def test_a_definition_that_every_kernel_refuses_is_a_problem(
+    dataset: Dataset, minimal: dict[str, Any], monkeypatch: pytest.MonkeyPatch, change: Change, count: int
+) -> None:
+    """Without a kernel in the table, the family says nothing of sizes."""
+    change_kernels(monkeypatch, "rmsnorm", change)
+    found = dataset.problems(dataset.add(minimal))
+    assert [(problem.rule, problem.pointer) for problem in found] == [("no-kernel", "/name")] * count
+    for problem in found:
+        assert f"flashinfer-trace verify {minimal['name']} --against kernel" in problem.hint
+
+
+@pytest.mark.parametrize(
+    ("namespace", "others", "rule"),
+    [(CALLED, False, "no-kernel"), ("fi_api", False, "no-kernel"), (CALLED, True, "tag-claim")],
+)
+def test_what_a_tag_says_of_its_kernels_then_is_none(
+    dataset: Dataset, minimal: dict[str, Any], monkeypatch: pytest.MonkeyPatch, namespace: str, others: bool, rule: str
+) -> None:
     """`embed` would take such a tag away, but refuses a Definition that no kernel takes."""
-    records = dataset.root / "schema" / "records.json"
-    document = json.loads(records.read_text(encoding="utf-8"))
-    (kernel,) = document["families"]["rmsnorm"]["kernels"]
-    refuses = {**kernel, "unsupported": [minimal["name"]]}
-    other = {**kernel, "label": "other", "path": "flashinfer.norm.other"}
-    for namespace, kernels, rule in (
-        (CALLED, [refuses], "no-kernel"),
-        ("fi_api", [refuses], "no-kernel"),
-        (CALLED, [refuses, other], "tag-claim"),
-    ):
-        path = dataset.add({**minimal, "tags": [*minimal["tags"], f"{namespace}:{kernel['path']}"]})
-        document["families"]["rmsnorm"]["kernels"] = kernels
-        dataset.write("schema/records.json", document)
-        assert [problem.rule for problem in dataset.problems(path)] == [rule]
+    (kernel,) = in_table("rmsnorm").values()
+    other = dataclasses.replace(kernel, path="flashinfer.norm.other", tags=("flashinfer.norm.other",))
+    change_kernels(monkeypatch, "rmsnorm", lambda kernels: [refusing(kernel), *([other] if others else [])])
+    path = dataset.add({**minimal, "tags": [*minimal["tags"], f"{namespace}:flashinfer.norm.rmsnorm"]})
+    assert [problem.rule for problem in dataset.problems(path)] == [rule]

@@ -8,13 +8,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from flashinfer_trace.constraints import (
+from flashinfer_trace.format.constraints import (
     MAX_LENGTH,
     ConstraintError,
     ConstraintSyntaxError,
     ConstraintValueError,
     parse,
 )
+
+pytestmark = pytest.mark.quick
 
 NAMES = ["a", "b", "c"]
 NUMBERS = st.recursive(

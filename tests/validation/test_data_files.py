@@ -12,15 +12,15 @@ import pytest
 from click.testing import CliRunner
 
 from flashinfer_trace.cli import main
-from flashinfer_trace.dataset import definition_paths
-from flashinfer_trace.validation import validate_paths
-from flashinfer_trace.validation.data_rules import DATA
+from flashinfer_trace.dataset.store import definition_paths
+from flashinfer_trace.dataset.validation import validate_paths
+from flashinfer_trace.dataset.validation.data_rules import DATA
 
 from .conftest import REPOSITORY
 
 NAME = "gemm_n6144_k4096"
 MODEL = "qwen3-8b"
-COMMANDS = (["validate", "--format", "json"], ["embed", "--check"], ["show", NAME], ["cost", NAME, "--axes", "M=4"])
+COMMANDS = (["validate", "--format", "json"], ["sync", "--check"], ["show", NAME], ["cost", NAME, "--axes", "M=4"])
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +44,14 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-RECORDS = json.loads((REPOSITORY / "schema" / "records.json").read_text(encoding="utf-8"))["families"]
 #: File, where in it, and what is written there: each of another type than the schema's, or against its rules.
 MALFORMED: list[tuple[str, list[str | int], Any]] = [
     ("models/curated/claims.json", ["claims", 0, "definitions"], [5]),
     ("models/curated/claims.json", ["claims", 0, "models"], [[]]),
     ("models/curated/claims.json", ["claims", 0, "source"], ""),
-    ("models/curated/family_tags.json", ["families", "rmsnorm", 0, "only"], [5]),
-    ("models/curated/family_tags.json", ["families", "rmsnorm", 0, "tags"], [5]),
-    ("models/curated/family_tags.json", ["families", "rmsnorm", 0, "kernels"], [5]),
+    ("schema/naming.json", ["families", "rmsnorm", "tags"], [5]),
+    ("schema/naming.json", ["families", "rmsnorm", "some_tags"], [{"tags": ["fused"], "only": [5]}]),
+    ("schema/naming.json", ["families", "rmsnorm", "some_tags"], [{"tags": ["fused"]}]),
     ("models/recorded/calls.json", ["recorded", 0, "models"], 5),
     ("models/recorded/calls.json", ["recorded", 0, "models"], ["no-such-model"]),
     ("models/recorded/calls.json", ["recorded", 0, "definitions"], {NAME: [5]}),
@@ -70,15 +69,6 @@ MALFORMED: list[tuple[str, list[str | int], Any]] = [
     ("schema/flashinfer_bench.json", ["definitions"], 5),
     ("schema/flashinfer_bench.json", ["definitions", "gemm_n6144_k4096", "axes"], 5),
     ("schema/flashinfer_bench.json", ["definitions", "gemm_n6144_k4096", "inputs", "A"], 5),
-    ("schema/records.json", ["families", "gemm", "contract", "axes"], 5),
-    ("schema/records.json", ["families", "gemm", "contract", "inputs", "A", "shape"], [5]),
-    ("schema/records.json", ["families", "gemm", "contract", "constraints"], [[]]),
-    ("schema/records.json", ["families", "gemm", "kernels", 0, "path"], ["torch.mm"]),
-    (
-        "schema/records.json",
-        ["families", "silu_and_mul", "kernels", 1, "label"],
-        RECORDS["silu_and_mul"]["kernels"][0]["label"],
-    ),
     ("schema/gpus.json", ["gpus"], 5),
     ("schema/gpus.json", ["gpus", "H200", "peak", "float16"], []),
     ("traces/kernels_without_definition.json", ["kernels", "sgl_kernel.weak_ref_tensor"], ""),
@@ -131,7 +121,7 @@ def test_what_is_long_in_a_data_file_is_cut(
 
 def test_every_data_file_has_a_schema_and_is_checked_by_it() -> None:
     checked = {path for pattern in DATA for path in REPOSITORY.glob(pattern)}
-    elsewhere = {"naming.json", "records.json"}
+    elsewhere = {"naming.json"}
     found = {*REPOSITORY.glob("models/**/*.json"), *REPOSITORY.glob("schema/*.json")}
     left = {path for path in found - checked if not path.name.endswith(".schema.json")}
     assert {path.name for path in left} == elsewhere
@@ -192,7 +182,7 @@ def test_a_claim_about_an_unknown_model_is_named_by_every_command(copy: Path, mo
     (problem,) = validate_paths([], copy).problems
     assert (problem.rule, problem.file, problem.line) == ("dataset-schema", "models/curated/claims.json", line)
     monkeypatch.setenv("FLASHINFER_TRACE_ROOT", str(copy))
-    for command in (["embed", NAME], ["validate", str(copy / "definitions" / "gemm" / f"{NAME}.json")]):
+    for command in (["sync", NAME], ["validate", str(copy / "definitions" / "gemm" / f"{NAME}.json")]):
         result = CliRunner().invoke(main, command)
         assert result.exit_code == 1
         assert f"models/curated/claims.json:{line}: " in result.output
@@ -207,4 +197,4 @@ def test_a_syntax_error_is_one_problem_with_its_line(copy: Path, file: str) -> N
     (problem,) = validate_paths([], copy).problems
     assert (problem.rule, problem.file) == ("json-syntax", file)
     (alone,) = validate_paths([copy / "definitions"], copy).problems
-    assert alone.file == file and "correct it, or restore it" in alone.hint and "generate_docs" not in alone.hint
+    assert alone.file == file and "correct it, or restore it" in alone.hint and "sync" not in alone.hint

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flashinfer_trace.validation import Result, format_json, format_text, validate_paths
+from flashinfer_trace.dataset.validation import Result, format_json, format_text, validate_paths
 
 from .conftest import FIXTURES, Dataset, read_fixture
 
@@ -335,7 +335,9 @@ def test_a_clean_reference_does_not_vouch_for_the_constants_and_signatures_of_it
     assert found == {
         ("rmsnorm_h9", "reference-constant"),
         ("rmsnorm_h9", "reference-stale"),
+        ("rmsnorm_h16", "contract-family"),
         ("rmsnorm_h16", "reference-parameters"),
+        ("rmsnorm_h17", "contract-family"),
         ("rmsnorm_h17", "reference-assert"),
     }
 

@@ -6,11 +6,15 @@ import json
 import re
 from collections import defaultdict
 
+import pytest
+
 from flashinfer_trace import definitions
-from flashinfer_trace.model_claims import load_model_claims
-from flashinfer_trace.naming import family_name, load_naming
+from flashinfer_trace.dataset.model_claims import load_model_claims
+from flashinfer_trace.format.naming import family_name, load_naming
 
 from .conftest import REPOSITORY
+
+pytestmark = pytest.mark.quick
 
 
 def test_no_definition_describes_alone_what_its_siblings_describe_otherwise() -> None:

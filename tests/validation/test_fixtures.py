@@ -9,10 +9,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from flashinfer_trace.json_source import JsonSourceError, load, parse
-from flashinfer_trace.validation import RULES, Problem
+from flashinfer_trace.dataset.validation import RULES, Problem
+from flashinfer_trace.format.json_source import JsonSourceError, load, parse
 
 from .conftest import FIXTURES, REPOSITORY, Dataset, read_fixture
+
+pytestmark = pytest.mark.quick
 
 VALID = sorted((FIXTURES / "valid").glob("*.json"))
 INVALID = sorted((FIXTURES / "invalid").glob("*.json"))

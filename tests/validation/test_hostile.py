@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flashinfer_trace.validation import format_json, format_text, validate_paths
+from flashinfer_trace.dataset.validation import format_json, format_text, validate_paths
 
 from .conftest import Dataset
 

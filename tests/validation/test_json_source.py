@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashinfer_trace.json_source import MAX_INTEGER, JsonSourceError, escape_pointer, parse
+from flashinfer_trace.format.json_source import MAX_INTEGER, JsonSourceError, escape_pointer, parse
+
+pytestmark = pytest.mark.quick
 
 JSON_VALUES = st.recursive(
     st.none()

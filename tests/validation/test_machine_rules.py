@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from flashinfer_trace.ledger_entry import TIME_FORMAT
-from flashinfer_trace.validation import Problem
-from flashinfer_trace.validation.machine_rules import NEIGHBOURS, OLDEST
+from flashinfer_trace.dataset.evidence_run import TIME_FORMAT
+from flashinfer_trace.dataset.validation import Problem
+from flashinfer_trace.dataset.validation.machine_rules import NEIGHBOURS, OLDEST
 
 from .conftest import FIXTURES, REPOSITORY, Dataset, read_fixture
 

@@ -12,9 +12,9 @@ import jsonschema
 import pytest
 
 from flashinfer_trace import definitions, load
-from flashinfer_trace.model_claims import ModelClaims, curated_path, load_model_claims
-from flashinfer_trace.validation.candidate import Candidate
-from flashinfer_trace.validation.model_rules import (
+from flashinfer_trace.dataset.model_claims import ModelClaims, curated_path, load_model_claims
+from flashinfer_trace.dataset.validation.candidate import Candidate
+from flashinfer_trace.dataset.validation.model_rules import (
     _NUMBER,
     _phrases,
     _value,
@@ -22,7 +22,7 @@ from flashinfer_trace.validation.model_rules import (
     check_models,
     check_numbers,
 )
-from flashinfer_trace.validation.problems import Findings
+from flashinfer_trace.dataset.validation.problems import Findings
 
 from .conftest import REPOSITORY, Dataset
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from flashinfer_trace.naming import NamingError, derive_name, family_name, load_naming
+from flashinfer_trace.format.naming import NamingError, derive_name, family_name, load_naming
 
 from .conftest import REPOSITORY
+
+pytestmark = pytest.mark.quick
 
 NAMING = load_naming(REPOSITORY)
 

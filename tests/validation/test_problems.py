@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer_trace.validation import RULES, Problem
-from flashinfer_trace.validation.problems import Findings
+from flashinfer_trace.dataset.validation import RULES, Problem
+from flashinfer_trace.dataset.validation.problems import Findings
+
+pytestmark = pytest.mark.quick
 
 
 def test_rules_are_documented() -> None:

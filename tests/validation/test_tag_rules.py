@@ -8,23 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from flashinfer_trace import definitions
-from flashinfer_trace.dataset import definition_paths
-from flashinfer_trace.embedding import embed_all
-from flashinfer_trace.kernel_paths import load_kernel_paths
-from flashinfer_trace.model_claims import (
-    curated_path,
-    family_tags_path,
-    load_model_claims,
-    missing_files,
-    recorded_path,
-)
-from flashinfer_trace.naming import family_name, load_naming
-from flashinfer_trace.records import load_records
-from flashinfer_trace.validation import Problem, validate_paths
+from flashinfer_trace.dataset.model_claims import curated_path, load_model_claims, missing_files, recorded_path
+from flashinfer_trace.dataset.store import definition_paths
+from flashinfer_trace.dataset.sync import sync_definitions
+from flashinfer_trace.dataset.validation import Problem, validate_paths
+from flashinfer_trace.format.naming import family_name, load_naming
 
 from .conftest import REPOSITORY, drop_other_claims
 
@@ -76,7 +67,7 @@ def test_another_value_is_refused(name: str, tag: str, other: str) -> None:
     assert json.dumps(tag) in missing.message and json.dumps(other) in unfounded.message
     assert unfounded.pointer == f"/tags/{tags.index(tag)}"
     for problem in found:
-        assert problem.file.endswith(f"{name}.json") and f"flashinfer-trace embed {name}" in problem.hint
+        assert problem.file.endswith(f"{name}.json") and f"flashinfer-trace sync {name}" in problem.hint
 
 
 @pytest.mark.parametrize("name", [NEEDED, EXPERTS, CLAIMED, OTHER, RECORDED])
@@ -154,11 +145,11 @@ def in_any_order(path: Path) -> dict[str, Any]:
 
 
 def test_embed_writes_the_tags_that_follow(copy: Path) -> None:
-    assert embed_all(copy, write=True) == []
+    assert sync_definitions(copy, write=True) == []
     originals = {path: in_any_order(path) for path in definition_paths(copy)}
     for path in originals:
         edit(path, lambda data: data.update(tags=[*data["tags"][:1], "tp:64", "called_as:sgl_kernel.silu_and_mul"]))
-    changes = dict(embed_all(copy, write=True))
+    changes = dict(sync_definitions(copy, write=True))
     assert set(changes) == set(originals) and all("-tp:64" in change for change in changes.values())
     assert {path: in_any_order(path) for path in originals} == originals
     assert validate_paths([], copy).problems == []
@@ -169,11 +160,11 @@ def test_a_claim_or_a_family_that_changes_is_noticed_in_its_definitions(copy: Pa
         claim = next(one for one in data["claims"] if "mla_rope_quantize_fp8_h16_*" in one["definitions"])
         claim["tags"] = ["tp:4"]
 
-    def other_kernel(data: dict[str, Any]) -> None:
-        data["families"]["gemm"].append({"kernels": ["sgl_kernel.fp8_scaled_mm"]})
+    def other_tag(data: dict[str, Any]) -> None:
+        data["families"]["gemm"]["tags"] = ["fused"]
 
     edit(curated_path(copy), other_size)
-    edit(family_tags_path(copy), other_kernel)
+    edit(copy / "schema" / "naming.json", other_tag)
     found = {(Path(problem.file).stem, problem.rule) for problem in validate_paths([], copy).problems}
     assert found == {(CLAIMED, "tag-missing"), (CLAIMED, "tag-unfounded"), (OTHER, "tag-missing")}
 
@@ -188,56 +179,22 @@ def test_a_recorded_call_gives_a_tag_as_long_as_it_is_there(copy: Path) -> None:
     edit(recorded_path(copy), lambda data: [run["definitions"].pop(RECORDED, None) for run in data["recorded"]])
     found = [(problem.rule, Path(problem.file).stem) for problem in validate_paths([], copy).problems]
     assert found == [("tag-model", RECORDED)] * 2
-    ((path, change),) = embed_all(copy, write=True)
+    ((path, change),) = sync_definitions(copy, write=True)
     assert (path.stem, change) == (RECORDED, "tags (-model:deepseek-r1 -model:deepseek-v3)")
     recorded_path(copy).write_text(text, encoding="utf-8")
     found = [(problem.rule, "models/recorded/" in problem.message) for problem in validate_paths([path], copy).problems]
     assert found == [("tag-missing", True)] * 2
-    assert embed_all(copy, write=True) == [(path, "tags (+model:deepseek-r1 +model:deepseek-v3)")]
+    assert sync_definitions(copy, write=True) == [(path, "tags (+model:deepseek-r1 +model:deepseek-v3)")]
     assert validate_paths([], copy).problems == []
-
-
-@pytest.mark.parametrize(
-    ("family", "kernel", "message"),
-    [
-        ("gemm", "vllm.no_such_kernel", 'no pinned package has "vllm.no_such_kernel"'),
-        ("gemm", "sgl_kernel.no_such_kernel", 'sglang-kernel 0.4.2 has no "sgl_kernel.no_such_kernel"'),
-        ("gemm", "torch.mm", 'no pinned package has "torch.mm", and no kernel of the record of gemm is it'),
-    ],
-)
-def test_a_kernel_of_a_family_that_nobody_ships_is_refused(copy: Path, family: str, kernel: str, message: str) -> None:
-    """Also if no Definition of the dataset has the tag: the group is of other Definitions."""
-    groups = json.loads(family_tags_path(copy).read_text(encoding="utf-8"))["families"][family]
-    group = {"only": ["nothing"], "kernels": ["sgl_kernel.fp8_scaled_mm", kernel]}
-    edit(family_tags_path(copy), lambda data: data["families"][family].append(group))
-    (problem,) = validate_paths([], copy).problems
-    assert (problem.rule, problem.file) == ("tag-path", "models/curated/family_tags.json")
-    assert problem.pointer == f"/families/{family}/{len(groups)}/kernels/1" and message in problem.message
-    assert "schema/kernel_paths.json" in problem.hint
-
-
-def test_a_kernel_that_the_record_runs_need_not_be_of_a_pinned_package(copy: Path) -> None:
-    path = next(iter(load_records(copy).families["gemm"].values())).path
-    assert path.partition(".")[0] not in load_kernel_paths(copy).versions
-    edit(family_tags_path(copy), lambda data: data["families"]["gemm"].append({"only": ["x"], "kernels": [path]}))
-    assert validate_paths([], copy).problems == []
-
-
-def test_a_family_that_is_none_is_refused(copy: Path) -> None:
-    edit(family_tags_path(copy), lambda data: data["families"].update(no_such_family=[]))
-    (problem,) = validate_paths([], copy).problems
-    assert (problem.rule, problem.pointer) == ("tag-unfounded", "/families/no_such_family")
-    assert problem.message == 'schema/naming.json has no family "no_such_family"'
 
 
 @pytest.mark.parametrize(
     ("lost", "hint"),
     [
-        ("models/needs/llama-3.1-8b.json", "tools.generate_docs"),
+        ("models/needs/llama-3.1-8b.json", "flashinfer-trace sync"),
         ("models/qwen3-8b.json", "version control"),
         ("models/curated/claims.json", "version control"),
-        ("models/curated/family_tags.json", "version control"),
-        ("models/recorded/calls.json", "tools.generate_docs"),
+        ("models/recorded/calls.json", "flashinfer-trace sync"),
     ],
 )
 def test_a_file_from_which_tags_follow_cannot_be_lost(copy: Path, lost: str, hint: str) -> None:
@@ -248,22 +205,18 @@ def test_a_file_from_which_tags_follow_cannot_be_lost(copy: Path, lost: str, hin
 
 
 def test_every_family_and_every_group_is_of_some_definition() -> None:
-    schema = json.loads((REPOSITORY / "schema" / "family_tags.schema.json").read_text(encoding="utf-8"))
-    document = json.loads(family_tags_path(REPOSITORY).read_text(encoding="utf-8"))
-    jsonschema.Draft202012Validator(schema).validate(document)
-    naming, claims = load_naming(REPOSITORY), load_model_claims(REPOSITORY)
-    assert claims is not None
+    naming = load_naming(REPOSITORY)
     members: dict[str, list[str]] = {}
     for one in definitions(root=REPOSITORY):
         members.setdefault(str(family_name(one, naming)), []).append(one.name)
-    assert set(claims.families) == set(members)
-    covered = {
-        name: [sum(group.covers(one) for one in members[name]) for group in groups]
-        for name, groups in claims.families.items()
-    }
-    assert {name: counts for name, counts in covered.items() if not all(counts)} == {}
-    partial = [group for groups in claims.families.values() for group in groups if group.only or group.without]
-    patterns = [pattern for group in partial for pattern in (*group.only, *group.without)]
-    assert len(patterns) > 20
+    assert set(naming.families) == set(members)
+    groups = [(name, group) for name, family in naming.families.items() for group in family.tags if group.tags]
+    assert [one for one in groups if not any(map(one[1].covers, members[one[0]]))] == []
+    patterns = [pattern for _, group in groups for pattern in (*group.only, *group.without)]
+    assert len(patterns) > 15
     lonely = [one for one in patterns if "*" not in one and one not in PATHS]
     assert lonely == []
+    for _, group in groups:
+        for tag in group.tags:
+            namespace, colon, value = tag.partition(":")
+            assert naming.namespaces[namespace].accepts(value) if colon else tag in naming.flags, tag

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from flashinfer_trace.digests import lengths_sha256
-from flashinfer_trace.traffic.profiles import TrafficError, load_traffic
+from flashinfer_trace.dataset.digests import lengths_sha256
+from flashinfer_trace.judging.traffic.profiles import TrafficError, load_traffic
 
 from .conftest import REPOSITORY, Dataset
 

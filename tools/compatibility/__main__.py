@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import find_root
-from flashinfer_trace.ecosystem import constants_of, load_compatibility, table_path
-from flashinfer_trace.files import Lines, laid_out, write_text
-from flashinfer_trace.json_source import TRACES, JsonSourceError, load_object
+from flashinfer_trace.dataset.flashinfer_bench import constants_of, load_compatibility, table_path
+from flashinfer_trace.format.files import Lines, laid_out, write_text
+from flashinfer_trace.format.json_source import TRACES, JsonSourceError, load_object
 from tools.shared.command import end_with
 
 REPOSITORY = "https://github.com/flashinfer-ai/flashinfer-bench"

@@ -23,12 +23,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from flashinfer_trace.dataset import DatasetError, find_root
-from flashinfer_trace.ledger import LedgerError
-from flashinfer_trace.model_claims import ModelClaimsError
-from flashinfer_trace.naming import NamingError
-from flashinfer_trace.records import RecordsError
-from flashinfer_trace.reference import ReferenceSourceError
+from flashinfer_trace.dataset.evidence import LedgerError
+from flashinfer_trace.dataset.model_claims import ModelClaimsError
+from flashinfer_trace.dataset.store import DatasetError, find_root
+from flashinfer_trace.format.naming import NamingError
+from flashinfer_trace.format.reference import ReferenceSourceError
+from flashinfer_trace.kernels.private import PrivateKernelsError
 from tools.extract_definitions import apply, report
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.model_files import check_file
@@ -48,7 +48,7 @@ UNUSABLE = (
     LedgerError,
     ModelClaimsError,
     NamingError,
-    RecordsError,
+    PrivateKernelsError,
     ReferenceSourceError,
 )
 #: Server arguments that change the sizes or numbers of a model in ways that no recipe follows -> what to do instead.

@@ -7,7 +7,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from flashinfer_trace.validation import Problem, validate_paths
+from flashinfer_trace.dataset.validation import Problem, validate_paths
 from tools.extract_definitions.family_lists import FamilyLists
 from tools.extract_definitions.plan import CONFLICT, Plan
 
@@ -76,5 +76,5 @@ def write(plan: Plan, definitions: Path) -> int:
 
 def lists_belong_to(plan: Plan, definitions: Path) -> bool:
     """Whether the lists of families are those of the dataset that has these Definitions."""
-    root = plan.lists.path.parents[2]
+    root = plan.lists.path.parents[1]
     return definitions.resolve() == (root / "definitions").resolve()

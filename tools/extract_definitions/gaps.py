@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.dataset import definition_paths
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.json_source import load_object
-from flashinfer_trace.kernel_coverage import definitions_by_kernel
-from flashinfer_trace.naming import family_name, load_naming
-from flashinfer_trace.records import load_records
+from flashinfer_trace.dataset.kernel_coverage import definitions_by_kernel
+from flashinfer_trace.dataset.store import definition_paths
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.format.json_source import load_object
+from flashinfer_trace.format.naming import family_name, load_naming
+from flashinfer_trace.kernels import family_kernels
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.model_code import call_of
 from tools.extract_definitions.needs import Request, kernel_name
@@ -98,8 +98,8 @@ def _functions_with_definitions(root: Path) -> frozenset[str]:
     """The functions of PyTorch that have Definitions. An op that calls one is named after it."""
     naming = load_naming(root)
     known = {family_name(one, naming) for one in _readable(definition_paths(root))}
-    kernels = (one for name, of in load_records(root).families.items() if name in known for one in of.values())
-    return frozenset(kernel.path.rpartition(".")[2] for kernel in kernels if kernel.library == "torch")
+    kernels = (one for name in known if name is not None for one in family_kernels(name).values())
+    return frozenset(kernel.path.rpartition(".")[2] for kernel in kernels if kernel.libraries == ("torch",))
 
 
 def _readable(paths: Iterable[Path]) -> Iterator[Definition]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flashinfer_trace.files import Lines, laid_out
+from flashinfer_trace.format.files import Lines, laid_out
 from tools.extract_definitions.errors import ExtractionError
 from tools.kernel_tracing.source.sources import SourceTree
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flashinfer_trace.json_source import load
-from flashinfer_trace.validation import Result, format_text
-from flashinfer_trace.validation.data_rules import check_names
-from flashinfer_trace.validation.problems import Findings
-from flashinfer_trace.validation.schemas import SchemaFileError, Schemas, check_schema
+from flashinfer_trace.dataset.validation import Result, format_text
+from flashinfer_trace.dataset.validation.data_rules import check_names
+from flashinfer_trace.dataset.validation.problems import Findings
+from flashinfer_trace.dataset.validation.schemas import SchemaFileError, Schemas, check_schema
+from flashinfer_trace.format.json_source import load
 from tools.extract_definitions.errors import ExtractionError
 
 __all__ = ["check_file"]

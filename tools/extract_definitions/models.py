@@ -10,9 +10,9 @@ from pathlib import Path
 from reprlib import repr as shown
 from typing import Any
 
-from flashinfer_trace.json_source import JsonSourceError, load_object
-from flashinfer_trace.model_coverage import plain_name
-from flashinfer_trace.naming import MAX_NAME
+from flashinfer_trace.dataset.model_coverage import plain_name
+from flashinfer_trace.format.json_source import JsonSourceError, load_object
+from flashinfer_trace.format.naming import MAX_NAME
 from tools.extract_definitions.errors import ExtractionError
 from tools.kernel_tracing.configuration.checks import EXPERTS
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import regex
 
-from flashinfer_trace.patterns import SECONDS
+from flashinfer_trace.format.patterns import SECONDS
 from tools.extract_definitions.model_code import built_by, call_of
 from tools.extract_definitions.models import DeclaredFields, Model
 from tools.extract_definitions.module_places import EXPERTS, Place, placed_modules

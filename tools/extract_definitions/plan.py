@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.files import json_text
-from flashinfer_trace.kernel_paths import claimable
-from flashinfer_trace.model_claims import load_model_claims
-from flashinfer_trace.naming import Naming, derive_name, load_naming, ordered
-from flashinfer_trace.reference import render
-from flashinfer_trace.validation.model_rules import untagged_models, untagged_sizes
+from flashinfer_trace.dataset.kernel_tags import kernel_tags
+from flashinfer_trace.dataset.model_claims import load_model_claims
+from flashinfer_trace.dataset.validation.model_rules import untagged_models, untagged_sizes
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.format.files import json_text
+from flashinfer_trace.format.naming import NamePattern, Naming, derive_name, load_naming, ordered
+from flashinfer_trace.format.reference import render
+from flashinfer_trace.kernels import family_kernels
 from tools.extract_definitions.claimed import all_stages, describing, mark_claims
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.family_lists import FamilyLists
@@ -165,7 +167,7 @@ class Planner:
 
     def name_of(self, need: Need) -> str:
         """The name of the Definition that meets a need."""
-        return derive_name(self.naming.families[need.family], need.axes)
+        return _file_name(self.naming.families[need.family], need.axes)
 
     def _rows(self, groups: Sequence[tuple[Recipe, list[Need]]]) -> list[Row]:
         """One row per group of needs. If two groups have the same name, the second conflicts with the first."""
@@ -189,6 +191,8 @@ class Planner:
         name, models = data["name"], tuple(dict.fromkeys(need.use.model.name for need in needs))
         path = self.existing.get(name)
         if path is None:
+            if reasons := _refusals(needs[0].family, data):
+                return Row(UNSUPPORTED, name, models, f"no kernel takes it: {'; '.join(reasons)}")
             target = self.definitions / recipe.op_type / f"{name}.json"
             recorded = self.claims.recorded.get(name, frozenset()) if self.claims else ()
             data["tags"] = merged(self._listed(needs[0].family, data), sorted(recorded), self.naming)
@@ -222,14 +226,13 @@ class Planner:
 
     def _listed(self, family: str, data: dict[str, Any]) -> list[str]:
         """The tags of a new Definition, as the lists of its family give them from now on."""
-        kernels = claimable(self.root, data)
-        return ordered(self.lists.created(data["name"], family, data["tags"], kernels, self.all_stages), self.naming)
+        return ordered(self.lists.created(data["name"], family, data["tags"], self.all_stages), self.naming)
 
     def _merged(self, family: str, existing: dict[str, Any], data: dict[str, Any]) -> list[str]:
-        """The tags of an existing Definition with the recipe's; its family decides on the kernels."""
-        kernels = claimable(self.root, data)
-        tags = kernels.retagged(merged(list(existing["tags"]), data["tags"], self.naming), self.naming)
-        settled = self.lists.merged(data["name"], family, tags, kernels)
+        """The tags of an existing Definition with the recipe's; the table decides on the kernels."""
+        both = merged(list(existing["tags"]), data["tags"], self.naming)
+        tags = kernel_tags(self.root, data).applied(both, self.naming)
+        settled = self.lists.merged(data["name"], family, tags)
         return tags if settled == set(tags) else ordered(settled, self.naming)
 
     def _described(self, text: str, tags: list[str]) -> bool:
@@ -259,16 +262,23 @@ class Planner:
         constants = {name: axis["value"] for name, axis in parts["axes"].items() if axis["type"] == "const"}
         reference = render(self.root, family.op_type, family.name, constants)
         data: dict[str, Any] = {
-            "name": derive_name(family, constants),
+            "name": _file_name(family, constants),
             "op_type": family.op_type,
             "description": parts["description"],
             "tags": [],
             **{key: parts[key] for key in ("axes", "constraints", "inputs", "outputs")},
             "reference": reference,
         }
-        tags = claimable(self.root, data).retagged([*parts["tags"]], self.naming)
+        tags = kernel_tags(self.root, data).applied([*parts["tags"]], self.naming)
         data["tags"] = ordered([status(data, self.root), *tags], self.naming)
         return data
+
+
+def _refusals(family: str, data: Mapping[str, Any]) -> list[str]:
+    """Why no kernel of a family computes a Definition; empty if one does, or if none is known."""
+    definition = Definition.from_dict(dict(data))
+    found = [kernel.unsupported(definition) for kernel in family_kernels(family).values()]
+    return [] if None in found else list(dict.fromkeys(filter(None, found)))
 
 
 def _unclassified(request: Request) -> Iterator[str]:
@@ -291,3 +301,17 @@ def _contract(data: Mapping[str, Any], section: str) -> Any:
     if not isinstance(value, dict):
         return value
     return [(name, {key: what for key, what in entry.items() if key != "description"}) for name, entry in value.items()]
+
+
+def _file_name(family: NamePattern, axes: Mapping[str, int]) -> str:
+    """The name of a Definition.
+
+    Raises:
+        ExtractionError: the conventions give one that is no file name.
+    """
+    name = derive_name(family, axes)
+    if "/" in name or "\0" in name:
+        raise ExtractionError(
+            f"schema/naming.json: a family names a Definition {name[:80]!r}, which is no file name; correct its pattern"
+        )
+    return name

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from flashinfer_trace.validation import Problem, Result, format_text
+from flashinfer_trace.dataset.validation import Problem, Result, format_text
 from tools.extract_definitions.gaps import OUTSIDE, PARTLY, UNSUPPORTED
 from tools.extract_definitions.plan import CONFLICT, STATES, Plan, Row
 

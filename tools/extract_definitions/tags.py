@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace import ledger
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.naming import Naming, ordered
+from flashinfer_trace.dataset import evidence as ledger
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.format.naming import Naming, ordered
 from tools.extract_definitions.errors import ExtractionError
 
 

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.files import Lines, laid_out, write_text
-from flashinfer_trace.json_source import TRACES, load_object
+from flashinfer_trace.format.files import Lines, laid_out, write_text
+from flashinfer_trace.format.json_source import TRACES, load_object
 from tools.extract_definitions import model_code
 from tools.extract_definitions.errors import ExtractionError
 from tools.extract_definitions.model_code import MODELS, ModelCode, code_from, read_code

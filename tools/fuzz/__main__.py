@@ -1,13 +1,13 @@
 """Gives thousands of hostile files to commands that read such files: docs/hostile_files.md says which got which. None
 may end with a traceback, take more than 5 seconds or 500 MB, or print a line that nobody can read.
 
-    python -m tools.fuzz                               # 20,000 Definitions and references, 2,000 other files
+    python -m tools.fuzz                               # 20,000 Definitions and references, 1,840 other files
     python -m tools.fuzz --group others                # one group only
     python -m tools.fuzz --files 500 --seed 7          # fewer files, or other ones; writes nothing
     python -m tools.fuzz --seed 0 --replay others:17   # one file again: what it is, and what each command says
 
 A whole run with seed 0, of both groups or of one, writes its figures into tools/fuzz/results.json, which
-`python -m tools.generate_docs` renders as docs/hostile_files.md. Exit status: 0 nothing was found, 1 something was,
+`python -m tools.site` renders as docs/hostile_files.md. Exit status: 0 nothing was found, 1 something was,
 2 wrong usage.
 """
 
@@ -21,14 +21,14 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.progress import track
 
-from flashinfer_trace.files import write_json
+from flashinfer_trace.format.files import write_json
 from tools.fuzz.run import MEGABYTES, SECONDS, Case, Outcome, kind_of, run_case, start_worker
 from tools.fuzz.sandbox import KINDS
 from tools.fuzz.summary import RESULTS, merged, summarise
 from tools.shared.command import end_with
 from tools.shared.limited_pool import Ended, default_processes, outcomes
 
-FILES, OTHERS, SEED = 20_000, 2_000, 0
+FILES, OTHERS, SEED = 20_000, 1_840, 0
 #: How many files of each group a whole run has.
 WHOLE = {"definitions": FILES, "others": OTHERS}
 #: Seconds of the clock for all commands of one file; a loaded machine is slow, so the limit of each is measured apart.

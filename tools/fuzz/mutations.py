@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.digests import content_sha256, lengths_sha256
+from flashinfer_trace.dataset.digests import content_sha256, lengths_sha256
 from tools.fuzz.values import BYTES, NAMES, SNIPPETS, TOKENS, hostile_value
 
 __all__ = ["ON_DISK", "hostile_json", "hostile_python", "sealed"]

@@ -117,13 +117,15 @@ def start_worker(directory: str, limited: bool = True) -> None:
 
 
 def kind_of(case: Case) -> Kind:
-    """The kind of a case: in every 1,000 successive numbers, each kind has its share."""
-    place = case.number * 7919 % 1000  # 7919 is prime: the kinds of successive numbers alternate
+    """The kind of a case: among as many successive numbers as the shares add up to, each kind has its share."""
+    place = (
+        case.number * 7919 % sum(kind.share for kind in KINDS[case.group])
+    )  # 7919 is prime: the kinds of successive numbers alternate
     for kind in KINDS[case.group]:
         place -= kind.share
         if place < 0:
             return kind
-    raise AssertionError(f"the shares of {case.group} do not add up to 1000")
+    raise AssertionError(f"{case.group} has no kinds")
 
 
 def run_case(case: Case) -> Outcome:
@@ -208,8 +210,8 @@ def run_command(command: Command, sandbox: Sandbox, path: Path) -> tuple[int, st
 
 def tool(name: str, arguments: Sequence[str]) -> int:
     """Exit status of a tool."""
-    from flashinfer_trace.benching import results
-    from tools import family_tags, traffic_statistics
+    from flashinfer_trace.judging.bench import results
+    from tools import traffic_statistics
     from tools.extract_definitions.__main__ import main as extract
     from tools.kernel_tracing.__main__ import main as trace
     from tools.kernel_tracing.configuration.requested import ConfigurationError, parse
@@ -224,7 +226,6 @@ def tool(name: str, arguments: Sequence[str]) -> int:
     mains: dict[str, Callable[[list[str]], int]] = {
         "configuration": configuration,
         "extract": extract,
-        "family_tags": family_tags.main,
         "runtime": runtime,
         "statistics": traffic_statistics.main,
         "times": times,

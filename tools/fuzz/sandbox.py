@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import Definition, find_root, load
-from flashinfer_trace.dataset import ROOT_VARIABLE
-from flashinfer_trace.digests import lengths_sha256
-from flashinfer_trace.files import write_json
-from flashinfer_trace.traffic import drawn, path_of
+from flashinfer_trace.dataset.digests import lengths_sha256
+from flashinfer_trace.dataset.store import ROOT_VARIABLE
+from flashinfer_trace.format.files import write_json
+from flashinfer_trace.judging.traffic import drawn, path_of
 from tools import traffic_statistics
 from tools.kernel_tracing.report.trace_files import load_traces, packed
 from tools.record_workloads import write
@@ -45,8 +45,8 @@ REQUESTS = ("chat-decode-1", "chat-decode-16", "recorded-decode", "chat-prefill-
 #: `Sandbox.arguments` has the others.
 Command = tuple[str, ...]
 
-VALIDATE, EMBED = ("cli", "validate"), ("cli", "embed", "--check")
-VALIDATE_ONE, EMBED_ONE = (*VALIDATE, "FILE"), (*EMBED, "NAME")
+VALIDATE, SYNC = ("cli", "validate"), ("cli", "sync", "--check")
+VALIDATE_ONE, SYNC_ONE = (*VALIDATE, "FILE"), (*SYNC, "NAME")
 LIST, SHOW = ("cli", "list"), ("cli", "show", "NAME")
 VERIFY = ("cli", "verify", "NAME", "--examples", "1")
 COVERAGE = (("cli", "coverage"), ("cli", "coverage", "--model", MODEL))
@@ -84,31 +84,29 @@ class Kind:
 #: Definitions and their references are one group, everything else the other.
 KINDS: dict[str, Sequence[Kind]] = {
     "definitions": (
-        Kind("definition", 850, (VALIDATE_ONE, EMBED_ONE, LIST, SHOW), (VALIDATE, EMBED, VERIFY, EXTRACT, *COVERAGE)),
-        Kind("reference", 150, (VALIDATE, EMBED), (VERIFY,)),
+        Kind("definition", 850, (VALIDATE_ONE, SYNC_ONE, LIST, SHOW), (VALIDATE, SYNC, VERIFY, EXTRACT, *COVERAGE)),
+        Kind("reference", 150, (VALIDATE, SYNC), (VERIFY,)),
     ),
     "others": (
-        Kind("evidence", 130, (VALIDATE, EMBED, SHOW, KERNELS, VERIFY, EXTRACT)),
-        Kind("naming", 130, (VALIDATE, EMBED, LIST, SHOW, KERNELS, VERIFY, EXTRACT)),
-        Kind("records", 40, (VALIDATE, EMBED, SHOW, KERNELS, VERIFY)),
-        Kind("schema", 40, (VALIDATE, EMBED)),
+        Kind("evidence", 130, (VALIDATE, SYNC, SHOW, KERNELS, VERIFY, EXTRACT)),
+        Kind("naming", 130, (VALIDATE, SYNC, LIST, SHOW, KERNELS, VERIFY, EXTRACT)),
+        Kind("schema", 40, (VALIDATE, SYNC)),
         Kind(
             "model",
             100,
-            (VALIDATE, EMBED, EXTRACT, ("extract", "--config", "FILE", *EXTRACT[1:]), ("configuration", "FILE")),
+            (VALIDATE, SYNC, EXTRACT, ("extract", "--config", "FILE", *EXTRACT[1:]), ("configuration", "FILE")),
         ),
-        Kind("needs", 40, (VALIDATE, EMBED, *COVERAGE, KERNELS)),
-        Kind("claims", 40, (VALIDATE, EMBED, EXTRACT)),
-        Kind("recorded", 20, (VALIDATE, EMBED, EXTRACT)),
-        Kind("family_tags", 40, (VALIDATE, EMBED, EXTRACT, ("family_tags",))),
-        Kind("kernel_paths", 40, (VALIDATE, EMBED, SHOW, KERNELS, VERIFY)),
-        Kind("compatibility", 40, (VALIDATE, EMBED)),
-        Kind("flashinfer_bench", 40, (VALIDATE, EMBED)),
-        Kind("gpus", 40, (VALIDATE, EMBED, COST)),
+        Kind("needs", 40, (VALIDATE, SYNC, *COVERAGE, KERNELS)),
+        Kind("claims", 40, (VALIDATE, SYNC, EXTRACT)),
+        Kind("recorded", 20, (VALIDATE, SYNC, EXTRACT)),
+        Kind("kernel_paths", 40, (VALIDATE, SYNC, SHOW, KERNELS, VERIFY)),
+        Kind("compatibility", 40, (VALIDATE, SYNC)),
+        Kind("flashinfer_bench", 40, (VALIDATE, SYNC)),
+        Kind("gpus", 40, (VALIDATE, SYNC, COST)),
         Kind("traffic", 50, (VALIDATE, COST_OF_WORKLOAD, COST_OF_REQUESTS, ("statistics", "LENGTHS")), sealed=True),
         Kind("workloads", 30, (VALIDATE, COST_OF_WORKLOAD)),
         Kind("runtime", 30, (COMPARE,), sealed=True),
-        Kind("no_definition", 10, (VALIDATE, EMBED, KERNELS)),
+        Kind("no_definition", 10, (VALIDATE, SYNC, KERNELS)),
         Kind("digest", 10, (EXTRACT,)),
         Kind("times", 10, (("times", "RESULTS"),)),
         Kind(
@@ -151,13 +149,11 @@ class Sandbox:
             "reference": "reference/*/*.py",
             "evidence": "evidence/*/*.json",
             "naming": "schema/naming.json",
-            "records": "schema/records.json",
             "schema": "schema/*.schema.json",
             "model": f"models/{MODEL}.json",
             "needs": f"models/needs/{MODEL}.json",
             "claims": "models/curated/claims.json",
             "recorded": "models/recorded/calls.json",
-            "family_tags": "models/curated/family_tags.json",
             "kernel_paths": "schema/kernel_paths.json",
             "compatibility": "schema/compatibility.json",
             "flashinfer_bench": "schema/flashinfer_bench.json",
@@ -232,10 +228,7 @@ def build(root: Path, source: Path) -> None:
 def files_of_models(root: Path) -> list[str]:
     """What of models/ the Definitions in the dataset at `root` need to be valid, relative to it."""
     tagged = {model for name in DEFINITIONS for model in load(name, root).tag_values("model")}
-    of_models = [
-        f"{folder}/{model}.json" for folder in ("models", "models/needs") for model in sorted({MODEL, *tagged})
-    ]
-    return [*of_models, "models/curated/family_tags.json"]
+    return [f"{folder}/{model}.json" for folder in ("models", "models/needs") for model in sorted({MODEL, *tagged})]
 
 
 def make_claims(root: Path) -> None:
@@ -248,6 +241,7 @@ def make_claims(root: Path) -> None:
             claims.append({"definitions": [definition.name], **told})
             runs.append({"models": list(models), "definitions": {definition.name: ["a_run"]}})
     document = {"$schema": "../../schema/curated_claims.schema.json", "claims": claims}
+    (root / "models" / "curated").mkdir(exist_ok=True)
     write_json(root / "models" / "curated" / "claims.json", document)
     (root / "models" / "recorded").mkdir()
     write_json(root / "models" / "recorded" / "calls.json", {"recorded": runs})

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import definitions, find_root
-from flashinfer_trace.files import Lines, laid_out, write_text
-from flashinfer_trace.json_source import load_object
-from flashinfer_trace.kernel_paths import KINDS, kernel_paths_path, load_kernel_paths
-from flashinfer_trace.records import load_records
+from flashinfer_trace.format.files import Lines, laid_out, write_text
+from flashinfer_trace.format.json_source import load_object
+from flashinfer_trace.kernels import TABLE
+from flashinfer_trace.kernels.names import KINDS, kernel_paths_path, load_kernel_paths
 from tools.kernel_paths.resolve import callers_of_ops, exists, public_names
 from tools.shared.command import end_with
 from tools.shared.source_packages import package_version
@@ -74,12 +74,11 @@ def source_of(name: str, package: Mapping[str, str], directories: Sequence[Path]
 
 
 def named_paths(root: Path) -> set[str]:
-    """Every path that a tag or a record names, except ops, which are no Python."""
+    """Every path that a tag or the table of kernels names, except ops, which are no Python."""
     tags = {
         tag.partition(":")[2] for one in definitions(root=root) for tag in one.tags if tag.partition(":")[0] in KINDS
     }
-    records = {kernel.path for kernels in load_records(root).families.values() for kernel in kernels.values()}
-    return {path for path in tags | records if not path.startswith("torch.")}
+    return {path for path in tags | {entry.path for entry in TABLE} if not path.startswith("torch.")}
 
 
 def document(packages: Mapping[str, Any], sources: Mapping[str, Path], named: Iterable[str]) -> str:

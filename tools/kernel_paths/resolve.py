@@ -4,17 +4,43 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["callers_of_ops", "exists", "public_names"]
+__all__ = ["Found", "Roots", "callers_of_ops", "exists", "find", "public_names"]
 
 #: Most modules that one import is followed through.
 MAX_HOPS = 8
 
 
-def exists(directory: Path, path: str, hops: int = MAX_HOPS) -> bool:
+class Roots:
+    """Packages that were unpacked into different directories, read as if they were in one."""
+
+    def __init__(self, packages: Mapping[str, Path]) -> None:
+        """`packages`: package -> the directory that contains it."""
+        self.packages = dict(packages)
+
+    def joinpath(self, *parts: str) -> Path:
+        """Where a package or a part of it is; a path that does not exist if no directory has the package."""
+        return self.packages.get(parts[0], Path("/nonexistent")).joinpath(*parts)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a dotted path names: the module that defines it and the statement there; none if it names a module."""
+
+    module: str
+    node: ast.stmt | None
+
+
+def exists(directory: Path | Roots, path: str) -> bool:
     """Whether ``package.module.name`` is defined, or imported from where it is defined, below `directory`."""
+    return find(directory, path) is not None
+
+
+def find(directory: Path | Roots, path: str, hops: int = MAX_HOPS) -> Found | None:
+    """Where ``package.module.name`` is defined below `directory`, following imports and other names of it."""
     parts = path.split(".")
     for count in range(len(parts), 0, -1):
         module = _module(directory, parts[:count])
@@ -22,32 +48,39 @@ def exists(directory: Path, path: str, hops: int = MAX_HOPS) -> bool:
             continue
         rest = parts[count:]
         if not rest:
-            return True
-        return len(rest) == 1 and hops > 0 and _defines(directory, parts[:count], module, rest[0], hops)
-    return False
+            return Found(path, None)
+        return _defines(directory, parts[:count], module, rest[0], hops) if len(rest) == 1 and hops > 0 else None
+    return None
 
 
-def _module(directory: Path, parts: list[str]) -> Path | None:
+def _module(directory: Path | Roots, parts: list[str]) -> Path | None:
     base = directory.joinpath(*parts)
     return next((one for one in (base / "__init__.py", base.with_suffix(".py")) if one.is_file()), None)
 
 
-def _defines(directory: Path, parts: list[str], module: Path, name: str, hops: int) -> bool:
+def _defines(directory: Path | Roots, parts: list[str], module: Path, name: str, hops: int) -> Found | None:
     for node in _statements(_parse(module).body):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            if node.name == name:
-                return True
+            if node.name == name and not _is_overload(node):
+                return Found(".".join(parts), node)
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-                return True
+                other = node.value.id if isinstance(node.value, ast.Name) else name
+                same = None if other == name else _defines(directory, parts, module, other, hops - 1)
+                return same or Found(".".join(parts), node)
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if (alias.asname or alias.name) == name or (alias.name == "*" and not name.startswith("_")):
                     wanted = name if alias.name == "*" else alias.name
-                    if exists(directory, _origin(node, parts, module, wanted), hops - 1):
-                        return True
-    return False
+                    found = find(directory, _origin(node, parts, module, wanted), hops - 1)
+                    if found is not None:
+                        return found
+    return None
+
+
+def _is_overload(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
+    return any(ast.unparse(one).split(".")[-1] == "overload" for one in node.decorator_list)
 
 
 def _origin(node: ast.ImportFrom, parts: list[str], module: Path, name: str) -> str:
@@ -57,7 +90,7 @@ def _origin(node: ast.ImportFrom, parts: list[str], module: Path, name: str) -> 
     return ".".join([*base, *([node.module] if node.module else []), name])
 
 
-def public_names(directory: Path, module: str) -> set[str]:
+def public_names(directory: Path | Roots, module: str) -> set[str]:
     """Functions and classes of a module that users may call: what it defines, and what it imports from its package."""
     path = _module(directory, module.split("."))
     found = set[str]()
@@ -91,13 +124,13 @@ def _parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def callers_of_ops(directory: Path, package: str) -> dict[str, set[str]]:
+def callers_of_ops(directory: Path | Roots, package: str) -> dict[str, set[str]]:
     """Op (``torch.ops.package.name``) -> functions of the package's modules that call it, directly or one step away.
 
     The functions are named as the package exports them, and only those that it exports.
     """
     found: dict[str, set[str]] = {}
-    for path in sorted((directory / package).rglob("*.py")):
+    for path in sorted(directory.joinpath(package).rglob("*.py")):
         functions = {node.name: node for node in _statements(_parse(path).body) if isinstance(node, ast.FunctionDef)}
         aliases = {
             target.id: node.value.id

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from flashinfer_trace.dataset import closest
+from flashinfer_trace.dataset.store import closest
 from tools.kernel_tracing.configuration.checks import check_model
 from tools.kernel_tracing.configuration.limits import check_server
 from tools.kernel_tracing.configuration.requested import ConfigurationError, parse

@@ -1,9 +1,9 @@
 """Measures the harness: changes every reference in thousands of small ways and counts the changes that it rejects.
 
-    python -m tools.mutate                    # all families; writes tools/mutate/results.json and docs/harness_power.md
+    python -m tools.mutate                    # all families; writes tools/mutate/results.json
     python -m tools.mutate rmsnorm gemm       # these families; keeps the results of the others
     python -m tools.mutate --cluster auto     # on a Ray cluster, whose machines have this checkout
-    python -m tools.mutate --check            # exit 1 if results or document are older than references or reasons
+    python -m tools.mutate --check            # exit 1 if the results are older than references or operators
 
 Verdicts are kept in .mutate/: a run that was stopped goes on where it ended, and judges again what a change of the
 reference, the harness or the family's records concerns.
@@ -16,17 +16,16 @@ import difflib
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
 
-from flashinfer_trace import definitions, find_root
+from flashinfer_trace import definitions
 from flashinfer_trace.cli.verification import missing_packages
+from flashinfer_trace.dataset.evidence import RECORDED_ON
 from flashinfer_trace.families import FamilyError, family_of
-from flashinfer_trace.files import UnreadableFile, read_text, write_json, write_text
+from flashinfer_trace.format.files import UnreadableFile, write_json
 from flashinfer_trace.harness.family import Family
-from flashinfer_trace.ledger import RECORDED_ON
 from tools.mutate.campaign import Judging, run_campaign
 from tools.mutate.cases import known_families, representative
 from tools.mutate.kernel_power import load_power, render_power
@@ -40,7 +39,6 @@ from tools.shared.command import end_with
 from tools.shared.family_records import usable_families
 from tools.shared.limited_pool import default_processes
 
-DOCUMENT = "docs/harness_power.md"
 FIX = "run `python -m tools.mutate`"
 
 
@@ -65,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(str(error))
     try:
         if options.check:
-            return report(out_of_date(find_root(), kept))
+            return report(out_of_date())
         processes = None if options.cluster else options.processes
         return measure(options.families, judging(options), equivalents, kept, processes)
     except click.ClickException as error:
@@ -86,7 +84,7 @@ def judging(options: argparse.Namespace) -> Judging:
 def measure(
     names: list[str], judging: Judging, equivalents: list[Reason], kept: list[Reason], processes: int | None = None
 ) -> int:
-    """Runs, prints, and writes results and document; families that did not run keep their results.
+    """Runs, prints, and writes results; families that did not run keep their results.
 
     A run that judged every mutant on this machine, in so many processes, also writes down how long it took.
     """
@@ -111,7 +109,6 @@ def measure(
     write_json(RESULTS, summaries)
     if processes and not names and campaign.judged == len(campaign.mutants):
         write_json(TIMES, watch.figures(processes, campaign.judged))
-    write_text(find_root() / DOCUMENT, document(summaries, kept))
     return report(problems + below_floor(summaries))
 
 
@@ -125,14 +122,15 @@ def wrong_reasons(
     return lines + [f"{KEPT.name}: {content} does not survive; remove it" for content in sorted(explained - surviving)]
 
 
-def out_of_date(root: Path, kept: list[Reason]) -> list[str]:
-    """Why the committed results or document are older than the references, the operators or the reasons."""
+def out_of_date() -> list[str]:
+    """Why the committed results are older than the references or the operators."""
     summaries = read_summaries(RESULTS)
+    document(summaries, read_reasons(KEPT))  # raises if another recorded file cannot be used
     families = known_families()
     lines = other_families(families, summaries)
     for name in sorted(families.keys() & summaries.keys()):
         lines += other_mutants(name, mutants(representative(families[name]), families[name]), summaries)
-    return lines + other_document(root, summaries, kept)
+    return lines
 
 
 def other_families(families: Mapping[str, Family], summaries: Mapping[str, Any]) -> list[str]:
@@ -145,13 +143,6 @@ def other_mutants(name: str, found: Sequence[Mutant], summaries: Mapping[str, An
     """A line if the results of a family are for other mutants than these."""
     same = mutants_digest(found) == summaries[name]["digest"]
     return [] if same else [f"{name}: the results are for other mutants; {FIX}"]
-
-
-def other_document(root: Path, summaries: dict[str, Any], kept: list[Reason]) -> list[str]:
-    """A line if the committed document is not that of these results and reasons."""
-    path = root / DOCUMENT
-    same = path.exists() and read_text(path) == document(summaries, kept)
-    return [] if same else [f"{DOCUMENT} is out of date; {FIX}"]
 
 
 def document(summaries: dict[str, Any], kept: list[Reason]) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from flashinfer_trace.definition import Definition
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family
-from flashinfer_trace.harness.real_size import has_real_size
+from flashinfer_trace.harness.twins import has_real_size
 from tools.mutate.cases import representative
 from tools.mutate.judge import Verdict
 from tools.mutate.mutants import Mutant, mutants

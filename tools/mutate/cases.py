@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from flashinfer_trace import definitions
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families import all_families, family_of
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.case import CaseResult, reference_outputs, shared_case
-from flashinfer_trace.harness.compare import Expected
 from flashinfer_trace.harness.family import Family
-from flashinfer_trace.harness.real_size import has_real_size, input_bytes, real_cases
+from flashinfer_trace.harness.plans import input_bytes
+from flashinfer_trace.harness.twins import has_real_size, real_cases
 from flashinfer_trace.harness.verify import Job, prepare, verify
+from flashinfer_trace.verdict.compare import Expected
 
 __all__ = ["EXAMPLES", "Bench", "Case", "bench_of", "known_families", "representative"]
 

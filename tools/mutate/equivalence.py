@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 
 from flashinfer_trace.harness.case import reference_outputs
-from flashinfer_trace.harness.compare import unit_roundoff
 from flashinfer_trace.harness.inputs import clone_inputs
+from flashinfer_trace.verdict.compare import unit_roundoff
 from tools.mutate.cases import Bench, Case
 from tools.mutate.judge import same_outputs
 

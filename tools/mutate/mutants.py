@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from flashinfer_trace.definition import Definition
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family
 from tools.mutate.operators import EXPRESSIONS, Operator, Place
 from tools.mutate.statements import STATEMENTS

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flashinfer_trace.files import UnreadableFile, read_bytes
-from flashinfer_trace.json_source import TRACES, JsonSourceError, parse
+from flashinfer_trace.format.files import UnreadableFile, read_bytes
+from flashinfer_trace.format.json_source import TRACES, JsonSourceError, parse
 from tools.mutate.mutants import Mutant
 
 __all__ = ["EQUIVALENTS", "KEPT", "Reason", "ReasonError", "read_reasons", "reason_of", "unmatched"]

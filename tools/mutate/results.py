@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.json_source import TRACES, JsonSourceError, load_object
+from flashinfer_trace.format.json_source import TRACES, JsonSourceError, load_object
 
 __all__ = ["MutateDataError", "read_powers", "read_summaries"]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import find_root
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.files import write_text
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.format.files import write_text
 from flashinfer_trace.harness.family import Family
 from tools.mutate.judge import Verdict
 from tools.shared.limited_pool import Ended, limit_memory, outcomes

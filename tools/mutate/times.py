@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.json_source import JsonSourceError, load_object
+from flashinfer_trace.format.json_source import JsonSourceError, load_object
 from tools.mutate.results import MutateDataError
 
 __all__ = ["TIMES", "Stopwatch", "read_times", "render_times"]

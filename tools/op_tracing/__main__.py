@@ -1,6 +1,6 @@
 """Lists a model's ops in execution order, each with the kernels that can implement it.
 
-python -m tools.op_tracing --traces traces/kernel_traces.json     # DeepSeek -> traces/op_traces.md and .json
+python -m tools.op_tracing --traces traces/kernel_traces.json     # DeepSeek -> traces/op_traces.json
 python -m tools.op_tracing --model llama --out llama.md --json llama.json
 python -m tools.op_tracing --model deepseek --html deepseek.html  # only a page for the browser
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import definitions
-from flashinfer_trace.files import COMPACT, Lines, laid_out
+from flashinfer_trace.format.files import COMPACT, Lines, laid_out
 from tools.kernel_tracing.configuration.listed import Configuration
 from tools.kernel_tracing.configuration.requested import ConfigurationError
 from tools.kernel_tracing.report.arguments import chosen, model_arguments
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.op_tracing", description=(__doc__ or "").split("\n")[0])
-    model_arguments(parser, f"{TRACES}/op_traces.md and .json", MODEL)
+    model_arguments(parser, f"{TRACES}/op_traces.json", MODEL)
     parser.add_argument(
         "--traces", type=Path, metavar="FILE", help="kernel traces of the model to check against (default: trace again)"
     )
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
 def _trace(options: argparse.Namespace) -> int:
     out, data = options.out, options.json
     if out is data is options.html is None:
-        out, data = TRACES / "op_traces.md", TRACES / "op_traces.json"
+        data = TRACES / "op_traces.json"
     check_writable(out, data, options.html)
     configurations = chosen(options.model, options.list)
     given = None if options.traces is None else _traces(options.traces, options.model, configurations)

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import Definition
-from flashinfer_trace.json_source import TRACES, load_object
-from flashinfer_trace.kernel_paths import CALLED, KINDS, load_kernel_paths, paths_of_tags
-from flashinfer_trace.ledger import RECORDED_ON, proofs
-from flashinfer_trace.records import load_records
+from flashinfer_trace.dataset.evidence import RECORDED_ON, proofs
+from flashinfer_trace.format.json_source import TRACES, load_object
+from flashinfer_trace.kernels import TABLE
+from flashinfer_trace.kernels.names import CALLED, KINDS, load_kernel_paths
+from flashinfer_trace.kernels.table import facts_of
 from tools.shared.markdown import code, escape, table
 
 __all__ = ["ASKED", "AskedKernel", "asked_for", "asked_kernels", "models_not_claimed"]
@@ -97,7 +98,7 @@ def asked_kernels(
         for entry in proofs(root, one):
             for name in {_name(path) for path in ops.get(entry.path, (entry.path,))} & found.keys():
                 found[name].runs.setdefault(entry.gpu, set()).add(one.name)
-    needed = _capabilities(root)
+    needed = _capabilities()
     for kernel in found.values():
         if not kernel.runs and not kernel.reason and kernel.name in needed:
             kernel.reason = f"Needs compute capability {needed[kernel.name]}."
@@ -140,15 +141,14 @@ def _name(path: str) -> str:
     return path.rpartition(".")[2]
 
 
-def _capabilities(root: Path) -> dict[str, str]:
+def _capabilities() -> dict[str, str]:
     """Name of each kernel that does not run on the GPUs of the evidence -> the least compute capability for it."""
-    known = load_kernel_paths(root)
     return {
         _name(path): ".".join(map(str, kernel.min_capability))
-        for kernels in load_records(root).families.values()
+        for kernels in facts_of(TABLE).values()
         for kernel in kernels.values()
         if not kernel.runs_on(RECORDED_ON)
-        for path in paths_of_tags(known, kernel)
+        for path in (kernel.path, *kernel.tags)
     }
 
 

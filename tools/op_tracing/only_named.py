@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from flashinfer_trace import Definition
-from flashinfer_trace.kernel_paths import CALLED, load_kernel_paths, paths_of_tags
-from flashinfer_trace.ledger import RECORDED_ON, kernels_today
+from flashinfer_trace.dataset.evidence import RECORDED_ON, kernels_today
+from flashinfer_trace.kernels.names import CALLED
 from tools.shared.markdown import code, escape, table
 
 __all__ = ["NO_RECORD", "only_named", "why_not_run"]
@@ -45,9 +45,8 @@ def only_named(root: Path, dataset: Iterable[Definition]) -> str:
 
 def why_not_run(root: Path, definition: Definition, path: str) -> str:
     """Why a kernel did not run for a Definition that names it; "" if nothing says so."""
-    known = load_kernel_paths(root)
     for kernel in kernels_today(root, definition).values():
-        if path in paths_of_tags(known, kernel):
+        if path in kernel.tags:
             here, needed = kernel.runs_on(RECORDED_ON), ".".join(map(str, kernel.min_capability))
             return "awaits a GPU run" if here else f"needs compute capability {needed}"
     return next((why for start, why in NO_RECORD.items() if path.startswith(start)), "")

@@ -17,7 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace import DatasetError, files, find_root
+from flashinfer_trace import DatasetError, find_root
+from flashinfer_trace.format import files
 from tools.kernel_tracing.configuration.listed import configurations, made
 from tools.kernel_tracing.configuration.requested import ConfigurationError
 from tools.runtime_tracing.recording import RecordingError

@@ -6,14 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 
 from flashinfer_trace import Definition, TensorSpec
-from flashinfer_trace.kernel_coverage import TRITON_OPS
 from tools.runtime_tracing.recording import RecordedCall
 
 __all__ = ["SETTING_AXES", "merges_parts", "read_inputs", "same_attention", "takes_parts"]
 
 #: Constant axes that are settings of a call, and no sizes of its tensors.
 SETTING_AXES = {"logits_soft_cap", "window_size"}
-_DECODE = f"{TRITON_OPS}.decode_attention."
+_DECODE = "sglang.srt.layers.attention.triton_ops.decode_attention."
 #: SGLang's decode attention has two launches: parts of the keys, without sinks, and the sum of the parts.
 _PARTS = {f"{_DECODE}_fwd_kernel_stage1", f"{_DECODE}_fwd_grouped_kernel_stage1"}
 _MERGE = f"{_DECODE}_fwd_kernel_stage2"

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace import json_source
-from flashinfer_trace.kernel_paths import load_kernel_paths
+from flashinfer_trace.format import json_source
+from flashinfer_trace.kernels.names import load_kernel_paths
 from tools.kernel_tracing.configuration.listed import configurations
 from tools.runtime_tracing.recording import RecordedCall, RecordedLaunch, Recording, RecordingError, read_all
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 
 from flashinfer_trace import Definition
-from flashinfer_trace.kernel_coverage import LAUNCHED_BY, MATMUL_OGS
+from flashinfer_trace.kernels import launched_by
 from tools.runtime_tracing.recording import RecordedCall
 
 __all__ = ["same_experts", "sums_rows"]
 
+_MATMUL = "triton_kernels.matmul_ogs.matmul_ogs"
 #: Arguments of the launch -> inputs of the Definitions that it computes.
 _TAKEN = {
     "B": "bias",
@@ -24,12 +25,12 @@ _SUM = "._reduce_grouped"
 
 def sums_rows(call: RecordedCall) -> bool:
     """Whether a call sums the rows of each token, which another launch computed."""
-    return LAUNCHED_BY.get(call.kernel) == MATMUL_OGS and call.kernel.endswith(_SUM)
+    return launched_by().get(call.kernel) == _MATMUL and call.kernel.endswith(_SUM)
 
 
 def same_experts(call: RecordedCall, definition: Definition) -> bool:
     """Whether a launch of matmul_ogs takes what a Definition takes: biases, an activation, rows to gather or to sum."""
-    if LAUNCHED_BY.get(call.kernel) != MATMUL_OGS:
+    if launched_by().get(call.kernel) != _MATMUL:
         return True
     if sums_rows(call):
         return "positions" in definition.inputs

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from flashinfer_trace import Definition, TensorSpec
-from flashinfer_trace.kernel_coverage import LAUNCHED_BY
+from flashinfer_trace.kernels import launched_by
 from tools.runtime_tracing.attention_calls import SETTING_AXES, merges_parts, read_inputs, same_attention
 from tools.runtime_tracing.composed_calls import COMPOSED, same_inputs
 from tools.runtime_tracing.expert_calls import same_experts, sums_rows
@@ -301,7 +301,7 @@ def _keys(call: RecordedCall) -> list[Key]:
         return []
     return [
         (parts[0], part)
-        for parts in map(_parts, (LAUNCHED_BY.get(call.kernel, call.kernel), *call.through))
+        for parts in map(_parts, (launched_by().get(call.kernel, call.kernel), *call.through))
         for part in parts[-2:]
     ]
 

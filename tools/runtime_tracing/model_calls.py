@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_trace import Definition
-from flashinfer_trace.files import Lines, laid_out
-from flashinfer_trace.json_source import load_object
-from flashinfer_trace.ledger import kernels_today
-from flashinfer_trace.model_claims import recorded_path
-from flashinfer_trace.model_coverage import plain_name
+from flashinfer_trace.dataset.evidence import kernels_today
+from flashinfer_trace.dataset.model_claims import recorded_path
+from flashinfer_trace.dataset.model_coverage import plain_name
+from flashinfer_trace.format.files import Lines, laid_out
+from flashinfer_trace.format.json_source import load_object
 from tools.runtime_tracing.attention_calls import merges_parts
 from tools.runtime_tracing.composed_calls import composed
 from tools.runtime_tracing.expert_calls import sums_rows

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace import files, json_source, json_values
-from flashinfer_trace.digests import content_sha256
+from flashinfer_trace.dataset.digests import content_sha256
+from flashinfer_trace.format import files, json_source, json_values
 from tools.runtime_tracing import frames
 from tools.runtime_tracing.call_log import CallLog, LoggedCall
 from tools.runtime_tracing.timeline import Launch

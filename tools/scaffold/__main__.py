@@ -18,9 +18,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from flashinfer_trace.dataset import DatasetError, find_root
-from flashinfer_trace.files import json_text, write_text
-from flashinfer_trace.naming import NamePattern, NamingError, derive_name, load_naming
+from flashinfer_trace.dataset.store import DatasetError, find_root
+from flashinfer_trace.format.files import json_text, write_text
+from flashinfer_trace.format.naming import NamePattern, NamingError, derive_name, load_naming
 from tools.scaffold.contract import Contract, ScaffoldError, read_contract
 from tools.scaffold.names import pattern_of
 from tools.scaffold.templates import definition, record, reference
@@ -141,17 +141,17 @@ def next_steps(root: Path, family: str, op_type: str, files: list[Path], name: s
         else f"write the recipe {recipes / op_type}.py, and add it to RECIPES in __init__.py there"
     )
     steps += [
-        "in the tags of the Definition, name the stages (stage:prefill, stage:decode, or both) and the kernels "
-        "(called_as:PATH, with the dotted path of each); then: python -m tools.family_tags",
-        f"flashinfer-trace embed {name} && flashinfer-trace validate && flashinfer-trace verify {name}",
+        "in the entry of the family in schema/naming.json, name the stages "
+        '("tags": ["stage:prefill", "stage:decode"], or one of them)',
+        "add each real kernel to flashinfer_trace/kernels/: its path, the family, and what it needs",
+        f"flashinfer-trace sync {name} && flashinfer-trace validate && flashinfer-trace verify {name}",
         f"flashinfer-trace verify '{family}*' --examples 100 && pytest tests/test_mutants.py -k {family}",
         f"python -m tools.mutate {family}",
-        f"add the cost of {family} to a module of flashinfer_trace/costs/, then: pytest tests/costs -k {family}",
+        f"add the cost of {family} to flashinfer_trace/judging/costs/, then: pytest tests/costs -k {family}",
         f"python -m tools.record_workloads {name} && pytest tests/traffic",
         f"remove its kernels from not_yet in {LISTED}, if it lists any",
         f"only if a model in models/ calls it: {recipe}",
-        # The first run writes schema/records.json, from which embed sets the tags that the documents list.
-        "python -m tools.generate_docs && flashinfer-trace embed && python -m tools.generate_docs",
+        "flashinfer-trace sync",
     ]
     return steps
 

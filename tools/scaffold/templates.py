@@ -17,24 +17,21 @@ RECORD = Template('''"""TODO: what the kernels of $family compute."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 $torch_import
-from hypothesis import strategies as st
-
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.compare import $policies
-from flashinfer_trace.harness.family import Family, Plan, PlanRequest
-from flashinfer_trace.harness.inputs import Draws
-
-
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    raise NotImplementedError("TODO: draw axes and structure, including awkward ones, but never elements")
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.harness.family import Family, Plan
+from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws
+from flashinfer_trace.harness.plans import Count, RowPlans
+from flashinfer_trace.verdict.compare import $policies
 
 
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    raise NotImplementedError("TODO: a plan for the axes that a user gives")
+PLAN = RowPlans(
+    {$counts},  # TODO: the most on a CPU, and on a GPU
+    {"values": VALUE_KINDS},  # TODO: what else cases differ in, e.g. "zero_row": FLAG; the usual one first
+    special=[{"values": "large"}],  # TODO: what random draws seldom meet
+)
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> dict[str, Any]:
@@ -50,8 +47,7 @@ FAMILIES = (
         name="$family",
         op_type="$op_type",
         twin={$twin},  # TODO: small sizes for CPU tests
-        plans=plans,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=make_inputs,
         oracle=oracle,
         compare={
@@ -78,16 +74,16 @@ def record(family: str, op_type: str, contract: Contract) -> str:
         tensor.name: 'ErrorBound(error_bound, "TODO: why that bound")' if tensor in floating else "Exact()"
         for tensor in contract.outputs
     }
-    text = RECORD.substitute(
+    return RECORD.substitute(
         family=family,
         op_type=op_type,
-        torch_import="import torch" if floating else "",
+        torch_import="import torch\n" if floating else "",
+        counts=", ".join(f'"{axis}": Count(40, 4096)' for axis, value in contract.axes.items() if value is None),
         policies=", ".join(["ErrorBound"] * bool(floating) + ["Exact"] * bool(exact) + ["Expected"]),
         bound=BOUND if floating else "",
         twin=", ".join(f'"{axis}": {value}' for axis, value in _twin(contract).items()),
         compare="\n".join(f'            "{name}": {policy},' for name, policy in policies.items()),
     )
-    return text if floating else text.replace("\n\n\nfrom hypothesis", "\n\nfrom hypothesis")
 
 
 def _twin(contract: Contract) -> dict[str, int]:
@@ -136,7 +132,7 @@ def definition(name: str, op_type: str, contract: Contract) -> dict[str, object]
         "name": name,
         "op_type": op_type,
         "description": "TODO: what it computes, and where which model uses it.",
-        "tags": ["status:unverified", "stage:TODO", "called_as:TODO"],
+        "tags": ["status:unverified"],
         "axes": {
             axis: {"type": "var", "description": "TODO: what it counts."}
             if value is None

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-__all__ = ["INTERRUPTED", "end_with"]
+__all__ = ["INTERRUPTED", "end_with", "names_its_cause"]
 
 #: Exit status after an interrupt, as of a shell.
 INTERRUPTED = 130
@@ -33,6 +33,12 @@ def end_with(main: Callable[[], int]) -> NoReturn:
         _discard_output()
         status = 1
     sys.exit(status)
+
+
+def names_its_cause(error: Exception) -> bool:
+    """Whether the message of an error is enough for a person: it is the system's, or this project defines its class."""
+    package = type(error).__module__.partition(".")[0]
+    return isinstance(error, OSError) or package in ("benchmarks", "flashinfer_trace", "tools")
 
 
 def _discard_output() -> None:

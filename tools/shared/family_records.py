@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 
-from flashinfer_trace.cli.reports import error_place
-from flashinfer_trace.cli.tasks import unfinished
+from flashinfer_trace.cli.tasks import error_place, unfinished
 from flashinfer_trace.families import FamilyError, all_families, module_of
-from flashinfer_trace.harness.family import Family, Kernel, capability_range
+from flashinfer_trace.harness.family import Family, Kernel
+from flashinfer_trace.kernels.table import capability_range
 
 __all__ = ["capabilities", "usable_families"]
 
@@ -37,4 +37,5 @@ def usable_families(names: Sequence[str] = ()) -> dict[str, Family]:
 
 def capabilities(kernels: Sequence[Kernel]) -> str:
     """The compute capabilities that some of the kernels run on, as `capability_range` writes them."""
-    return capability_range(min(one.min_capability for one in kernels), max(one.max_capability for one in kernels))
+    known = [one.known for one in kernels]
+    return capability_range(min(one.min_capability for one in known), max(one.max_capability for one in known))

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
+from flashinfer_trace.families.attention.paged import UNUSED_KINDS, distinct_pages
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Plan, PlanRequest
-from flashinfer_trace.harness.faults import Fault, Trial, with_inputs
+from flashinfer_trace.harness.faults import Fault, FaultyCase, with_inputs
 from flashinfer_trace.harness.inputs import Draws, sizes, split
+from flashinfer_trace.harness.plans import PlanShape
 
 __all__ = [
     "LOGIT_KINDS",
     "SCALES",
     "AttentionOptions",
+    "Requests",
     "add_peaks",
-    "any_scale",
-    "batch_size_of",
     "corner_lengths",
     "give_signs",
-    "lengths",
-    "lengths_for_axes",
     "query_scale",
     "softmax_scale",
     "usual_scale",
@@ -78,15 +77,10 @@ def softmax_scale(head_dim: int, factor: float = 1.0) -> float:
     return float(torch.tensor(head_dim**-0.5 * factor, dtype=torch.float32))
 
 
-def any_scale(plans: st.SearchStrategy[Plan]) -> st.SearchStrategy[Plan]:
-    """The plans, each with a ``scale``, one of `SCALES`, which is drawn last."""
-    return st.tuples(plans, st.sampled_from(SCALES)).map(lambda drawn: {**drawn[0], "scale": drawn[1]})
-
-
 def usual_scale(head_dim: int | None = None) -> Fault:
     """The fault of a kernel that has the usual scale built in: that of so many features, by default of its queries."""
 
-    def misread(inputs: Inputs, trial: Trial) -> Inputs | None:
+    def misread(inputs: Inputs, trial: FaultyCase) -> Inputs | None:
         usual = softmax_scale(inputs["q"].shape[-1] if head_dim is None else head_dim)
         return None if float(inputs["sm_scale"]) == usual else {**inputs, "sm_scale": usual}
 
@@ -126,9 +120,13 @@ def token_counts(low: int, high: int, page_size: int) -> st.SearchStrategy[int]:
     return st.one_of(st.sampled_from(near), anything) if near else anything
 
 
-@st.composite
-def lengths(draw: Callable[[Any], Any], request: PlanRequest, page_size: int, has_queries: bool) -> Plan:
-    """``kv_lens`` of the requests, ``q_lens`` if `has_queries`, and ``logits``, one of `LOGIT_KINDS`.
+def has_queries(definition: Definition) -> bool:
+    """Whether requests have any number of queries (prefill) instead of one each (decode)."""
+    return "qo_indptr" in definition.inputs
+
+
+def draw_lengths(draw: Callable[[Any], Any], request: PlanRequest, page_size: int) -> Plan:
+    """``kv_lens`` of the requests, ``q_lens`` if they have queries, and ``logits``, one of `LOGIT_KINDS`.
 
     These are drawn often: requests without keys in the middle of a batch, requests without queries, more queries than
     keys (so that the first queries see nothing), and lengths around full pages.
@@ -140,7 +138,7 @@ def lengths(draw: Callable[[Any], Any], request: PlanRequest, page_size: int, ha
     keyless = options.keyless and draw(st.integers(0, 30)) == 7
     longest = 2000 if request.large else 40
     plan: Plan = {}
-    if has_queries:
+    if has_queries(request.definition):
         left = request.range("total_q", 0, 12, 256)[1]
         q_lens, kv_lens = [], []
         for request_number in range(batch_size):
@@ -172,7 +170,7 @@ def batch_sizes(request: PlanRequest) -> tuple[int, int]:
     return request.range("batch_size", 0, 5, 16)
 
 
-def corner_lengths(request: PlanRequest, has_queries: bool) -> list[Plan]:
+def corner_lengths(request: PlanRequest) -> list[Plan]:
     """Keys and values beyond float16's range, logits whose spread exceeds float32's, and requests of 300 and 40 keys.
 
     The first and the fourth of them have unusual scales. On a CPU, where plans draw few requests and keys, the last two
@@ -206,7 +204,9 @@ def corner_lengths(request: PlanRequest, has_queries: bool) -> list[Plan]:
         if sum(short) * products <= PRODUCTS:
             plans.append({"kv_lens": [300, 40, *short], **larger})
             q_lens.append([5, 9, *few])
-    return [{**plan, "q_lens": own} for plan, own in zip(plans, q_lens, strict=True)] if has_queries else plans
+    if not has_queries(request.definition):
+        return plans
+    return [{**plan, "q_lens": own} for plan, own in zip(plans, q_lens, strict=True)]
 
 
 def products_of_a_key(definition: Definition) -> int:
@@ -217,19 +217,86 @@ def products_of_a_key(definition: Definition) -> int:
     return axes["num_qo_heads"] * (latent or both)
 
 
-def lengths_for_axes(axes: Mapping[str, int], kv_lens: list[int] | None, has_queries: bool, draws: Draws) -> Plan:
-    """Lengths with these axes, as `lengths` draws them. Defaults: 4 requests, 8 queries in all, up to 64 keys each."""
-    batch_size = batch_size_of(axes)
-    kv_lens = draws.host_integers(batch_size, 1, 64) if kv_lens is None else kv_lens
-    plan: Plan = {"kv_lens": kv_lens, "logits": "normal", "scale": SCALES[0]}
-    if has_queries:
-        plan["q_lens"] = split(axes.get("total_q", 8), batch_size, draws)
+@dataclass(frozen=True)
+class Requests(PlanShape):
+    """Plans of requests that have lengths, a kind of logits, a scale, and places in a cache.
+
+    Attributes:
+        cache: the entry that counts pages (``num_pages``), or slots of tokens before the queries (``num_slots``); empty
+            where there is no cache.
+        special: corners; entries about the cache that they do not have are the usual ones.
+        options: what every kernel of the family takes.
+    """
+
+    cache: str = ""
+    special: Callable[[PlanRequest], Sequence[Plan]] = corner_lengths
+    options: AttentionOptions | None = None
+
+    def plans(self, request: PlanRequest) -> st.SearchStrategy[Plan]:
+        return draw_requests(self, self._asked(request))
+
+    def plan_for_axes(self, definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+        """Defaults: 4 requests, 8 queries in all, up to 64 keys each, or as many cached tokens."""
+        batch_size = max(0, axes.get("batch_size", axes.get("len_indptr", 5) - 1))
+        if "total_kv" in axes:
+            stored = split(axes["total_kv"], batch_size, draws)
+        elif "num_kv_indices" in axes or (self.cache and axes.get(self.cache) == 0):
+            page_size = definition.const_axes.get("page_size", 1)
+            pages = split(axes.get("num_kv_indices", 0), batch_size, draws)
+            # The last page of a request with pages holds 1 to page_size tokens.
+            missing = draws.host_integers(batch_size, 0, page_size - 1)
+            stored = [count * page_size - m if count else 0 for count, m in zip(pages, missing, strict=True)]
+        else:
+            stored = draws.host_integers(batch_size, 1, 64)
+        plan: Plan = {"kv_lens": stored, "logits": "normal", "scale": SCALES[0]}
+        if has_queries(definition):
+            plan["q_lens"] = split(axes.get("total_q", 8), batch_size, draws)
+        if self.cache == "num_slots":
+            plan["kv_lens"] = [old + new for old, new in zip(stored, plan["q_lens"], strict=True)]
+        if self.cache in axes:
+            plan[self.cache] = axes[self.cache]
+        return self._cached(definition, plan)
+
+    def corners(self, request: PlanRequest) -> Sequence[Plan]:
+        return [self._cached(request.definition, plan) for plan in self.special(self._asked(request))]
+
+    def with_corners(self, corners: Callable[[PlanRequest], Sequence[Plan]]) -> Requests:
+        return replace(self, special=corners)
+
+    def pages(self, definition: Definition, plan: Plan) -> int:
+        """How many pages or slots the requests of a plan need."""
+        lengths = cached_lengths(plan) if self.cache == "num_slots" else plan["kv_lens"]
+        return distinct_pages(lengths, definition.const_axes.get("page_size", 1), plan["shared_prefix"])
+
+    def _asked(self, request: PlanRequest) -> PlanRequest:
+        return request if self.options is None else replace(request, plan_options=self.options)
+
+    def _cached(self, definition: Definition, plan: Plan) -> Plan:
+        """The plan with entries about a cache."""
+        if not self.cache:
+            return plan
+        plan = {"shared_prefix": 0, "unused": UNUSED_KINDS[0], **plan}
+        return {self.cache: self.pages(definition, plan), **plan}
+
+
+@st.composite
+def draw_requests(draw: Callable[[Any], Any], shape: Requests, request: PlanRequest) -> Plan:
+    """Lengths, places in the cache, kinds and scale of one case."""
+    # Without pages, lengths around multiples of flashinfer's tile of keys are drawn often.
+    page_size = request.definition.const_axes.get("page_size", 64 if request.large else 4)
+    plan = draw_lengths(draw, request, page_size)
+    if shape.cache:
+        plan["shared_prefix"] = draw(st.sampled_from([0, 0, 1, 3]))
+        needed = shape.pages(request.definition, plan)
+        plan[shape.cache] = max(request.limits.get(shape.cache, (0, 0))[0], needed + draw(st.integers(0, 3)))
+        plan["unused"] = draw(st.sampled_from(UNUSED_KINDS))
+    plan["scale"] = draw(st.sampled_from(SCALES))
     return plan
 
 
-def batch_size_of(axes: Mapping[str, int]) -> int:
-    """The number of requests that these axes specify; 4 if they specify none."""
-    return max(0, axes.get("batch_size", axes.get("len_indptr", 5) - 1))
+def cached_lengths(plan: Plan) -> list[int]:
+    """Of each request, the tokens before its queries."""
+    return [total - new for total, new in zip(plan["kv_lens"], plan["q_lens"], strict=True)]
 
 
 def add_peaks(

@@ -29,9 +29,9 @@ from typing import Any, Protocol
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention.cases import AttentionOptions
 from flashinfer_trace.families.attention.policies import Rounding, kernel_policies
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
 
 __all__ = [
@@ -79,19 +79,16 @@ class Backend:
         name: the kernel's variant; except for `CUDA_CORES`, also what the wrapper takes as `backend`.
         rounding: what it rounds besides its output.
         lse_of_nothing: the lowest and the highest lse that it may return for rows without keys.
-        min_capability, max_capability: compute capabilities of the GPUs that run it.
     """
 
     name: str
     rounding: Rounding
     lse_of_nothing: tuple[float, float]
-    min_capability: tuple[int, int] = (8, 0)
-    max_capability: tuple[int, int] = Kernel.max_capability
 
 
 CUDA_CORES = Backend("CUDA cores", Rounding(weights=False, sum=False, partial=2), MASKED)
 FA2 = Backend("fa2", Rounding(weights=True, sum=True, partial=2), MASKED)
-FA3 = Backend("fa3", Rounding(weights=True, sum=False, partial=0), EMPTY, (9, 0), (9, 0))
+FA3 = Backend("fa3", Rounding(weights=True, sum=False, partial=0), EMPTY)
 
 
 def flashinfer_kernels(
@@ -100,25 +97,18 @@ def flashinfer_kernels(
     backends: Sequence[Backend],
     *,
     limits: Mapping[str, tuple[int, int]],
-    const_axes: Mapping[str, int],
     plan_options: AttentionOptions = SOME_KEYS,
     common: AttentionOptions | None = None,
-    supports: Callable[[Definition], str | None] = lambda definition: None,
 ) -> tuple[Kernel, ...]:
     """One kernel per backend of the wrapper at `path`; `Kernel` documents the other arguments."""
     return tuple(
         Kernel(
             path,
-            "flashinfer-python",
             functools.partial(run, backend.name),
             variant=backend.name,
-            min_capability=backend.min_capability,
-            max_capability=backend.max_capability,
             limits=limits,
             plan_options=plan_options,
             common=common,
-            const_axes=const_axes,
-            supports=supports,
             compare=kernel_policies(backend.rounding, backend.lse_of_nothing),
         )
         for backend in backends

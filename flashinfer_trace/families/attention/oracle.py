@@ -19,7 +19,7 @@ import torch
 from flashinfer_trace.families.attention import rows
 from flashinfer_trace.families.attention.rounding import FLOAT32
 from flashinfer_trace.families.attention.tiles import Batch, Memory, Sizes, batches
-from flashinfer_trace.harness.compare import Expected, summation_error
+from flashinfer_trace.verdict.compare import Expected, summation_error
 
 __all__ = ["Split", "any_chunks", "expected_outputs", "in_pieces", "partial_outputs"]
 

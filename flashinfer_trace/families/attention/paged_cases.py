@@ -3,108 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
-from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition, InputError
-from flashinfer_trace.families.attention.cases import (
-    SCALES,
-    any_scale,
-    batch_size_of,
-    corner_lengths,
-    lengths,
-    lengths_for_axes,
-)
+from flashinfer_trace.families.attention.cases import SCALES, Requests, corner_lengths, has_queries
 from flashinfer_trace.families.attention.paged import (
     ALSO_LENGTHS,
     IN_A_ROW,
-    UNUSED_KINDS,
     PageTable,
     allocate_pages,
     distinct_pages,
 )
 from flashinfer_trace.families.attention.policies import LSE, OUTPUT
 from flashinfer_trace.families.attention.tiles import Memory
-from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.format.definition import Definition, InputError
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Plan, PlanRequest
 from flashinfer_trace.harness.faults import Fault
-from flashinfer_trace.harness.inputs import Draws, indptr, split
+from flashinfer_trace.harness.inputs import Draws, indptr
+from flashinfer_trace.verdict.compare import Expected
 
 __all__ = ["index_inputs", "kv_lengths", "page_table", "paged_family", "paged_memory", "query_lengths"]
 
 
-def has_queries(definition: Definition) -> bool:
-    """Whether requests have any number of queries (prefill) instead of one each (decode)."""
-    return "qo_indptr" in definition.inputs
-
-
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    """Lengths, pages, kinds and scale of one case."""
-    return any_scale(_plans(request))
-
-
-@st.composite
-def _plans(draw: Callable[[Any], Any], request: PlanRequest) -> Plan:
-    page_size = request.definition.const_axes["page_size"]
-    plan: Plan = draw(lengths(request, page_size, has_queries(request.definition)))
-    plan["shared_prefix"] = draw(st.sampled_from([0, 0, 1, 3]))
-    needed = distinct_pages(plan["kv_lens"], page_size, plan["shared_prefix"])
-    least = request.limits.get("num_pages", (0, 0))[0]
-    plan["num_pages"] = max(least, needed + draw(st.integers(0, 3)))
-    plan["unused"] = draw(st.sampled_from(UNUSED_KINDS))
-    return plan
-
-
 def corners(request: PlanRequest) -> list[Plan]:
-    """The plans of `corner_lengths`, with pages whose unused entries are NaN; before them, pages that are shared."""
-    page_size = request.definition.const_axes["page_size"]
-    return [
-        *shared_pages(request),
-        *(
-            {
-                **plan,
-                "shared_prefix": 0,
-                "unused": "nan" if request.large else ALSO_LENGTHS,
-                "num_pages": distinct_pages(plan["kv_lens"], page_size, 0),
-            }
-            for plan in corner_lengths(request, has_queries(request.definition))
-        ),
-    ]
+    """The plans of `corner_lengths`; before them, one of pages that are shared.
 
-
-def shared_pages(request: PlanRequest) -> list[Plan]:
-    """Three requests with the same first two pages, others of their own, and up to 70 queries; one page is not used.
-
-    Of a page of usual size, requests that are drawn on a CPU fill one at most.
+    It has three requests with the same first two pages, others of their own, and up to 70 queries; one page is not
+    used. Of a page of usual size, requests that are drawn on a CPU fill one at most.
     """
-    definition = request.definition
-    page_size = definition.const_axes["page_size"]
+    page_size = request.definition.const_axes["page_size"]
+    found = corner_lengths(request)
+    if not request.large:
+        found = [{**plan, "unused": ALSO_LENGTHS} for plan in found]
     if page_size == 1:
-        return []
+        return found
     kv_lens = [3 * page_size + 5, 2 * page_size + 1, 4 * page_size]
-    plan: Plan = {"kv_lens": kv_lens, "logits": "normal", "scale": SCALES[1], "shared_prefix": 2, "unused": "nan"}
+    plan: Plan = {"kv_lens": kv_lens, "logits": "normal", "scale": SCALES[1], "shared_prefix": 2}
     plan["num_pages"] = distinct_pages(kv_lens, page_size, 2) + 1
-    if has_queries(definition):
+    if has_queries(request.definition):
         # As many as there are keys at most: not every kernel takes queries that see none.
         plan["q_lens"] = [min(pair) for pair in zip((33, 1, 70), kv_lens, strict=True)]
-    return [plan]
-
-
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    """A plan with these axes; `lengths_for_axes` documents the defaults."""
-    page_size, kv_lens = definition.const_axes["page_size"], None
-    if "num_kv_indices" in axes or axes.get("num_pages") == 0:
-        batch_size = batch_size_of(axes)
-        pages = split(axes.get("num_kv_indices", 0), batch_size, draws)
-        # The last page of a request with pages holds 1 to page_size tokens.
-        missing = draws.host_integers(batch_size, 0, page_size - 1)
-        kv_lens = [count * page_size - m if count else 0 for count, m in zip(pages, missing, strict=True)]
-    plan = lengths_for_axes(axes, kv_lens, has_queries(definition), draws)
-    plan |= {"shared_prefix": 0, "unused": "nan"}
-    plan["num_pages"] = axes.get("num_pages", distinct_pages(plan["kv_lens"], page_size))
-    return plan
+    return [plan, *found]
 
 
 def query_lengths(plan: Plan) -> list[int]:
@@ -188,9 +127,7 @@ def paged_family(
         name=name,
         op_type=op_type,
         twin=twin,
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=Requests("num_pages", corners),
         make_inputs=make_inputs,
         oracle=oracle,
         compare={"output": OUTPUT, "lse": LSE},

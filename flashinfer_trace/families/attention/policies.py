@@ -36,7 +36,7 @@ from flashinfer_trace.families.attention.rounding import (
     output_bound,
     rounded_sum,
 )
-from flashinfer_trace.harness.compare import (
+from flashinfer_trace.verdict.compare import (
     CONFIDENCE,
     Comparison,
     Elementwise,

@@ -6,21 +6,15 @@ The families differ only in heads and dimensions, which `Sizes` reads from a Def
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention.cases import (
+    Requests,
     add_peaks,
-    any_scale,
-    batch_size_of,
-    corner_lengths,
     give_signs,
-    lengths,
-    lengths_for_axes,
     query_scale,
     softmax_scale,
     usual_scale,
@@ -39,16 +33,14 @@ from flashinfer_trace.families.attention.kernels import (
 from flashinfer_trace.families.attention.oracle import any_chunks, expected_outputs
 from flashinfer_trace.families.attention.policies import LSE, OUTPUT
 from flashinfer_trace.families.attention.tiles import Memory
-from flashinfer_trace.harness.compare import Expected
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
-from flashinfer_trace.harness.inputs import Draws, indptr, split
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
+from flashinfer_trace.harness.inputs import Draws, indptr
+from flashinfer_trace.verdict.compare import Expected
 
 __all__ = ["memory", "ragged_family"]
 
 PATH = "flashinfer.prefill.BatchPrefillWithRaggedKVCacheWrapper"
-#: There are no pages; instead, lengths around multiples of this, flashinfer's tile of keys, are drawn often.
-TILE = 64
-SMALL_TILE = 4
 
 
 @dataclass(frozen=True)
@@ -65,22 +57,6 @@ class Sizes:
         axes = definition.const_axes
         key_dim, value_dim = (axes.get(axis, axes.get("head_dim", 0)) for axis in ("qk_dim", "vo_dim"))
         return cls(axes["num_qo_heads"], axes["num_kv_heads"], key_dim, value_dim)
-
-
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    """Lengths, kind and scale of one case."""
-    return any_scale(lengths(request, TILE if request.large else SMALL_TILE, True))
-
-
-def corners(request: PlanRequest) -> list[Plan]:
-    return corner_lengths(request, True)
-
-
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    """A plan with these axes; `lengths_for_axes` documents the defaults."""
-    total_kv = axes.get("total_kv")
-    kv_lens = None if total_kv is None else split(total_kv, batch_size_of(axes), draws)
-    return lengths_for_axes(axes, kv_lens, True, draws)
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -148,31 +124,19 @@ def ragged_family(
     name: str,
     op_type: str,
     twin: Mapping[str, int],
-    compiled: Mapping[str, int],
     others: tuple[Kernel, ...] = (),
-    supports: Callable[[Definition], str | None] = lambda definition: None,
 ) -> Family:
-    """The record of one family; its kernels but `others` are for the dimensions `compiled` and those it `supports`."""
+    """The record of one family; `others` are its kernels beside flashinfer's wrapper."""
     return Family(
         name=name,
         op_type=op_type,
         twin=twin,
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=Requests(),
         make_inputs=make_inputs,
         oracle=oracle,
         compare={"output": OUTPUT, "lse": LSE},
         kernels=(
-            *flashinfer_kernels(
-                PATH,
-                run_flashinfer,
-                (FA2, FA3),
-                limits={**BATCHES, **QUERIES},
-                const_axes=compiled,
-                supports=supports,
-                plan_options=SEEING,
-            ),
+            *flashinfer_kernels(PATH, run_flashinfer, (FA2, FA3), limits={**BATCHES, **QUERIES}, plan_options=SEEING),
             *others,
         ),
         faults=(usual_scale(),),

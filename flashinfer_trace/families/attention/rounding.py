@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from flashinfer_trace.harness.compare import (
+from flashinfer_trace.verdict.compare import (
     CONFIDENCE,
     Expected,
     magnitude_of,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from flashinfer_trace.families.attention.rounding import LOG2_E
-from flashinfer_trace.harness.compare import CONFIDENCE, Expected
+from flashinfer_trace.verdict.compare import CONFIDENCE, Expected
 
 __all__ = ["CAPPED", "ELEMENTS", "ROUNDED", "ROWS", "expected"]
 

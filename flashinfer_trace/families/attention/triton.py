@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention.kernels import BATCHES, PAGES, WITH_KEYS
 from flashinfer_trace.families.attention.policies import Rounding, kernel_policies
 from flashinfer_trace.families.attention.rounding import LOG2_E
@@ -54,26 +53,12 @@ def attend(
     return {"output": output, "lse": torch.logsumexp(lse, dim=-1) * LOG2_E}
 
 
-def grouped_heads_in_slots(definition: Definition) -> str | None:
-    axes = definition.const_axes
-    if axes["page_size"] != 1:
-        return "takes slots: needs page_size 1"
-    if axes.get("num_kv_heads") == axes["num_qo_heads"]:
-        return "sums logits in bf16 where each query head has a key head of its own"
-    return None
-
-
 def decode_kernel(call: KernelCall) -> Kernel:
     """The kernel of a family; `call` passes the family's inputs to `attend`."""
     return Kernel(
         f"{MODULE}.decode_attention_fwd",
-        "sglang",
         call,
-        min_capability=(8, 0),
         limits={**BATCHES, **PAGES},
         plan_options=WITH_KEYS,
-        supports=grouped_heads_in_slots,
         compare=kernel_policies(ROUNDING),
-        modules=(MODULE,),
-        optional=True,
     )

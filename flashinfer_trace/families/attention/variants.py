@@ -14,17 +14,16 @@ from dataclasses import replace
 
 import torch
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.attention.cases import AttentionOptions
+from flashinfer_trace.families.attention.cases import SCALES, AttentionOptions, has_queries
 from flashinfer_trace.families.attention.oracle import SMALLEST_CHUNK, Split, any_chunks, expected_outputs
-from flashinfer_trace.families.attention.paged import distinct_pages
 from flashinfer_trace.families.attention.policies import LseOfNothing
 from flashinfer_trace.families.attention.rounding import LOG2_E
 from flashinfer_trace.families.attention.rows import CAPPED
 from flashinfer_trace.families.attention.tiles import Memory
-from flashinfer_trace.harness.compare import ErrorBound, Expected, Policy, host_figures
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.verdict.compare import ErrorBound, Expected, Policy, host_figures
 
 __all__ = ["SINKS_NEED_KEYS", "TWINS", "expected_of_variant", "variant_family", "with_flushed_weights"]
 
@@ -175,17 +174,13 @@ def corner_plans(plain: Family, request: PlanRequest) -> list[Plan]:
 
     On a GPU, the lengths of other plans reach no window of thousands of keys.
     """
-    definition = request.definition
-    window = definition.const_axes.get("window_size", 1)
-    lengths = [window + 300, window + 1, window, 70]
-    plan = {**plain.plan_for_axes(definition, {}, Draws(0, "cpu")), "kv_lens": lengths}
-    if "q_lens" in plan:
-        plan["q_lens"] = [150, 1, 1, 70]
-    if "num_pages" in plan:
-        plan["num_pages"] = distinct_pages(lengths, definition.const_axes["page_size"])
+    window = request.definition.const_axes.get("window_size", 1)
+    around: Plan = {"kv_lens": [window + 300, window + 1, window, 70], "scale": SCALES[0]}
+    if has_queries(request.definition):
+        around["q_lens"] = [150, 1, 1, 70]
     # It is not known what kernels round where logits have a spread beyond float32's range.
     kinds = ("large",) if request.large else ("normal", "spread")
-    return [*plain.corners(request), *({**plan, "logits": logits} for logits in kinds)]
+    return [*plain.corners(request), *({**around, "logits": logits} for logits in kinds)]
 
 
 def cap_error(expected: Expected) -> torch.Tensor:
@@ -193,15 +188,15 @@ def cap_error(expected: Expected) -> torch.Tensor:
     return CAP_ERROR * expected.parts[CAPPED]
 
 
-def with_cap_error(policy: ErrorBound, factor: float, reason: str) -> ErrorBound:
-    """A policy whose bound, and whose gain, allow for `cap_error` times `factor`."""
+def with_error(policy: ErrorBound, error: Callable[[Expected], torch.Tensor], reason: str) -> ErrorBound:
+    """A policy whose bound, and whose gain if it has one, allow for one more error."""
 
     def bound(expected: Expected) -> torch.Tensor:
-        return policy.bound(expected).add(cap_error(expected), alpha=factor)
+        return policy.bound(expected) + error(expected)
 
     def gain(expected: Expected) -> float:
         assert policy.gain is not None
-        (moved,) = host_figures((expected.value.abs() * cap_error(expected)).sum() / expected.parts["gain_size"])
+        (moved,) = host_figures((expected.value.abs() * error(expected)).sum() / expected.parts["gain_size"])
         return policy.gain(expected) + moved
 
     return ErrorBound(bound, f"{policy.reason}; {reason}", None if policy.gain is None else gain)
@@ -216,8 +211,8 @@ def capped_kernel(kernel: Kernel) -> Kernel:
     return replace(
         kernel,
         compare={
-            "output": with_cap_error(output, 1.0, what),
-            "lse": replace(lse, policy=with_cap_error(lse.policy, LOG2_E, what)),
+            "output": with_error(output, cap_error, what),
+            "lse": replace(lse, policy=with_error(lse.policy, lambda expected: LOG2_E * cap_error(expected), what)),
         },
     )
 
@@ -235,7 +230,7 @@ def variant_family(plain: Family, variant: str, kernels: Sequence[Kernel], oracl
         plain,
         name=f"{plain.name}_{variant}",
         twin={**plain.twin, **TWINS[variant]},
-        corners=functools.partial(corner_plans, plain),
+        plan=plain.plan.with_corners(functools.partial(corner_plans, plain)),
         make_inputs=with_variant_inputs(plain.make_inputs),
         oracle=oracle,
         kernels=tuple(capped_kernel(kernel) if "softcap" in variant else kernel for kernel in kernels),

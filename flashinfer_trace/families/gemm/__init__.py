@@ -6,16 +6,15 @@ The axes of the first are m, n and k; those of the second are M, N and K, as in 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 
 import torch
-from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, summation_error
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.format.precision import float32_sums
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
-from flashinfer_trace.harness.inputs import Draws, sizes
-from flashinfer_trace.precision import float32_sums
+from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.plans import Count, RowPlans
+from flashinfer_trace.verdict.compare import ErrorBound, Expected, rounding_error, summation_error
 
 #: By how much more than computed the sums of magnitudes may be, relative to them.
 SLACK = 2.0**-8
@@ -30,26 +29,19 @@ def axis(definition: Definition, letter: str) -> str:
     return letter if letter in definition.axes else letter.upper()
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    rows = axis(request.definition, "m")
-    return st.fixed_dictionaries({"m": sizes(*request.range(rows, 0, 40, 512)), "values": st.sampled_from(KINDS)})
-
-
 def corners(request: PlanRequest) -> list[Plan]:
     """A single row of products of one sign; and products beyond either end of float16's range, if A can hold them.
 
     On a CPU, weights are beyond it too. On a GPU they are as usual.
     """
-    low, high = request.range(axis(request.definition, "m"), 0, 40, 512)
     if request.definition.inputs["A"].dtype == "float16":
         kinds = ["minute"]
     else:
         kinds = ["huge", "minute"] if request.large else list(BOTH)
-    return [{"m": 1, "values": "positive"}, *({"m": max(low, min(3, high)), "values": kind} for kind in kinds)]
+    return [{"m": 1, "values": "positive"}, *({"values": kind} for kind in kinds)]
 
 
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    return {"m": axes.get(axis(definition, "m"), 8), "values": "normal"}
+PLAN = RowPlans({"m": Count(40, 512)}, {"values": KINDS}, special=corners, many_rows=300)
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -148,30 +140,12 @@ def run_deep_gemm(definition: Definition, inputs: Inputs, outputs: Outputs) -> O
     return outputs
 
 
-def router_sizes(definition: Definition) -> str | None:
-    """The router kernel is built for the experts of DeepSeek-V3 and of Kimi-K2."""
-    n, k = definition.const_axes["n"], definition.const_axes["k"]
-    return None if k == 7168 and n in (256, 384) else "needs n = 256 or 384, and k = 7168"
-
-
-#: (n, k) of Llama-3.1-8B's layers, whose deterministic run is in traces/runtime.
-DETERMINISTIC_RUN = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096))
-
-
-def compiled_sizes(definition: Definition) -> str | None:
-    """DeepGEMM compiles a product for each n and k, which takes up to a minute: those of one model stand for all."""
-    size = definition.const_axes["n"], definition.const_axes["k"]
-    return None if size in DETERMINISTIC_RUN else f"is compiled for each size; run for (n, k) in {DETERMINISTIC_RUN}"
-
-
 FEW_ROWS = {"m": (1, 16)}
 
 linear_layer = functools.partial(
     Family,
     op_type="gemm",
-    plans=plans,
-    corners=corners,
-    plan_for_axes=plan_for_axes,
+    plan=PLAN,
     make_inputs=make_inputs,
     oracle=oracle,
 )
@@ -181,40 +155,17 @@ FAMILIES = (
         name="gemm",
         twin={"N": 48, "K": 64},
         compare={"C": FLOAT16_PRODUCT},
-        kernels=(Kernel("torch.matmul", "torch", run_cublas_float16, variant="cuBLAS, float32 sums"),),
+        kernels=(Kernel("torch.matmul", run_cublas_float16, variant="cuBLAS, float32 sums"),),
     ),
     linear_layer(
         name="gemm_bf16",
         twin={"n": 48, "k": 64},
         compare={"C": PRODUCT},
         kernels=(
-            Kernel("torch.matmul", "torch", run_cublas, variant="cuBLAS"),
-            Kernel(
-                "sgl_kernel.dsv3_fused_a_gemm",
-                "sglang-kernel",
-                run_fused_a,
-                min_capability=(9, 0),
-                limits=FEW_ROWS,
-                const_axes={"n": 2112, "k": 7168},
-            ),
-            Kernel(
-                "sgl_kernel.dsv3_router_gemm",
-                "sglang-kernel",
-                run_router,
-                min_capability=(9, 0),
-                limits=FEW_ROWS,
-                supports=router_sizes,
-            ),
-            Kernel(
-                "deep_gemm.bf16_gemm_nn",
-                "sglang-kernel",
-                run_deep_gemm,
-                min_capability=(9, 0),
-                limits={"m": (1, 1 << 20)},
-                supports=compiled_sizes,
-                modules=("deep_gemm",),
-                optional=True,
-            ),
+            Kernel("torch.matmul", run_cublas, variant="cuBLAS"),
+            Kernel("sgl_kernel.dsv3_fused_a_gemm", run_fused_a, limits=FEW_ROWS),
+            Kernel("sgl_kernel.dsv3_router_gemm", run_router, limits=FEW_ROWS),
+            Kernel("deep_gemm.bf16_gemm_nn", run_deep_gemm, limits={"m": (1, 1 << 20)}),
         ),
     ),
 )

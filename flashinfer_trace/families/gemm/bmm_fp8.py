@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.gemm.fp8 import PRODUCT, codes, corners, factor, plan_for_axes, plans, scales
+from flashinfer_trace.families.gemm.fp8 import PLAN, PRODUCT, codes, factor, scales
 from flashinfer_trace.families.gemm.fp8_scaled import expected_product
 from flashinfer_trace.families.gemm.truncation import TRUNCATED
-from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.verdict.compare import Expected
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -37,32 +37,15 @@ def run_sgl(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs
     return outputs
 
 
-def sixteen_features(definition: Definition) -> str | None:
-    axes = definition.const_axes
-    return "needs n and k to be multiples of 16" if axes["n"] % 16 or axes["k"] % 16 else None
-
-
 FAMILIES = (
     Family(
         name="bmm_fp8",
         op_type="gemm",
         twin={"batch_size": 3, "n": 48, "k": 96},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=make_inputs,
         oracle=oracle,
         compare={"C": PRODUCT},
-        kernels=(
-            Kernel(
-                "sgl_kernel.bmm_fp8",
-                "sglang-kernel",
-                run_sgl,
-                min_capability=(8, 9),
-                limits={"m": (1, 1 << 20)},
-                supports=sixteen_features,
-                compare={"C": TRUNCATED},
-            ),
-        ),
+        kernels=(Kernel("sgl_kernel.bmm_fp8", run_sgl, limits={"m": (1, 1 << 20)}, compare={"C": TRUNCATED}),),
     ),
 )

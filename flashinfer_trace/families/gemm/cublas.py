@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.gemm import BOTH, PRODUCT, corners, magnitudes, plan_for_axes, plans
-from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, summation_error, unit_roundoff
+from flashinfer_trace.families.gemm import BOTH, PLAN, PRODUCT, magnitudes
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.verdict.compare import ErrorBound, Expected, rounding_error, summation_error, unit_roundoff
 
 
 def drawn(draws: Draws, shape: list[int], kind: str, dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
@@ -103,9 +103,7 @@ def product_family(
         name=name,
         op_type="gemm",
         twin=twin,
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=make_inputs,
         oracle=oracle,
         compare={"C": bound},
@@ -116,8 +114,8 @@ def product_family(
 TWIN = {"n": 48, "k": 64}
 
 
-LINEAR = Kernel("torch.nn.functional.linear", "torch", run_linear, variant="cuBLAS")
-BMM = Kernel("torch.bmm", "torch", run_bmm, variant="cuBLAS")
+LINEAR = Kernel("torch.nn.functional.linear", run_linear, variant="cuBLAS")
+BMM = Kernel("torch.bmm", run_bmm, variant="cuBLAS")
 
 FAMILIES = (
     product_family("gemm_bf16_bias", biased, PRODUCT, LINEAR, TWIN),

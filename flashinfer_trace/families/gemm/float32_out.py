@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.gemm import FEW_ROWS, corners, make_inputs, oracle, plan_for_axes, plans, router_sizes
-from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, summation_error
+from flashinfer_trace.families.gemm import FEW_ROWS, PLAN, make_inputs, oracle
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs
+from flashinfer_trace.verdict.compare import ErrorBound, Expected, rounding_error, summation_error
 
 
 def sum_bound(expected: Expected) -> torch.Tensor:
@@ -40,33 +40,14 @@ FAMILIES = (
         name="gemm_float32_out",
         op_type="gemm",
         twin={"n": 48, "k": 64},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=make_inputs,
         oracle=oracle,
         compare={"C": SUM},
         kernels=(
-            Kernel(
-                "sgl_kernel.dsv3_router_gemm",
-                "sglang-kernel",
-                run_router,
-                variant="float32",
-                min_capability=(9, 0),
-                limits=FEW_ROWS,
-                supports=router_sizes,
-            ),
-            Kernel("torch.mm", "torch", run_cublas, variant="out_dtype=float32", limits={"m": (1, 1 << 20)}),
-            Kernel(
-                "deep_gemm.bf16_gemm_nt",
-                "sglang-kernel",
-                run_deep_gemm,
-                variant="float32",
-                min_capability=(9, 0),
-                limits={"m": (1, 1 << 20)},
-                modules=("deep_gemm",),
-                optional=True,
-            ),
+            Kernel("sgl_kernel.dsv3_router_gemm", run_router, variant="float32", limits=FEW_ROWS),
+            Kernel("torch.mm", run_cublas, variant="out_dtype=float32", limits={"m": (1, 1 << 20)}),
+            Kernel("deep_gemm.bf16_gemm_nt", run_deep_gemm, variant="float32", limits={"m": (1, 1 << 20)}),
         ),
     ),
 )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.gemm import plan_for_axes, product_bound
-from flashinfer_trace.harness.compare import ErrorBound, Expected
+from flashinfer_trace.families.gemm import product_bound
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
-from flashinfer_trace.harness.inputs import Draws, sizes
+from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.plans import Count, RowPlans
+from flashinfer_trace.verdict.compare import ErrorBound, Expected
 
 BLOCK = 16
 #: ``integers``: numbers -4..4 without halves, scales and alpha that are powers of two: sums are exact.
@@ -19,18 +19,16 @@ FACTORS = {"large": 1000.0, "tiny": 0.001, "huge": 1e6, "minute": 1e-7}
 INTEGERS = (0, 2, 4, 5, 6, 10, 12, 13, 14)
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    return st.fixed_dictionaries({"m": sizes(*request.range("m", 0, 140, 512)), "values": st.sampled_from(KINDS)})
-
-
 def corners(request: PlanRequest) -> list[Plan]:
     """More than one tile of scales, sums of one sign, and an alpha beyond the range of float16.
 
     On a CPU, scales of blocks are any that e4m3 has.
     """
-    low, high = request.range("m", 0, 140, 512)
     kinds = {"huge": 3, "minute": 3, "normal" if request.large else "wide": 40, "positive": 129}
-    return [{"m": max(low, min(m, high)), "values": values} for values, m in kinds.items()]
+    return [{"m": m, "values": values} for values, m in kinds.items()]
+
+
+PLAN = RowPlans({"m": Count(140, 512)}, {"values": KINDS}, special=corners, many_rows=300)
 
 
 def padded(size: int, multiple: int) -> int:
@@ -125,42 +123,18 @@ def run_sgl(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs
     return {"C": sgl_kernel.cutlass_scaled_fp4_mm(*operands(inputs), torch.bfloat16)}
 
 
-def thirty_two(definition: Definition) -> str | None:
-    axes = definition.const_axes
-    return "needs n and k to be multiples of 32" if axes["n"] % 32 or axes["k"] % 32 else None
-
-
 FAMILIES = (
     Family(
         name="cutlass_scaled_fp4_mm",
         op_type="gemm",
         twin={"n": 160, "k": 224, "k_bytes": 112, "padded_n": 256, "padded_scales": 16},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=make_inputs,
         oracle=oracle,
         compare={"C": PRODUCT},
         kernels=(
-            Kernel(
-                "sglang.jit_kernel.nvfp4.cutlass_scaled_fp4_mm",
-                "sglang",
-                run_jit,
-                min_capability=(10, 0),
-                limits={"m": (1, 1 << 20)},
-                supports=thirty_two,
-                modules=("sglang.jit_kernel.nvfp4",),
-                optional=True,
-            ),
-            Kernel(
-                "sgl_kernel.cutlass_scaled_fp4_mm",
-                "sgl-kernel",
-                run_sgl,
-                min_capability=(10, 0),
-                limits={"m": (1, 1 << 20)},
-                supports=thirty_two,
-                optional=True,
-            ),
+            Kernel("sglang.jit_kernel.nvfp4.cutlass_scaled_fp4_mm", run_jit, limits={"m": (1, 1 << 20)}),
+            Kernel("sgl_kernel.cutlass_scaled_fp4_mm", run_sgl, limits={"m": (1, 1 << 20)}),
         ),
         unverified="it needs compute capability 10.0 (Blackwell)",
     ),

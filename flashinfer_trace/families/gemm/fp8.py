@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
-from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.gemm import product_bound
 from flashinfer_trace.families.quantised import CODE_SIGMA, normal_codes
-from flashinfer_trace.harness.compare import ErrorBound
-from flashinfer_trace.harness.family import Plan, PlanRequest
-from flashinfer_trace.harness.inputs import Draws, sizes
+from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.plans import Count, RowPlans
+from flashinfer_trace.verdict.compare import ErrorBound
 
 #: ``integers``: codes -4..4 and scales that are powers of two, so that every sum is exact; ``positive``: all terms of a
 #: sum have the same sign, which shows an accumulator that truncates; ``any``: every finite code, subnormal ones too;
@@ -25,23 +23,14 @@ PRODUCT = ErrorBound(
 )
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    return st.fixed_dictionaries({"m": sizes(*request.range("m", 0, 40, 256)), "values": st.sampled_from(KINDS)})
-
-
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    return {"m": axes.get("m", 8), "values": "normal"}
-
-
-def corners(request: PlanRequest) -> list[Plan]:
-    """Sums of one sign, where a truncating accumulator loses most, and scales beyond the range of float16.
-
-    On a CPU, also codes that are all ``subnormal``.
-    """
-    low, high = request.range("m", 0, 40, 256)
-    usual = ("positive", "huge", "minute", "any")
-    kinds = usual if request.large else (*usual, "subnormal")
-    return [{"m": max(low, min(3, high)), "values": values} for values in kinds]
+#: The corners have sums of one sign, where a truncating accumulator loses most, and scales beyond the range of float16.
+PLAN = RowPlans(
+    {"m": Count(40, 256)},
+    {"values": KINDS},
+    special=[{"values": values} for values in ("positive", "huge", "minute", "any")],
+    on_cpu=[{"values": "subnormal"}],
+    many_rows=300,
+)
 
 
 def codes(draws: Draws, shape: Sequence[int], kind: str) -> torch.Tensor:

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.gemm.fp8 import (
-    PRODUCT,
-    codes,
-    corners,
-    factor,
-    plan_for_axes,
-    plans,
-    powers_of_two,
-    scales,
-    whole,
-)
+from flashinfer_trace.families.gemm.fp8 import PLAN, PRODUCT, codes, factor, powers_of_two, scales, whole
 from flashinfer_trace.families.gemm.truncation import TRUNCATED, no_loss, truncated_parts, truncated_product
 from flashinfer_trace.families.quantised import BLOCK
-from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.verdict.compare import Expected
 
 #: Outputs of all blocks that the oracle computes at once: about 1 GB.
 LARGEST_BATCH = 2**24
@@ -101,57 +91,19 @@ def run_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outp
 ROWS = {"m": (1, 1 << 20)}
 
 
-def whole_blocks(definition: Definition) -> str | None:
-    return f"needs n to be a multiple of {BLOCK}" if definition.const_axes["n"] % BLOCK else None
-
-
-def half_blocks(definition: Definition) -> str | None:
-    return "needs n to be a multiple of 64" if definition.const_axes["n"] % 64 else None
-
-
 FAMILIES = (
     Family(
         name="fp8_blockwise_scaled_mm",
         op_type="gemm",
         twin={"n": 192, "k": 384, "num_n_blocks": 2, "num_k_blocks": 3},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=make_inputs,
         oracle=oracle,
         compare={"C": PRODUCT},
         kernels=(
-            Kernel(
-                "sgl_kernel.fp8_blockwise_scaled_mm",
-                "sglang-kernel",
-                run_sgl,
-                min_capability=(9, 0),
-                limits=ROWS,
-                supports=whole_blocks,
-                compare={"C": TRUNCATED},
-            ),
-            Kernel(
-                "deep_gemm.fp8_gemm_nt",
-                "sglang-kernel",
-                run_deep_gemm,
-                min_capability=(9, 0),
-                max_capability=(9, 0),
-                limits=ROWS,
-                supports=half_blocks,
-                compare={"C": TRUNCATED},
-                modules=("deep_gemm",),
-                optional=True,
-            ),
-            Kernel(
-                f"{SGLANG}.w8a8_block_fp8_matmul_triton",
-                "sglang",
-                run_triton,
-                min_capability=(8, 9),
-                limits=ROWS,
-                compare={"C": TRUNCATED},
-                modules=(SGLANG,),
-                optional=True,
-            ),
+            Kernel("sgl_kernel.fp8_blockwise_scaled_mm", run_sgl, limits=ROWS, compare={"C": TRUNCATED}),
+            Kernel("deep_gemm.fp8_gemm_nt", run_deep_gemm, limits=ROWS, compare={"C": TRUNCATED}),
+            Kernel(f"{SGLANG}.w8a8_block_fp8_matmul_triton", run_triton, limits=ROWS, compare={"C": TRUNCATED}),
         ),
     ),
 )

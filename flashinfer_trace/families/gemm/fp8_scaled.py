@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.gemm.fp8 import (
-    PRODUCT,
-    codes,
-    corners,
-    factor,
-    plan_for_axes,
-    plans,
-    powers_of_two,
-    scales,
-    whole,
-)
+from flashinfer_trace.families.gemm.fp8 import PLAN, PRODUCT, codes, factor, powers_of_two, scales, whole
 from flashinfer_trace.families.gemm.truncation import TRUNCATED, truncated_parts, truncated_product
-from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.verdict.compare import Expected
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -60,33 +50,15 @@ def run_sgl(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs
     return {"C": product}
 
 
-def sixteen_bytes(definition: Definition) -> str | None:
-    """Rows of operands and of the product must be multiples of 16 bytes."""
-    aligned = definition.const_axes["k"] % 16 == 0 and definition.const_axes["n"] % 8 == 0
-    return None if aligned else "needs k to be a multiple of 16, and n of 8"
-
-
 FAMILIES = (
     Family(
         name="fp8_scaled_mm",
         op_type="gemm",
         twin={"n": 48, "k": 160},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=make_inputs,
         oracle=oracle,
         compare={"C": PRODUCT},
-        kernels=(
-            Kernel(
-                "sgl_kernel.fp8_scaled_mm",
-                "sglang-kernel",
-                run_sgl,
-                min_capability=(9, 0),
-                limits={"m": (1, 1 << 20)},
-                supports=sixteen_bytes,
-                compare={"C": TRUNCATED},
-            ),
-        ),
+        kernels=(Kernel("sgl_kernel.fp8_scaled_mm", run_sgl, limits={"m": (1, 1 << 20)}, compare={"C": TRUNCATED}),),
     ),
 )

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
-from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.gemm.fp8 import factor
-from flashinfer_trace.families.gemm.fp8_scaled import sixteen_bytes
-from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, unit_roundoff
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
-from flashinfer_trace.harness.inputs import Draws, sizes
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
+from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.plans import Count, RowPlans
+from flashinfer_trace.verdict.compare import ErrorBound, Expected, rounding_error, unit_roundoff
 
 #: ``largest``: all codes are -128, so that the sum is the largest there is; ``positive``: sums of one sign.
 KINDS = ("normal", "positive", "largest", "large", "tiny")
@@ -22,18 +19,13 @@ CODE_SIGMA = 127 / 4
 ROUNDINGS = 3
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    return st.fixed_dictionaries({"m": sizes(*request.range("m", 0, 40, 512)), "values": st.sampled_from(KINDS)})
-
-
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    return {"m": axes.get("m", 8), "values": "normal"}
-
-
-def corners(request: PlanRequest) -> list[Plan]:
-    """The largest sums, more than float32 holds exactly, and scales beyond the range of float16."""
-    low, high = request.range("m", 0, 40, 512)
-    return [{"m": max(low, min(3, high)), "values": values} for values in ("positive", "largest", "huge", "minute")]
+#: The corners have the largest sums, more than float32 holds exactly, and scales beyond the range of float16.
+PLAN = RowPlans(
+    {"m": Count(40, 512)},
+    {"values": KINDS},
+    special=[{"values": values} for values in ("positive", "largest", "huge", "minute")],
+    many_rows=300,
+)
 
 
 def codes(draws: Draws, shape: list[int], kind: str) -> torch.Tensor:
@@ -96,20 +88,10 @@ FAMILIES = (
         name="int8_scaled_mm",
         op_type="gemm",
         twin={"n": 48, "k": 2080},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=make_inputs,
         oracle=oracle,
         compare={"C": SCALED},
-        kernels=(
-            Kernel(
-                "sgl_kernel.int8_scaled_mm",
-                "sglang-kernel",
-                run_sgl,
-                limits={"m": (1, 1 << 20)},
-                supports=sixteen_bytes,
-            ),
-        ),
+        kernels=(Kernel("sgl_kernel.int8_scaled_mm", run_sgl, limits={"m": (1, 1 << 20)}),),
     ),
 )

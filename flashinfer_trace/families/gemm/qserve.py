@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.gemm.int8_scaled import (
-    codes,
-    integer_product,
-    outer,
-    plan_for_axes,
-    plans,
-    varied,
-)
-from flashinfer_trace.families.gemm.int8_scaled import corners as corners_of_int8
-from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, unit_roundoff
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
+from flashinfer_trace.families.gemm import int8_scaled
+from flashinfer_trace.families.gemm.int8_scaled import codes, integer_product, outer, varied
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.verdict.compare import ErrorBound, Expected, rounding_error, unit_roundoff
 
 GROUP = 128
 #: Results are float16: no kind may come near its largest number.
@@ -30,10 +25,8 @@ TYPICAL = 1 / (8 * 32)
 ROUNDINGS = 5
 
 
-def corners(request: PlanRequest) -> list[Plan]:
-    """Those of int8; on a CPU, also scales that are subnormal."""
-    found = corners_of_int8(request)
-    return found if request.large else [*found, *({**found[0], "values": kind} for kind in FAINT)]
+#: Those of int8; on a CPU, also scales that are subnormal.
+PLAN = replace(int8_scaled.PLAN, on_cpu=[{"values": kind} for kind in FAINT])
 
 
 def reordered(values: torch.Tensor) -> torch.Tensor:
@@ -155,53 +148,25 @@ def run_per_group(definition: Definition, inputs: Inputs, outputs: Outputs) -> O
     return outputs
 
 
-def whole_tiles(definition: Definition) -> str | None:
-    """Other sizes pass the wrapper's checks and give wrong results (docs/kernel_findings.md)."""
-    axes = definition.const_axes
-    return None if axes["n"] % 64 == 0 and axes["k"] % 128 == 0 else "needs n to be a multiple of 64, and k of 128"
-
-
 FAMILIES = (
     Family(
         name="qserve_w4a8_per_chn_gemm",
         op_type="gemm",
         twin={"n": 64, "k": 96, "k_bytes": 48},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=inputs_per_channel,
         oracle=oracle_per_channel,
         compare={"C": RESULT},
-        kernels=(
-            Kernel(
-                "sgl_kernel.qserve_w4a8_per_chn_gemm",
-                "sglang-kernel",
-                run_per_channel,
-                min_capability=(8, 0),
-                limits={"m": (1, 1 << 20)},
-                supports=whole_tiles,
-            ),
-        ),
+        kernels=(Kernel("sgl_kernel.qserve_w4a8_per_chn_gemm", run_per_channel, limits={"m": (1, 1 << 20)}),),
     ),
     Family(
         name="qserve_w4a8_per_group_gemm",
         op_type="gemm",
         twin={"n": 64, "k": 384, "k_bytes": 192, "num_groups": 3},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=inputs_per_group,
         oracle=oracle_per_group,
         compare={"C": RESULT},
-        kernels=(
-            Kernel(
-                "sgl_kernel.qserve_w4a8_per_group_gemm",
-                "sglang-kernel",
-                run_per_group,
-                min_capability=(8, 0),
-                limits={"m": (1, 1 << 20)},
-                supports=whole_tiles,
-            ),
-        ),
+        kernels=(Kernel("sgl_kernel.qserve_w4a8_per_group_gemm", run_per_group, limits={"m": (1, 1 << 20)}),),
     ),
 )

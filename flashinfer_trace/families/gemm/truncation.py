@@ -25,14 +25,8 @@ from dataclasses import dataclass
 
 import torch
 
-from flashinfer_trace.harness.compare import (
-    CONFIDENCE,
-    Expected,
-    rounding_error,
-    summation_error,
-    unit_roundoff,
-)
-from flashinfer_trace.harness.intervals import Interval
+from flashinfer_trace.verdict.compare import CONFIDENCE, Expected, rounding_error, summation_error, unit_roundoff
+from flashinfer_trace.verdict.intervals import Interval
 
 __all__ = ["TRUNCATED", "Loss", "truncated_parts", "truncated_product"]
 

@@ -7,26 +7,20 @@ values; nothing is split, and no lse is returned. Loads beyond the end of a requ
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition, InputError
 from flashinfer_trace.families.attention import triton
 from flashinfer_trace.families.attention.cases import (
     SCALES,
     AttentionOptions,
+    Requests,
     add_peaks,
-    any_scale,
-    batch_size_of,
+    cached_lengths,
     corner_lengths,
     give_signs,
-    lengths,
-    lengths_for_axes,
     query_scale,
     softmax_scale,
     usual_scale,
@@ -36,17 +30,16 @@ from flashinfer_trace.families.attention.kernels import BATCHES, QUERIES
 from flashinfer_trace.families.attention.oracle import any_chunks, expected_outputs
 from flashinfer_trace.families.attention.paged import (
     IN_A_ROW,
-    UNUSED_KINDS,
     PageTable,
     allocate_pages,
-    distinct_pages,
     spoil_unused,
 )
 from flashinfer_trace.families.attention.policies import OUTPUT, kernel_policies
 from flashinfer_trace.families.attention.tiles import Memory
-from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.format.definition import Definition, InputError
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
-from flashinfer_trace.harness.inputs import Draws, indptr, split
+from flashinfer_trace.harness.inputs import Draws, indptr
+from flashinfer_trace.verdict.compare import Expected
 
 __all__ = ["FAMILIES"]
 
@@ -55,51 +48,14 @@ MODULE = "sglang.srt.layers.attention.triton_ops.extend_attention"
 OPTIONS = AttentionOptions(unseeing_rows=False, keyless=False, keyless_requests=False)
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    """Lengths of new and of all tokens, slots, kinds and scale of one case."""
-    return any_scale(_plans(request))
-
-
-@st.composite
-def _plans(draw: Callable[[Any], Any], request: PlanRequest) -> Plan:
-    tile = 64 if request.large else 4
-    plan: Plan = draw(lengths(dataclasses.replace(request, plan_options=OPTIONS), tile, True))
-    plan["shared_prefix"] = draw(st.sampled_from([0, 0, 1, 3]))
-    least = request.limits.get("num_slots", (0, 0))[0]
-    needed = distinct_pages(cached_lengths(plan), 1, plan["shared_prefix"])
-    plan["num_slots"] = max(least, needed + draw(st.integers(0, 3)))
-    plan["unused"] = draw(st.sampled_from(UNUSED_KINDS))
-    return plan
-
-
-def cached_lengths(plan: Plan) -> list[int]:
-    """Cached tokens of each request."""
-    return [total - new for total, new in zip(plan["kv_lens"], plan["q_lens"], strict=True)]
-
-
 def corners(request: PlanRequest) -> list[Plan]:
     """Those of `corner_lengths`; on a CPU, the second one has a request without queries in the middle, and another one
     has requests without cached tokens, and no slots at all."""
-    found = corner_lengths(dataclasses.replace(request, plan_options=OPTIONS), True)
+    found = corner_lengths(request)
     if not request.large:
         found[1] |= {"kv_lens": [300, 6, 40], "q_lens": [5, 0, 9]}
         found.append({"kv_lens": [6, 9], "logits": "normal", "scale": SCALES[0], "q_lens": [6, 9]})
-    return [
-        {**plan, "shared_prefix": 0, "unused": "nan", "num_slots": distinct_pages(cached_lengths(plan), 1, 0)}
-        for plan in found
-    ]
-
-
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    """By default, up to 64 cached tokens of each request."""
-    batch = batch_size_of(axes)
-    plan = lengths_for_axes(axes, None, True, draws)
-    cached = plan["kv_lens"] if "num_kv_indices" not in axes else split(axes["num_kv_indices"], batch, draws)
-    if axes.get("num_slots") == 0 and "num_kv_indices" not in axes:
-        cached = [0] * batch
-    plan["kv_lens"] = [old + new for old, new in zip(cached, plan["q_lens"], strict=True)]
-    slots = axes.get("num_slots", distinct_pages(cached, 1))
-    return {**plan, "shared_prefix": 0, "unused": "nan", "num_slots": slots}
+    return found
 
 
 def table_of(definition: Definition, plan: Plan, draws: Draws) -> PageTable:
@@ -214,22 +170,16 @@ FAMILIES = (
         name="gqa_extend_causal",
         op_type="gqa_paged",
         twin={"num_qo_heads": 6, "num_kv_heads": 2, "qk_dim": 64, "vo_dim": 48},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=Requests("num_slots", corners, OPTIONS),
         make_inputs=make_inputs,
         oracle=oracle,
         compare={"output": OUTPUT},
         kernels=(
             Kernel(
                 f"{MODULE}.extend_attention_fwd",
-                "sglang",
                 run_triton,
-                min_capability=(8, 0),
                 limits={**BATCHES, **QUERIES, "num_slots": (1, 1 << 30)},
                 compare={"output": kernel_policies(triton.ROUNDING)["output"]},
-                modules=(MODULE,),
-                optional=True,
             ),
         ),
         faults=(usual_scale(),),

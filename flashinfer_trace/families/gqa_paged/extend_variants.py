@@ -13,9 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention.cases import SCALES
-from flashinfer_trace.families.attention.paged import distinct_pages
 from flashinfer_trace.families.attention.variants import (
     TWINS,
     expected_of_variant,
@@ -24,9 +22,10 @@ from flashinfer_trace.families.attention.variants import (
 )
 from flashinfer_trace.families.gqa_paged import extend
 from flashinfer_trace.families.gqa_paged.triton_variants import with_cap, with_cap_error
-from flashinfer_trace.harness.compare import ErrorBound, Expected
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.verdict.compare import ErrorBound, Expected
 
 __all__ = ["FAMILIES"]
 
@@ -59,14 +58,7 @@ def corners(request: PlanRequest) -> list[Plan]:
     if not request.large:
         long = {"kv_lens": [2600, 3], "q_lens": [2, 1], "logits": "normal"}
         found = [{**around, "logits": "normal"}, {**around, "logits": "spread"}, long]
-    for plan in found:
-        plan |= {
-            "scale": SCALES[0],
-            "shared_prefix": 0,
-            "unused": "nan",
-            "num_slots": distinct_pages(extend.cached_lengths(plan), 1),
-        }
-    return [*PLAIN.corners(request), *found]
+    return [*PLAIN.corners(request), *({**plan, "scale": SCALES[0]} for plan in found)]
 
 
 def run_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
@@ -98,7 +90,7 @@ def family(variant: str) -> Family:
         PLAIN,
         name=f"{PLAIN.name}_{variant}",
         twin={**PLAIN.twin, **TWINS[variant]},
-        corners=corners,
+        plan=PLAIN.plan.with_corners(corners),
         make_inputs=make_inputs,
         oracle=oracle,
         kernels=(kernel_of(variant),),

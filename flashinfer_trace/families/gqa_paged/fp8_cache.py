@@ -14,7 +14,6 @@ from dataclasses import replace
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention import triton
 from flashinfer_trace.families.attention.cases import (
     BEYOND_FLOAT16,
@@ -30,9 +29,10 @@ from flashinfer_trace.families.attention.paged_cases import index_inputs, page_t
 from flashinfer_trace.families.attention.policies import Rounding, kernel_policies
 from flashinfer_trace.families.attention.rounding import HIGHER_ORDERS, LOG2_E
 from flashinfer_trace.families.gqa_paged import TWIN
-from flashinfer_trace.harness.compare import CONFIDENCE, ErrorBound, Expected, Policy, host_figures
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.verdict.compare import CONFIDENCE, ErrorBound, Expected, Policy, host_figures
 
 __all__ = ["FAMILIES"]
 
@@ -171,7 +171,7 @@ def run_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outp
 def kernel() -> Kernel:
     plain = kernel_policies(Rounding(weights=False, sum=False, partial=0))
     policies: Mapping[str, Policy] = {"output": rounded_weights(plain["output"]), "lse": plain["lse"]}
-    return replace(triton.decode_kernel(run_triton), min_capability=(8, 9), compare=policies)
+    return replace(triton.decode_kernel(run_triton), compare=policies)
 
 
 FAMILY = paged_family(
@@ -193,4 +193,4 @@ def corners(request: PlanRequest) -> list[Plan]:
     return found
 
 
-FAMILIES = (replace(FAMILY, corners=corners),)
+FAMILIES = (replace(FAMILY, plan=FAMILY.plan.with_corners(corners)),)

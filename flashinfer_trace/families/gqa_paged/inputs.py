@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention.cases import add_peaks, give_signs, query_scale, softmax_scale, value_scale
 from flashinfer_trace.families.attention.oracle import any_chunks, expected_outputs
 from flashinfer_trace.families.attention.paged import spoil_unused
 from flashinfer_trace.families.attention.paged_cases import index_inputs, page_table, paged_memory, query_lengths
 from flashinfer_trace.families.attention.tiles import Memory
-from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Plan
 from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.verdict.compare import Expected
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:

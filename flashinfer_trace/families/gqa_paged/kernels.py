@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention import triton
 from flashinfer_trace.families.attention.kernels import (
     BATCHES,
@@ -26,13 +25,11 @@ from flashinfer_trace.families.attention.kernels import (
     masking,
     wrapper,
 )
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Outputs
 
 DECODE_PATH = "flashinfer.decode.BatchDecodeWithPagedKVCacheWrapper"
 PREFILL_PATH = "flashinfer.prefill.BatchPrefillWithPagedKVCacheWrapper"
-COMPILED_GROUPS = (1, 2, 3, 4, 8)
-#: Head size of the compiled modules.
-HEAD_DIM = {"head_dim": 128}
 
 
 def last_page_len(inputs: Inputs) -> torch.Tensor:
@@ -90,12 +87,6 @@ def run_prefill(backend: str, definition: Definition, inputs: Inputs, outputs: O
     return outputs
 
 
-def uncompiled_group(definition: Definition) -> str | None:
-    group = definition.const_axes["num_qo_heads"] // definition.const_axes["num_kv_heads"]
-    known = ", ".join(map(str, COMPILED_GROUPS))
-    return None if group in COMPILED_GROUPS else f"is compiled for {known} query heads per key-value head, not {group}"
-
-
 def run_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     """SGLang's Triton kernel, for slots of one token."""
     keys, values = (inputs[name].flatten(0, 1) for name in ("k_cache", "v_cache"))
@@ -104,26 +95,8 @@ def run_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outp
 
 
 DECODE_LIMITS = {**BATCHES, **PAGES}
-DECODE = (
-    *flashinfer_kernels(
-        DECODE_PATH,
-        run_decode,
-        (CUDA_CORES,),
-        limits=DECODE_LIMITS,
-        const_axes=HEAD_DIM,
-        common=WITH_KEYS,
-        supports=uncompiled_group,
-    ),
-    *flashinfer_kernels(
-        DECODE_PATH, run_decode, (FA2, FA3), limits=DECODE_LIMITS, const_axes=HEAD_DIM, common=WITH_KEYS
-    ),
-)
+DECODE = flashinfer_kernels(DECODE_PATH, run_decode, (CUDA_CORES, FA2, FA3), limits=DECODE_LIMITS, common=WITH_KEYS)
 PREFILL = flashinfer_kernels(
-    PREFILL_PATH,
-    run_prefill,
-    (FA2, FA3),
-    limits={**DECODE_LIMITS, **QUERIES},
-    const_axes=HEAD_DIM,
-    plan_options=SEEING,
+    PREFILL_PATH, run_prefill, (FA2, FA3), limits={**DECODE_LIMITS, **QUERIES}, plan_options=SEEING
 )
 TRITON_DECODE = triton.decode_kernel(run_triton)

@@ -16,12 +16,12 @@ from dataclasses import replace
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention import triton
 from flashinfer_trace.families.attention.rounding import FLOAT32, LOG2_E
-from flashinfer_trace.families.attention.variants import with_flushed_weights
-from flashinfer_trace.harness.compare import ErrorBound, Expected, Policy, host_figures
+from flashinfer_trace.families.attention.variants import with_error, with_flushed_weights
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
+from flashinfer_trace.verdict.compare import ErrorBound, Expected, Policy
 
 __all__ = ["decode_kernel", "with_cap", "with_cap_error"]
 
@@ -48,30 +48,17 @@ def cap_error(expected: Expected) -> torch.Tensor:
     return (expected.parts["weighted"] + expected.value.abs()) * (expected.parts["cap"] * CAP_ERROR)
 
 
-def with_cap_error(policy: ErrorBound) -> ErrorBound:
-    """A policy of outputs whose bound, and whose gain, allow for `cap_error`."""
-
-    def bound(expected: Expected) -> torch.Tensor:
-        return policy.bound(expected) + cap_error(expected)
-
-    def gain(expected: Expected) -> float:
-        assert policy.gain is not None
-        (moved,) = host_figures((expected.value.abs() * cap_error(expected)).sum() / expected.parts["gain_size"])
-        return policy.gain(expected) + moved
-
-    return ErrorBound(bound, f"{policy.reason}; {CAPPED}", gain)
-
-
 CAPPED = "tanh(x) as 2 sigmoid(2 x) - 1 is within 2^-20, times the cap"
+
+
+def with_cap_error(policy: ErrorBound) -> ErrorBound:
+    """A policy of outputs that allows for `cap_error`."""
+    return with_error(policy, cap_error, CAPPED)
 
 
 def with_cap_error_of_lse(policy: ErrorBound) -> ErrorBound:
     """A policy of a base-2 lse that allows for errors of the capped logits."""
-
-    def bound(expected: Expected) -> torch.Tensor:
-        return policy.bound(expected) + LOG2_E * CAP_ERROR * expected.parts["cap"]
-
-    return ErrorBound(bound, f"{policy.reason}; {CAPPED}")
+    return with_error(policy, lambda expected: LOG2_E * CAP_ERROR * expected.parts["cap"], CAPPED)
 
 
 def run_triton(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:

@@ -19,7 +19,6 @@ from dataclasses import replace
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families import gqa_paged
 from flashinfer_trace.families.attention.kernels import (
     BATCHES,
@@ -44,15 +43,13 @@ from flashinfer_trace.families.attention.variants import (
 from flashinfer_trace.families.gqa_paged.inputs import memory
 from flashinfer_trace.families.gqa_paged.kernels import last_page_len, sizes
 from flashinfer_trace.families.gqa_paged.triton_variants import decode_kernel, with_cap
-from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs
+from flashinfer_trace.verdict.compare import Expected
 
 __all__ = ["FAMILIES"]
 
 SINK_PATH = "flashinfer.attention.BatchAttentionWithAttentionSinkWrapper"
-#: Head sizes for which flashinfer instantiates its kernels.
-HEAD_DIMS = (64, 128, 256)
-SINK_HEAD_DIM = {"head_dim": 64}
 DECODE, PREFILL = "gqa_paged_decode", "gqa_paged_prefill_causal"
 
 
@@ -94,9 +91,7 @@ def run_with_sinks(backend: str, definition: Definition, inputs: Inputs, outputs
 def sink_kernels(decode: bool) -> tuple[Kernel, ...]:
     """One kernel per backend; the lse of a request without keys is the sink, or there are no such requests."""
     limits = {**BATCHES, **PAGES, **({} if decode else QUERIES)}
-    kernels = flashinfer_kernels(
-        SINK_PATH, run_with_sinks, (FA2, FA3), limits=limits, const_axes=SINK_HEAD_DIM, plan_options=SEEING
-    )
+    kernels = flashinfer_kernels(SINK_PATH, run_with_sinks, (FA2, FA3), limits=limits, plan_options=SEEING)
     backends: Sequence[Backend] = (FA2, FA3)
     policies = [kernel_policies(backend.rounding) for backend in backends]
     return tuple(
@@ -110,17 +105,6 @@ def sink_kernels(decode: bool) -> tuple[Kernel, ...]:
     )
 
 
-def for_any_head(kernel: Kernel) -> Kernel:
-    """A kernel of plain attention, for all head sizes that flashinfer instantiates."""
-
-    def unsupported(definition: Definition) -> str | None:
-        known = ", ".join(map(str, HEAD_DIMS))
-        of_heads = None if definition.const_axes["head_dim"] in HEAD_DIMS else f"has kernels for head_dim {known}"
-        return of_heads or kernel.supports(definition)
-
-    return replace(kernel, const_axes={}, supports=unsupported)
-
-
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
     """Expected output and lse; where logits are capped, their parts have the cap as well."""
     page_size = definition.const_axes["page_size"]
@@ -131,7 +115,7 @@ def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
 def family(plain: Family, variant: str) -> Family:
     """The record of one variant, which has one family for all page sizes."""
     decode = plain.name == DECODE
-    kernels = sink_kernels(decode) if "sinks" in variant else tuple(map(for_any_head, plain.kernels))
+    kernels = sink_kernels(decode) if "sinks" in variant else plain.kernels
     found = variant_family(plain, variant, kernels, oracle)
     if decode and variant in ("softcap", "sinks"):
         found = replace(found, kernels=(*found.kernels, decode_kernel(variant)))

@@ -5,12 +5,12 @@ flashinfer's wrapper takes both in plan(), so its kernels are those of the plain
 
 from __future__ import annotations
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families import gqa_ragged
 from flashinfer_trace.families.attention.ragged import memory
 from flashinfer_trace.families.attention.variants import TWINS, expected_of_variant, variant_family
-from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs
+from flashinfer_trace.verdict.compare import Expected
 
 __all__ = ["FAMILIES"]
 

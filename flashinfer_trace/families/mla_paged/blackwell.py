@@ -10,27 +10,21 @@ import functools
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention.cases import AttentionOptions
 from flashinfer_trace.families.attention.kernels import BATCHES, PAGES
 from flashinfer_trace.families.attention.paged_cases import kv_lengths
 from flashinfer_trace.families.attention.policies import Rounding, kernel_policies
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
 
 __all__ = [
-    "BLACKWELL",
-    "HEAD_DIMS",
     "ROUNDING",
     "TABLE_TOKENS",
     "TRTLLM_DECODE",
     "call_trtllm",
     "table_of",
-    "trtllm_pages",
 ]
 
-#: Head sizes of the compiled kernels.
-HEAD_DIMS = {"head_dim_ckv": 512, "head_dim_kpe": 64}
-BLACKWELL = ((10, 0), (10, 3))
 ROUNDING = Rounding(weights=True, sum=True, partial=1)
 #: What SGLang gives trtllm-gen; it must be zeros before the first call.
 WORKSPACE_BYTES = 150 * 2**20
@@ -43,11 +37,6 @@ TABLE_TOKENS = 128
 @functools.cache
 def workspace(device: torch.device) -> torch.Tensor:
     return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-
-
-def trtllm_pages(definition: Definition) -> str | None:
-    """trtllm-gen has kernels for pages of 32 and of 64 tokens."""
-    return None if definition.const_axes["page_size"] in (32, 64) else "needs page_size 32 or 64"
 
 
 def call_trtllm(
@@ -102,13 +91,8 @@ def run_trtllm_decode(definition: Definition, inputs: Inputs, outputs: Outputs) 
 
 TRTLLM_DECODE = Kernel(
     "flashinfer.decode.trtllm_batch_decode_with_kv_cache_mla",
-    "flashinfer-python",
     run_trtllm_decode,
-    min_capability=BLACKWELL[0],
-    max_capability=BLACKWELL[1],
     limits={**BATCHES, **PAGES},
     plan_options=AttentionOptions(),
-    const_axes=HEAD_DIMS,
-    supports=trtllm_pages,
     compare=kernel_policies(ROUNDING),
 )

@@ -10,15 +10,15 @@ import functools
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention.cases import add_peaks, give_signs, query_scale, softmax_scale, value_scale
 from flashinfer_trace.families.attention.oracle import expected_outputs, in_pieces
 from flashinfer_trace.families.attention.paged import spoil_unused
 from flashinfer_trace.families.attention.paged_cases import index_inputs, page_table, paged_memory, query_lengths
 from flashinfer_trace.families.attention.tiles import Memory
-from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Plan
 from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.verdict.compare import Expected
 
 #: The usual scale is 1/sqrt(128 + 64), from the head dimension before absorption, whatever the size of the twin.
 SCALED_DIM = 128 + 64

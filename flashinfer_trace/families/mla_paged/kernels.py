@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention.cases import AttentionOptions
 from flashinfer_trace.families.attention.kernels import (
     BATCHES,
@@ -30,15 +29,14 @@ from flashinfer_trace.families.attention.kernels import (
 )
 from flashinfer_trace.families.attention.paged_cases import kv_lengths
 from flashinfer_trace.families.attention.policies import Rounding
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Outputs
 
 PATH = "flashinfer.mla.BatchMLAPagedAttentionWrapper"
-#: Head sizes of the compiled modules.
-HEAD_DIMS = {"head_dim_ckv": 512, "head_dim_kpe": 64}
 #: Both split keys, and merge the partial outputs in one step.
 BACKENDS = (
     Backend("fa2", Rounding(weights=True, sum=True, partial=1), EMPTY),
-    Backend("fa3", Rounding(weights=True, sum=False, partial=1), EMPTY, (9, 0), (9, 0)),
+    Backend("fa3", Rounding(weights=True, sum=False, partial=1), EMPTY),
 )
 
 
@@ -77,14 +75,6 @@ def run_flashinfer(backend: str, definition: Definition, inputs: Inputs, outputs
 
 
 DECODE, PREFILL = (
-    flashinfer_kernels(
-        PATH,
-        run_flashinfer,
-        BACKENDS,
-        limits=limits,
-        const_axes=HEAD_DIMS,
-        plan_options=AttentionOptions(),
-        common=WITH_KEYS,
-    )
+    flashinfer_kernels(PATH, run_flashinfer, BACKENDS, limits=limits, plan_options=AttentionOptions(), common=WITH_KEYS)
     for limits in ({**BATCHES, **PAGES}, {**BATCHES, **PAGES, **QUERIES})
 )

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention.cases import AttentionOptions, usual_scale
 from flashinfer_trace.families.attention.kernels import PAGES
 from flashinfer_trace.families.attention.paged_cases import kv_lengths, paged_family
@@ -20,22 +18,17 @@ from flashinfer_trace.families.attention.policies import OUTPUT, Rounding, kerne
 from flashinfer_trace.families.mla_paged import inputs as parts
 from flashinfer_trace.families.mla_paged import kernels as hopper
 from flashinfer_trace.families.mla_paged.blackwell import (
-    BLACKWELL,
-    HEAD_DIMS,
     ROUNDING,
-    TABLE_TOKENS,
     call_trtllm,
     table_of,
-    trtllm_pages,
 )
-from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, KernelCall, Outputs, Plan
 from flashinfer_trace.harness.inputs import Draws, indptr
+from flashinfer_trace.verdict.compare import Expected
 
 __all__ = ["FAMILIES"]
 
-#: The heads that sgl-kernel's wrapper pads queries to.
-MOST_HEADS = 128
 #: Requests that every kernel takes, as `BATCHES` says it of offsets.
 REQUESTS = (1, (1 << 20) - 1)
 
@@ -109,64 +102,25 @@ def run_cutlass(definition: Definition, inputs: Inputs, outputs: Outputs) -> Out
     return {"output": output}
 
 
-def cutlass_sizes(definition: Definition) -> str | None:
-    axes = definition.const_axes
-    if axes["num_qo_heads"] > MOST_HEADS:
-        return f"needs num_qo_heads of at most {MOST_HEADS}"
-    return None if TABLE_TOKENS % axes["page_size"] == 0 else f"needs a page_size that divides {TABLE_TOKENS}"
-
-
-def decode_kernel(
-    path: str,
-    library: str,
-    call: KernelCall,
-    variant: str = "",
-    capabilities: tuple[tuple[int, int], tuple[int, int]] = BLACKWELL,
-    rounding: Rounding = ROUNDING,
-    supports: Callable[[Definition], str | None] = lambda definition: None,
-) -> Kernel:
+def decode_kernel(path: str, call: KernelCall, variant: str = "", rounding: Rounding = ROUNDING) -> Kernel:
     """One kernel, with the policy of its output: it has no lse."""
     return Kernel(
         path,
-        library,
         call,
         variant=variant,
-        min_capability=capabilities[0],
-        max_capability=capabilities[1],
         limits={"batch_size": REQUESTS, **PAGES},
         plan_options=AttentionOptions(),
-        const_axes=HEAD_DIMS,
-        supports=supports,
         compare={"output": kernel_policies(rounding)["output"]},
     )
 
 
 KERNELS = (
     *(
-        decode_kernel(
-            hopper.PATH,
-            "flashinfer-python",
-            functools.partial(run_hopper, backend.name),
-            backend.name,
-            (backend.min_capability, backend.max_capability),
-            backend.rounding,
-        )
-        for backend in hopper.BACKENDS
+        decode_kernel(hopper.PATH, functools.partial(run_hopper, each.name), each.name, each.rounding)
+        for each in hopper.BACKENDS
     ),
-    decode_kernel(
-        "sgl_kernel.cutlass_mla_decode",
-        "sglang-kernel",
-        run_cutlass,
-        # It raises on all other GPUs, a B300 (10.3) among them.
-        capabilities=((10, 0), (10, 0)),
-        supports=cutlass_sizes,
-    ),
-    decode_kernel(
-        "flashinfer.decode.trtllm_batch_decode_with_kv_cache_mla",
-        "flashinfer-python",
-        run_trtllm,
-        supports=trtllm_pages,
-    ),
+    decode_kernel("sgl_kernel.cutlass_mla_decode", run_cutlass),
+    decode_kernel("flashinfer.decode.trtllm_batch_decode_with_kv_cache_mla", run_trtllm),
 )
 
 WITH_LSE = paged_family(
@@ -178,4 +132,5 @@ WITH_LSE = paged_family(
     KERNELS,
     (usual_scale(parts.SCALED_DIM),),
 )
-FAMILIES = (dataclasses.replace(WITH_LSE, compare={"output": OUTPUT}, many_rows=0),)
+PLAN = dataclasses.replace(WITH_LSE.plan, many_rows=0)
+FAMILIES = (dataclasses.replace(WITH_LSE, compare={"output": OUTPUT}, plan=PLAN),)

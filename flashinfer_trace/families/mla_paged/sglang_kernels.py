@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention import triton
 from flashinfer_trace.families.attention.kernels import BATCHES, PAGES, WITH_KEYS
 from flashinfer_trace.families.attention.paged_cases import kv_lengths
 from flashinfer_trace.families.attention.policies import kernel_policies
 from flashinfer_trace.families.attention.rounding import LOG2_E
-from flashinfer_trace.families.mla_paged.blackwell import HEAD_DIMS, table_of
+from flashinfer_trace.families.mla_paged.blackwell import table_of
 from flashinfer_trace.families.mla_paged.inputs import queries_of
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
 
 __all__ = ["FLASH_MLA", "TRITON_DECODE"]
@@ -58,23 +58,12 @@ def run_flash_mla(definition: Definition, inputs: Inputs, outputs: Outputs) -> O
     return {"output": output.squeeze(1), "lse": lse.squeeze(2) * LOG2_E}
 
 
-def flash_pages(definition: Definition) -> str | None:
-    return None if definition.const_axes["page_size"] == PAGE_SIZE else f"needs page_size {PAGE_SIZE}"
-
-
 TRITON_DECODE = triton.decode_kernel(run_triton)
 FLASH_MLA = Kernel(
     f"{FLASH_MODULE}.flash_mla_with_kvcache",
-    "sglang-kernel",
     run_flash_mla,
     variant="with get_mla_metadata",
-    min_capability=(9, 0),
-    max_capability=(9, 0),
     limits={**BATCHES, **PAGES},
     plan_options=WITH_KEYS,
-    const_axes=HEAD_DIMS,
-    supports=flash_pages,
     compare=kernel_policies(triton.ROUNDING),
-    modules=("sgl_kernel.flashmla_ops",),
-    optional=True,
 )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.attention.kernels import BATCHES, QUERIES, SEEING
 from flashinfer_trace.families.attention.policies import kernel_policies
-from flashinfer_trace.families.mla_paged.blackwell import BLACKWELL, ROUNDING, workspace
+from flashinfer_trace.families.mla_paged.blackwell import ROUNDING, workspace
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
 
 __all__ = ["TRTLLM_RAGGED"]
@@ -41,12 +41,8 @@ def run_trtllm(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outp
 
 TRTLLM_RAGGED = Kernel(
     "flashinfer.prefill.trtllm_ragged_attention_deepseek",
-    "flashinfer-python",
     run_trtllm,
-    min_capability=BLACKWELL[0],
-    max_capability=BLACKWELL[1],
     limits={**BATCHES, **QUERIES},
     plan_options=SEEING,
-    const_axes={"qk_dim": 192, "vo_dim": 128},
     compare=kernel_policies(ROUNDING),
 )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable
 
 import torch
 from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe.deepseek_kernels import KERNELS, RoutingOptions
 from flashinfer_trace.families.moe.inputs import (
     EXPERT_FAULTS,
@@ -20,12 +20,15 @@ from flashinfer_trace.families.moe.inputs import (
     faint_logits,
     fp8_experts,
     hidden_values,
+    ranks_of,
     tied_logits,
 )
 from flashinfer_trace.families.moe.kernels import REFERENCE
 from flashinfer_trace.families.moe.oracle import in_groups, oracle
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Plan, PlanRequest
-from flashinfer_trace.harness.inputs import Draws, sizes
+from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.plans import FLAG, Count, Drawn, RowPlans
 
 #: ``large`` biases dwarf the scores, as those of trained models may: s + bias then loses bits in float32. With
 #: ``negative`` ones all s + bias are below zero, so that what is dropped must not be marked by zero.
@@ -35,27 +38,10 @@ FACTORS = (2.5, 1.0, 0.75)
 GAP = 2.0**-18
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+def few_stay_local(request: PlanRequest, plan: Plan) -> Plan:
     """Few tokens choose local experts only; otherwise most would choose none on this rank, and prove nothing."""
-    ranks = request.definition.const_axes["num_experts"] // request.definition.const_axes["num_local_experts"]
-    ties = request.options_of(RoutingOptions).ties
-
-    def few_stay_local(plan: Plan) -> Plan:
-        few = plan["seq_len"] < FEW_TOKENS and plan["routing"] != "elsewhere"
-        return {**plan, "routing": "local"} if few else plan
-
-    return st.fixed_dictionaries(
-        {
-            "seq_len": sizes(*request.range("seq_len", 0, 96, 300)),
-            "routing": st.sampled_from([one for one in ROUTINGS if ties or one != "ties"]),
-            "bias": st.sampled_from(BIASES),
-            "values": st.sampled_from(tuple(VALUES)),
-            "zero_row": st.booleans(),
-            "rank": st.integers(0, ranks - 1),
-            "factor": st.sampled_from(FACTORS),
-            "ties": st.just(ties),
-        }
-    ).map(few_stay_local)
+    few = plan["seq_len"] < FEW_TOKENS and plan["routing"] != "elsewhere"
+    return {**plan, "routing": "local"} if few else plan
 
 
 def corners(request: PlanRequest) -> list[Plan]:
@@ -64,22 +50,34 @@ def corners(request: PlanRequest) -> list[Plan]:
 
     It was never seen what the kernels of the experts make of those (`softmax.corners` says why it matters).
     """
-    axes, options = request.definition.const_axes, request.options_of(RoutingOptions)
-    usual = plan_for_axes(request.definition, {"seq_len": 1}, Draws(0, "cpu"))
-    one = {**usual, "routing": "local", "ties": options.ties}
-    few = {**one, "seq_len": 3}
+    options = request.options_of(RoutingOptions)
     routing = "faint" if request.large else "faintest"
-    faint = [{**few, "routing": routing, "bias": "zero"}] if options.ties and options.faint else []
-    found = [one, {**few, "bias": "negative"}, *faint]
+    faint = [{"routing": routing, "bias": "zero"}] if options.ties and options.faint else []
+    found: list[Plan] = [{"seq_len": 1, "routing": "local"}, {"routing": "local", "bias": "negative"}, *faint]
     if request.large:
         return found
-    last = axes["num_experts"] // axes["num_local_experts"] - 1
-    return [*found, {**few, "routing": "random", "bias": "beyond_float16", "values": "huge", "rank": last}]
+    return [*found, {"bias": "beyond_float16", "values": "huge", "rank": ranks_of(request)[-1]}]
 
 
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    plan = {"seq_len": axes.get("seq_len", 8), "routing": "random", "bias": "small", "values": "normal"}
-    return {**plan, "zero_row": False, "rank": 0, "factor": 2.5, "ties": True}
+def routings_of(request: PlanRequest) -> list[str]:
+    return [one for one in ROUTINGS if one != "ties" or request.options_of(RoutingOptions).ties]
+
+
+PLAN = RowPlans(
+    {"seq_len": Count(96, 300)},
+    {
+        "routing": routings_of,
+        "bias": Drawn(lambda request: st.sampled_from(BIASES), "small"),
+        "values": tuple(VALUES),
+        "zero_row": FLAG,
+        "rank": ranks_of,
+        "factor": FACTORS,
+        "ties": lambda request: (request.options_of(RoutingOptions).ties,),
+    },
+    special=corners,
+    fit=few_stay_local,
+    many_rows=300,
+)
 
 
 def draw_bias(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
@@ -138,12 +136,15 @@ def draw_logits(definition: Definition, plan: Plan, bias: torch.Tensor, draws: D
     return clear_rows(logits, decidable(definition, logits, bias, plan["ties"]), count)
 
 
-def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
+def make_inputs(
+    experts: Callable[[Definition, torch.Tensor, Draws], Inputs], definition: Definition, plan: Plan, draws: Draws
+) -> Inputs:
+    """Inputs whose activations and weights `experts` makes, from float32 hidden states."""
     bias = draw_bias(definition, plan, draws)
     return {
         "routing_logits": draw_logits(definition, plan, bias, draws),
         "routing_bias": bias,
-        **fp8_experts(definition, hidden_values(definition, plan, draws), draws),
+        **experts(definition, hidden_values(definition, plan, draws), draws),
         "local_expert_offset": plan["rank"] * definition.const_axes["num_local_experts"],
         "routed_scaling_factor": plan["factor"],
     }
@@ -163,10 +164,8 @@ FAMILIES = (
             "num_intermediate_blocks": 3,
             "num_gemm1_out_blocks": 6,
         },
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
-        make_inputs=make_inputs,
+        plan=PLAN,
+        make_inputs=functools.partial(make_inputs, fp8_experts),
         oracle=oracle,
         compare={"output": REFERENCE},
         kernels=KERNELS,

@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.moe.deepseek import (
-    corners,
-    draw_bias,
-    draw_logits,
-    plan_for_axes,
-    plans,
-)
-from flashinfer_trace.families.moe.deepseek_kernels import TRTLLM_GEN, ds_gate, unsupported_by_fused_gate
+from flashinfer_trace.families.moe.deepseek import PLAN, make_inputs
+from flashinfer_trace.families.moe.deepseek_kernels import TRTLLM_GEN, ds_gate
 from flashinfer_trace.families.moe.experts import BF16, expert_outputs
-from flashinfer_trace.families.moe.inputs import EXPERT_FAULTS, hidden_values
+from flashinfer_trace.families.moe.inputs import EXPERT_FAULTS
 from flashinfer_trace.families.moe.kernels import LAUNCHABLE, REFERENCE, hopper_pipeline
 from flashinfer_trace.families.moe.oracle import route
 from flashinfer_trace.families.moe.pipeline import bf16_products, run_experts
 from flashinfer_trace.families.moe.softmax import TWIN, bf16_experts
 from flashinfer_trace.families.moe.softmax_kernels import BF16_HOPPER
-from flashinfer_trace.harness.compare import Expected
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
-from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs
+from flashinfer_trace.verdict.compare import Expected
 
 #: Rows that trtllm-gen's epilogue permutes together, and input features of one block of its weights.
 EPILOGUE_ROWS, BLOCK_K = 128, 128
-
-
-def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
-    bias = draw_bias(definition, plan, draws)
-    return {
-        "routing_logits": draw_logits(definition, plan, bias, draws),
-        "routing_bias": bias,
-        **bf16_experts(definition, hidden_values(definition, plan, draws), draws),
-        "local_expert_offset": plan["rank"] * definition.const_axes["num_local_experts"],
-        "routed_scaling_factor": plan["factor"],
-    }
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
@@ -93,28 +77,21 @@ FAMILIES = (
         name="moe_bf16_ds_routing",
         op_type="moe",
         twin={**TWIN, "n_group": 4, "topk_group": 2},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
-        make_inputs=make_inputs,
+        plan=PLAN,
+        make_inputs=functools.partial(make_inputs, bf16_experts),
         oracle=oracle,
         compare={"output": REFERENCE},
         kernels=(
             hopper_pipeline(
                 "torch.nn.functional.grouped_mm",
-                "torch",
                 run_pipeline,
                 "pipeline with sgl_kernel: moe_fused_gate, prepare_moe_input, shuffle_rows, silu_and_mul, "
                 "shuffle_mul_sum",
                 BF16_HOPPER,
-                unsupported_by_fused_gate,
             ),
             Kernel(
                 "flashinfer.fused_moe.trtllm_bf16_moe",
-                "flashinfer-python",
                 run_trtllm_gen,
-                min_capability=(10, 0),
-                max_capability=(10, 3),
                 limits=LAUNCHABLE,
                 plan_options=TRTLLM_GEN,
                 compare={"output": BF16_HOPPER},

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe.kernels import HOPPER, blackwell_kernel, hopper_pipeline, trtllm_gen
 from flashinfer_trace.families.moe.pipeline import fp8_products, run_experts
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Outputs
 
 
@@ -80,45 +80,13 @@ def run_ds_trtllm_gen(definition: Definition, inputs: Inputs, outputs: Outputs) 
     )
 
 
-def unsupported_by_fused_gate(definition: Definition) -> str | None:
-    """Why sgl_kernel.moe_fused_gate does not route this Definition, or None."""
-    experts, groups = definition.const_axes["num_experts"], definition.const_axes["n_group"]
-    if experts & (experts - 1):
-        return f"moe_fused_gate needs a power of two as the number of experts, not {experts}"
-    return (
-        f"moe_fused_gate takes up to 32 experts per group, not {experts // groups}" if experts > 32 * groups else None
-    )
-
-
-def unsupported_by_kimi_gate(definition: Definition) -> str | None:
-    """Why sgl_kernel.kimi_k2_moe_fused_gate does not route this Definition, or None."""
-    experts, groups = definition.const_axes["num_experts"], definition.const_axes["n_group"]
-    if (experts, groups) == (384, 1):
-        return None
-    return f"kimi_k2_moe_fused_gate takes 384 experts in one group, not {experts} in {groups}"
-
-
 GROUPED_PRODUCT = "sgl_kernel.fp8_blockwise_scaled_grouped_mm"
 STEPS = "prepare_moe_input, shuffle_rows, silu_and_mul, group_quant, shuffle_mul_sum"
 
 KERNELS = (
-    hopper_pipeline(
-        GROUPED_PRODUCT,
-        "sglang-kernel",
-        run_ds_pipeline,
-        f"pipeline: moe_fused_gate, {STEPS}",
-        HOPPER,
-        unsupported_by_fused_gate,
-    ),
+    hopper_pipeline(GROUPED_PRODUCT, run_ds_pipeline, f"pipeline: moe_fused_gate, {STEPS}", HOPPER),
     dataclasses.replace(
-        hopper_pipeline(
-            GROUPED_PRODUCT,
-            "sglang-kernel",
-            run_one_group_pipeline,
-            f"pipeline: kimi_k2_moe_fused_gate, {STEPS}",
-            HOPPER,
-            unsupported_by_kimi_gate,
-        ),
+        hopper_pipeline(GROUPED_PRODUCT, run_one_group_pipeline, f"pipeline: kimi_k2_moe_fused_gate, {STEPS}", HOPPER),
         plan_options=RoutingOptions(ties=False),
     ),
     dataclasses.replace(blackwell_kernel(run_ds_trtllm_gen), plan_options=TRTLLM_GEN),

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 
 import torch
-from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe import expert_gemm_kernels as kernels
 from flashinfer_trace.families.moe.inputs import drawn_ids
-from flashinfer_trace.families.moe.products import (
-    PRODUCT,
-    QUANTISED,
-    Weights,
-    e4m3_groups,
-    products,
-    reshaped,
-    scaled,
-)
+from flashinfer_trace.families.moe.products import PRODUCT, QUANTISED, Weights, e4m3_groups, products, reshaped, scaled
 from flashinfer_trace.families.moe.sorting import CHOICES
 from flashinfer_trace.families.quantised import BLOCK, CODE_SIGMA, dequantised, normal_codes, varied_scales
-from flashinfer_trace.harness.compare import Expected
-from flashinfer_trace.harness.family import Family, Inputs, Plan, PlanRequest
-from flashinfer_trace.harness.inputs import Draws, sizes
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.harness.family import Family, Inputs, Plan
+from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.plans import FLAG, Count, RowPlans
+from flashinfer_trace.verdict.compare import Expected
 
 #: ``positive``: activations of one sign. ``integers``: sums are exact in float32, so a kernel must round correctly.
 KINDS = ("normal", "large", "tiny", "positive", "integers")
@@ -40,47 +32,33 @@ VANISHING = 3e-15
 MANY = 300
 
 
-def plans_of(kinds: tuple[str, ...]) -> Callable[[PlanRequest], st.SearchStrategy[Plan]]:
-    """Plans whose activations are of these kinds."""
+def plans_of(kinds: tuple[str, ...], on_cpu: Sequence[Plan] = ()) -> RowPlans:
+    """Plans whose activations are of these kinds.
 
-    def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-        return st.fixed_dictionaries(
-            {
-                "seq_len": sizes(*request.range("seq_len", 0, 24, 300)),
-                "choice": st.sampled_from(CHOICES_OF_MANY if request.large else CHOICES),
-                "values": st.sampled_from(kinds),
-                "zero_row": st.booleans(),
-                "mul": st.booleans(),
-            }
-        )
-
-    return plans
-
-
-def corners(request: PlanRequest) -> list[Plan]:
-    """One token; on a CPU also values beyond float16's range, of which it was never seen what kernels make, and `MANY`
-    rows of one expert: a GPU draws up to 300."""
-    one = {"seq_len": 1, "choice": "random", "values": "normal", "zero_row": False, "mul": True}
-    if request.large:
-        return [one]
-    return [
-        one,
-        {**one, "seq_len": 5, "values": "huge", "choice": "elsewhere"},
-        {**one, "seq_len": MANY, "choice": "one_expert"},
-    ]
+    The corners are one token; on a CPU also values beyond float16's range, of which it was never seen what kernels
+    make, and `MANY` rows of one expert: a GPU draws up to 300.
+    """
+    return RowPlans(
+        {"seq_len": Count(24, 300)},
+        {
+            "choice": lambda request: CHOICES_OF_MANY if request.large else CHOICES,
+            "values": kinds,
+            "zero_row": FLAG,
+            "mul": FLAG,
+        },
+        special=[{"seq_len": 1, "mul": True}],
+        on_cpu=[
+            {"seq_len": 5, "values": "huge", "choice": "elsewhere", "mul": True},
+            {"seq_len": MANY, "choice": "one_expert", "mul": True},
+            *on_cpu,
+        ],
+        many_rows=300,
+    )
 
 
-def fp8_corners(request: PlanRequest) -> list[Plan]:
-    """Activations far below the smallest scale as well, with and without routing weights; a GPU draws them often."""
-    found = corners(request)
-    if request.large:
-        return found
-    return [*found, *({**found[0], "seq_len": 9, "values": "vanishing", "mul": mul} for mul in (False, True))]
-
-
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    plan = {"seq_len": axes.get("seq_len", 8), "choice": "random", "values": "normal"}
-    return {**plan, "zero_row": False, "mul": False}
+PLAN = plans_of(KINDS)
+#: Activations far below the smallest scale as well, with and without routing weights; a GPU draws them often.
+FP8_PLAN = plans_of(FP8_KINDS, [{"seq_len": 9, "values": "vanishing", "mul": mul} for mul in FLAG])
 
 
 def drawn_activations(shape: list[int], kind: str, zero_row: bool, draws: Draws) -> torch.Tensor:
@@ -182,9 +160,7 @@ FAMILIES = (
         name="moe_bf16_expert_gemm",
         op_type="moe",
         twin={**TWIN, "n": 24, "k": 80},
-        plans=plans_of(KINDS),
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=bf16_inputs,
         oracle=bf16_oracle,
         compare={"output": PRODUCT},
@@ -194,9 +170,7 @@ FAMILIES = (
         name="moe_fp8_block_scale_expert_gemm",
         op_type="moe",
         twin={**TWIN, "n": 256, "k": 384, "num_n_blocks": 2, "num_k_blocks": 3},
-        plans=plans_of(FP8_KINDS),
-        corners=fp8_corners,
-        plan_for_axes=plan_for_axes,
+        plan=FP8_PLAN,
         make_inputs=fp8_inputs,
         oracle=fp8_oracle,
         compare={"output": QUANTISED},

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe.kernels import LAUNCHABLE
 from flashinfer_trace.families.moe.products import TRUNCATED
 from flashinfer_trace.families.moe.rows import TRITON_MODULE
 from flashinfer_trace.families.quantised import BLOCK
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
 
 ALIGN_MODULE = "sglang.srt.layers.moe.moe_runner.triton_utils.moe_align_block_size"
@@ -65,25 +65,11 @@ def run_fused_moe(definition: Definition, inputs: Inputs, outputs: Outputs) -> O
     return outputs
 
 
-MODULES = (TRITON_MODULE, ALIGN_MODULE)
-BF16 = Kernel(
-    f"{TRITON_MODULE}.fused_moe_kernel",
-    "sglang",
-    run_fused_moe,
-    min_capability=(8, 0),
-    limits=LAUNCHABLE,
-    modules=MODULES,
-    optional=True,
-)
+BF16 = Kernel(f"{TRITON_MODULE}.fused_moe_kernel", run_fused_moe, limits=LAUNCHABLE)
 FP8 = Kernel(
     f"{TRITON_MODULE}.fused_moe_kernel",
-    "sglang",
     run_fused_moe,
     variant="fp8 blocks",
-    min_capability=(9, 0),
-    max_capability=(9, 0),
     limits=LAUNCHABLE,
     compare={"output": TRUNCATED},
-    modules=MODULES,
-    optional=True,
 )

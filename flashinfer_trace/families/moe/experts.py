@@ -22,7 +22,6 @@ from dataclasses import dataclass
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.quantised import (
     BLOCK,
     blocks_of,
@@ -31,8 +30,9 @@ from flashinfer_trace.families.quantised import (
     e4m3_variance,
     float_variance,
 )
-from flashinfer_trace.harness.compare import Expected, correctly_rounded, unit_roundoff
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs
+from flashinfer_trace.verdict.compare import Expected, correctly_rounded, unit_roundoff
 
 U32 = unit_roundoff(torch.float32)
 #: Roundings of a weight c in float32: sigmoid or softmax, the sum of chosen scores, division, factor.

@@ -8,14 +8,15 @@ from collections.abc import Mapping
 import torch
 from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe import gating_kernels as kernels
 from flashinfer_trace.families.moe.inputs import SPARE_ROWS, clear_rows, faint_logits, tied_logits
 from flashinfer_trace.families.moe.oracle import in_groups
 from flashinfer_trace.families.quantised import chosen_by_rank, ranks
-from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Plan, PlanRequest
-from flashinfer_trace.harness.inputs import Draws, sizes
+from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.plans import Count, Drawn, RowPlans
+from flashinfer_trace.verdict.compare import Expected
 
 #: ``peaked``: scores near 0 and 1; ``equal``: all logits of a token are equal; ``one_group``: one group is far better.
 LOGITS = ("random", "peaked", "ties", "equal", "one_group")
@@ -38,22 +39,19 @@ FAINT, RISING = 2.0**-17, 2.0**-10
 ATTEMPTS = 10
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+def logits_of(request: PlanRequest) -> list[str]:
     """For a kernel whose scores are off, none that are too close: near 0 and 1, or apart by the bias alone."""
     options = request.options_of(kernels.RouterOptions)
-    error = options.score_error
-    left_out = {*(("peaked", "equal") if error else ()), *(() if options.ties else ("ties", "equal"))}
-    return st.fixed_dictionaries(
-        {
-            "seq_len": sizes(*request.range("seq_len", 0, 96, 2048)),
-            "routing": st.sampled_from([kind for kind in LOGITS if kind not in left_out]),
-            "bias": st.sampled_from([kind for kind in BIASES if options.negative or kind != "negative"]),
-            "factor": st.sampled_from(FACTORS),
-            "flag": st.booleans(),
-            "score_error": st.just(error),
-            "ties": st.just(options.ties),
-        }
-    )
+    left_out = {
+        *(("peaked", "equal") if options.score_error else ()),
+        *(() if options.ties else ("ties", "equal")),
+    }
+    return [kind for kind in LOGITS if kind not in left_out]
+
+
+def biases_of(request: PlanRequest) -> st.SearchStrategy[str]:
+    negative = request.options_of(kernels.RouterOptions).negative
+    return st.sampled_from([kind for kind in BIASES if negative or kind != "negative"])
 
 
 def corners(request: PlanRequest) -> list[Plan]:
@@ -63,28 +61,26 @@ def corners(request: PlanRequest) -> list[Plan]:
     Those are not for kernels with coarse scores, which are 0 there, nor for those that choose any of equal ones.
     """
     options = request.options_of(kernels.RouterOptions)
-    plan = plan_for_axes(request.definition, {"seq_len": 3}, Draws(0, "cpu"))
-    plan |= {"score_error": options.score_error, "ties": options.ties}
-    ties = [{**plan, "routing": "ties"}] if options.ties else []
+    ties = [{"routing": "ties"}] if options.ties else []
     least = "faint" if request.large else "faintest"
-    faint = [{**plan, "routing": "equal", "bias": "faint"}, {**plan, "routing": least, "bias": "zero"}]
-    beyond = [
-        {**plan, "bias": "beyond_float16", "flag": False},
-        {**plan, "routing": "beyond_float16", "bias": "rising"},
-    ]
+    faint = [{"routing": "equal", "bias": "faint"}, {"routing": least, "bias": "zero"}]
+    beyond: list[Plan] = [{"bias": "beyond_float16", "flag": False}, {"routing": "beyond_float16", "bias": "rising"}]
     return [*ties, *beyond, *(faint if options.ties and not options.score_error else [])]
 
 
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    return {
-        "seq_len": axes.get("seq_len", 8),
-        "routing": "random",
-        "bias": "small",
-        "factor": 2.5,
-        "flag": True,
-        "score_error": 0.0,
-        "ties": True,
-    }
+PLAN = RowPlans(
+    {"seq_len": Count(96, 2048)},
+    {
+        "routing": logits_of,
+        "bias": Drawn(biases_of, "small"),
+        "factor": FACTORS,
+        "flag": (True, False),
+        "score_error": lambda request: (request.options_of(kernels.RouterOptions).score_error,),
+        "ties": lambda request: (request.options_of(kernels.RouterOptions).ties,),
+    },
+    special=corners,
+    many_rows=300,
+)
 
 
 def draw_bias(definition: Definition, plan: Plan, draws: Draws) -> torch.Tensor:
@@ -233,9 +229,7 @@ def family(
         name=name,
         op_type="moe",
         twin=twin,
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=router_inputs,
         oracle=oracle,
         compare={"topk_weights": kernels.REFERENCE, "topk_ids": kernels.IDS},

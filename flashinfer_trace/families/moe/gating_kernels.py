@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.moe.deepseek_kernels import unsupported_by_fused_gate
 from flashinfer_trace.families.moe.kernels import LAUNCHABLE
-from flashinfer_trace.harness.compare import ErrorBound, Exact, Expected, rounding_error, unit_roundoff
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
+from flashinfer_trace.verdict.compare import ErrorBound, Exact, Expected, rounding_error, unit_roundoff
 
 U32 = unit_roundoff(torch.float32)
 #: Roundings of a weight besides those of an exponent: exponentials (2 ulp, 4 of these) and reciprocals of two sigmoids,
@@ -162,78 +161,31 @@ def run_biased_topk(definition: Definition, inputs: Inputs, outputs: Outputs) ->
     return {"topk_weights": weights, "topk_ids": ids}
 
 
-def several_groups(definition: Definition) -> str | None:
-    """Why SGLang's grouped_topk does not route this Definition, or None."""
-    axes = definition.const_axes
-    if axes["n_group"] > 1 or axes["num_experts"] > 512 or axes["top_k"] > 8:
-        return "takes one group of up to 512 experts, and chooses up to 8"
-    return None
-
-
-def unsupported_by_fused_topk(definition: Definition) -> str | None:
-    """Why flashinfer's kernel does not route this Definition, or None."""
-    axes = definition.const_axes
-    if axes["n_group"] * axes["topk_group"] < axes["top_k"]:
-        return "its wrapper refuses top_k above n_group x topk_group"
-    inside = axes["num_experts"] // axes["n_group"]
-    most = 384 if axes["n_group"] == 1 else 256
-    if axes["num_experts"] > most or axes["top_k"] > 8:
-        return f"takes up to {most} experts in {axes['n_group']} groups, and chooses up to 8"
-    if axes["n_group"] > 1 and (inside > 32 or inside * axes["topk_group"] > 128 or axes["topk_group"] > 4):
-        return "takes groups of up to 32 experts, and keeps up to 4 groups with up to 128"
-    return None
-
-
-def unsupported_by_sigmoid(definition: Definition) -> str | None:
-    """Why sgl_kernel.topk_sigmoid is not trusted with this Definition, or None."""
-    experts = definition.const_axes["num_experts"]
-    if experts & (experts - 1):
-        return f"may repeat expert 0 where all s + bias are below -1, unless experts are a power of two, not {experts}"
-    return None
-
-
-FUSED_GATE = Kernel(
-    "sgl_kernel.moe_fused_gate",
-    "sglang-kernel",
-    run_fused_gate,
-    limits=LAUNCHABLE,
-    supports=unsupported_by_fused_gate,
-    compare={"topk_weights": FLOAT32},
-)
+FUSED_GATE = Kernel("sgl_kernel.moe_fused_gate", run_fused_gate, limits=LAUNCHABLE, compare={"topk_weights": FLOAT32})
 DEEPSEEK = (
     FUSED_GATE,
     Kernel(
         "flashinfer.fused_moe.fused_topk_deepseek",
-        "flashinfer-python",
         run_fused_topk,
-        min_capability=(8, 9),
         limits=LAUNCHABLE,
-        supports=unsupported_by_fused_topk,
         plan_options=RouterOptions(score_error=TANH_ERROR),
         compare={"topk_weights": TANH},
     ),
     Kernel(
         "sgl_kernel.kimi_k2_moe_fused_gate",
-        "sglang-kernel",
         run_kimi_k2,
         limits=LAUNCHABLE,
-        const_axes={"num_experts": 384, "n_group": 1},
         # On an H200, of equal scores it chose expert 28 before expert 9.
         plan_options=RouterOptions(ties=False),
         compare={"topk_weights": FLOAT32},
     ),
     Kernel(
         f"{ONE_GROUP}.grouped_topk",
-        "sglang",
         run_one_group,
-        min_capability=(8, 0),
         limits=LAUNCHABLE,
         # It orders negative numbers by their magnitude: its key keeps their bits as they are (grouped_topk.cuh,
         # pack_val_idx).
         plan_options=RouterOptions(negative=False),
-        supports=several_groups,
-        modules=(ONE_GROUP,),
-        optional=True,
         compare={"topk_weights": FAST_EXP},
     ),
 )
@@ -241,27 +193,12 @@ SHARED = (
     FUSED_GATE,
     Kernel(
         f"{TOPK}.biased_grouped_topk_impl",
-        "sglang",
         run_biased_topk,
         variant="eager",
-        min_capability=(8, 0),
         limits=LAUNCHABLE,
         # torch.topk chooses any of equal ones.
         plan_options=RouterOptions(ties=False),
-        # It appends only one: of several it would choose one at random.
-        const_axes={"num_fused_shared_experts": 1},
-        modules=(TOPK,),
-        optional=True,
         compare={"topk_weights": FLOAT32},
     ),
 )
-SIGMOID = (
-    Kernel(
-        "sgl_kernel.topk_sigmoid",
-        "sglang-kernel",
-        run_sigmoid,
-        limits=LAUNCHABLE,
-        supports=unsupported_by_sigmoid,
-        compare={"topk_weights": UNBIASED},
-    ),
-)
+SIGMOID = (Kernel("sgl_kernel.topk_sigmoid", run_sigmoid, limits=LAUNCHABLE, compare={"topk_weights": UNBIASED}),)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping
 
 import torch
 from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe import grouped_gemm_kernels as kernels
 from flashinfer_trace.families.moe.expert_gemm import MANY, drawn_activations
 from flashinfer_trace.families.moe.products import PRODUCT, Weights, products, reshaped
@@ -21,9 +19,11 @@ from flashinfer_trace.families.quantised import (
     quantise_groups,
     varied_scales,
 )
-from flashinfer_trace.harness.compare import Expected
-from flashinfer_trace.harness.family import Family, Inputs, Plan, PlanRequest
-from flashinfer_trace.harness.inputs import Draws, indptr, sizes, split
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.harness.family import Family, Inputs, Plan
+from flashinfer_trace.harness.inputs import Draws, indptr, split
+from flashinfer_trace.harness.plans import FLAG, Count, Drawn, RowPlans
+from flashinfer_trace.verdict.compare import Expected
 
 #: ``integers``: small codes, and scales that are powers of two: every sum is exact, in any kernel.
 KINDS = ("normal", "large", "tiny", "integers")
@@ -37,28 +37,19 @@ NEIGHBOURS = 16
 HUGE_SCALES = 2.0**30
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    return st.fixed_dictionaries(
-        {
-            "total_rows": sizes(*request.range("total_rows", 0, 40, 1000)),
-            "groups": st.sampled_from(GROUPS_OF_MANY if request.large else GROUPS),
-            "values": st.sampled_from(KINDS),
-            "zero_row": st.booleans(),
-        }
-    )
-
-
-def corners(request: PlanRequest) -> list[Plan]:
-    """One row; on a CPU also values beyond float16's range, of which it was never seen what kernels make, and `MANY`
-    rows of one expert: a GPU draws up to 1000."""
-    one = {"total_rows": 1, "groups": "one", "values": "normal", "zero_row": False}
-    if request.large:
-        return [one]
-    return [one, {**one, "total_rows": 7, "groups": "even", "values": "huge"}, {**one, "total_rows": MANY}]
-
-
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    return {"total_rows": axes.get("total_rows", 16), "groups": "routed", "values": "normal", "zero_row": False}
+#: The corners are one row; on a CPU also values beyond float16's range, of which it was never seen what kernels make,
+#: and `MANY` rows of one expert: a GPU draws up to 1000.
+PLAN = RowPlans(
+    {"total_rows": Count(40, 1000, usual=16)},
+    {
+        "groups": Drawn(lambda request: st.sampled_from(GROUPS_OF_MANY if request.large else GROUPS), "routed"),
+        "values": KINDS,
+        "zero_row": FLAG,
+    },
+    special=[{"total_rows": 1, "groups": "one"}],
+    on_cpu=[{"total_rows": 7, "groups": "even", "values": "huge"}, {"total_rows": MANY, "groups": "one"}],
+    many_rows=300,
+)
 
 
 def group_lengths(total: int, experts: int, kind: str, draws: Draws) -> list[int]:
@@ -194,9 +185,7 @@ FAMILIES = (
         name="moe_fp8_block_scale_grouped_gemm",
         op_type="moe",
         twin={**TWIN, "num_n_blocks": 2},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=fp8_inputs,
         oracle=fp8_oracle,
         compare={"output": PRODUCT},
@@ -206,9 +195,7 @@ FAMILIES = (
         name="moe_w4a8_grouped_gemm",
         op_type="moe",
         twin={**TWIN, "n": 48, "k_bytes": 192},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=w4a8_inputs,
         oracle=w4a8_oracle,
         compare={"output": PRODUCT},

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe.pipeline import WORKSPACE_BYTES
 from flashinfer_trace.families.moe.products import TRUNCATED
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, KernelCall, Outputs
 
 #: An empty product has no launch.
@@ -153,17 +153,7 @@ def run_w4a8(definition: Definition, inputs: Inputs, outputs: Outputs) -> Output
 
 def hopper(path: str, call: KernelCall, modules: tuple[str, ...] = ()) -> Kernel:
     """A kernel that Hopper's tensor cores run."""
-    return Kernel(
-        path,
-        "sglang-kernel",
-        call,
-        min_capability=(9, 0),
-        max_capability=(9, 0),
-        limits=ROWS,
-        compare={"output": TRUNCATED},
-        modules=modules,
-        optional=bool(modules),
-    )
+    return Kernel(path, call, limits=ROWS, compare={"output": TRUNCATED})
 
 
 FP8 = (

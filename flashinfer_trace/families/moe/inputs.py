@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.quantised import BLOCK, CODE_SIGMA, normal_codes, quantise_groups, varied_scales
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Plan
-from flashinfer_trace.harness.faults import Trial, with_inputs
+from flashinfer_trace.harness.faults import FaultyCase, with_inputs
 from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.plans import PlanRequest
 from flashinfer_trace.harness.refusals import take
 
 VALUES = {"normal": 1.0, "large": 300.0, "tiny": 0.01}
@@ -31,6 +32,12 @@ FAINTEST_LOGIT = -31.5
 SPARE_ROWS = 16
 #: Fewer tokens than this choose local experts only; otherwise most would choose none on this rank, and prove nothing.
 FEW_TOKENS = 16
+
+
+def ranks_of(request: PlanRequest) -> range:
+    """The ranks over which the experts are spread."""
+    axes = request.definition.const_axes
+    return range(axes["num_experts"] // axes["num_local_experts"])
 
 
 def tied_logits(shape: Sequence[int], draws: Draws) -> torch.Tensor:
@@ -114,7 +121,7 @@ def drawn_ids(count: int, top_k: int, experts: int, choice: str, draws: Draws) -
     return ids.contiguous()
 
 
-def two_experts_exchanged(inputs: Inputs, trial: Trial) -> Inputs | None:
+def two_experts_exchanged(inputs: Inputs, trial: FaultyCase) -> Inputs | None:
     """The weights of two local experts in each other's place: what a wrong row of an expert table makes of them."""
     experts = len(inputs["gemm1_weights"])
     if experts < 2:

@@ -6,14 +6,13 @@ sgl-kernel's pipeline runs on Hopper, trtllm-gen's single call on Blackwell.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.compare import CONFIDENCE, ErrorBound, Expected, host_figures, rounding_error
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, KernelCall, Outputs
+from flashinfer_trace.verdict.compare import CONFIDENCE, ErrorBound, Expected, host_figures, rounding_error
 
 #: A case fits only one scale, but judges up to millions of elements: 2 exp(-5^2 / 2) is 7e-6, 2 exp(-8^2 / 2) is 3e-14.
 GAIN_CONFIDENCE = 5.0
@@ -68,38 +67,15 @@ BLACKWELL = bound(
 LAUNCHABLE = {"seq_len": (1, 8192)}
 
 
-def hopper_pipeline(
-    path: str,
-    library: str,
-    call: KernelCall,
-    variant: str,
-    policy: ErrorBound,
-    supports: Callable[[Definition], str | None],
-) -> Kernel:
+def hopper_pipeline(path: str, call: KernelCall, variant: str, policy: ErrorBound) -> Kernel:
     """A pipeline of kernels around the grouped product at `path`; `variant` names the others."""
-    return Kernel(
-        path,
-        library,
-        call,
-        variant=variant,
-        min_capability=(9, 0),
-        max_capability=(9, 0),
-        limits=LAUNCHABLE,
-        supports=supports,
-        compare={"output": policy},
-    )
+    return Kernel(path, call, variant=variant, limits=LAUNCHABLE, compare={"output": policy})
 
 
 def blackwell_kernel(call: KernelCall) -> Kernel:
     """trtllm-gen's single call for experts in fp8 blocks."""
     return Kernel(
-        "flashinfer.fused_moe.trtllm_fp8_block_scale_moe",
-        "flashinfer-python",
-        call,
-        min_capability=(10, 0),
-        max_capability=(10, 3),
-        limits=LAUNCHABLE,
-        compare={"output": BLACKWELL},
+        "flashinfer.fused_moe.trtllm_fp8_block_scale_moe", call, limits=LAUNCHABLE, compare={"output": BLACKWELL}
     )
 
 

@@ -8,21 +8,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe import nvfp4_kernels as kernels
-from flashinfer_trace.families.moe.grouped_gemm import (
-    activations,
-    corners,
-    expected_output,
-    offsets_of,
-    plan_for_axes,
-    plans,
-)
+from flashinfer_trace.families.moe.grouped_gemm import PLAN, activations, expected_output, offsets_of
 from flashinfer_trace.families.moe.products import PRODUCT
-from flashinfer_trace.harness.compare import Comparison, Elementwise, Expected, place, wrong_shape
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Plan
 from flashinfer_trace.harness.inputs import Draws
-from flashinfer_trace.harness.intervals import Interval
+from flashinfer_trace.verdict.compare import Comparison, Elementwise, Expected, place, wrong_shape
+from flashinfer_trace.verdict.intervals import Interval
 
 BLOCK = 16
 LARGEST = 6.0
@@ -185,9 +178,7 @@ FAMILIES = (
         name="moe_nvfp4_experts_quant",
         op_type="moe",
         twin=TWIN,
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=quant_inputs,
         oracle=quant_oracle,
         compare={"codes": CODES, "scales": SCALES},
@@ -198,9 +189,7 @@ FAMILIES = (
         name="moe_nvfp4_grouped_gemm",
         op_type="moe",
         twin={**TWIN, "n": 24},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=gemm_inputs,
         oracle=gemm_oracle,
         compare={"output": PRODUCT},

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe.grouped_gemm_kernels import ROWS, filled, problem_sizes
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, KernelCall, Outputs
 
 MODULE = "sglang.jit_kernel.nvfp4"
@@ -86,16 +86,7 @@ def run_gemm(definition: Definition, inputs: Inputs, outputs: Outputs) -> Output
 
 
 def blackwell(name: str, call: KernelCall) -> Kernel:
-    return Kernel(
-        f"{MODULE}.{name}",
-        "sglang",
-        call,
-        min_capability=(10, 0),
-        max_capability=(10, 3),
-        limits=ROWS,
-        modules=(MODULE,),
-        optional=True,
-    )
+    return Kernel(f"{MODULE}.{name}", call, limits=ROWS)
 
 
 QUANT = blackwell("scaled_fp4_experts_quant", run_quant)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.moe.deepseek import corners, draw_bias, draw_logits, plan_for_axes, plans
+from flashinfer_trace.families.moe.deepseek import PLAN, draw_bias, draw_logits
 from flashinfer_trace.families.moe.deepseek_kernels import TRTLLM_GEN
 from flashinfer_trace.families.moe.experts import Arithmetic, chosen, expert_outputs
 from flashinfer_trace.families.moe.inputs import CORNER_VALUES, EXPERT_FAULTS, FP8_UNSEEN, VALUES
 from flashinfer_trace.families.moe.kernels import LAUNCHABLE, REFERENCE, bound
 from flashinfer_trace.families.moe.nvfp4 import BLOCK, E4M3_MAX, LARGEST, UNVERIFIED, drawn_tensor, scaled_values
 from flashinfer_trace.families.moe.oracle import route
-from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.verdict.compare import Expected
 
 #: Standard deviation of what `drawn_tensor` draws: codes of 2.93 times scales of 4.7, both as root mean squares.
 SIGMA = 13.8
@@ -184,19 +184,14 @@ FAMILIES = (
             "num_hidden_blocks": 10,
             "num_intermediate_blocks": 6,
         },
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=make_inputs,
         oracle=oracle,
         compare={"output": REFERENCE},
         kernels=(
             Kernel(
                 "flashinfer.fused_moe.trtllm_fp4_block_scale_moe",
-                "flashinfer-python",
                 run_trtllm_gen,
-                min_capability=(10, 0),
-                max_capability=(10, 3),
                 limits=LAUNCHABLE,
                 plan_options=TRTLLM_GEN,
                 compare={"output": BLACKWELL},

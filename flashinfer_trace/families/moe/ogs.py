@@ -8,18 +8,20 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe import ogs_kernels as kernels
 from flashinfer_trace.families.moe.expert_gemm import drawn_activations
 from flashinfer_trace.families.moe.grouped_gemm import GROUPS, GROUPS_OF_MANY, group_lengths
 from flashinfer_trace.families.moe.products import PRODUCT, TERM_ROUNDINGS, U32, products, reshaped
-from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, summation_error
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Plan, PlanRequest
-from flashinfer_trace.harness.inputs import Draws, sizes
+from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.plans import FLAG, Count, Drawn, RowPlans
+from flashinfer_trace.verdict.compare import ErrorBound, Expected, rounding_error, summation_error
 
 __all__ = ["FAMILIES"]
 
@@ -38,20 +40,19 @@ STEEPEST = 1.1
 SMALLEST = 2.0**-126
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    most = 200 if request.large else 16
-    choices = request.range("top_k", 1, 8, 8) if "gammas" in request.definition.inputs else (1, 8)
-    clamped = {"alpha": st.sampled_from(ALPHAS), "limit": st.sampled_from(LIMITS)}
-    return st.fixed_dictionaries(
-        {
-            "num_tokens": sizes(*request.range("num_tokens", 0, 16, most)),
-            "top_k": st.integers(*choices),
-            "groups": st.sampled_from(GROUPS_OF_MANY if request.large else GROUPS),
-            "values": st.sampled_from(KINDS),
-            "zero_row": st.booleans(),
-            **(clamped if "limit" in request.definition.inputs else {}),
-        }
-    )
+def usual_choices(definition: Definition, axes: Mapping[str, int]) -> int:
+    """That of gpt-oss, whose experts have biases, or else of Qwen3."""
+    if axes.get("num_tokens") and "num_rows" in axes:
+        return axes["num_rows"] // axes["num_tokens"]
+    return axes.get("top_k", 4 if "bias" in definition.inputs else 8)
+
+
+def usual_tokens(definition: Definition, axes: Mapping[str, int]) -> int:
+    return -(-axes.get("num_rows", 16) // usual_choices(definition, axes if "top_k" in axes else {}))
+
+
+def draw_choices(request: PlanRequest) -> st.SearchStrategy[int]:
+    return st.integers(*(request.range("top_k", 1, 8, 8) if "gammas" in request.definition.inputs else (1, 8)))
 
 
 def corners(request: PlanRequest) -> list[Plan]:
@@ -59,26 +60,29 @@ def corners(request: PlanRequest) -> list[Plan]:
 
     A clamped SwiGLU has each alpha and each limit in one of them, and mxfp4 weights have scales far from 1 in another.
     """
-    usual = {**plan_for_axes(request.definition, {"num_tokens": 5}, Draws(0, "cpu")), "groups": "even"}
-    one = {**usual, "num_tokens": 1, "top_k": 1, "groups": "one"}
+    one = {"num_tokens": 1, "top_k": 1, "groups": "one"}
     many = {**one, "num_tokens": 40, "top_k": 7}
-    few = {**usual, "top_k": 3}
+    few = {"groups": "even", "top_k": 3}
     found = [many] if request.large else [one, many, {**few, "groups": "one", "values": "huge"}]
     if "weights_scale" in request.definition.inputs:
         found.append({**few, "values": "far"})
     if "limit" in request.definition.inputs:
-        found += [{**few, "alpha": ALPHAS[1], "limit": LIMITS[1]}, {**few, "alpha": ALPHAS[2], "limit": LIMITS[2]}]
+        found += [{**few, "alpha": ALPHAS[number], "limit": LIMITS[number]} for number in (1, 2)]
     return found
 
 
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    """Traffic of gpt-oss, whose experts have biases, or else of Qwen3."""
-    top_k = axes.get("top_k", 4 if "bias" in definition.inputs else 8)
-    tokens = axes.get("num_tokens", -(-axes.get("num_rows", 16) // top_k))
-    if tokens and "num_rows" in axes:
-        top_k = axes["num_rows"] // tokens
-    plan = {"num_tokens": tokens, "top_k": top_k, "groups": "routed", "values": "normal", "zero_row": False}
-    return {**plan, "alpha": ALPHAS[0], "limit": LIMITS[0]} if "limit" in definition.inputs else plan
+PLAN = RowPlans(
+    {"num_tokens": Count(16, 200, usual=usual_tokens, corner=5)},
+    {
+        "top_k": Drawn(draw_choices, usual_choices),
+        "groups": Drawn(lambda request: st.sampled_from(GROUPS_OF_MANY if request.large else GROUPS), "routed"),
+        "values": KINDS,
+        "zero_row": FLAG,
+    },
+    special=corners,
+    many_rows=300,
+)
+CLAMPED_PLAN = replace(PLAN, choices={**PLAN.choices, "alpha": ALPHAS, "limit": LIMITS})
 
 
 def choices_of(plan: Plan, experts: int, draws: Draws) -> tuple[list[int], torch.Tensor]:
@@ -275,9 +279,7 @@ def family(name: str, oracle: Oracle, policy: ErrorBound, more: Mapping[str, int
         name=name,
         op_type="moe",
         twin={**TWIN, **(more or {})},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=CLAMPED_PLAN if "swiglu" in name else PLAN,
         make_inputs=make_inputs,
         oracle=oracle,
         compare={"output": policy},

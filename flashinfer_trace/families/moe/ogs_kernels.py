@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.compare import ErrorBound, Expected, unit_roundoff
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
+from flashinfer_trace.verdict.compare import ErrorBound, Expected, unit_roundoff
 
 __all__ = ["kernel", "rounded_rows"]
 
@@ -120,11 +120,7 @@ def kernel(gather: bool, policy: ErrorBound) -> Kernel:
     limits = {"num_rows": (1, 1 << 30), "num_tokens": (1, 1 << 30)}
     return Kernel(
         f"{MODULE}.matmul_ogs",
-        "sglang-kernel",
         run_gather if gather else run_scatter,
-        min_capability=(9, 0),
         limits=limits if gather else {**limits, "top_k": (2, 64)},
         compare={"output": policy},
-        modules=(MODULE,),
-        optional=True,
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flashinfer_trace.definition import Definition
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Outputs
 
 WORKSPACE_BYTES = 256 << 20

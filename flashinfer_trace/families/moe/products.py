@@ -16,7 +16,7 @@ from flashinfer_trace.families.gemm import positive_product
 from flashinfer_trace.families.moe.experts import TRUNCATION_VARIANCE
 from flashinfer_trace.families.moe.kernels import GAIN_CONFIDENCE
 from flashinfer_trace.families.quantised import blocks_of, float_variance
-from flashinfer_trace.harness.compare import (
+from flashinfer_trace.verdict.compare import (
     CONFIDENCE,
     ErrorBound,
     Expected,

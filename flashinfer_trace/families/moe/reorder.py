@@ -7,16 +7,18 @@ bf16. It skips ids that are not positive, so that it leaves out expert 0 as well
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe.kernels import LAUNCHABLE
 from flashinfer_trace.families.moe.rows import KINDS, SUM, drawn_rows
-from flashinfer_trace.harness.compare import (
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
+from flashinfer_trace.harness.faults import with_inputs
+from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.plans import Count, RowPlans
+from flashinfer_trace.verdict.compare import (
     CONFIDENCE,
     ErrorBound,
     Expected,
@@ -24,9 +26,6 @@ from flashinfer_trace.harness.compare import (
     rounding_error,
     unit_roundoff,
 )
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
-from flashinfer_trace.harness.faults import with_inputs
-from flashinfer_trace.harness.inputs import Draws, sizes
 
 __all__ = ["FAMILIES"]
 
@@ -44,29 +43,25 @@ class ReorderOptions:
     first_expert: bool = True
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    return st.fixed_dictionaries(
-        {
-            "seq_len": sizes(*request.range("seq_len", 0, 40, 600)),
-            "values": st.sampled_from(KINDS),
-            "choice": st.sampled_from(CHOICES),
-            "lowest_id": st.just(0 if request.options_of(ReorderOptions).first_expert else 1),
-        }
-    )
-
-
 def corners(request: PlanRequest) -> list[Plan]:
-    """Tokens without experts; on a CPU also expert 0 alone, which the kernel does not take, and values beyond float16's
-    range, of which it was never seen what the kernel makes."""
-    first = request.options_of(ReorderOptions).first_expert
-    usual = {"seq_len": 5, "values": "normal", "choice": "some", "lowest_id": 0 if first else 1}
+    """Tokens without experts; on a CPU also values beyond float16's range, of which it was never seen what the kernel
+    makes, and expert 0 alone, which the kernel does not take."""
     if request.large:
-        return [usual]
-    return [usual, {**usual, "values": "huge", "choice": "any"}, *([{**usual, "choice": "first"}] if first else [])]
+        return [{"choice": "some"}]
+    first = [{"choice": "first"}] if request.options_of(ReorderOptions).first_expert else []
+    return [{"choice": "some"}, {"values": "huge", "choice": "any"}, *first]
 
 
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    return {"seq_len": axes.get("seq_len", 8), "values": "normal", "choice": "all", "lowest_id": 0}
+PLAN = RowPlans(
+    {"seq_len": Count(40, 600, corner=5)},
+    {
+        "values": KINDS,
+        "choice": CHOICES,
+        "lowest_id": lambda request: (0,) if request.options_of(ReorderOptions).first_expert else (1,),
+    },
+    special=corners,
+    many_rows=300,
+)
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -162,23 +157,17 @@ FAMILIES = (
         name="moe_post_reorder",
         op_type="moe",
         twin={"top_k": 5, "hidden_size": 24},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=make_inputs,
         oracle=oracle,
         compare={"output": SUM},
         kernels=(
             Kernel(
                 f"{MODULE}.post_reorder_triton_kernel",
-                "sglang",
                 run_triton,
-                min_capability=(8, 0),
                 limits=LAUNCHABLE,
                 plan_options=ReorderOptions(first_expert=False),
                 compare={"output": STEPWISE},
-                modules=(MODULE,),
-                optional=True,
             ),
         ),
         faults=(

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe.kernels import LAUNCHABLE
-from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, summation_error
-from flashinfer_trace.harness.copies import SameBits
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
-from flashinfer_trace.harness.inputs import Draws, as_integers, sizes, torch_dtype
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
+from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.plans import Count, Drawn, RowPlans
+from flashinfer_trace.verdict.compare import ErrorBound, Expected, rounding_error, summation_error
+from flashinfer_trace.verdict.copies import SameBits
+from flashinfer_trace.verdict.tensors import as_integers, torch_dtype
 
 #: ``positive``: no term cancels another, so that a missing one shows.
 KINDS = ("normal", "integers", "large", "tiny", "positive")
-FACTORS = (1.0, 2.5, 0.75)
+FACTORS = (2.5, 1.0, 0.75)
 #: Which row each place of a copy takes: ``repeated`` takes few rows many times, ``reversed`` each once. In traffic,
 #: ``routed``, each comes equally often, in any order.
 MAPS = ("random", "repeated", "reversed")
@@ -36,25 +36,14 @@ def drawn_rows(shape: list[int], kind: str, draws: Draws) -> torch.Tensor:
 # Sums
 
 
-def sum_plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    """More than 256 tokens, because sgl-kernel then launches another kernel."""
-    return st.fixed_dictionaries(
-        {
-            "seq_len": sizes(*request.range("seq_len", 0, 40, 600)),
-            "values": st.sampled_from(KINDS),
-            "factor": st.sampled_from(FACTORS),
-        }
-    )
-
-
-def sum_corners(request: PlanRequest) -> list[Plan]:
-    """Values beyond float16's range, and a factor below it: float32 sums and products have the same relative errors."""
-    huge = {"seq_len": 3, "values": "huge", "factor": 2.5}
-    return [huge, {**huge, "values": "normal", "factor": 1e-6}]
-
-
-def sum_plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    return {"seq_len": axes.get("seq_len", 8), "values": "normal", "factor": 2.5}
+#: More than 256 tokens, because sgl-kernel then launches another kernel. The corners have values beyond float16's
+#: range, and a factor below it: float32 sums and products have the same relative errors.
+SUM_PLAN = RowPlans(
+    {"seq_len": Count(40, 600)},
+    {"values": KINDS, "factor": FACTORS},
+    special=[{"values": "huge"}, {"factor": 1e-6}],
+    many_rows=300,
+)
 
 
 def reduce_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -155,38 +144,23 @@ def run_shuffle_mul_sum(definition: Definition, inputs: Inputs, outputs: Outputs
     return outputs
 
 
-def whole_vectors(definition: Definition) -> str | None:
-    """sgl_kernel.moe_sum_reduce leaves the last 8 columns unwritten if the rest are vectors of 16 bf16 numbers."""
-    size = definition.const_axes["hidden_size"]
-    return f"does not write the last 8 of {size} columns for more than 256 tokens" if size % 16 == 8 else None
-
-
 # Copies
 
 
-def copy_plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    return st.fixed_dictionaries(
-        {
-            "num_rows": sizes(*request.range("num_rows", 1, 40, 600)),
-            "num_copies": sizes(*request.range("num_copies", 0, 60, 2000)),
-            "map": st.sampled_from(MAPS),
-            "contents": st.just("normal"),
-        }
-    )
-
-
-def copy_corners(request: PlanRequest) -> list[Plan]:
-    """The only row many times, one row of many, and rows of any bits."""
-    low, high = request.range("num_copies", 0, 60, 2000)
-    copies = max(low, min(60, high))
-    random = {"num_rows": 40, "num_copies": copies, "map": "random", "contents": "special"}
-    usual = {**random, "contents": "normal"}
-    return [{**usual, "num_rows": 1, "map": "repeated"}, {**usual, "num_copies": 1}, random]
-
-
-def copy_plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    counts = {"num_rows": axes.get("num_rows", 8), "num_copies": axes.get("num_copies", 16)}
-    return {**counts, "map": "routed", "contents": "normal"}
+#: The corners are the only row many times, one row of many, and rows of any bits.
+COPY_PLAN = RowPlans(
+    {
+        "num_rows": Count(40, 600, least=1, corner=40),
+        "num_copies": Count(60, 2000, usual=16, corner=60),
+    },
+    {"map": Drawn(lambda request: st.sampled_from(MAPS), "routed"), "contents": ("normal",)},
+    special=[
+        {"num_rows": 1, "map": "repeated"},
+        {"num_copies": 1, "map": "random"},
+        {"map": "random", "contents": "special"},
+    ],
+    many_rows=300,
+)
 
 
 def copy_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -217,33 +191,17 @@ def run_shuffle_rows(definition: Definition, inputs: Inputs, outputs: Outputs) -
     return {"output": sgl_kernel.shuffle_rows(rows, source, (len(source), rows.shape[1]))}
 
 
-def whole_copies(definition: Definition) -> str | None:
-    """sgl_kernel.shuffle_rows copies 16 bytes at a time, and drops what is left."""
-    row = definition.const_axes["hidden_size"] * torch_dtype(definition.inputs["input"].dtype).itemsize
-    return None if row % 16 == 0 else f"needs rows of a multiple of 16 bytes, not {row}"
-
-
 def shuffle_rows(name: str) -> Family:
     """The record of shuffle_rows for one dtype."""
     return Family(
         name=name,
         op_type="moe",
         twin={"hidden_size": 16},
-        plans=copy_plans,
-        corners=copy_corners,
-        plan_for_axes=copy_plan_for_axes,
+        plan=COPY_PLAN,
         make_inputs=copy_inputs,
         oracle=copy_oracle,
         compare={"output": SameBits()},
-        kernels=(
-            Kernel(
-                "sgl_kernel.shuffle_rows",
-                "sglang-kernel",
-                run_shuffle_rows,
-                limits={"num_copies": (1, 65536)},
-                supports=whole_copies,
-            ),
-        ),
+        kernels=(Kernel("sgl_kernel.shuffle_rows", run_shuffle_rows, limits={"num_copies": (1, 65536)}),),
     )
 
 
@@ -252,38 +210,19 @@ FAMILIES = (
         name="moe_sum_reduce",
         op_type="moe",
         twin={"top_k": 5, "hidden_size": 24},
-        plans=sum_plans,
-        corners=sum_corners,
-        plan_for_axes=sum_plan_for_axes,
+        plan=SUM_PLAN,
         make_inputs=reduce_inputs,
         oracle=reduce_oracle,
         compare={"output": SUM},
         kernels=(
-            Kernel(
-                "sgl_kernel.moe_sum_reduce",
-                "sglang-kernel",
-                run_sum_reduce,
-                limits=LAUNCHABLE,
-                supports=whole_vectors,
-            ),
-            Kernel(
-                f"{TRITON_MODULE}.moe_sum_reduce_triton",
-                "sglang",
-                run_triton_sum_reduce,
-                limits=LAUNCHABLE,
-                modules=(TRITON_MODULE,),
-                optional=True,
-            ),
+            Kernel("sgl_kernel.moe_sum_reduce", run_sum_reduce, limits=LAUNCHABLE),
+            Kernel(f"{TRITON_MODULE}.moe_sum_reduce_triton", run_triton_sum_reduce, limits=LAUNCHABLE),
             Kernel(
                 f"{FUSED_MOE}.moe_sum_reduce_torch_compile",
-                "sglang",
                 run_torch_sum_reduce,
                 variant="eager",
-                min_capability=(8, 0),
                 limits={"seq_len": (1, MOST_TORCH_TOKENS)},
                 compare={"output": STEPWISE},
-                modules=(FUSED_MOE,),
-                optional=True,
             ),
         ),
     ),
@@ -291,13 +230,11 @@ FAMILIES = (
         name="moe_apply_shuffle_mul_sum",
         op_type="moe",
         twin={"top_k": 5, "hidden_size": 24},
-        plans=sum_plans,
-        corners=sum_corners,
-        plan_for_axes=sum_plan_for_axes,
+        plan=SUM_PLAN,
         make_inputs=shuffle_inputs,
         oracle=shuffle_oracle,
         compare={"output": SUM},
-        kernels=(Kernel("sgl_kernel.apply_shuffle_mul_sum", "sglang-kernel", run_shuffle_mul_sum, limits=LAUNCHABLE),),
+        kernels=(Kernel("sgl_kernel.apply_shuffle_mul_sum", run_shuffle_mul_sum, limits=LAUNCHABLE),),
     ),
     shuffle_rows("moe_shuffle_rows"),
     shuffle_rows("moe_shuffle_rows_fp8"),

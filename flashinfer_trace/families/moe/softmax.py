@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 import torch
 from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe import softmax_kernels as kernels
 from flashinfer_trace.families.moe.inputs import (
     EXPERT_FAULTS,
@@ -19,13 +18,16 @@ from flashinfer_trace.families.moe.inputs import (
     clear_rows,
     fp8_experts,
     hidden_values,
+    ranks_of,
     tied_logits,
 )
 from flashinfer_trace.families.moe.kernels import REFERENCE
 from flashinfer_trace.families.moe.oracle import bf16_softmax_oracle, fp8_softmax_oracle, topk_softmax_oracle
-from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Plan, PlanRequest
-from flashinfer_trace.harness.inputs import Draws, sizes
+from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.plans import FLAG, Count, Drawn, RowPlans
+from flashinfer_trace.verdict.compare import Expected
 
 #: For the router alone. ``peaked``: a token's weights span many orders of magnitude; ``equal``: all logits are equal.
 LOGITS = ("random", "peaked", "ties", "one_expert", "equal")
@@ -88,19 +90,6 @@ def draw_logits(definition: Definition, plan: Plan, draws: Draws) -> torch.Tenso
 # The router alone
 
 
-def router_plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    experts = request.definition.const_axes["num_experts"]
-    options = request.options_of(kernels.SoftmaxOptions)
-    return st.fixed_dictionaries(
-        {
-            "seq_len": sizes(*request.range("seq_len", 0, 96, 2048)),
-            "routing": st.sampled_from(LOGITS if options.exact else tuple(WIDE)),
-            "rank": st.integers(0, experts - 1),
-            "norm": st.booleans() if options.exact else st.just(False),
-        }
-    )
-
-
 def router_corners(request: PlanRequest) -> list[Plan]:
     """Logits beyond float16's range, the largest for the last experts, and logits below 1e-5.
 
@@ -108,13 +97,28 @@ def router_corners(request: PlanRequest) -> list[Plan]:
     """
     if not request.options_of(kernels.SoftmaxOptions).exact:
         return []
-    experts = request.definition.const_axes["num_experts"]
-    plan = {"seq_len": 3, "routing": "beyond_float16", "rank": experts - 1, "norm": False}
-    return [plan, {**plan, "routing": "faint"}]
+    last = {"rank": request.definition.const_axes["num_experts"] - 1, "norm": False}
+    return [{**last, "routing": "beyond_float16"}, {**last, "routing": "faint"}]
 
 
-def router_plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    return {"seq_len": axes.get("seq_len", 8), "routing": "random", "rank": 0, "norm": True}
+def router_logits(request: PlanRequest) -> st.SearchStrategy[str]:
+    return st.sampled_from(LOGITS if request.options_of(kernels.SoftmaxOptions).exact else tuple(WIDE))
+
+
+def router_norm(request: PlanRequest) -> st.SearchStrategy[bool]:
+    return st.booleans() if request.options_of(kernels.SoftmaxOptions).exact else st.just(False)
+
+
+ROUTER_PLAN = RowPlans(
+    {"seq_len": Count(96, 2048)},
+    {
+        "routing": Drawn(router_logits, "random"),
+        "rank": lambda request: range(request.definition.const_axes["num_experts"]),
+        "norm": Drawn(router_norm, True),
+    },
+    special=router_corners,
+    many_rows=300,
+)
 
 
 def router_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -124,27 +128,14 @@ def router_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
 # With the experts
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
+def with_something_to_show(request: PlanRequest, plan: Plan) -> Plan:
     """Few tokens choose local experts; ``elsewhere`` is drawn only where the other ranks have enough experts."""
     axes = request.definition.const_axes
-    ranks = axes["num_experts"] // axes["num_local_experts"]
-    can_leave = axes["num_experts"] - axes["num_local_experts"] >= axes["top_k"]
-
-    def with_something_to_show(plan: Plan) -> Plan:
-        if plan["routing"] == "elsewhere":
-            return plan if can_leave else {**plan, "routing": "random"}
-        return {**plan, "routing": "local"} if ranks > 1 and plan["seq_len"] < FEW_TOKENS else plan
-
-    return st.fixed_dictionaries(
-        {
-            "seq_len": sizes(*request.range("seq_len", 0, 96, 300)),
-            "routing": st.sampled_from(ROUTINGS),
-            "values": st.sampled_from(tuple(VALUES)),
-            "zero_row": st.booleans(),
-            "rank": st.integers(0, ranks - 1),
-            "norm": st.booleans(),
-        }
-    ).map(with_something_to_show)
+    if plan["routing"] == "elsewhere":
+        can_leave = axes["num_experts"] - axes["num_local_experts"] >= axes["top_k"]
+        return plan if can_leave else {**plan, "routing": "random"}
+    few = len(ranks_of(request)) > 1 and plan["seq_len"] < FEW_TOKENS
+    return {**plan, "routing": "local"} if few else plan
 
 
 def corners(request: PlanRequest) -> list[Plan]:
@@ -153,17 +144,19 @@ def corners(request: PlanRequest) -> list[Plan]:
     It was never seen what the kernels of the experts make of those: the bounds hold for what they round in float32 and
     bf16, but scales of blocks are numbers that they choose.
     """
-    one = {"seq_len": 1, "routing": "local", "values": "normal", "zero_row": False, "rank": 0, "norm": True}
+    one: Plan = {"seq_len": 1, "routing": "local"}
     if request.large:
         return [one]
-    axes = request.definition.const_axes
-    last = axes["num_experts"] // axes["num_local_experts"] - 1
-    return [one, {**one, "seq_len": 3, "routing": "beyond_float16", "values": "huge", "rank": last}]
+    return [one, {"routing": "beyond_float16", "values": "huge", "rank": ranks_of(request)[-1]}]
 
 
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    plan = {"seq_len": axes.get("seq_len", 8), "routing": "random", "values": "normal", "zero_row": False}
-    return {**plan, "rank": 0, "norm": True}
+PLAN = RowPlans(
+    {"seq_len": Count(96, 300)},
+    {"routing": ROUTINGS, "values": tuple(VALUES), "zero_row": FLAG, "rank": ranks_of, "norm": (True, False)},
+    special=corners,
+    fit=with_something_to_show,
+    many_rows=300,
+)
 
 
 def expert_inputs(
@@ -215,9 +208,7 @@ def experts_family(
         name=name,
         op_type="moe",
         twin=twin,
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=expert_inputs(draw_experts),
         oracle=oracle,
         compare={"output": REFERENCE},
@@ -232,9 +223,7 @@ FAMILIES = (
         name="moe_topk_softmax",
         op_type="moe",
         twin={"num_experts": 16},
-        plans=router_plans,
-        corners=router_corners,
-        plan_for_axes=router_plan_for_axes,
+        plan=ROUTER_PLAN,
         make_inputs=router_inputs,
         oracle=topk_softmax_oracle,
         compare={"topk_weights": kernels.TOPK_WEIGHTS_REFERENCE, "topk_ids": kernels.TOPK_IDS},

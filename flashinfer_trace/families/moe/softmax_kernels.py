@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe.kernels import (
     HOPPER,
     LAUNCHABLE,
@@ -18,10 +18,11 @@ from flashinfer_trace.families.moe.kernels import (
     trtllm_gen,
 )
 from flashinfer_trace.families.moe.pipeline import bf16_products, fp8_products, run_experts
-from flashinfer_trace.families.moe.triton_experts import FUSED_EXPERTS, fused_experts
-from flashinfer_trace.harness.compare import CONFIDENCE, ErrorBound, Exact, Expected, rounding_error, unit_roundoff
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
+from flashinfer_trace.verdict.compare import CONFIDENCE, ErrorBound, Exact, Expected, rounding_error, unit_roundoff
 
+FUSED_EXPERTS = "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe"
 TOPK = "sglang.srt.layers.moe.topk"
 U32 = unit_roundoff(torch.float32)
 #: Roundings of one weight besides those of its exponent and of sums: exponential (2 ulp, 4 of these), reciprocal, two
@@ -117,6 +118,40 @@ def run_bf16_pipeline(definition: Definition, inputs: Inputs, outputs: Outputs) 
     return run_experts(definition, inputs, outputs, *chosen_by_kernel(definition, inputs), bf16_products)
 
 
+def fused_experts(definition: Definition, inputs: Inputs, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The weighted sum of the local experts among the chosen ones: weights float32 and ids int32, [tokens, top_k].
+
+    SGLang runs its Triton experts for bfloat16 weights unless it is told otherwise. Their first product is [gate, up],
+    where the Definitions have [up, gate], as flashinfer's kernels take it: the halves are exchanged before the call.
+    Experts of other ranks have the id -1, and rows of theirs are left out.
+    """
+    from sglang.srt import server_args
+    from sglang.srt.layers.moe.moe_runner import MoeRunnerConfig
+    from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe
+    from sglang.srt.layers.moe.topk import StandardTopKOutput
+
+    # The functions ask a running server for these two settings.
+    settings = SimpleNamespace(enable_deterministic_inference=False, enable_fused_moe_sum_all_reduce=False)
+    server_args.set_global_server_args_for_scheduler(settings)
+    axes, first = definition.const_axes, inputs["gemm1_weights"]
+    local = ids - int(inputs["local_expert_offset"])
+    local = torch.where((local >= 0) & (local < axes["num_local_experts"]), local, -1).to(torch.int32)
+    config = MoeRunnerConfig(
+        num_experts=axes["num_experts"],
+        num_local_experts=axes["num_local_experts"],
+        hidden_size=axes["hidden_size"],
+        intermediate_size_per_partition=axes["intermediate_size"],
+        top_k=axes["top_k"],
+        inplace=False,
+    )
+    chosen = StandardTopKOutput(weights, local, inputs["routing_logits"])
+    gate_up = first.roll(axes["intermediate_size"], dims=1)
+    result: torch.Tensor = fused_moe.fused_experts(
+        inputs["hidden_states"], gate_up, inputs["gemm2_weights"], chosen, config
+    )
+    return result
+
+
 def run_triton_experts(definition: Definition, inputs: Inputs, outputs: Outputs) -> Outputs:
     return {"output": fused_experts(definition, inputs, *chosen_by_kernel(definition, inputs))}
 
@@ -149,56 +184,29 @@ def run_grouped_topk(definition: Definition, inputs: Inputs, outputs: Outputs) -
     return {"topk_weights": weights.gather(1, order), "topk_ids": ids.gather(1, order)}
 
 
-def unsupported_by_topk_softmax(definition: Definition) -> str | None:
-    """Why sgl_kernel.topk_softmax may choose other experts than the reference, or None. The tie order was measured."""
-    experts = definition.const_axes["num_experts"]
-    if experts > 256 or experts & (experts - 1):
-        return f"topk_softmax prefers the lower index of ties for powers of two up to 256 experts, not for {experts}"
-    return None
-
-
 TOPK_SOFTMAX = (
-    Kernel(
-        "sgl_kernel.topk_softmax",
-        "sglang-kernel",
-        run_topk_softmax,
-        limits=LAUNCHABLE,
-        supports=unsupported_by_topk_softmax,
-        compare={"topk_weights": TOPK_WEIGHTS},
-    ),
+    Kernel("sgl_kernel.topk_softmax", run_topk_softmax, limits=LAUNCHABLE, compare={"topk_weights": TOPK_WEIGHTS}),
     Kernel(
         f"{TOPK}.grouped_topk_gpu",
-        "sglang",
         run_grouped_topk,
         variant="eager, one group",
-        min_capability=(8, 0),
         limits=LAUNCHABLE,
         plan_options=SoftmaxOptions(exact=False),
-        modules=(TOPK,),
-        optional=True,
         compare={"topk_weights": BF16_WEIGHTS},
     ),
 )
 BF16_KERNELS = (
     hopper_pipeline(
         "torch.nn.functional.grouped_mm",
-        "torch",
         run_bf16_pipeline,
         "pipeline with sgl_kernel: topk_softmax, prepare_moe_input, shuffle_rows, silu_and_mul, shuffle_mul_sum",
         BF16_HOPPER,
-        unsupported_by_topk_softmax,
     ),
     Kernel(
         f"{FUSED_EXPERTS}.fused_experts",
-        "sglang",
         run_triton_experts,
         variant="with sgl_kernel: topk_softmax",
-        min_capability=(9, 0),
-        max_capability=(9, 0),
         limits=LAUNCHABLE,
-        supports=unsupported_by_topk_softmax,
-        modules=(FUSED_EXPERTS,),
-        optional=True,
         # It rounds where the pipeline does: both products, and silu * up; the weight is applied before.
         compare={"output": BF16_HOPPER},
     ),
@@ -206,11 +214,9 @@ BF16_KERNELS = (
 FP8_KERNELS = (
     hopper_pipeline(
         "sgl_kernel.fp8_blockwise_scaled_grouped_mm",
-        "sglang-kernel",
         run_fp8_pipeline,
         "pipeline: topk_softmax, prepare_moe_input, shuffle_rows, silu_and_mul, group_quant, shuffle_mul_sum",
         FP8_HOPPER,
-        unsupported_by_topk_softmax,
     ),
     blackwell_kernel(run_fp8_trtllm_gen),
 )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe import softmax
 from flashinfer_trace.families.moe.kernels import LAUNCHABLE
 from flashinfer_trace.families.moe.softmax_kernels import topk_weights_bound
 from flashinfer_trace.families.quantised import ranks
-from flashinfer_trace.harness.compare import ErrorBound, Exact, Expected, rounding_error
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.verdict.compare import ErrorBound, Exact, Expected, rounding_error
 
 __all__ = ["FAMILIES"]
 
@@ -69,21 +71,13 @@ def run_routing(definition: Definition, inputs: Inputs, outputs: Outputs) -> Out
     }
 
 
-def power_of_two(definition: Definition) -> str | None:
-    """Triton's top-k takes powers of two."""
-    top_k = definition.const_axes["top_k"]
-    return f"chooses a power of two of experts, not {top_k}" if top_k & (top_k - 1) else None
-
-
 FAMILIES = (
     Family(
         name="moe_topk_softmax_sorted",
         op_type="moe",
         twin={"num_experts": 16, "top_k": 4},
-        plans=softmax.router_plans,
-        corners=softmax.router_corners,
-        many_rows=9000,  # more than 2048 rows of an expert, the most that are drawn on a GPU
-        plan_for_axes=softmax.router_plan_for_axes,
+        # More than 2048 rows of an expert, the most that are drawn on a GPU.
+        plan=replace(softmax.ROUTER_PLAN, many_rows=9000),
         make_inputs=make_inputs,
         oracle=oracle,
         compare={
@@ -92,17 +86,6 @@ FAMILIES = (
             "row_pairs": Exact("pairs of an expert are in ascending order"),
             "positions": Exact("rows are numbered in the order of experts, and of pairs"),
         },
-        kernels=(
-            Kernel(
-                f"{MODULE}.routing",
-                "sglang-kernel",
-                run_routing,
-                min_capability=(8, 0),
-                limits=LAUNCHABLE,
-                supports=power_of_two,
-                modules=(MODULE,),
-                optional=True,
-            ),
-        ),
+        kernels=(Kernel(f"{MODULE}.routing", run_routing, limits=LAUNCHABLE),),
     ),
 )

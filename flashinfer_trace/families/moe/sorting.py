@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping
 import torch
 from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe import sorting_kernels as kernels
 from flashinfer_trace.families.moe.inputs import drawn_ids
-from flashinfer_trace.harness.compare import Exact, Expected, Policy
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest, Relation
 from flashinfer_trace.harness.inputs import Draws, sizes
-from flashinfer_trace.harness.unordered import UNSPECIFIED
+from flashinfer_trace.harness.plans import Count, RowPlans
+from flashinfer_trace.verdict.compare import Exact, Expected, Policy
+from flashinfer_trace.verdict.unordered import UNSPECIFIED
 
 #: How tokens choose: ``few`` choose among a few experts, which get many rows; with ``elsewhere``, about half of the
 #: choices are on other ranks; ``one_expert``: all first choices are the same, and the others are on other ranks.
@@ -24,17 +25,16 @@ SCALE_ROWS = 128
 TOKENS = ("seq_len", 0, 256, 4096)
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    """Half of the batches have no more pairs than experts, as in decode."""
-    low, high = request.range(*TOKENS)
-    few = sizes(max(low, 1), few_tokens(request.definition))
-    return st.fixed_dictionaries({"seq_len": few | sizes(low, high), "choice": st.sampled_from(CHOICES)})
-
-
 def few_tokens(definition: Definition) -> int:
     """The most tokens that make no more pairs than there are experts; it is 1 at least."""
     axes = definition.const_axes
     return max(1, axes["num_experts"] // axes["top_k"])
+
+
+def draw_tokens(request: PlanRequest) -> st.SearchStrategy[int]:
+    """Half of the batches have no more pairs than experts, as in decode."""
+    low, high = request.range(*TOKENS)
+    return sizes(max(low, 1), few_tokens(request.definition)) | sizes(low, high)
 
 
 def corners(request: PlanRequest) -> list[Plan]:
@@ -43,15 +43,16 @@ def corners(request: PlanRequest) -> list[Plan]:
     On a CPU, where random draws are smaller: no token, if that is allowed, and more pairs than a token has features.
     """
     few, (fewest, _) = few_tokens(request.definition), request.range(*TOKENS)
-    on_cpu = [] if request.large else [fewest, 1200]
-    return [
-        {"seq_len": 1, "choice": "random"},
-        *({"seq_len": count, "choice": "elsewhere"} for count in (few, few + 1, *on_cpu)),
-    ]
+    counts = (few, few + 1, *(() if request.large else (fewest, 1200)))
+    return [{"seq_len": 1}, *({"seq_len": count, "choice": "elsewhere"} for count in counts)]
 
 
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    return {"seq_len": axes.get("seq_len", 8), "choice": "random"}
+PLAN = RowPlans(
+    {"seq_len": Count(256, 4096, drawn=draw_tokens)},
+    {"choice": CHOICES},
+    special=corners,
+    many_rows=11000,  # more than 1024 pairs of an expert, and than 2^15 pairs
+)
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -181,15 +182,12 @@ def family(
         name=name,
         op_type="moe",
         twin=twin,
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=inputs,
         oracle=oracle,
         compare=policies,
         kernels=(kernel,),
         relations=relations,
-        many_rows=11000,  # more than 1024 pairs of an expert, and than 2^15 pairs
     )
 
 

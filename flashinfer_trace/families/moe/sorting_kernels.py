@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.moe.kernels import LAUNCHABLE
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
-from flashinfer_trace.harness.unordered import Multiset
+from flashinfer_trace.verdict.unordered import Multiset
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,6 @@ def run_w4a8_sizes(definition: Definition, inputs: Inputs, outputs: Outputs) -> 
 
 ALIGN = Kernel(
     "sgl_kernel.moe_align_block_size",
-    "sglang-kernel",
     run_align,
     limits=LAUNCHABLE,
     plan_options=ListOptions(multiple=4),
@@ -96,16 +95,8 @@ ALIGN = Kernel(
 )
 PREPARE = Kernel(
     "sgl_kernel.prepare_moe_input",
-    "sglang-kernel",
     run_prepare,
-    min_capability=(9, 0),
     limits=LAUNCHABLE,
     compare={"input_permutation": ATOMICS, "output_permutation": ATOMICS},
 )
-W4A8_SIZES = Kernel(
-    "sgl_kernel.get_cutlass_w4a8_moe_mm_data",
-    "sglang-kernel",
-    run_w4a8_sizes,
-    min_capability=(9, 0),
-    limits=LAUNCHABLE,
-)
+W4A8_SIZES = Kernel("sgl_kernel.get_cutlass_w4a8_moe_mm_data", run_w4a8_sizes, limits=LAUNCHABLE)

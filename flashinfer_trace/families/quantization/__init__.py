@@ -5,28 +5,25 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.quantization.cases import (
     CODES_E4M3,
     CODES_INT8,
     CODES_OF_POWERS,
     E4M3_MAX,
     INT8_MAX,
+    PLAN,
     SCALES,
     SMALLEST_MAXIMUM,
-    corners,
     make_inputs,
     of_kernels,
-    plan_for_axes,
-    plans,
     quantised,
     quantised_by_powers,
 )
 from flashinfer_trace.families.quantization.kernels import GROUP_FP8, GROUP_INT8, GROUP_UE8M0, PER_TOKEN_FP8
-from flashinfer_trace.harness.compare import Exact, Expected
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel
-from flashinfer_trace.harness.intervals import Interval
-from flashinfer_trace.harness.many_rows import BEYOND_1024
+from flashinfer_trace.verdict.compare import Exact, Expected
+from flashinfer_trace.verdict.intervals import Interval
 
 
 def oracle_per_token(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
@@ -52,11 +49,8 @@ def group_family(name: str, codes: Interval, largest_code: float, kernels: tuple
         name=name,
         op_type="quantization",
         twin={"hidden_size": 96, "group_size": 32, "num_groups": 3},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=make_inputs,
-        many_rows=BEYOND_1024,
         oracle=functools.partial(oracle_per_group, largest_code),
         compare={"codes": codes, "scales": SCALES},
         kernels=with_codes(codes, kernels),
@@ -68,11 +62,8 @@ FAMILIES = (
         name="per_token_quant_fp8",
         op_type="quantization",
         twin={"hidden_size": 96},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=make_inputs,
-        many_rows=BEYOND_1024,
         oracle=oracle_per_token,
         compare={"codes": CODES_E4M3, "scales": SCALES},
         kernels=with_codes(CODES_E4M3, PER_TOKEN_FP8),
@@ -82,11 +73,8 @@ FAMILIES = (
         name="per_token_group_quant_fp8_ue8m0",
         op_type="quantization",
         twin={"hidden_size": 256, "group_size": 32, "num_groups": 8, "num_words": 2},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=make_inputs,
-        many_rows=BEYOND_1024,
         oracle=oracle_ue8m0,
         compare={"codes": CODES_OF_POWERS, "scales": Exact("exponents are integers")},
         kernels=GROUP_UE8M0,

@@ -8,17 +8,17 @@ their divisions and reciprocals may be approximate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.compare import ErrorBound, Expected, unit_roundoff
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Plan, PlanRequest
-from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
-from flashinfer_trace.harness.intervals import Interval
+from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws
+from flashinfer_trace.harness.plans import FLAG, Count, RowPlans
+from flashinfer_trace.verdict.compare import ErrorBound, Expected, unit_roundoff
+from flashinfer_trace.verdict.intervals import Interval
 
 E4M3_MAX = 448.0
 INT8_MAX = 127.0
@@ -44,35 +44,22 @@ class Rows:
     zeros: bool = True
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    zeros = request.options_of(Rows).zeros
-    return st.fixed_dictionaries(
-        {
-            "num_tokens": sizes(*request.range("num_tokens", 0, 40, 4096)),
-            "values": st.sampled_from(KINDS),
-            "zero_row": st.booleans() if zeros else st.just(False),
-        }
-    )
-
-
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    return {"num_tokens": axes.get("num_tokens", 8), "values": "normal", "zero_row": False}
-
-
 def corners(request: PlanRequest) -> list[Plan]:
     """Values at the ends of float16's and float32's ranges, ties, a vanishing maximum, and a row of zeros among others.
 
     For int8 codes also halves that are exact.
     """
-    low, high = request.range("num_tokens", 0, 40, 4096)
+    kinds = ("vanishing", "powers", "huge", "minute", "outliers", "integers", "vast")
+    halves = ("halves",) if request.definition.outputs["codes"].dtype == "int8" else ()
     zeros = request.options_of(Rows).zeros
-    kinds = ["vanishing", "powers", "huge", "minute", "outliers", "integers", "vast"]
-    if request.definition.outputs["codes"].dtype == "int8":
-        kinds.append("halves")
-    return [
-        {"num_tokens": max(low, min(3, high)), "values": values, "zero_row": zeros and values == "outliers"}
-        for values in kinds
-    ]
+    return [{"values": kind, "zero_row": zeros and kind == "outliers"} for kind in (*kinds, *halves)]
+
+
+PLAN = RowPlans(
+    {"num_tokens": Count(40, 4096)},
+    {"values": KINDS, "zero_row": lambda request: FLAG if request.options_of(Rows).zeros else (False,)},
+    special=corners,
+)
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:

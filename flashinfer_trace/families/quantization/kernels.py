@@ -6,8 +6,8 @@ import functools
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.quantization.cases import SMALLEST_MAXIMUM, Rows
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, KernelCall, Outputs
 
 #: No kernel launches for zero rows: an empty grid is an error in CUDA.
@@ -98,32 +98,17 @@ def group_kernel(
     name: str, limits: tuple[float, float], variant: str = "", *, enable_v2: bool = True, column_major: bool = False
 ) -> Kernel:
     call: KernelCall = functools.partial(run_group, name, limits, enable_v2=enable_v2, column_major=column_major)
-    return Kernel(f"sgl_kernel.{name}", "sglang-kernel", call, variant=variant, limits=LAUNCHABLE)
+    return Kernel(f"sgl_kernel.{name}", call, variant=variant, limits=LAUNCHABLE)
 
 
 def sglang_kernel(module: str, function: str, call: KernelCall) -> Kernel:
     """A kernel that SGLang compiles when it is called."""
-    return Kernel(
-        f"{module}.{function}",
-        "sglang",
-        call,
-        min_capability=(8, 9),
-        limits=LAUNCHABLE,
-        modules=(module,),
-        optional=True,
-    )
+    return Kernel(f"{module}.{function}", call, limits=LAUNCHABLE)
 
 
 # A token of zeros gets codes of 448 from sgl_per_token_quant_fp8 (docs/kernel_findings.md): it is given none.
 PER_TOKEN_FP8 = (
-    Kernel(
-        "sgl_kernel.sgl_per_token_quant_fp8",
-        "sglang-kernel",
-        run_per_token,
-        limits=LAUNCHABLE,
-        plan_options=Rows(zeros=False),
-        min_capability=(8, 9),
-    ),
+    Kernel("sgl_kernel.sgl_per_token_quant_fp8", run_per_token, limits=LAUNCHABLE, plan_options=Rows(zeros=False)),
 )
 GROUP_FP8 = (
     group_kernel("sgl_per_token_group_quant_fp8", FP8),
@@ -133,14 +118,7 @@ GROUP_FP8 = (
     sglang_kernel(SGLANG_FP8, "per_token_group_quant_8bit", run_group_triton_fp8),
 )
 GROUP_UE8M0 = (
-    Kernel(
-        "sgl_kernel.sgl_per_token_group_quant_8bit",
-        "sglang-kernel",
-        run_group_ue8m0,
-        variant="ue8m0",
-        min_capability=(8, 9),
-        limits=LAUNCHABLE,
-    ),
+    Kernel("sgl_kernel.sgl_per_token_group_quant_8bit", run_group_ue8m0, variant="ue8m0", limits=LAUNCHABLE),
 )
 GROUP_INT8 = (
     group_kernel("sgl_per_token_group_quant_int8", INT8),

@@ -10,25 +10,22 @@ from dataclasses import replace
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.quantization.cases import (
     INT8_MAX,
+    PLAN,
     SCALES,
     SMALLEST_MAXIMUM,
     UNLESS_EXACT,
     code_limits,
-    corners,
     make_inputs,
     of_kernels,
-    plan_for_axes,
-    plans,
     quantised,
 )
 from flashinfer_trace.families.quantization.kernels import SGLANG_INT8, sglang_kernel
-from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Outputs
-from flashinfer_trace.harness.intervals import Interval
-from flashinfer_trace.harness.many_rows import BEYOND_1024
+from flashinfer_trace.verdict.compare import Expected
+from flashinfer_trace.verdict.intervals import Interval
 
 __all__ = ["FAMILIES"]
 
@@ -65,11 +62,8 @@ FAMILIES = (
         name="per_token_quant_int8",
         op_type="quantization",
         twin={"hidden_size": 96},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=make_inputs,
-        many_rows=BEYOND_1024,
         oracle=oracle,
         compare={"codes": CODES, "scales": SCALES},
         kernels=(

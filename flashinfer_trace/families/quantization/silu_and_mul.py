@@ -5,23 +5,17 @@ SGLang's Triton kernel (0.5.11, srt/layers/moe/ep_moe/kernels.py) rounds silu(ga
 
 from __future__ import annotations
 
-import torch
-from hypothesis import strategies as st
+from dataclasses import replace
 
-from flashinfer_trace.definition import Definition
+import torch
+
 from flashinfer_trace.families import activation
-from flashinfer_trace.families.quantization.cases import (
-    E4M3_MAX,
-    SMALLEST_MAXIMUM,
-    nearest_e4m3,
-    quantised,
-)
+from flashinfer_trace.families.quantization.cases import E4M3_MAX, SMALLEST_MAXIMUM, nearest_e4m3, quantised
 from flashinfer_trace.families.quantization.kernels import LAUNCHABLE
-from flashinfer_trace.harness.compare import ErrorBound, Expected, unit_roundoff
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
-from flashinfer_trace.harness.inputs import Draws
-from flashinfer_trace.harness.intervals import Interval
-from flashinfer_trace.harness.many_rows import BEYOND_1024
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs
+from flashinfer_trace.verdict.compare import ErrorBound, Expected, unit_roundoff
+from flashinfer_trace.verdict.intervals import Interval
 
 __all__ = ["FAMILIES"]
 
@@ -36,16 +30,12 @@ SCALE_ERROR, QUOTIENT_ERROR = 2 * unit_roundoff(torch.float32), 8 * unit_roundof
 EXPERTS = 8
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    return activation.plans(request)
-
-
-def corners(request: PlanRequest) -> list[Plan]:
-    """Values at the ends of float16's range, of which the small ones vanish; ties; gates that exp overflows for."""
-    low, high = request.range("num_tokens", 0, 40, 2048)
-    usual = activation.plan_for_axes(request.definition, {"num_tokens": max(low, min(3, high))}, Draws(0, "cpu"))
-    kinds = ("huge", "minute", "integers", "saturated")
-    return [*({**usual, "values": kind} for kind in kinds), {**usual, "zero_half": "gate"}]
+#: The corners have values at the ends of float16's range, of which the small ones vanish; ties; gates for which exp
+#: overflows; and gates of zero.
+PLAN = replace(
+    activation.PLAN,
+    special=[*({"values": kind} for kind in ("huge", "minute", "integers", "saturated")), {"zero_half": "gate"}],
+)
 
 
 def oracle(definition: Definition, inputs: Inputs) -> dict[str, Expected]:
@@ -96,27 +86,20 @@ FAMILIES = (
         name="silu_and_mul_per_token_group_quant_fp8",
         op_type="quantization",
         twin={"intermediate_size": 96, "gate_up_size": 192, "group_size": 32, "num_groups": 3},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=activation.plan_for_axes,
+        plan=PLAN,
         make_inputs=activation.make_inputs,
-        many_rows=BEYOND_1024,
         oracle=oracle,
         compare={"codes": codes(ACTIVATION_ERROR, FLOAT32), "scales": scales(ACTIVATION_ERROR, "12 float32 roundings")},
         kernels=(
             Kernel(
                 f"{MODULE}.silu_and_mul_masked_post_quant_fwd",
-                "sglang",
                 run_masked,
                 variant="rows dealt to 8 experts",
-                min_capability=(8, 9),
                 limits=LAUNCHABLE,
                 compare={
                     "codes": codes(BF16_ACTIVATION_ERROR, BF16),
                     "scales": scales(BF16_ACTIVATION_ERROR, "rounded to bf16 twice, u = 2^-8"),
                 },
-                modules=(MODULE,),
-                optional=True,
             ),
         ),
     ),

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.sampling.corners import sampling_corners
 from flashinfer_trace.families.sampling.distribution import Distribution
 from flashinfer_trace.families.sampling.exact_draws import wrong_draws
@@ -16,17 +15,18 @@ from flashinfer_trace.families.sampling.inputs import make_inputs
 from flashinfer_trace.families.sampling.oracles import sampling_oracle
 from flashinfer_trace.families.sampling.pytorch import joint_kernels
 from flashinfer_trace.families.sampling.rows import plan_for_axes, sampling_plans
-from flashinfer_trace.harness.compare import Policy, unit_roundoff
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, KernelCall, Outputs, SeededCall
+from flashinfer_trace.harness.plans import OwnPlans
+from flashinfer_trace.kernels.needs import LARGEST_VOCABULARY
+from flashinfer_trace.verdict.compare import Policy, unit_roundoff
 
 U = unit_roundoff(torch.float32)
 
-#: The bounds below hold up to this vocabulary, the largest of the dataset.
-LARGEST_VOCABULARY = 262208
-
-#: Most roundings that any term of a row's sum passes through in a block of 1024 threads: 262208 / 1024 = 257 serial
-#: additions, 5 across a warp, 31 across warps, and a few across blocks; worst case of non-negative terms, hence linear.
-SUM = 300 * U
+#: Most roundings that any term of a row's sum passes through in a block of 1024 threads, up to `LARGEST_VOCABULARY`:
+#: serial additions of its 1024th part, 5 across a warp, 31 across warps, and a few across blocks; worst case of
+#: non-negative terms, hence linear.
+SUM = (-(-LARGEST_VOCABULARY // 1024) + 43) * U
 
 #: Both the references and the oracle sum in float64: at most 2^19 roundings of 2^-53 each.
 FLOAT64 = 2.0**-34
@@ -75,15 +75,8 @@ def with_own_seed(draw: SeededCall) -> KernelCall:
     return run
 
 
-def within_bounds(definition: Definition, largest: int = LARGEST_VOCABULARY) -> str | None:
-    """Why bounds that hold up to the vocabulary `largest` do not hold for the Definition's, or None."""
-    if definition.const_axes["vocab_size"] <= largest:
-        return None
-    return f"bounds hold up to vocab_size {largest}; derive LARGEST_VOCABULARY and SUM anew"
-
-
 #: What samplers and renormalisers have in common.
-row_family = functools.partial(Family, twin={"vocab_size": 64}, plan_for_axes=plan_for_axes, make_inputs=make_inputs)
+row_family = functools.partial(Family, twin={"vocab_size": 64}, make_inputs=make_inputs)
 
 
 def sampling_family(
@@ -105,22 +98,13 @@ def sampling_family(
     return row_family(
         name=name,
         op_type="sampling",
-        plans=sampling_plans,
-        corners=sampling_corners,
+        plan=OwnPlans(sampling_plans, plan_for_axes, sampling_corners),
         checks=(wrong_draws,),
         faults=sampling_faults(*parameters),
         oracle=sampling_oracle,
         compare={"samples": reference},
         kernels=(
-            Kernel(
-                path,
-                "flashinfer-python",
-                with_own_seed(draw),
-                variant=variant,
-                supports=within_bounds,
-                compare={"samples": kernel},
-                seeded=draw,
-            ),
+            Kernel(path, with_own_seed(draw), variant=variant, compare={"samples": kernel}, seeded=draw),
             *more,
         ),
     )

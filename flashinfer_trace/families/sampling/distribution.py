@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 
 from flashinfer_trace.families.sampling.support import MAX_BINS, TINY, Support, in_parts
-from flashinfer_trace.harness.compare import Comparison, Expected, wrong_shape
-from flashinfer_trace.harness.mutants import ANY_OUTPUT, Mutant
+from flashinfer_trace.verdict.compare import Comparison, Expected, wrong_shape
+from flashinfer_trace.verdict.wrong_outputs import ANY_OUTPUT, Mutant
 
 __all__ = ["ALPHA", "Distribution", "chi_square_critical"]
 

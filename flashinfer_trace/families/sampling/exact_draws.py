@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.sampling.inputs import make_inputs
 from flashinfer_trace.families.sampling.oracles import decide
 from flashinfer_trace.families.sampling.rows import NO_TOP_K, draws_again
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, ReferenceRun
 from flashinfer_trace.harness.inputs import Draws
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from flashinfer_trace.harness.faults import Fault, Trial, with_inputs
+from flashinfer_trace.harness.faults import Fault, FaultyCase, with_inputs
 
 __all__ = ["renorm_faults", "sampling_faults"]
 
@@ -15,21 +15,21 @@ TEMPERATURE = 1.05
 OFF = 0.02
 
 
-def one_less(name: str, inputs: dict[str, Any], trial: Trial) -> dict[str, Any] | None:
+def one_less(name: str, inputs: dict[str, Any], trial: FaultyCase) -> dict[str, Any] | None:
     """k - 1, where that keeps another number of tokens."""
     k, vocab_size = inputs[name], inputs["probs"].shape[1]
     less = torch.where((k > 1) & (k <= vocab_size), k - 1, k)
     return None if torch.equal(less, k) else {**inputs, name: less}
 
 
-def scaled(name: str, factor: float, inputs: dict[str, Any], trial: Trial) -> dict[str, Any] | None:
+def scaled(name: str, factor: float, inputs: dict[str, Any], trial: FaultyCase) -> dict[str, Any] | None:
     """p times a factor, where p is a limit at all."""
     p = inputs[name]
     other = torch.where((p > 0) & (p < 1), p * factor, p)
     return None if torch.equal(other, p) else {**inputs, name: other}
 
 
-def tempered(inputs: dict[str, Any], trial: Trial) -> dict[str, Any] | None:
+def tempered(inputs: dict[str, Any], trial: FaultyCase) -> dict[str, Any] | None:
     """Probabilities at TEMPERATURE instead of 1, with the sum that they had."""
     probs = inputs["probs"]
     flatter = probs.double().pow(1 / TEMPERATURE)
@@ -38,7 +38,7 @@ def tempered(inputs: dict[str, Any], trial: Trial) -> dict[str, Any] | None:
     return None if torch.equal(other, probs) else {**inputs, "probs": other}
 
 
-def one_number(trial: Trial) -> dict[str, torch.Tensor] | None:
+def one_number(trial: FaultyCase) -> dict[str, torch.Tensor] | None:
     """Every draw of a distribution uses the same random number: all of them give its first sample."""
     samples, group = trial.outputs["samples"], trial.expected["samples"].parts["group"]
     first = torch.searchsorted(group, torch.arange(int(group[-1]) + 1, device=group.device)) if len(group) else group

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.sampling.rows import (
     BESIDE,
     NEAR,
@@ -17,6 +16,7 @@ from flashinfer_trace.families.sampling.rows import (
     UNIT,
     is_joint,
 )
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Plan
 from flashinfer_trace.harness.inputs import Draws
 

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.sampling.rows import UNIT, draws_again, is_joint
-from flashinfer_trace.families.sampling.sums import running_sums
-from flashinfer_trace.harness.compare import Expected
+from flashinfer_trace.families.sampling.support import running_sums
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs
+from flashinfer_trace.verdict.compare import Expected
 
 __all__ = ["renorm_oracle", "sampling_oracle", "signed_margin"]
 

@@ -17,16 +17,14 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.sampling.rows import SamplingOptions
-from flashinfer_trace.harness.compare import Policy
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Kernel, KernelCall, Outputs, SeededCall
+from flashinfer_trace.verdict.compare import Policy
 
 __all__ = ["joint_kernels"]
 
 MODULE = "sglang.srt.layers.sampler"
-#: That of the recorded runs which call it.
-VOCABULARY = 128256
 
 
 def draw(seeds: bool, definition: Definition, inputs: Inputs, seed: int) -> Outputs:
@@ -58,12 +56,6 @@ def harmless_seeds(seed: int, positions: torch.Tensor, vocab_size: int) -> torch
         seed += 1
 
 
-def unrecorded(definition: Definition) -> str | None:
-    """Why it is not run for a Definition: it sorts every draw, which takes a GPU longer than all other samplers."""
-    size = definition.const_axes["vocab_size"]
-    return None if size == VOCABULARY else f"is run for a vocabulary of {VOCABULARY}, as recorded, and no other"
-
-
 def joint_kernels(
     compare: Mapping[str, Policy], with_own_seed: Callable[[SeededCall], KernelCall]
 ) -> tuple[Kernel, ...]:
@@ -78,18 +70,13 @@ def joint_kernels(
         call: SeededCall = functools.partial(draw, seeds)
         return Kernel(
             f"{MODULE}.top_k_top_p_min_p_sampling_from_probs_torch",
-            "sglang",
             with_own_seed(call),
             variant="with seeds" if seeds else "",
-            min_capability=(8, 0),
             # The Definition says, as flashinfer's kernel does, what is drawn first from rows of another sum than 1, and
             # at boundaries; this sampler draws from what it kept only.
             plan_options=SamplingOptions(lowest_k=1, sums_to_one=True, boundaries=False, untied=True),
-            supports=unrecorded,
             compare=compare,
-            modules=(MODULE,),
             seeded=call,
-            optional=True,
         )
 
     return (kernel(False), kernel(True))

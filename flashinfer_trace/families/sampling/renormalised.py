@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from flashinfer_trace.families.sampling.support import TINY
-from flashinfer_trace.harness.compare import Comparison, Elementwise, Expected, host_figures, norm_error, wrong_shape
+from flashinfer_trace.verdict.compare import Comparison, Elementwise, Expected, host_figures, norm_error, wrong_shape
 
 __all__ = ["Renormalised"]
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.families.sampling import SUM, U, within_bounds
-from flashinfer_trace.harness.compare import ErrorBound, Expected
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
+from flashinfer_trace.families.sampling import SUM, U
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.faults import with_inputs
-from flashinfer_trace.harness.inputs import Draws, sizes
-from flashinfer_trace.harness.many_rows import BEYOND_1024
+from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.plans import Count, RowPlans
+from flashinfer_trace.verdict.compare import ErrorBound, Expected
 
 __all__ = ["FAMILIES"]
 
@@ -31,33 +29,15 @@ SMALLEST = torch.finfo(torch.float32).smallest_normal
 RESCALINGS = 64
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    return st.fixed_dictionaries(
-        {
-            "batch_size": sizes(*request.range("batch_size", 0, 24, 64)),
-            "logits": st.sampled_from(LOGITS),
-            "temperature": st.sampled_from((*TEMPERATURES, "mixed")),
-        }
-    )
-
-
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    return {"batch_size": axes.get("batch_size", 8), "logits": "normal", "temperature": "mixed"}
-
-
-def corners(request: PlanRequest) -> list[Plan]:
-    """Logits far from 0, and masked ones, each with several temperatures, and with extreme ones."""
-    low, high = request.range("batch_size", 0, 24, 64)
-    return [
-        *(
-            {"batch_size": max(low, min(5, high)), "logits": logits, "temperature": "mixed"}
-            for logits in ("shifted", "masked", "peaked")
-        ),
-        *(
-            {"batch_size": max(low, min(4, high)), "logits": logits, "temperature": "extreme"}
-            for logits in ("scaled", "masked")
-        ),
-    ]
+#: The corners have logits far from 0, and masked ones, each with several temperatures, and with extreme ones.
+PLAN = RowPlans(
+    {"batch_size": Count(24, 64, corner=5)},
+    {"logits": LOGITS, "temperature": ("mixed", *TEMPERATURES)},
+    special=[
+        *({"logits": logits} for logits in ("shifted", "masked", "peaked")),
+        *({"batch_size": 4, "logits": logits, "temperature": "extreme"} for logits in ("scaled", "masked")),
+    ],
+)
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -157,31 +137,13 @@ FAMILIES = (
         name="softmax_temperature",
         op_type="sampling",
         twin={"vocab_size": 64},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=make_inputs,
-        many_rows=BEYOND_1024,
         oracle=oracle,
         compare={"probs": REFERENCE},
         kernels=(
-            Kernel(
-                "flashinfer.sampling.softmax",
-                "flashinfer-python",
-                run_flashinfer,
-                limits=LAUNCHABLE,
-                supports=within_bounds,
-                compare={"probs": KERNEL},
-            ),
-            Kernel(
-                "torch.softmax",
-                "torch",
-                run_torch,
-                limits=LAUNCHABLE,
-                supports=within_bounds,
-                in_place=("logits",),
-                compare={"probs": KERNEL},
-            ),
+            Kernel("flashinfer.sampling.softmax", run_flashinfer, limits=LAUNCHABLE, compare={"probs": KERNEL}),
+            Kernel("torch.softmax", run_torch, limits=LAUNCHABLE, in_place=("logits",), compare={"probs": KERNEL}),
         ),
         faults=(with_inputs("temperatures of other rows", lambda inputs, trial: temperatures_exchanged(inputs)),),
     ),

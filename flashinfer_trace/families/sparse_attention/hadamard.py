@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
-from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.compare import ErrorBound, Expected, rounding_error, unit_roundoff
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
-from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws, sizes
+from flashinfer_trace.harness.inputs import VALUE_KINDS, Draws
+from flashinfer_trace.harness.plans import Count, RowPlans
+from flashinfer_trace.verdict.compare import ErrorBound, Expected, rounding_error, unit_roundoff
 
 __all__ = ["FAMILIES"]
 
@@ -23,28 +22,14 @@ KINDS = (*VALUE_KINDS, "one_hot")
 SCALES = (-1, 1.0, 0.5, 0.3)
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    return st.fixed_dictionaries(
-        {
-            "num_rows": sizes(*request.range("num_rows", 0, 40, 8192)),
-            "values": st.sampled_from(KINDS),
-            "scale": st.sampled_from(SCALES),
-        }
-    )
-
-
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    return {"num_rows": axes.get("num_rows", 64), "values": "normal", "scale": -1}
-
-
 def corners(request: PlanRequest) -> list[Plan]:
     """One-hot rows, whose transforms are rows of the matrix; values at the ends of float16's range."""
-    low, high = request.range("num_rows", 0, 40, 8192)
-    count = max(low, min(3, high))
     # Where a scale is no power of two, a rounding before it shows, and so does one of the scale itself.
     scale = 0.5 if request.large else 0.3
-    kinds = {"one_hot": 0.5, "huge": scale, "minute": scale}
-    return [{"num_rows": count, "values": values, "scale": scale} for values, scale in kinds.items()]
+    return [{"values": "one_hot", "scale": 0.5}, *({"values": kind, "scale": scale} for kind in ("huge", "minute"))]
+
+
+PLAN = RowPlans({"num_rows": Count(40, 8192, usual=64)}, {"values": KINDS, "scale": SCALES}, special=corners)
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -97,21 +82,10 @@ FAMILIES = (
         name="hadamard_transform",
         op_type="sparse_attention",
         twin={"head_dim": 16},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=make_inputs,
         oracle=oracle,
         compare={"output": TRANSFORMED},
-        kernels=(
-            Kernel(
-                f"{MODULE}.hadamard_transform",
-                "sglang",
-                run_jit,
-                limits={"num_rows": (1, 1 << 20)},
-                modules=(MODULE,),
-                optional=True,
-            ),
-        ),
+        kernels=(Kernel(f"{MODULE}.hadamard_transform", run_jit, limits={"num_rows": (1, 1 << 20)}),),
     ),
 )

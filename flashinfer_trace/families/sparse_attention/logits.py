@@ -7,17 +7,15 @@ computes with a token's neighbours, too: the adapter replaces scores of keys tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
-from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.gemm.truncation import KEPT_BITS, OTHERS, STEP, truncated_product
-from flashinfer_trace.harness.compare import CONFIDENCE, ErrorBound, Expected, summation_error
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.faults import with_inputs
-from flashinfer_trace.harness.inputs import Draws, sizes
+from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.plans import Count, RowPlans
+from flashinfer_trace.verdict.compare import CONFIDENCE, ErrorBound, Expected, summation_error
 
 __all__ = ["FAMILIES"]
 
@@ -30,31 +28,18 @@ RANGES = ("causal", "ragged", "any", "some")
 MANY_KEYS = 5003
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    return st.fixed_dictionaries(
-        {
-            "num_tokens": sizes(*request.range("num_tokens", 0, 12, 64)),
-            "num_keys": sizes(*request.range("num_keys", 1, 40, 2000)),
-            "values": st.sampled_from(tuple(VALUES)),
-            "ranges": st.sampled_from(RANGES),
-        }
-    )
-
-
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    return {
-        "num_tokens": axes.get("num_tokens", 8),
-        "num_keys": axes.get("num_keys", 64),
-        "values": "normal",
-        "ranges": "causal",
-    }
-
-
-def corners(request: PlanRequest) -> list[Plan]:
-    """One token and one key, and thousands of keys; on a CPU also tokens that see nothing beside those that see all."""
-    one = {"num_tokens": 1, "num_keys": 1, "values": "normal", "ranges": "causal"}
-    both = [one, {**one, "num_tokens": 2, "num_keys": MANY_KEYS, "ranges": "any"}]
-    return both if request.large else [*both, {**one, "num_tokens": 6, "num_keys": 30, "ranges": "some"}]
+#: The corners are one token and one key, and thousands of keys; on a CPU also tokens that see nothing next to those
+#: that see all.
+PLAN = RowPlans(
+    {
+        "num_tokens": Count(12, 64, corner=1),
+        "num_keys": Count(40, 2000, least=1, usual=64, corner=1),
+    },
+    {"values": tuple(VALUES), "ranges": RANGES},
+    special=[{}, {"num_tokens": 2, "num_keys": MANY_KEYS, "ranges": "any"}],
+    on_cpu=[{"num_tokens": 6, "num_keys": 30, "ranges": "some"}],
+    many_rows=300,
+)
 
 
 def drawn_ranges(plan: Plan, draws: Draws) -> tuple[torch.Tensor, torch.Tensor]:
@@ -164,24 +149,16 @@ FAMILIES = (
         name="fp8_mqa_logits",
         op_type="sparse_attention",
         twin={"num_heads": 8, "head_dim": 64},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=make_inputs,
         oracle=oracle,
         compare={"logits": REFERENCE},
         kernels=(
             Kernel(
                 "deep_gemm.fp8_mqa_logits",
-                "sglang-kernel",
                 run_deep_gemm,
-                min_capability=(9, 0),
-                max_capability=(9, 0),
                 limits={"num_tokens": (1, 1 << 20), "num_keys": (1, 1 << 30)},
-                const_axes={"num_heads": 64, "head_dim": 128},
                 compare={"logits": KERNEL},
-                modules=("deep_gemm",),
-                optional=True,
             ),
         ),
         faults=(

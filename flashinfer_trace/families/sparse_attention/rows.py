@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Inputs, Plan, PlanRequest
 from flashinfer_trace.harness.inputs import Draws, indptr, sizes
 

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
-from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.compare import Exact, Expected
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
-from flashinfer_trace.harness.inputs import Draws, sizes
-from flashinfer_trace.harness.unordered import TopK
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
+from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.plans import Count, RowPlans
+from flashinfer_trace.verdict.compare import Exact, Expected
+from flashinfer_trace.verdict.unordered import TopK
 
 #: ``ties``: many probabilities are equal; ``last``: the most probable token is the last one; ``equal``: all are equal.
 #: Only corners have ``close`` ones, which differ by 1e-5 of themselves, and ``faint`` ones, all but the first 1e-35.
 KINDS = ("random", "peaked", "ties", "last", "equal")
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    return st.fixed_dictionaries(
-        {"num_rows": sizes(*request.range("num_rows", 0, 40, 128)), "values": st.sampled_from(KINDS)}
-    )
-
-
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
-    return {"num_rows": axes.get("num_rows", 8), "values": "random"}
-
-
-def corners(request: PlanRequest) -> list[Plan]:
-    """The largest value in the last place, and rows of equal values; on a CPU, also close values and faint ones."""
-    low, high = request.range("num_rows", 0, 40, 128)
-    kinds = ("last", "equal") if request.large else ("last", "equal", "close", "faint")
-    return [{"num_rows": max(low, min(3, high)), "values": values} for values in kinds]
+#: The corners have the largest value in the last place, and rows of equal values; on a CPU, also close values and faint
+#: ones.
+PLAN = RowPlans(
+    {"num_rows": Count(40, 128)},
+    {"values": KINDS},
+    special=[{"values": values} for values in ("last", "equal")],
+    on_cpu=[{"values": values} for values in ("close", "faint")],
+    many_rows=300,
+)
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -81,16 +73,14 @@ FAMILIES = (
         name="fast_topk",
         op_type="speculative",
         twin={"vocab_size": 48},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=make_inputs,
         oracle=oracle,
         compare={
             "topk_values": Exact("copies, in descending order"),
             "topk_indices": TopK("equal values may come in any order; nothing is computed", ordered=True),
         },
-        kernels=(Kernel("sgl_kernel.fast_topk", "sglang-kernel", run_sgl),),
+        kernels=(Kernel("sgl_kernel.fast_topk", run_sgl),),
         relations=(places_agree,),
     ),
 )

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
-from flashinfer_trace.harness.compare import Exact, Expected
+from flashinfer_trace.format.definition import Definition
 from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
 from flashinfer_trace.harness.faults import with_inputs
 from flashinfer_trace.harness.inputs import Draws, sizes
-from flashinfer_trace.harness.mutants import MUTANTS, Mutant
+from flashinfer_trace.harness.plans import OwnPlans
+from flashinfer_trace.verdict.compare import Exact, Expected
+from flashinfer_trace.verdict.wrong_outputs import MUTANTS, Mutant
 
 __all__ = ["FAMILIES"]
 
@@ -186,9 +187,7 @@ FAMILIES = (
         name="build_tree_kernel_efficient",
         op_type="speculative",
         twin={"top_k": 3, "num_steps": 3, "num_draft_tokens": 8, "num_selected": 7, "num_parents": 7},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=OwnPlans(plans, plan_for_axes, corners),
         make_inputs=make_inputs,
         oracle=oracle,
         compare={
@@ -197,13 +196,7 @@ FAMILIES = (
             "retrive_index": Numbers("consecutive numbers"),
         },
         kernels=(
-            Kernel(
-                "sgl_kernel.build_tree_kernel_efficient",
-                "sglang-kernel",
-                run_sgl,
-                limits=LAUNCHABLE,
-                in_place=("tree_mask",),
-            ),
+            Kernel("sgl_kernel.build_tree_kernel_efficient", run_sgl, limits=LAUNCHABLE, in_place=("tree_mask",)),
         ),
         faults=(with_inputs("two sequences' lengths exchanged", lambda inputs, trial: one_text_longer(inputs)),),
     ),

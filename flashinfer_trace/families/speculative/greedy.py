@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.speculative.trees import SHAPES, children_of, drawn_parents, link_inputs
-from flashinfer_trace.harness.compare import Exact, Expected
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.faults import with_inputs
-from flashinfer_trace.harness.inputs import Draws, sizes
+from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.plans import FLAG, Count, RowPlans
+from flashinfer_trace.verdict.compare import Exact, Expected
 
 __all__ = ["FAMILIES", "UNWRITTEN", "expected_path"]
 
@@ -22,42 +22,31 @@ VOCABULARIES = (100000, 2)
 #: How far apart two tokens are: their last 16 bits are alike.
 APART = 1 << 16
 #: How likely the target model's token is that of a child: in quarters.
-AGREEMENTS = (0, 3, 4)
+AGREEMENTS = (3, 0, 4)
 UNWRITTEN = -1
 LAUNCHABLE = {"batch_size": (1, 1 << 16)}
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    return st.fixed_dictionaries(
-        {
-            "batch_size": sizes(*request.range("batch_size", 0, 12, 256)),
-            "shape": st.sampled_from(SHAPES),
-            "vocabulary": st.sampled_from(VOCABULARIES),
-            "agreement": st.sampled_from(AGREEMENTS),
-            "shuffled": st.booleans(),
-        }
-    )
-
-
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+def usual_sequences(definition: Definition, axes: Mapping[str, int]) -> int:
     nodes = definition.const_axes["num_draft_tokens"]
-    return {
-        "batch_size": axes.get("batch_size", axes.get("num_nodes", 8 * nodes) // nodes),
-        "shape": "random",
-        "vocabulary": VOCABULARIES[0],
-        "agreement": 3,
-        "shuffled": False,
-    }
+    return axes.get("num_nodes", 8 * nodes) // nodes
 
 
-def corners(request: PlanRequest) -> list[Plan]:
-    """Trees of each shape that are followed to the end, and siblings with the same token."""
-    low, high = request.range("batch_size", 0, 12, 256)
-    usual = plan_for_axes(request.definition, {"batch_size": max(low, min(6, high))}, Draws(0, "cpu"))
-    return [
-        *({**usual, "shape": shape, "agreement": 4} for shape in SHAPES),
-        {**usual, "vocabulary": 2, "agreement": 4, "shuffled": True},
-    ]
+#: The corners are trees of each shape that are followed to the end, and siblings with the same token.
+PLAN = RowPlans(
+    {"batch_size": Count(12, 256, usual=usual_sequences, corner=6)},
+    {
+        "shape": SHAPES,
+        "vocabulary": VOCABULARIES,
+        "agreement": AGREEMENTS,
+        "shuffled": FLAG,
+    },
+    special=[
+        *({"shape": shape, "agreement": 4} for shape in SHAPES),
+        {"vocabulary": 2, "agreement": 4, "shuffled": True},
+    ],
+    many_rows=300,
+)
 
 
 def make_inputs(definition: Definition, plan: Plan, draws: Draws) -> Inputs:
@@ -155,13 +144,11 @@ FAMILIES = (
         name="verify_tree_greedy",
         op_type="speculative",
         twin={"num_steps": 3, "num_speculative_tokens": 4, "num_draft_tokens": 8},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=make_inputs,
         oracle=oracle,
         compare=COMPARE,
-        kernels=(Kernel("sgl_kernel.verify_tree_greedy", "sglang-kernel", run_sgl, limits=LAUNCHABLE),),
+        kernels=(Kernel("sgl_kernel.verify_tree_greedy", run_sgl, limits=LAUNCHABLE),),
         faults=(with_inputs("only first children tried", lambda inputs, trial: first_children_only(inputs)),),
     ),
 )

@@ -15,18 +15,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
 
-from flashinfer_trace.definition import Definition
 from flashinfer_trace.families.sampling import SUM
 from flashinfer_trace.families.speculative.greedy import COMPARE, LAUNCHABLE, UNWRITTEN, expected_path
-from flashinfer_trace.families.speculative.numbers import CLEAR, beside_sums
 from flashinfer_trace.families.speculative.trees import SHAPES, children_of, drawn_parents, link_inputs
-from flashinfer_trace.harness.compare import Exact, Expected, unit_roundoff
-from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan, PlanRequest
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.harness.family import Family, Inputs, Kernel, Outputs, Plan
 from flashinfer_trace.harness.faults import with_inputs
-from flashinfer_trace.harness.inputs import Draws, sizes
-from flashinfer_trace.harness.intervals import Interval
+from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.plans import FLAG, Count, RowPlans
+from flashinfer_trace.verdict.compare import Exact, Expected, unit_roundoff
+from flashinfer_trace.verdict.intervals import Interval
 
 __all__ = ["FAMILIES"]
 
@@ -49,54 +48,65 @@ FLOAT32_EDGE = 2 * SUM + 4 * unit_roundoff(torch.float32)
 FLOAT64_EDGE = 2.0**-35
 #: The largest uniform number.
 LARGEST = 1 - 2.0**-24
+#: The closest that a uniform number comes to a sum, relative to it; roundings add up to less than 2^-20.
+CLEAR = 2.0**-16
+#: How far a number beside a sum is from it, relative to it: sums in a 16-bit format are farther.
+BESIDE = 2 * CLEAR
 
 
-def plans(request: PlanRequest) -> st.SearchStrategy[Plan]:
-    """Few have no tree, unlikely candidates, or a draft of zeros: where none is accepted, or rejected, an output is
-    zero, and the case proves nothing."""
-    return st.fixed_dictionaries(
-        {
-            "batch_size": sizes(*request.range("batch_size", 0, 12, 12)),
-            "shape": st.sampled_from(SHAPES),
-            "values": st.sampled_from(VALUES),
-            "draft": st.sampled_from((*DRAFTS, "random", "random", "same")),
-            "thresholds": st.integers(0, len(THRESHOLDS) - 1),
-            "final": st.sampled_from(FINAL),
-            "likely": st.sampled_from((True, True, True, False)),
-            "shuffled": st.booleans(),
-        }
-    )
+def beside_sums(edges: torch.Tensor, numbers: torch.Tensor, draws: Draws) -> torch.Tensor:
+    """float32 like `numbers`: on either side of the sum of the second or third child; as given where there is none.
+
+    Args:
+        edges: float64 [batch_size, nodes, nodes], what the number of each node is compared with at each of its
+            children, in the order in which they are tried; infinite at other nodes.
+        numbers: float32 [draws, batch_size, nodes].
+        draws: a stream.
+    """
+    child = edges.isfinite().cumsum(-1).masked_fill(~edges.isfinite(), 0)
+    chosen = draws.integers(numbers.shape, 2, 3)[..., None] == child
+    side = 2 * draws.integers(numbers.shape, 0, 1) - 1
+    sums = torch.where(chosen, edges, 0.0).sum(-1)
+    beside = (sums * (1 + side * BESIDE)).float()
+    return torch.where((beside > 0) & (beside < 1), beside, numbers)
 
 
-def plan_for_axes(definition: Definition, axes: Mapping[str, int], draws: Draws) -> Plan:
+def usual_sequences(definition: Definition, axes: Mapping[str, int]) -> int:
     nodes = definition.const_axes["num_draft_tokens"]
-    return {
-        "batch_size": axes.get("batch_size", axes.get("num_nodes", 4 * nodes) // nodes),
-        "shape": "random",
-        "values": "peaked",
-        "draft": "zeros",
-        "thresholds": 0,
-        "final": "random",
-        "likely": True,
-        "shuffled": False,
-    }
+    return axes.get("num_nodes", 4 * nodes) // nodes
 
 
-def corners(request: PlanRequest) -> list[Plan]:
+def corners() -> list[Plan]:
     """Exact arithmetic with each pair of thresholds; trees of each shape; nothing to draw from; numbers beside sums."""
-    low, high = request.range("batch_size", 0, 12, 12)
-    usual = plan_for_axes(request.definition, {"batch_size": max(low, min(5, high))}, Draws(0, "cpu"))
-    exact = {**usual, "values": "dyadic"}
+    exact = {"values": "dyadic"}
     return [
         *({**exact, "thresholds": number, "shuffled": True} for number in range(len(THRESHOLDS) - 1)),
         *({**exact, "shape": shape, "draft": "random"} for shape in SHAPES),
         {**exact, "shape": "star", "likely": False},
-        *({**usual, "shape": shape, "values": "faint", "thresholds": 3, "likely": False} for shape in SHAPES),
-        *({**usual, "values": "flat", "draft": draft, "final": "edge"} for draft in ("zeros", "random")),
-        {**usual, "draft": "same", "shape": "chain"},
-        {**usual, "values": "flat", "draft": "random", "thresholds": 4},
-        *({**usual, "shape": "star", "values": "beside", "thresholds": number} for number in (0, 2, 4)),
+        *({"shape": shape, "values": "faint", "thresholds": 3, "likely": False} for shape in SHAPES),
+        *({"values": "flat", "draft": draft, "final": "edge"} for draft in ("zeros", "random")),
+        {"draft": "same", "shape": "chain"},
+        {"values": "flat", "draft": "random", "thresholds": 4},
+        *({"shape": "star", "values": "beside", "thresholds": number} for number in (0, 2, 4)),
     ]
+
+
+#: Few plans have no tree, unlikely candidates, or a draft of zeros: where none is accepted, or rejected, an output is
+#: zero, and the case proves nothing.
+PLAN = RowPlans(
+    {"batch_size": Count(12, 12, usual=usual_sequences, corner=5)},
+    {
+        "shape": SHAPES,
+        "values": VALUES,
+        "draft": (*DRAFTS, "random", "random", "same"),
+        "thresholds": range(len(THRESHOLDS)),
+        "final": FINAL,
+        "likely": (True, True, True, False),
+        "shuffled": FLAG,
+    },
+    special=corners(),
+    many_rows=300,
+)
 
 
 def distribution(values: str, shape: list[int], draws: Draws) -> torch.Tensor:
@@ -362,9 +372,7 @@ FAMILIES = (
         name="tree_speculative_sampling_target_only",
         op_type="speculative",
         twin={"num_steps": 3, "num_speculative_tokens": 4, "num_draft_tokens": 8, "vocab_size": 48},
-        plans=plans,
-        corners=corners,
-        plan_for_axes=plan_for_axes,
+        plan=PLAN,
         make_inputs=make_inputs,
         oracle=oracle,
         compare={
@@ -375,7 +383,6 @@ FAMILIES = (
         kernels=(
             Kernel(
                 "sgl_kernel.tree_speculative_sampling_target_only",
-                "sglang-kernel",
                 run_sgl,
                 limits=LAUNCHABLE,
                 in_place=("draft_probs",),

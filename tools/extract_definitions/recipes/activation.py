@@ -68,8 +68,7 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     text = f"{formula}, the input of the down projection."
     outputs = {"output": tensor(["num_tokens", "intermediate_size"], "bfloat16", text)}
     constraints = ["gate_up_size == 2 * intermediate_size"]
-    tags = (f"fi_api:flashinfer.activation.{family}", f"sgl_api:sgl_kernel.{family}")
-    return document(description, needs, tags, dimensions, inputs, outputs, constraints)
+    return document(description, needs, (), dimensions, inputs, outputs, constraints)
 
 
 RECIPE = Recipe(

@@ -15,15 +15,8 @@ from tools.extract_definitions.understanding import is_quantised
 from tools.extract_definitions.words import const, document, plural, tensor, uses, var
 
 TENSOR_PARALLEL = (1, 8)
-#: Kernels for fixed shapes that SGLang uses for few rows: kernel -> (op, shapes, tag).
-SPECIAL = {
-    "sgl-kernel:dsv3_fused_a_gemm": (
-        "fused_qkv_a_proj_with_mqa",
-        [(2112, 7168)],
-        "sgl_api:sgl_kernel.dsv3_fused_a_gemm",
-    ),
-    "sgl-kernel:dsv3_router_gemm": ("gate", [(256, 7168), (384, 7168)], "sgl_api:sgl_kernel.dsv3_router_gemm"),
-}
+#: Kernels for fixed shapes that SGLang uses for few rows.
+SPECIAL = ("sgl-kernel:dsv3_fused_a_gemm", "sgl-kernel:dsv3_router_gemm")
 
 BF16, BIAS, FP8 = "gemm_bf16", "gemm_bf16_bias", "fp8_blockwise_scaled_mm"
 #: What the code calls a router that is a linear layer with a bias.
@@ -36,11 +29,6 @@ BLOCK_SCALED = ("sgl-kernel:fp8_blockwise_scaled_mm", "triton:_w8a8_block_fp8_ma
 BLOCK = 128
 #: Layers whose output features ranks share, beside merged ones.
 SHARED = ("q_proj", "q_b_proj", "kv_b_proj")
-FP8_TAGS = (
-    "quantization:fp8_block_scale",
-    "sgl_api:sgl_kernel.fp8_blockwise_scaled_mm",
-    "triton_api:sglang.srt.layers.quantization.fp8_kernel.w8a8_block_fp8_matmul_triton",
-)
 
 #: op, output features, input features, role
 Layer = tuple[str, int, int, str]
@@ -58,13 +46,8 @@ def needs(request: Request) -> Iterator[Need]:
                 continue
             if found is None or not (stages := request.stages(op)):
                 continue
-            special = tuple(
-                tag
-                for kernel, (of_op, shapes, tag) in SPECIAL.items()
-                if op == of_op and kernel in found.kernels and (n, k) in shapes
-            )
             for family in _families(request, op, size):
-                yield Need(family, {"n": n, "k": k}, Use(request.model, op, role, tp=size), stages, special)
+                yield Need(family, {"n": n, "k": k}, Use(request.model, op, role, tp=size), stages)
 
 
 def _families(request: Request, op: str, size: int) -> tuple[str, ...]:
@@ -252,7 +235,7 @@ def _describe_block_scaled(
     outputs = {"C": tensor(["m", "n"], "bfloat16", "Product of the scaled matrices.")}
     description = f"Linear layer in block-scaled fp8, C = (A A_scale) @ (B B_scale).T, {sizes}"
     constraints = ("k == num_k_blocks * 128", "num_n_blocks == (n + 127) // 128")
-    return document(description, needs, FP8_TAGS, dimensions, inputs, outputs, constraints)
+    return document(description, needs, ("quantization:fp8_block_scale",), dimensions, inputs, outputs, constraints)
 
 
 BIASES = {"attention_bias", "qkv_bias"}

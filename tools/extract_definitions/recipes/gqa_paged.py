@@ -18,11 +18,6 @@ KERNELS = {
     PREFILL: ("flashinfer:BatchPrefillWithPagedKVCacheWrapper", FLASH_ATTENTION),
 }
 STAGE = {DECODE: "decode", PREFILL: "prefill"}
-FLASHINFER = {
-    DECODE: "fi_api:flashinfer.decode.BatchDecodeWithPagedKVCacheWrapper",
-    PREFILL: "fi_api:flashinfer.prefill.BatchPrefillWithPagedKVCacheWrapper",
-}
-SINKS = "fi_api:flashinfer.attention.BatchAttentionWithAttentionSinkWrapper"
 KV_HEADS = (
     "Key-value heads per rank; each serves num_qo_heads / num_kv_heads consecutive query heads. If TP exceeds their "
     "number, ranks hold copies."
@@ -105,12 +100,7 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     return document(
         description,
         needs,
-        (
-            SINKS if "sinks" in variant else FLASHINFER[DECODE if decode else PREFILL],
-            "sgl_api:sgl_kernel.flash_attn.flash_attn_with_kvcache",
-            *(() if decode else ("causal",)),
-            "paged",
-        ),
+        ("paged",) if decode else ("causal", "paged"),
         attention.paged_axes(decode, head_axes(axes), page_size, last_page) | attention.variant_axes(axes),
         inputs,
         attention.outputs(rows, "head_dim", "Weighted mean of the values for each query head", decode, variant),

@@ -16,11 +16,6 @@ FAMILY = "gqa_ragged_prefill_causal"
 #: sinks (flashinfer_backend.py: what plans and calls prefill_wrapper_ragged).
 VARIANTS = ("", "_softcap")
 KERNELS = frozenset({"flashinfer:BatchPrefillWithRaggedKVCacheWrapper", "sgl-kernel:flash_attn_varlen_func"})
-TAGS = (
-    "fi_api:flashinfer.prefill.BatchPrefillWithRaggedKVCacheWrapper",
-    "sgl_api:sgl_kernel.flash_attn.flash_attn_varlen_func",
-    "causal",
-)
 
 
 def needs(request: Request) -> Iterator[Need]:
@@ -52,7 +47,7 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     }
     outputs = attention.outputs("total_q", "head_dim", "Weighted mean of the values for each query head", decode=False)
     dimensions = attention.ragged_axes(head_axes(axes)) | attention.variant_axes(axes)
-    return document(description, needs, TAGS, dimensions, inputs, outputs, attention.RAGGED_CONSTRAINTS)
+    return document(description, needs, ("causal",), dimensions, inputs, outputs, attention.RAGGED_CONSTRAINTS)
 
 
 FAMILIES = tuple(f"{FAMILY}{suffix}" for suffix in VARIANTS)

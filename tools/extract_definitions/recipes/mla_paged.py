@@ -15,8 +15,6 @@ DECODE, PREFILL = "mla_paged_decode", "mla_paged_prefill_causal"
 STAGE = {DECODE: "decode", PREFILL: "prefill"}
 OP = "attn_mqa"
 KERNELS = frozenset({"flashinfer:BatchMLAPagedAttentionWrapper"})
-#: What computes the same on Blackwell, for pages of this many tokens.
-BLACKWELL, BLACKWELL_PAGE = "fi_api:flashinfer.decode.trtllm_batch_decode_with_kv_cache_mla", 64
 
 
 def needs(request: Request) -> Iterator[Need]:
@@ -78,12 +76,7 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     return document(
         description,
         needs,
-        (
-            "fi_api:flashinfer.mla.BatchMLAPagedAttentionWrapper",
-            *((BLACKWELL,) if decode and page_size == BLACKWELL_PAGE else ()),
-            *(() if decode else ("causal",)),
-            "paged",
-        ),
+        ("paged",) if decode else ("causal", "paged"),
         attention.paged_axes(decode, sizes, page_size, page_size > 1),
         inputs,
         attention.outputs(rows, "head_dim_ckv", text, decode),

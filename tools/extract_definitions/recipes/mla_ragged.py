@@ -8,7 +8,7 @@ from typing import Any
 from tools.extract_definitions.needs import Need, Recipe, Request, Use
 from tools.extract_definitions.recipes import attention
 from tools.extract_definitions.recipes.fields import LATENT
-from tools.extract_definitions.recipes.gqa_ragged import KERNELS, TAGS
+from tools.extract_definitions.recipes.gqa_ragged import KERNELS
 from tools.extract_definitions.words import const, document, plural, tensor, users
 
 FAMILY = "mla_ragged_prefill_causal"
@@ -61,10 +61,8 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     }
     outputs = attention.outputs("total_q", "vo_dim", "Weighted mean of the values for each query head", decode=False)
     dimensions = attention.ragged_axes(sizes)
-    # What computes the same on Blackwell comes after the function for Hopper.
-    tags = (TAGS[0], "fi_api:flashinfer.prefill.trtllm_ragged_attention_deepseek", *TAGS[1:])
     constraints = [*attention.RAGGED_CONSTRAINTS, "num_kv_heads == num_qo_heads"]
-    return document(description, needs, tags, dimensions, inputs, outputs, constraints)
+    return document(description, needs, ("causal",), dimensions, inputs, outputs, constraints)
 
 
 RECIPE = Recipe("mla_ragged", (FAMILY,), KERNELS, LATENT, needs, describe)

@@ -19,17 +19,12 @@ GATES = frozenset({"flashinfer:fused_topk_deepseek", "sgl-kernel:kimi_k2_moe_fus
 KERNELS = frozenset({"sgl-kernel:moe_fused_gate", *routed.BLOCK_SCALED})
 #: The most experts that the routers of one group take, and the most that they choose.
 MAX_EXPERTS, MAX_CHOSEN = 512, 8
-#: For this many experts in one group sgl-kernel has a kernel of its own.
-KIMI_EXPERTS = 384
 #: The most experts per group that sgl_kernel.moe_fused_gate takes; the number of all experts must be a power of two.
 MAX_GROUP = 32
 TAGS = (
     "quantization:float8_e4m3fn",
     "quantization:fp8_block_scale",
     "routing:deepseek-v3",
-    "fi_api:flashinfer.fused_moe.trtllm_fp8_block_scale_moe",
-    "sgl_api:sgl_kernel.moe_fused_gate",
-    "sgl_api:sgl_kernel.fp8_blockwise_scaled_grouped_mm",
     "fused",
 )
 
@@ -164,13 +159,7 @@ def _router(axes: Mapping[str, int], needs: Sequence[Need], groups: str) -> dict
         "topk_ids": tensor(pair, "int32", ids),
     }
     constraints = ("top_k <= num_experts", "topk_group <= n_group", "num_experts % n_group == 0")
-    called: tuple[str, ...] = ("fi_api:flashinfer.fused_moe.fused_topk_deepseek", "sgl_api:sgl_kernel.moe_fused_gate")
-    if axes["n_group"] == 1:
-        called = ("sgl_api:sglang.jit_kernel.grouped_topk.grouped_topk",)
-        if axes["num_experts"] == KIMI_EXPERTS:
-            called = (*called, "sgl_api:sgl_kernel.kimi_k2_moe_fused_gate")
-    tags = ("routing:deepseek-v3", *called, "fused")
-    return document(description, needs, tags, dimensions, inputs, outputs, constraints)
+    return document(description, needs, ("routing:deepseek-v3", "fused"), dimensions, inputs, outputs, constraints)
 
 
 def _inputs() -> dict[str, Any]:

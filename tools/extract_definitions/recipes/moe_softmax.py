@@ -18,20 +18,9 @@ ROUTER, BF16, FP8 = "moe_topk_softmax", "moe_bf16_softmax_routing", "moe_fp8_blo
 GATE, FUSED = "sgl-kernel:topk_softmax", "triton:fused_moe_kernel"
 KERNELS = {BF16: frozenset({FUSED}), FP8: routed.BLOCK_SCALED}
 TAGS = {
-    ROUTER: ("sgl_api:sgl_kernel.topk_softmax", "fused"),
-    BF16: (
-        "sgl_api:sgl_kernel.topk_softmax",
-        "triton_api:sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe.fused_experts",
-        "fused",
-    ),
-    FP8: (
-        "quantization:float8_e4m3fn",
-        "quantization:fp8_block_scale",
-        "fi_api:flashinfer.fused_moe.trtllm_fp8_block_scale_moe",
-        "sgl_api:sgl_kernel.topk_softmax",
-        "sgl_api:sgl_kernel.fp8_blockwise_scaled_grouped_mm",
-        "fused",
-    ),
+    ROUTER: ("fused",),
+    BF16: ("fused",),
+    FP8: ("quantization:float8_e4m3fn", "quantization:fp8_block_scale", "fused"),
 }
 LOGITS = tensor(
     ["seq_len", "num_experts"], "bfloat16", "Output of the router for each token and expert, before the softmax."

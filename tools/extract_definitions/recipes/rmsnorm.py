@@ -143,8 +143,7 @@ def _describe_fused_heads(family: str, axes: Mapping[str, int], needs: Sequence[
         "q_out": tensor(query, "bfloat16", "Normalised queries."),
         "k_out": tensor(key, "bfloat16", "Normalised keys."),
     }
-    tags = ("fused", "sgl_api:sglang.jit_kernel.norm.fused_inplace_qknorm")
-    return document(description, needs, tags, dimensions, inputs, outputs)
+    return document(description, needs, ("fused",), dimensions, inputs, outputs)
 
 
 def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dict[str, Any]:
@@ -167,8 +166,6 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     if gemma := family.startswith("gemma"):
         name, scale = "RMSNorm of the Gemma models", "1 + weight"
         weight = {"weight": tensor(["hidden_size"], "bfloat16", "Learned scale of each feature, less 1.")}
-    kernel = family.partition("_eps1e5")[0].replace("_residual_out", "")
-    tags = (f"fi_api:flashinfer.norm.{kernel}", f"sgl_api:sgl_kernel.{kernel}")
     if "fused" in family:
         description = (
             f"Residual addition and {name} over {size} features in bf16, eps {epsilon}: residual_out is the sum, "
@@ -185,7 +182,7 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
                 matrix, "bfloat16", "Residual stream after the addition: hidden_states + residual, rounded once."
             ),
         }
-        return document(description, needs, tags, dimensions, inputs | weight, outputs)
+        return document(description, needs, (), dimensions, inputs | weight, outputs)
     description = (
         f"{name} over {size} features in bf16, {'scaled by 1 + weight, ' if gemma else ''}eps {epsilon}, rounded once, "
         "at the end. "
@@ -194,7 +191,7 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
     row = "Activations, one row per head of each token." if of_heads else "Activations, one row per token."
     inputs = {"hidden_states": tensor(matrix, "bfloat16", row)}
     outputs = {"output": tensor(matrix, "bfloat16", "Normalised and scaled activations.")}
-    return document(description, needs, tags, dimensions, inputs | weight, outputs)
+    return document(description, needs, (), dimensions, inputs | weight, outputs)
 
 
 RECIPE = Recipe(

@@ -14,12 +14,6 @@ from tools.extract_definitions.words import const, document, plural, tensor, use
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
 KERNELS = frozenset({"sgl-kernel:apply_rope_with_cos_sin_cache_inplace", "sgl-kernel:rotary_embedding"})
-TAGS = (
-    "fi_api:flashinfer.rope.apply_rope_with_cos_sin_cache",
-    "fi_api:flashinfer.rope.apply_rope_with_cos_sin_cache_inplace",
-    "sgl_api:sglang.jit_kernel.rope.apply_rope_with_cos_sin_cache_inplace",
-    "sgl_api:sgl_kernel.rotary_embedding",
-)
 NEOX, INTERLEAVED = "rope_with_cos_sin_cache_neox_style", "rope_with_cos_sin_cache_gptj_style"
 #: Sizes of heads for which SGLang calls the kernels that read a float32 cache (rotary_embedding.py: RotaryEmbedding).
 HEAD_SIZES = (64, 128, 256, 512)
@@ -105,7 +99,7 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
         "q_out": tensor(query, "bfloat16", "Rotated queries. In-place kernels write them over q."),
         "k_out": tensor(key, "bfloat16", "Rotated keys. In-place kernels write them over k."),
     }
-    return document(description, needs, TAGS, dimensions, inputs, outputs)
+    return document(description, needs, (), dimensions, inputs, outputs)
 
 
 RECIPE = Recipe("rope", (NEOX, INTERLEAVED), KERNELS, GROUPED | LATENT | ROTARY, needs, describe)

@@ -27,8 +27,6 @@ DESCRIPTIONS = {
     "top_p_renorm_probs": "Top-p (nucleus) renormalisation over {v} tokens: keeps the most probable tokens of each row "
     "whose mass reaches top_p, scales them to sum to 1 and sets the others to 0.",
 }
-#: Families that sgl-kernel provides as well.
-SGL_API = tuple(RENORMALISERS)
 #: Families whose probabilities must sum to 1.
 NORMALISED = ("top_k_top_p_joint_sampling_from_probs",)
 LAST_KEPT = "The token with which the mass reaches it is the last one kept, together with all tokens tied with it"
@@ -92,10 +90,7 @@ def describe(family: str, axes: Mapping[str, int], needs: Sequence[Need]) -> dic
         outputs = {"renorm_probs": tensor(matrix, "float32", RESULTS[family])}
     else:
         outputs = {"samples": tensor(["batch_size"], "int64", RESULTS[family])}
-    tags = [f"fi_api:flashinfer.sampling.{family.replace('_joint_', '_')}"]
-    if family in SGL_API:
-        tags.append(f"sgl_api:sgl_kernel.{family.removesuffix('s')}")
-    return document(DESCRIPTIONS[family].format(v=vocabulary), needs, tags, dimensions, inputs, outputs)
+    return document(DESCRIPTIONS[family].format(v=vocabulary), needs, (), dimensions, inputs, outputs)
 
 
 RECIPES = tuple(

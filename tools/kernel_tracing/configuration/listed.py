@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace import json_source
-from flashinfer_trace.model_coverage import plain_name
+from flashinfer_trace.dataset.model_coverage import plain_name
+from flashinfer_trace.format import json_source
 from tools.kernel_tracing.configuration.checks import check_experts
 from tools.kernel_tracing.configuration.requested import ConfigurationError, completed
 from tools.kernel_tracing.evaluator.serving import Configuration as Evaluated

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from flashinfer_trace import json_source
+from flashinfer_trace.format import json_source
 from tools.kernel_tracing.configuration.listed import Configuration, Model
 from tools.kernel_tracing.configuration.requested import ConfigurationError
 from tools.kernel_tracing.rules import serving_steps

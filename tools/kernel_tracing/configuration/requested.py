@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace.json_source import JsonSourceError, load_object
-from flashinfer_trace.model_coverage import plain_name
+from flashinfer_trace.dataset.model_coverage import plain_name
+from flashinfer_trace.format.json_source import JsonSourceError, load_object
 from tools.kernel_tracing.evaluator.serving import Configuration
 from tools.kernel_tracing.rules import environments, serving_steps
 from tools.kernel_tracing.source.sources import SourceTree

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flashinfer_trace import json_source
-from flashinfer_trace.files import COMPACT, Lines, laid_out, write_text
+from flashinfer_trace.format import json_source
+from flashinfer_trace.format.files import COMPACT, Lines, laid_out, write_text
 from tools.kernel_tracing.configuration.needs import needs
 from tools.kernel_tracing.verify.check import schema_problems
 

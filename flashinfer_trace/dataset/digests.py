@@ -1,0 +1,45 @@
+"""Digests of data: of a Definition's contract, and of content that nobody can compute again. Imports no torch.
+
+`content_sha256` is that of data whose numbers nobody can compute again from what is kept here: an edit is noticed.
+
+The reference's own digest is `reference.sha256`. Those of the code that judges are in `harness.binding`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flashinfer_trace.format.definition import Definition
+
+__all__ = ["content_sha256", "contract_sha256", "lengths_sha256"]
+
+
+def contract_sha256(definition: Definition) -> str:
+    """SHA-256 of what a Definition promises: name, op_type, axes, constraints, inputs and outputs with their dtypes.
+
+    Descriptions and tags are no part of it; the order of inputs and outputs is.
+    """
+    contract = {
+        "name": definition.name,
+        "op_type": definition.op_type,
+        "axes": [[axis.name, axis.value] for axis in definition.axes.values()],
+        "constraints": list(definition.constraints),
+        "inputs": [[one.name, one.shape, one.dtype] for one in definition.inputs.values()],
+        "outputs": [[one.name, one.shape, one.dtype] for one in definition.outputs.values()],
+    }
+    return hashlib.sha256(json.dumps(contract, sort_keys=True).encode()).hexdigest()
+
+
+def content_sha256(data: Mapping[str, Any], *without: str) -> str:
+    """SHA-256 of a JSON object but for some of its fields, such as the one that holds this digest."""
+    content = {name: value for name, value in data.items() if name not in without}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def lengths_sha256(profile: Mapping[str, Any]) -> str:
+    """SHA-256 of all that a profile of workloads/traffic.json says, but for this digest itself."""
+    return content_sha256(profile, "lengths_sha256")

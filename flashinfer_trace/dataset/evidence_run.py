@@ -1,0 +1,254 @@
+"""One recorded run: what an entry of evidence says, and why it proves nothing, or not a Definition as it stands."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from flashinfer_trace.dataset import digests, store
+from flashinfer_trace.dataset.accuracy import too_far
+from flashinfer_trace.kernels.table import KernelFacts
+
+if TYPE_CHECKING:
+    from flashinfer_trace.format.definition import Definition
+
+__all__ = [
+    "DRAWN_CASES",
+    "MOST_CASES",
+    "MOST_DRAWN",
+    "REQUIRED_CASES",
+    "SEED",
+    "TIME_FORMAT",
+    "Entry",
+    "Objection",
+    "chosen_seed",
+    "implausible",
+]
+
+#: Real cases that one entry needs to prove anything. If a defect showed in a fraction p of all cases, 50 independent
+#: ones would miss it with probability (1 - p)^50: at most 5 % for p = 6 % (the rule of three, 3 / 50).
+REQUIRED_CASES = 50
+#: Real cases that a run against a kernel draws unless told otherwise: a tenth above the requirement, so that recorded
+#: evidence still suffices if a few of its cases are found to prove nothing.
+DRAWN_CASES = REQUIRED_CASES * 11 // 10
+#: Seed of all draws of recorded evidence. One that can be chosen could be chosen until a case that fails is not drawn.
+SEED = 0
+#: Cases that a recorded run may draw, and that an entry may have (with corners and cases at real sizes): more would
+#: take a GPU days.
+MOST_DRAWN, MOST_CASES = 5_000, 10_000
+#: Vacuous cases for each real one, beyond those of corners, that a run may have: the harness draws a tenth more than
+#: what is missing, four times at most, for each set of plans.
+MOST_VACUOUS = 10
+#: No evidence is older than the project, and none is from the future (but clocks differ).
+EARLIEST = datetime.datetime(2026, 11, 21, tzinfo=datetime.timezone.utc)
+CLOCK_DIFFERENCE = datetime.timedelta(days=1)
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+
+#: Figures are recorded with four digits.
+_RECORDED = 1.001
+#: Relative norm of what rounding to a dtype does at most, where few values are subnormal.
+_ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24}
+#: Relative norm of an error beyond which an output has nothing of the expected one. Codes of small values that become 0
+#: are off by 1.
+_NOTHING = 2.0
+
+#: Digest in an entry -> what has changed if it differs.
+_BINDING = {
+    "reference": "the reference has changed since this run",
+    "contract": "the name, axes, constraints, inputs, outputs or dtypes have changed since this run",
+}
+
+
+class Objection(NamedTuple):
+    """Why evidence does not prove a Definition.
+
+    Attributes:
+        text: what is wrong, or what has changed.
+        failed: the run is no proof of anything; otherwise it is one of something else.
+    """
+
+    text: str
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run of one kernel on one GPU.
+
+    Attributes:
+        kernel_label: the kernel's name in its family's record.
+        path, variant: the kernel's dotted path, and which use of it ("" if there is only one).
+        library, version: the distribution that ships it.
+        gpu: name as CUDA reports it.
+        capability: compute capability, major and minor.
+        digests: SHA-256 of the ``reference``, the ``contract`` and the code of the ``family`` and the ``harness``.
+        cases: real cases: distinct ones that prove something.
+        vacuous: cases that prove nothing (an empty or all-zero expected output). They are counted apart from `cases`.
+        seed: of all draws.
+        passed: every output of every case met its bound.
+        outputs: output -> policy (text) and figures: kernel_worst and reference_worst (error / bound), kernel_error and
+            reference_error (relative norm).
+        recorded_at: when the run ended, UTC, ISO 8601.
+    """
+
+    kernel_label: str
+    path: str
+    variant: str
+    library: str
+    version: str
+    gpu: str
+    capability: tuple[int, int]
+    digests: Mapping[str, str]
+    cases: int
+    vacuous: int
+    seed: int
+    passed: bool
+    outputs: Mapping[str, Mapping[str, Any]]
+    recorded_at: str
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Entry:
+        """An entry of schema/evidence.schema.json (KeyError, TypeError or ValueError if it does not follow that)."""
+        kernel, gpu = data["kernel"], data["environment"]["gpu"]
+        major, minor = gpu["compute_capability"].split(".")
+        return cls(
+            kernel_label=kernel["label"],
+            path=kernel["path"],
+            variant=kernel["variant"],
+            library=kernel["library"],
+            version=kernel["version"],
+            gpu=gpu["name"],
+            capability=(int(major), int(minor)),
+            digests={key: data["digests"][key] for key in ("reference", "contract", "family", "harness")},
+            cases=data["cases"],
+            vacuous=data["vacuous"],
+            seed=data["seed"],
+            passed=data["result"] == "passed",
+            outputs=data["outputs"],
+            recorded_at=data["recorded_at"],
+        )
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The fields that are strings."""
+        named = (self.kernel_label, self.path, self.variant, self.library, self.version, self.gpu, self.recorded_at)
+        return (*named, *self.digests.values())
+
+    @property
+    def figures(self) -> tuple[float, ...]:
+        """The fields of outputs that are numbers."""
+        names = ("kernel_worst", "reference_worst", "kernel_error", "reference_error")
+        return tuple(output[name] for output in self.outputs.values() for name in names)
+
+    @property
+    def worst(self) -> float:
+        """Largest error / bound of the kernel over all outputs."""
+        return max(float(output["kernel_worst"]) for output in self.outputs.values())
+
+    @property
+    def shortcoming(self) -> str | None:
+        """Why this run proves nothing whatever it is for, None if it may prove something."""
+        if not self.passed:
+            return "the run failed"
+        if self.vacuous < 0:
+            return f"{self.vacuous} vacuous cases"
+        if self.cases < REQUIRED_CASES:
+            return f"{self.cases} real cases are fewer than {REQUIRED_CASES}"
+        if (reason := chosen_seed(self.seed)) is not None:
+            return reason
+        for name, output in self.outputs.items():
+            for figure in ("kernel_worst", "reference_worst"):
+                if not 0 <= output[figure] <= 1:  # a NaN fails too
+                    return f"{figure} of {name} is {output[figure]}, beyond its bound"
+        return next((text for _, text in self.contradictions), None) or implausible(self.recorded_at)
+
+    @property
+    def contradictions(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Place and text of figures that no run can have."""
+        for field, count in (("cases", self.cases), ("vacuous", self.vacuous)):
+            if count > MOST_CASES:
+                yield (field,), f"{field} is {count}, but no run has more than {MOST_CASES}"
+        if self.vacuous > (most := 200 + MOST_VACUOUS * self.cases):
+            text = (
+                f"vacuous is {self.vacuous}, but a run with {self.cases} real cases ends before it has more than {most}"
+            )
+            yield ("vacuous",), text
+        for name, output in self.outputs.items():
+            for who in ("kernel", "reference"):
+                # The nearest value of a format is off by something, but never by more than 0 is. A worst of more than 0
+                # says nothing of the error: a sampler's is that of a test of its draws.
+                worst, error = output[f"{who}_worst"], output[f"{who}_error"]
+                if worst == 0 and error > 1:
+                    text = f"{who}_error of {name} is {error}, but {who}_worst is 0: what is exact is off by 1 at most"
+                    yield ("outputs", name, f"{who}_error"), text
+
+    def objections(self, definition: Definition, kernels: Mapping[str, KernelFacts]) -> Iterator[Objection]:
+        """Why this run does not prove the Definition as it stands; nothing if it does.
+
+        Args:
+            definition: the Definition.
+            kernels: what computes it today, by label (see `kernels_today`).
+        """
+        yield from map(Objection, self._mismatches(definition, kernels))
+        impossible = self.shortcoming or next(self._impossible(definition), None)
+        if impossible is not None:
+            yield Objection(impossible, failed=True)
+
+    def _impossible(self, definition: Definition) -> Iterator[str]:
+        """Figures that no run has that passed: of outputs that are floating-point numbers."""
+        for name, figures in self.outputs.items():
+            dtype = definition.outputs[name].dtype if name in definition.outputs else ""
+            if not dtype.startswith(("float", "bfloat")):
+                continue
+            for who in ("kernel", "reference"):
+                error, worst = figures[f"{who}_error"], figures[f"{who}_worst"]
+                if error > _NOTHING or (error == 0 and worst > 0):
+                    yield f"{who}_error of {name} is {error}, which does not go with {who}_worst {worst}"
+            closest = max(figures["kernel_error"], _ROUNDING.get(dtype, 1.0))
+            if figures["reference_error"] > too_far(closest * _RECORDED):
+                yield (
+                    f"reference_error of {name} is {figures['reference_error']}, but kernel_error is "
+                    f"{figures['kernel_error']}: a reference is not farther from the oracle than a kernel"
+                )
+
+    def _mismatches(self, definition: Definition, kernels: Mapping[str, KernelFacts]) -> Iterator[str]:
+        today = {"reference": definition.reference_sha256, "contract": digests.contract_sha256(definition)}
+        yield from (text for part, text in _BINDING.items() if self.digests[part] != today[part])
+        kernel = kernels.get(self.kernel_label)
+        if kernel is None:
+            known = ", ".join(kernels) or "none"
+            yield f"no kernel of this label computes the Definition today; those are {known}"
+        else:
+            for name in ("path", "variant"):
+                if getattr(self, name) != getattr(kernel, name):
+                    yield f"{name} is {getattr(self, name)!r}, but the table of kernels says {getattr(kernel, name)!r}"
+            if self.library not in kernel.libraries:
+                known = " or ".join(kernel.libraries)
+                yield f"library is {self.library!r}, but the table of kernels says {known}"
+            if not kernel.runs_on(self.capability):
+                yield f"the kernel does not run on compute capability {self.capability[0]}.{self.capability[1]}"
+        for name in dict.fromkeys([*definition.outputs, *self.outputs]):
+            if name not in self.outputs:
+                yield f"the output {name} is missing"
+            elif name not in definition.outputs:
+                yield f"the Definition has no output {name}"
+
+
+def chosen_seed(seed: int) -> str | None:
+    """Why a run with this seed proves nothing, None if it may prove something."""
+    return None if seed == SEED else f"the seed is {seed}, not {SEED}: one that is chosen can miss the cases that fail"
+
+
+@functools.lru_cache(maxsize=store.CACHED_FILES)
+def implausible(recorded_at: str) -> str | None:
+    """Why a run cannot have ended then, None if it can."""
+    try:
+        time = datetime.datetime.strptime(recorded_at, TIME_FORMAT).replace(tzinfo=datetime.timezone.utc)
+    except ValueError:
+        return f"recorded_at is {recorded_at[:40]!r}, no time of the calendar"
+    if not EARLIEST <= time <= datetime.datetime.now(datetime.timezone.utc) + CLOCK_DIFFERENCE:
+        return f"recorded_at is {recorded_at}, before {EARLIEST:%Y-%m-%d} or in the future"
+    return None

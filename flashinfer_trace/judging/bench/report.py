@@ -1,0 +1,165 @@
+"""What a benchmark found, as text, as JSON, and as the lines of results/."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flashinfer_trace.judging.bench.environment import Clocks, Environment
+from flashinfer_trace.judging.bench.statistics import Summary
+from flashinfer_trace.judging.verdict import Failure, Verdict
+
+__all__ = ["Measured", "Report", "Timetable"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One kernel on one workload.
+
+    Attributes:
+        kernel: its label; that of a submission is its file.
+        library, version: where a real kernel comes from; empty of a submission.
+        summary: its time; None if it was not timed.
+        failure: why not: a wrong output, an error.
+    """
+
+    kernel: str
+    library: str = ""
+    version: str = ""
+    summary: Summary | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """One workload.
+
+    Attributes:
+        workload, axes, seed: name them.
+        bytes, operations: what has to be moved and computed.
+        least: seconds that the GPU needs for that, by its figures in schema/gpus.json; None of a GPU without them.
+        kernels: the submission first, if there is one.
+        clocks: of the GPU, the worst of the readings after each round of series; or why they are not known.
+        skipped: why nothing was timed; empty otherwise.
+    """
+
+    workload: str
+    axes: Mapping[str, int]
+    seed: int
+    bytes: int = 0
+    operations: Mapping[str, int] = field(default_factory=dict)
+    least: float | None = None
+    kernels: Sequence[Measured] = ()
+    clocks: Clocks | str = ""
+    skipped: str = ""
+
+    @property
+    def best(self) -> Measured | None:
+        """The fastest real kernel."""
+        real = [(one.summary.served, one) for one in self.kernels if one.library and one.summary is not None]
+        return min(real, key=lambda pair: pair[0])[1] if real else None
+
+    def fraction(self, one: Measured) -> float | None:
+        """The least time over that of a kernel."""
+        return self.least / one.summary.served if self.least is not None and one.summary is not None else None
+
+    def ratio(self, one: Measured) -> float | None:
+        """The time of the fastest real kernel over that of a kernel: above 1 it is faster."""
+        best = self.best
+        if best is None or best.summary is None or one.summary is None:
+            return None
+        return best.summary.served / one.summary.served
+
+
+@dataclass
+class Report:
+    """A benchmark.
+
+    Attributes:
+        definition: name.
+        verdict: on the submission; None if only real kernels were timed. One that is wrong is not timed.
+        environment: where.
+        warm, graph: how (see `statistics.Policy`).
+        timetables: of each workload.
+        left_out: real kernels that cannot run here, and why.
+        seconds: how long all took.
+    """
+
+    definition: str
+    verdict: Verdict | None
+    environment: Environment
+    warm: bool
+    graph: bool
+    timetables: list[Timetable] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        """Whether the submission is right, and so was every output that was timed."""
+        right = self.verdict is None or self.verdict.passed
+        return right and not any(
+            one.failure is not None for each in self.timetables for one in each.kernels if not one.library
+        )
+
+    @property
+    def timed(self) -> bool:
+        """Whether there is a time at all."""
+        return any(one.summary is not None for each in self.timetables for one in each.kernels)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON."""
+        found = {**dataclasses.asdict(self), "passed": self.passed}
+        if self.verdict is not None:
+            found["verdict"] = self.verdict.to_dict()
+        for each, entry in zip(self.timetables, found["timetables"], strict=True):
+            entry["best"] = each.best.kernel if each.best else None
+            for one, figures in zip(each.kernels, entry["kernels"], strict=True):
+                figures |= {"roofline": each.fraction(one), "ratio": each.ratio(one)}
+                figures["unbelievable"] = self.unbelievable(each, one)
+        return found
+
+    def unbelievable(self, each: Timetable, one: Measured) -> bool:
+        """Whether a kernel took less than the GPU needs at least, although the cache had been emptied."""
+        return not self.warm and (each.fraction(one) or 0.0) > 1.0
+
+    def rows(self) -> list[list[str]]:
+        """The table for people, headings first."""
+        rows = [["workload", "kernel", "time", "quartiles", "roofline", "best/time", "remarks"]]
+        for each in self.timetables:
+            if each.skipped:
+                rows.append([each.workload, "-", "-", "-", "-", "-", each.skipped])
+            rows += [_row(each, one, self.unbelievable(each, one)) for one in each.kernels]
+        return rows
+
+
+def _row(each: Timetable, one: Measured, unbelievable: bool) -> list[str]:
+    found = one.summary
+    if found is None:
+        why = one.failure.message if one.failure else "not timed"
+        return [each.workload, one.kernel, "-", "-", "-", "-", why]
+    fraction, ratio = each.fraction(one), each.ratio(one)
+    remarks = []
+    if found.plan is not None and found.run is not None:
+        remarks.append(f"plan {_time(found.plan)}, run {_time(found.run)}, together {_time(found.seconds)}")
+    if found.remembers:
+        remarks.append(f"faster on inputs that it saw before, {_time(found.again or 0)}; first calls count")
+    if found.waited:
+        remarks.append("the GPU waited for the processor")
+    if found.disputed:
+        remarks.append("took much longer by the judge's clock")
+    if unbelievable:
+        remarks.append("not believable: less than the GPU needs at least")
+    if one.failure is not None:
+        remarks.append(one.failure.message)
+    return [
+        *(each.workload, one.kernel, _time(found.served), f"{_time(found.low)} - {_time(found.high)}"),
+        *("-" if fraction is None else f"{100 * fraction:.0f} %", "-" if ratio is None else f"{ratio:.2f}"),
+        "; ".join(remarks),
+    ]
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:,.3g} us" if seconds < 1e-3 else f"{seconds * 1e6:,.0f} us"

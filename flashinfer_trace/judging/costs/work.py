@@ -1,0 +1,99 @@
+"""What a Definition has to do at given inputs: which elements it reads and writes, and how many operations it makes.
+
+The figures are those of the function, not of one kernel: each element that the result depends on is read once, each
+element of the result is written once, and every operation that counts is made once. A kernel that moves less does not
+exist; one that moves more is farther from the roofline.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.verdict.tensors import torch_dtype
+
+__all__ = ["ALL", "CUDA_CORES", "Cost", "CostFunction", "Elements", "Sizes", "Work", "cost"]
+
+#: Operations outside of products are made in float32, by the CUDA cores.
+CUDA_CORES = "float32"
+
+#: Which elements of a tensor are moved: a mask over its leading dimensions, or all of them (None).
+Elements = torch.Tensor | None
+ALL: Elements = None
+
+#: Sizes of all axes, constant and variable.
+Sizes = Mapping[str, int]
+#: (sizes, inputs) -> the work. Of the inputs only the values of indices, lengths, offsets and routing are read, so that
+#: features may be fewer than `sizes` says.
+CostFunction = Callable[[Sizes, Mapping[str, Any]], "Work"]
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of one call.
+
+    Attributes:
+        operations: number of the main operations of each element (docs/costs.md says which), by the dtype of the
+            operands: those of a product go to the tensor cores of that dtype, others to the CUDA cores. A
+            multiplication and an addition of a product are two.
+        reads: elements of inputs; those of an input that is not named are all read, numbers cost nothing.
+        writes: elements of outputs; those of an output that is not named are all written.
+    """
+
+    operations: Mapping[str, int] = field(default_factory=dict)
+    reads: Mapping[str, Elements] = field(default_factory=dict)
+    writes: Mapping[str, Elements] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of one call: bytes, and operations by dtype."""
+
+    bytes_read: int
+    bytes_written: int
+    operations: Mapping[str, int]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes moved in both directions."""
+        return self.bytes_read + self.bytes_written
+
+    @property
+    def intensity(self) -> float:
+        """Operations per byte."""
+        return sum(self.operations.values()) / self.bytes if self.bytes else 0.0
+
+
+def cost(definition: Definition, axes: Mapping[str, int], work: Work) -> Cost:
+    """The bytes and operations of some work at these values of the variable axes.
+
+    Where nothing is written, nothing is read or computed: no element of the result could depend on it.
+    """
+    written = _bytes(definition.outputs, definition.output_shapes(axes), work.writes)
+    if not written:
+        return Cost(0, 0, {})
+    read = _bytes(definition.inputs, definition.input_shapes(axes), work.reads)
+    return Cost(read, written, {dtype: count for dtype, count in work.operations.items() if count})
+
+
+def _bytes(specs: Mapping[str, Any], shapes: Mapping[str, Any], moved: Mapping[str, Elements]) -> int:
+    total = 0
+    for name, shape in shapes.items():
+        if shape is not None:
+            total += torch_dtype(specs[name].dtype).itemsize * count(shape, moved.get(name, ALL))
+    return total
+
+
+def count(shape: tuple[int, ...], elements: Elements) -> int:
+    """How many elements of a tensor of this shape a mask over its leading dimensions names."""
+    size = math.prod(shape)
+    if elements is None or size == 0:
+        return size
+    leading = tuple(size if own != 1 else 1 for size, own in zip(shape, elements.shape, strict=False))
+    assert tuple(elements.shape) == leading, f"a mask {list(elements.shape)} of a tensor {list(shape)}"
+    return int(elements.sum()) * (size // elements.numel())

@@ -1,0 +1,182 @@
+"""The workloads of a Definition as evaluators take them."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flashinfer_trace.families import family_of
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.harness.plans import input_bytes
+from flashinfer_trace.judging.costs.shapes import without_features
+from flashinfer_trace.judging.export.sources import Source, source
+from flashinfer_trace.judging.traffic import Workload, WorkloadError, digest, workloads
+from flashinfer_trace.verdict.tensors import torch_dtype
+
+__all__ = ["FLASHINFER_BENCH", "KERNELBENCH", "Case", "Limits", "Unsuitable", "cases"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One workload.
+
+    Attributes:
+        name: unique within the Definition.
+        axes: values of every variable axis, each positive.
+        inputs: by name, in the Definition's order.
+    """
+
+    name: str
+    axes: Mapping[str, int]
+    inputs: Mapping[str, Source]
+
+    def draws(self, definition: Definition) -> Draws:
+        """What the values of its formulas are drawn from: the same in every export."""
+        return Draws(zlib.crc32(f"{definition.name} {self.name}".encode()), "cpu")
+
+
+@dataclass(frozen=True)
+class Unsuitable:
+    """A workload that an evaluator cannot take, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an evaluator can take of a workload.
+
+    Attributes:
+        rows: most rows of op_type sampling that it judges in time, or None.
+        stored: inputs that are stored for it although they have a formula, and are large.
+    """
+
+    rows: int | None = None
+    stored: frozenset[str] = frozenset()
+
+
+#: The sampling evaluator of flashinfer-bench 0.1.2 has 300 seconds; a TraceSet has no formulas.
+FLASHINFER_BENCH = Limits(rows=4, stored=frozenset({"probs"}))
+#: It draws no samples, and a problem has formulas.
+KERNELBENCH = Limits()
+
+_FRACTIONS = ("bfloat", "float")
+#: Inputs that no element decides on, unlike routes.
+_INDICES = frozenset({"kv_indices", "kv_indptr", "kv_last_page_len", "page_table", "qo_indptr", "seq_lens"})
+#: Most bytes of the tensors of one workload.
+_MOST_STORED = 16 << 20
+#: Bytes of inputs that are made to see a number among them.
+_MOST_MADE = 1 << 28
+#: Tokens that the sampling evaluator of flashinfer-bench draws for each row.
+_DRAWS = 500_000
+
+
+def cases(
+    definition: Definition, every: bool = False, limits: Limits = FLASHINFER_BENCH
+) -> Iterator[Case | Unsuitable]:
+    """The workloads of a Definition: every one, or those of a short benchmark.
+
+    If an evaluator can take none of these, the first other one that it can take comes after them.
+    """
+    known = workloads(definition)
+    found = False
+    for workload in known:
+        if every or workload.quick:
+            case = _case(workload, limits)
+            found = found or isinstance(case, Case)
+            yield case
+    for workload in () if every else known:
+        if not found and not workload.quick:
+            case = _case(workload, limits)
+            found = isinstance(case, Case)
+            yield case
+
+
+def _case(workload: Workload, limits: Limits = FLASHINFER_BENCH) -> Case | Unsuitable:
+    definition, axes = workload.definition, workload.axes
+    shapes = definition.input_shapes(axes)
+    formulas = {name: source(definition, name, shapes[name]) for name in definition.inputs}
+    names = [name for name, formula in formulas.items() if formula is None]
+    reason = _too_large(definition, axes, names, limits)
+    given = _given(workload, names) if names and not reason else {}
+    reason = reason or _unsuitable(definition, given, axes)
+    if reason:
+        return Unsuitable(workload.name, reason)
+    inputs = {name: given[name] if formula is None else formula for name, formula in formulas.items()}
+    return Case(workload.name, axes, inputs)
+
+
+def _given(workload: Workload, names: Collection[str]) -> dict[str, Any]:
+    """Some inputs of a workload, those that have structure; what its file records is compared.
+
+    Raises:
+        WorkloadError: an input is not the one that was recorded.
+    """
+    definition = workload.definition
+    numbers = [name for name in names if definition.inputs[name].shape is None]
+    whole = all(not definition.inputs[name].dtype.startswith(_FRACTIONS) for name in names if name not in numbers)
+    found = _structure(workload, names, numbers) if whole else workload.inputs("cpu")
+    given = {name: found[name] for name in names}
+    wrong = [name for name, value in given.items() if workload.digests.get(name, digest(value)) != digest(value)]
+    if wrong:
+        raise WorkloadError(f"{workload.path}: workload {workload.name}: {wrong} are others than those that it records")
+    return given
+
+
+def _structure(workload: Workload, names: Collection[str], numbers: Collection[str]) -> dict[str, Any]:
+    """Offsets, pages and routes without gigabytes of elements.
+
+    Numbers do not depend on the traffic, but may depend on the features: those of the family's usual case are right.
+    Where that has gigabytes of weights, it is made at the sizes of the twin: no number depends on those of experts.
+    """
+    definition = workload.definition
+    found = workload.structure(elements=not {*names} - {*numbers} <= _INDICES)
+    shapes = definition.input_shapes(workload.axes)
+    assert all(shapes[name] in (None, tuple(found[name].shape)) for name in names if name not in numbers)
+    fractions = [name for name in numbers if isinstance(found[name], float)]
+    small = definition if input_bytes(definition) <= _MOST_MADE else without_features(definition)
+    usual = family_of(definition).inputs_for_axes(small, {}, 0, "cpu") if fractions else {}
+    return {**found, **{name: usual[name] for name in fractions}}
+
+
+def _too_large(definition: Definition, axes: Mapping[str, int], names: Collection[str], limits: Limits) -> str | None:
+    """Why inputs are more than an export stores or an evaluator judges in time, or None."""
+    if definition.op_type == "sampling" and limits.rows is not None and axes["batch_size"] > limits.rows:
+        return f"{_DRAWS} tokens are drawn for each row, one by one, so that more than {limits.rows} rows time out"
+    shapes = definition.input_shapes(axes)
+    structured = {*names} | (limits.stored & definition.inputs.keys())
+    stored = sum(
+        math.prod(shapes[name] or ()) * torch_dtype(definition.inputs[name].dtype).itemsize for name in structured
+    )
+    return (
+        f"its tensors would take {stored >> 20} MiB, more than {_MOST_STORED >> 20}" if stored > _MOST_STORED else None
+    )
+
+
+def _unsuitable(definition: Definition, given: Mapping[str, Any], axes: Mapping[str, int]) -> str | None:
+    """Why an evaluator cannot take a workload with these inputs, or None."""
+    empty = [axis for axis, size in axes.items() if size == 0]
+    if empty:
+        return f"{empty[0]} is 0, and evaluators take positive sizes only"
+    if "lse" in definition.outputs and _has_blind_query(definition, given):
+        return "a query sees no key, so that its lse is -inf, and the evaluators reject infinities"
+    return None
+
+
+def _has_blind_query(definition: Definition, inputs: Mapping[str, Any]) -> bool:
+    """Whether a query may attend to no key."""
+    if "sparse_indices" in inputs:
+        return bool((inputs["sparse_indices"] < 0).all(dim=1).any())
+    keys = inputs["kv_indptr"].diff()
+    if "kv_indices" in inputs:
+        last = inputs.get("kv_last_page_len", torch.ones_like(keys))
+        keys = torch.where(keys > 0, (keys - 1) * definition.const_axes["page_size"] + last, 0)
+    queries = inputs["qo_indptr"].diff() if "qo_indptr" in inputs else torch.ones_like(keys)
+    return bool(((queries > 0) & (keys < queries)).any())

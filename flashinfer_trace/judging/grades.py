@@ -1,0 +1,134 @@
+"""By what a submission is judged: the reference's bounds, and those stated for each known kernel."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flashinfer_trace.harness.case import evaluate, unrelated, vacuity
+from flashinfer_trace.harness.family import Inputs, Kernel, Outputs
+from flashinfer_trace.harness.plans import NO_LIMIT
+from flashinfer_trace.harness.verify import Job
+from flashinfer_trace.judging.verdict import Failure, OutputFigures
+from flashinfer_trace.verdict.compare import Comparison, Expected, Policy
+
+__all__ = ["REFERENCE", "JudgedInputs", "Standard", "kinds_of_inputs", "standards"]
+
+#: The label of the reference's own standard.
+REFERENCE = "the reference"
+
+
+@dataclass
+class Standard:
+    """The bounds of the reference or of one kernel, and how a submission did under them.
+
+    Attributes:
+        label: `REFERENCE`, or the kernel's label.
+        policies: by output.
+        cases, vacuous: of those that it passed, how many could have failed, and how many could not.
+        figures: of each output.
+    """
+
+    label: str
+    policies: Mapping[str, Policy]
+    cases: int = 0
+    vacuous: int = 0
+    figures: dict[str, OutputFigures] = field(default_factory=dict)
+
+    def failure(self, job: Job, inputs: Inputs, outputs: Outputs, expected: Mapping[str, Expected]) -> Failure | None:
+        """How outputs fail this standard; None if they meet it, which is then counted."""
+        compared = evaluate(self.policies, outputs, expected)
+        wrong = {name: comparison for name, comparison in compared.items() if not comparison.passed}
+        if wrong:
+            return self._worst(wrong)
+        lines = unrelated("outputs", job.family, job.sized, inputs, outputs, compared)
+        if lines:
+            return Failure("relation", "; ".join(lines), self.label, ratio=float("inf"))
+        if vacuity(job.sized, expected, self.policies):
+            self.vacuous += 1
+        else:
+            self.cases += 1
+            self._count(compared)
+        return None
+
+    def _worst(self, wrong: Mapping[str, Comparison]) -> Failure:
+        name = max(wrong, key=lambda one: wrong[one].ratio)
+        worst = wrong[name]
+        return Failure(
+            "values",
+            f"output {name}: {worst}",
+            self.label,
+            name,
+            *(worst.index, worst.actual, worst.expected, worst.bound, worst.ratio),
+            reason=self.policies[name].reason,
+        )
+
+    def _count(self, compared: Mapping[str, Comparison]) -> None:
+        for name, comparison in compared.items():
+            figures = self.figures.setdefault(name, OutputFigures(self.policies[name].reason))
+            figures.worst = max(figures.worst, comparison.ratio)
+            figures.error = max(figures.error, comparison.error)
+
+
+@dataclass(frozen=True)
+class JudgedInputs:
+    """Inputs of one kind, and the standards that apply to them.
+
+    Attributes:
+        job: says which plans may be drawn.
+        kernels: beside the reference, whose standards apply.
+        limited_to: which inputs these are, in words; empty for all valid ones.
+    """
+
+    job: Job
+    kernels: Sequence[Kernel]
+    limited_to: str = ""
+
+
+def standards(trial: JudgedInputs) -> list[Standard]:
+    """The standards of a trial, the reference's first."""
+    family = trial.job.family
+    kernels = [Standard(kernel.label, family.policies(kernel)) for kernel in trial.kernels]
+    return [Standard(REFERENCE, family.policies()), *kernels]
+
+
+def kinds_of_inputs(job: Job) -> list[JudgedInputs]:
+    """All valid inputs, by every standard; then, for each way in which known kernels limit theirs, those inputs."""
+    kernels = job.family.kernels_of(job.definition)
+    found = [JudgedInputs(job, kernels)]
+    groups: list[list[Kernel]] = []
+    for kernel in kernels:
+        drawing = kernel.limits, kernel.plan_options
+        alike = [group for group in groups if (group[0].limits, group[0].plan_options) == drawing]
+        if alike:
+            alike[0].append(kernel)
+        elif kernel.limits or kernel.plan_options is not None:
+            groups.append([kernel])
+    return [*found, *(limited(job, group) for group in groups)]
+
+
+def limited(job: Job, kernels: Sequence[Kernel]) -> JudgedInputs:
+    """The inputs that these kernels take; all of them limit theirs alike."""
+    first = kernels[0]
+    parts = [
+        f"{axis} {low} or more" if high >= NO_LIMIT else f"{axis} {low} to {high}"
+        for axis, (low, high) in first.limits.items()
+    ]
+    if first.plan_options is not None:
+        parts += _in_words(first.plan_options)
+    text = f"{', '.join(parts)}: what {first.label} takes" if parts else ""
+    return JudgedInputs(Job(job.definition, job.family, first, job.device, job.full), kernels, text)
+
+
+def _in_words(options: Any) -> list[str]:
+    """The options of a family that a kernel has otherwise than by default."""
+    values = {one.name: getattr(options, one.name) for one in dataclasses.fields(options)}
+    usual = {one.name: one.default for one in dataclasses.fields(options)}
+    changed = {name: value for name, value in values.items() if value != usual[name]}
+    words = {True: "only with {}", False: "without {}"}
+    return [
+        words[value].format(name.replace("_", " ")) if isinstance(value, bool) else f"{name.replace('_', ' ')} {value}"
+        for name, value in changed.items()
+    ]

@@ -1,0 +1,108 @@
+"""What a call left, as the outputs of a Definition, and what is wrong with their form."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.harness.family import Outputs
+from flashinfer_trace.judging.process import Answer
+from flashinfer_trace.judging.verdict import Failure
+from flashinfer_trace.sandbox.limits import printable
+from flashinfer_trace.sandbox.shared_memory import memory_of
+from flashinfer_trace.verdict.outputs import misfits, numbers_as_tensors
+from flashinfer_trace.verdict.tensors import torch_dtype
+
+__all__ = ["outputs_of", "with_unwritten", "wrong_form"]
+
+
+def outputs_of(definition: Definition, answer: Answer, device: torch.device) -> Outputs:
+    """Outputs as they lay in memory; what was returned and did not fit there keeps its own form, without elements.
+
+    Some of them may be stand-ins: only outputs without a `wrong_form` may be compared.
+    """
+    if not answer.returned:
+        return answer.outputs
+    strange = _strange(answer, device)
+    found: dict[str, Any] = {
+        name: _stand_in(described, device) if name in strange else answer.outputs[name]
+        for name, described in answer.returned.items()
+    }
+    return numbers_as_tensors(definition, found, device)
+
+
+def wrong_form(
+    definition: Definition, axes: Mapping[str, int], answer: Answer, outputs: Outputs, device: torch.device
+) -> Failure | None:
+    """What is wrong with the form of the `outputs_of` an answer; None if they are what the Definition declares."""
+    if outputs and all(value is None for value in outputs.values()):
+        names = ", ".join(f"`{name}`" for name in definition.outputs)
+        return Failure("outputs", f"returned None; it must return {names}, or take it to write into")
+    lines = misfits(definition, axes, outputs, device)
+    for name, described in _strange(answer, device).items():
+        if name in definition.outputs and _is_tensor(described):
+            # A stand-in is dense and on the device of the inputs, which the tensor itself need not be.
+            lines += [f"output {name} {wrong}" for wrong in _elsewhere(described, device)]
+            lines = lines or [f"output {name} has a form that its process described as {described}"]
+    return Failure("outputs", printable("; ".join(lines))) if lines else None
+
+
+def with_unwritten(failure: Failure, answer: Answer, poisoned: Mapping[str, torch.Tensor]) -> Failure:
+    """A failure of values, which also names the outputs that the kernel takes, and into which it wrote nothing."""
+    if failure.kind != "values" or answer.returned:
+        return failure
+    untouched = [
+        f"`{name}`"
+        for name, value in answer.outputs.items()
+        if value.numel() and value.dtype != torch.bool and torch.equal(memory_of(value), memory_of(poisoned[name]))
+    ]
+    if not untouched:
+        return failure
+    return dataclasses.replace(failure, message=f"it wrote nothing into {', '.join(untouched)}; {failure.message}")
+
+
+def _strange(answer: Answer, device: torch.device) -> dict[str, Any]:
+    """What was returned and did not fit into the memory of an output, by name, as its process describes it."""
+    return {
+        name: described
+        for name, described in answer.returned.items()
+        if name not in answer.outputs or not _fits(answer.outputs[name], described, device)
+    }
+
+
+def _fits(slot: torch.Tensor, described: Any, device: torch.device) -> bool:
+    if not isinstance(described, dict):
+        return False
+    form = described.get("dtype"), described.get("shape"), described.get("device"), described.get("layout")
+    return form == (str(slot.dtype).removeprefix("torch."), list(slot.shape), str(device), str(torch.strided))
+
+
+def _is_tensor(described: Any) -> bool:
+    return isinstance(described, dict) and "dtype" in described and "number" not in described
+
+
+def _elsewhere(described: Mapping[str, Any], device: torch.device) -> list[str]:
+    """What is wrong with the layout and the device of a tensor, which no stand-in has."""
+    lines = []
+    if described.get("layout") != str(torch.strided):
+        lines.append(f"has the layout {described.get('layout')}; it must be a dense tensor")
+    if described.get("device") != str(device):
+        lines.append(f"is on {described.get('device')}; the inputs are on {device}")
+    return lines
+
+
+def _stand_in(described: Any, device: torch.device) -> Any:
+    """Something of the form that was described, for the message about what does not fit; a tensor has one element."""
+    if not isinstance(described, dict) or described.get("type") == "NoneType":
+        return None
+    if "number" in described:
+        return described["number"]
+    try:
+        dtype, shape = torch_dtype(described["dtype"]), [int(size) for size in described["shape"]]
+        return torch.empty((), dtype=dtype, device=device).expand(shape)
+    except Exception:  # of no tensor, or by a stranger
+        return type(printable(str(described.get("type"))), (), {})()

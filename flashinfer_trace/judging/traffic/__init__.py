@@ -1,0 +1,274 @@
+"""Workloads: inputs of named traffic that anyone regenerates bit by bit, on a CPU or a GPU.
+
+    >>> for workload in workloads("rmsnorm_h7168"):
+    ...     inputs = workload.inputs("cuda")
+
+docs/workloads.md says what they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashinfer_trace.dataset import store
+from flashinfer_trace.families import family_of
+from flashinfer_trace.format.definition import Definition, InputError
+from flashinfer_trace.format.json_source import JsonSourceError, load_object
+from flashinfer_trace.format.json_values import members, placed, whole
+from flashinfer_trace.harness.family import Plan
+from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.judging.costs import Cost, work_of
+from flashinfer_trace.judging.costs.shapes import without_features
+from flashinfer_trace.judging.costs.work import cost
+from flashinfer_trace.judging.traffic.exact import ExactDraws, HollowDraws
+from flashinfer_trace.judging.traffic.plans import fitting, planned
+from flashinfer_trace.judging.traffic.profiles import Traffic, load_traffic
+from flashinfer_trace.judging.user_inputs import check_visible
+from flashinfer_trace.verdict.tensors import torch_dtype
+
+__all__ = ["MOST_BYTES", "Workload", "WorkloadError", "digest", "digests", "drawn", "path_of", "workloads"]
+
+#: Most memory of the inputs and outputs that grow with the traffic; the weights are not counted.
+MOST_BYTES = 2 << 30
+#: The last variant of a workload: its 31 bits lie above those of the seed of the workload.
+MOST_VARIANT = 2**31 - 1
+#: Largest seed.
+MOST_SEED = (1 << 31) - 1
+#: A digest.
+SHA256 = re.compile("[0-9a-f]{64}")
+
+
+class WorkloadError(ValueError):
+    """A workload that is not what its file says. The message names the file, the workload and the fix."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Inputs of a Definition under named traffic.
+
+    Attributes:
+        definition: whose inputs they are.
+        name: of the traffic, such as ``decode-64`` or ``chat-prefill-2048``.
+        axes: values of the variable axes.
+        seed: of Philox; with the traffic it gives every bit.
+        traffic: what the lengths are drawn from.
+        digests: SHA-256 of each input, as a file in workloads/ has them; empty where none is recorded.
+        path: of that file.
+    """
+
+    definition: Definition
+    name: str
+    axes: Mapping[str, int]
+    seed: int
+    traffic: Traffic = field(repr=False)
+    digests: Mapping[str, str] = field(default_factory=dict, repr=False)
+    path: Path | None = field(default=None, repr=False)
+
+    @property
+    def quick(self) -> bool:
+        """Whether a short benchmark contains it."""
+        return self.traffic.quick
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """The family's plan."""
+        return planned(self.definition, self.traffic, self.seed)
+
+    def inputs(self, device: str | torch.device = "cpu", variant: int = 0) -> dict[str, Any]:
+        """The inputs by name: tensors, and numbers for scalars. Those of variant 0 are compared with the digests.
+
+        Args:
+            device: where they are made; the bits are the same everywhere.
+            variant: other elements, pages and routing for the same lengths; from 0 to 2**31 - 1.
+
+        Raises:
+            WorkloadError: they are not those of the file, or do not have its axes.
+            InputError: there is no such device here or no such variant, or they do not fit the Definition.
+        """
+        check_visible(device)
+        if isinstance(variant, bool) or not isinstance(variant, int) or not 0 <= variant <= MOST_VARIANT:
+            raise InputError(
+                f"{self.definition.name}: workload {self.name}: variant {variant!r}; variants are whole numbers from 0 "
+                f"to {MOST_VARIANT}"
+            )
+        found, axes = _inputs(self.definition, self.plan, self.seed + (variant << 32), device)
+        self._check_axes(axes)
+        if self.digests and variant == 0:
+            self._check(digests(found))
+        return found
+
+    def cost(self) -> Cost:
+        """What the Definition moves and computes at these inputs; its features are not made for that.
+
+        Raises:
+            CostError: the Definition's family has no cost.
+            WorkloadError: the file says other axes than those of the inputs.
+        """
+        inputs = self.structure()
+        self._check_axes(without_features(self.definition).bind_axes(inputs))
+        return cost(self.definition, self.axes, work_of(self.definition, inputs, self.axes))
+
+    def structure(self, elements: bool = True) -> dict[str, Any]:
+        """The inputs at the sizes of the family's twin: those that do not depend on these are the same, bit by bit.
+
+        Args:
+            elements: whether floating-point tensors are drawn; otherwise they are zero, and so is what is made of them.
+        """
+        thin = without_features(self.definition)
+        with (ExactDraws if elements else HollowDraws)(_elements(self.seed)):
+            return family_of(self.definition).make_inputs(thin, self.plan, Draws(0, "cpu"))
+
+    def _check_axes(self, actual: Mapping[str, int]) -> None:
+        if actual != self.axes:
+            raise self._error(f"its axes are {dict(actual)}, and the file says {dict(self.axes)}")
+
+    def _check(self, actual: Mapping[str, str]) -> None:
+        names = {*actual, *self.digests}
+        wrong = sorted(name for name in names if actual.get(name) != self.digests.get(name))
+        if wrong:
+            first = wrong[0]
+            raise self._error(
+                f"the inputs {wrong} are others than those that were recorded: {first} has the digest "
+                f"{actual.get(first)}, the file says {self.digests.get(first)}"
+            )
+
+    def _error(self, what: str) -> WorkloadError:
+        return WorkloadError(
+            f"{self.path or self.definition.name}: workload {self.name}: {what}; if the traffic or the family's inputs "
+            f"were changed on purpose, record it again in a checkout: python -m tools.record_workloads "
+            f"{self.definition.name}"
+        )
+
+
+def workloads(definition: Definition | str) -> tuple[Workload, ...]:
+    """The workloads of a Definition: all traffic that means something for it and fits into MOST_BYTES.
+
+    Those in its file have digests; others are drawn now.
+
+    Raises:
+        DatasetError: there is no such Definition.
+        InputError: what is given is none.
+        TrafficError, WorkloadError: a file in workloads/ cannot be read.
+    """
+    loaded = store.definition_of(definition)
+    path = path_of(loaded, loaded.root or store.find_root())
+    return drawn(loaded, _recorded(loaded, path) if path.is_file() else {})
+
+
+def drawn(definition: Definition, recorded: Mapping[str, Workload] | None = None) -> tuple[Workload, ...]:
+    """The workloads of a Definition, whatever its file says: those that are given by name, others without digests."""
+    traffic = fitting(definition, load_traffic(definition.root or store.find_root()))
+    found = ((recorded or {}).get(each.name) or _drawn(definition, each) for each in traffic)
+    return tuple(each for each in found if _variable_bytes(definition, each.axes) <= MOST_BYTES)
+
+
+def path_of(definition: Definition, root: Path) -> Path:
+    """Where a Definition's workloads are recorded."""
+    return root / "workloads" / definition.op_type / f"{definition.name}.json"
+
+
+def _recorded(definition: Definition, path: Path) -> dict[str, Workload]:
+    traffic = {each.name: each for each in fitting(definition, load_traffic(path.parents[2]))}
+    try:
+        data = load_object(path)
+        with placed("the file"):
+            name, given = data["definition"], members(data["workloads"])
+        if name != definition.name:
+            raise WorkloadError(f"{path}: it is for {str(name)[:100]}; its name must be that of its Definition")
+        if not given:
+            raise TypeError("workloads is empty")
+        found = {}
+        for name, entry in given.items():
+            with placed(f"workloads.{name[:100]}"):
+                if name not in traffic:
+                    raise TypeError(f"it is no traffic of this Definition, which has {', '.join(traffic)}")
+                found[name] = _workload(definition, traffic[name], entry, path)
+        return found
+    except (JsonSourceError, TypeError) as error:
+        fix = f"record it again in a checkout: python -m tools.record_workloads {definition.name}"
+        raise WorkloadError(f"{path}: {str(error)[:500]}; schema/workloads.schema.json describes it; {fix}") from error
+
+
+def _workload(definition: Definition, traffic: Traffic, entry: Any, path: Path) -> Workload:
+    """An entry of a file of workloads; a TypeError says what is wrong with it."""
+    given = members(entry, "seed", "axes", "inputs")
+    axes, inputs = {}, members(given["inputs"])
+    for axis, value in members(given["axes"]).items():
+        with placed(f"axes.{axis[:100]}"):
+            axes[axis] = whole(value, 0, MOST_BYTES)
+    if axes.keys() != set(definition.var_axes):
+        raise TypeError(f"axes are not {', '.join(definition.var_axes)}")
+    if inputs and inputs.keys() != definition.inputs.keys():
+        raise TypeError(f"inputs are not {', '.join(definition.inputs)}, or none")
+    for name, value in inputs.items():
+        if not isinstance(value, str) or not SHA256.fullmatch(value):
+            raise TypeError(f"inputs.{name} is no SHA-256")
+    with placed("seed"):
+        seed = whole(given["seed"], 0, MOST_SEED)
+    return Workload(definition, traffic.name, axes, seed, traffic, inputs, path)
+
+
+def _drawn(definition: Definition, traffic: Traffic) -> Workload:
+    seed = _seed(definition.name, traffic.name)
+    with HollowDraws(seed):
+        thin = without_features(definition)
+        hollow = family_of(definition).make_inputs(thin, planned(definition, traffic, seed), Draws(0, "cpu"))
+    return Workload(definition, traffic.name, thin.bind_axes(hollow), seed, traffic)
+
+
+def _seed(definition: str, traffic: str) -> int:
+    """31 bits that depend on the names only."""
+    return int.from_bytes(hashlib.sha256(f"{definition} {traffic}".encode()).digest()[:4], "little") >> 1
+
+
+def _variable_bytes(definition: Definition, axes: Mapping[str, int]) -> int:
+    """Memory of the tensors that grow with the traffic."""
+    total = 0
+    for specs, shapes in (
+        (definition.inputs, definition.input_shapes(axes)),
+        (definition.outputs, definition.output_shapes(axes)),
+    ):
+        for name, shape in shapes.items():
+            if shape is not None and set(specs[name].shape or ()) & set(axes):
+                total += math.prod(shape) * torch_dtype(specs[name].dtype).itemsize
+    return total
+
+
+def _elements(seed: int) -> int:
+    """The seed of the inputs: the first draws of the plan must not come again."""
+    return seed | 1 << 63
+
+
+def _inputs(
+    definition: Definition, plan: Plan, seed: int, device: str | torch.device
+) -> tuple[dict[str, Any], dict[str, int]]:
+    with ExactDraws(_elements(seed)):
+        found = family_of(definition).make_inputs(definition, plan, Draws(0, device))
+    for value in found.values():
+        # A NaN has many forms, and which of them a conversion gives depends on the device.
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.element_size() > 1:
+            value.masked_fill_(value.isnan(), math.nan)
+    return found, definition.check_inputs(found)
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of the dtype, the shape and the bytes of a tensor (little-endian, in C order), or of a number."""
+    if not isinstance(value, torch.Tensor):
+        return hashlib.sha256(f"{type(value).__name__} {value!r}".encode()).hexdigest()
+    found = hashlib.sha256(f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)} ".encode())
+    found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def digests(inputs: Mapping[str, Any]) -> dict[str, str]:
+    """The digest of each input."""
+    return {name: digest(value) for name, value in inputs.items()}

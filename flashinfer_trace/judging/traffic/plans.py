@@ -1,0 +1,100 @@
+"""Which traffic a Definition has, and the family's plan for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from flashinfer_trace.families import family_of
+from flashinfer_trace.families.attention.paged import distinct_pages
+from flashinfer_trace.format.definition import Definition
+from flashinfer_trace.harness.family import Plan
+from flashinfer_trace.harness.inputs import Draws
+from flashinfer_trace.judging.traffic.exact import ExactDraws
+from flashinfer_trace.judging.traffic.philox import Stream
+from flashinfer_trace.judging.traffic.profiles import Batch, Traffic
+
+__all__ = ["fitting", "planned"]
+
+#: Axes that count tokens or rows; of a Definition the first one that it has.
+TOKEN_AXES = ("num_tokens", "m", "M", "seq_len", "total_rows", "num_rows", "batch_size")
+#: Their rows are those of the last token of each request, so that a step of prefill has as few as one of decode.
+OF_REQUESTS = ("sampling", "renorm", "speculative")
+#: DeepSeek-V3 chooses COPIES of its EXPERTS for each token. A Definition with fewer is one rank of COPIES, where a
+#: token has one row on average; one with more also has those that all tokens share.
+COPIES, EXPERTS = 8, 256
+#: Families whose builders draw each token's choice among all slots by itself, which takes long for many tokens.
+MOST_TOKENS = {"dsa_sparse_attention": 512, "dsa_sparse_attention_fp8_cache": 512}
+#: Keys that the indexer has of the tokens before a chunk. With no more than top-k there is nothing to choose, and the
+#: float64 oracle of a chunk with many times as many does not fit into the memory of a GPU.
+CACHED_KEYS = 2048
+#: Pages in use for each free one, as in a server that is not full.
+FREE = 8
+
+
+def fitting(definition: Definition, traffic: Mapping[str, list[Traffic]]) -> list[Traffic]:
+    """The traffic that means something for a Definition."""
+    family = family_of(definition)
+    entries = family.plan_for_axes(definition, {}, Draws(0, "cpu")).keys()
+    if "kv_lens" in entries:
+        phase = "prefill" if "q_lens" in entries else "decode"
+        return [each for each in traffic["requests"] if each.phase == phase]
+    if "lengths" in entries:
+        return [each for each in traffic["requests"] if each.phase == "decode"]
+    most = MOST_TOKENS.get(family.name, 1 << 30)
+    phases = ("decode",) if definition.op_type in OF_REQUESTS else ("decode", "prefill")
+    if "k_start" in definition.inputs:  # in decode, keys lie in pages
+        phases = ("prefill",)
+    return [each for each in traffic["tokens"] if each.phase in phases and each.count <= most]
+
+
+def planned(definition: Definition, traffic: Traffic, seed: int) -> Plan:
+    """The family's plan for some traffic."""
+    family = family_of(definition)
+    lengths = Stream(seed)
+
+    def bits() -> int:
+        return int(lengths.words(1, torch.device("cpu"))) & 0xFFFFFFFF
+
+    with ExactDraws(seed):
+        draws = Draws(0, "cpu")
+        plan = family.plan_for_axes(definition, _axes(definition, traffic), draws)
+    if "kv_lens" in plan:
+        return _attention(definition, plan, traffic.batch(bits))
+    if "lengths" in plan:
+        own = traffic.batch(bits).lengths
+        return {**plan, "lengths": own, **({"rows": [1] * len(own)} if "rows" in plan else {})}
+    if "sparse_indices" in definition.inputs and traffic.phase == "decode":
+        return {**plan, "choice": "own", "num_pages": plan["num_pages"] * traffic.count}
+    return plan
+
+
+def _axes(definition: Definition, traffic: Traffic) -> dict[str, int]:
+    """The number of tokens, where the family's plan has it; lengths come afterwards."""
+    if "k_start" in definition.inputs:
+        return {"num_tokens": traffic.count, "num_keys": CACHED_KEYS + traffic.count}
+    if {"len_indptr", "mask_size", "num_keys"} & set(definition.var_axes):
+        return {}
+    axis = next(axis for axis in TOKEN_AXES if axis in definition.var_axes)
+    copies = {"num_copies": COPIES * traffic.count} if "num_copies" in definition.var_axes else {}
+    shared = definition.const_axes.get("num_experts", 0) - EXPERTS
+    rows = COPIES + shared if axis == "total_rows" and shared >= 0 else 1
+    return {axis: rows * traffic.count, **copies}
+
+
+def _attention(definition: Definition, plan: Plan, batch: Batch) -> Plan:
+    if "shared_prefix" not in plan:  # ragged keys are those of the new tokens; cached ones are merged in later
+        return {**plan, "kv_lens": list(batch.new), "q_lens": list(batch.new)}
+    plan = {**plan, "kv_lens": batch.lengths}
+    if "q_lens" in plan:
+        plan["q_lens"] = list(batch.new)
+    if "num_slots" in plan:
+        return {**plan, **_pages("num_slots", batch.cached, 1, batch.prefix)}
+    return {**plan, **_pages("num_pages", batch.lengths, definition.const_axes["page_size"], batch.prefix)}
+
+
+def _pages(entry: str, lengths: tuple[int, ...] | list[int], page_size: int, prefix: int) -> Plan:
+    shared = prefix // page_size
+    used = distinct_pages(lengths, page_size, shared)
+    return {"shared_prefix": shared, entry: used + used // FREE + 1}

@@ -1,0 +1,211 @@
+"""SGLang's own kernels: Triton, just-in-time CUDA, and what it computes step by step in PyTorch."""
+
+from __future__ import annotations
+
+from flashinfer_trace.kernels.needs import (
+    exactly,
+    expert_groups,
+    grouped_heads,
+    multiples,
+    one_of,
+    powers_of_two,
+    recorded_vocabulary,
+    tie_order,
+)
+from flashinfer_trace.kernels.table import ADA, AMPERE, BLACKWELL, FROM_BLACKWELL, HOPPER, TO_HOPPER, Entry, kernel, use
+
+__all__ = ["KERNELS"]
+
+KERNELS: tuple[Entry, ...] = (
+    kernel(
+        "sglang.jit_kernel.activation.gelu_and_mul",
+        use("gelu_and_mul", on=TO_HOPPER, needs=multiples(intermediate_size=8)),
+        launches=("sglang.jit_kernel.activation.run_activation",),
+    ),
+    kernel(
+        "sglang.jit_kernel.activation.gelu_tanh_and_mul",
+        use("gelu_tanh_and_mul", on=TO_HOPPER, needs=multiples(intermediate_size=8)),
+        launches=("sglang.jit_kernel.activation.run_activation",),
+    ),
+    kernel(
+        "sglang.jit_kernel.activation.silu_and_mul",
+        use("silu_and_mul", on=TO_HOPPER, needs=multiples(intermediate_size=8)),
+        launches=("sglang.jit_kernel.activation.run_activation",),
+    ),
+    kernel(
+        "sglang.jit_kernel.concat_mla.concat_mla_absorb_q",
+        use("concat_mla_absorb_q", needs=exactly(head_dim_ckv=512, head_dim_kpe=64)),
+    ),
+    kernel(
+        "sglang.jit_kernel.concat_mla.concat_mla_k",
+        use("concat_mla_k", needs=exactly(num_heads=128, head_dim_nope=128, head_dim_kpe=64)),
+    ),
+    kernel("sglang.jit_kernel.grouped_topk.grouped_topk", use("moe_topk_deepseek", on=AMPERE, needs=expert_groups)),
+    kernel("sglang.jit_kernel.hadamard.hadamard_transform", use("hadamard_transform")),
+    kernel("sglang.jit_kernel.kvcache.store_cache", use("store_cache", on=AMPERE)),
+    kernel(
+        "sglang.jit_kernel.norm.fused_inplace_qknorm",
+        use("fused_qknorm", "fused_qknorm_eps1e5", on=AMPERE, needs=one_of("head_dim", 64, 128, 256, 512, 1024)),
+        launches=("sglang.jit_kernel.norm.qknorm",),
+    ),
+    kernel("sglang.jit_kernel.nvfp4.cutlass_fp4_group_mm", use("moe_nvfp4_grouped_gemm", on=BLACKWELL)),
+    kernel(
+        "sglang.jit_kernel.nvfp4.cutlass_scaled_fp4_mm",
+        use("cutlass_scaled_fp4_mm", on=FROM_BLACKWELL, needs=multiples(n=32, k=32)),
+    ),
+    kernel("sglang.jit_kernel.nvfp4.scaled_fp4_experts_quant", use("moe_nvfp4_experts_quant", on=BLACKWELL)),
+    kernel(
+        "sglang.jit_kernel.per_token_group_quant_8bit.per_token_group_quant_8bit",
+        use("per_token_group_quant_fp8", on=ADA),
+    ),
+    kernel(
+        "sglang.jit_kernel.rope.apply_rope_inplace_with_kvcache",
+        use("rope_with_cos_sin_cache_neox_style_store", on=AMPERE, needs=one_of("head_size", 64, 128, 256)),
+        launches=("sglang.jit_kernel.rope.run_rope_store",),
+    ),
+    kernel(
+        "sglang.jit_kernel.rope.apply_rope_with_cos_sin_cache_inplace",
+        use(
+            "rope_with_cos_sin_cache_gptj_style",
+            "rope_with_cos_sin_cache_neox_style",
+            "rope_with_cos_sin_cache_neox_style_any_heads",
+            on=AMPERE,
+            needs=one_of("rotary_dim", 64, 128, 256),
+        ),
+        launches=("sglang.jit_kernel.rope.run_rope",),
+    ),
+    kernel(
+        "sglang.srt.layers.attention.nsa.dequant_k_cache.dequantize_k_cache_paged",
+        use("dequantize_k_cache", on=ADA, needs=exactly(head_dim_ckv=512, head_dim_kpe=64, group_size=128)),
+        launches=("sglang.srt.layers.attention.nsa.dequant_k_cache._dequantize_k_cache_paged_kernel",),
+    ),
+    kernel(
+        "sglang.srt.layers.attention.nsa.quant_k_cache.quantize_k_cache",
+        use("quantize_k_cache", on=ADA, needs=exactly(head_dim_ckv=512, head_dim_kpe=64, group_size=128)),
+    ),
+    kernel(
+        "sglang.srt.layers.attention.nsa.quant_k_cache.quantize_k_cache_separate",
+        use("quantize_k_cache", on=ADA, needs=exactly(head_dim_ckv=512, head_dim_kpe=64, group_size=128)),
+        launches=("sglang.srt.layers.attention.nsa.quant_k_cache._quantize_k_cache_fast_kernel",),
+    ),
+    kernel(
+        "sglang.srt.layers.attention.triton_ops.decode_attention.decode_attention_fwd",
+        use("gqa_paged_decode_fp8_cache", on=ADA, needs=grouped_heads),
+        use(
+            "gqa_paged_decode_ps1",
+            "gqa_paged_decode_sinks",
+            "gqa_paged_decode_softcap",
+            "mla_paged_decode_ps1",
+            on=AMPERE,
+            needs=grouped_heads,
+        ),
+        launches=(
+            "sglang.srt.layers.attention.triton_ops.decode_attention._fwd_kernel_stage1",
+            "sglang.srt.layers.attention.triton_ops.decode_attention._fwd_grouped_kernel_stage1",
+            "sglang.srt.layers.attention.triton_ops.decode_attention._fwd_kernel_stage2",
+        ),
+    ),
+    kernel(
+        "sglang.srt.layers.attention.triton_ops.extend_attention.extend_attention_fwd",
+        use(
+            "gqa_extend_causal",
+            "gqa_extend_causal_sinks",
+            "gqa_extend_causal_sinks_window",
+            "gqa_extend_causal_softcap",
+            "gqa_extend_causal_softcap_window",
+            "gqa_extend_causal_window",
+            on=AMPERE,
+        ),
+        launches=("sglang.srt.layers.attention.triton_ops.extend_attention._fwd_kernel",),
+    ),
+    kernel(
+        "sglang.srt.layers.attention.utils.concat_and_cast_mha_k_triton",
+        use("concat_mla_k", needs=powers_of_two("num_heads", "head_dim_nope", "head_dim_kpe")),
+        launches=("sglang.srt.layers.attention.utils.concat_and_cast_mha_k_kernel",),
+    ),
+    kernel(
+        "sglang.srt.layers.layernorm.Gemma3RMSNorm", use("gemma_rmsnorm", variant="forward_native", on=AMPERE), tags=()
+    ),
+    kernel(
+        "sglang.srt.layers.layernorm.RMSNorm",
+        use(
+            "fused_add_rmsnorm_residual_out",
+            "fused_add_rmsnorm_residual_out_eps1e5",
+            variant="forward_native in batch-invariant mode",
+            on=AMPERE,
+        ),
+        tags=(),
+    ),
+    kernel("sglang.srt.layers.moe.ep_moe.kernels.post_reorder_triton_kernel", use("moe_post_reorder", on=AMPERE)),
+    kernel(
+        "sglang.srt.layers.moe.ep_moe.kernels.silu_and_mul_masked_post_quant_fwd",
+        use("silu_and_mul_per_token_group_quant_fp8", variant="rows dealt to 8 experts", on=ADA),
+        launches=("sglang.srt.layers.moe.ep_moe.kernels._silu_and_mul_post_quant_kernel",),
+    ),
+    kernel(
+        "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe.fused_experts",
+        use(
+            "moe_bf16_softmax_routing",
+            variant="with sgl_kernel: topk_softmax",
+            on=HOPPER,
+            needs=tie_order,
+            tags=(
+                "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe.fused_experts",
+                "sgl_kernel.topk_softmax",
+            ),
+        ),
+    ),
+    kernel(
+        "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe.moe_sum_reduce_torch_compile",
+        use("moe_sum_reduce", variant="eager", on=AMPERE),
+        tags=(),
+    ),
+    kernel(
+        "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe_triton_kernels.fused_moe_kernel",
+        use("moe_bf16_expert_gemm", on=AMPERE),
+        use("moe_fp8_block_scale_expert_gemm", variant="fp8 blocks", on=HOPPER),
+    ),
+    kernel(
+        "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe_triton_kernels.moe_sum_reduce_triton",
+        use("moe_sum_reduce"),
+    ),
+    kernel(
+        "sglang.srt.layers.moe.topk.biased_grouped_topk_impl",
+        use("moe_topk_deepseek_shared_experts", variant="eager", on=AMPERE, needs=exactly(num_fused_shared_experts=1)),
+    ),
+    kernel(
+        "sglang.srt.layers.moe.topk.grouped_topk_gpu", use("moe_topk_softmax", variant="eager, one group", on=AMPERE)
+    ),
+    kernel(
+        "sglang.srt.layers.quantization.fp8_kernel.per_token_group_quant_8bit", use("per_token_group_quant_fp8", on=ADA)
+    ),
+    kernel(
+        "sglang.srt.layers.quantization.fp8_kernel.w8a8_block_fp8_matmul_triton",
+        use("fp8_blockwise_scaled_mm", on=ADA),
+        launches=("sglang.srt.layers.quantization.fp8_kernel._w8a8_block_fp8_matmul",),
+    ),
+    kernel(
+        "sglang.srt.layers.quantization.int8_kernel.per_token_group_quant_int8",
+        use("per_token_group_quant_int8", on=ADA),
+    ),
+    kernel(
+        "sglang.srt.layers.quantization.int8_kernel.per_token_quant_int8",
+        use("per_token_quant_int8", on=ADA),
+        launches=("sglang.srt.layers.quantization.int8_kernel._per_token_quant_int8",),
+    ),
+    kernel(
+        "sglang.srt.layers.rotary_embedding.utils.apply_rotary_pos_emb_native",
+        use("rope_with_cos_sin", variant="eager", on=AMPERE),
+    ),
+    kernel(
+        "sglang.srt.layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch",
+        use("top_k_top_p_joint_sampling_from_probs", on=AMPERE, needs=recorded_vocabulary),
+        use("top_k_top_p_joint_sampling_from_probs", variant="with seeds", on=AMPERE, needs=recorded_vocabulary),
+        tags=(),
+    ),
+    kernel(
+        "sglang.srt.mem_cache.utils.set_mla_kv_buffer_triton",
+        use("set_mla_kv_buffer", on=AMPERE),
+        launches=("sglang.srt.mem_cache.utils.set_mla_kv_buffer_kernel",),
+    ),
+)

@@ -1,0 +1,1 @@
+"""What decides a verdict: comparison, policies, the form of outputs."""

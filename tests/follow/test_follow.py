@@ -1,0 +1,157 @@
+"""tools.follow on small trees of sources, which no test imports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tools.follow.__main__ import main, markdown, report
+from tools.follow.compare import compare
+from tools.follow.public import public_kernels
+from tools.follow.stacks import Stack, bring_stack, read_stacks
+from tools.kernel_paths.resolve import Roots
+from tools.source_archives import FetchError
+
+ROOT = Path(__file__).parents[2]
+OLD = {
+    "sglang/jit/norm.py": "def norm(x, eps=1e-6): ...\ndef rope(q, k, *, neox): ...\ndef lost(a, b): ...\n",
+    "sglang/jit/own.py": "def quant(x, scale): ...\n",
+    "sglang/layer.py": "class Norm:\n    def __init__(self, size): ...\n    def forward(self, x): ...\n",
+    "sgl_kernel/__init__.py": "from sgl_kernel.gemm import mm, router, wrapped\n",
+    "sgl_kernel/gemm.py": "import torch\ndef mm(a, b): return torch.ops.sgl_kernel.mm.default(a, b)\n"
+    "def router(x, w): return torch.ops.sgl_kernel.router(x, w)\nwrapped = make('wrapped')\n",
+}
+NEW = {
+    "sglang/kernels/ops/norm/norm.py": "def norm(x, eps=1e-6, *, pdl=False): ...\n",
+    "sglang/kernels/ops/_private.py": "def norm(x, eps=1e-6): ...\n",
+    "sglang/kernels/ops/__init__.py": "for _m, _f in [('norm', 'norm'), ('gate', '_gate')]:\n"
+    "    register(KernelSpec(op=f\"new.{_f.lstrip('_')}\", target=f'sglang.kernels.ops.{_m}:{_f}'))\n"
+    "register(KernelSpec(op=computed(), target='a:b'))\n",
+    "sglang/kernels/ops/names.py": "def rope_v2(q, k, *, neox): ...\ndef router(x, w, out=None): ...\n",
+    "sglang/jit/own.py": "from sglang.kernels.quant import quant\n",
+    "sglang/kernels/quant.py": "def quant(x, scale, ue8m0=False): ...\n",
+    "sglang/layer.py": "class Norm:\n    def forward(self, x): ...\n    def extra(self): ...\n"
+    "    def __init__(self, size): ...\n",
+    "flashinfer/new.py": "@flashinfer_api(trace=one)\ndef fresh(x): ...\n@flashinfer_api\ndef lost(a, b): ...\n"
+    "class Wrapper:\n    @flashinfer_api\n    def run(self): ...\n",
+    "sgl_kernel/__init__.py": "from sgl_kernel.gemm import mm, added, wrapped\n",
+    "sgl_kernel/gemm.py": "import torch\ndef mm(a, b): return torch.ops.sgl_kernel.mm.default(a, b, True)\n"
+    "def added(a): ...\ndef wrapped(a): ...\n",
+}
+PATHS = {
+    "sglang.jit.norm.norm": ("moved", "sglang.kernels.ops.norm.norm.norm", ("added pdl (keyword =False)",)),
+    "sglang.jit.norm.rope": ("gone", "", ("resembles sglang.kernels.ops.names.rope_v2",)),
+    "sglang.jit.norm.lost": ("gone", "", ("resembles flashinfer.new.lost",)),
+    "sglang.jit.own.quant": ("signature", "sglang.jit.own.quant", ("added ue8m0=False",)),
+    "sglang.layer.Norm": ("unchanged", "sglang.layer.Norm", ()),
+    "sgl_kernel.mm": ("unchanged", "sgl_kernel.mm", ()),
+    "sgl_kernel.router": ("moved", "sglang.kernels.ops.names.router", ("added out=None",)),
+    "sgl_kernel.wrapped": ("signature", "sgl_kernel.wrapped", ("the old parameters are compiled code",)),
+    "sgl_kernel.never": ("not compared", "", ("not in the base stack",)),
+    "torch.ops.sgl_kernel.mm": ("signature", "torch.ops.sgl_kernel.mm", ("without (_, _)", "added (_, _, _)")),
+    "torch.ops.sgl_kernel.router": ("gone", "", ()),
+    "torch.mm": ("not compared", "", ("its sources are not read",)),
+}
+
+
+def stack(directory: Path, files: dict[str, str], version: str) -> Stack:
+    for name, text in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    owners = {"sglang": "sglang", "sgl_kernel": "sglang-kernel", "flashinfer": "flashinfer-python"}
+    present = {package: owner for package, owner in owners.items() if (directory / package).is_dir()}
+    return Stack(dict.fromkeys(present.values(), version), present, Roots(dict.fromkeys(present, directory)))
+
+
+@pytest.fixture
+def stacks(tmp_path: Path) -> tuple[Stack, Stack]:
+    return stack(tmp_path / "old", OLD, "1"), stack(tmp_path / "new", NEW, "2")
+
+
+def test_what_became_of_each_path(stacks):
+    found = {one.path: (one.state, one.now, one.changes) for one in compare(*stacks, sorted(PATHS, reverse=True))}
+    assert found == PATHS
+    assert list(found) == sorted(PATHS)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changes"),
+    [
+        ("def f(a, b): ...", "def f(b, a): ...", ("another order",)),
+        ("def f(a, b=1): ...", "def f(a, b=2): ...", ("b: =1 -> =2",)),
+        ("def f(a, b=1): ...", "def f(a, *, b=1): ...", ("b: =1 -> keyword =1",)),
+        ("def f(a): ...", "def f(*a, **b): ...", ("without a", "added *a", "added **b")),
+        ("def f(a: int): ...", "def f(a: str) -> None: ...", ()),
+        ("def f(a): ...", "@overload\ndef f(b): ...\ndef f(a): ...", ()),
+        ("class f:\n def run(self, a, b): ...", "class f:\n def run(self, b, a): ...", ("another order",)),
+        ("class f:\n def run(self, a): ...", "class f:\n def plan(self): ...", ("without run.", "without run.a")),
+    ],
+)
+def test_changes_of_parameters(tmp_path, before, after, changes):
+    old = stack(tmp_path / "old", {"sglang/a.py": before}, "1")
+    new = stack(tmp_path / "new", {"sglang/a.py": after}, "2")
+    (found,) = compare(old, new, ["sglang.a.f"])
+    assert (found.state, found.changes) == ("signature" if changes else "unchanged", changes)
+
+
+def test_public_kernels(stacks):
+    found, unread = public_kernels(stacks[1])
+    assert found["new.gate"] == ["sglang.kernels.ops.gate._gate"]
+    assert {"new.norm", "flashinfer.new.fresh", "flashinfer.new.Wrapper", "sgl_kernel.added"} <= set(found)
+    assert "torch.ops.sgl_kernel.mm" in found
+    assert unread == ["sglang/kernels/ops/__init__.py:3"]
+
+
+def test_the_report_names_new_kernels_and_what_to_run_again(stacks):
+    pairs = {path: [("one", path), ("two", path)] for path in PATHS}
+    found = report(*stacks, pairs)
+    assert {"new.gate", "flashinfer.new.fresh", "sgl_kernel.added"} <= set(found["new_kernels"])
+    assert not {"new.norm", "sgl_kernel.mm", "torch.ops.sgl_kernel.mm"} & set(found["new_kernels"])
+    again = {(one["definition"], one["kernel"]) for one in found["run_again"]}
+    assert ("one", "sgl_kernel.mm") in again and ("two", "sglang.jit.norm.norm") in again
+    assert not {("one", path) for path, (state, *_) in PATHS.items() if state in ("gone", "not compared")} & again
+    same = report(stacks[0], stacks[0], pairs)
+    assert same["run_again"] == [] and same["new_kernels"] == {}
+    page = markdown(found)
+    assert "| `sgl_kernel.router` | 2 | `sglang.kernels.ops.names.router` | added out=None |" in page
+    assert "`sglang/kernels/ops/__init__.py:3`" in page
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "recorded = '1'\ntoday = '1'\n[stacks.'1']\nsglang = '2'\n", "recorded = [", "recorded = 'x'\ntoday = 'x'"],
+)
+def test_unusable_stacks(tmp_path, text):
+    path = tmp_path / "stacks.toml"
+    path.write_text(text)
+    with pytest.raises(FetchError, match=r"stacks\.toml: "):
+        read_stacks(path)
+
+
+def manifest(directory: Path, name: str, distribution: str, **entry: object) -> None:
+    directory.mkdir(parents=True)
+    entry |= {"distribution": distribution, "version": "1"}
+    (directory / "manifest.json").write_text(json.dumps({"sources": {name: entry}}))
+
+
+def test_sources_that_are_there_are_used_and_sglang_says_what_belongs_to_it(tmp_path):
+    requires = {"sgl-kernel": ["sglang-kernel", "1"], "flashinfer-python": ["flashinfer-python", "1"]}
+    manifest(tmp_path / ".sources-a", "sglang", "sglang", requires=requires)
+    manifest(tmp_path / ".sources-b", "sgl-kernel", "sglang-kernel", bundled={"triton_kernels": "0"})
+    with pytest.raises(FetchError, match=r"no sources of flashinfer-python 1; omit --offline"):
+        bring_stack({"sglang": "1"}, tmp_path, fetch=False)
+    manifest(tmp_path / ".sources-stacks" / "flashinfer-python-1", "flashinfer-python", "flashinfer-python")
+    found = bring_stack({"sglang": "1"}, tmp_path, fetch=False)
+    assert found.versions == {"sglang": "1", "sglang-kernel": "1", "flashinfer-python": "1"}
+    assert found.owners["triton_kernels"] == "sglang-kernel"
+    assert found.roots.joinpath("flashinfer").parent.name == "flashinfer-python-1"
+
+
+def test_a_base_that_is_not_there_is_wrong_usage(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--base", "0.0.0", "--offline"])
+    assert ended.value.code == 2
+    assert "--base 0.0.0: stacks.toml has 0.5.11, 0.5.23" in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""Compares the kernels of two stacks of releases."""

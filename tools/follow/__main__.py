@@ -1,0 +1,164 @@
+"""Compares the kernels of the recorded stack of releases with those of another stack; needs no GPU.
+
+python -m tools.follow                                   # the recorded stack with today's, of stacks.toml
+python -m tools.follow --sglang 0.5.24                   # with a newer SGLang, and the libraries that it pins
+python -m tools.follow --sglang 0.5.24 --flashinfer-python 0.7.3 --out .follow     # follow.md and follow.json there
+
+It reads sources and imports none of them: what .sources* has of a stack, and .sources-stacks/, to which it fetches the
+rest. Every kernel path of the table is unchanged, has another signature, moved, or is gone. Public kernels that are new
+and that no family names follow, and in the JSON the pairs of Definition and kernel to run again. Compiled code is not
+compared, so these are all pairs whose distribution has another version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from flashinfer_trace import definitions, find_root
+from flashinfer_trace.dataset.evidence import kernels_today
+from flashinfer_trace.format.files import write_json, write_text
+from tools.follow.compare import GONE, MOVED, OTHER, SIGNATURE, STATES, UNCHANGED, compare, package_of
+from tools.follow.public import public_kernels
+from tools.follow.stacks import READ, Stack, bring_stack, read_stacks
+from tools.shared.command import end_with
+from tools.shared.markdown import code, escape, table
+from tools.source_archives import FetchError
+
+#: Kernel path -> the Definitions that it computes, each with the kernel's label.
+Pairs = Mapping[str, Sequence[tuple[str, str]]]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status: 0 compared, 1 the sources could not be fetched or read, 2 wrong usage, 130 interrupted."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in READ:
+        parser.add_argument(f"--{name}", dest=name, metavar="VERSION", help=f"the version of {name} to compare with")
+    parser.add_argument("--base", metavar="RELEASE", help="compare a stack of stacks.toml other than the recorded one")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write follow.md and follow.json here, print no table")
+    parser.add_argument("--offline", action="store_true", help="fetch nothing")
+    options = parser.parse_args(arguments)
+    root = find_root()
+    console = Console(stderr=True)
+    try:
+        stacks = read_stacks(root / "stacks.toml")
+        base = options.base or stacks.recorded
+        if base not in stacks.stacks:
+            parser.error(f"--base {base}: stacks.toml has {', '.join(stacks.stacks)}")
+        given = {name: getattr(options, name) for name in READ if getattr(options, name)}
+        release = given.get("sglang", stacks.today)
+        wanted = {**stacks.stacks.get(release, {"sglang": release}), **given}
+        old = bring_stack(stacks.stacks[base], root, console, not options.offline)
+        new = bring_stack(wanted, root, console, not options.offline)
+    except FetchError as error:
+        print(f"follow: {error}", file=sys.stderr)
+        return 1
+    found = report(old, new, kernel_pairs(root))
+    if options.out is None:
+        print(markdown(found), end="")
+    else:
+        options.out.mkdir(parents=True, exist_ok=True)
+        write_json(options.out / "follow.json", found)
+        write_text(options.out / "follow.md", markdown(found))
+        print(f"{options.out / 'follow.md'}, {options.out / 'follow.json'}: {summary(found)}")
+    return 0
+
+
+def kernel_pairs(root: Path) -> Pairs:
+    """Every kernel path of the table that computes a Definition, with the Definitions that it computes."""
+    pairs: dict[str, list[tuple[str, str]]] = {}
+    for definition in definitions(root=root):
+        for label, kernel in kernels_today(root, definition).items():
+            pairs.setdefault(kernel.path, []).append((definition.name, label))
+    return {path: sorted(pairs[path]) for path in sorted(pairs)}
+
+
+def report(old: Stack, new: Stack, pairs: Pairs) -> dict[str, Any]:
+    """The comparison as JSON: the two stacks, an entry for each path, new kernels, and pairs to run again."""
+    outcomes = compare(old, new, list(pairs))
+    before, _ = public_kernels(old)
+    after, unread = public_kernels(new)
+    names = {path for one in outcomes for path in (one.path, one.now) if path}
+    names |= {path.rpartition(".")[2] for path in names}
+    fresh = {
+        kernel: sorted(set(paths))
+        for kernel, paths in sorted(after.items())
+        if kernel not in before and not names & {*paths, kernel.rpartition(".")[2], *(_last(path) for path in paths)}
+    }
+    again = [
+        {"definition": definition, "kernel": label, "now": one.now, "state": one.state}
+        for one in outcomes
+        if one.now and version_of(old, one.path) != version_of(new, one.now)
+        for definition, label in pairs[one.path]
+    ]
+    return {
+        "old": dict(old.versions),
+        "new": dict(new.versions),
+        "kernels": {
+            one.path: {
+                "state": one.state,
+                "now": one.now,
+                "changes": list(one.changes),
+                "definitions": len({name for name, _ in pairs[one.path]}),
+            }
+            for one in outcomes
+        },
+        "new_kernels": fresh,
+        "unread": sorted(set(unread)),
+        "run_again": again,
+    }
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
+def version_of(stack: Stack, path: str) -> str | None:
+    """The distribution and version that a stack has a path from; None if it does not have the package."""
+    owner = stack.owners.get(package_of(path))
+    return f"{owner} {stack.versions[owner]}" if owner else None
+
+
+def summary(found: Mapping[str, Any]) -> str:
+    """The counts in one line."""
+    counts = Counter(kernel["state"] for kernel in found["kernels"].values())
+    states = ", ".join(f"{counts[state]} {state}" for state in STATES)
+    pairs, fresh = len(found["run_again"]), len(found["new_kernels"])
+    return f"{len(found['kernels'])} kernel paths: {states}; {fresh} new kernels, {pairs} pairs to run again"
+
+
+def markdown(found: Mapping[str, Any]) -> str:
+    """The comparison as a page."""
+    old, new = (", ".join(f"{name} {version}" for name, version in found[side].items()) for side in ("old", "new"))
+    lines = ["# Kernels from one stack to another", "", f"From {escape(old)}", "", f"to {escape(new)}", ""]
+    lines += [f"{escape(summary(found))}.", ""]
+    for state in (SIGNATURE, MOVED, GONE, OTHER, UNCHANGED):
+        rows = [
+            [
+                code(path),
+                str(one["definitions"]),
+                code(one["now"]),
+                escape("; ".join(one["changes"])),
+            ]
+            for path, one in found["kernels"].items()
+            if one["state"] == state
+        ]
+        if rows:
+            title = f"## {state.capitalize()}"
+            lines += [title, "", *table(("kernel", "Definitions", "now", "changes"), rows, "lrll"), ""]
+    lines += ["## New kernels that no family names", ""]
+    rows = [[code(kernel), ", ".join(map(code, paths))] for kernel, paths in found["new_kernels"].items()]
+    lines += [*table(("kernel", "paths"), rows), ""]
+    if found["unread"]:
+        lines += ["## Registrations that cannot be read", "", *(f"- {code(place)}" for place in found["unread"]), ""]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    end_with(main)
