@@ -413,7 +413,7 @@ def _no_interrupt() -> Iterator[None]:
     for number, handler in held.items():
         if callable(handler):
             signal.signal(number, lambda number, frame: came.append(number))  # on another thread of this process
-    # Of processes that start, too; they must end when they are told to, so SIGTERM is not masked.
+    # Processes that start inherit the mask. They must end on SIGTERM, so it is not in it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -23,7 +23,7 @@ __all__ = ["Job", "OutputSummary", "Report", "prepare", "verify", "verify_togeth
 SEEDED_ROWS = 64
 
 
-#: What is said of a case that failed once.
+#: The message about a case that failed once.
 UNSTABLE = "failed once, and passed when the same case was run again: results change by themselves"
 
 
